@@ -1,0 +1,135 @@
+"""The whole contract between metasched and a resource manager.
+
+An adapter is one object in one worker process, called by one thread, one call at a time. It
+keeps nothing that matters: after a crash a new one, told the same instance, goes on from what
+the manager itself knows. Every task it submits carries a tag by which it is found again; native
+ids are never trusted alone, since managers re-issue them.
+
+An author implements `Adapter`, registers it under the entry-point group `metasched.adapters`,
+and runs tests/contract against it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from metasched.model import Cluster, Job, Listing, Payload
+
+
+class AdapterError(Exception):
+    """A call that did not do what was asked.
+
+    AdapterError
+     +-- Refused       certainly not done; the manager said no
+     +-- Unreachable   perhaps done; look for the tag before trying again
+    """
+
+
+class Refused(AdapterError):
+    """The manager said no: nothing is queued and nothing has changed.
+
+    `again` is True when the same request may be taken later (a submit limit, a full queue,
+    a partition that is down), False when it never will be.
+    """
+
+    def __init__(self, reason: str, again: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.again = reason, again
+
+
+class Unreachable(AdapterError):
+    """The manager gave no answer in time: the request may or may not have been carried out."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a manager can do; callers and the contract tests ask these, never the adapter's name."""
+
+    arrays: bool = False  # a native array for the tasks of one order
+    gres: bool = False
+    memory: bool = False  # counts the memory that jobs ask for
+    suspends: bool = False  # its jobs can be suspended by an operator
+    limit_granularity: float = 1.0  # seconds; time limits are rounded up to it
+    proves_absence: bool = True  # its listings can prove that a tag never arrived
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """One sending: these tasks of a job, under one tag, in this manager's own names.
+
+    `job.account`, `.partition`, `.qos` and `.constraint` are already translated. `options` are
+    the words that the user wrote for this cluster (`--native`), already split.
+    """
+
+    tag: str
+    job: Job
+    payload: Payload
+    indices: tuple[int, ...] = (0,)
+    priority: int = 1
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Withdrawal:
+    """A wish to be rid of tasks: `natives` maps each index to its native id, if it is known.
+
+    `unstarted` True (a pull, a recall, a hold): only what has certainly not begun and cannot
+    begin any more may be ended; what runs is left alone. False: end it whatever it does.
+    """
+
+    tag: str
+    natives: Mapping[int, str | None] = field(default_factory=dict)
+    unstarted: bool = False
+
+
+class Adapter(ABC):
+    """One resource manager.
+
+    `Options` is a frozen dataclass of the adapter's own keys in `[[cluster]]`; config checks it.
+    """
+
+    Options: ClassVar[type[Any]]
+    capabilities: ClassVar[Capabilities]
+
+    def __init__(self, cluster: Cluster, options: Any, instance: str, folder: Path) -> None:
+        """`folder` is the cluster's own, exists, and outlives the process.
+
+        Must not talk to the manager: an unreachable one is reported by the calls.
+        """
+        self.cluster, self.options, self.instance, self.folder = cluster, options, instance, folder
+
+    @abstractmethod
+    def submit(self, order: Order) -> dict[int, str]:
+        """Queue every task of the order; return index -> native id.
+
+        On return all tasks are in the manager, durably as far as it can. Refused: none is.
+        Unreachable: perhaps they are (search the tag). The manager must not restart a task by
+        itself unless `order.job.requeue`.
+        """
+
+    @abstractmethod
+    def withdraw(self, withdrawal: Withdrawal) -> None:
+        """Ask the manager to end tasks. Idempotent; unknown and ended ones are no error.
+
+        The return means only that the manager has taken the wish: the end itself is told by
+        `poll`. Tasks whose native id is None are found by the tag. Raises Unreachable.
+        """
+
+    @abstractmethod
+    def poll(self) -> Listing:
+        """One bulk listing of the whole manager: our tasks and everyone's demand.
+
+        Never per job. Rows hold only tasks whose tag is of this instance. Raises Unreachable;
+        a partial answer is Unreachable too, since absence from a listing is taken as evidence.
+        """
+
+    def close(self) -> None:
+        """Let go of what is held in this process; the manager's jobs go on."""

@@ -1,0 +1,284 @@
+"""What metasched talks about: jobs, attempts, clusters, what a cluster says. Pure, validated.
+
+Times are seconds since the epoch (UTC), durations seconds, memory MiB, sizes processors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+MAX_PRIORITY = 10
+
+
+class State(StrEnum):
+    """Where a task, or one attempt at it, is. Tasks use the first block and the shared ones."""
+
+    QUEUED = "queued"  # with us, waiting to be sent
+    HELD = "held"  # with us until released
+    REJECTED = "rejected"  # accepted by us, then refused by every eligible cluster
+
+    DISPATCHING = "dispatching"  # the intent to send is stored; the manager has not answered
+    PENDING = "pending"  # in a manager's queue
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    UNKNOWN = "unknown"  # the manager does not answer, or does not know it
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+
+    NODE_FAIL = "node_fail"  # attempts only; the task is `failed` unless requeued
+    PREEMPTED = "preempted"
+    OUT_OF_MEMORY = "out_of_memory"
+
+
+class Reason(StrEnum):
+    """Why a task is where it is; the order is the precedence (design §3)."""
+
+    HELD = "held"
+    BEGIN_TIME = "begin_time"
+    NO_CLUSTER_FITS = "no_cluster_fits"
+    CLUSTER_DOWN = "cluster_down"
+    CLUSTER_DRAINED = "cluster_drained"
+    NO_MAPPING = "no_mapping"
+    FILESYSTEM = "filesystem"
+    RECALLED = "recalled"
+    PRIORITY = "priority"
+
+
+MANAGER_REASON = "manager:"  # prefix of a reason in the manager's own words
+
+
+def _positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} is {value!r}; it must be a positive number")
+
+
+def _natural(name: str, value: int, least: int = 1) -> None:
+    if value < least:
+        raise ValueError(f"{name} is {value}; it must be {least} or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a user asked for, once accepted.
+
+    `estimated` is the expected run time (the time limit, else a default); `cpus` the processors
+    of all `tasks` together; `memory` MiB per node, `memory_per_cpu` MiB per processor; `gres`
+    counts generic resources per job ("gpu", "gpu:a100"). `benchmark` is the speed of the machine
+    that `estimated` was made on. ValueError if a number makes no sense.
+    """
+
+    id: int
+    submitted: float
+    estimated: float
+    cpus: int = 1
+    deadline: float | None = None
+    licences: Mapping[str, int] = field(default_factory=dict)
+    user: str = ""
+    user_class: str = "regular"
+    owner_priority: int = 0
+    benchmark: float = 1.0
+    name: str = ""
+    tasks: int = 1
+    nodes: int | None = None
+    memory: int | None = None
+    memory_per_cpu: int | None = None
+    gres: Mapping[str, int] = field(default_factory=dict)
+    exclusive: bool = False
+    time_limit: float | None = None
+    begin: float | None = None
+    held: bool = False
+    requeue: bool = False
+    account: str | None = None
+    partition: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    clusters: tuple[str, ...] = ()  # only these; empty: any
+    native: Mapping[str, str] = field(default_factory=dict)  # cluster -> options passed as written
+    array: str | None = None  # the range as submitted
+    indices: tuple[int, ...] = (0,)  # one task each; (0,) when `array` is None
+    directory: str = ""  # where it runs; with `writes` it decides which filesystems it needs
+    writes: tuple[str, ...] = ()  # output and error path
+
+    def __post_init__(self) -> None:
+        _positive("estimated", self.estimated)
+        _positive("benchmark", self.benchmark)
+        _natural("cpus", self.cpus)
+        _natural("tasks", self.tasks)
+        if self.cpus % self.tasks:
+            raise ValueError(f"{self.cpus} cpus cannot be shared equally by {self.tasks} tasks")
+        if self.nodes is not None:
+            _natural("nodes", self.nodes)
+            if self.nodes > self.tasks:
+                raise ValueError(f"{self.tasks} tasks cannot fill {self.nodes} nodes")
+        if self.time_limit is not None:
+            _positive("time limit", self.time_limit)
+        for name, amount in (("memory", self.memory), ("memory per cpu", self.memory_per_cpu)):
+            if amount is not None:
+                _natural(name, amount)
+        for name, count in self.licences.items():
+            _natural(f"licence {name}", count)
+        for name, count in self.gres.items():
+            _natural(f"gres {name}", count)
+        if not 0 <= self.owner_priority <= 3:
+            raise ValueError(f"owner priority is {self.owner_priority}; it must be 0..3")
+
+    @property
+    def cpus_per_task(self) -> int:
+        return self.cpus // self.tasks
+
+    @property
+    def margin(self) -> float | None:
+        """Seconds to spare between submission, one estimated run and the deadline (S0 §3.1.1)."""
+        return None if self.deadline is None else self.deadline - self.estimated - self.submitted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Payload:
+    """What runs: taken at submission, never changed. `arguments` follow the script."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    directory: str = "/"
+    output: str = "/dev/null"  # absolute, every pattern already filled in
+    error: str | None = None  # None: together with output
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A cluster as the site describes it; what it says of itself is `Facts`.
+
+    `benchmark` is the speed of one processor relative to the other clusters; `maps` translates
+    (what, our name) to the manager's: {"partition": {"long": "week"}}, "*" = "*" keeps any name.
+    """
+
+    name: str
+    adapter: str
+    benchmark: float = 1.0
+    filesystems: tuple[str, ...] = ()
+    maps: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _positive(f"cluster {self.name}: benchmark", self.benchmark)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """`count` like nodes: what each has and what is free on it now (processors, MiB, gres)."""
+
+    count: int
+    cpus: int
+    free_cpus: int
+    memory: int | None = None
+    free_memory: int | None = None
+    gres: Mapping[str, int] = field(default_factory=dict)
+    free_gres: Mapping[str, int] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A queue of a cluster; limits in seconds, None = no limit. `nodes` holds usable ones only."""
+
+    name: str
+    nodes: tuple[Nodes, ...]
+    default: bool = False
+    up: bool = True
+    max_time: float | None = None
+    default_time: float | None = None
+    max_nodes: int | None = None
+
+    @property
+    def cpus(self) -> int:
+        return sum(n.count * n.cpus for n in self.nodes)
+
+    @property
+    def free_cpus(self) -> int:
+        return sum(n.count * n.free_cpus for n in self.nodes)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a cluster says of itself, reduced to what decisions need.
+
+    `cpus` and `used` count usable nodes once even where partitions share them. `running` is
+    everyone's (end by the limit, cpus), earliest end first; `owed` the cpu seconds
+    (cpus x limit) of *other people's* pending jobs that could start (not held, no dependency);
+    `pending` the number of everyone's such jobs; `head` (cpus, limit) of the first of them in
+    the manager's own order.
+    """
+
+    cpus: int
+    used: int
+    partitions: tuple[Partition, ...]
+    running: tuple[tuple[float, int], ...] = ()
+    owed: float = 0.0
+    pending: int = 0
+    head: tuple[int, float] | None = None
+
+    def partition(self, name: str | None) -> Partition | None:
+        """The partition of that name; for None the default one, else the first."""
+        if name is not None:
+            return next((p for p in self.partitions if p.name == name), None)
+        first = self.partitions[0] if self.partitions else None
+        return next((p for p in self.partitions if p.default), first)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One task of ours as a manager lists it.
+
+    `started` is None until it began, and stays None if it ended without ever having begun: that
+    is the proof on which a moved job is sent again. `exit_code` is the payload's own (None if a
+    signal ended it), `signal` the number of that signal; `word` the manager's own reason.
+    """
+
+    tag: str
+    task: int
+    native_id: str
+    state: State
+    started: float | None = None
+    ended: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    word: str = ""
+    node: str = ""
+    cpu_seconds: float | None = None
+    max_memory: int | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One complete bulk listing: every task of ours that the manager still knows, and `Facts`.
+
+    The listing proves absence for the span `since`..`until`: whatever reached the manager in it
+    would be in `rows`. (Slurm: since the controller's boot and no longer ago than MinJobAge;
+    until `settle` seconds before the listing began, as a command of ours may still be under way.)
+    """
+
+    taken: float
+    since: float
+    until: float
+    rows: tuple[Row, ...]
+    facts: Facts
+
+
+def tag_of(instance: str, job: int, sending: int) -> str:
+    """The unique name of one sending in a manager: `ms-<instance>-<job>-<sending>`."""
+    return f"ms-{instance}-{job}-{sending}"
+
+
+def parse_tag(tag: str, instance: str) -> tuple[int, int] | None:
+    """(job, sending) if the tag is one of this instance's, else None."""
+    parts = tag.split("-")
+    if len(parts) != 4 or parts[0] != "ms" or parts[1] != instance:
+        return None
+    if not (parts[2].isdecimal() and parts[3].isdecimal()):
+        return None
+    return int(parts[2]), int(parts[3])
