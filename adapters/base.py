@@ -97,6 +97,7 @@ class Adapter(ABC):
     """
 
     Options: ClassVar[type[Any]]
+    poll_interval: ClassVar[float] = 5.0  # seconds between polls while something goes on
     capabilities: ClassVar[Capabilities]
 
     def __init__(self, cluster: Cluster, options: Any, instance: str, folder: Path) -> None:

@@ -69,7 +69,7 @@ class Job:
 
     `estimated` is the expected run time (the time limit, else a default); `cpus` the processors
     of all `tasks` together; `memory` MiB per node, `memory_per_cpu` MiB per processor; `gres`
-    counts generic resources per job ("gpu", "gpu:a100"). `benchmark` is the speed of the machine
+    counts generic resources per node ("gpu", "gpu:a100"). `benchmark` is the speed of the machine
     that `estimated` was made on. ValueError if a number makes no sense.
     """
 
@@ -170,7 +170,11 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Nodes:
-    """`count` like nodes: what each has and what is free on it now (processors, MiB, gres)."""
+    """`count` like nodes: what each has and what is free on it now (processors, MiB, gres).
+
+    Nodes that are down or drained are listed too, with `up` False and nothing free: a job that
+    needs them waits, it is not impossible.
+    """
 
     count: int
     cpus: int
@@ -180,11 +184,12 @@ class Nodes:
     gres: Mapping[str, int] = field(default_factory=dict)
     free_gres: Mapping[str, int] = field(default_factory=dict)
     features: tuple[str, ...] = ()
+    up: bool = True
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A queue of a cluster; limits in seconds, None = no limit. `nodes` holds usable ones only."""
+    """A queue of a cluster; limits in seconds, None = no limit."""
 
     name: str
     nodes: tuple[Nodes, ...]
@@ -193,10 +198,6 @@ class Partition:
     max_time: float | None = None
     default_time: float | None = None
     max_nodes: int | None = None
-
-    @property
-    def cpus(self) -> int:
-        return sum(n.count * n.cpus for n in self.nodes)
 
     @property
     def free_cpus(self) -> int:

@@ -1,0 +1,27 @@
+# The two commands are `make demo` and `make test`; see README.md.
+.PHONY: demo test lint bench clean
+
+PYTHON := .venv/bin/python
+
+demo: .venv/stamp
+	.venv/bin/metasched demo
+
+test: .venv/stamp
+	tests/run $(PYTEST_ARGS)
+
+# ruff does not follow links, mypy does
+lint: .venv/stamp
+	$(PYTHON) -m ruff check metasched adapters policies db tests
+	$(PYTHON) -m ruff format --check metasched adapters policies db tests
+	$(PYTHON) -m mypy metasched tests
+
+bench: .venv/stamp
+	$(PYTHON) -m pytest tests/bench -m bench -q -s
+
+.venv/stamp: pyproject.toml tests/venv
+	tests/venv
+
+clean:
+	rm -rf .venv dist .coverage .coverage.* .hypothesis .import_linter_cache \
+		.mypy_cache .pytest_cache .ruff_cache
+	find metasched adapters policies db tests -name __pycache__ -prune -exec rm -rf {} +

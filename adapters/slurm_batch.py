@@ -1,0 +1,196 @@
+"""What sbatch is told for one task, and what its refusals mean: pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+from metasched.adapters.base import Order, Refused
+from metasched.adapters.slurm_text import mark
+from metasched.model import Job
+
+_NAME_CHARACTERS = 256  # Slurm takes 1024 bytes; a character of UTF-8 has four at most
+
+# What a user's own options may not say, since a task is known, queued or ended by it.
+_RESERVED_LONG = (
+    *("array", "clusters", "cluster", "export", "export-file", "get-user-env", "help", "parsable"),
+    *("requeue", "test-only", "usage", "version", "wait", "wrap"),
+)
+_RESERVED_SHORT = "aMhVW"
+_SHORT_FLAGS = "HkOQsv"  # short options without a value
+
+# Answers to a submission that are certain: it was not queued.
+_LATER = re.compile(
+    r"try again|Required (node|partition) not available|configuration not available now"
+    r"|nodes are busy|Partition in DOWN state|submissions disabled|usage threshold"
+    r"|reservation not usable now|SubmitJob"
+)
+_POLICY = re.compile("violates accounting/QOS policy")
+_POLICY_DETAIL = re.compile(r"(Assoc|QOS)\w+")
+_NEVER = re.compile(
+    r"Invalid (?!authentication|job credential|header|message|protocol)"
+    r"|Requested |More processors|Node count|Task (count|distribution)|CPU count|Job size"
+    r"|Job (dependency|script|--batch)|Access (denied|/permission)|Access/permission"
+    r"|User's group|Pathname|Memory (required|specification)|No partition|Only batch"
+    r"|Duplicate generic|Cannot request|Circular|Burst Buffer|Multiple partition|X11"
+)
+# Complaints of sbatch before it asks the controller anything.
+_UNSENT = re.compile(
+    r"Batch script |This does not look like a batch script|The Slurm controller does not allow"
+    r"|Unable to open file|Invalid |Bad |Unrecognized |unrecognized option|invalid option"
+    r"|option .* (requires an argument|is ambiguous|doesn't allow an argument)"
+    r"|Script arguments not permitted|Can not specify|.* are mutually exclusive"
+)
+
+
+def arguments(order: Order, index: int, tag_field: str) -> list[str]:
+    """The words that follow `sbatch --export-file=...`; the script comes on standard input.
+
+    Every option is one word, so that no value can become an option. Refused if something asked
+    for cannot be said to Slurm.
+    """
+    job, payload = order.job, order.payload
+    label = mark(order.tag, index)
+    options: dict[str, str | None] = {  # None: the option has no value
+        "parsable": None,
+        "ignore-pbs": None,
+        "job-name": label if tag_field == "name" else _name(job.name) or order.tag,
+        "comment": label if tag_field == "comment" else _name(job.name),
+        "chdir": payload.directory,
+        "input": "/dev/null",
+        "output": _path(payload.output),
+        "open-mode": "truncate",
+        "requeue" if job.requeue else "no-requeue": None,
+        "ntasks": str(job.tasks),
+        "cpus-per-task": str(job.cpus_per_task),
+        **_sizes(job),
+    }
+    if payload.error is not None:
+        options["error"] = _path(payload.error)
+    if job.time_limit is not None:
+        options["time"] = str(max(1, math.ceil(job.time_limit / 60)))
+    for name in ("account", "partition", "qos", "constraint"):
+        value = getattr(job, name)
+        if value is not None:
+            options[name] = value
+    words = [
+        f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()
+    ]
+    _check(order.options, tag_field)
+    words += [*order.options, "/dev/stdin", *payload.arguments]
+    if any("\0" in word for word in words):
+        raise Refused("an option, a path or an argument holds a NUL character")
+    return words
+
+
+def _sizes(job: Job) -> dict[str, str | None]:
+    options: dict[str, str | None] = {}
+    if job.nodes is not None:
+        options["nodes"] = str(job.nodes)
+    if job.memory is not None:
+        options["mem"] = f"{job.memory}M"
+    if job.memory_per_cpu is not None:
+        options["mem-per-cpu"] = f"{job.memory_per_cpu}M"
+    if job.gres:
+        options["gres"] = ",".join(f"{kind}:{count}" for kind, count in job.gres.items())
+    if job.exclusive:
+        options["exclusive"] = None
+    return options
+
+
+def _name(name: str) -> str:
+    """The name as far as Slurm can carry it: one line, not too long, no half characters."""
+    clean = "".join(c if c.isprintable() else " " for c in name[:_NAME_CHARACTERS])
+    return clean.encode("utf-8", "replace").decode().strip()
+
+
+def _path(path: str) -> str:
+    """A literal path: sbatch fills in patterns such as %j, unless the path has a backslash."""
+    if "\\" in path:
+        return path.replace("\\", "\\\\")
+    return path.replace("%", "%%")
+
+
+def _check(options: tuple[str, ...], tag_field: str) -> None:
+    """Refused if a word of the user's would take from us what we rely on, or is no option."""
+    tag_long, tag_short = ("comment", "") if tag_field == "comment" else ("job-name", "J")
+    value_may_follow = False
+    for word in options:
+        if word in ("--", ":", "-") or not (word.startswith("-") or value_may_follow):
+            raise Refused(f"native option {word!r} is not an option of sbatch")
+        if word.startswith("--"):
+            name = word[2:].partition("=")[0]
+            reserved = [r for r in (*_RESERVED_LONG, tag_long) if r.startswith(name)]
+            # sbatch takes any abbreviation that is unique
+            if reserved:
+                raise Refused(f"native option {word!r} is not allowed: metasched sets --{name}")
+            value_may_follow = "=" not in word
+        elif word.startswith("-"):
+            flags = word[1:].lstrip(_SHORT_FLAGS)
+            if flags[:1] and flags[0] in _RESERVED_SHORT + tag_short:
+                raise Refused(f"native option {word!r} is not allowed: metasched sets it")
+            value_may_follow = len(flags) == 1
+        else:
+            value_may_follow = False
+
+
+def environment(order: Order, index: int, cluster: str) -> bytes:
+    """The job's own environment as --export-file reads it: NAME=value, each ended by a NUL."""
+    variables: Mapping[str, str] = {
+        **order.payload.environment,
+        "SLURM_SUBMIT_DIR": order.payload.directory,  # else the directory that sbatch runs in
+        "METASCHED_JOB_ID": str(order.job.id),
+        "METASCHED_TASK": str(index),
+        "METASCHED_TAG": order.tag,
+        "METASCHED_CLUSTER": cluster,
+        "METASCHED_CPUS": str(order.job.cpus),
+    }
+    for name, value in variables.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise Refused(f"the environment variable {name[:40]!r} cannot be handed on")
+    return "".join(f"{n}={v}\0" for n, v in variables.items()).encode("utf-8", "surrogateescape")
+
+
+def script(source: str) -> bytes:
+    """The script as sent: same lines, but sbatch finds no directive in it.
+
+    The directives have been read by metasched already. sbatch looks for `#SBATCH` (and stumbles
+    over `#SLURM`) in the first columns of the lines before the first command.
+    """
+    lines = source.split("\n")
+    for number, line in enumerate(lines):
+        if line.startswith(("#SBATCH", "#SLURM")):
+            lines[number] = "# " + line[1:]
+        elif line.strip(" \t\r\v\f") and not line.lstrip(" \t\r\v\f").startswith("#"):
+            break
+    return "\n".join(lines).encode("utf-8", "surrogateescape")
+
+
+def refusal(stderr: str) -> Refused | None:
+    """The refusal that sbatch's words certainly are; None when they leave a doubt."""
+    said = list(_sayings(stderr))
+    answer = next((text for text in said if text.startswith("Batch job submission failed: ")), None)
+    reason = "; ".join(said)[:500]
+    if answer is None:
+        return Refused(reason) if any(_UNSENT.match(text) for text in said) else None
+    answer = answer.partition(": ")[2]
+    if any(_LATER.search(text) for text in said):
+        return Refused(reason, again=True)
+    if _POLICY.search(answer):
+        # Without its detail it may be a limit of size or of number; the latter passes.
+        detailed = any(_POLICY_DETAIL.fullmatch(text) for text in said)
+        return Refused(reason, again=not detailed)
+    return Refused(reason) if _NEVER.match(answer) else None
+
+
+def _sayings(stderr: str) -> Iterator[str]:
+    for line in stderr.splitlines():
+        text = re.sub(r"^\w+: (error: |fatal: )?", "", line).strip()
+        if text and not text.startswith('Try "'):
+            yield text
+
+
+def complaint(stderr: str) -> str:
+    """What a command said against it, in one line, without its own name."""
+    return "; ".join(_sayings(stderr))[:500] or "no explanation"

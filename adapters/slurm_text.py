@@ -1,0 +1,398 @@
+"""What Slurm's listings say, read into the model: pure text in, rows and facts out.
+
+Written for the answers of Slurm 22.05 to 26.05 under SLURM_TIME_FORMAT=%s, --noconvert and
+SLURM_BITSTR_LEN=0 (times in epoch seconds, plain numbers, array ranges in full). Text that
+cannot be read raises ValueError: a listing that is understood by half proves nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from metasched.model import Facts, Nodes, Partition, Row, State, parse_tag
+
+NO_LIMIT = 365 * 86400.0  # seconds; stands for a job's UNLIMITED where a number is needed
+
+QUEUE_FIELDS = (
+    *("jobarrayid", "userid", "state", "partition", "numcpus", "timelimit", "submittime"),
+    *("eligibletime", "starttime", "endtime", "restartcnt", "exit_code", "prioritylong"),
+    *("nodelist", "reason"),
+)
+NODE_FIELDS = (
+    *("nodelist", "statecomplete", "partition", "cpusstate", "memory", "allocmem", "gres"),
+    *("gresused", "features_act", "available", "time", "defaulttime", "size", "prioritytier"),
+)
+
+_STATES = {
+    "PENDING": State.PENDING,
+    "REQUEUED": State.PENDING,
+    "REQUEUE_FED": State.PENDING,
+    "REQUEUE_HOLD": State.PENDING,
+    "RESV_DEL_HOLD": State.PENDING,
+    "SPECIAL_EXIT": State.PENDING,
+    "CONFIGURING": State.PENDING,  # nodes are being made ready; the script has not begun
+    "RUNNING": State.RUNNING,
+    "COMPLETING": State.RUNNING,
+    "RESIZING": State.RUNNING,
+    "SIGNALING": State.RUNNING,
+    "STAGE_OUT": State.RUNNING,
+    "SUSPENDED": State.SUSPENDED,
+    "STOPPED": State.SUSPENDED,
+    "COMPLETED": State.COMPLETED,
+    "FAILED": State.FAILED,
+    "LAUNCH_FAILED": State.FAILED,
+    "RECONFIG_FAIL": State.FAILED,
+    "TIMEOUT": State.TIMEOUT,
+    "DEADLINE": State.TIMEOUT,
+    "CANCELLED": State.CANCELLED,
+    "NODE_FAIL": State.NODE_FAIL,
+    "BOOT_FAIL": State.NODE_FAIL,
+    "PREEMPTED": State.PREEMPTED,
+    "OUT_OF_MEMORY": State.OUT_OF_MEMORY,
+    "REVOKED": State.UNKNOWN,  # a sibling of a federation has taken it over
+}
+_HOLDS_PROCESSORS = {State.RUNNING, State.SUSPENDED}
+_HAS_STATUS = {
+    *(State.COMPLETED, State.FAILED, State.TIMEOUT, State.CANCELLED),
+    *(State.PREEMPTED, State.OUT_OF_MEMORY),
+}
+_NOTHING = {"", "(null)", "None", "N/A", "Unknown", "NONE"}
+
+# Reasons with which a pending job takes no part in the competition for processors. Limits of
+# accounts and of QOS (Assoc..., QOS...) too: Slurm passes such jobs over.
+_CANNOT_START = re.compile(
+    r"JobHeld|Dependency|BeginTime|Partition(Config|Down|Inactive|NodeLimit|TimeLimit)"
+    r"|BadConstraints|InactiveLimit|Invalid(Account|QOS)|AccountNotAllowed|QOSNotAllowed"
+    r"|Assoc|QOS|JobArrayTaskLimit|ReservationDeleted|Reservation$|launch_failed|job_requeued"
+)
+_UNUSABLE = {
+    *("down", "unknown", "error", "future", "drain", "fail", "not_responding", "invalid_reg"),
+    *("invalid", "reboot_requested", "reboot_issued", "powering_down", "maint", "reserved"),
+    *("blocked", "dynamic_future"),
+}
+
+
+class QueueLine(NamedTuple):
+    """One record of squeue, as printed; `tag` is the comment or the name."""
+
+    id: str
+    user: str
+    state: str
+    partition: str
+    cpus: str
+    limit: str
+    submitted: str
+    eligible: str
+    start: str
+    end: str
+    restarts: str
+    status: str
+    priority: str
+    nodes: str
+    reason: str
+    tag: str
+
+
+class NodeLine(NamedTuple):
+    """One record of `sinfo -N`: a node in one of its partitions, as printed."""
+
+    name: str
+    state: str
+    partition: str
+    cpus: str  # allocated/idle/other/total
+    memory: str
+    used_memory: str
+    gres: str
+    used_gres: str
+    features: str
+    available: str
+    limit: str
+    default_limit: str
+    sizes: str  # least-most nodes of a job
+    tier: str
+
+
+@dataclass(frozen=True)
+class Controller:
+    """What `scontrol show config` says, in the controller's clock (seconds).
+
+    `min_job_age` None: ended jobs are never forgotten.
+    """
+
+    now: float
+    boot: float
+    min_job_age: float | None
+
+    def remembers_since(self, asked: float, listed: float) -> float:
+        """From when on (our clock) nothing that reached the controller can lack in a listing.
+
+        `asked` is our time after this answer came, `listed` after the listing came. The
+        controller's clock may differ from ours: at the latest it read `now` at `asked`. Its
+        times are whole seconds, rounded down.
+        """
+        since = self.boot + 1 + (asked - self.now)
+        return since if self.min_job_age is None else max(since, listed - self.min_job_age)
+
+
+def records(text: str, delimiter: str, width: int) -> list[list[str]]:
+    """Lines of `width` fields that each end in `delimiter`, whatever newlines they hold."""
+    if not text.strip():
+        return []
+    fields = text.split(delimiter)
+    if len(fields) % width != 1 or fields.pop().strip():
+        raise ValueError(f"{len(fields)} fields cannot be read as lines of {width}")
+    lines = [fields[i : i + width] for i in range(0, len(fields), width)]
+    for line in lines[1:]:
+        if not line[0].startswith("\n"):
+            raise ValueError(f"a line begins with {line[0][:20]!r}")
+        line[0] = line[0][1:]
+    return lines
+
+
+def queue(text: str, delimiter: str) -> list[QueueLine]:
+    """The records of squeue with QUEUE_FIELDS and the field of the tag, all ending so."""
+    return [QueueLine(*line) for line in records(text, delimiter, len(QueueLine._fields))]
+
+
+def nodes(text: str, delimiter: str) -> list[NodeLine]:
+    """The records of sinfo with NODE_FIELDS, all ending in `delimiter`."""
+    return [NodeLine(*line) for line in records(text, delimiter, len(NodeLine._fields))]
+
+
+def controller(text: str) -> Controller:
+    """The times in the answer of `scontrol show config`."""
+    found = {}
+    for name, pattern in (
+        ("now", r"^Configuration data as of (\d+)"),
+        ("boot", r"^BOOT_TIME\s*=\s*(\d+)"),
+        ("age", r"^MinJobAge\s*=\s*(\d+)"),
+    ):
+        match = re.search(pattern, text, re.MULTILINE)
+        if match is None:
+            raise ValueError(f"no {name} time in the answer of scontrol show config")
+        found[name] = float(match[1])
+    return Controller(found["now"], found["boot"], found["age"] or None)
+
+
+def when(text: str) -> float | None:
+    """A time of day; None where Slurm has none."""
+    return None if text in _NOTHING else float(int(text))
+
+
+def duration(text: str) -> float | None:
+    """Seconds of `[D-]HH:MM:SS` or `MM:SS`; None for no limit and for none said."""
+    if text.lower() in {"unlimited", "infinite", "not_set", "partition_limit", "n/a", "invalid"}:
+        return None
+    days, dash, rest = text.rpartition("-")
+    seconds = 0
+    for part in rest.split(":"):
+        seconds = seconds * 60 + int(part)
+    return float(seconds + (int(days) * 86400 if dash else 0))
+
+
+def exit_status(text: str) -> tuple[int | None, int | None]:
+    """(exit code, signal) from a wait status such as 2304, or from `9:0` of later releases.
+
+    Both None if it is neither: a code above zero together with a signal is Slurm's own error
+    number (4021: the script could not be launched).
+    """
+    code, colon, signal = text.partition(":")
+    status = (int(code), int(signal)) if colon else (int(code) >> 8, int(code) & 0x7F)
+    match status:
+        case (code_, 0):
+            return code_, None
+        case (0, signal_):
+            return None, signal_
+    return None, None
+
+
+def tasks_in(job: str) -> int:
+    """How many tasks a record stands for: `7_[1-9:2,12%3]` for six, `7` and `7_4` for one."""
+    match = re.search(r"_\[([^\]%]*)", job)
+    if match is None:
+        return 1
+    count = 0
+    for part in match[1].split(","):
+        span, _, step = part.partition(":")
+        first, _, last = span.partition("-")
+        count += (int(last or first) - int(first)) // int(step or 1) + 1
+    return count
+
+
+def gres(text: str) -> dict[str, int]:
+    """`gpu:a100:2(S:0-1),shard:8` as {"gpu": 2, "gpu:a100": 2, "shard": 8}."""
+    found: Counter[str] = Counter()
+    for part in re.sub(r"\([^)]*\)", "", text).split(","):
+        *names, count = part.split(":")
+        if names and count.isdecimal():
+            for depth in range(1, len(names) + 1):
+                found[":".join(names[:depth])] += int(count)
+    return dict(found)
+
+
+def mark(tag: str, index: int) -> str:
+    """What a task carries in Slurm: the tag of its sending, with its index if that is not 0."""
+    return f"{tag}/{index}" if index else tag
+
+
+def read_mark(text: str) -> tuple[str, int] | None:
+    """(tag, index) of what `mark` made; None for other people's texts."""
+    tag, slash, index = text.partition("/")
+    if slash and not index.isdecimal():
+        return None
+    return tag, int(index or 0)
+
+
+def rows(lines: Iterable[QueueLine], instance: str, user: int) -> list[Row]:
+    """Our tasks: jobs of `user` (others may forge a tag) with a tag of `instance`."""
+    found = []
+    for line in lines:
+        marked = read_mark(line.tag)
+        if marked and int(line.user) == user and parse_tag(marked[0], instance):
+            found.append(_row(line, *marked))
+    return found
+
+
+def _row(line: QueueLine, tag: str, task: int) -> Row:
+    state = _STATES.get(line.state, State.UNKNOWN)
+    ended = state in _HAS_STATUS or state is State.NODE_FAIL
+    started, code, signal = _started(line, state), None, None
+    if started is not None and state in _HAS_STATUS:
+        code, signal = exit_status(line.status)
+    return Row(
+        tag=tag,
+        task=task,
+        native_id=line.id,
+        state=state,
+        started=started,
+        ended=when(line.end) if ended else None,
+        exit_code=code,
+        signal=signal,
+        word="" if line.reason in _NOTHING else line.reason,
+        node="" if line.nodes in _NOTHING else line.nodes,
+    )
+
+
+def _started(line: QueueLine, state: State) -> float | None:
+    """When it began; None if it never did.
+
+    A job that is cancelled while pending gets a start time too, but never a node. One that was
+    requeued has begun before; when, is no longer known: at the latest when it was requeued.
+    """
+    if int(line.restarts) > 0 and state is State.PENDING:
+        return when(line.submitted)
+    if state is State.PENDING:
+        return None
+    if state in _HOLDS_PROCESSORS or line.nodes not in _NOTHING or int(line.restarts) > 0:
+        start = when(line.start)
+        return when(line.submitted) if start is None else start
+    return None
+
+
+def facts(
+    jobs: Sequence[QueueLine], places: Sequence[NodeLine], taken: float, ours: set[str]
+) -> Facts:
+    """Everyone's demand and what there is to meet it; `ours` are the ids of our jobs."""
+    partitions = _partitions(places)
+    tiers = {line.partition.rstrip("*"): int(line.tier) for line in places}
+    usable = {line.name: _cpus(line) for line in places if _usable(line)}
+    running, waiting = [], []
+    owed, pending = 0.0, 0
+    for job in jobs:
+        state = _STATES.get(job.state, State.UNKNOWN)
+        if state in _HOLDS_PROCESSORS or job.state == "CONFIGURING":
+            end = when(job.end)
+            running.append((taken + NO_LIMIT if end is None else max(end, taken), _count(job)))
+        elif state is State.PENDING and _could_start(job, taken):
+            tasks, limit = tasks_in(job.id), _limit(job, partitions)
+            pending += tasks
+            if job.id not in ours:
+                owed += tasks * _count(job) * limit
+            tier = max((tiers.get(name, 0) for name in job.partition.split(",")), default=0)
+            first = int(re.match(r"\d*", job.id)[0] or 0)  # type: ignore[index]
+            waiting.append(((-tier, -int(job.priority), first), (_count(job), limit)))
+    return Facts(
+        cpus=sum(total for _, total in usable.values()),
+        used=sum(used for used, _ in usable.values()),
+        partitions=tuple(partitions.values()),
+        running=tuple(sorted(running)),
+        owed=owed,
+        pending=pending,
+        head=min(waiting)[1] if waiting else None,
+    )
+
+
+def _count(job: QueueLine) -> int:
+    return int(job.cpus.partition("-")[0])  # a range while pending: at least so many
+
+
+def _could_start(job: QueueLine, taken: float) -> bool:
+    eligible = when(job.eligible)
+    return (
+        int(job.priority) > 0
+        and not _CANNOT_START.match(job.reason)
+        and (eligible is None or eligible <= taken)
+    )
+
+
+def _limit(job: QueueLine, partitions: Mapping[str, Partition]) -> float:
+    if job.limit.upper() == "UNLIMITED":
+        return NO_LIMIT
+    partition = partitions.get(job.partition.partition(",")[0])
+    fallback = (partition.default_time or partition.max_time) if partition else None
+    return duration(job.limit) or fallback or NO_LIMIT
+
+
+def _partitions(places: Sequence[NodeLine]) -> dict[str, Partition]:
+    found: dict[str, Partition] = {}
+    members: dict[str, list[NodeLine]] = {}
+    for line in places:
+        members.setdefault(line.partition, []).append(line)
+    for shown, lines in members.items():
+        one, most = lines[0], lines[0].sizes.rpartition("-")[2]
+        found[shown.rstrip("*")] = Partition(
+            name=shown.rstrip("*"),
+            nodes=_alike(lines),
+            default=shown.endswith("*"),
+            up=one.available == "up",
+            max_time=duration(one.limit),
+            default_time=duration(one.default_limit),
+            max_nodes=int(most) if most.isdecimal() else None,
+        )
+    return found
+
+
+def _alike(lines: Iterable[NodeLine]) -> tuple[Nodes, ...]:
+    """Nodes grouped by what they have and what is free."""
+    kinds = Counter((_usable(line), line.cpus, *line[4:9]) for line in lines)
+    groups = []
+    for (up, cpus, memory, used_memory, has, used, features), count in kinds.items():
+        _, idle, _, total = map(int, cpus.split("/"))
+        held = gres(used)
+        groups.append(
+            Nodes(
+                count=count,
+                cpus=total,
+                free_cpus=idle if up else 0,
+                memory=int(memory),
+                free_memory=max(0, int(memory) - int(used_memory)) if up else 0,
+                gres=gres(has),
+                free_gres={n: c - held.get(n, 0) if up else 0 for n, c in gres(has).items()},
+                features=() if features in _NOTHING else tuple(features.split(",")),
+                up=up,
+            )
+        )
+    return tuple(groups)
+
+
+def _usable(line: NodeLine) -> bool:
+    return _UNUSABLE.isdisjoint(line.state.lower().split("+"))
+
+
+def _cpus(line: NodeLine) -> tuple[int, int]:
+    allocated, _, _, total = map(int, line.cpus.split("/"))
+    return allocated, total

@@ -1,0 +1,381 @@
+"""One small process per job of a `local` cluster: runs it, bounds it, records its true end.
+
+Standard library only, and nothing of metasched: `python -I -S supervisor.py` is a nursery that
+forks one supervisor for each job folder named on its standard input (NUL-terminated paths; the
+answer on its standard output is a line "pid start"). Forked, not executed: an interpreter of its
+own for each job would cost ten times the start-up time and four times the memory. Supervisors
+outlive the nursery and whoever started it.
+
+A job's folder holds, written by the adapter, `spec`: NUL-separated `key=value` fields (`argument`,
+`environment`, `directory`, `output`, `error`, `limit` and `kill_wait` in seconds, `memory` in
+MiB, `devices`), two NULs, the script. A supervisor writes
+
+1. `claim`, by link(2), so that of all who try exactly one succeeds; who fails leaves without a
+   trace. It is on the disk before the payload begins: what has no claim has never begun.
+2. `script`, executed directly.
+3. `ended`, on the disk before the supervisor leaves: what has a claim but no `ended` either has
+   a living supervisor (same boot, pid and start time) or has lost it.
+
+It is a child subreaper, so nothing that the payload starts escapes it. SIGUSR1 cancels the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+MEMORY_INTERVAL = 0.5  # seconds between two looks at the memory of a job that is bounded in it
+KILL_INTERVAL = 0.05, 1.0  # seconds between rounds of SIGKILL: at first, and at most
+WRITE_INTERVAL = 1.0  # seconds between two tries to record the end on a full disk
+CANNOT_BEGIN = 126  # exit codes of a payload that cannot be executed, as in a shell
+NOT_FOUND = 127
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+CANCEL = signal.SIGUSR1
+STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+WATCHED = frozenset({signal.SIGCHLD, CANCEL}) | STOP
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def start_time(pid: int) -> int:
+    """When a process was started, in clock ticks since boot; ProcessLookupError if it is gone.
+
+    With the pid it names one process for as long as the machine is up. A zombie is gone.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        raise ProcessLookupError(pid) from None
+    if fields[0] in (b"Z", b"X"):
+        raise ProcessLookupError(pid)
+    return int(fields[19])
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def claim(folder: str, record: str) -> bool:
+    """Make `record` the folder's claim, durably; False if another has claimed it, or it is gone.
+
+    The adapter claims in the same way what it withdraws before it has begun.
+    """
+    draft = os.path.join(folder, f"claim.{os.getpid()}")
+    try:
+        return _publish(folder, draft, "claim", record, os.link)
+    except (FileExistsError, FileNotFoundError):
+        return False
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+
+
+def _publish(
+    folder: str, draft: str, name: str, text: str, move: Callable[[str, str], None]
+) -> bool:
+    """Write `text`, give it its name in one step, and return once both are on the disk.
+
+    Synced after the move, not before it as well: a disk takes milliseconds for each. What reads
+    it after a loss of power must therefore know a whole record from a torn one.
+    """
+    with open(draft, "w", encoding="utf-8", errors="replace") as file:
+        file.write(text)
+        file.flush()
+        move(draft, os.path.join(folder, name))
+        os.fsync(file.fileno())
+    for path in (folder, os.path.dirname(folder)):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    return True
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # it ended meanwhile; its children are ours now
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below that one."""
+    found: list[int] = []
+    ahead = _children(pid)
+    while ahead:
+        found += ahead
+        ahead = [child for parent in ahead for child in _children(parent)]
+    return found
+
+
+def _signal_tree(*numbers: int) -> None:
+    for pid in descendants(os.getpid()):
+        for number in numbers:
+            try:
+                os.kill(pid, number)
+            except (ProcessLookupError, PermissionError):
+                break  # ended, or it changed its user: it ends when it likes
+
+
+def _tree_memory() -> int:
+    """Bytes of resident memory of the whole tree, pages shared within it counted each time."""
+    pages = 0
+    for pid in descendants(os.getpid()):
+        try:
+            with open(f"/proc/{pid}/statm", "rb") as file:
+                pages += int(file.read().split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return pages * PAGE
+
+
+class Spec:
+    """A job's `spec` file, read."""
+
+    def __init__(self, data: bytes) -> None:
+        head, self.script = data.split(b"\0\0", 1)
+        self.arguments: list[bytes] = []
+        self.environment: dict[bytes, bytes] = {}
+        fields: dict[bytes, bytes] = {}
+        for text in head.split(b"\0"):
+            key, _, value = text.partition(b"=")
+            if key == b"argument":
+                self.arguments.append(value)
+            elif key == b"environment":
+                name, _, value = value.partition(b"=")
+                self.environment[name] = value
+            else:
+                fields[key] = value
+        self.devices = fields.get(b"devices", b"{}")  # the adapter's note, JSON
+        self.directory, self.output = fields[b"directory"], fields[b"output"]
+        self.error = fields.get(b"error", self.output)
+        self.kill_wait = float(fields[b"kill_wait"])
+        self.limit = float(fields[b"limit"]) if b"limit" in fields else None
+        self.memory = int(fields[b"memory"]) * 2**20 if b"memory" in fields else None
+
+
+class Supervisor:
+    """The life of one claimed job, from its first process to its last."""
+
+    def __init__(self, folder: str, spec: Spec, started: float) -> None:
+        self.folder, self.spec, self.started = folder, spec, started
+        self.main = 0
+        self.status: int | None = None  # of the main process, once it has ended
+        self.alone = False  # no descendant is left
+        self.verdict = ""  # the state that we gave the job by ending it
+        self.word = ""
+        self.cpu_seconds = 0.0
+        self.max_memory = 0  # bytes
+
+    def run(self) -> None:
+        failure, writes = os.pipe()
+        script = os.path.join(self.folder, "script")
+        with open(os.open(script, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700), "wb") as file:
+            file.write(self.spec.script)
+        parent = os.getpid()
+        self.main = os.fork()
+        if self.main == 0:
+            self._become_payload(script, writes, parent)
+        os.close(writes)
+        self._watch()
+        with open(failure, "rb") as reader:
+            self.word = reader.read().decode(errors="replace").replace("\n", " ") or self.word
+        self._record()
+
+    def _become_payload(self, script: str, writes: int, parent: int) -> None:
+        """Never returns. What goes wrong before the payload runs is told through `writes`."""
+        code, at = CANNOT_BEGIN, ""
+        try:
+            os.setsid()
+            _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(code)
+            at = os.fsdecode(self.spec.directory)
+            os.chdir(self.spec.directory)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            at = os.fsdecode(self.spec.output)
+            os.dup2(os.open(self.spec.output, flags, 0o666), 1)
+            if self.spec.error == self.spec.output:
+                os.dup2(1, 2)
+            else:
+                at = os.fsdecode(self.spec.error)
+                os.dup2(os.open(self.spec.error, flags, 0o666), 2)
+            for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            at = "the script"
+            path = os.fsencode(script)
+            os.execve(path, [path, *self.spec.arguments], self.spec.environment)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                code = NOT_FOUND
+            os.write(writes, os.fsencode(f"{at}: {error.strerror}"))
+        finally:
+            os._exit(code)
+
+    def _watch(self) -> None:
+        """Until no process of the job is left.
+
+        What we end gets SIGTERM, and `kill_wait` seconds for all of its processes; what is left
+        behind by a job that ended by itself is killed at once.
+        """
+        now = time.monotonic()
+        expiry = None if self.spec.limit is None else now + self.spec.limit
+        kill_at: float | None = None
+        look_at = None if self.spec.memory is None else now + MEMORY_INTERVAL
+        pause = KILL_INTERVAL[0]
+        while True:
+            self._reap()
+            if self.alone:
+                return
+            now = time.monotonic()
+            if self.status is not None and kill_at is None:
+                kill_at = now
+            if expiry is not None and now >= expiry and kill_at is None:
+                kill_at = self._end("timeout", "over its time limit")
+            if look_at is not None and now >= look_at and kill_at is None:
+                in_use = _tree_memory()
+                self.max_memory = max(self.max_memory, in_use)
+                if self.spec.memory is not None and in_use > self.spec.memory:
+                    self.verdict = "out_of_memory"
+                    self.word = f"{-(-in_use // 2**20)} MiB in use"
+                    kill_at = now
+                look_at = now + MEMORY_INTERVAL
+            if kill_at is not None and now >= kill_at:
+                _signal_tree(signal.SIGKILL)
+                kill_at = now + pause
+                pause = min(2 * pause, KILL_INTERVAL[1])
+            ahead = [kill_at] if kill_at is not None else [t for t in (expiry, look_at) if t]
+            got = _wait(min(ahead) - time.monotonic() if ahead else None)
+            if kill_at is None and got == CANCEL:
+                kill_at = self._end("cancelled", "")
+            elif kill_at is None and got in STOP:
+                kill_at = self._end("node_fail", f"its supervisor got {signal.Signals(got).name}")
+
+    def _end(self, verdict: str, word: str) -> float:
+        self.verdict, self.word = verdict, word
+        _signal_tree(signal.SIGTERM, signal.SIGCONT)
+        return time.monotonic() + self.spec.kill_wait
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                self.alone = True
+                return
+            if pid == 0:
+                return
+            self.cpu_seconds += usage.ru_utime + usage.ru_stime
+            self.max_memory = max(self.max_memory, usage.ru_maxrss * 1024)
+            if pid == self.main:
+                self.status = status
+
+    def _record(self) -> None:
+        status = self.status or 0
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        lines = [
+            f"state={self.verdict or ('failed' if status else 'completed')}",
+            f"time={max(time.time(), self.started)!r}",
+            f"signal={number}" if number else f"exit_code={os.WEXITSTATUS(status)}",
+            f"cpu_seconds={self.cpu_seconds:.6f}",
+            f"max_memory={-(-self.max_memory // 2**20)}",
+            f"word={self.word}",
+        ]
+        draft = os.path.join(self.folder, "ended.draft")
+        while True:
+            try:
+                _publish(self.folder, draft, "ended", "\n".join(lines) + "\n", os.rename)
+                return
+            except FileNotFoundError:
+                return  # the whole cluster was removed: nobody is left to tell
+            except OSError:
+                time.sleep(WRITE_INTERVAL)
+
+
+def _wait(seconds: float | None) -> int:
+    """The next watched signal; 0 if none comes in time."""
+    if seconds is None:
+        return signal.sigwaitinfo(WATCHED).si_signo
+    got = signal.sigtimedwait(WATCHED, max(seconds, 0.0))
+    return got.si_signo if got else 0
+
+
+def supervise(folder: str) -> None:
+    """Run the job of `folder`, unless somebody else has claimed it."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Blocked signals wait for `_wait`: none is lost, whenever it comes.
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    try:
+        with open(os.path.join(folder, "spec"), "rb") as file:
+            spec = Spec(file.read())
+    except FileNotFoundError:
+        return  # withdrawn before we came to it
+    started, pid = time.time(), os.getpid()
+    record = f"pid={pid}\nstart={start_time(pid)}\nboot={boot_id()}\ntime={started!r}\n"
+    if claim(folder, record):
+        Supervisor(folder, spec, started).run()
+
+
+def nursery() -> None:
+    """Fork a supervisor per folder named on standard input, until that is closed."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors are reaped by the kernel
+    gc.disable()
+    gc.freeze()
+    rest = b""
+    while True:
+        got = os.read(0, 65536)
+        if not got:
+            return
+        *paths, rest = (rest + got).split(b"\0")
+        for path in paths:
+            pid = os.fork()
+            if pid == 0:
+                _supervisor_of(os.fsdecode(path))
+            try:
+                answer = f"{pid} {start_time(pid)}\n"
+            except ProcessLookupError:
+                answer = f"{pid} 0\n"
+            os.write(1, answer.encode())
+
+
+def _supervisor_of(folder: str) -> None:
+    """Never returns. What should not happen is told to the adapter's log, standard error."""
+    code = 1
+    try:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, 0)
+        os.dup2(nothing, 1)
+        os.chdir("/")
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        supervise(folder)
+        code = 0
+    except BaseException as error:
+        os.write(2, f"supervisor of {folder}: {type(error).__name__}: {error}\n".encode())
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    nursery()
+    sys.exit(0)

@@ -1,0 +1,438 @@
+"""The ledger: one method, one transaction, one fact. Written from one thread only."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import msgspec
+from sqlalchemy import (
+    ColumnElement,
+    Engine,
+    Select,
+    and_,
+    bindparam,
+    func,
+    insert,
+    or_,
+    select,
+    true,
+    update,
+)
+from sqlalchemy.exc import DBAPIError
+
+from metasched.core import Core
+from metasched.db.schema import attempt, change, cluster, content, event, instance, job, task
+from metasched.events import Attempt, CoreEvent, Intent, Outcome, Seen, Submitted, Task
+from metasched.model import Facts, Job, Payload, State
+from metasched.transitions import LIVE, Event
+
+KINDS: dict[str, type[CoreEvent]] = {k.__name__.lower(): k for k in get_args(CoreEvent)}
+_ATTEMPT = [c.name for c in attempt.c if c.name not in ("job", "task_index")]
+_CHANGED = [c for c in _ATTEMPT if c != "number"]
+
+
+class StorageFailed(Exception):
+    """The database did not take a transaction: nothing of it is stored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What is kept of a new job beside the core's own view of it: texts by digest."""
+
+    job: Job
+    script: str
+    environment: str
+    payload: Payload  # its script and environment are empty: they are in the texts
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def encode(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+class Ledger:
+    """All that must outlive the daemon. StorageFailed from any writing method: nothing stored."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._connection = engine.connect()
+        with self._connection.begin():
+            self._next_event = self._highest(event.c.id) + 1
+            self._next_job = self._highest(job.c.id) + 1
+
+    def close(self) -> None:
+        self._connection.close()
+        self._engine.dispose()
+
+    def _highest(self, column: ColumnElement[int]) -> int:
+        return self._connection.execute(select(func.max(column))).scalar() or 0
+
+    # Identity
+
+    def instance(self, now: float) -> str:
+        """The random name of this database in every tag; made once."""
+        with self._connection.begin():
+            newest = select(instance.c.name).order_by(instance.c.created.desc())
+            if (name := self._connection.execute(newest).scalar()) is None:
+                name = secrets.token_hex(4)
+                self._connection.execute(insert(instance).values(name=name, created=now))
+        return name
+
+    def next_job(self) -> int:
+        """A job id never given before."""
+        self._next_job += 1
+        return self._next_job - 1
+
+    # Writing
+
+    def record(
+        self,
+        steps: Sequence[tuple[CoreEvent, Outcome]],
+        stored: Sequence[Stored] = (),
+        texts: Mapping[str, str] | None = None,
+    ) -> None:
+        """One transaction: the events, the states that followed, new jobs with their texts."""
+        try:
+            with self._connection.begin():
+                if stored:
+                    self._insert_jobs(steps, stored, texts or {})
+                self._write(steps)
+        except DBAPIError as error:
+            raise StorageFailed(str(error.orig)) from error
+
+    def _write(self, steps: Sequence[tuple[CoreEvent, Outcome]]) -> None:
+        run = self._connection.execute
+        events, changes, facts = [], [], []
+        tasks: dict[tuple[int, int], Task] = {}
+        new_tasks: set[tuple[int, int]] = set()
+        attempts: dict[tuple[int, int, int], dict[str, Any]] = {}
+        new_attempts: set[tuple[int, int, int]] = set()
+        for what, out in steps:
+            id, self._next_event = self._next_event, self._next_event + 1
+            events.append(
+                {
+                    "id": id,
+                    "time": what.time,
+                    "kind": type(what).__name__.lower(),
+                    "data": encode(what),
+                }
+            )
+            if isinstance(what, Seen) and what.facts is not None:
+                facts.append({"name": what.cluster, "facts": encode(what.facts), "time": what.time})
+            for line in out.changes:
+                key = (line.job, line.index)
+                if line.before is None and line.event is None:
+                    new_tasks.add(key)
+                if line.event is Event.SEND:
+                    new_attempts.add((*key, line.attempt))
+                changes.append(
+                    {
+                        "event": id,
+                        "time": what.time,
+                        "job": line.job,
+                        "task_index": line.index,
+                        "attempt": line.attempt,
+                        "what": line.event,
+                        "before": line.before,
+                        "after": line.after,
+                        "cluster": line.cluster,
+                        "reason": line.reason,
+                        "cause": line.cause,
+                    }
+                )
+            tasks |= out.tasks
+            for owner, ended in out.closed:
+                attempts[owner.job.id, owner.index, ended.number] = _attempt_row(owner, ended)
+        for key, owner in tasks.items():
+            if owner.attempt is not None:
+                attempts[*key, owner.attempt.number] = _attempt_row(owner, owner.attempt)
+        run(insert(event), events)
+        if rows := [_task_row(t) for key, t in tasks.items() if key in new_tasks]:
+            run(insert(task), rows)
+        if rows := [_bound(_task_row(t)) for key, t in tasks.items() if key not in new_tasks]:
+            run(_UPDATE_TASK, rows)
+        # ended attempts first: at no moment may a task have two live ones
+        if rows := [_bound(row) for key, row in attempts.items() if key not in new_attempts]:
+            run(_UPDATE_ATTEMPT, rows)
+        if rows := [row for key, row in attempts.items() if key in new_attempts]:
+            run(insert(attempt), rows)
+        if changes:
+            run(insert(change), changes)
+        for row in facts:
+            if not run(update(cluster).where(cluster.c.name == row["name"]).values(row)).rowcount:
+                run(insert(cluster), row)
+
+    def _insert_jobs(
+        self,
+        steps: Sequence[tuple[CoreEvent, Outcome]],
+        stored: Sequence[Stored],
+        texts: Mapping[str, str],
+    ) -> None:
+        run = self._connection.execute
+        known = set(
+            run(select(content.c.digest).where(content.c.digest.in_(list(texts)))).scalars()
+        )
+        if rows := [{"digest": d, "text": t} for d, t in texts.items() if d not in known]:
+            run(insert(content), rows)
+        outcomes = {what.job.id: out for what, out in steps if isinstance(what, Submitted)}
+        run(
+            insert(job),
+            [
+                {
+                    "id": new.job.id,
+                    "user": new.job.user,
+                    "name": new.job.name,
+                    "submitted": new.job.submitted,
+                    "deadline": new.job.deadline,
+                    "array": new.job.array,
+                    "priority": next(iter(outcomes[new.job.id].tasks.values())).priority,
+                    "parts": encode(outcomes[new.job.id].parts),
+                    "job": encode(new.job),
+                    "script": new.script,
+                    "environment": new.environment,
+                    "payload": encode(new.payload),
+                }
+                for new in stored
+            ],
+        )
+
+    # Reading back what the core needs
+
+    def restore(self, into: Core, window: int) -> None:
+        """Give a fresh core its open tasks, its clusters' last facts and the last margins."""
+        with self._connection.begin():
+            run = self._connection.execute
+            tasks = list(self._open_tasks())
+            sendings = run(
+                select(attempt.c.job, func.max(attempt.c.sending))
+                .join(
+                    task,
+                    and_(task.c.job == attempt.c.job, task.c.task_index == attempt.c.task_index),
+                )
+                .where(task.c.ended.is_(None))
+                .group_by(attempt.c.job)
+            )
+            margins = run(
+                select(job.c.job)
+                .where(job.c.deadline.is_not(None))
+                .order_by(job.c.id.desc())
+                .limit(window)
+            ).scalars()
+            into.restore(
+                tasks,
+                {row[0]: row[1] for row in sendings},
+                {
+                    row.name: msgspec.json.decode(row.facts, type=Facts)
+                    for row in run(select(cluster))
+                },
+                [msgspec.json.decode(text, type=Job) for text in margins][::-1],
+            )
+
+    def _open_tasks(self) -> Iterator[Task]:
+        run = self._connection.execute
+        jobs: dict[int, Job] = {}
+        refused: dict[tuple[int, int], set[str]] = {}
+        for row in run(
+            select(attempt.c.job, attempt.c.task_index, attempt.c.cluster)
+            .join(
+                task, and_(task.c.job == attempt.c.job, task.c.task_index == attempt.c.task_index)
+            )
+            .where(task.c.ended.is_(None), attempt.c.refused.is_(True))
+        ):
+            refused.setdefault((row.job, row.task_index), set()).add(row.cluster)
+        rows = run(
+            select(task, job.c.priority, job.c.job.label("spec"))
+            .join(job, job.c.id == task.c.job)
+            .where(task.c.ended.is_(None))
+            .order_by(task.c.job, task.c.task_index)
+        ).all()
+        live = {
+            (row.job, row.task_index): row
+            for row in run(select(attempt).where(attempt.c.state.in_(sorted(LIVE))))
+        }
+        for row in rows:
+            if row.job not in jobs:
+                jobs[row.job] = msgspec.json.decode(row.spec, type=Job)
+            found = live.get((row.job, row.task_index))
+            yield Task(
+                jobs[row.job],
+                row.task_index,
+                row.priority,
+                key=0.0,
+                state=State(row.state),
+                reason=row.reason,
+                held=row.held,
+                attempts=row.attempts,
+                moves=row.moves,
+                target=row.target,
+                attempt=_attempt_of(found) if found is not None else None,
+                refused=refused.get((row.job, row.task_index), set()),
+            )
+
+    def events(self, since: int = 0) -> Iterator[CoreEvent]:
+        """The recorded events in order: what `core.replay` needs."""
+        with self._engine.connect() as reading:
+            for row in reading.execute(
+                select(event).where(event.c.id >= since).order_by(event.c.id)
+            ):
+                yield msgspec.json.decode(row.data, type=KINDS[row.kind])
+
+    def payload(self, id: int) -> Payload:
+        """What a job runs, with its texts."""
+        script, environment = content.alias(), content.alias()
+        with self._connection.begin():
+            row = self._connection.execute(
+                select(job.c.payload, script.c.text, environment.c.text)
+                .join(script, script.c.digest == job.c.script)
+                .join(environment, environment.c.digest == job.c.environment)
+                .where(job.c.id == id)
+            ).one()
+        return _with_texts(*row)
+
+    # Reading for people
+
+    def status(
+        self,
+        jobs: Iterable[tuple[int, int | None]] | None = None,
+        user: str | None = None,
+        states: Sequence[str] = (),
+        since: float | None = None,
+        ended_since: float | None = None,
+    ) -> list[dict[str, Any]]:
+        """Rows of `status --json` (times in epoch seconds), by job and task.
+
+        `jobs` are (job, index or None for all); `since` keeps what was submitted after it,
+        `ended_since` open tasks and those that ended after it. May be called from any thread.
+        """
+        where: list[ColumnElement[bool]] = []
+        if jobs is not None:
+            where.append(or_(*(_of_job(j, i) for j, i in jobs)))
+        if user is not None:
+            where.append(job.c.user == user)
+        if states:
+            where.append(task.c.state.in_(list(states)))
+        if since is not None:
+            where.append(job.c.submitted >= since)
+        if ended_since is not None:
+            where.append(or_(task.c.ended.is_(None), task.c.ended >= ended_since))
+        with self._engine.connect() as reading:
+            return [dict(row) for row in reading.execute(_STATUS.where(*where)).mappings()]
+
+    def unknown(self, jobs: Iterable[tuple[int, int | None]]) -> list[str]:
+        """Those of `jobs` that were never stored, as the user writes them."""
+        missing = []
+        with self._engine.connect() as reading:
+            for id, index in jobs:
+                found = select(task.c.job).where(_of_job(id, index)).limit(1)
+                if reading.execute(found).first() is None:
+                    missing.append(str(id) if index is None else f"{id}_{index}")
+        return missing
+
+    def story(self, id: int) -> list[dict[str, Any]]:
+        """Every change of a job's tasks, oldest first."""
+        with self._engine.connect() as reading:
+            rows = reading.execute(
+                select(change, job.c.array)
+                .join(job, job.c.id == change.c.job)
+                .where(change.c.job == id)
+                .order_by(change.c.id)
+            )
+            return [dict(row) for row in rows.mappings()]
+
+    def of_job(self, id: int) -> dict[str, Any] | None:
+        """One job's stored row, or None."""
+        with self._engine.connect() as reading:
+            row = reading.execute(select(job).where(job.c.id == id)).mappings().first()
+            return dict(row) if row is not None else None
+
+
+def _of_job(id: int, index: int | None) -> ColumnElement[bool]:
+    return and_(task.c.job == id, task.c.task_index == index if index is not None else true())
+
+
+def _with_texts(payload: str, script: str, environment: str) -> Payload:
+    kept = msgspec.json.decode(payload)
+    kept |= {"script": script, "environment": msgspec.json.decode(environment)}
+    return msgspec.convert(kept, Payload)
+
+
+def _task_row(owner: Task) -> dict[str, Any]:
+    return {
+        "job": owner.job.id,
+        "task_index": owner.index,
+        "state": owner.state,
+        "reason": owner.reason,
+        "held": owner.held,
+        "target": owner.target,
+        "attempts": owner.attempts,
+        "moves": owner.moves,
+        "ended": owner.ended,
+    }
+
+
+def _attempt_row(owner: Task, tried: Attempt) -> dict[str, Any]:
+    row = {name: getattr(tried, name) for name in _ATTEMPT}
+    return {"job": owner.job.id, "task_index": owner.index, **row}
+
+
+def _attempt_of(row: Any) -> Attempt:
+    fields = {name: getattr(row, name) for name in _ATTEMPT}
+    fields["state"] = State(row.state)
+    fields["intent"] = Intent(row.intent) if row.intent else None
+    return Attempt(**fields)
+
+
+def _bound(row: dict[str, Any]) -> dict[str, Any]:
+    return {f"b_{name}": value for name, value in row.items()}
+
+
+def _update(table: Any, keys: Sequence[str], columns: Iterable[str]) -> Any:
+    return (
+        update(table)
+        .where(*(table.c[key] == bindparam(f"b_{key}") for key in keys))
+        .values({name: bindparam(f"b_{name}") for name in columns})
+    )
+
+
+_UPDATE_TASK = _update(
+    task, ("job", "task_index"), ("state", "reason", "held", "target", "attempts", "moves", "ended")
+)
+_UPDATE_ATTEMPT = _update(attempt, ("job", "task_index", "number"), _CHANGED)
+
+_STATUS: Select[Any] = (
+    select(
+        task.c.job,
+        job.c.array,
+        task.c.task_index,
+        job.c.name,
+        job.c.user,
+        task.c.state,
+        task.c.reason,
+        job.c.priority,
+        attempt.c.cluster,
+        attempt.c.native_id,
+        job.c.submitted,
+        attempt.c.started,
+        task.c.ended,
+        attempt.c.exit_code,
+        attempt.c.signal,
+    )
+    .join(job, job.c.id == task.c.job)
+    .outerjoin(
+        attempt,
+        and_(
+            attempt.c.job == task.c.job,
+            attempt.c.task_index == task.c.task_index,
+            attempt.c.number == task.c.attempts,
+            task.c.state.not_in(["queued", "held", "rejected"]),
+        ),
+    )
+    .order_by(task.c.job, task.c.task_index)
+)

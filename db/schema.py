@@ -1,0 +1,171 @@
+"""The tables: what is kept, and the constraints that hold even if our code does not.
+
+An attempt in `dispatching` is an intent to send, its `intent` a wish to withdraw: the attempt
+table is the outbox, written in the transaction that decided it.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    text,
+)
+
+from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, WITH_US
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+    }
+)
+
+
+def _one_of(column: str, values: frozenset[str]) -> str:
+    return f"{column} IN ({', '.join(repr(str(v)) for v in sorted(values))})"
+
+
+instance = Table(
+    "instance",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("created", Float, nullable=False),
+)
+
+# Scripts and environments by digest: a thousand like jobs keep one copy.
+content = Table(
+    "content",
+    metadata,
+    Column("digest", Text, primary_key=True),
+    Column("text", Text, nullable=False),
+)
+
+job = Table(
+    "job",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("user", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("submitted", Float, nullable=False),
+    Column("deadline", Float),
+    Column("array", Text),
+    Column("priority", Integer, nullable=False),
+    Column("parts", Text, nullable=False),
+    Column("job", Text, nullable=False),
+    Column("script", Text, ForeignKey("content.digest"), nullable=False),
+    Column("environment", Text, ForeignKey("content.digest"), nullable=False),
+    Column("payload", Text, nullable=False),
+    Index("ix_job_deadline", "id", sqlite_where=text("deadline IS NOT NULL")),
+)
+
+task = Table(
+    "task",
+    metadata,
+    Column("job", Integer, ForeignKey("job.id"), primary_key=True),
+    Column("task_index", Integer, primary_key=True),
+    Column("state", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("held", Boolean(create_constraint=False), nullable=False),
+    Column("target", Text),
+    Column("attempts", Integer, nullable=False),
+    Column("moves", Integer, nullable=False),
+    Column("ended", Float),
+    CheckConstraint(_one_of("state", WITH_US | LIVE | FINAL), name="state"),
+    CheckConstraint(f"({_one_of('state', FINAL)}) = (ended IS NOT NULL)", name="ended"),
+)
+Index(
+    "ix_task_open",
+    task.c.job,
+    task.c.task_index,
+    sqlite_where=task.c.ended.is_(None),
+    postgresql_where=task.c.ended.is_(None),
+)
+Index("ix_task_ended", task.c.ended)
+
+attempt = Table(
+    "attempt",
+    metadata,
+    Column("job", Integer, primary_key=True),
+    Column("task_index", Integer, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("sending", Integer, nullable=False),
+    Column("cluster", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("sent", Float, nullable=False),
+    Column("accepted", Float),
+    Column("tried", Float),
+    Column("native_id", Text),
+    Column("intent", Text),
+    Column("target", Text),
+    Column("started", Float),
+    Column("ended", Float),
+    Column("exit_code", Integer),
+    Column("signal", Integer),
+    Column("word", Text, nullable=False),
+    Column("node", Text, nullable=False),
+    Column("cpu_seconds", Float),
+    Column("max_memory", Integer),
+    Column("refused", Boolean(create_constraint=False), nullable=False),
+    ForeignKeyConstraint(
+        ["job", "task_index"], ["task.job", "task.task_index"], name="fk_attempt_task"
+    ),
+    CheckConstraint(_one_of("state", LIVE | ATTEMPT_FINAL), name="state"),
+)
+_live = text(_one_of("state", LIVE))
+Index(
+    "ix_attempt_one_live",
+    attempt.c.job,
+    attempt.c.task_index,
+    unique=True,
+    sqlite_where=_live,
+    postgresql_where=_live,
+)
+
+# What reached the core, in order: stepping a fresh core through it gives every decision again.
+event = Table(
+    "event",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("time", Float, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("data", Text, nullable=False),
+)
+
+# What followed from it for a task: its story.
+change = Table(
+    "change",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("event", Integer, ForeignKey("event.id"), nullable=False),
+    Column("time", Float, nullable=False),
+    Column("job", Integer, nullable=False),
+    Column("task_index", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("what", Text),
+    Column("before", Text),
+    Column("after", Text, nullable=False),
+    Column("cluster", Text),
+    Column("reason", Text, nullable=False),
+    Column("cause", Text, nullable=False),
+    Index("ix_change_job", "job", "id"),
+)
+
+cluster = Table(
+    "cluster",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("facts", Text, nullable=False),
+    Column("time", Float, nullable=False),
+)

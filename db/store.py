@@ -1,0 +1,153 @@
+"""Opening a database: its lock, its pragmas, its schema. Every failure is one line for an admin."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError
+
+# SQLite's locks and shared memory do not work there: a database would be destroyed in silence
+NETWORK_FILESYSTEMS = frozenset(
+    [
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "afs",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "ceph",
+        "glusterfs",
+        "fuse.sshfs",
+        "fuse.glusterfs",
+        "fuse.ceph",
+        "9p",
+    ]
+)
+
+
+class StoreError(Exception):
+    """A database that cannot be used; the message says what, where and what to do."""
+
+
+class Busy(StoreError):
+    """Another daemon is active on this database."""
+
+
+def sqlite_path(url: str) -> Path:
+    """The file of a SQLite URL. StoreError if the URL is none that we can open."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise StoreError(f'database "{url}" is no URL; write sqlite:////path/to/file.db') from None
+    if parsed.get_backend_name() != "sqlite" or not parsed.database:
+        raise StoreError(f'database "{url}" is not supported yet; write sqlite:////path/to/file.db')
+    return Path(parsed.database).absolute()
+
+
+@contextmanager
+def active(path: Path, standby: bool = False) -> Iterator[None]:
+    """Be the only daemon on the database: Busy if another is, or wait for it (`standby`)."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(f"{path}.lock: {error.strerror}; give a folder you can write") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if standby else fcntl.LOCK_NB))
+        except BlockingIOError:
+            owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
+            raise Busy(
+                f"another daemon (process {owner or '?'}) is active on {path}; "
+                "stop it, or start this one with --standby"
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _filesystem(path: Path) -> str:
+    parts = [p for p in psutil.disk_partitions(all=True) if path.is_relative_to(p.mountpoint)]
+    return max(parts, key=lambda p: len(p.mountpoint)).fstype if parts else ""
+
+
+def open_sqlite(path: Path) -> Engine:
+    """An engine on the file, at the newest schema. StoreError if that cannot be."""
+    if (kind := _filesystem(path.parent.resolve())) in NETWORK_FILESYSTEMS:
+        raise StoreError(f"{path} is on {kind}, where SQLite loses data; use a local disk")
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror}; give a file you can write") from None
+    engine = create_engine(f"sqlite:///{path}", connect_args={"check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def _set_up(connection: object, _record: object) -> None:
+        cursor = connection.cursor()  # type: ignore[attr-defined]
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.execute("PRAGMA busy_timeout=5000")
+        cursor.close()
+
+    try:
+        with engine.connect() as connection:
+            _migrate(connection, path)
+    except DBAPIError as error:
+        engine.dispose()
+        raise StoreError(
+            f"{path} cannot be read as our database ({error.orig}); "
+            "restore a backup, or name another file"
+        ) from None
+    except StoreError:
+        engine.dispose()
+        raise
+    return engine
+
+
+def scripts() -> Config:
+    """Alembic's configuration of our migrations."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    return config
+
+
+def _migrate(connection: Connection, path: Path) -> None:
+    config = scripts()
+    known = ScriptDirectory.from_config(config)
+    current = MigrationContext.configure(connection).get_current_revision()
+    if current == known.get_current_head():
+        return
+    if current is None:
+        tables = connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars().all()
+        if tables:
+            raise StoreError(
+                f"{path} holds tables that are not ours ({tables[0]}, ...); name another file"
+            )
+    elif current not in {s.revision for s in known.walk_revisions()}:
+        raise StoreError(
+            f"{path} has schema {current}, newer than this metasched knows; "
+            "start the newer version, or restore an older backup"
+        )
+    config.attributes["connection"] = connection
+    try:
+        command.upgrade(config, "head")
+        connection.commit()
+    except DatabaseError as error:
+        raise StoreError(f"{path}: migration failed ({error.orig}); restore a backup") from None

@@ -1,0 +1,595 @@
+"""The HTTP API on the unix socket; the kernel says who is calling."""
+
+import asyncio
+import math
+import os
+import pwd
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import Body, Depends, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from metasched.daemon import Daemon, Engine
+from metasched.db.ledger import StorageFailed, Stored, digest, encode
+from metasched.events import Asked, Submitted, Task
+from metasched.model import Job, Payload, State
+from metasched.policies.classify import too_late
+from metasched.submit import Request as JobRequest
+from metasched.submit import Submission
+from metasched.transitions import FINAL, UNSTARTED
+
+RECENT = 3600.0  # seconds for which ended jobs are listed without being asked for
+LONGEST_WAIT = 60.0  # seconds
+
+
+class PeerProtocol(H11Protocol):
+    """HTTP on a unix socket that notes the user id of whoever connected."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        _, uid, _ = struct.unpack("iII", credentials)
+        self.app_state = {**self.app_state, "uid": uid}
+
+
+class Wrong(Exception):
+    """A request that changes nothing; `status` 4xx, the message says what, where, what to do."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which jobs a command is about: by id, or all open ones of a user or in a state."""
+
+    jobs: tuple[str, ...] = ()
+    user: str | None = None
+    state: str | None = None
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
+
+
+def make_app(daemon: Daemon) -> FastAPI:
+    """The application; it holds no state of its own."""
+
+    async def own_user(request: Request) -> str:
+        uid = request.scope["state"]["uid"]
+        if uid != os.getuid():
+            raise Wrong(403, f"user id {uid} may not use this personal daemon; start your own")
+        return _user_name(uid)
+
+    async def engine() -> Engine:
+        if daemon.engine is None:
+            raise Wrong(503, "the daemon cannot write its database now; see its log")
+        return daemon.engine
+
+    app = FastAPI(title="metasched", version=version("metasched"))
+    User = Annotated[str, Depends(own_user)]
+    Running = Annotated[Engine, Depends(engine)]
+
+    @app.exception_handler(Wrong)
+    async def _wrong(_: Request, error: Wrong) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, error.status)
+
+    @app.exception_handler(StorageFailed)
+    async def _storage(_: Request, error: StorageFailed) -> JSONResponse:
+        told = f"the database took no write ({error}), nothing changed; mend it and try again"
+        return JSONResponse({"error": told}, 503)
+
+    @app.exception_handler(Exception)
+    async def _defect(_: Request, error: Exception) -> JSONResponse:
+        told = f"a defect in the daemon ({type(error).__name__}); its log tells more, report it"
+        return JSONResponse({"error": told}, 500)
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        told = f"{error.detail}: {request.method} {request.url.path}; see /docs"
+        return JSONResponse({"error": told}, error.status_code)
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        place = ".".join(str(step) for step in first["loc"] if step != "body")
+        return JSONResponse({"error": f"{first['msg']}, {place or 'body'}; see /docs"}, 422)
+
+    @app.get("/health")
+    async def health(user: User, running: Running) -> dict[str, Any]:
+        return {
+            "instance": running.core.instance,
+            "version": version("metasched"),
+            "started": _iso(daemon.started),
+            "user": user,
+        }
+
+    @app.post("/jobs")
+    async def submit(
+        user: User, running: Running, submission: Annotated[Submission, Body()]
+    ) -> dict[str, Any]:
+        return _submit(running, user, submission)
+
+    @app.get("/jobs")
+    def status(
+        _: User,
+        job: Annotated[list[str] | None, Query()] = None,
+        user: str | None = None,
+        state: str | None = None,
+        since: float | None = None,
+        all: bool = False,
+    ) -> list[dict[str, Any]]:
+        wanted = _ids(job) if job else None
+        if wanted is not None:
+            _all_known(daemon, wanted)
+        rows = daemon.ledger.status(
+            wanted,
+            user=user,
+            states=_states(state),
+            since=since,
+            ended_since=None if all or wanted else time.time() - RECENT,
+        )
+        return [_row(row) for row in rows]
+
+    @app.get("/jobs/wait")
+    async def wait(
+        _: User,
+        running: Running,
+        job: Annotated[list[str], Query()],
+        timeout: Annotated[float, Query(ge=0)] = 30.0,
+    ) -> list[dict[str, Any]]:
+        wanted = _ids(job)
+        _all_known(daemon, wanted)
+        async for _change in _changes(daemon, min(timeout, LONGEST_WAIT)):
+            open_ids = {key[0] for key in running.core.tasks}
+            if daemon.engine is running and any(id in open_ids for id, _ in wanted):
+                continue
+            break
+        return [_row(row) for row in daemon.ledger.status(wanted)]
+
+    @app.post("/jobs/{wish}")
+    async def ask(
+        user: User,
+        running: Running,
+        wish: Literal["cancel", "hold", "release"],
+        choice: Annotated[Choice, Body()],
+    ) -> dict[str, Any]:
+        return {"jobs": _ask(daemon, running, user, wish, choice)}
+
+    @app.get("/jobs/{job}/story")
+    def story(_: User, job: str) -> dict[str, Any]:
+        id, index = _known(daemon, job)
+        return {
+            "job": id,
+            "events": [
+                {
+                    "time": _iso(line["time"]),
+                    "task": line["task_index"] if line["array"] else None,
+                    "attempt": line["attempt"] or None,
+                    "event": line["what"],
+                    "from": line["before"],
+                    "to": line["after"],
+                    "cluster": line["cluster"],
+                    "reason": line["reason"],
+                    "cause": line["cause"],
+                }
+                for line in daemon.ledger.story(id)
+                if index is None or line["task_index"] == index
+            ],
+        }
+
+    @app.get("/jobs/{job}/explain")
+    async def explain(_: User, running: Running, job: str) -> dict[str, Any]:
+        return _explain(daemon, running, *_known(daemon, job))
+
+    @app.get("/jobs/{job}/output")
+    def output(_: User, job: str) -> dict[str, Any]:
+        id, _index = _known(daemon, job)
+        stored = daemon.ledger.of_job(id)
+        assert stored is not None
+        payload = msgspec.json.decode(stored["payload"])
+        return {"output": payload["output"], "error": payload["error"]}
+
+    @app.get("/clusters")
+    async def clusters(_: User, running: Running) -> list[dict[str, Any]]:
+        return [_cluster(running, c.name, c.adapter) for c in running.core.clusters]
+
+    return app
+
+
+# Submitting
+
+
+def _submit(engine: Engine, user: str, submission: Submission) -> dict[str, Any]:
+    """Accept all jobs or none: check everything, then store, classify and assign in one go."""
+    if not submission.jobs:
+        raise Wrong(422, "no job in the request; send one or more")
+    now = time.time()
+    new = [_accepted(engine, user, request, submission, now) for request in submission.jobs]
+    warnings = [_warnings(stored.job) for stored in new]
+    if submission.strict and (told := next((w[0] for w in warnings if w), None)):
+        raise Wrong(422, f"{told}; give a later one, or leave out --strict")
+    if submission.dry_run:
+        return {
+            "jobs": [_trial(engine, stored.job, w) for stored, w in zip(new, warnings, strict=True)]
+        }
+    texts = dict(submission.scripts)
+    texts |= {d: encode(e) for d, e in submission.environments.items()}
+    keyed = {given: digest(text) for given, text in texts.items()}
+    engine.take(
+        *(Submitted(now, stored.job) for stored in new),
+        stored=[replace(s, script=keyed[s.script], environment=keyed[s.environment]) for s in new],
+        texts={keyed[given]: text for given, text in texts.items()},
+    )
+    answers = []
+    for stored, said in zip(new, warnings, strict=True):
+        tasks = engine.core.tasks_of(stored.job.id)
+        first = tasks[0] if tasks else None
+        answers.append(
+            {
+                "job": stored.job.id,
+                "priority": first.priority if first else None,
+                "cluster": first.attempt.cluster if first and first.attempt else None,
+                "warnings": said,
+            }
+        )
+    return {"jobs": answers}
+
+
+def _accepted(
+    engine: Engine, user: str, request: JobRequest, submission: Submission, now: float
+) -> Stored:
+    """The job that a request makes. Wrong if it makes no sense or can never run here."""
+    settings, core = engine.settings, engine.core
+    for kind, given, texts in (
+        ("script", request.script, submission.scripts),
+        ("environment", request.environment, submission.environments),
+    ):
+        if given not in texts:
+            raise Wrong(422, f"{kind} {given} is not in the request; send its text")
+    if not request.directory.startswith("/"):
+        raise Wrong(422, f"directory {request.directory!r} is not absolute; give the whole path")
+    id = 0 if submission.dry_run else engine.ledger.next_job()
+    out, err = (_path(p, request, id, user) for p in (request.output, request.error))
+    out = out or str(PurePosixPath(request.directory, f"metasched-{id}.out"))
+    try:
+        job = Job(
+            id=id,
+            submitted=now,
+            estimated=request.time_limit or _default_time(engine, request),
+            cpus=request.tasks * request.cpus_per_task,
+            tasks=request.tasks,
+            deadline=request.deadline,
+            user=user,
+            user_class=settings.class_of(user),
+            owner_priority=request.urgency,
+            name=request.name,
+            nodes=request.nodes,
+            memory=request.memory,
+            memory_per_cpu=request.memory_per_cpu,
+            gres=request.gres,
+            exclusive=request.exclusive,
+            time_limit=request.time_limit,
+            begin=request.begin,
+            held=request.held,
+            requeue=request.requeue,
+            account=request.account,
+            partition=request.partition,
+            qos=request.qos,
+            constraint=request.constraint,
+            clusters=request.clusters,
+            native=request.native,
+            directory=request.directory,
+            writes=(out, err) if err else (out,),
+        )
+    except ValueError as error:
+        raise Wrong(422, f"{error}, in the request; change it") from None
+    for moment, text in ((job.deadline, "deadline"), (job.begin, "begin time")):
+        if moment is not None and not math.isfinite(moment):
+            raise Wrong(422, f"{text} is {moment}; give a time")
+    if (why := core.refusal(job)) is not None:
+        raise Wrong(403, why)
+    payload = Payload(
+        script="",
+        arguments=request.arguments,
+        directory=request.directory,
+        output=out,
+        error=err,
+    )
+    return Stored(job=job, script=request.script, environment=request.environment, payload=payload)
+
+
+def _default_time(engine: Engine, request: JobRequest) -> float:
+    """Seconds of a job without a limit: its partition's default, else the policy's."""
+    if request.partition is not None:
+        for cluster in engine.core.clusters:
+            facts, _ = engine.core.view(cluster.name)
+            name = cluster.maps.get("partition", {}).get(request.partition, request.partition)
+            if facts and (found := facts.partition(name)) and found.default_time:
+                return found.default_time
+    return engine.settings.policy.default_time
+
+
+def _path(pattern: str | None, request: JobRequest, id: int, user: str) -> str | None:
+    """An output path with %j %x %u %% filled in, absolute."""
+    if pattern is None:
+        return None
+    words = {"%j": str(id), "%x": request.name.replace("/", "_"), "%u": user, "%%": "%"}
+    filled, rest = "", pattern
+    while rest:
+        head, mark, rest = rest.partition("%")
+        filled += head
+        if mark:
+            if mark + rest[:1] not in words:
+                raise Wrong(422, f"pattern %{rest[:1]} in {pattern!r} is unknown; use %j %x %u")
+            filled, rest = filled + words[mark + rest[:1]], rest[1:]
+    return str(PurePosixPath(request.directory, filled))
+
+
+def _warnings(job: Job) -> list[str]:
+    if job.deadline is not None and job.deadline <= job.submitted:
+        return [f"the deadline {_iso(job.deadline)} has passed"]
+    if too_late(job):
+        return [f"the deadline {_iso(job.deadline)} cannot be met: the job may run until after it"]
+    return []
+
+
+def _trial(engine: Engine, job: Job, warnings: list[str]) -> dict[str, Any]:
+    """What a submission would do now."""
+    priority = engine.core.classifier.peek(job)
+    trial = Task(job, 0, priority, 0.0)
+    fit = [v.cluster for v in engine.core.verdicts(trial) if v.unfit is None]
+    chosen = engine.core.dispatch.choose(job, priority, fit) if fit and not job.held else None
+    return {
+        "job": None,
+        "priority": priority,
+        "cluster": chosen,
+        "warnings": warnings,
+        "why": {
+            "parts": _parts(engine.core.classifier.parts(job)),
+            "clusters": _clusters_for(engine, trial, chosen),
+        },
+    }
+
+
+# Changing
+
+
+def _ask(
+    daemon: Daemon,
+    engine: Engine,
+    user: str,
+    wish: Literal["cancel", "hold", "release"],
+    choice: Choice,
+) -> list[dict[str, Any]]:
+    """Carry out a wish on every chosen task; unknown ids change nothing at all."""
+    if not (choice.jobs or choice.user or choice.state):
+        raise Wrong(422, f"nothing to {wish}; name jobs, --user or --state")
+    wanted = _ids(choice.jobs) if choice.jobs else None
+    if wanted is not None:
+        _all_known(daemon, wanted)
+    rows = daemon.ledger.status(
+        wanted,
+        user=choice.user,
+        states=_states(choice.state),
+        ended_since=None if wanted else math.inf,
+    )
+    now = time.time()
+    indices: dict[int, list[int]] = {}
+    for row in rows:
+        indices.setdefault(row["job"], []).append(row["task_index"])
+    notes = {(r["job"], r["task_index"]): _note(wish, State(r["state"])) for r in rows}
+    events = [Asked(now, wish, job, tuple(of), user) for job, of in indices.items()]
+    if events:
+        engine.take(*events)
+    after = {
+        (r["job"], r["task_index"]): r["state"]
+        for r in daemon.ledger.status([(j, None) for j in indices])
+    }
+    return [
+        {
+            "job": row["job"],
+            "task": row["task_index"] if row["array"] else None,
+            "was": row["state"],
+            "state": after[row["job"], row["task_index"]],
+            "note": notes[row["job"], row["task_index"]],
+        }
+        for row in rows
+    ]
+
+
+def _note(wish: str, state: State) -> str:
+    """What a wish will do to a task in that state, where it is not plain."""
+    if state in FINAL:
+        return f"it has ended ({state}); nothing to {wish}"
+    if wish == "hold" and state not in UNSTARTED | {State.QUEUED, State.HELD}:
+        return f"it is {state}; only what has not begun can be held"
+    if wish == "release" and state is not State.HELD:
+        return "it is not held"
+    if wish == "cancel" and state is State.UNKNOWN:
+        return "its cluster does not answer; it is cancelled as soon as that does"
+    return ""
+
+
+# Explaining
+
+
+def _explain(daemon: Daemon, engine: Engine, id: int, index: int | None) -> dict[str, Any]:
+    stored = daemon.ledger.of_job(id)
+    assert stored is not None
+    row = daemon.ledger.status([(id, index)])[0]
+    task = engine.core.tasks.get((id, row["task_index"]))
+    clusters: list[dict[str, Any]] = []
+    if task is not None:
+        chosen = task.attempt.cluster if task.attempt else None
+        clusters = _clusters_for(engine, task, chosen)
+    last = daemon.ledger.story(id)[-1]
+    return {
+        "job": id,
+        "task": row["task_index"] if row["array"] else None,
+        "state": row["state"],
+        "reason": row["reason"],
+        "text": _why(row, clusters, last["cause"]),
+        "priority": stored["priority"],
+        "parts": msgspec.json.decode(stored["parts"]),
+        "clusters": clusters,
+    }
+
+
+def _why(row: dict[str, Any], clusters: Sequence[dict[str, Any]], cause: str) -> str:
+    """Why a task is where it is, in a sentence."""
+    where = f"on {row['cluster']}" if row["cluster"] else "with us"
+    match State(row["state"]):
+        case State.HELD:
+            return "It is held; release it to let it go."
+        case State.QUEUED if row["reason"] == "begin_time":
+            return "It waits for its begin time."
+        case State.QUEUED:
+            told = "; ".join(f"{c['cluster']}: {c['text']}" for c in clusters if c["text"])
+            return f"It waits {where}: {told or cause}."
+        case State.DISPATCHING:
+            return f"It is being sent to {row['cluster']} ({cause})."
+        case State.PENDING:
+            word = row["reason"].removeprefix("manager:") or "it has just arrived"
+            return f"It waits in the queue {where}: {word}."
+        case State.UNKNOWN:
+            return f"Nobody can say how it is {where}: {cause}."
+        case State.RUNNING | State.SUSPENDED:
+            return f"It is {row['state']} {where} since {_iso(row['started'])}."
+        case ended:
+            return f"It has ended {where}: {ended}{f' ({cause})' if cause else ''}."
+
+
+def _clusters_for(engine: Engine, task: Task, chosen: str | None) -> list[dict[str, Any]]:
+    return [
+        {
+            "cluster": v.cluster,
+            "eligible": v.unfit is None,
+            "reason": v.unfit.reason if v.unfit else None,
+            "text": v.unfit.text if v.unfit else "",
+            "load": v.load,
+            "count": v.count,
+            "chosen": v.cluster == chosen,
+        }
+        for v in engine.core.verdicts(task)
+    ]
+
+
+def _parts(parts: Sequence[Any]) -> list[dict[str, Any]]:
+    kept: list[dict[str, Any]] = msgspec.to_builtins(parts)
+    return kept
+
+
+def _cluster(engine: Engine, name: str, adapter: str) -> dict[str, Any]:
+    facts, silent = engine.core.view(name)
+    return {
+        "cluster": name,
+        "adapter": adapter,
+        "state": f"down: {silent}" if silent else "up",
+        "cpus": facts.cpus if facts else 0,
+        "used": facts.used if facts else 0,
+        "pending": facts.pending if facts else 0,
+        "load": engine.core.dispatch.load(name),
+        "count": engine.core.dispatch.count(name),
+    }
+
+
+# Words
+
+
+def _ids(words: Sequence[str]) -> list[tuple[int, int | None]]:
+    """`17` and `17_3` as (17, None) and (17, 3)."""
+    found = []
+    for word in words:
+        job, _, index = word.partition("_")
+        if not (job.isdecimal() and job.isascii() and len(job) < 19) or (
+            "_" in word and not (index.isdecimal() and index.isascii() and len(index) < 19)
+        ):
+            raise Wrong(422, f"{word!r} is no job id; write 17, or 17_3 for a task")
+        found.append((int(job), int(index) if index else None))
+    return found
+
+
+def _all_known(daemon: Daemon, wanted: Sequence[tuple[int, int | None]]) -> None:
+    if missing := daemon.ledger.unknown(wanted):
+        raise Wrong(404, f"no job {', '.join(missing)}; see `metasched status --all`")
+
+
+def _known(daemon: Daemon, word: str) -> tuple[int, int | None]:
+    wanted = _ids([word])
+    _all_known(daemon, wanted)
+    return wanted[0]
+
+
+def _states(word: str | None) -> list[str]:
+    if word is None:
+        return []
+    for state in word.split(","):
+        if state not in set(State):
+            raise Wrong(422, f"unknown state {state!r}; there are {', '.join(State)}")
+    return word.split(",")
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of `status --json`."""
+    return {
+        "job": row["job"],
+        "array": row["array"],
+        "task": row["task_index"] if row["array"] else None,
+        "name": row["name"],
+        "user": row["user"],
+        "state": row["state"],
+        "reason": row["reason"],
+        "priority": row["priority"],
+        "cluster": row["cluster"],
+        "native_id": row["native_id"],
+        "submitted": _iso(row["submitted"]),
+        "started": _iso(row["started"]),
+        "ended": _iso(row["ended"]),
+        "exit_code": _exit_code(row["exit_code"], row["signal"]),
+    }
+
+
+def _exit_code(code: int | None, signal: int | None) -> int | None:
+    """As a shell gives it: 128 + the signal that ended it."""
+    return 128 + signal if signal else code
+
+
+def _iso(moment: float | None) -> str | None:
+    if moment is None:
+        return None
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+async def _changes(daemon: Daemon, timeout: float) -> AsyncIterator[None]:
+    """Now, and then after each stored change, until the time-out; at most ten times a second."""
+    deadline = time.monotonic() + timeout
+    while True:
+        running = daemon.engine
+        changed = running.changed if running else asyncio.Event()
+        yield
+        if (left := deadline - time.monotonic()) <= 0:
+            return
+        try:
+            await asyncio.wait_for(changed.wait(), left)
+        except TimeoutError:
+            continue
+        await asyncio.sleep(0.1)

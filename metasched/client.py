@@ -1,0 +1,176 @@
+"""A client of the daemon: HTTP and JSON over its unix socket, typed errors, quick to import."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from metasched.submit import Submission
+
+LONGEST_PATH = 107  # bytes that the kernel takes for the path of a unix socket
+TIMEOUT = 60.0  # seconds for an answer
+POLL = 30.0  # seconds that the daemon may keep one question about the end of jobs
+
+
+class ClientError(Exception):
+    """A call that did not do what was asked: what, where; what to do.
+
+    ClientError (1)      the daemon refused it for another reason, or a defect
+     +-- BadRequest (2)   what was asked makes no sense
+     +-- Forbidden (3)    by policy or permission
+     +-- Unreachable (4)  no daemon answers; nothing was changed
+     +-- NotFound (5)     no such job
+     +-- Broken (1)       the answer broke off: the daemon may have done it
+    """
+
+    exit_code = 1
+
+
+class BadRequest(ClientError):
+    exit_code = 2
+
+
+class Forbidden(ClientError):
+    exit_code = 3
+
+
+class Unreachable(ClientError):
+    exit_code = 4
+
+
+class NotFound(ClientError):
+    exit_code = 5
+
+
+class Broken(ClientError):
+    pass
+
+
+_BY_STATUS = {400: BadRequest, 422: BadRequest, 403: Forbidden, 404: NotFound, 503: Unreachable}
+
+
+class _Connection(HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class Client:
+    """Calls of one daemon; every call is a connection of its own, so none can go stale."""
+
+    def __init__(self, path: Path | str, timeout: float = TIMEOUT) -> None:
+        """`timeout` in seconds. Unreachable if the kernel takes no socket of that path."""
+        self.path, self.timeout = str(path), timeout
+        if len(self.path.encode(errors="surrogateescape")) > LONGEST_PATH:
+            raise Unreachable(
+                f"a path of more than {LONGEST_PATH} bytes, socket {self.path}; name a shorter one"
+            )
+
+    def submit(self, submission: Submission) -> list[dict[str, Any]]:
+        """Hand in jobs, all or none; an answer each with `job`, `priority`, `cluster`."""
+        answer = self._call("POST", "/jobs", body=asdict(submission))
+        return self._rows(answer, "jobs")
+
+    def jobs(self, jobs: Sequence[str] = (), **filters: str | float | None) -> list[dict[str, Any]]:
+        """The rows of `status`: of these jobs, or all open ones that pass the filters."""
+        return self._rows(self._call("GET", "/jobs", {"job": jobs, **filters}))
+
+    def change(
+        self, wish: str, jobs: Sequence[str], user: str | None = None, state: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Ask to `cancel`, `hold` or `release` jobs; what was and is, for each task."""
+        body = {"jobs": list(jobs), "user": user, "state": state}
+        return self._rows(self._call("POST", f"/jobs/{wish}", body=body), "jobs")
+
+    def wait(self, jobs: Sequence[str], seconds: float = POLL) -> list[dict[str, Any]]:
+        """The rows of the jobs as soon as all have ended, at the latest after so many seconds."""
+        return self._rows(self._call("GET", "/jobs/wait", {"job": jobs, "timeout": seconds}))
+
+    def story(self, job: str) -> list[dict[str, Any]]:
+        """Every event of a job, oldest first."""
+        return self._rows(self._call("GET", f"/jobs/{quote(job, safe='')}/story"), "events")
+
+    def explain(self, job: str) -> dict[str, Any]:
+        """Why a job is where it is."""
+        return self._table(self._call("GET", f"/jobs/{quote(job, safe='')}/explain"))
+
+    def output(self, job: str) -> dict[str, Any]:
+        """The paths of a job's `output` and `error` (None: the same file)."""
+        return self._table(self._call("GET", f"/jobs/{quote(job, safe='')}/output"))
+
+    def clusters(self) -> list[dict[str, Any]]:
+        return self._rows(self._call("GET", "/clusters"))
+
+    def health(self) -> dict[str, Any]:
+        return self._table(self._call("GET", "/health"))
+
+    def _call(
+        self, method: str, path: str, query: Mapping[str, object] | None = None, body: object = None
+    ) -> Any:
+        given = {k: v for k, v in (query or {}).items() if v is not None}
+        where = f"{path}?{urlencode(given, doseq=True)}" if given else path
+        sent = None if body is None else json.dumps(body)
+        connection = _Connection(self.path, self.timeout)
+        try:
+            self._connect(connection)
+            headers = {"Connection": "close"}
+            if sent is not None:
+                headers["Content-Type"] = "application/json"
+            connection.request(method, where, sent, headers)
+            response = connection.getresponse()
+            status, content = response.status, response.read()
+        except TimeoutError:
+            raise self._broken(f"no answer in {self.timeout:g} s", method) from None
+        except (OSError, HTTPException):
+            raise self._broken("the answer broke off", method) from None
+        finally:
+            connection.close()
+        try:
+            answer = json.loads(content)
+        except ValueError:
+            raise self._broken(f"an answer that is no JSON (status {status})", method) from None
+        if status >= 300:
+            told = answer.get("error") if isinstance(answer, dict) else None
+            message = str(told or f"status {status}, socket {self.path}; see the daemon's log")
+            raise _BY_STATUS.get(status, ClientError)(message)
+        return answer
+
+    def _connect(self, connection: _Connection) -> None:
+        try:
+            connection.connect()
+        except PermissionError:
+            raise Forbidden(
+                f"not allowed, socket {self.path}; the daemon belongs to somebody else: "
+                "start your own with `metasched serve`"
+            ) from None
+        except OSError:
+            raise Unreachable(
+                f"no daemon answers, socket {self.path}; start it with `metasched serve`, "
+                "or name its configuration with --config"
+            ) from None
+
+    def _broken(self, what: str, method: str) -> Broken:
+        mend = "try again" if method == "GET" else "look with `metasched status` whether it is done"
+        return Broken(f"{what}, socket {self.path}; {mend}")
+
+    def _rows(self, answer: Any, key: str | None = None) -> list[dict[str, Any]]:
+        rows = answer.get(key) if key is not None and isinstance(answer, dict) else answer
+        if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
+            raise Broken(f"not a daemon's answer, socket {self.path}; is it a metasched's?")
+        return rows
+
+    def _table(self, answer: Any) -> dict[str, Any]:
+        if not isinstance(answer, dict):
+            raise Broken(f"not a daemon's answer, socket {self.path}; is it a metasched's?")
+        return answer

@@ -1,0 +1,322 @@
+"""metasched.toml and the policy file -> typed settings; every error names file, key and mend."""
+
+from __future__ import annotations
+
+import difflib
+import getpass
+import grp
+import itertools
+import os
+import pwd
+import tomllib
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from metasched.events import Policy
+from metasched.model import Cluster
+from metasched.places import personal_config, personal_data, personal_socket, site_config
+from metasched.units import parse_duration
+from metasched.worker import GROUP, adapter_class
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; the message says what, where and what to do."""
+
+
+def _duration(value: object) -> object:
+    return parse_duration(value) if isinstance(value, str) else value
+
+
+Seconds = Annotated[float, BeforeValidator(_duration), Field(gt=0)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DaemonTable(_Table):
+    database: str | None = None
+    socket: str | None = None
+
+
+class PolicyTable(_Table):
+    file: str | None = None
+
+
+class ClassTable(_Table):
+    name: str
+    users: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+
+
+class ClusterTable(BaseModel):
+    """The keys that every cluster has; the rest are the adapter's own options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]{0,62}$")]
+    adapter: str
+    benchmark: Annotated[float, Field(gt=0)] = 1.0
+    filesystems: tuple[str, ...] = ()
+    map: dict[str, dict[str, str]] = Field(default_factory=dict)
+    poll_interval: Seconds | None = None
+    call_timeout: Seconds = 60.0
+    python: str | None = None
+    environment: dict[str, str] = Field(default_factory=dict)
+
+
+class Site(_Table):
+    """The whole file."""
+
+    daemon: DaemonTable = DaemonTable()
+    policy: PolicyTable = PolicyTable()
+    cluster: tuple[ClusterTable, ...] = ()
+    user_class: tuple[ClassTable, ...] = ()
+
+
+class PolicyFile(_Table):
+    """The keys of a policy file; what is not given keeps the default of `core.Policy`."""
+
+    max_priority: Annotated[int, Field(ge=1, le=100)] = Policy.max_priority
+    window: Annotated[int, Field(ge=1)] = Policy.window
+    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    classes: dict[str, int] = Field(default_factory=lambda: dict(Policy().classes))
+    load: str = Policy.load
+    ordering: str = Policy.ordering
+    tolerance: Annotated[float, Field(ge=0, le=1)] = Policy.tolerance
+    pull: bool = Policy.pull
+    pull_after: Seconds = Policy.pull_after
+    age: Annotated[float, BeforeValidator(_duration), Field(ge=0)] = Policy.age
+    default_time: Seconds = Policy.default_time
+    seed: int = Policy.seed
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """One cluster: what the core sees, and how its worker is started. Seconds."""
+
+    cluster: Cluster
+    options: dict[str, Any]
+    poll_interval: float
+    call_timeout: float
+    python: str | None
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A whole, valid configuration. `origin` is the file it came from, None the defaults."""
+
+    origin: Path | None
+    database: str
+    socket: Path
+    folder: Path
+    policy: Policy
+    clusters: tuple[ClusterSettings, ...]
+    classes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
+
+    def class_of(self, user: str) -> str:
+        """The user's class: the first that names the user, else one of its groups, else regular."""
+        for name, (users, _) in self.classes.items():
+            if user in users:
+                return name
+        try:
+            gid = pwd.getpwnam(user).pw_gid
+            groups = {grp.getgrgid(g).gr_name for g in os.getgrouplist(user, gid)}
+        except KeyError:
+            return "regular"
+        for name, (_, members) in self.classes.items():
+            if groups.intersection(members):
+                return name
+        return "regular"
+
+
+def find(path: Path | None) -> Path | None:
+    """The configuration to use: the one given, else the personal, else the site's, else none."""
+    if path is None and (named := os.environ.get("METASCHED_CONFIG")):
+        path = Path(named)
+    if path is not None:
+        return path
+    return next((p for p in (personal_config(), site_config()) if p.exists()), None)
+
+
+def load(path: Path | None) -> Settings:
+    """Read the configuration at `path`; None: one local cluster with this host's processors.
+
+    ConfigError for anything that is wrong, in one line.
+    """
+    if path is None:
+        table: dict[str, Any] = {
+            "cluster": [
+                {
+                    "name": "local",
+                    "adapter": "local",
+                    "cpus": os.cpu_count() or 1,
+                    "map": {"account": {"*": "*"}, "qos": {"*": "*"}},
+                }
+            ]
+        }
+    else:
+        table = _read(path)
+    site = _valid(Site, table, path)
+    if not site.cluster:
+        raise ConfigError(f"no cluster in {path}; add a [[cluster]] table")
+    clusters = tuple(_cluster(c, path) for c in site.cluster)
+    names = [c.cluster.name for c in clusters]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ConfigError(f'cluster "{min(twice)}" is there twice in {path}; rename one')
+    base = path.parent.absolute() if path is not None else personal_data()
+    policy_file = base / site.policy.file if site.policy.file is not None else None
+    policy = read_policy(policy_file)
+    for given in site.user_class:
+        if given.name not in policy.classes:
+            known = ", ".join(policy.classes)
+            raise ConfigError(
+                f'user class "{given.name}" in {path} has no base value in the policy; '
+                f"it has {known}"
+            )
+    database = site.daemon.database or f"sqlite:///{personal_data() / 'metasched.db'}"
+    file = Path(database.removeprefix("sqlite:///"))
+    return Settings(
+        origin=path,
+        database=database,
+        socket=Path(site.daemon.socket) if site.daemon.socket else personal_socket(),
+        folder=file.absolute().parent / "clusters",
+        policy=policy,
+        clusters=clusters,
+        classes={c.name: (c.users, c.groups) for c in site.user_class},
+    )
+
+
+def read_policy(path: Path | None) -> Policy:
+    """The policy of a file; None: the defaults. ConfigError in one line."""
+    if path is None:
+        return Policy()
+    given = _valid(PolicyFile, _read(path), path)
+    for key, allowed in (("load", ("observed", "paper")), ("ordering", ("array", "equal"))):
+        if getattr(given, key) not in allowed:
+            raise ConfigError(
+                f'{key} = "{getattr(given, key)}" in {path}; write "{allowed[0]}" or "{allowed[1]}"'
+            )
+    known = ("deadline", "licence", "user")
+    for name in given.weights:
+        if name not in known:
+            raise ConfigError(f'unknown weight "{name}" in {path}; {_nearest(name, known)}')
+    return Policy(**{f.name: getattr(given, f.name) for f in fields(Policy)})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no file {path}; create it, or name another with --config") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; make it readable for {_me()}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text; write it again as TOML") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is no TOML ({error}); mend that line") from None
+
+
+def _me() -> str:
+    return getpass.getuser()
+
+
+def _nearest(word: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f'write "{close[0]}"' if close else f"known are {', '.join(known)}"
+
+
+def _where(location: tuple[int | str, ...], table: dict[str, Any]) -> tuple[str, str]:
+    """The key that an error is about, and the table it is in, in the file's own words."""
+    place, inside = "", table
+    steps = list(location)
+    for step, following in itertools.pairwise(steps):
+        if isinstance(following, int) and isinstance(inside, dict):
+            inside = inside.get(step, [])
+            continue
+        if isinstance(step, int) and isinstance(inside, list):
+            inside = inside[step]
+            name = inside.get("name", f"number {step + 1}") if isinstance(inside, dict) else ""
+            place = f'{steps[0]} "{name}"'
+        else:
+            place = f"[{step}]"
+            inside = inside.get(step, {}) if isinstance(inside, dict) else {}
+    return str(steps[-1]) if steps else "", place
+
+
+def _valid(kind: type[T], table: dict[str, Any], path: Path | None) -> T:
+    try:
+        return kind.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(_first(error, table, str(path), _known_keys(kind))) from None
+
+
+def _known_keys(kind: type[BaseModel]) -> tuple[str, ...]:
+    names = list(kind.model_fields)
+    for table in kind.model_fields.values():
+        for part in (table.annotation, *getattr(table.annotation, "__args__", ())):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                names += part.model_fields
+    return tuple(names)
+
+
+def _first(error: ValidationError, table: dict[str, Any], path: str, known: tuple[str, ...]) -> str:
+    """The first mistake in one line: what, where; what to do."""
+    wrong = error.errors()[0]
+    key, place = _where(wrong["loc"], table)
+    where = f"{path}, {place}" if place else path
+    if wrong["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f'unknown key "{key}", {where}; {_nearest(key, known)}'
+    if wrong["type"] in ("missing", "missing_argument"):
+        return f'no key "{key}", {where}; add it'
+    said = wrong["msg"].removeprefix("Value error, ")
+    return f"{key} = {wrong['input']!r}, {where}: {said[:1].lower()}{said[1:]}"
+
+
+def _cluster(table: ClusterTable, path: Path | None) -> ClusterSettings:
+    where = f'{path}, cluster "{table.name}"'
+    try:
+        kind = adapter_class(table.adapter)
+    except KeyError:
+        from importlib.metadata import entry_points
+
+        known = tuple(sorted(e.name for e in entry_points(group=GROUP)))
+        raise ConfigError(
+            f'unknown adapter "{table.adapter}", {where}; {_nearest(table.adapter, known)}'
+        ) from None
+    own = table.model_extra or {}
+    known_keys = tuple(f.name for f in fields(kind.Options))
+    for key in own:
+        if key not in known_keys:
+            every = (*known_keys, *ClusterTable.model_fields)
+            raise ConfigError(f'unknown key "{key}", {where}; {_nearest(key, every)}')
+    try:
+        options = TypeAdapter(kind.Options).validate_python(own)
+    except ValidationError as error:
+        raise ConfigError(_first(error, own, where, known_keys)) from None
+    for name in table.map:
+        if name not in ("partition", "account", "qos", "feature"):
+            raise ConfigError(
+                f'unknown map "{name}", {where}; '
+                f"{_nearest(name, ('partition', 'account', 'qos', 'feature'))}"
+            )
+    return ClusterSettings(
+        cluster=Cluster(
+            name=table.name,
+            adapter=table.adapter,
+            benchmark=table.benchmark,
+            filesystems=table.filesystems,
+            maps=table.map,
+        ),
+        options=asdict(options),
+        poll_interval=table.poll_interval or kind.poll_interval,
+        call_timeout=table.call_timeout,
+        python=table.python,
+        environment=table.environment,
+    )

@@ -1,0 +1,707 @@
+"""The meta-scheduler itself: events in, changes and actions out. Pure; clock and seeds are given.
+
+One `Core.step(event)` runs in this order:
+1. apply the event to the tasks and clusters it speaks of (`transitions`);
+2. classify a job that is new (`policies.classify`);
+3. keep the clusters that may run a waiting task (`policies.eligible`);
+4. choose one (`policies.dispatch`), or pull a pending task to where it starts now
+   (`policies.pulling`);
+5. pursue what is wished of tasks that are with a manager: cancel, hold, pull;
+6. return what changed and what is to be done in the world.
+
+Daemon and simulator drive the same core. Stepping a fresh core through the recorded events of a
+daemon gives its decisions again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from metasched.events import (
+    Accepted,
+    Asked,
+    Attempt,
+    Booted,
+    Change,
+    CoreEvent,
+    Declined,
+    Due,
+    Intent,
+    Outcome,
+    Policy,
+    Returned,
+    Seen,
+    Send,
+    Silent,
+    Submitted,
+    Task,
+    Tried,
+    Unsure,
+    Verdict,
+    Withdraw,
+)
+from metasched.model import MANAGER_REASON, Cluster, Facts, Job, Reason, Row, State, parse_tag
+from metasched.policies.classify import Classifier, Deadline, Licence, User
+from metasched.policies.dispatch import LoadOrdering
+from metasched.policies.eligible import PERMANENT, Unfit, translated, unfit
+from metasched.policies.pulling import Room
+from metasched.transitions import FINAL, LIVE, UNSTARTED, Event, advance, reported
+
+PURSUE_AGAIN = 60.0  # seconds after which a wish that shows no effect is told to the manager again
+
+
+@dataclass
+class _View:
+    """One cluster as the core sees it; `owed` are cpu seconds of ours that have not begun."""
+
+    cluster: Cluster
+    facts: Facts | None = None
+    up: bool = False
+    word: str = "not heard from since the start"
+    full: str = ""
+    listed: float = 0.0
+    running: float = 0.0
+    owed: float = 0.0
+    unstarted: int = 0
+    live: dict[tuple[int, int], Task] = field(default_factory=dict)
+
+    @property
+    def power(self) -> float:
+        return (self.facts.cpus if self.facts else 0) * self.cluster.benchmark
+
+
+class Core:
+    """The state of the whole system, and `step`, the only way to change it."""
+
+    def __init__(self) -> None:
+        self.policy = Policy()
+        self.instance = ""
+        self.tasks: dict[tuple[int, int], Task] = {}
+        self._open: dict[int, dict[int, Task]] = {}
+        self._views: dict[str, _View] = {}
+        self._sendings: dict[tuple[int, int], dict[int, Task]] = {}
+        self._last_sending: dict[int, int] = {}
+        self._waiting: dict[tuple[int, int], Task] = {}
+        self._begins: list[tuple[float, int, int]] = []
+        self._margins: list[Job] = []
+        self.classifier: Classifier
+        self.dispatch: LoadOrdering
+
+    # The one entry point
+
+    def step(self, event: CoreEvent) -> Outcome:
+        """Apply one event; return what changed and what to do. Never raises on a valid event."""
+        out = Outcome()
+        match event:
+            case Submitted():
+                self._submitted(event, out)
+            case Seen():
+                self._seen(event, out)
+            case Accepted():
+                self._accepted(event, out)
+            case Declined():
+                self._declined(event, out)
+            case Tried():
+                for task in self._sending(event.job, event.sending):
+                    self._attempt(task).tried = event.time
+                    out.tasks[task.job.id, task.index] = task
+            case Unsure():
+                for task in self._sending(event.job, event.sending):
+                    self._attempt(task).tried = event.time
+                    self._note(task, f"no answer: {event.reason}", out)
+            case Returned():
+                for task in self._sending(event.job, event.sending):
+                    self._advance(task, Event.ABSENT, event.time, "never tried", out)
+                self._place(event.time, out)
+            case Silent():
+                self._silent(event, out)
+            case Asked():
+                self._asked(event, out)
+            case Booted():
+                self._booted(event, out)
+            case Due():
+                self._begin(event.time)
+                self._place(event.time, out)
+        return out
+
+    # Restoring what a database knows
+
+    def restore(
+        self,
+        tasks: Iterable[Task],
+        last_sendings: dict[int, int],
+        facts: dict[str, Facts],
+        margins: Iterable[Job],
+    ) -> None:
+        """Take over stored tasks before the first event, which must be `Booted`.
+
+        `last_sendings` maps each open job to its highest sending, `margins` are the last jobs
+        with a deadline, oldest first.
+        """
+        self._margins = list(margins)
+        self._last_sending = dict(last_sendings)
+        self._views = {n: _View(Cluster(name=n, adapter=""), facts=f) for n, f in facts.items()}
+        for task in tasks:
+            self._keep_open(task)
+            if task.attempt is not None:
+                self._sendings.setdefault((task.job.id, task.attempt.sending), {})[task.index] = (
+                    task
+                )
+
+    def _keep_open(self, task: Task) -> None:
+        self.tasks[task.job.id, task.index] = task
+        self._open.setdefault(task.job.id, {})[task.index] = task
+
+    def _configure(self, policy: Policy, clusters: tuple[Cluster, ...], licences: int) -> None:
+        self.policy = policy
+        self.classifier = Classifier(
+            max_priority=policy.max_priority,
+            heuristics=[
+                Deadline(window=policy.window),
+                Licence(total=max(licences, 1)),
+                User(classes=policy.classes),
+            ],
+            weights=policy.weights,
+        )
+        for job in self._margins[-policy.window :]:
+            self.classifier.remember(job)
+        known = {name: view.facts for name, view in self._views.items()}
+        self._views = {c.name: _View(c, facts=known.get(c.name)) for c in clusters}
+        self.dispatch = LoadOrdering(
+            [c.name for c in clusters],
+            max_priority=policy.max_priority,
+            seed=policy.seed,
+            tolerance=policy.tolerance,
+            load=policy.load,
+            ordering=policy.ordering,
+        )
+
+    def _booted(self, event: Booted, out: Outcome) -> None:
+        self.instance = event.instance
+        self._configure(event.policy, event.clusters, event.licences)
+        self._waiting.clear()
+        self._begins.clear()
+        untried: dict[tuple[int, int, str], list[int]] = {}
+        for task in list(self.tasks.values()):
+            task.key = self._key(task.job, task.priority)
+            attempt = task.attempt
+            if attempt is None:
+                if task.state is State.QUEUED:
+                    self._wait(task, event.time)
+                continue
+            attempt.seen, attempt.asked = False, None
+            if attempt.cluster in self._views:
+                self._views[attempt.cluster].live[task.job.id, task.index] = task
+                self._count(task, attempt.state, +1)
+                if attempt.tried is not None:
+                    attempt.tried = event.time  # a try may have gone on until now
+                elif attempt.state is State.DISPATCHING:
+                    untried.setdefault((task.job.id, attempt.sending, attempt.cluster), []).append(
+                        task.index
+                    )
+            elif attempt.state is not State.UNKNOWN:
+                cause = f"cluster {attempt.cluster} is no longer configured"
+                self._advance(task, Event.SILENCE, event.time, cause, out)
+        for (job, sending, cluster), indices in untried.items():
+            out.actions.append(Send(job, sending, cluster, tuple(indices)))
+        self._place(event.time, out)
+
+    def _key(self, job: Job, priority: int) -> float:
+        return job.submitted - self.policy.age * (priority - 1)
+
+    # 1. Apply
+
+    def _submitted(self, event: Submitted, out: Outcome) -> None:
+        job = event.job
+        out.parts = self.classifier.parts(job)
+        priority = self.classifier.priority(job)
+        if job.deadline is not None:
+            self._margins = [*self._margins[-self.policy.window :], job]
+        for index in job.indices:
+            task = Task(job, index, priority, self._key(job, priority), held=job.held)
+            if job.held:
+                task.state, task.reason = State.HELD, Reason.HELD
+            self._keep_open(task)
+            self._record(task, None, None, "submitted", out)
+            if not job.held:
+                self._wait(task, event.time)
+        self._place(event.time, out, [self.tasks[job.id, i] for i in job.indices])
+
+    def _accepted(self, event: Accepted, out: Outcome) -> None:
+        for task in self._sending(event.job, event.sending):
+            attempt = self._attempt(task)
+            attempt.native_id = event.natives.get(task.index)
+            attempt.accepted = event.time
+            attempt.tried = None
+            self._advance(task, Event.ACCEPT, event.time, "the manager took it", out)
+            self._pursue(task, event.time, out)
+
+    def _declined(self, event: Declined, out: Outcome) -> None:
+        tasks = self._sending(event.job, event.sending)
+        for task in tasks:
+            attempt = self._attempt(task)
+            view = self._views.get(attempt.cluster)
+            if event.again and view is not None:
+                view.full = event.reason
+            else:
+                task.refused.add(attempt.cluster)
+                attempt.refused = True
+            self._advance(task, Event.REFUSE, event.time, event.reason, out)
+        self._place(event.time, out)
+
+    def _silent(self, event: Silent, out: Outcome) -> None:
+        view = self._views[event.cluster]
+        view.up, view.word = False, event.reason
+        for task in list(view.live.values()):
+            attempt = self._attempt(task)
+            untried = attempt.state is State.DISPATCHING and attempt.tried is None
+            if attempt.state is not State.UNKNOWN and not untried:
+                self._advance(task, Event.SILENCE, event.time, event.reason, out)
+        self._place(event.time, out)
+
+    def _seen(self, event: Seen, out: Outcome) -> None:
+        view = self._views[event.cluster]
+        news = not view.up or bool(view.full) or event.facts is not None
+        view.up, view.word, view.full = True, "", ""
+        view.listed = event.time
+        if event.facts is not None:
+            view.facts = event.facts
+            view.running = sum(
+                cpus * max(end - event.time, 0.0) for end, cpus in event.facts.running
+            )
+        listed = set()
+        for row in event.rows:
+            task = self._of(row.tag, row.task)
+            if task is not None and self._attempt(task).cluster == event.cluster:
+                listed.add((task.job.id, task.index))
+                self._row(task, row, event.time, out)
+        gone = {
+            (task.job.id, task.index)
+            for tag, index in event.vanished
+            if (task := self._of(tag, index)) is not None
+        }
+        for key, task in list(view.live.items()):
+            if key in listed:
+                continue
+            if event.full or key in gone or not self._attempt(task).seen:
+                self._missing(task, event, out)
+            self._pursue(task, event.time, out)
+        self._weigh(view)
+        self._begin(event.time)
+        if news or out.changes:
+            self._place(event.time, out)
+        if self.policy.pull:
+            self._pull(view, event.time, out)
+
+    def _row(self, task: Task, row: Row, now: float, out: Outcome) -> None:
+        """What a manager lists of a live attempt."""
+        attempt = self._attempt(task)
+        attempt.seen, attempt.tried = True, None
+        attempt.native_id = row.native_id
+        attempt.started, attempt.ended = row.started, row.ended
+        attempt.exit_code, attempt.signal = row.exit_code, row.signal
+        attempt.word, attempt.node = row.word, row.node
+        attempt.cpu_seconds, attempt.max_memory = row.cpu_seconds, row.max_memory
+        out.tasks[task.job.id, task.index] = task
+        event = reported(attempt.state, row.state)
+        moving = attempt.intent in (Intent.PULL, Intent.HOLD)
+        if event is Event.KILL and moving and row.started is None:
+            event = Event.WITHDRAW
+        if event is not None:
+            self._advance(task, event, now, row.word, out)
+        elif attempt.state is State.PENDING and row.word:
+            task.reason = MANAGER_REASON + row.word
+        if attempt.state in LIVE - UNSTARTED - {State.UNKNOWN} and moving:
+            attempt.intent = attempt.target = attempt.asked = None
+            task.held = False
+        self._pursue(task, now, out)
+
+    def _missing(self, task: Task, seen: Seen, out: Outcome) -> None:
+        """A complete listing lacks a live attempt: gone for certain, or nobody knows."""
+        attempt = self._attempt(task)
+        if attempt.native_id is None:
+            if attempt.tried is None or attempt.tried > seen.until:
+                return  # not tried yet, or a late command of ours may still arrive
+            if seen.since <= attempt.sent:
+                cause = "a complete listing proves that it never arrived"
+                self._advance(task, Event.ABSENT, seen.time, cause, out)
+                return
+        if attempt.state is not State.UNKNOWN:
+            cause = "the manager lists it no more and nothing tells how it ended"
+            self._advance(task, Event.SILENCE, seen.time, cause, out)
+
+    def _asked(self, event: Asked, out: Outcome) -> None:
+        for task in self.tasks_of(event.job, event.indices):
+            by = f"by {event.by}" if event.by else ""
+            attempt = task.attempt
+            match event.wish:
+                case "cancel" if attempt is None:
+                    self._advance(task, Event.CANCEL, event.time, f"cancelled {by}", out)
+                case "cancel":
+                    assert attempt is not None
+                    attempt.intent, attempt.target, attempt.asked = Intent.CANCEL, None, None
+                    self._note(task, f"cancel asked for {by}", out)
+                case "hold" if attempt is None:
+                    task.held = True
+                    if task.state is State.QUEUED:
+                        self._advance(task, Event.HOLD, event.time, f"held {by}", out)
+                case "hold" if attempt is not None and attempt.state in UNSTARTED:
+                    task.held = True
+                    if attempt.intent is not Intent.CANCEL:
+                        attempt.intent, attempt.target = Intent.HOLD, None
+                        self._note(task, f"hold asked for {by}", out)
+                case "release":
+                    task.held = False
+                    if task.state is State.HELD:
+                        self._advance(task, Event.RELEASE, event.time, f"released {by}", out)
+            self._pursue(task, event.time, out)
+        self._begin(event.time)
+        self._place(event.time, out, self.tasks_of(event.job, event.indices))
+
+    def _advance(self, task: Task, event: Event, now: float, cause: str, out: Outcome) -> None:
+        """Let `event` happen to a task: the only place where a state changes."""
+        attempt, before = task.attempt, task.state
+        step = advance(before, event, task.name)
+        if attempt is not None and step.attempt is not None:
+            self._count(task, before, -1)
+            attempt.state = step.attempt
+            self._count(task, step.task, +1)
+        task.state, task.reason = step.task, Reason.HELD if step.task is State.HELD else ""
+        self._record(task, event, before, cause, out)
+        if attempt is not None and step.task not in LIVE:
+            self._close(task, attempt, now, out)
+        if step.task in FINAL:
+            task.ended = attempt.ended if attempt is not None else now
+            self._waiting.pop((task.job.id, task.index), None)
+            del self.tasks[task.job.id, task.index]
+            del self._open[task.job.id][task.index]
+            if not self._open[task.job.id]:
+                del self._open[task.job.id]
+                self._last_sending.pop(task.job.id, None)
+        elif step.task is State.QUEUED:
+            if attempt is not None and attempt.intent is Intent.CANCEL:
+                self._advance(task, Event.CANCEL, now, "cancelled as asked", out)
+            elif task.held:
+                self._advance(task, Event.HOLD, now, "held as asked", out)
+            else:
+                self._wait(task, now)
+        else:
+            self._waiting.pop((task.job.id, task.index), None)
+
+    def _close(self, task: Task, attempt: Attempt, now: float, out: Outcome) -> None:
+        """An attempt has ended; the task goes on without it, or has ended too."""
+        if attempt.ended is None:
+            attempt.ended = now
+        out.closed.append((task, attempt))
+        chunk = self._sendings[task.job.id, attempt.sending]
+        del chunk[task.index]
+        if not chunk:
+            del self._sendings[task.job.id, attempt.sending]
+        if attempt.cluster in self._views:
+            self._views[attempt.cluster].live.pop((task.job.id, task.index), None)
+        if task.state is State.QUEUED:
+            task.attempt = None
+            task.target = attempt.target
+            task.moves += attempt.target is not None
+
+    def _count(self, task: Task, state: State, sign: Literal[1, -1]) -> None:
+        """Keep the loads of a cluster in step with what waits there unstarted."""
+        attempt = self._attempt(task)
+        view = self._views.get(attempt.cluster)
+        if state not in UNSTARTED or view is None:
+            return
+        view.unstarted += sign
+        # an empty queue owes nothing: no residue of floats may hide the zero that Load looks for
+        view.owed = view.owed + sign * task.job.cpus * task.job.estimated if view.unstarted else 0.0
+        if sign > 0:
+            self.dispatch.assigned(attempt.cluster, task.job, task.priority)
+        else:
+            self.dispatch.left_queue(attempt.cluster, task.job, task.priority)
+        self._weigh(view)
+
+    def _weigh(self, view: _View) -> None:
+        """Observed load: seconds of the whole cluster still owed (design §2)."""
+        if view.facts is not None and view.power > 0:
+            owed = view.facts.owed + view.running + view.owed
+            self.dispatch.observe(view.cluster.name, owed / view.power)
+
+    # 3 and 4. Where waiting tasks go
+
+    def _place(self, now: float, out: Outcome, only: Iterable[Task] | None = None) -> None:
+        """Send every waiting task (of `only`) that some cluster can take, in order of its key."""
+        if only is None:
+            waiting = list(self._waiting.values())
+        else:
+            waiting = [t for t in only if (t.job.id, t.index) in self._waiting]
+        chunks: dict[tuple[int, str], list[int]] = {}
+        for task in sorted(waiting, key=lambda t: (t.key, t.job.id, t.index)):
+            against = {name: self._unfit(task, view) for name, view in self._views.items()}
+            fit = [name for name, reason in against.items() if reason is None]
+            if fit:
+                if task.target in fit:
+                    cluster = task.target
+                else:
+                    cluster = self.dispatch.choose(task.job, task.priority, fit)
+                self._send(task, cluster, now, chunks, out)
+            else:
+                self._keep(task, [u for u in against.values() if u is not None], now, out)
+        for (job, cluster), indices in chunks.items():
+            out.actions.append(Send(job, self._last_sending[job], cluster, tuple(indices)))
+
+    def _send(
+        self,
+        task: Task,
+        cluster: str,
+        now: float,
+        chunks: dict[tuple[int, str], list[int]],
+        out: Outcome,
+    ) -> None:
+        job = task.job.id
+        if (job, cluster) not in chunks:
+            self._last_sending[job] = self._last_sending.get(job, 0) + 1
+            chunks[job, cluster] = []
+        chunks[job, cluster].append(task.index)
+        sending = self._last_sending[job]
+        task.attempts += 1
+        task.attempt = Attempt(task.attempts, sending, cluster, State.QUEUED, now)
+        self._sendings.setdefault((job, sending), {})[task.index] = task
+        self._views[cluster].live[job, task.index] = task
+        cause = "pulled: it can start there now" if task.target == cluster else "load and ordering"
+        task.target = None
+        self._advance(task, Event.SEND, now, cause, out)
+
+    def _keep(self, task: Task, against: list[Unfit], now: float, out: Outcome) -> None:
+        """Nothing fits: say why by the reason that comes first, or reject for good."""
+        passing = [u for u in against if u.reason not in PERMANENT]
+        first = min(passing or against, key=lambda u: _PRECEDENCE[u.reason], default=_NO_CLUSTER)
+        if not passing and against:
+            self._advance(task, Event.REJECT, now, first.text, out)
+            task.reason = first.reason
+        elif task.reason != first.reason:
+            task.reason = first.reason
+            self._note(task, first.text, out)
+
+    def _pull(self, view: _View, now: float, out: Outcome) -> None:
+        """Withdraw pending tasks elsewhere that would start on this cluster now."""
+        name = view.cluster.name
+        pending = [
+            task
+            for other in self._views.values()
+            if other is not view and other.up
+            for task in other.live.values()
+            if self._may_move(task, now)
+        ]
+        if not pending or view.facts is None:
+            return
+        on_their_way = [
+            task.job
+            for task in view.live.values()
+            if task.state in UNSTARTED and not self._attempt(task).seen
+        ] + [
+            task.job
+            for other in self._views.values()
+            for task in other.live.values()
+            if self._attempt(task).target == name
+        ]
+        room = Room(view.facts, now, [(j.cpus, j.time_limit or j.estimated) for j in on_their_way])
+        for task in sorted(pending, key=lambda t: (t.key, t.job.id, t.index)):
+            if room.free <= 0:
+                return
+            if self._unfit(task, view) is not None:
+                continue
+            here = translated(task.job, view.cluster, view.facts)
+            if room.admits(here):
+                room.take(here)
+                attempt = self._attempt(task)
+                attempt.intent, attempt.target = Intent.PULL, name
+                self._note(task, f"would start on {name} now", out)
+                self._pursue(task, now, out)
+
+    def _may_move(self, task: Task, now: float) -> bool:
+        attempt = self._attempt(task)
+        patience = self.policy.pull_after * 2.0**task.moves
+        return (
+            task.state is State.PENDING
+            and attempt.seen
+            and attempt.intent is None
+            and now - attempt.sent >= patience
+        )
+
+    def _unfit(self, task: Task, view: _View) -> Unfit | None:
+        """Why a task cannot be sent to a cluster now."""
+        if view.cluster.name in task.refused:
+            return Unfit(Reason.NO_CLUSTER_FITS, "its manager refused the job")
+        against = unfit(task.job, view.cluster, view.facts)
+        if against is not None and against.reason in PERMANENT:
+            return against
+        if not view.up:
+            return Unfit(Reason.CLUSTER_DOWN, view.word)
+        if against is None and view.full:
+            return Unfit(Reason.CLUSTER_DRAINED, view.full)
+        return against
+
+    def verdicts(self, task: Task) -> list[Verdict]:
+        """What speaks against each cluster for a task now, with the loads that decide."""
+        looks = self.dispatch.looked_at(task.job, task.priority)
+        return [
+            Verdict(name, self._unfit(task, view), *looks[name])
+            for name, view in self._views.items()
+        ]
+
+    def refusal(self, job: Job) -> str | None:
+        """Why no cluster can ever run a job that is about to be submitted, or None."""
+        if unknown := [c for c in job.clusters if c not in self._views]:
+            return f"there is no cluster {unknown[0]}; there are {', '.join(self._views)}"
+        probe = Task(job, 0, 1, 0.0)
+        against = {
+            name: self._unfit(probe, view)
+            for name, view in self._views.items()
+            if not job.clusters or name in job.clusters
+        }
+        if any(u is None or u.reason not in PERMANENT for u in against.values()):
+            return None
+        sizes = [(v.facts.cpus, name) for name, v in self._views.items() if v.facts]
+        if job.cpus > max((size for size, name in sizes if name in against), default=0):
+            size, name = max(sizes, key=lambda pair: pair[0])
+            return (
+                f"no cluster has {job.cpus} processors, the largest is {name} with {size}; "
+                "ask for fewer"
+            )
+        told = "; ".join(f"{name}: {u.text}" for name, u in against.items() if u)
+        return f"no cluster can run the job ({told}); change what it asks for"
+
+    # Begin times
+
+    def _wait(self, task: Task, now: float) -> None:
+        if task.job.begin is not None and task.job.begin > now:
+            task.reason = Reason.BEGIN_TIME
+            heapq.heappush(self._begins, (task.job.begin, task.job.id, task.index))
+        else:
+            self._waiting[task.job.id, task.index] = task
+
+    @property
+    def next_due(self) -> float | None:
+        """When the next begin time comes (epoch seconds), or None."""
+        return self._begins[0][0] if self._begins else None
+
+    def _begin(self, now: float) -> None:
+        while self._begins and self._begins[0][0] <= now:
+            _, job, index = heapq.heappop(self._begins)
+            task = self.tasks.get((job, index))
+            if task is not None and task.state is State.QUEUED:
+                self._waiting[job, index] = task
+
+    # 5. Pursue
+
+    def _pursue(self, task: Task, now: float, out: Outcome) -> None:
+        """Tell the manager what is wished of a task, once it is certain that it is there."""
+        attempt = task.attempt
+        if attempt is None or attempt.intent is None or attempt.state not in LIVE:
+            return
+        if attempt.state is State.DISPATCHING:
+            return
+        if attempt.asked is not None and now - attempt.asked < PURSUE_AGAIN:
+            return
+        attempt.asked = now
+        out.tasks[task.job.id, task.index] = task
+        out.actions.append(
+            Withdraw(
+                task.job.id,
+                attempt.sending,
+                attempt.cluster,
+                {task.index: attempt.native_id},
+                unstarted=attempt.intent is not Intent.CANCEL,
+            )
+        )
+
+    # Looking things up
+
+    def tasks_of(self, job: int, indices: Iterable[int] | None = None) -> list[Task]:
+        """The open tasks of a job: all, or those of `indices`."""
+        of_job = self._open.get(job, {})
+        return [of_job[i] for i in (of_job if indices is None else indices) if i in of_job]
+
+    def tasks_on(self, cluster: str) -> list[Task]:
+        """The tasks that are live on a cluster."""
+        return list(self._views[cluster].live.values())
+
+    def view(self, cluster: str) -> tuple[Facts | None, str]:
+        """What is known of a cluster, and "" if it answers, else why it does not."""
+        view = self._views[cluster]
+        return view.facts, "" if view.up else view.word
+
+    @property
+    def clusters(self) -> list[Cluster]:
+        return [view.cluster for view in self._views.values()]
+
+    def expects(self, cluster: str) -> bool:
+        """Whether a listing without news may still change something.
+
+        A pull into this cluster, a sending whose fate is in doubt, a wish that shows no effect.
+        """
+        return any(
+            attempt.intent is not None or attempt.tried is not None
+            for task in self._views[cluster].live.values()
+            if (attempt := self._attempt(task))
+        ) or (
+            self.policy.pull
+            and any(
+                task.state is State.PENDING
+                for name, view in self._views.items()
+                if name != cluster
+                for task in view.live.values()
+            )
+        )
+
+    def wanted(self, job: int, sending: int) -> bool:
+        """Whether a sending that was not tried yet is still to be made."""
+        return any(self._attempt(t).intent is None for t in self._sending(job, sending))
+
+    def _sending(self, job: int, sending: int) -> list[Task]:
+        return list(self._sendings.get((job, sending), {}).values())
+
+    def _of(self, tag: str, index: int) -> Task | None:
+        key = parse_tag(tag, self.instance)
+        return self._sendings.get(key, {}).get(index) if key else None
+
+    @staticmethod
+    def _attempt(task: Task) -> Attempt:
+        assert task.attempt is not None, task
+        return task.attempt
+
+    # Telling the story
+
+    def _note(self, task: Task, cause: str, out: Outcome) -> None:
+        self._record(task, None, task.state, cause, out)
+
+    def _record(
+        self, task: Task, event: Event | None, before: State | None, cause: str, out: Outcome
+    ) -> None:
+        out.tasks[task.job.id, task.index] = task
+        out.changes.append(
+            Change(
+                task.job.id,
+                task.index,
+                task.attempt.number if task.attempt else 0,
+                event,
+                before,
+                task.state,
+                task.attempt.cluster if task.attempt else None,
+                task.reason,
+                cause,
+            )
+        )
+
+
+def replay(events: Iterable[CoreEvent]) -> Iterator[Outcome]:
+    """Step a fresh core through recorded events: the same decisions, one outcome per event."""
+    core = Core()
+    for event in events:
+        yield core.step(event)
+
+
+_PRECEDENCE = {reason: place for place, reason in enumerate(Reason)}
+_NO_CLUSTER = Unfit(Reason.NO_CLUSTER_FITS, "no cluster is configured")

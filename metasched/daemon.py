@@ -1,0 +1,443 @@
+"""The shell round the core: database, workers, timers, the socket.
+
+Every event goes one way: the core steps, one transaction stores the event with all that followed
+(`Ledger.record`), and only then is anything done in the world. What is to be done is in the
+states themselves: an attempt `dispatching` is a send intended, its `intent` a wish to withdraw.
+Just before a send is made `Tried` is stored. Hence a crash between any two steps is harmless:
+before the commit nothing happened; after it the next start reads the same intents; an untried
+send is made, one that was tried is looked for in a listing first, a withdrawal is idempotent.
+A transaction that fails is treated as such a crash: the engine is thrown away and started again
+from the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shlex
+import socket
+import stat
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import uvicorn
+
+from metasched.adapters.base import Order, Withdrawal
+from metasched.config import ClusterSettings, ConfigError, Settings, find, load
+from metasched.core import Core
+from metasched.db.ledger import Ledger, StorageFailed, Stored
+from metasched.db.store import active, open_sqlite, sqlite_path
+from metasched.events import (
+    Accepted,
+    Action,
+    Booted,
+    CoreEvent,
+    Declined,
+    Due,
+    Outcome,
+    Returned,
+    Seen,
+    Send,
+    Silent,
+    Tried,
+    Unsure,
+    Withdraw,
+)
+from metasched.model import tag_of
+from metasched.policies.eligible import translated
+from metasched.worker import Answer, Boot, Call
+
+log = logging.getLogger("metasched")
+
+IDLE = 10.0  # seconds between polls of a cluster on which nothing of ours is live
+SLOWEST = 60.0  # seconds between tries of a cluster that does not answer, at the most
+SILENT_AFTER = 2  # failed polls in a row after which a cluster counts as silent
+RESTART = 2.0  # seconds before an engine that broke is started again
+LONGEST_LINE = 1 << 28  # bytes of one answer of a worker
+
+
+class Link:
+    """One cluster: its worker process, the actions waiting for it, and its polls."""
+
+    def __init__(self, engine: Engine, settings: ClusterSettings) -> None:
+        self.name, self.settings = settings.cluster.name, settings
+        self._engine = engine
+        self._queue: deque[Action] = deque()
+        self._wake = asyncio.Event()
+        self._worker: asyncio.subprocess.Process | None = None
+        self._failures = 0
+        self._full = True
+        self._next_poll = 0.0
+        self._retry = 0.0
+
+    def add(self, action: Action) -> None:
+        self._queue.append(action)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Poll when it is time, else carry out the next action, else wait."""
+        try:
+            while True:
+                now = time.monotonic()
+                self._wake.clear()
+                if now >= self._next_poll:
+                    await self._poll()
+                elif self._queue and not self._failures and now >= self._retry:
+                    await self._act(self._queue[0])
+                else:
+                    until = self._next_poll
+                    if self._queue and not self._failures:
+                        until = min(until, self._retry)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._wake.wait(), until - now)
+                    if self._queue:
+                        self._next_poll = min(
+                            self._next_poll, time.monotonic() + self.settings.poll_interval
+                        )
+        finally:
+            self._kill()
+
+    # Polls
+
+    async def _poll(self) -> None:
+        answer = await self._call(Call("poll", full=self._full))
+        now, core = time.time(), self._engine.core
+        if answer.news is None:
+            self._failed(answer.reason)
+            return
+        news = answer.news
+        self._failures, self._full, self._retry = 0, False, 0.0
+        _, silent = core.view(self.name)
+        quiet = not (news.rows or news.vanished or news.facts or news.full or silent)
+        if not quiet or core.expects(self.name):
+            self._engine.take(
+                Seen(
+                    now,
+                    self.name,
+                    news.rows,
+                    news.vanished,
+                    news.facts,
+                    news.full,
+                    news.since,
+                    news.until,
+                )
+            )
+        busy = bool(core.tasks_on(self.name) or self._queue)
+        interval = self.settings.poll_interval
+        self._next_poll = time.monotonic() + (interval if busy else max(IDLE, interval))
+
+    def _failed(self, reason: str) -> None:
+        """A poll failed: wait longer, and say so to the core once it lasts."""
+        self._failures += 1
+        delay = min(self.settings.poll_interval * 2**self._failures, SLOWEST)
+        self._next_poll = time.monotonic() + delay
+        log.warning("cluster %s does not answer (%s); next try in %g s", self.name, reason, delay)
+        if self._failures != SILENT_AFTER:
+            return
+        now = time.time()
+        self._full = True
+        untried = [a for a in self._queue if isinstance(a, Send)]
+        self._queue = deque(a for a in self._queue if not isinstance(a, Send))
+        self._engine.take(
+            Silent(now, self.name, reason),
+            *(Returned(now, send.job, send.sending) for send in untried),
+        )
+
+    # Actions
+
+    async def _act(self, action: Action) -> None:
+        match action:
+            case Send():
+                await self._send(action)
+            case Withdraw():
+                await self._withdraw(action)
+
+    async def _send(self, send: Send) -> None:
+        core = self._engine.core
+        if not core.wanted(send.job, send.sending):
+            self._queue.popleft()
+            self._engine.take(Returned(time.time(), send.job, send.sending))
+            return
+        order = self._order(send)
+        self._engine.take(Tried(time.time(), send.job, send.sending))
+        self._queue.popleft()
+        answer = await self._call(Call("submit", order=order))
+        now = time.time()
+        event: CoreEvent
+        match answer.error:
+            case "":
+                event = Accepted(now, send.job, send.sending, answer.natives)
+            case "refused":
+                event = Declined(now, send.job, send.sending, answer.reason, answer.again)
+            case _:
+                event = Unsure(now, send.job, send.sending, answer.reason)
+                self._next_poll = 0.0
+        self._engine.take(event)
+
+    def _order(self, send: Send) -> Order:
+        core = self._engine.core
+        task = core.tasks[send.job, send.indices[0]]
+        facts, _ = core.view(self.name)
+        return Order(
+            tag=tag_of(core.instance, send.job, send.sending),
+            job=translated(task.job, self.settings.cluster, facts),
+            payload=self._engine.ledger.payload(send.job),
+            indices=send.indices,
+            priority=task.priority,
+            options=tuple(shlex.split(task.job.native.get(self.name, ""))),
+        )
+
+    async def _withdraw(self, wish: Withdraw) -> None:
+        answer = await self._call(
+            Call(
+                "withdraw",
+                withdrawal=Withdrawal(
+                    tag=tag_of(self._engine.core.instance, wish.job, wish.sending),
+                    natives=wish.natives,
+                    unstarted=wish.unstarted,
+                ),
+            )
+        )
+        if answer.error in ("", "refused"):
+            self._queue.popleft()
+            self._next_poll = min(self._next_poll, time.monotonic() + 0.2)
+        else:
+            self._retry = time.monotonic() + self.settings.poll_interval
+            self._next_poll = 0.0
+
+    # The worker process
+
+    async def _call(self, call: Call) -> Answer:
+        """One call to the worker; a worker that dies or hangs is killed, and may have done it."""
+        try:
+            worker = self._worker or await self._start()
+            assert worker.stdin is not None
+            assert worker.stdout is not None
+            worker.stdin.write(msgspec.json.encode(call) + b"\n")
+            async with asyncio.timeout(self.settings.call_timeout):
+                await worker.stdin.drain()
+                line = await worker.stdout.readline()
+        except TimeoutError:
+            self._kill()
+            return Answer("unreachable", f"no answer in {self.settings.call_timeout:g} s")
+        except (OSError, ValueError) as error:
+            self._kill()
+            return Answer("unreachable", f"its worker failed: {error}")
+        if not line.endswith(b"\n"):
+            self._kill()
+            return Answer("unreachable", "its worker died")
+        answer = msgspec.json.decode(line, type=Answer)
+        if answer.error == "defect":
+            log.error("cluster %s: %s", self.name, answer.reason)
+            return Answer("unreachable", answer.reason.strip().rpartition("\n")[2])
+        return answer
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        settings = self.settings
+        folder = self._engine.settings.folder / self.name
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._worker = await asyncio.create_subprocess_exec(
+            settings.python or sys.executable,
+            "-m",
+            "metasched.worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | settings.environment,
+            limit=LONGEST_LINE,
+        )
+        self._full = True
+        boot = Boot(
+            settings.cluster.adapter,
+            settings.cluster,
+            settings.options,
+            self._engine.core.instance,
+            str(folder),
+        )
+        assert self._worker.stdin is not None
+        self._worker.stdin.write(msgspec.json.encode(boot) + b"\n")
+        return self._worker
+
+    def _kill(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None and worker.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                worker.kill()
+
+
+class Engine:
+    """One life of the scheduler, from the database as it stands to a stop or a failed write."""
+
+    def __init__(self, settings: Settings, ledger: Ledger) -> None:
+        self.settings, self.ledger = settings, ledger
+        self.core = Core()
+        self.changed = asyncio.Event()
+        self._links = {c.cluster.name: Link(self, c) for c in settings.clusters}
+        self._due = asyncio.Event()
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ledger.restore(self.core, settings.policy.window)
+        now = time.time()
+        self.take(
+            Booted(
+                now,
+                ledger.instance(now),
+                settings.policy,
+                tuple(c.cluster for c in settings.clusters),
+            )
+        )
+
+    def take(
+        self,
+        *events: CoreEvent,
+        stored: Sequence[Stored] = (),
+        texts: Mapping[str, str] | None = None,
+    ) -> list[Outcome]:
+        """Let events happen: step, store in one transaction, then act. StorageFailed: none did."""
+        try:
+            outcomes = [self.core.step(event) for event in events]
+            self.ledger.record(list(zip(events, outcomes, strict=True)), stored, texts)
+        except Exception as error:
+            # the core is ahead of the database now: this engine is at its end
+            if not self._broken.done():
+                self._broken.set_exception(error)
+            raise
+        for outcome in outcomes:
+            for action in outcome.actions:
+                self._links[action.cluster].add(action)
+        self._due.set()
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+        return outcomes
+
+    async def run(self) -> None:
+        """Run all clusters and timers until cancelled, or until an event could not be taken."""
+        async with asyncio.TaskGroup() as group:
+            for link in self._links.values():
+                group.create_task(link.run(), name=link.name)
+            group.create_task(self._begin_times())
+            await self._broken
+
+    async def _begin_times(self) -> None:
+        while True:
+            self._due.clear()
+            due = self.core.next_due
+            if due is not None and due <= time.time():
+                self.take(Due(time.time()))
+                continue
+            wait = None if due is None else min(due - time.time(), IDLE)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._due.wait(), wait)
+
+
+class Daemon:
+    """The engine, restarted after a failed write, and what the API needs to reach it."""
+
+    def __init__(self, settings: Settings, ledger: Ledger) -> None:
+        self.settings, self.ledger, self.started = settings, ledger, time.time()
+        self.engine: Engine | None = None
+
+    async def run(self) -> None:
+        while True:
+            try:
+                self.engine = Engine(self.settings, self.ledger)
+                await self.engine.run()
+            except* StorageFailed as failed:
+                log.error("no write to the database: %s", failed.exceptions[0])
+            except* Exception:
+                log.exception("a defect; the engine starts again from the database")
+            self.engine = None
+            await asyncio.sleep(RESTART)
+
+
+@contextlib.contextmanager
+def _listening(path: Path) -> Iterator[socket.socket]:
+    """The unix socket, for its owner only; a dead one in its place is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
+        raise ConfigError(f"{path} is no socket; name another in [daemon] socket, or remove it")
+    with contextlib.suppress(FileNotFoundError):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1)
+            try:
+                probe.connect(str(path))
+            except (ConnectionRefusedError, FileNotFoundError):
+                pass
+            else:
+                raise ConfigError(f"another daemon answers at {path}; stop it, or name another")
+        path.unlink()
+    with socket.socket(socket.AF_UNIX) as listener:
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(before)
+        made = path.stat().st_ino
+        listener.listen(256)
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == made:
+                    path.unlink()
+
+
+def serve(config: Path | None, *, standby: bool = False, check: bool = False) -> int:
+    """Run the daemon until SIGTERM or SIGINT; `check` only reads the configuration.
+
+    ConfigError and StoreError, in one line, for what an admin must mend.
+    """
+    settings = load(find(config))
+    database = sqlite_path(settings.database)
+    if check:
+        return 0
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    try:
+        with active(database, standby):
+            ledger = Ledger(open_sqlite(database))
+            try:
+                with _listening(settings.socket) as listener:
+                    asyncio.run(_serve(Daemon(settings, ledger), listener))
+            finally:
+                ledger.close()
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or settings.socket}: {error.strerror}; name another place in [daemon]"
+        ) from None
+    return 0
+
+
+async def _serve(daemon: Daemon, listener: socket.socket) -> None:
+    from metasched.api import PeerProtocol, make_app
+
+    server = uvicorn.Server(
+        uvicorn.Config(
+            make_app(daemon),
+            http=PeerProtocol,
+            ws="none",
+            lifespan="off",
+            loop="asyncio",
+            proxy_headers=False,
+            server_header=False,
+            access_log=False,
+            log_config=None,
+            log_level="warning",
+            timeout_graceful_shutdown=2,
+        )
+    )
+    engine = asyncio.create_task(daemon.run())
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    log.info("metasched serves at %s", daemon.settings.socket)
+    await asyncio.wait({engine, serving}, return_when=asyncio.FIRST_COMPLETED)
+    server.should_exit = True
+    await serving
+    engine.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await engine
+    log.info("metasched stopped")

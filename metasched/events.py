@@ -1,0 +1,285 @@
+"""What the core is told and what it answers: events, tasks and attempts, changes, actions.
+
+Events carry the time at which a thing was learnt (epoch seconds). They are stored as they are,
+and stepping a fresh core through them gives every decision again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from metasched.model import Cluster, Facts, Job, Row, State
+from metasched.policies.classify import Part
+from metasched.policies.eligible import Unfit
+from metasched.transitions import Event
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What a policy author tunes; durations in seconds. Daemon and simulator share the defaults.
+
+    `age` is what one step of priority is worth in waiting; `pull_after` how long a task has been
+    pending before it may be pulled, doubled with each move.
+    """
+
+    max_priority: int = 10
+    window: int = 100
+    weights: dict[str, float] = field(default_factory=dict)
+    classes: dict[str, int] = field(default_factory=lambda: {"gold": 7, "silver": 4, "regular": 1})
+    load: Literal["observed", "paper"] = "observed"
+    ordering: Literal["array", "equal"] = "array"
+    tolerance: float = 0.0
+    pull: bool = True
+    pull_after: float = 3.0
+    age: float = 4 * 3600.0
+    default_time: float = 3600.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Booted:
+    """The daemon started, or re-read its policy: nothing is known of any cluster any more."""
+
+    time: float
+    instance: str
+    policy: Policy
+    clusters: tuple[Cluster, ...]
+    licences: int = 0  # how many different ones the site has
+
+
+@dataclass(frozen=True)
+class Submitted:
+    time: float
+    job: Job
+
+
+@dataclass(frozen=True)
+class Tried:
+    """From now on a sending may be with its manager: stored just before the call is made."""
+
+    time: float
+    job: int
+    sending: int
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The manager took a sending; `natives` maps task index to native id."""
+
+    time: float
+    job: int
+    sending: int
+    natives: dict[int, str]
+
+
+@dataclass(frozen=True)
+class Declined:
+    """The manager certainly did not take a sending; `again`: it may take it later."""
+
+    time: float
+    job: int
+    sending: int
+    reason: str
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Unsure:
+    """No answer to a sending: perhaps it is there. Listings will tell."""
+
+    time: float
+    job: int
+    sending: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Returned:
+    """A sending that was never tried, because its cluster fell silent first."""
+
+    time: float
+    job: int
+    sending: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a complete listing told: rows that are new or changed, rows gone since the last one.
+
+    `full`: the rows are all there are (the first listing of a worker, or after a silence).
+    `facts` None: as before. `since`..`until`: absence is proved for what was sent in it.
+    """
+
+    time: float
+    cluster: str
+    rows: tuple[Row, ...] = ()
+    vanished: tuple[tuple[str, int], ...] = ()
+    facts: Facts | None = None
+    full: bool = False
+    since: float = 0.0
+    until: float = 0.0
+
+
+@dataclass(frozen=True)
+class Silent:
+    time: float
+    cluster: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A user's wish for some tasks: `indices` None = all of the job."""
+
+    time: float
+    wish: Literal["cancel", "hold", "release"]
+    job: int
+    indices: tuple[int, ...] | None = None
+    by: str = ""
+
+
+@dataclass(frozen=True)
+class Due:
+    """Time has passed; begin times may have come."""
+
+    time: float
+
+
+CoreEvent = (
+    Booted
+    | Submitted
+    | Tried
+    | Accepted
+    | Declined
+    | Unsure
+    | Returned
+    | Seen
+    | Silent
+    | Asked
+    | Due
+)
+
+
+# What comes out.
+
+
+class Intent(StrEnum):
+    """Why we want a task out of its manager."""
+
+    CANCEL = "cancel"
+    HOLD = "hold"
+    PULL = "pull"
+
+
+@dataclass
+class Attempt:
+    """One try in one manager. `sent` is the time of the intent, `tried` of a doubtful try."""
+
+    number: int
+    sending: int
+    cluster: str
+    state: State
+    sent: float
+    accepted: float | None = None
+    tried: float | None = None
+    seen: bool = False
+    native_id: str | None = None
+    intent: Intent | None = None
+    target: str | None = None
+    asked: float | None = None
+    started: float | None = None
+    ended: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    word: str = ""
+    node: str = ""
+    cpu_seconds: float | None = None
+    max_memory: int | None = None
+    refused: bool = False
+
+
+@dataclass
+class Task:
+    """One task of a job that has not ended. `key` orders tasks that wait and are pulled."""
+
+    job: Job
+    index: int
+    priority: int
+    key: float
+    state: State = State.QUEUED
+    reason: str = ""
+    held: bool = False
+    ended: float | None = None
+    attempts: int = 0
+    moves: int = 0
+    target: str | None = None  # where a pull wants it
+    attempt: Attempt | None = None
+    refused: set[str] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        return f"{self.job.id}_{self.index}" if self.job.array else str(self.job.id)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One line of a task's story. `attempt` 0: it has none."""
+
+    job: int
+    index: int
+    attempt: int
+    event: Event | None  # None: the reason changed, not the state
+    before: State | None
+    after: State
+    cluster: str | None
+    reason: str
+    cause: str
+
+
+@dataclass(frozen=True)
+class Send:
+    job: int
+    sending: int
+    cluster: str
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Withdraw:
+    """Ask a manager to end a sending's tasks; `unstarted`: only if they have not begun."""
+
+    job: int
+    sending: int
+    cluster: str
+    natives: dict[int, str | None]
+    unstarted: bool
+
+
+Action = Send | Withdraw
+
+
+@dataclass
+class Outcome:
+    """The result of a step: the story's new lines, the tasks to store, what to do.
+
+    `closed` are attempts that ended in this step, with the task they belonged to; a task's new
+    attempt, if any, is in the task itself. `parts` made the priority of a new job.
+    """
+
+    changes: list[Change] = field(default_factory=list)
+    tasks: dict[tuple[int, int], Task] = field(default_factory=dict)
+    closed: list[tuple[Task, Attempt]] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was thought of one cluster for a task; `load` in seconds of the whole cluster."""
+
+    cluster: str
+    unfit: Unfit | None
+    load: float
+    count: int

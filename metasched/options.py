@@ -1,0 +1,241 @@
+"""The options of `metasched submit`, once: for the command line, `#MS` and `#SBATCH` lines.
+
+argparse reads them all: it starts in a tenth of Typer's time, and a script's own arguments and
+unknown `#SBATCH` options need its `parse_known_args`. Typer gets the same table for `--help`
+and completion.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from metasched.units import shown
+
+COMMAND_LINE = "metasched submit"  # where an option stands if not in a script
+
+
+_SEE_HELP = "see `metasched submit --help`"
+
+
+class BadInput(Exception):
+    """A submission that makes no sense, in one line: what, where; what to do."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: its names (the first is the one in messages), its value, its help.
+
+    A flag has no `metavar`. `many` may be given again and again. `refused` tells why an option is
+    known but not taken, and what to do instead. `scope` is "job" (in every directive), "ours"
+    (in `#MS` lines, not in `#SBATCH`) or "call" (on the command line only).
+    """
+
+    spelt: str
+    metavar: str
+    help: str
+    many: bool = False
+    refused: str = ""
+    scope: str = "job"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.spelt.split())
+
+    @property
+    def dest(self) -> str:
+        """Under which name its value is found."""
+        return self.names[0].removeprefix("--").replace("-", "_")
+
+
+OPTIONS = (
+    Option("--ntasks -n", "N", "Tasks of the job [1]."),
+    Option("--cpus-per-task -c", "N", "Processors of each task [1]."),
+    Option("--nodes -N", "N", "Nodes to spread the tasks over; alone it means a task on each."),
+    Option("--ntasks-per-node", "N", "Tasks on each node."),
+    Option("--mem", "SIZE", "Memory per node: 4G, 500M; a bare number is MiB."),
+    Option("--mem-per-cpu", "SIZE", "Memory per processor."),
+    Option("--gpus -G", "[TYPE:]N", "GPUs of the job, on one node unless --nodes says more."),
+    Option("--gpus-per-node", "[TYPE:]N", "GPUs on each node."),
+    Option("--gpus-per-task", "[TYPE:]N", "GPUs of each task."),
+    Option("--gres", "SPEC", "Generic resources per node: gpu:2, gpu:a100:2, or a comma list."),
+    Option("--exclusive", "", "Share no node with other jobs."),
+    Option("--time -t", "DUR", "Time limit: 90s, 10m, 1:30:00, 2-00:00:00; bare: minutes."),
+    Option("--begin -b", "TIME", "Not before: +2h, now+1hour, 17:30, 2030-01-31T17:30."),
+    Option("--deadline", "TIME", "To be finished by: as --begin."),
+    Option("--urgency", "0..3", "How urgent its owner calls it [0].", scope="ours"),
+    Option("--cluster", "NAME,...", "Only these clusters.", scope="ours"),
+    Option("--account -A", "NAME", "Account that pays."),
+    Option("--partition -p", "NAME", "Partition or queue."),
+    Option("--qos -q", "NAME", "Quality of service."),
+    Option("--constraint -C", "FEATURES", "Features that the nodes must have."),
+    Option(
+        "--native",
+        "CLUSTER:'ARGS'",
+        "Options for one cluster, passed on as written; may be repeated.",
+        many=True,
+        scope="ours",
+    ),
+    Option("--name --job-name -J", "NAME", "Name of the job [the script's]."),
+    Option("--output -o", "PATH", "Output file; %j job, %x name, %u user [metasched-%j.out]."),
+    Option("--error -e", "PATH", "File of the error stream [the output file]."),
+    Option("--chdir -D", "DIR", "Directory to run in [the present one]."),
+    Option("--export", "LIST", "Environment: ALL, NONE, or NAME,NAME=value [ALL]."),
+    Option("--requeue", "", "May be started again by its cluster if a node fails."),
+    Option("--no-requeue", "", "Never started twice: the default."),
+    Option("--hold -H", "", "Wait until released."),
+    Option("--wrap", "CMD", "Run this shell command instead of a script.", scope="call"),
+    Option("--wait -W", "", "Wait for the end; exit with the job's code.", scope="call"),
+    Option("--dry-run", "", "Say what would happen and store nothing.", scope="call"),
+    Option("--strict", "", "Refuse what is otherwise a warning.", scope="call"),
+    Option("--parsable", "", "Print the bare id.", scope="call"),
+    Option("--json", "", "Print JSON.", scope="call"),
+    Option("--help -h", "", "Show this help.", scope="call"),
+    Option("--config", "FILE", "Configuration that names the daemon.", scope="call"),
+    Option(
+        "--licence --license -L",
+        "NAME[:N],...",
+        "Licences (not built yet).",
+        refused="is not built yet; leave it out, or ask a cluster for it with --native",
+        scope="ours",
+    ),
+    Option(
+        "--array -a",
+        "1-100%10",
+        "Array of tasks (not built yet).",
+        refused="is not built yet; submit its tasks one by one",
+    ),
+    Option(
+        "--dependency -d",
+        "afterok:ID",
+        "Start after other jobs (not built yet).",
+        refused="is not built yet; submit after `metasched wait ID`",
+    ),
+    Option(
+        "--reservation",
+        "ID",
+        "Reservation (not built yet).",
+        refused="is not built yet; leave it out",
+    ),
+)
+
+# sbatch's own that would change what runs, and what to write instead.
+_SBATCH_REFUSED = (
+    Option(
+        "--licenses -L",
+        "x",
+        "",
+        refused="is not taken from a script; leave it out, or use --native",
+    ),
+    Option(
+        "--wait -W",
+        "",
+        "",
+        refused="is not taken from a script; write --wait on the command line of metasched submit",
+    ),
+    Option(
+        "--input -i",
+        "x",
+        "",
+        refused="is not taken from a script; redirect the input in the script",
+    ),
+    Option(
+        "--test-only",
+        "",
+        "",
+        refused="is not taken from a script; write --dry-run on the command line",
+    ),
+    Option("--bb", "x", "", refused="is not taken from a script; use --native CLUSTER:'--bb=...'"),
+    Option(
+        "--bbf", "x", "", refused="is not taken from a script; use --native CLUSTER:'--bbf=...'"
+    ),
+    Option(
+        "--container",
+        "x",
+        "",
+        refused="is not taken from a script; start the container in the script",
+    ),
+    Option(
+        "--export-file",
+        "x",
+        "",
+        refused="is not taken from a script; set the variables in the script",
+    ),
+    Option(
+        "--wrap", "x", "", refused="is not taken from a script; write the command into the script"
+    ),
+    Option("--uid", "x", "", refused="is not taken from a script; submit as that user"),
+    Option("--gid", "x", "", refused="is not taken from a script; submit as that group"),
+)
+
+MS = tuple(o for o in OPTIONS if o.scope != "call")
+SBATCH = (*(o for o in OPTIONS if o.scope == "job"), *_SBATCH_REFUSED)
+
+
+def read_command(words: Sequence[str]) -> tuple[dict[str, object], list[str]]:
+    """The options of a command line by `dest`, and the script with its arguments.
+
+    Options end at the script. BadInput for an unknown one, a missing value, or one that is not
+    built yet.
+    """
+    parser = _parser(OPTIONS)
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    given, unknown = _read(parser, OPTIONS, words, COMMAND_LINE)
+    if unknown:
+        raise unknown_option(unknown[0], COMMAND_LINE)
+    command = given.pop("command", [])
+    assert isinstance(command, list)
+    return given, command[1:] if command[:1] == ["--"] else command
+
+
+def read_line(
+    options: Sequence[Option], words: Sequence[str], where: str
+) -> tuple[dict[str, object], list[str]]:
+    """The options of a directive by `dest`, and the words that are no known ones.
+
+    BadInput for a missing value, or an option that is refused by name.
+    """
+    return _read(_parser(options), options, words, where)
+
+
+def _parser(options: Sequence[Option]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        add_help=False,
+        allow_abbrev=False,
+        exit_on_error=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    for option in options:
+        action = "append" if option.many else "store" if option.metavar else "store_true"
+        parser.add_argument(*option.names, dest=option.dest, action=action)
+    return parser
+
+
+def _read(
+    parser: argparse.ArgumentParser, options: Sequence[Option], words: Sequence[str], where: str
+) -> tuple[dict[str, object], list[str]]:
+    try:
+        found, others = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        name = (error.argument_name or "").partition("/")[0]
+        raise BadInput(f"{name}: {error.message}, {where}; {_SEE_HELP}") from None
+    given = vars(found)
+    for option in options:
+        if option.refused and option.dest in given:
+            why, _, mend = option.refused.partition("; ")
+            at = "" if where == COMMAND_LINE else f", {where}"
+            raise BadInput(f"{option.names[0]} {why}{at}; {mend}")
+    return given, others
+
+
+def unknown_option(word: str, where: str) -> BadInput:
+    """The error about a word that is no option there."""
+    from difflib import get_close_matches
+
+    name = word.partition("=")[0]
+    known = [n for option in OPTIONS for n in option.names]
+    if name in known:
+        mend = f"write it on the command line of `{COMMAND_LINE}`"
+    else:
+        close = get_close_matches(name, known, n=1)
+        mend = f"did you mean {close[0]}?" if close else _SEE_HELP
+    return BadInput(f"unknown option {shown(name)}, {where}; {mend}")

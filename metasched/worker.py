@@ -1,0 +1,147 @@
+"""The process that hosts one adapter: line-delimited JSON on its pipes, one call at a time.
+
+The first line says which adapter and for which cluster; each further line is a call, answered by
+one line. The process ends when its input does: it never outlives the daemon.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from metasched.adapters.base import Adapter, Order, Refused, Unreachable, Withdrawal
+from metasched.model import Cluster, Facts, Listing, Row
+
+GROUP = "metasched.adapters"
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Boot:
+    """The first line: which adapter to host. `folder` is the cluster's own."""
+
+    adapter: str
+    cluster: Cluster
+    options: dict[str, Any]
+    instance: str
+    folder: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request; `order` for submit, `withdrawal` for withdraw, `full` for poll."""
+
+    call: Literal["submit", "withdraw", "poll"]
+    order: Order | None = None
+    withdrawal: Withdrawal | None = None
+    full: bool = False
+
+
+@dataclass(frozen=True)
+class News:
+    """A listing reduced to what is new since the last one; `facts` None: as before."""
+
+    since: float
+    until: float
+    rows: tuple[Row, ...] = ()
+    vanished: tuple[tuple[str, int], ...] = ()
+    facts: Facts | None = None
+    full: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One reply: `error` is "" or the kind of failure, with its `reason`."""
+
+    error: Literal["", "refused", "unreachable", "defect"] = ""
+    reason: str = ""
+    again: bool = False
+    natives: dict[int, str] = field(default_factory=dict)
+    news: News | None = None
+
+
+@dataclass
+class Host:
+    """An adapter with the last listing that was told, so that only news travels."""
+
+    adapter: Adapter
+    _rows: dict[tuple[str, int], Row] = field(default_factory=dict)
+    _facts: Facts | None = None
+    _told: bool = False
+
+    def answer(self, call: Call) -> Answer:
+        """Carry out one call; every failure becomes an answer."""
+        try:
+            match call:
+                case Call(call="submit", order=Order() as order):
+                    return Answer(natives=self.adapter.submit(order))
+                case Call(call="withdraw", withdrawal=Withdrawal() as withdrawal):
+                    self.adapter.withdraw(withdrawal)
+                    return Answer()
+                case Call(call="poll"):
+                    return Answer(news=self._news(self.adapter.poll(), call.full))
+                case _:
+                    return Answer("defect", f"{call.call} came without its argument")
+        except Refused as error:
+            return Answer("refused", error.reason, again=error.again)
+        except Unreachable as error:
+            return Answer("unreachable", error.reason)
+        except Exception:
+            return Answer("defect", traceback.format_exc())
+
+    def _news(self, listing: Listing, full: bool) -> News:
+        full = full or not self._told
+        rows = {(row.tag, row.task): row for row in listing.rows}
+        news = News(
+            since=listing.since,
+            until=listing.until,
+            rows=tuple(row for key, row in rows.items() if full or self._rows.get(key) != row),
+            vanished=tuple(key for key in self._rows if key not in rows),
+            facts=listing.facts if full or listing.facts != self._facts else None,
+            full=full,
+        )
+        self._rows, self._facts, self._told = rows, listing.facts, True
+        return news
+
+
+def adapter_class(name: str) -> type[Adapter]:
+    """The adapter registered under a name. KeyError if there is none."""
+    found = entry_points(group=GROUP, name=name)
+    if not found:
+        raise KeyError(name)
+    loaded: type[Adapter] = next(iter(found)).load()
+    return loaded
+
+
+def main() -> int:
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return 1
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the terminal is the daemon's to act on
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # a stray print of a library must not break the protocol
+    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=Boot)
+    kind = adapter_class(boot.adapter)
+    options = msgspec.convert(boot.options, kind.Options)
+    host = Host(kind(boot.cluster, options, boot.instance, Path(boot.folder)))
+    try:
+        for line in sys.stdin.buffer:
+            answers.write(msgspec.json.encode(host.answer(msgspec.json.decode(line, type=Call))))
+            answers.write(b"\n")
+    finally:
+        host.adapter.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

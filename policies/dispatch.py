@@ -1,0 +1,182 @@
+"""Dispatch: the cluster a job is sent to, by Load, then Ordering, then a seeded draw.
+
+Pasquali 2008, §3.1.2: a job goes where the least work of its own priority and above is queued;
+among clusters of about equal load, where the fewest such jobs are queued.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from random import Random
+from typing import NamedTuple
+
+from metasched.model import MAX_PRIORITY, Job
+
+LOADS = ("paper", "observed")
+ORDERINGS = ("array", "equal")
+
+# Sums are kept as integers in units of the least float. Every float is a whole number of them, so
+# that taking out what was put in leaves zero, not a residue: an idle cluster must look idle.
+UNITS = 1 << 1074
+
+
+class Look(NamedTuple):
+    """What a decision looks at in one cluster: its load and its queued jobs."""
+
+    load: float
+    jobs: int
+
+
+class LoadOrdering:
+    """Load and Ordering over `clusters`, whose order is the site's: the most powerful first.
+
+    Per cluster and priority it keeps the work (`estimated * benchmark`) and the number of the
+    jobs assigned and not yet started, with that priority or a higher one. In cost an assignment
+    is O(max_priority) and a decision O(clusters), however many jobs are queued.
+
+    `tolerance` is the relative distance from the least load that counts as equal to it.
+    `load="observed"` compares what `observe` was told instead of that work. `ordering="equal"`
+    counts the jobs of equal priority only (the thesis's principle; its array counts higher ones
+    too). ValueError for no clusters, one twice, an unknown word or a senseless number.
+    """
+
+    def __init__(
+        self,
+        clusters: Sequence[str],
+        max_priority: int = MAX_PRIORITY,
+        seed: int = 0,
+        tolerance: float = 0.0,
+        load: str = "paper",
+        ordering: str = "array",
+    ) -> None:
+        self.clusters = tuple(clusters)
+        self._index = {name: i for i, name in enumerate(self.clusters)}
+        if not self.clusters:
+            raise ValueError("there are no clusters; dispatch needs one or more")
+        if len(self._index) != len(self.clusters):
+            raise ValueError(f"a cluster is named twice in {', '.join(self.clusters)}")
+        if max_priority < 1:
+            raise ValueError(f"max_priority is {max_priority}; it must be 1 or more")
+        if not (math.isfinite(tolerance) and tolerance >= 0):
+            raise ValueError(f"tolerance is {tolerance}; it must be 0 or more")
+        if load not in LOADS:
+            raise ValueError(f"load is {load!r}; it must be one of {', '.join(LOADS)}")
+        if ordering not in ORDERINGS:
+            raise ValueError(f"ordering is {ordering!r}; it must be one of {', '.join(ORDERINGS)}")
+        self.max_priority, self.seed, self.tolerance = max_priority, seed, tolerance
+        self._equal = ordering == "equal"
+        # one row per priority, row p-1 for p, a column per cluster; the last row stays zero
+        rows, width = max_priority + 1, len(self.clusters)
+        self._units = [[0] * width for _ in range(rows)]
+        self._counts = [[0] * width for _ in range(rows)]
+        self._observed = [0.0] * width
+        if load == "observed":
+            self._loads = [self._observed] * rows
+        else:
+            self._loads = [[0.0] * width for _ in range(rows)]
+        self._paper = load == "paper"
+
+    def choose(self, job: Job, priority: int, eligible: Collection[str] | None = None) -> str:
+        """The cluster for the job: of `eligible`, else of all. Changes nothing.
+
+        The same job, arrays and seed give the same answer, however many came before. ValueError
+        if nothing is eligible, or a cluster or the priority is unknown.
+        """
+        columns = self._columns(eligible)
+        loads = self._loads[self._row(priority)]
+        least = min([loads[i] for i in columns])
+        if least == 0:
+            return self.clusters[next(i for i in columns if loads[i] == 0)]
+        enough = least * (1 + self.tolerance)
+        near = [i for i in columns if loads[i] <= enough]
+        counts, above = self._rows_counted(priority)
+        jobs = [counts[i] - above[i] for i in near]
+        fewest = min(jobs)
+        tied = [i for i, number in zip(near, jobs, strict=True) if number == fewest]
+        return self.clusters[tied[0] if len(tied) == 1 else tied[self._draw(job, len(tied))]]
+
+    def looked_at(self, job: Job, priority: int) -> dict[str, Look]:
+        """What `choose` would compare for the job now, for every cluster. ValueError as there."""
+        loads = self._loads[self._row(priority)]
+        counts, above = self._rows_counted(priority)
+        return {name: Look(loads[i], counts[i] - above[i]) for i, name in enumerate(self.clusters)}
+
+    def assigned(self, cluster: str, job: Job, priority: int) -> None:
+        """A job has been sent to the cluster and waits there. ValueError if either is unknown."""
+        self._add(self._column(cluster), self._row(priority), _units(job), 1)
+
+    def left_queue(self, cluster: str, job: Job, priority: int) -> None:
+        """A job assigned there with that priority waits no longer: started, ended or withdrawn.
+
+        ValueError, and nothing changes, if the arrays show that it was never assigned.
+        """
+        column, row, units = self._column(cluster), self._row(priority), _units(job)
+        jobs = self._counts[row][column] - self._counts[row + 1][column] - 1
+        work = self._units[row][column] - self._units[row + 1][column] - units
+        if jobs < 0 or work < 0 or (jobs == 0) != (work == 0):
+            raise ValueError(f"job {job.id} was never assigned to {cluster} at {priority}")
+        self._add(column, row, -units, -1)
+
+    def observe(self, cluster: str, seconds: float) -> None:
+        """Take `seconds` for the load of the cluster at every priority, if load is "observed".
+
+        ValueError if the cluster is unknown or `seconds` is negative or no number.
+        """
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise ValueError(f"observed load of {cluster} is {seconds}; it must be 0 or more")
+        self._observed[self._column(cluster)] = seconds
+
+    def load(self, cluster: str) -> list[float]:
+        """Its load by priority; index p-1 holds priority p. ValueError if unknown."""
+        column = self._column(cluster)
+        return [row[column] for row in self._loads[:-1]]
+
+    def count(self, cluster: str) -> list[int]:
+        """Its queued jobs of priority p and above at index p-1. ValueError if unknown."""
+        column = self._column(cluster)
+        return [row[column] for row in self._counts[:-1]]
+
+    def _add(self, column: int, top: int, units: int, jobs: int) -> None:
+        for row in range(top + 1):
+            self._counts[row][column] += jobs
+            self._units[row][column] += units
+            if self._paper:
+                self._loads[row][column] = self._units[row][column] / UNITS
+
+    def _rows_counted(self, priority: int) -> tuple[list[int], list[int]]:
+        """The row of counts for a priority, and the row to be taken from it."""
+        return self._counts[priority - 1], self._counts[priority if self._equal else -1]
+
+    def _draw(self, job: Job, ways: int) -> int:
+        # `random()` of a seeded generator is the one draw that Python promises never to change
+        return int(Random(f"{self.seed}/{job.id}").random() * ways)
+
+    def _columns(self, eligible: Collection[str] | None) -> Sequence[int]:
+        if eligible is None:
+            return range(len(self.clusters))
+        if not eligible:
+            raise ValueError("no cluster is eligible; choose needs one or more")
+        try:
+            return sorted({self._index[name] for name in eligible})
+        except KeyError as unknown:
+            raise self._unknown(unknown.args[0]) from None
+
+    def _column(self, cluster: str) -> int:
+        try:
+            return self._index[cluster]
+        except KeyError:
+            raise self._unknown(cluster) from None
+
+    def _unknown(self, cluster: str) -> ValueError:
+        return ValueError(f"unknown cluster {cluster!r}; there are {', '.join(self.clusters)}")
+
+    def _row(self, priority: int) -> int:
+        if not 1 <= priority <= self.max_priority:
+            raise ValueError(f"priority is {priority}; it must be 1..{self.max_priority}")
+        return priority - 1
+
+
+def _units(job: Job) -> int:
+    numerator, denominator = (job.estimated * job.benchmark).as_integer_ratio()
+    return numerator * (UNITS // denominator)

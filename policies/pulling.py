@@ -1,0 +1,64 @@
+"""Pull: would a job that waits elsewhere start on this cluster now, delaying nobody?
+
+Design §2: its processors are free here, and the queue is empty, or it ends by the head's shadow
+time, or it fits in the extra processors (the rules of EASY, algorithms §7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from metasched.model import Facts, Job
+from metasched.policies.eligible import holds
+from metasched.policies.queueing import earliest_fit
+
+
+@dataclass
+class Room:
+    """What one cluster can still start now, as decisions are made in one pass.
+
+    `incoming` are (cpus, seconds) of jobs of ours that the listing did not show yet, in the
+    order in which they were sent: they take their processors first.
+    """
+
+    facts: Facts
+    now: float
+    incoming: list[tuple[int, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.free = max(self.facts.cpus - self.facts.used, 0)
+        self._running = list(self.facts.running)
+        self._head = self.facts.head
+        for cpus, seconds in self.incoming:
+            if self._head is None and cpus <= self.free:
+                self._take(cpus, seconds)
+            elif self._head is None:
+                self._head = (cpus, seconds)
+        self._shadow, self._extra = float("inf"), self.free
+        if self._head is not None:
+            self._shadow, self._extra = earliest_fit(
+                self._head[0], self.free, self._running, self.now
+            )
+
+    def _take(self, cpus: int, seconds: float) -> None:
+        self.free -= cpus
+        self._running.append((self.now + seconds, cpus))
+
+    def admits(self, job: Job) -> bool:
+        """Whether the job (in this cluster's own words) would start now and delay no head."""
+        seconds = job.time_limit or job.estimated
+        if job.cpus > self.free:
+            return False
+        partition = self.facts.partition(job.partition)
+        if partition is None or not holds(job, partition, free=True):
+            return False
+        if self._head is None or self.now + seconds <= self._shadow:
+            return True
+        return job.cpus <= self._extra
+
+    def take(self, job: Job) -> None:
+        """Count the job as started here: what is left is for the next."""
+        seconds = job.time_limit or job.estimated
+        if self._head is not None and self.now + seconds > self._shadow:
+            self._extra -= job.cpus
+        self._take(job.cpus, seconds)

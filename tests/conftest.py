@@ -1,0 +1,29 @@
+"""What all tests share: components that may be missing, and the two real Slurm clusters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import NoReturn
+
+import pytest
+
+from tests import slurm
+
+
+def require(component: str, reason: str) -> NoReturn:
+    """The component cannot be had: skip, or fail where METASCHED_REQUIRE names it."""
+    required = os.environ.get("METASCHED_REQUIRE", "").replace(",", " ").split()
+    if component in required:
+        pytest.fail(f"METASCHED_REQUIRE names {component}, but: {reason}", pytrace=False)
+    pytest.skip(f"needs {component}: {reason}")
+
+
+@pytest.fixture(scope="session")
+def slurm_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.SlurmSite]:
+    """Real Slurm clusters alpha (4 nodes of 16 processors) and beta (3 of 8), for all tests."""
+    reason = slurm.missing()
+    if reason is not None:
+        require("slurm", reason)
+    with slurm.SlurmSite(tmp_path_factory.mktemp("slurm")) as site:
+        yield site

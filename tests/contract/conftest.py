@@ -1,0 +1,183 @@
+"""The managers that the contract suite runs over, and the little it needs to drive any of them.
+
+A manager is booted once per run by a function of its folder: a context manager that yields
+`connect(instance) -> Adapter`, called for every adapter object that a test wants. The manager
+must be idle, with nothing but the suite's jobs, and must see the same files as the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metasched.adapters.base import Adapter, Order, Withdrawal
+from metasched.adapters.local import Local, LocalOptions
+from metasched.adapters.slurm import Slurm, SlurmOptions
+from metasched.model import Cluster, Facts, Job, Listing, Payload, Row, State, tag_of
+from metasched.transitions import ATTEMPT_FINAL
+from tests.conftest import require
+from tests.slurm import ALPHA, SlurmSite, missing
+
+Connect = Callable[[str], Adapter]
+Boot = Callable[[Path], AbstractContextManager[Connect]]
+
+PATIENCE = 60.0  # seconds until a manager must have done what was asked
+
+
+@contextmanager
+def local(folder: Path) -> Iterator[Connect]:
+    """A local cluster of 8 processors, 2 GPUs and 4 GiB, whatever this host has."""
+
+    def connect(instance: str) -> Adapter:
+        options = LocalOptions(cpus=8, memory=4096, gres={"gpu": 2}, kill_wait=2.0)
+        return Local(Cluster(name="here", adapter="local"), options, instance, folder)
+
+    yield connect
+
+
+@contextmanager
+def slurm(folder: Path) -> Iterator[Connect]:
+    """A real Slurm cluster of 4 nodes with 16 processors each, 2 GPUs on one of them."""
+    reason = missing()
+    if reason is not None:
+        require("slurm", reason)
+    with SlurmSite(folder, [ALPHA]) as site:
+        options = SlurmOptions(config=str(site["alpha"].conf), settle=1.0)
+
+        def connect(instance: str) -> Adapter:
+            return Slurm(Cluster(name="alpha", adapter="slurm"), options, instance, folder)
+
+        yield connect
+
+
+def plugged(name: str) -> Boot:
+    """The boot function that METASCHED_CONTRACT names as `module:function`."""
+    module, _, function = name.partition(":")
+    boot: Boot = getattr(import_module(module), function)
+    return boot
+
+
+BOOTS: dict[str, Boot] = {"local": local, "slurm": slurm}
+if named := os.environ.get("METASCHED_CONTRACT"):
+    BOOTS = {named: plugged(named)}
+
+
+class Manager:
+    """One manager as one test sees it: an instance of its own, `folder` for its files."""
+
+    def __init__(self, connect: Connect, folder: Path) -> None:
+        self.folder = folder
+        self.instance = uuid.uuid4().hex[:8]
+        self._connect = connect
+        self._jobs = 0
+        self.adapter = connect(self.instance)
+
+    def reconnect(self, instance: str | None = None) -> None:
+        """Go on with a new adapter object, which knows nothing of the last one."""
+        self.adapter.close()
+        self.adapter = self._connect(instance or self.instance)
+
+    def order(self, commands: str, *, indices: tuple[int, ...] = (0,), **wishes: Any) -> Order:
+        """An order for shell commands; wishes are those of `Job` and of `Payload`."""
+        self._jobs += 1
+        of_payload = {key: wishes.pop(key) for key in Payload.__annotations__ if key in wishes}
+        limit = wishes.setdefault("time_limit", 600.0)
+        return Order(
+            tag=tag_of(self.instance, self._jobs, 1),
+            indices=indices,
+            job=Job(
+                id=self._jobs, submitted=time.time(), estimated=limit, indices=indices, **wishes
+            ),
+            payload=replace(
+                Payload(
+                    script=f"#!/bin/sh\n{commands}\n",
+                    environment={"PATH": "/usr/bin:/bin"},
+                    directory=str(self.folder),
+                ),
+                **of_payload,
+            ),
+        )
+
+    def submit(self, commands: str, **wishes: Any) -> Order:
+        order = self.order(commands, **wishes)
+        natives = self.adapter.submit(order)
+        assert set(natives) == set(order.indices)
+        return order
+
+    def withdraw(self, order: Order, unstarted: bool = False) -> None:
+        natives = dict.fromkeys(order.indices)
+        self.adapter.withdraw(Withdrawal(tag=order.tag, natives=natives, unstarted=unstarted))
+
+    def wait(self, what: Callable[[Listing], bool], patience: float = PATIENCE) -> Listing:
+        """The first listing of which `what` is true; the test fails if none is in time."""
+        until = time.monotonic() + patience
+        while True:
+            listing = self.adapter.poll()
+            if what(listing):
+                return listing
+            assert time.monotonic() < until, f"still, after {patience:g} s: {listing}"
+            time.sleep(0.02)
+
+    def wait_state(self, order: Order, *states: State, patience: float = PATIENCE) -> Row:
+        """The row of the order's first task once it is in one of the states."""
+        listing = self.wait(
+            lambda found: any(row.state in states for row in rows_of(found, order).values()),
+            patience,
+        )
+        return rows_of(listing, order)[order.indices[0]]
+
+    def wait_end(self, order: Order, patience: float = PATIENCE) -> Row:
+        return self.wait_state(order, *ATTEMPT_FINAL, patience=patience)
+
+    def wait_facts(self, what: Callable[[Facts], bool]) -> Facts:
+        return self.wait(lambda listing: what(listing.facts)).facts
+
+    def fill(self) -> list[Order]:
+        """Jobs that hold every processor of the default partition, running."""
+        partition = self.adapter.poll().facts.partition(None)
+        assert partition is not None
+        sizes = [nodes.cpus for nodes in partition.nodes for _ in range(nodes.count)]
+        orders = [self.submit("exec sleep 300", cpus=cpus) for cpus in sizes]
+        for order in orders:
+            self.wait_state(order, State.RUNNING)
+        return orders
+
+    def clear(self) -> None:
+        """End whatever the test left behind, and see it gone."""
+        self.reconnect()
+        for row in self.adapter.poll().rows:
+            if row.state not in ATTEMPT_FINAL:
+                self.adapter.withdraw(Withdrawal(tag=row.tag, natives={row.task: row.native_id}))
+        self.wait(lambda found: all(row.state in ATTEMPT_FINAL for row in found.rows))
+        self.wait_facts(lambda facts: facts.used == 0)
+        self.adapter.close()
+
+
+def rows_of(listing: Listing, order: Order) -> dict[int, Row]:
+    return {row.task: row for row in listing.rows if row.tag == order.tag}
+
+
+@pytest.fixture(scope="session", params=list(BOOTS))
+def connect(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Connect]:
+    with BOOTS[request.param](tmp_path_factory.mktemp("manager")) as connect:
+        yield connect
+
+
+@pytest.fixture
+def manager(connect: Connect, tmp_path: Path) -> Iterator[Manager]:
+    booted = Manager(connect, tmp_path)
+    try:
+        yield booted
+    finally:
+        booted.clear()

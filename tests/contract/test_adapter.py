@@ -1,0 +1,389 @@
+"""What every adapter promises (`metasched/adapters/base.py`), asked of real managers.
+
+`pytest tests/contract` runs it over the adapters of this project. The author of another one
+writes a boot function (see `conftest.py`: a context manager from a folder to
+`connect(instance) -> Adapter`) and runs
+
+    METASCHED_CONTRACT=my_package.my_module:boot pytest tests/contract
+
+Nothing here asks an adapter's name; what a manager cannot do it says in `capabilities`.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from metasched.adapters.base import Refused, Withdrawal
+from metasched.model import State, tag_of
+
+if TYPE_CHECKING:
+    from tests.contract.conftest import Manager
+
+SECOND = 1.0  # many managers tell times in whole seconds
+
+
+def words(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+# The life of a job.
+
+
+def test_a_job_waits_runs_and_completes(manager: Manager) -> None:
+    blockers = manager.fill()
+    before = time.time()
+    order = manager.submit("while [ ! -e go ]; do sleep 0.05; done")
+    waiting = manager.wait_state(order, State.PENDING)
+    assert waiting.started is None
+    assert waiting.ended is None
+    assert waiting.task == 0
+    for blocker in blockers:
+        manager.withdraw(blocker)
+    running = manager.wait_state(order, State.RUNNING)
+    assert running.started is not None
+    assert running.ended is None
+    (manager.folder / "go").touch()
+    row = manager.wait_end(order)
+    assert (row.state, row.exit_code, row.signal) == (State.COMPLETED, 0, None)
+    assert row.native_id == waiting.native_id == running.native_id
+    assert row.started == running.started
+    assert row.ended is not None
+    assert before - SECOND <= running.started <= row.ended <= time.time() + SECOND
+
+
+@pytest.mark.parametrize("code", [1, 3, 255])
+def test_a_failing_job_tells_its_exit_code(manager: Manager, code: int) -> None:
+    row = manager.wait_end(manager.submit(f"exit {code}"))
+    assert (row.state, row.exit_code, row.signal) == (State.FAILED, code, None)
+
+
+def test_a_job_ended_by_a_signal_tells_which(manager: Manager) -> None:
+    row = manager.wait_end(manager.submit("kill -KILL $$"))
+    assert (row.state, row.exit_code, row.signal) == (State.FAILED, None, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_job_is_ended_at_its_time_limit(manager: Manager) -> None:
+    step = manager.adapter.capabilities.limit_granularity
+    order = manager.submit("sleep 600 & wait", time_limit=max(step, SECOND))
+    row = manager.wait_end(order, patience=2 * step + 90)
+    assert row.state is State.TIMEOUT
+    assert row.started is not None
+    assert row.ended is not None
+    assert row.ended - row.started >= max(step, SECOND) - SECOND
+
+
+def test_a_job_within_its_time_limit_is_left_alone(manager: Manager) -> None:
+    step = manager.adapter.capabilities.limit_granularity
+    row = manager.wait_end(manager.submit("sleep 0.2", time_limit=max(step, 2 * SECOND)))
+    assert row.state is State.COMPLETED
+
+
+# What it runs with.
+
+
+def test_the_environment_is_the_given_one(
+    manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("METASCHED_TEST_LEAK", "1")
+    given = {
+        "PATH": "/usr/bin:/bin",
+        "EMPTY": "",
+        "UNICODE": "żółw 🐢",
+        "LINES": "first\nsecond\n\nUNICODE=no",
+        "QUOTES": """'single' "double" `back` $PATH \\ ; & |""",
+        "COMMAS": "a,b,c=d",
+        "SPACES": "  between  ",
+        "BASH_FUNC_greet%%": "() {  echo hello\n}",
+    }
+    manager.wait_end(manager.submit("cat /proc/$$/environ > seen", environment=given))
+    seen = dict(
+        line.split("=", 1) for line in (manager.folder / "seen").read_text().split("\0") if line
+    )
+    assert {name: seen.get(name) for name in given} == given
+    assert "METASCHED_TEST_LEAK" not in seen
+
+
+def test_arguments_arrive_as_given(manager: Manager) -> None:
+    given = ("two words", "", "'", '"', "$HOME", "a\nb", "*", "-x", "--wrap=no", "żółw", "\\")
+    manager.wait_end(manager.submit('printf "%s\\0" "$@" > seen', arguments=given))
+    assert (manager.folder / "seen").read_text() == "".join(f"{text}\0" for text in given)
+
+
+def test_directory_output_and_error(manager: Manager) -> None:
+    inside = manager.folder / "a folder with ü and 'quotes'"
+    inside.mkdir()
+    output, error = inside / "out put ü.txt", inside / "err or %j.txt"
+    order = manager.submit(
+        "pwd; cat; echo oops >&2", directory=str(inside), output=str(output), error=str(error)
+    )
+    assert manager.wait_end(order).state is State.COMPLETED
+    assert output.read_text() == f"{inside}\n"
+    assert error.read_text() == "oops\n"
+
+
+def test_output_takes_both_streams_and_is_written_anew(manager: Manager) -> None:
+    output = manager.folder / "output"
+    output.write_text("of an earlier run, which was longer\n")
+    manager.wait_end(manager.submit("echo one; echo two >&2; echo three", output=str(output)))
+    assert words(output) == ["one", "two", "three"]
+
+
+def test_a_script_is_run_by_its_interpreter_byte_for_byte(manager: Manager) -> None:
+    text = "#!/usr/bin/tail -n+3\nżółw\n🐢 'as it is' $HOME `id` \\n\n"
+    output = manager.folder / "output"
+    assert manager.wait_end(manager.submit("", script=text, output=str(output))).exit_code == 0
+    assert output.read_text() == text.split("\n")[2] + "\n"
+
+
+# Withdrawing.
+
+
+def test_withdrawn_while_pending_it_never_starts(manager: Manager) -> None:
+    blockers = manager.fill()
+    order = manager.submit("touch ran")
+    manager.wait_state(order, State.PENDING)
+    manager.withdraw(order)
+    row = manager.wait_end(order)
+    assert (row.state, row.started, row.exit_code) == (State.CANCELLED, None, None)
+    assert row.ended is not None
+    for blocker in blockers:
+        manager.withdraw(blocker)
+        manager.wait_end(blocker)
+    assert not (manager.folder / "ran").exists()
+
+
+def test_withdrawn_while_running_all_its_processes_end(manager: Manager) -> None:
+    order = manager.submit(
+        "setsid sh -c 'echo $$ > below; exec sleep 300' & echo $$ > main; sleep 300"
+    )
+    manager.wait(lambda _: all(words(manager.folder / name) for name in ("main", "below")))
+    manager.withdraw(order)
+    row = manager.wait_end(order)
+    assert row.state is State.CANCELLED
+    assert row.started is not None
+    assert row.ended is not None
+    assert row.started <= row.ended
+    pids = [pid for name in ("main", "below") for pid in words(manager.folder / name)]
+    assert len(pids) == 2
+    manager.wait(lambda _: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))
+
+
+def test_withdrawing_what_has_ended_or_never_was_changes_nothing(manager: Manager) -> None:
+    order = manager.submit("exit 4")
+    row = manager.wait_end(order)
+    manager.withdraw(order)
+    manager.withdraw(order, unstarted=True)
+    unknown = tag_of(manager.instance, 999, 1)
+    for native in (None, "999999"):
+        manager.adapter.withdraw(Withdrawal(tag=unknown, natives={0: native}))
+        manager.adapter.withdraw(Withdrawal(tag=unknown, natives={0: native}, unstarted=True))
+    listing = manager.adapter.poll()
+    assert [(found.tag, found.state, found.exit_code) for found in listing.rows] == [
+        (order.tag, row.state, 4)
+    ]
+
+
+def test_withdrawn_twice_it_ends_once(manager: Manager) -> None:
+    order = manager.submit("exec sleep 300")
+    manager.wait_state(order, State.RUNNING)
+    manager.withdraw(order)
+    manager.withdraw(order)
+    assert manager.wait_end(order).state is State.CANCELLED
+
+
+def test_a_native_id_of_another_tag_withdraws_nothing(manager: Manager) -> None:
+    """Managers issue ids again: only with its tag does an id name a task."""
+    order = manager.submit("exec sleep 300")
+    row = manager.wait_state(order, State.RUNNING)
+    other = tag_of(manager.instance, 998, 1)
+    manager.adapter.withdraw(Withdrawal(tag=other, natives={0: row.native_id}))
+    time.sleep(0.5)
+    assert manager.wait_state(order, State.RUNNING).ended is None
+
+
+def test_one_task_is_withdrawn_and_the_others_go_on(manager: Manager) -> None:
+    order = manager.submit("while [ ! -e go ]; do sleep 0.05; done", indices=(1, 2))
+    manager.wait(lambda found: [row.state for row in found.rows] == [State.RUNNING] * 2)
+    manager.adapter.withdraw(Withdrawal(tag=order.tag, natives={2: None}))
+    listing = manager.wait(lambda found: State.CANCELLED in {row.state for row in found.rows})
+    assert {row.task: row.state for row in listing.rows} == {
+        1: State.RUNNING,
+        2: State.CANCELLED,
+    }
+    (manager.folder / "go").touch()
+    assert manager.wait_state(order, State.COMPLETED).exit_code == 0
+
+
+def test_withdrawing_the_unstarted_leaves_what_runs_alone(manager: Manager) -> None:
+    order = manager.submit("while [ ! -e go ]; do sleep 0.05; done")
+    manager.wait_state(order, State.RUNNING)
+    manager.withdraw(order, unstarted=True)
+    time.sleep(0.5)
+    (manager.folder / "go").touch()
+    assert manager.wait_end(order).state is State.COMPLETED
+
+
+def test_withdrawing_the_unstarted_races_with_the_start_and_never_loses(manager: Manager) -> None:
+    """Whenever it comes: either the job ran to its end, or it has certainly never begun."""
+    dice = random.Random(7)
+    orders = []
+    for number in range(30):
+        orders.append(manager.submit(f"sleep 0.02; echo {number} >> ran"))
+        time.sleep(dice.uniform(0, 0.05))
+        manager.withdraw(orders[-1], unstarted=True)
+    rows = [manager.wait_end(order) for order in orders]
+    ran = set(words(manager.folder / "ran"))
+    for number, row in enumerate(rows):
+        expected = State.COMPLETED if str(number) in ran else State.CANCELLED
+        assert row.state is expected, row
+        assert (row.started is None) == (str(number) not in ran), row
+
+
+# What the manager lists.
+
+
+def test_a_refused_order_leaves_nothing(manager: Manager) -> None:
+    cpus = 10 * manager.adapter.poll().facts.cpus
+    order = manager.order("touch ran", cpus=cpus)
+    with pytest.raises(Refused) as refusal:
+        manager.adapter.submit(order)
+    assert refusal.value.reason
+    assert not refusal.value.again
+    manager.reconnect()
+    assert manager.adapter.poll().rows == ()
+
+
+def test_a_new_adapter_finds_tasks_by_their_tags(manager: Manager) -> None:
+    ended = manager.submit("exit 5")
+    manager.wait_end(ended)
+    running = manager.submit("exec sleep 300")
+    native = manager.wait_state(running, State.RUNNING).native_id
+    manager.reconnect()
+    rows = {row.tag: row for row in manager.adapter.poll().rows}
+    assert set(rows) == {ended.tag, running.tag}
+    assert (rows[ended.tag].state, rows[ended.tag].exit_code) == (State.FAILED, 5)
+    assert rows[running.tag].native_id == native
+    manager.withdraw(running)
+    assert manager.wait_end(running).state is State.CANCELLED
+
+
+def test_a_job_that_ends_while_no_adapter_looks_tells_its_true_end(manager: Manager) -> None:
+    order = manager.submit("while [ ! -e go ]; do sleep 0.05; done; exit 6")
+    manager.wait_state(order, State.RUNNING)
+    manager.adapter.close()
+    (manager.folder / "go").touch()
+    time.sleep(0.5)
+    manager.reconnect()
+    row = manager.wait_end(order)
+    assert (row.state, row.exit_code) == (State.FAILED, 6)
+
+
+def test_another_instance_is_somebody_else(manager: Manager) -> None:
+    blockers = manager.fill()
+    manager.submit("true", cpus=2, time_limit=1200.0)
+    manager.reconnect("another1")
+    listing = manager.wait(lambda found: found.facts.pending == 1)
+    assert listing.rows == ()
+    assert len(listing.facts.running) == len(blockers)
+    assert listing.facts.owed == 2 * 1200.0
+    manager.reconnect()
+    assert manager.wait(lambda found: found.facts.pending == 1).facts.owed == 0
+
+
+def test_a_listing_proves_absence_for_its_span(manager: Manager) -> None:
+    if not manager.adapter.capabilities.proves_absence:
+        pytest.skip("this manager's listings prove nothing")
+    manager.adapter.poll()
+    intent = time.time()
+    order = manager.submit("true")
+    done = time.time()
+    listing = manager.wait(lambda found: found.until >= done)
+    assert listing.since <= intent
+    assert listing.since <= listing.until <= listing.taken <= time.time()
+    assert {row.tag for row in listing.rows} == {order.tag}
+
+
+def test_facts_of_an_idle_manager(manager: Manager) -> None:
+    facts = manager.wait_facts(lambda facts: facts.used == 0)
+    assert (facts.running, facts.owed, facts.pending, facts.head) == ((), 0, 0, None)
+    partition = facts.partition(None)
+    assert partition is not None
+    assert partition.up
+    assert partition.free_cpus == sum(nodes.count * nodes.cpus for nodes in partition.nodes)
+    assert 0 < partition.free_cpus <= facts.cpus
+
+
+def test_facts_tell_what_runs_and_what_is_free(manager: Manager) -> None:
+    idle = manager.wait_facts(lambda facts: facts.used == 0)
+    order = manager.submit("exec sleep 300", cpus=2, time_limit=600.0)
+    row = manager.wait_state(order, State.RUNNING)
+    facts = manager.wait_facts(lambda facts: facts.used > 0)
+    assert (facts.cpus, facts.used) == (idle.cpus, 2)
+    assert row.started is not None
+    ((end, cpus),) = facts.running
+    assert cpus == 2
+    assert end == pytest.approx(row.started + 600, abs=SECOND)
+    before, now = idle.partition(None), facts.partition(None)
+    assert before is not None
+    assert now is not None
+    assert now.free_cpus == before.free_cpus - 2
+
+
+def test_facts_tell_what_waits(manager: Manager) -> None:
+    blockers = manager.fill()
+    facts = manager.adapter.poll().facts
+    assert [cpus for _, cpus in facts.running] == [order.job.cpus for order in blockers]
+    assert [end for end, _ in facts.running] == sorted(end for end, _ in facts.running)
+    partition = facts.partition(None)
+    assert partition is not None
+    assert partition.free_cpus == 0
+    manager.submit("true", cpus=2, time_limit=1200.0)
+    manager.wait_facts(lambda facts: facts.head is not None)
+    manager.submit("true", cpus=1, time_limit=300.0)
+    facts = manager.wait_facts(lambda facts: facts.pending == 2)
+    assert facts.head == (2, 1200.0)
+    assert facts.owed == 0
+
+
+def test_counted_gres(manager: Manager) -> None:
+    if not manager.adapter.capabilities.gres:
+        pytest.skip("this manager counts no generic resources")
+    order = manager.submit("exec sleep 300", gres={"gpu": 1})
+    manager.wait_state(order, State.RUNNING)
+    partition = manager.adapter.poll().facts.partition(None)
+    assert partition is not None
+    total = sum(nodes.count * nodes.gres.get("gpu", 0) for nodes in partition.nodes)
+    free = sum(nodes.count * nodes.free_gres.get("gpu", 0) for nodes in partition.nodes)
+    assert free == total - 1
+
+
+# Many.
+
+
+def test_the_tasks_of_one_order(manager: Manager) -> None:
+    order = manager.order("echo ran >> ran; exit 7", indices=(1, 3, 8))
+    natives = manager.adapter.submit(order)
+    assert len(set(natives.values())) == 3
+    manager.wait(lambda found: all(row.ended for row in found.rows) and len(found.rows) == 3)
+    rows = {row.task: row for row in manager.adapter.poll().rows}
+    assert {task: row.native_id for task, row in rows.items()} == natives
+    assert {row.exit_code for row in rows.values()} == {7}
+    assert len(words(manager.folder / "ran")) == 3
+
+
+@pytest.mark.slow
+def test_two_hundred_jobs_in_one_listing_each_run_once(manager: Manager) -> None:
+    orders = [manager.submit(f"echo {n} >> ran", time_limit=60.0) for n in range(200)]
+    listing = manager.wait(
+        lambda found: len(found.rows) == 200 and all(row.ended for row in found.rows), 200
+    )
+    assert {row.tag for row in listing.rows} == {order.tag for order in orders}
+    assert {(row.state, row.exit_code) for row in listing.rows} == {(State.COMPLETED, 0)}
+    assert sorted(map(int, words(manager.folder / "ran"))) == list(range(200))

@@ -1,0 +1,341 @@
+"""The core against a small world of managers that answer, fall silent and lose answers.
+
+Whatever the order of events: no illegal transition, no job lost, none begun twice, the loads
+equal a recount, and the recorded events replayed give the same decisions.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from metasched.core import Core, replay
+from metasched.events import (
+    Accepted,
+    Action,
+    Asked,
+    Booted,
+    CoreEvent,
+    Declined,
+    Due,
+    Outcome,
+    Policy,
+    Returned,
+    Seen,
+    Send,
+    Silent,
+    Submitted,
+    Tried,
+    Unsure,
+    Withdraw,
+)
+from metasched.model import Cluster, Facts, Job, Nodes, Partition, Row, State, tag_of
+from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, UNSTARTED, WITH_US
+
+INSTANCE = "cafe"
+SIZES = {"left": 8, "right": 4}
+
+
+@dataclass
+class Manager:
+    """The truth on one cluster: what was queued under which tag, what began, what ended."""
+
+    cpus: int
+    rows: dict[str, Row] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    begun: Counter[str] = field(default_factory=Counter)
+    up_since: float = 0.0
+    told: set[str] = field(default_factory=set)
+
+    def submit(self, tag: str, cpus: int) -> str:
+        self.rows[tag] = Row(tag, 0, f"n{len(self.rows)}", State.PENDING)
+        self.sizes[tag] = cpus
+        return self.rows[tag].native_id
+
+    def used(self) -> int:
+        return sum(self.sizes[t] for t, r in self.rows.items() if r.state is State.RUNNING)
+
+    def start(self, now: float) -> None:
+        for tag, row in self.rows.items():
+            if row.state is State.PENDING and self.sizes[tag] <= self.cpus - self.used():
+                self.rows[tag] = replace(row, state=State.RUNNING, started=now)
+                self.begun[tag] += 1
+
+    def end(self, now: float, state: State) -> None:
+        for tag, row in self.rows.items():
+            if row.state is State.RUNNING:
+                self.rows[tag] = replace(row, state=state, ended=now, exit_code=0)
+                return
+
+    def withdraw(self, tag: str, unstarted: bool, now: float) -> None:
+        row = self.rows.get(tag)
+        if row is None or row.state not in (State.PENDING, State.RUNNING):
+            return
+        if row.state is State.PENDING or not unstarted:
+            self.rows[tag] = replace(row, state=State.CANCELLED, ended=now)
+
+    def facts(self) -> Facts:
+        free = self.cpus - self.used()
+        waiting = [self.sizes[t] for t, r in self.rows.items() if r.state is State.PENDING]
+        return Facts(
+            cpus=self.cpus,
+            used=self.used(),
+            partitions=(Partition("p", (Nodes(1, self.cpus, free),), default=True),),
+            running=tuple(
+                (1e9, self.sizes[t]) for t, r in self.rows.items() if r.state is State.RUNNING
+            ),
+            pending=len(waiting),
+            head=(waiting[0], 100.0) if waiting else None,
+        )
+
+
+class World(RuleBasedStateMachine):
+    """Users, managers, a shell that may crash between any two steps, and the clock."""
+
+    @initialize(pull=st.booleans(), load=st.sampled_from(["observed", "paper"]))
+    def boot(self, pull: bool, load: str) -> None:
+        self.now = 1000.0
+        self.policy = Policy(pull=pull, load=load, pull_after=5.0)  # type: ignore[arg-type]
+        self.managers = {name: Manager(cpus) for name, cpus in SIZES.items()}
+        self.core = Core()
+        self.events: list[CoreEvent] = []
+        self.outcomes: list[Outcome] = []
+        self.actions: list[Action] = []
+        self.jobs: dict[int, Job] = {}
+        self.cancelled: set[int] = set()
+        self.lost: set[int] = set()
+        self.final: dict[int, State] = {}
+        self.ended_attempts: dict[tuple[int, int], State] = {}
+        self.pushed: dict[int, str] = {}
+        self.step(self.booted())
+
+    def booted(self) -> Booted:
+        clusters = tuple(Cluster(name=name, adapter="local") for name in SIZES)
+        return Booted(self.now, INSTANCE, self.policy, clusters)
+
+    def step(self, event: CoreEvent) -> None:
+        self.events.append(event)
+        out = self.core.step(event)
+        self.outcomes.append(copy.deepcopy(out))
+        self.actions += out.actions
+        for task, attempt in out.closed:
+            key = (task.job.id, attempt.number)
+            assert key not in self.ended_attempts, "an ended attempt ended again"
+            assert attempt.state in ATTEMPT_FINAL
+            self.ended_attempts[key] = attempt.state
+        for task in out.tasks.values():
+            assert task.job.id not in self.final, "an ended task changed"
+            if task.state in FINAL:
+                self.final[task.job.id] = task.state
+
+    # Users
+
+    @rule(
+        cpus=st.sampled_from([1, 2, 4, 6, 8]),
+        deadline=st.one_of(st.none(), st.floats(-100, 1e5)),
+        begin=st.one_of(st.none(), st.floats(0, 50)),
+        held=st.booleans(),
+    )
+    def submit(self, cpus: int, deadline: float | None, begin: float | None, held: bool) -> None:
+        job = Job(
+            id=len(self.jobs) + 1,
+            submitted=self.now,
+            estimated=100.0,
+            cpus=cpus,
+            tasks=cpus,
+            deadline=None if deadline is None else self.now + deadline,
+            begin=None if begin is None else self.now + begin,
+            held=held,
+        )
+        self.jobs[job.id] = job
+        self.step(Submitted(self.now, job))
+
+    @rule(data=st.data(), wish=st.sampled_from(["cancel", "hold", "release"]))
+    def ask(self, data: st.DataObject, wish: str) -> None:
+        if not self.jobs:
+            return
+        job = data.draw(st.sampled_from(sorted(self.jobs)))
+        if wish == "cancel" and job not in self.final:
+            self.cancelled.add(job)
+        self.step(Asked(self.now, wish, job, by="ada"))  # type: ignore[arg-type]
+
+    # The shell
+
+    @rule(data=st.data(), fate=st.sampled_from(["done", "done", "lost answer", "lost", "refused"]))
+    def act(self, data: st.DataObject, fate: str) -> None:
+        """Carry out the next action; its answer, or the request itself, may be lost."""
+        if not self.actions:
+            return
+        action = self.actions.pop(0)
+        manager = self.managers[action.cluster]
+        tag = tag_of(INSTANCE, action.job, action.sending)
+        if isinstance(action, Withdraw):
+            if fate in ("done", "lost answer"):
+                manager.withdraw(tag, action.unstarted, self.now)
+            if fate != "done":
+                self.actions.append(action)
+            return
+        if not self.core.wanted(action.job, action.sending):
+            self.step(Returned(self.now, action.job, action.sending))
+            return
+        self.step(Tried(self.now, action.job, action.sending))
+        cpus = self.jobs[action.job].cpus
+        match fate:
+            case "done":
+                native = manager.submit(tag, cpus)
+                self.step(Accepted(self.now, action.job, action.sending, {0: native}))
+            case "lost answer":
+                manager.submit(tag, cpus)
+                self.step(Unsure(self.now, action.job, action.sending, "time-out"))
+            case "lost":
+                self.step(Unsure(self.now, action.job, action.sending, "time-out"))
+            case "refused":
+                again = data.draw(st.booleans())
+                self.step(Declined(self.now, action.job, action.sending, "no", again))
+
+    @rule(submitted=st.booleans(), at_act=st.booleans())
+    def crash(self, submitted: bool, at_act: bool) -> None:
+        """The daemon dies, perhaps in the middle of a send, and starts again from its database."""
+        if at_act and self.actions and isinstance(action := self.actions[0], Send):
+            if self.core.wanted(action.job, action.sending):
+                self.step(Tried(self.now, action.job, action.sending))
+                if submitted:
+                    tag = tag_of(INSTANCE, action.job, action.sending)
+                    self.managers[action.cluster].submit(tag, self.jobs[action.job].cpus)
+        stored = copy.deepcopy(self.core)
+        self.actions.clear()
+        self.core = Core()
+        self.core.restore(
+            stored.tasks.values(),
+            stored._last_sending,
+            {name: f for name in SIZES if (f := stored.view(name)[0]) is not None},
+            [self.jobs[j] for j in sorted(self.jobs) if self.jobs[j].deadline is not None][-100:],
+        )
+        self.step(self.booted())
+
+    @rule(name=st.sampled_from(sorted(SIZES)), full=st.booleans())
+    def poll(self, name: str, full: bool) -> None:
+        manager = self.managers[name]
+        self.step(
+            Seen(
+                self.now,
+                name,
+                rows=tuple(manager.rows.values()),
+                vanished=tuple((tag, 0) for tag in manager.told - manager.rows.keys()),
+                facts=manager.facts(),
+                full=full,
+                since=manager.up_since,
+                until=self.now,
+            )
+        )
+        manager.told = set(manager.rows)
+
+    @rule(name=st.sampled_from(sorted(SIZES)))
+    def silence(self, name: str) -> None:
+        untried = [a for a in self.actions if isinstance(a, Send) and a.cluster == name]
+        self.actions = [a for a in self.actions if a not in untried]
+        self.step(Silent(self.now, name, "no answer"))
+        for send in untried:
+            self.step(Returned(self.now, send.job, send.sending))
+
+    # The world
+
+    @rule(seconds=st.floats(0.1, 100))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.step(Due(self.now))
+
+    @rule(name=st.sampled_from(sorted(SIZES)))
+    def start(self, name: str) -> None:
+        self.managers[name].start(self.now)
+
+    @rule(
+        name=st.sampled_from(sorted(SIZES)),
+        state=st.sampled_from([State.COMPLETED, State.FAILED, State.CANCELLED, State.NODE_FAIL]),
+    )
+    def end(self, name: str, state: State) -> None:
+        self.managers[name].end(self.now, state)
+
+    @rule(name=st.sampled_from(sorted(SIZES)))
+    def lose(self, name: str) -> None:
+        """The manager restarts without what it had taken last; its listings prove less now."""
+        manager = self.managers[name]
+        manager.up_since = self.now
+        for tag, row in reversed(list(manager.rows.items())):
+            if row.state is State.PENDING:
+                del manager.rows[tag], manager.sizes[tag]
+                self.lost.add(int(tag.split("-")[2]))
+                return
+
+    # What must always hold
+
+    @invariant()
+    def none_begun_twice(self) -> None:
+        begun: Counter[int] = Counter()
+        for manager in self.managers.values():
+            for tag, times in manager.begun.items():
+                begun[int(tag.split("-")[2])] += times
+        assert all(times == 1 for times in begun.values()), begun
+
+    @invariant()
+    def one_place_each(self) -> None:
+        for (job, _), task in self.core.tasks.items():
+            assert job not in self.final
+            if task.state in WITH_US:
+                assert task.attempt is None
+            else:
+                assert task.state in LIVE
+                assert task.attempt is not None
+                assert task.attempt.state is task.state
+        assert set(self.jobs) == set(self.final) | {job for job, _ in self.core.tasks}
+
+    @invariant()
+    def loads_equal_a_recount(self) -> None:
+        for name in SIZES:
+            queued = [t for t in self.core.tasks_on(name) if t.state in UNSTARTED]
+            counts = [sum(t.priority >= p for t in queued) for p in range(1, 11)]
+            assert self.core.dispatch.count(name) == counts
+
+    def teardown(self) -> None:
+        """All faults end: every job must end, having begun once, unless cancelled or refused."""
+        if not hasattr(self, "core"):
+            return
+        for job in self.jobs:
+            if (job, 0) in self.core.tasks:
+                self.step(Asked(self.now, "release", job))
+        for _ in range(20 * (len(self.jobs) + 2)):
+            if all(t.state is State.UNKNOWN for t in self.core.tasks.values()):
+                break
+            self.now += 61.0
+            self.step(Due(self.now))
+            for name in SIZES:
+                self.poll(name, True)
+            while self.actions:
+                self.act(None, "done")  # type: ignore[arg-type]
+            for name, manager in self.managers.items():
+                self.poll(name, False)
+                manager.start(self.now)
+                while manager.used():
+                    manager.end(self.now, State.COMPLETED)
+        for (job, _), task in self.core.tasks.items():
+            assert task.state is State.UNKNOWN, (task.name, task.state, task.reason)
+            assert job in self.lost or any(m.up_since for m in self.managers.values())
+        begun = {int(tag.split("-")[2]) for m in self.managers.values() for tag in m.begun}
+        for job, state in self.final.items():
+            if state is State.REJECTED:
+                assert job not in begun
+            elif job not in self.cancelled:
+                assert job in begun, f"job {job} is {state} but never began"
+        self.none_begun_twice()
+        again = list(replay(self.events))
+        assert [o.actions for o in again] == [o.actions for o in self.outcomes]
+        assert [o.changes for o in again] == [o.changes for o in self.outcomes]
+
+
+TestWorld = World.TestCase
+TestWorld.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

@@ -1,0 +1,486 @@
+"""What is special to Slurm: controllers that stop and die, other people's work, races."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metasched.adapters.base import Order, Refused, Unreachable, Withdrawal
+from metasched.adapters.slurm import Slurm, SlurmOptions
+from metasched.model import Cluster, Job, Listing, Payload, Row, State, tag_of
+from metasched.transitions import ATTEMPT_FINAL
+from tests.conftest import require
+from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite, missing
+
+ROOT = Path(__file__).parents[2]
+
+
+class Client:
+    """An adapter of an instance of its own on one cluster, and orders for it."""
+
+    def __init__(self, cluster: SlurmCluster, folder: Path, **options: Any) -> None:
+        self.cluster, self.folder, self.instance = cluster, folder, uuid.uuid4().hex[:8]
+        self.adapter = Slurm(
+            Cluster(name=cluster.name, adapter="slurm"),
+            SlurmOptions(config=str(cluster.conf), **options),
+            self.instance,
+            folder,
+        )
+        self._jobs = 0
+
+    def order(
+        self, commands: str, *, indices: tuple[int, ...] = (0,), options: str = "", **job: Any
+    ) -> Order:
+        self._jobs += 1
+        return Order(
+            tag=tag_of(self.instance, self._jobs, 1),
+            job=Job(id=self._jobs, submitted=time.time(), estimated=60.0, **job),
+            payload=Payload(
+                script=f"#!/bin/sh\n{commands}\n",
+                environment={"PATH": "/usr/bin:/bin"},
+                directory=str(self.folder),
+            ),
+            indices=indices,
+            options=tuple(options.split()),
+        )
+
+    def submit(self, commands: str, **wishes: Any) -> Order:
+        order = self.order(commands, **wishes)
+        self.adapter.submit(order)
+        return order
+
+    def withdraw(self, order: Order, native: str | None = None, unstarted: bool = False) -> None:
+        self.adapter.withdraw(Withdrawal(tag=order.tag, natives={0: native}, unstarted=unstarted))
+
+    def row(self, order: Order) -> Row | None:
+        rows = [row for row in self.adapter.poll().rows if row.tag == order.tag]
+        assert len(rows) <= 1
+        return rows[0] if rows else None
+
+    def wait_row(self, order: Order, *states: State) -> Row:
+        def seen(listing: Listing) -> bool:
+            return any(row.tag == order.tag and row.state in states for row in listing.rows)
+
+        listing = self.wait(seen)
+        return next(row for row in listing.rows if row.tag == order.tag)
+
+    def wait(self, met: Callable[[Listing], bool], seconds: float = 30.0) -> Listing:
+        end = time.monotonic() + seconds
+        while True:
+            listing = self.adapter.poll()
+            if met(listing):
+                return listing
+            assert time.monotonic() < end, listing
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def alpha(slurm_site: SlurmSite) -> Iterator[SlurmCluster]:
+    """The cluster alpha, without jobs."""
+    cluster = slurm_site["alpha"]
+    cluster.empty()
+    yield cluster
+    cluster.empty()
+
+
+@pytest.fixture
+def client(alpha: SlurmCluster, tmp_path: Path) -> Client:
+    return Client(alpha, tmp_path, settle=0.5)
+
+
+# The controller.
+
+
+def test_a_stopped_controller_is_unreachable_in_time_and_comes_back(
+    alpha: SlurmCluster, tmp_path: Path
+) -> None:
+    hasty = Client(alpha, tmp_path, timeout=1.0)
+    before = hasty.submit("sleep 300")
+    alpha.stop_controller()
+    try:
+        for call in (
+            hasty.adapter.poll,
+            lambda: hasty.submit("true"),
+            lambda: hasty.withdraw(before),
+            lambda: hasty.withdraw(before, unstarted=True),
+        ):
+            begun = time.monotonic()
+            with pytest.raises(Unreachable):
+                call()
+            assert time.monotonic() - begun < 1.5
+    finally:
+        alpha.start_controller()
+    assert hasty.wait_row(before, State.RUNNING).started is not None
+
+
+def test_an_unanswered_call_says_what_slurm_said(alpha: SlurmCluster, tmp_path: Path) -> None:
+    patient = Client(alpha, tmp_path, timeout=30.0)
+    alpha.stop_controller()
+    try:
+        with pytest.raises(Unreachable, match="Unable to contact slurm controller"):
+            patient.submit("true")
+    finally:
+        alpha.start_controller()
+
+
+def test_after_a_crash_a_listing_proves_nothing_of_the_time_before(
+    alpha: SlurmCluster, client: Client
+) -> None:
+    assert client.adapter.poll().since < time.time() - 1
+    order = client.submit("true", begin=None)
+    intent = time.time()
+    alpha.kill_controller()
+    alpha.start_controller()
+    listing = client.adapter.poll()
+    assert listing.since > intent or client.row(order) is not None
+    assert listing.since > intent
+    settled = client.wait(lambda found: found.until > listing.since)
+    assert settled.since == pytest.approx(listing.since, abs=1.5)
+
+
+def test_a_restart_in_order_loses_nothing(alpha: SlurmCluster, client: Client) -> None:
+    waiting = client.submit("true", options="--begin=now+1hour")
+    running = client.submit("while [ ! -e go ]; do sleep 0.05; done; exit 3")
+    client.wait_row(running, State.RUNNING)
+    alpha.stop_controller()
+    (client.folder / "go").touch()
+    time.sleep(0.3)
+    alpha.start_controller()
+    assert client.wait_row(running, State.FAILED).exit_code == 3
+    row = client.wait_row(waiting, State.PENDING)
+    assert (row.started, row.word) == (None, "BeginTime")
+
+
+def test_commands_die_with_the_process_that_called_them(
+    alpha: SlurmCluster, tmp_path: Path
+) -> None:
+    caller = f"""
+import sys
+from pathlib import Path
+from metasched.adapters.slurm import Slurm, SlurmOptions
+from metasched.model import Cluster
+options = SlurmOptions(config={str(alpha.conf)!r}, timeout=60.0)
+Slurm(Cluster(name="alpha", adapter="slurm"), options, "abcd", Path("/")).poll()
+"""
+    os.kill(alpha.controller, signal.SIGSTOP)
+    try:
+        worker = subprocess.Popen([sys.executable, "-c", caller], cwd=ROOT)
+        children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
+
+        def command() -> Path | None:
+            found = [Path("/proc") / pid for pid in children.read_text().split()]
+            return next((p for p in found if (p / "comm").read_text() == "squeue\n"), None)
+
+        end = time.monotonic() + 10
+        while (squeue := command()) is None:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        worker.kill()
+        worker.wait()
+        while (squeue / "exe").exists():
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    finally:
+        os.kill(alpha.controller, signal.SIGCONT)
+
+
+# Submitting.
+
+
+def test_directives_in_the_script_are_not_read_again(client: Client) -> None:
+    directives = "#SBATCH --array=1-9\n#SBATCH --hold\n#SLURM\n\n # c\n#PBS -N y\n#BSUB -W 8"
+    order = client.submit(f"{directives}\nsed -n '2p;10,$p' $0 > seen\n#SBATCH --hold\n# end")
+    assert client.wait_row(order, *ATTEMPT_FINAL).state is State.COMPLETED
+    assert (client.folder / "seen").read_text() == ("# SBATCH --array=1-9\n#SBATCH --hold\n# end\n")
+
+
+@pytest.mark.parametrize("name", ["100%.%j.txt", "back\\slash %j.txt", "%", "a\\\\b%%"])
+def test_output_paths_are_literal(client: Client, name: str) -> None:
+    order = client.order("echo here")
+    payload = Payload(
+        script="#!/bin/sh\necho here\n", directory="/", output=str(client.folder / name)
+    )
+    order = Order(tag=order.tag, job=order.job, payload=payload)
+    client.adapter.submit(order)
+    client.wait_row(order, State.COMPLETED)
+    assert [path.name for path in client.folder.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "two\nlines\t'\" `id` $HOME", "żółw 🐢" * 2500, "-x", "--wrap=true", "a\0b"]
+)
+def test_any_name_is_carried_as_far_as_slurm_can(client: Client, name: str) -> None:
+    order = client.submit("true", name=name)
+    assert client.wait_row(order, State.COMPLETED).exit_code == 0
+
+
+def test_variables_say_which_task_runs(client: Client) -> None:
+    show = "echo $METASCHED_JOB_ID $METASCHED_TAG $METASCHED_CLUSTER $METASCHED_CPUS $PWD"
+    order = client.submit(
+        f"{show} $SLURM_SUBMIT_DIR > task.$METASCHED_TASK", indices=(2, 5), cpus=3
+    )
+    listing = client.wait(lambda found: [row.state for row in found.rows] == ["completed"] * 2)
+    assert {row.task for row in listing.rows} == {2, 5}
+    for task in (2, 5):
+        said = (client.folder / f"task.{task}").read_text().split()
+        assert said == [f"{order.job.id}", order.tag, "alpha", "3", *[str(client.folder)] * 2]
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"partition": "nope"},
+        {"constraint": "nope"},
+        {"gres": {"nope": 1}},
+        {"gres": {"gpu": 9}},
+        {"partition": "a\0b"},
+        {"name": "x", "options": "--frobnicate"},
+        {"options": "--array=1-3"},
+        {"options": "--arr=1-3"},
+        {"options": "-HQa1-3"},
+        {"options": "-a 1-3"},
+        {"options": "--comment=mine"},
+        {"options": "--wrap=true"},
+        {"options": "-W"},
+        {"options": "--exclude a1 another.sh"},
+        {"options": "-- another.sh"},
+        {"options": ": -n 2"},
+        {"options": "--licenses=nope"},
+        {"options": "--time=never"},
+    ],
+)
+def test_what_slurm_cannot_do_is_refused_for_good(client: Client, wish: dict[str, Any]) -> None:
+    with pytest.raises(Refused) as refusal:
+        client.submit("true", **wish)
+    assert refusal.value.again is False
+    assert refusal.value.reason
+    assert all(row.started is None for row in client.adapter.poll().rows)
+
+
+@pytest.mark.parametrize("script", ["", "true\n", "#!/bin/sh\r\ntrue\r\n", "#!/bin/sh\n\0\n", "\n"])
+def test_what_is_no_script_is_refused(client: Client, script: str) -> None:
+    order = client.order("")
+    with pytest.raises(Refused) as refusal:
+        client.adapter.submit(Order(tag=order.tag, job=order.job, payload=Payload(script=script)))
+    assert refusal.value.again is False
+    assert client.adapter.poll().rows == ()
+
+
+def test_native_options_are_passed_on(client: Client) -> None:
+    order = client.submit("true", options="--begin now+1hour --nice=7 -w a2 -QH")
+    said = client.cluster.run("squeue", "-h", "-O", "nice:|,reqnodes:|,reason:|,comment:|")
+    assert said.strip() == f"7|a2|JobHeldUser|{order.tag}|" or "JobHeldAdmin" in said
+
+
+def test_a_partition_that_is_down_may_take_the_job_later(client: Client) -> None:
+    client.cluster.run("scontrol", "update", "partitionname=short", "state=drain")
+    try:
+        with pytest.raises(Refused) as refusal:
+            client.submit("true", partition="short")
+        assert refusal.value.again
+        partition = client.adapter.poll().facts.partition("short")
+        assert partition is not None
+        assert not partition.up
+    finally:
+        client.cluster.run("scontrol", "update", "partitionname=short", "state=up")
+
+
+def test_a_full_queue_refuses_for_now_and_at_once(tmp_path: Path) -> None:
+    if (reason := missing()) is not None:
+        require("slurm", reason)
+    tiny = ClusterSpec("tiny", "t", nodes=1, cpus=1, settings=("MaxJobCount=3",))
+    with SlurmSite(tmp_path / "site", [tiny]) as site:
+        client = Client(site["tiny"], tmp_path)
+        first = client.submit("true", options="--hold", indices=(1, 2))
+        with pytest.raises(Unreachable, match="1 of 2 tasks were taken"):
+            client.submit("true", options="--hold", indices=(1, 2))
+        begun = time.monotonic()
+        with pytest.raises(Refused) as refusal:
+            client.submit("true", options="--hold")
+        assert time.monotonic() - begun < 1
+        assert refusal.value.again
+        rows = client.adapter.poll().rows
+        assert [(row.tag, row.task) for row in rows if row.tag == first.tag] in (
+            [(first.tag, 1), (first.tag, 2)],
+            [(first.tag, 2), (first.tag, 1)],
+        )
+        assert len(rows) == 3
+
+
+def test_a_job_longer_than_a_minute_keeps_its_limit_in_whole_minutes(client: Client) -> None:
+    client.submit("true", options="--hold", time_limit=61.0)
+    client.submit("true", options="--hold", time_limit=0.5)
+    said = client.cluster.run("squeue", "-h", "-S", "i", "-o", "%l").split()
+    assert said == ["2:00", "1:00"]
+
+
+# Withdrawing.
+
+
+def test_a_native_id_that_slurm_gave_to_somebody_else_is_left_alone(client: Client) -> None:
+    lost = client.order("true")
+    native = client.cluster.run(
+        "sbatch", "--parsable", "--output=/dev/null", stdin="#!/bin/sh\nsleep 300\n"
+    ).strip()
+    client.withdraw(lost, native)
+    client.withdraw(lost, native, unstarted=True)
+    time.sleep(0.3)
+    assert client.cluster.run("squeue", "-h", "-o", "%i %T").split() == [native, "RUNNING"]
+
+
+def test_withdrawing_the_unstarted_never_ends_what_has_begun(client: Client) -> None:
+    """Jobs start all the time while they are withdrawn, many in one call."""
+    script = "echo begun >> $METASCHED_JOB_ID; sleep 0.05; echo ended >> $METASCHED_JOB_ID"
+    orders = [client.submit(script, cpus=16) for _ in range(48)]
+    dice = random.Random(3)
+    for order in dice.sample(orders, len(orders)):
+        client.withdraw(order, unstarted=True)
+    listing = client.wait(lambda found: all(row.state in ATTEMPT_FINAL for row in found.rows))
+    rows = {row.tag: row for row in listing.rows}
+    ran = 0
+    for order in orders:
+        story = client.folder / str(order.job.id)
+        row = rows[order.tag]
+        if story.exists():
+            ran += 1
+            assert story.read_text().split() == ["begun", "ended"], row
+            assert (row.state, row.exit_code) == (State.COMPLETED, 0)
+            assert row.started is not None
+        else:
+            assert (row.state, row.started) == (State.CANCELLED, None), row
+    assert 0 < ran < len(orders)
+
+
+def test_a_withdrawn_script_gets_term_and_time_and_then_kill(client: Client) -> None:
+    kind = client.submit("trap 'sleep 0.3; echo bye > kind; exit 4' TERM; sleep 300 & wait")
+    stubborn = client.submit("trap '' TERM; echo up > stubborn; while :; do sleep 0.1; done")
+    client.wait(lambda _: (client.folder / "stubborn").exists())
+    for order in (kind, stubborn):
+        client.wait_row(order, State.RUNNING)
+        client.withdraw(order)
+    row = client.wait_row(kind, State.CANCELLED)
+    assert (row.exit_code, row.signal) == (4, None)
+    assert (client.folder / "kind").read_text() == "bye\n"
+    row = client.wait_row(stubborn, State.CANCELLED)
+    assert (row.exit_code, row.signal) == (None, signal.SIGKILL)
+
+
+def test_what_slurm_has_requeued_has_begun(client: Client) -> None:
+    order = client.submit("echo run >> runs; sleep 300", requeue=True)
+    row = client.wait_row(order, State.RUNNING)
+    client.cluster.run("scontrol", "requeue", row.native_id)
+    row = client.wait_row(order, State.PENDING)
+    assert row.started is not None
+    client.withdraw(order, unstarted=True)
+    row = client.wait_row(order, State.PENDING)
+    client.withdraw(order)
+    row = client.wait_row(order, State.CANCELLED)
+    assert row.started is not None
+
+
+def test_slurm_does_not_requeue_by_itself(client: Client) -> None:
+    order = client.submit("echo run >> runs; sleep 300")
+    row = client.wait_row(order, State.RUNNING)
+    client.cluster.run("scontrol", "update", f"nodename={row.node}", "state=down", "reason=test")
+    try:
+        row = client.wait_row(order, State.NODE_FAIL)
+        assert (row.exit_code, row.signal) == (None, None)
+        assert row.started is not None
+        facts = client.adapter.poll().facts
+        assert facts.cpus == 48
+        down = [nodes for nodes in facts.partitions[0].nodes if not nodes.up]
+        assert [(nodes.count, nodes.cpus, nodes.free_cpus) for nodes in down] == [(1, 16, 0)]
+    finally:
+        client.cluster.run("scontrol", "update", "nodename=a[1-4]", "state=resume")
+        client.cluster.wait_ready()
+
+
+# Facts.
+
+
+def batch(cluster: SlurmCluster, *options: str) -> str:
+    return cluster.run(
+        *("sbatch", "--parsable", "--output=/dev/null", *options), stdin="#!/bin/sh\nsleep 300\n"
+    ).strip()
+
+
+def test_other_peoples_work_is_in_the_facts(alpha: SlurmCluster, client: Client) -> None:
+    for _ in range(4):
+        batch(alpha, "--cpus-per-task=16", "--time=30")
+    client.wait(lambda found: found.facts.used == 64)
+    batch(alpha, "--ntasks=3", "--time=20", "--comment=a|b\nc, with\nlines")
+    batch(alpha, "--array=1-9:2%2", "--ntasks=2", "--time=10")
+    batch(alpha, "--ntasks=2")  # the partition's default: ten minutes
+    for cannot_start in (
+        ["--hold"],
+        ["--begin=now+1hour"],
+        ["--dependency=singleton", "--job-name=one", "--hold"],
+        ["--ntasks=640"],
+        ["--partition=short", "--time=600"],
+        ["--array=1-900", "--hold"],
+    ):
+        batch(alpha, *cannot_start)
+    client.submit("true", cpus=5, time_limit=1200.0)
+    listing = client.wait(lambda found: found.facts.pending == 8)
+    facts = listing.facts
+    assert [cpus for _, cpus in facts.running] == [16] * 4
+    assert all(0 < end - time.time() <= 1800 for end, _ in facts.running)
+    assert facts.owed == 3 * 1200 + 5 * 2 * 600 + 2 * 600
+    assert facts.head == (3, 1200.0)
+    assert len(listing.rows) == 1
+
+
+def test_partitions_and_their_limits(client: Client) -> None:
+    facts = client.adapter.poll().facts
+    main, short = facts.partition(None), facts.partition("short")
+    assert main is not None
+    assert short is not None
+    assert (main.name, main.max_time, main.default_time, main.max_nodes) == (
+        *("main", 86400.0, 600.0),
+        None,
+    )
+    assert (short.name, short.max_time, short.default_time, short.max_nodes) == (
+        *("short", 1800.0),
+        *(None, 2),
+    )
+    assert (main.default, short.default) == (True, False)
+    assert {(n.count, n.cpus, n.memory, n.gres.get("gpu", 0)) for n in main.nodes} == {
+        (3, 16, 65536, 0),
+        (1, 16, 65536, 2),
+    }
+    assert facts.cpus == 64
+
+
+def test_more_than_a_partition_has_is_refused_although_slurm_would_wait(client: Client) -> None:
+    client.adapter.poll()
+    with pytest.raises(Refused, match="main has 64 processors, not 65") as refusal:
+        client.submit("true", cpus=65)
+    assert refusal.value.again is False
+    batch(client.cluster, "--ntasks=65")
+    listing = client.wait(lambda _: "PartitionConfig" in client.cluster.run("squeue", "-o%r"))
+    assert (listing.facts.pending, listing.facts.owed, listing.facts.head) == (0, 0, None)
+
+
+def test_the_tag_may_be_in_the_name(alpha: SlurmCluster, tmp_path: Path) -> None:
+    client = Client(alpha, tmp_path, tag_field="name")
+    order = client.submit("exit 6", name="")
+    assert client.wait_row(order, State.FAILED).exit_code == 6
+    other = client.submit("sleep 300", name="theirs", indices=(4,))
+    client.adapter.withdraw(Withdrawal(tag=other.tag, natives={4: None}))
+    assert client.wait_row(other, State.CANCELLED).task == 4
+
+
+def test_a_wrong_bin_dir_is_unreachable(alpha: SlurmCluster, tmp_path: Path) -> None:
+    client = Client(alpha, tmp_path, bin_dir="/nonexistent")
+    with pytest.raises(Unreachable, match="/nonexistent/squeue"):
+        client.adapter.poll()

@@ -1,0 +1,112 @@
+"""The Slurm of the tests boots fast and leaves no process behind, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import conftest, slurm
+from tests.slurm import ALPHA, ClusterSpec, SlurmError, SlurmSite
+
+ROOT = Path(__file__).parents[2]
+BOOT = """
+import sys, time
+from pathlib import Path
+from tests.slurm import SlurmSite
+with SlurmSite(Path(sys.argv[1])) as site:
+    script = "#!/bin/sh\\nsetsid sleep 1001 & exec sleep 1002\\n"
+    site["beta"].run("sbatch", "--output=/dev/null", stdin=script)
+    while "RUNNING" not in site["beta"].run("squeue", "-h", "-o", "%T"):
+        time.sleep(0.02)
+    print("up", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _slurm() -> None:
+    reason = slurm.missing()
+    if reason is not None:
+        conftest.require("slurm", reason)
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Processes that name the folder in their arguments or environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes()
+            variables = (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if process.name != str(os.getpid()) and os.fsencode(folder) in words + variables:
+            found.append(words.replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
+def wait_for(met: Callable[[], bool], seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while not met() and time.monotonic() < end:
+        time.sleep(0.02)
+    return met()
+
+
+def test_two_clusters_boot_in_three_seconds_and_go(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    with SlurmSite(tmp_path / "site") as site:
+        seconds = time.monotonic() - begun
+        assert site["alpha"].run("sinfo", "-h", "-o", "%D %c").split() == ["4", "16"]
+        assert site["beta"].run("sinfo", "-h", "-o", "%D %c").split() == ["3", "8"]
+        assert len(processes_of(tmp_path)) >= 11  # 2 controllers, 7 nodes, 2 of munge
+    assert processes_of(tmp_path) == []
+    assert seconds < 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_survives_a_killed_test_run(tmp_path: Path, number: signal.Signals) -> None:
+    run = subprocess.Popen(
+        [sys.executable, "-c", BOOT, str(tmp_path / "site")],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "up\n"
+        before = processes_of(tmp_path)
+        assert any("slurmstepd" in p for p in before), before
+        assert any("sleep 1001" in p for p in before), before
+    finally:
+        os.kill(run.pid, number)
+        run.wait()
+    assert wait_for(lambda: processes_of(tmp_path) == []), processes_of(tmp_path)
+
+
+def test_nothing_survives_a_boot_that_fails(tmp_path: Path) -> None:
+    broken = ClusterSpec("broken", "x", nodes=1, cpus=1, settings=("SelectType=select/none",))
+    with pytest.raises(SlurmError, match="slurmctld of broken has ended"):
+        SlurmSite(tmp_path / "site", [ALPHA, broken]).__enter__()
+    assert processes_of(tmp_path) == []
+
+
+def test_nothing_survives_a_failing_test(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), SlurmSite(tmp_path / "site", [ALPHA]):
+        raise ZeroDivisionError
+    assert processes_of(tmp_path) == []
+
+
+def test_a_missing_component_is_skipped_or_fails_as_required(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("METASCHED_REQUIRE", "postgresql,slurm")
+    with pytest.raises(pytest.fail.Exception, match="no sbatch"):
+        conftest.require("slurm", "no sbatch")
+    with pytest.raises(pytest.skip.Exception, match="no browser"):
+        conftest.require("chromium", "no browser")

@@ -1,0 +1,66 @@
+"""Who may import whom: the links, the arrows, and what a command may load."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LINKED = ("adapters", "policies", "db")
+HEAVY = {"alembic", "fastapi", "pydantic", "sqlalchemy", "starlette", "uvicorn"}
+
+
+def imports(folder: str) -> Iterator[tuple[str, str, list[str]]]:
+    """(file and line, module, names taken from it) of every absolute import below a folder."""
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Import):
+                yield from ((where, alias.name, []) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield where, node.module, [alias.name for alias in node.names]
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_top_folders_are_links_in_the_package(name: str) -> None:
+    assert os.readlink(ROOT / "metasched" / name) == f"../{name}"
+
+
+@pytest.mark.parametrize("folder", ["metasched", *LINKED, "tests"])
+def test_nothing_imports_a_top_folder_as_a_module(folder: str) -> None:
+    found = list(imports(folder))
+    assert found
+    assert [i for i in found if i[1].split(".")[0] in LINKED] == []
+
+
+def test_import_arrows() -> None:
+    linter = Path(sys.executable).with_name("lint-imports")
+    ran = subprocess.run(
+        [linter, "--no-cache", "--config", "pyproject.toml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_policies_draw_from_seeded_generators_only() -> None:
+    taken = [(where, names) for where, module, names in imports("policies") if module == "random"]
+    assert taken
+    assert all(names == ["Random"] for _, names in taken), taken
+
+
+@pytest.mark.parametrize("module", ["metasched.cli", "metasched.client", "metasched.submit"])
+def test_a_command_starts_without_what_only_the_daemon_needs(module: str) -> None:
+    code = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert HEAVY.isdisjoint(json.loads(ran.stdout))

@@ -1,0 +1,338 @@
+"""The core, event by event: whole lists of actions are compared. No network, no clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from metasched.core import Core
+from metasched.events import (
+    Accepted,
+    Action,
+    Asked,
+    Booted,
+    CoreEvent,
+    Declined,
+    Due,
+    Outcome,
+    Policy,
+    Returned,
+    Seen,
+    Send,
+    Silent,
+    Submitted,
+    Tried,
+    Unsure,
+    Withdraw,
+)
+from metasched.model import Cluster, Facts, Job, Nodes, Partition, Reason, Row, State, tag_of
+
+NOW = 1_000_000.0
+
+
+def facts(cpus: int, free: int | None = None, **more: object) -> Facts:
+    free = cpus if free is None else free
+    partition = Partition("main", (Nodes(1, cpus, free),), default=True)
+    return Facts(cpus=cpus, used=cpus - free, partitions=(partition,), **more)  # type: ignore[arg-type]
+
+
+def job(id: int = 1, cpus: int = 1, **more: object) -> Job:
+    return Job(id=id, submitted=NOW, estimated=100.0, cpus=cpus, **more)  # type: ignore[arg-type]
+
+
+class Site:
+    """A core with two clusters that have been heard from: left (8 processors), right (4)."""
+
+    def __init__(self, seen: bool = True, **policy: object) -> None:
+        self.core = Core()
+        self.out = Outcome()
+        clusters = tuple(Cluster(name=n, adapter="local") for n in ("left", "right"))
+        policy = {"pull_after": 5.0, **policy}
+        self.step(Booted(NOW, "cafe", Policy(**policy), clusters))  # type: ignore[arg-type]
+        if seen:
+            self.seen("left", facts(8))
+            self.seen("right", facts(4))
+
+    def step(self, event: CoreEvent) -> list[Action]:
+        self.out = self.core.step(event)
+        return self.out.actions
+
+    def seen(
+        self, name: str, now: Facts | None = None, *rows: Row, at: float = NOW, **more: object
+    ) -> list[Action]:
+        more = {"since": 0.0, "until": at, **more}
+        return self.step(Seen(at, name, rows, facts=now, **more))  # type: ignore[arg-type]
+
+    def state(self, id: int = 1) -> State:
+        return self.core.tasks[id, 0].state
+
+    def sent(self, id: int = 1, cluster: str = "left", sending: int = 1, native: str = "7") -> None:
+        self.step(Tried(NOW, id, sending))
+        self.step(Accepted(NOW, id, sending, {0: native}))
+
+    def row(self, state: State, id: int = 1, sending: int = 1, **more: object) -> Row:
+        return Row(tag_of("cafe", id, sending), 0, "7", state, **more)  # type: ignore[arg-type]
+
+
+def test_sent_at_once_to_the_first_empty_cluster() -> None:
+    site = Site()
+    assert site.step(Submitted(NOW, job())) == [Send(1, 1, "left", (0,))]
+    assert site.state() is State.DISPATCHING
+
+
+def test_waits_until_some_cluster_has_been_heard_from() -> None:
+    site = Site(seen=False)
+    assert site.step(Submitted(NOW, job())) == []
+    assert site.core.tasks[1, 0].reason == Reason.CLUSTER_DOWN
+    assert site.seen("right", facts(4)) == [Send(1, 1, "right", (0,))]
+
+
+def test_only_where_it_fits() -> None:
+    site = Site()
+    assert site.step(Submitted(NOW, job(1, cpus=1))) == [Send(1, 1, "left", (0,))]
+    assert site.step(Submitted(NOW, job(2, cpus=8))) == [Send(2, 1, "left", (0,))]
+    assert site.core.refusal(job(3, cpus=9)) == (
+        "no cluster has 9 processors, the largest is left with 8; ask for fewer"
+    )
+
+
+def test_load_then_moves_to_the_other_cluster() -> None:
+    site = Site()
+    assert site.step(Submitted(NOW, job(1, cpus=8))) == [Send(1, 1, "left", (0,))]
+    assert site.step(Submitted(NOW, job(2))) == [Send(2, 1, "right", (0,))]
+    # left owes 800 s on 8 processors, right 100 s on 4
+    assert site.step(Submitted(NOW, job(3))) == [Send(3, 1, "right", (0,))]
+
+
+def test_other_peoples_work_counts() -> None:
+    site = Site()
+    site.seen("left", facts(8, owed=1e6, pending=9))
+    assert site.step(Submitted(NOW, job())) == [Send(1, 1, "right", (0,))]
+
+
+def test_begin_time_and_hold_wait_with_us() -> None:
+    site = Site()
+    assert site.step(Submitted(NOW, job(1, begin=NOW + 60))) == []
+    assert site.core.next_due == NOW + 60
+    assert site.step(Due(NOW + 59)) == []
+    assert site.step(Due(NOW + 60)) == [Send(1, 1, "left", (0,))]
+    assert site.step(Submitted(NOW, job(2, held=True))) == []
+    assert site.state(2) is State.HELD
+    assert site.step(Asked(NOW, "release", 2)) == [Send(2, 1, "right", (0,))]
+
+
+def test_refused_by_one_cluster_tries_the_other_then_is_rejected() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.step(Tried(NOW, 1, 1))
+    assert site.step(Declined(NOW, 1, 1, "invalid account")) == [Send(1, 2, "right", (0,))]
+    site.step(Tried(NOW, 1, 2))
+    assert site.step(Declined(NOW, 1, 2, "invalid account")) == []
+    assert site.out.changes[-1].after is State.REJECTED
+    assert not site.core.tasks
+
+
+def test_refused_for_now_goes_elsewhere_and_comes_back() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job(1, cpus=8)))
+    site.step(Tried(NOW, 1, 1))
+    assert site.step(Declined(NOW, 1, 1, "too many jobs", again=True)) == []
+    assert site.core.tasks[1, 0].reason == Reason.CLUSTER_DRAINED
+    assert site.seen("left") == [Send(1, 2, "left", (0,))]
+
+
+def test_silent_manager_makes_jobs_unknown_and_none_is_sent_again() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    assert site.step(Silent(NOW, "left", "no answer")) == []
+    assert site.state() is State.UNKNOWN
+    assert site.seen("left", facts(8), site.row(State.RUNNING, started=NOW), full=True) == []
+    assert site.state() is State.RUNNING
+
+
+def test_untried_sending_goes_elsewhere_when_its_cluster_falls_silent() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.step(Silent(NOW, "left", "no answer"))
+    assert site.state() is State.DISPATCHING
+    assert site.step(Returned(NOW, 1, 1)) == [Send(1, 2, "right", (0,))]
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "state", "again"),
+    [
+        (NOW - 1, NOW + 9, State.DISPATCHING, True),  # up since before the intent: proved absent
+        (NOW + 1, NOW + 9, State.UNKNOWN, False),  # restarted since: it may have been lost there
+        (NOW - 1, NOW + 4, State.DISPATCHING, False),  # our command may still arrive
+    ],
+)
+def test_lost_answer(since: float, until: float, state: State, again: bool) -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.step(Tried(NOW, 1, 1))
+    site.step(Unsure(NOW + 5, 1, 1, "time-out"))
+    actions = site.seen("left", None, at=NOW + 10, since=since, until=until)
+    assert actions == ([Send(1, 2, "left", (0,))] if again else [])
+    assert site.state() is state
+
+
+def test_lost_answer_but_listed_is_adopted() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.step(Tried(NOW, 1, 1))
+    site.step(Unsure(NOW + 5, 1, 1, "time-out"))
+    assert site.seen("left", None, site.row(State.PENDING), at=NOW + 10) == []
+    assert site.state() is State.PENDING
+    assert site.core.tasks[1, 0].attempt.native_id == "7"  # type: ignore[union-attr]
+
+
+def test_acknowledged_and_then_missing_is_unknown_for_ever() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    site.seen("left", None, site.row(State.PENDING))
+    gone = ((tag_of("cafe", 1, 1), 0),)
+    assert site.step(Seen(NOW + 9, "left", vanished=gone, since=0, until=NOW + 9)) == []
+    assert site.state() is State.UNKNOWN
+
+
+def test_cancel_before_the_send_was_tried_needs_no_manager() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    assert site.core.wanted(1, 1)
+    assert site.step(Asked(NOW, "cancel", 1)) == []
+    assert not site.core.wanted(1, 1)
+    site.step(Returned(NOW, 1, 1))
+    assert site.out.changes[-1].after is State.CANCELLED
+    assert not site.core.tasks
+
+
+def test_cancel_is_told_once_and_again_if_it_shows_no_effect() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    wish = Withdraw(1, 1, "left", {0: "7"}, unstarted=False)
+    assert site.step(Asked(NOW, "cancel", 1)) == [wish]
+    row = site.row(State.RUNNING, started=NOW)
+    assert site.seen("left", None, row, at=NOW + 5) == []
+    assert site.seen("left", None, row, at=NOW + 61) == [wish]
+    ended = site.row(State.CANCELLED, started=NOW, ended=NOW + 70)
+    site.seen("left", None, ended, at=NOW + 70)
+    assert site.out.changes[-1].after is State.CANCELLED
+    assert not site.core.tasks
+
+
+def test_hold_recalls_a_pending_task_and_leaves_a_running_one() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    wish = Withdraw(1, 1, "left", {0: "7"}, unstarted=True)
+    assert site.step(Asked(NOW, "hold", 1)) == [wish]
+    assert site.seen("left", None, site.row(State.CANCELLED, ended=NOW)) == []
+    assert site.state() is State.HELD
+    assert site.step(Asked(NOW, "release", 1)) == [Send(1, 2, "left", (0,))]
+    site.sent(sending=2)
+    site.step(Asked(NOW, "hold", 1))
+    site.seen("left", None, site.row(State.RUNNING, sending=2, started=NOW))
+    assert site.state() is State.RUNNING
+    site.seen("left", None, site.row(State.FAILED, sending=2, started=NOW, exit_code=3))
+    assert site.out.changes[-1].after is State.FAILED
+
+
+def pending_on_left(site: Site, cpus: int = 4) -> None:
+    """Job 1 waits in the queue of left, which is full; right is empty."""
+    site.step(Silent(NOW, "right", "no answer"))
+    site.step(Submitted(NOW, job(1, cpus=cpus)))
+    site.sent()
+    busy = facts(8, free=0, running=((NOW + 1000, 8),), pending=1, head=(cpus, 100.0))
+    site.seen("left", busy, site.row(State.PENDING))
+
+
+def test_pulled_to_where_it_starts_now() -> None:
+    site = Site()
+    pending_on_left(site)
+    wish = Withdraw(1, 1, "left", {0: "7"}, unstarted=True)
+    assert site.seen("right", facts(4), at=NOW + 4, full=True) == []  # it has just arrived
+    assert site.seen("right", at=NOW + 6) == [wish]
+    gone = site.row(State.CANCELLED, ended=NOW + 7)
+    assert site.seen("left", None, gone, at=NOW + 7) == [Send(1, 2, "right", (0,))]
+    assert site.core.tasks[1, 0].moves == 1
+
+
+def test_a_pulled_task_that_began_meanwhile_stays() -> None:
+    site = Site()
+    pending_on_left(site)
+    site.seen("right", facts(4), at=NOW + 6)
+    assert site.seen("left", None, site.row(State.RUNNING, started=NOW + 6), at=NOW + 7) == []
+    assert site.state() is State.RUNNING
+    site.seen("left", None, site.row(State.CANCELLED, started=NOW + 6, ended=NOW + 8), at=NOW + 8)
+    assert site.out.changes[-1].after is State.CANCELLED  # it had begun: never sent again
+
+
+def test_cancel_wins_over_a_pull_under_way() -> None:
+    site = Site()
+    pending_on_left(site)
+    site.seen("right", facts(4), at=NOW + 6)
+    assert site.step(Asked(NOW + 6, "cancel", 1)) == [
+        Withdraw(1, 1, "left", {0: "7"}, unstarted=False)
+    ]
+    assert site.seen("left", None, site.row(State.CANCELLED, ended=NOW + 7), at=NOW + 7) == []
+    assert not site.core.tasks
+
+
+@pytest.mark.parametrize(
+    ("there", "pulled"),
+    [
+        (facts(4, free=2), False),  # too few processors
+        (facts(4, pending=1, head=(4, 50.0)), False),  # would delay the head, which starts now
+        # the head needs all 4 at +1000; we end at +106
+        (facts(4, free=4, running=((NOW + 1000, 1),), pending=1, head=(5, 50.0)), True),
+    ],
+)
+def test_pull_delays_nobody(there: Facts, pulled: bool) -> None:
+    site = Site()
+    pending_on_left(site)
+    assert bool(site.seen("right", there, at=NOW + 6)) is pulled
+
+
+def test_no_pull_when_the_policy_pushes() -> None:
+    site = Site(pull=False)
+    pending_on_left(site)
+    assert site.seen("right", facts(4), at=NOW + 6) == []
+
+
+def test_the_most_urgent_is_pulled_first() -> None:
+    site = Site(pull_after=0.0)
+    site.step(Silent(NOW, "right", "no answer"))
+    for id, urgency in ((1, 0), (2, 3)):
+        site.step(Submitted(NOW, job(id, cpus=4, owner_priority=urgency)))
+        site.sent(id)
+    busy = facts(8, free=0, running=((NOW + 1000, 8),), pending=2, head=(4, 100.0))
+    rows = (site.row(State.PENDING, id=1), site.row(State.PENDING, id=2))
+    site.seen("left", busy, *rows)
+    actions = site.seen("right", facts(4), at=NOW + 6)
+    assert actions == [Withdraw(2, 1, "left", {0: "7"}, unstarted=True)]
+
+
+def test_restart_sends_the_untried_and_doubts_the_tried() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job(1)))
+    site.step(Submitted(NOW, job(2)))
+    site.step(Tried(NOW, 2, 1))
+    again = Site.__new__(Site)
+    again.core = Core()
+    again.core.restore(site.core.tasks.values(), {1: 1, 2: 1}, {"right": facts(4)}, [])
+    clusters = tuple(Cluster(name=n, adapter="local") for n in ("left", "right"))
+    actions = again.step(Booted(NOW + 60, "cafe", Policy(), clusters))
+    assert actions == [Send(1, 1, "left", (0,))]
+    # a listing that ends before the restart proves nothing: the old process may have acted late
+    assert again.seen("right", facts(4), at=NOW + 70, until=NOW + 50, full=True) == []
+    assert again.seen("right", None, at=NOW + 90, until=NOW + 70) == [Send(2, 2, "right", (0,))]
+
+
+def test_a_cluster_taken_out_of_the_configuration_leaves_its_jobs_unknown() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    site.step(Booted(NOW, "cafe", Policy(), (Cluster(name="right", adapter="local"),)))
+    assert site.state() is State.UNKNOWN

@@ -1,0 +1,118 @@
+"""The wheel, built directly and from the sdist: whole, and one package only."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from email.parser import Parser
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+# Alembic loads its scripts as files, not as modules; `__main__` would run.
+LIST_MODULES = """
+import importlib, json, metasched, pkgutil
+names = ["metasched"]
+for found in pkgutil.walk_packages(metasched.__path__, "metasched."):
+    if not found.name.endswith("__main__") and ".migrations." not in found.name:
+        names.append(found.name)
+print(json.dumps({name: importlib.import_module(name).__file__ for name in names}))
+"""
+
+
+def sources() -> set[str]:
+    """Every file of the package as the tree has it, seen through the links."""
+    return {
+        os.path.relpath(Path(folder, name), ROOT)
+        for folder, _, names in os.walk(ROOT / "metasched", followlinks=True)
+        for name in names
+        if "__pycache__" not in folder
+    }
+
+
+@pytest.fixture(scope="module", params=["direct", "from the sdist"])
+def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    direct = ["--wheel"] if request.param == "direct" else []  # without: the sdist, then its wheel
+    subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", *direct, "--outdir", folder, ROOT],
+        check=True,
+        capture_output=True,
+    )
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    info = f"metasched-{PROJECT['version']}.dist-info"
+    with ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name.split("/")[0] for name in names} == {"metasched", info}
+    assert {name for name in names if name.startswith("metasched/")} == sources()
+    assert f"{info}/licenses/LICENSE" in names
+
+
+def test_metadata(wheel: Path) -> None:
+    info = f"metasched-{PROJECT['version']}.dist-info"
+    with ZipFile(wheel) as archive:
+        metadata = Parser().parsestr(archive.read(f"{info}/METADATA").decode())
+        entries = archive.read(f"{info}/entry_points.txt").decode()
+    assert metadata["Name"] == "metasched"
+    assert metadata["Version"] == PROJECT["version"]
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-File"] == "LICENSE"
+    needed = [d for d in metadata.get_all("Requires-Dist", []) if "extra ==" not in d]
+    assert len(needed) == len(PROJECT["dependencies"])
+    assert f"metasched = {PROJECT['scripts']['metasched']}" in entries
+
+
+def test_every_module_imports_from_a_bare_environment(wheel: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    python = bare / "bin" / "python"
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python]
+    subprocess.run([*pip, "install", "-q", "--no-deps", "--no-index", wheel], check=True)
+    # A folder named in a .pth file lends its packages, but its own .pth files stay unread: our
+    # dependencies are there, the editable install of the tree is not.
+    base = {"base": str(bare), "platbase": str(bare)}
+    site = Path(sysconfig.get_path("purelib", "venv", vars=base))
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+
+    ran = subprocess.run(
+        [python, "-I", "-c", LIST_MODULES],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    loaded = json.loads(ran.stdout)
+    assert {Path(file).is_relative_to(site / "metasched") for file in loaded.values()} == {True}
+    expected = {path for path in sources() if path.endswith(".py") and "migrations/" not in path}
+    expected = {path for path in expected if not path.endswith("__main__.py")}
+    assert {os.path.relpath(file, site) for file in loaded.values()} >= expected
+
+
+@pytest.mark.parametrize(
+    ("group", "entry", "target"),
+    [
+        (group, entry, target)
+        for group, entries in {
+            **PROJECT["entry-points"],
+            "console_scripts": PROJECT["scripts"],
+        }.items()
+        for entry, target in entries.items()
+    ],
+)
+def test_entry_points_name_things_that_exist(group: str, entry: str, target: str) -> None:
+    assert callable(EntryPoint(entry, target, group).load())
