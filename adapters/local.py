@@ -22,15 +22,12 @@ import os
 import re
 import select
 import shutil
-import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from bisect import insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -47,18 +44,23 @@ from metasched.adapters.base import (
     Unreachable,
     Withdrawal,
 )
+from metasched.adapters.local_host import (
+    Nursery,
+    kill_rest,
+    process_handle,
+    read_record,
+    spec_field,
+    tell,
+)
 from metasched.model import Cluster, Facts, Listing, Nodes, Partition, Row, State, parse_tag
 from metasched.policies.queueing import EASY, FCFS, Free, Policy, Running, Waiting
 
 PARTITION = "local"
-MEMORY = "memory"  # its name among the counted resources
+MEMORY = "MiB of memory"  # its name among the counted resources, no name of a gres
 LAUNCHES = 3  # how often a supervisor may die before its claim until the task is given up
 RETRY = 1.0  # seconds after an error of the system (a full disk) until the thread tries again
-ANSWER = 10.0  # seconds that the nursery may take to fork a batch
-BATCH = 100  # folders handed to the nursery at once: less than a pipe holds, both ways
 SAVE_DELAY = 0.2  # seconds of quiet until the ends of jobs are written to the database,
 SAVE_MOST = 200  # or that many of them: a disk takes milliseconds for each transaction
-REST = 5.0  # seconds spent on killing what a dead supervisor left behind
 
 POLICIES: dict[str, type[Policy]] = {"easy": EASY, "fcfs": FCFS}
 
@@ -153,70 +155,6 @@ class _Task:
         return Running(self.native, needs.cpus, begun + needs.estimated, needs.counts)
 
 
-class _Nursery:
-    """The process that forks supervisors; started when first needed, ended with the adapter."""
-
-    def __init__(self, errors: Path) -> None:
-        self._errors = errors
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def fork(self, folders: Sequence[Path]) -> list[tuple[int, int]]:
-        """(pid, start time) of a new supervisor for each folder. OSError if it does not answer."""
-        answers: list[tuple[int, int]] = []
-        for first in range(0, len(folders), BATCH):
-            batch = folders[first : first + BATCH]
-            try:
-                answers += self._ask(batch)
-            except OSError:
-                self.close(0.0)
-                raise
-        return answers
-
-    def _ask(self, folders: Sequence[Path]) -> list[tuple[int, int]]:
-        process = self._process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(b"".join(os.fsencode(folder) + b"\0" for folder in folders))
-        ready = select.poll()
-        ready.register(process.stdout, select.POLLIN)
-        got = b""
-        until = time.monotonic() + ANSWER
-        while got.count(b"\n") < len(folders):
-            if not ready.poll(max(until - time.monotonic(), 0) * 1000):
-                raise TimeoutError(f"the nursery did not answer within {ANSWER:g} s")
-            piece = os.read(process.stdout.fileno(), 65536)
-            if not piece:
-                raise BrokenPipeError("the nursery has died")
-            got += piece
-        pairs = [line.split() for line in got.splitlines()]
-        return [(int(pid), int(start)) for pid, start in pairs]
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        with open(self._errors, "ab") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", supervisor.__file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                bufsize=0,
-                start_new_session=True,
-            )
-        return self._process
-
-    def close(self, patience: float = ANSWER) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                stream.close()
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 class Local(Adapter):
     """This host as a cluster with one partition, `local`.
 
@@ -276,13 +214,15 @@ class Local(Adapter):
             for task in self._started.values():
                 self._note_claim(task)
             head = self._queue[0] if self._queue else None
-            if head is not None:
-                head.row = replace(head.row, word="Resources")
+            ours = [task for task in self._tasks.values() if self._ours(task)]
             return Listing(
                 taken=now,
                 since=max(self._born, now - self.options.keep),
                 until=now,
-                rows=tuple(task.row for task in self._tasks.values() if self._ours(task)),
+                rows=tuple(
+                    replace(task.row, word="Resources") if task is head else task.row
+                    for task in ours
+                ),
                 facts=self._facts(head),
             )
 
@@ -293,8 +233,9 @@ class Local(Adapter):
                 return
             self._stir()
         self._thread.join()
-        with resources:
-            self._save()
+        with resources, suppress(OSError, sqlite3.Error):  # the folders tell it to the next life
+            if not self._stale:
+                self._save()
 
     # Opening: one process, its database, what earlier ones left running, the thread.
 
@@ -331,7 +272,7 @@ class Local(Adapter):
             self._jobs = self.folder / "jobs"
             self._jobs.mkdir(exist_ok=True)
             self._connect(stack)
-            self._nursery = _Nursery(self.folder / "supervisor.log")
+            self._nursery = Nursery(self.folder / "supervisor.log")
             stack.callback(self._nursery.close)
             self._epoll = stack.enter_context(select.epoll())
             self._bell = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # rung: a first pass
@@ -426,10 +367,12 @@ class Local(Adapter):
         memory = job.memory or (job.memory_per_cpu or 0) * job.cpus
         if memory and options.memory is not None:
             counts[MEMORY] = memory
-        has = {"cpus": options.cpus, MEMORY: options.memory or 0, **options.gres}
-        for name, need in {"cpus": job.cpus, **counts}.items():
-            if need > has.get(name, 0):
-                raise Refused(f"{need} {name} asked for; the cluster has {has.get(name, 0)}")
+        if job.cpus > options.cpus:
+            raise Refused(f"{job.cpus} cpus asked for; the cluster has {options.cpus}")
+        has = {MEMORY: options.memory, **options.gres}
+        for name, need in counts.items():
+            if need > (has.get(name) or 0):
+                raise Refused(f"{need} {name} asked for; the cluster has {has.get(name) or 0}")
         limit = options.max_time if job.time_limit is None else job.time_limit
         if options.max_time is not None and limit is not None and limit > options.max_time:
             raise Refused(f"{limit:g} s asked for; the cluster's limit is {options.max_time:g} s")
@@ -457,8 +400,8 @@ class Local(Adapter):
         # A supervisor may be on its way: whoever claims the folder first decides.
         if task.launched is None or supervisor.claim(str(folder), "state=cancelled\nword=\n"):
             self._finish(task, _unbegun(task.row, State.CANCELLED, ""))
-        elif not unstarted and (record := _record(folder, "claim")):
-            _tell(record, supervisor.CANCEL)
+        elif not unstarted and (record := read_record(folder, "claim")):
+            tell(record, supervisor.CANCEL)
 
     # What is so.
 
@@ -497,7 +440,7 @@ class Local(Adapter):
     def _note_claim(self, task: _Task) -> None:
         if task.row.started is not None:
             return
-        claim = _record(self._folder_of(task), "claim")
+        claim = read_record(self._folder_of(task), "claim")
         if claim is not None and "pid" in claim:
             task.row = replace(
                 task.row,
@@ -582,7 +525,7 @@ class Local(Adapter):
         fields = {"METASCHED_TASK": str(task.row.task)}
         if gpus := sorted(i for devices in task.devices.values() for i in devices):
             fields["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
-        own = [_field("environment", f"{name}={value}") for name, value in fields.items()]
+        own = [spec_field("environment", f"{name}={value}") for name, value in fields.items()]
         own.append(b"devices=" + msgspec.json.encode(task.devices))
         folder = self._folder_of(task)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -608,13 +551,13 @@ class Local(Adapter):
         if task.row.ended is not None or task.watch is not None:
             return False
         folder = self._folder_of(task)
-        claim = _record(folder, "claim")
+        claim = read_record(folder, "claim")
         if claim is None:
             if task.launches < LAUNCHES:
                 return True
             word = f"no supervisor can be started: see {self.folder / 'supervisor.log'}"
             supervisor.claim(str(folder), f"state=node_fail\nword={word}\n")
-            claim = _record(folder, "claim") or {}
+            claim = read_record(folder, "claim") or {}
         if "state" in claim:  # we claimed it ourselves, perhaps in an earlier life
             self._finish(task, _unbegun(task.row, State(claim["state"]), claim["word"]))
             return False
@@ -622,7 +565,7 @@ class Local(Adapter):
         same_boot = claim.get("boot") == supervisor.boot_id()
         if same_boot and self._watch(task, int(claim["pid"]), int(claim["start"])):
             return False
-        end = _record(folder, "ended")  # it is written before the supervisor leaves
+        end = read_record(folder, "ended")  # it is written before the supervisor leaves
         if not end:
             self._finish(task, self._lost(task, same_boot))
         else:
@@ -632,7 +575,7 @@ class Local(Adapter):
     def _lost(self, task: _Task, same_boot: bool) -> Row:
         """Its supervisor died without a word: kill what is left of the job."""
         if same_boot:
-            _kill_rest(task.row.tag, task.row.task)
+            kill_rest(task.row.tag, task.row.task)
         word = "its supervisor was killed" if same_boot else "the host was restarted"
         return replace(task.row, state=State.NODE_FAIL, ended=time.time(), word=word)
 
@@ -699,7 +642,7 @@ class Local(Adapter):
 
     def _watch(self, task: _Task, pid: int, start: int) -> bool:
         """Have the thread woken when that process ends; False if it is gone already."""
-        descriptor = _pidfd(pid, start)
+        descriptor = process_handle(pid, start)
         if descriptor is None:
             return False
         task.watch = descriptor
@@ -734,10 +677,6 @@ def _devices(gres: Mapping[str, int]) -> dict[str, list[int]]:
     return indices
 
 
-def _field(key: str, value: str) -> bytes:
-    return f"{key}={value}".encode(errors="surrogateescape")
-
-
 def _head(order: Order, cluster: str, needs: _Needs, options: LocalOptions) -> bytes:
     """The fields of `spec` that all tasks of an order share."""
     job, payload = order.job, order.payload
@@ -748,17 +687,17 @@ def _head(order: Order, cluster: str, needs: _Needs, options: LocalOptions) -> b
         "METASCHED_CLUSTER": cluster,
         "METASCHED_CPUS": str(needs.cpus),
     }
-    fields = [_field("argument", text) for text in payload.arguments]
-    fields += [_field("environment", f"{name}={text}") for name, text in environment.items()]
-    fields += [_field("directory", payload.directory), _field("output", payload.output)]
+    fields = [spec_field("argument", text) for text in payload.arguments]
+    fields += [spec_field("environment", f"{name}={text}") for name, text in environment.items()]
+    fields += [spec_field("directory", payload.directory), spec_field("output", payload.output)]
     if payload.error is not None:
-        fields.append(_field("error", payload.error))
+        fields.append(spec_field("error", payload.error))
     if needs.limit is not None:
-        fields.append(_field("limit", repr(needs.limit)))
+        fields.append(spec_field("limit", repr(needs.limit)))
     memory = job.memory or (job.memory_per_cpu or 0) * job.cpus
     if memory:
-        fields.append(_field("memory", str(memory)))
-    fields.append(_field("kill_wait", repr(options.kill_wait)))
+        fields.append(spec_field("memory", str(memory)))
+    fields.append(spec_field("kill_wait", repr(options.kill_wait)))
     return b"\0".join(fields)
 
 
@@ -785,16 +724,6 @@ def _check_texts(order: Order) -> None:
         raise Refused("a NUL character in an argument, a path or the environment")
 
 
-def _record(folder: Path, name: str) -> dict[str, str] | None:
-    """A supervisor's `claim` or `ended` file; None if there is none, {} if power cut it short."""
-    try:
-        text = (folder / name).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    lines = [line.split("=", 1) for line in text.split("\n") if "=" in line]
-    return {key: value for key, value in lines} if text.endswith("\n") else {}
-
-
 def _unbegun(row: Row, state: State, word: str) -> Row:
     return replace(row, state=state, ended=time.time(), word=word)
 
@@ -810,63 +739,3 @@ def _ended(row: Row, end: Mapping[str, str]) -> Row:
         max_memory=int(end["max_memory"]),
         word=end["word"],
     )
-
-
-def _pidfd(pid: int, start: int) -> int | None:
-    """A pidfd of the process of that pid and start time; None if it is gone."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return None
-    try:
-        if supervisor.start_time(pid) == start:
-            return descriptor
-    except ProcessLookupError:
-        pass
-    os.close(descriptor)
-    return None
-
-
-def _tell(claim: Mapping[str, str], number: int) -> None:
-    """Send a signal to the supervisor that made this claim, if it lives."""
-    if claim["boot"] != supervisor.boot_id():
-        return
-    descriptor = _pidfd(int(claim["pid"]), int(claim["start"]))
-    if descriptor is None:
-        return
-    try:
-        signal.pidfd_send_signal(descriptor, number)
-    except ProcessLookupError:
-        pass
-    finally:
-        os.close(descriptor)
-
-
-def _kill_rest(tag: str, index: int) -> None:
-    """Kill every process that carries the task's environment, and all below it.
-
-    What has cleared its environment and lost its parent at once cannot be told from other
-    processes; only the supervisor, now dead, could have held it.
-    """
-    marks = {_field("METASCHED_TAG", tag), _field("METASCHED_TASK", str(index))}
-    until = time.monotonic() + REST
-    while time.monotonic() < until:
-        found = [
-            pid
-            for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))
-            if marks <= _environment(pid)
-        ]
-        if not found:
-            return
-        for pid in found:
-            for below in [*supervisor.descendants(pid), pid]:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(below, signal.SIGKILL)
-        time.sleep(0.01)
-
-
-def _environment(pid: int) -> set[bytes]:
-    try:
-        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-    except OSError:
-        return set()  # gone, or somebody else's

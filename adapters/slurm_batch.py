@@ -15,10 +15,10 @@ _NAME_CHARACTERS = 256  # Slurm takes 1024 bytes; a character of UTF-8 has four 
 # What a user's own options may not say, since a task is known, queued or ended by it.
 _RESERVED_LONG = (
     *("array", "clusters", "cluster", "export", "export-file", "get-user-env", "help", "parsable"),
-    *("requeue", "test-only", "usage", "version", "wait", "wrap"),
+    *("quiet", "requeue", "test-only", "usage", "version", "wait", "wrap"),
 )
-_RESERVED_SHORT = "aMhVW"
-_SHORT_FLAGS = "HkOQsv"  # short options without a value
+_RESERVED_SHORT = "aMhQVW"
+_SHORT_FLAGS = "HkOsv"  # short options without a value
 
 # Answers to a submission that are certain: it was not queued.
 _LATER = re.compile(

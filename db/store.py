@@ -17,6 +17,8 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError
 
+from metasched.errors import UserError
+
 # SQLite's locks and shared memory do not work there: a database would be destroyed in silence
 NETWORK_FILESYSTEMS = frozenset(
     [
@@ -39,8 +41,10 @@ NETWORK_FILESYSTEMS = frozenset(
 )
 
 
-class StoreError(Exception):
+class StoreError(UserError):
     """A database that cannot be used; the message says what, where and what to do."""
+
+    exit_code = 1
 
 
 class Busy(StoreError):
@@ -48,14 +52,14 @@ class Busy(StoreError):
 
 
 def sqlite_path(url: str) -> Path:
-    """The file of a SQLite URL. StoreError if the URL is none that we can open."""
+    """The file that a SQLite URL names. StoreError if the URL is none that we can open."""
     try:
         parsed = make_url(url)
     except ArgumentError:
         raise StoreError(f'database "{url}" is no URL; write sqlite:////path/to/file.db') from None
     if parsed.get_backend_name() != "sqlite" or not parsed.database:
         raise StoreError(f'database "{url}" is not supported yet; write sqlite:////path/to/file.db')
-    return Path(parsed.database).absolute()
+    return Path(parsed.database)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import asyncio
 import math
 import os
 import pwd
+import shlex
 import socket
 import struct
 import time
@@ -260,6 +261,11 @@ def _accepted(
             raise Wrong(422, f"{kind} {given} is not in the request; send its text")
     if not request.directory.startswith("/"):
         raise Wrong(422, f"directory {request.directory!r} is not absolute; give the whole path")
+    for cluster, words in request.native.items():
+        try:
+            shlex.split(words)
+        except ValueError as error:
+            raise Wrong(422, f"--native {cluster}: {error} in {words!r}; close it") from None
     id = 0 if submission.dry_run else engine.ledger.next_job()
     out, err = (_path(p, request, id, user) for p in (request.output, request.error))
     out = out or str(PurePosixPath(request.directory, f"metasched-{id}.out"))

@@ -15,6 +15,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
+from metasched.db.store import sqlite_path
+from metasched.errors import UserError
 from metasched.events import Policy
 from metasched.model import Cluster
 from metasched.places import personal_config, personal_data, personal_socket, site_config
@@ -24,7 +26,7 @@ from metasched.worker import GROUP, adapter_class
 T = TypeVar("T", bound=BaseModel)
 
 
-class ConfigError(Exception):
+class ConfigError(UserError):
     """A configuration that cannot be used; the message says what, where and what to do."""
 
 
@@ -113,7 +115,7 @@ class Settings:
     """A whole, valid configuration. `origin` is the file it came from, None the defaults."""
 
     origin: Path | None
-    database: str
+    database: Path
     socket: Path
     folder: Path
     policy: Policy
@@ -180,13 +182,14 @@ def load(path: Path | None) -> Settings:
                 f'user class "{given.name}" in {path} has no base value in the policy; '
                 f"it has {known}"
             )
-    database = site.daemon.database or f"sqlite:///{personal_data() / 'metasched.db'}"
-    file = Path(database.removeprefix("sqlite:///"))
+    database = personal_data() / "metasched.db"
+    if site.daemon.database is not None:
+        database = base / sqlite_path(site.daemon.database)
     return Settings(
         origin=path,
         database=database,
-        socket=Path(site.daemon.socket) if site.daemon.socket else personal_socket(),
-        folder=file.absolute().parent / "clusters",
+        socket=base / site.daemon.socket if site.daemon.socket else personal_socket(),
+        folder=database.parent / "clusters",
         policy=policy,
         clusters=clusters,
         classes={c.name: (c.users, c.groups) for c in site.user_class},
@@ -234,20 +237,17 @@ def _nearest(word: str, known: tuple[str, ...]) -> str:
 
 def _where(location: tuple[int | str, ...], table: dict[str, Any]) -> tuple[str, str]:
     """The key that an error is about, and the table it is in, in the file's own words."""
-    place, inside = "", table
-    steps = list(location)
-    for step, following in itertools.pairwise(steps):
-        if isinstance(following, int) and isinstance(inside, dict):
-            inside = inside.get(step, [])
-            continue
-        if isinstance(step, int) and isinstance(inside, list):
+    place = ""
+    inside: Any = table
+    for step, following in itertools.pairwise(location):
+        if isinstance(step, int):
             inside = inside[step]
-            name = inside.get("name", f"number {step + 1}") if isinstance(inside, dict) else ""
-            place = f'{steps[0]} "{name}"'
+            name = inside.get("name") if isinstance(inside, dict) else None
+            place = f'{location[0]} "{name or step + 1}"'
         else:
-            place = f"[{step}]"
-            inside = inside.get(step, {}) if isinstance(inside, dict) else {}
-    return str(steps[-1]) if steps else "", place
+            inside = inside.get(step) if isinstance(inside, dict) else None
+            place = place if isinstance(following, int) else f"[{step}]"
+    return str(location[-1]) if location else "", place
 
 
 def _valid(kind: type[T], table: dict[str, Any], path: Path | None) -> T:

@@ -105,15 +105,15 @@ class Core:
             case Declined():
                 self._declined(event, out)
             case Tried():
-                for task in self._sending(event.job, event.sending):
+                for task in self.sending(event.job, event.sending):
                     self._attempt(task).tried = event.time
                     out.tasks[task.job.id, task.index] = task
             case Unsure():
-                for task in self._sending(event.job, event.sending):
+                for task in self.sending(event.job, event.sending):
                     self._attempt(task).tried = event.time
                     self._note(task, f"no answer: {event.reason}", out)
             case Returned():
-                for task in self._sending(event.job, event.sending):
+                for task in self.sending(event.job, event.sending):
                     self._advance(task, Event.ABSENT, event.time, "never tried", out)
                 self._place(event.time, out)
             case Silent():
@@ -231,7 +231,7 @@ class Core:
         self._place(event.time, out, [self.tasks[job.id, i] for i in job.indices])
 
     def _accepted(self, event: Accepted, out: Outcome) -> None:
-        for task in self._sending(event.job, event.sending):
+        for task in self.sending(event.job, event.sending):
             attempt = self._attempt(task)
             attempt.native_id = event.natives.get(task.index)
             attempt.accepted = event.time
@@ -240,7 +240,7 @@ class Core:
             self._pursue(task, event.time, out)
 
     def _declined(self, event: Declined, out: Outcome) -> None:
-        tasks = self._sending(event.job, event.sending)
+        tasks = self.sending(event.job, event.sending)
         for task in tasks:
             attempt = self._attempt(task)
             view = self._views.get(attempt.cluster)
@@ -656,11 +656,8 @@ class Core:
             )
         )
 
-    def wanted(self, job: int, sending: int) -> bool:
-        """Whether a sending that was not tried yet is still to be made."""
-        return any(self._attempt(t).intent is None for t in self._sending(job, sending))
-
-    def _sending(self, job: int, sending: int) -> list[Task]:
+    def sending(self, job: int, sending: int) -> list[Task]:
+        """The tasks whose live attempt is this sending."""
         return list(self._sendings.get((job, sending), {}).values())
 
     def _of(self, tag: str, index: int) -> Task | None:

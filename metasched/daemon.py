@@ -17,6 +17,7 @@ import contextlib
 import logging
 import os
 import shlex
+import signal
 import socket
 import stat
 import sys
@@ -32,7 +33,7 @@ from metasched.adapters.base import Order, Withdrawal
 from metasched.config import ClusterSettings, ConfigError, Settings, find, load
 from metasched.core import Core
 from metasched.db.ledger import Ledger, StorageFailed, Stored
-from metasched.db.store import active, open_sqlite, sqlite_path
+from metasched.db.store import active, open_sqlite
 from metasched.events import (
     Accepted,
     Action,
@@ -50,7 +51,7 @@ from metasched.events import (
     Withdraw,
 )
 from metasched.model import tag_of
-from metasched.policies.eligible import translated
+from metasched.policies.eligible import NoMapping, translated
 from metasched.worker import Answer, Boot, Call
 
 log = logging.getLogger("metasched")
@@ -159,39 +160,37 @@ class Link:
                 await self._withdraw(action)
 
     async def _send(self, send: Send) -> None:
-        core = self._engine.core
-        if not core.wanted(send.job, send.sending):
-            self._queue.popleft()
-            self._engine.take(Returned(time.time(), send.job, send.sending))
-            return
-        order = self._order(send)
-        self._engine.take(Tried(time.time(), send.job, send.sending))
+        engine = self._engine
         self._queue.popleft()
+        tasks = engine.core.sending(send.job, send.sending)
+        if not any(task.attempt and task.attempt.intent is None for task in tasks):
+            engine.take(Returned(time.time(), send.job, send.sending))
+            return
+        facts, _ = engine.core.view(self.name)
+        try:
+            job = translated(tasks[0].job, self.settings.cluster, facts)
+        except NoMapping as error:
+            engine.take(Declined(time.time(), send.job, send.sending, str(error)))
+            return
+        order = Order(
+            tag=tag_of(engine.core.instance, send.job, send.sending),
+            job=job,
+            payload=engine.ledger.payload(send.job),
+            indices=tuple(task.index for task in tasks),
+            priority=tasks[0].priority,
+            options=tuple(shlex.split(job.native.get(self.name, ""))),
+        )
+        engine.take(Tried(time.time(), send.job, send.sending))
         answer = await self._call(Call("submit", order=order))
         now = time.time()
-        event: CoreEvent
         match answer.error:
             case "":
-                event = Accepted(now, send.job, send.sending, answer.natives)
+                engine.take(Accepted(now, send.job, send.sending, answer.natives))
             case "refused":
-                event = Declined(now, send.job, send.sending, answer.reason, answer.again)
+                engine.take(Declined(now, send.job, send.sending, answer.reason, answer.again))
             case _:
-                event = Unsure(now, send.job, send.sending, answer.reason)
                 self._next_poll = 0.0
-        self._engine.take(event)
-
-    def _order(self, send: Send) -> Order:
-        core = self._engine.core
-        task = core.tasks[send.job, send.indices[0]]
-        facts, _ = core.view(self.name)
-        return Order(
-            tag=tag_of(core.instance, send.job, send.sending),
-            job=translated(task.job, self.settings.cluster, facts),
-            payload=self._engine.ledger.payload(send.job),
-            indices=send.indices,
-            priority=task.priority,
-            options=tuple(shlex.split(task.job.native.get(self.name, ""))),
-        )
+                engine.take(Unsure(now, send.job, send.sending, answer.reason))
 
     async def _withdraw(self, wish: Withdraw) -> None:
         answer = await self._call(
@@ -298,6 +297,8 @@ class Engine:
         texts: Mapping[str, str] | None = None,
     ) -> list[Outcome]:
         """Let events happen: step, store in one transaction, then act. StorageFailed: none did."""
+        if self._broken.done():
+            raise StorageFailed("the last write failed; starting again from the database")
         try:
             outcomes = [self.core.step(event) for event in events]
             self.ledger.record(list(zip(events, outcomes, strict=True)), stored, texts)
@@ -392,15 +393,15 @@ def serve(config: Path | None, *, standby: bool = False, check: bool = False) ->
     ConfigError and StoreError, in one line, for what an admin must mend.
     """
     settings = load(find(config))
-    database = sqlite_path(settings.database)
     if check:
         return 0
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
-        with active(database, standby):
-            ledger = Ledger(open_sqlite(database))
+        with active(settings.database, standby):
+            ledger = Ledger(open_sqlite(settings.database))
             try:
                 with _listening(settings.socket) as listener:
                     asyncio.run(_serve(Daemon(settings, ledger), listener))
@@ -413,10 +414,26 @@ def serve(config: Path | None, *, standby: bool = False, check: bool = False) ->
     return 0
 
 
+class _Server(uvicorn.Server):
+    """Uvicorn without its own signal handlers, which end the process before our clean-up."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        stops = (signal.SIGINT, signal.SIGTERM)
+        for stop in stops:
+            loop.add_signal_handler(stop, self.handle_exit, stop, None)
+        try:
+            yield
+        finally:
+            for stop in stops:
+                loop.remove_signal_handler(stop)
+
+
 async def _serve(daemon: Daemon, listener: socket.socket) -> None:
     from metasched.api import PeerProtocol, make_app
 
-    server = uvicorn.Server(
+    server = _Server(
         uvicorn.Config(
             make_app(daemon),
             http=PeerProtocol,

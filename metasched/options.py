@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from metasched.errors import UserError
 from metasched.units import shown
 
 COMMAND_LINE = "metasched submit"  # where an option stands if not in a script
@@ -17,7 +18,7 @@ COMMAND_LINE = "metasched submit"  # where an option stands if not in a script
 _SEE_HELP = "see `metasched submit --help`"
 
 
-class BadInput(Exception):
+class BadInput(UserError):
     """A submission that makes no sense, in one line: what, where; what to do."""
 
 
@@ -203,6 +204,8 @@ def _parser(options: Sequence[Option]) -> argparse.ArgumentParser:
         allow_abbrev=False,
         exit_on_error=False,
         argument_default=argparse.SUPPRESS,
+        # A width of its own: else every option asks for the size of the terminal.
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, width=100),
     )
     for option in options:
         action = "append" if option.many else "store" if option.metavar else "store_true"
@@ -236,6 +239,6 @@ def unknown_option(word: str, where: str) -> BadInput:
     if name in known:
         mend = f"write it on the command line of `{COMMAND_LINE}`"
     else:
-        close = get_close_matches(name, known, n=1)
+        close = get_close_matches(name, known, n=1, cutoff=0.7)
         mend = f"did you mean {close[0]}?" if close else _SEE_HELP
     return BadInput(f"unknown option {shown(name)}, {where}; {mend}")

@@ -3,8 +3,10 @@
 import os
 from pathlib import Path
 
+from metasched.errors import UserError
 
-class BadPlace(Exception):
+
+class BadPlace(UserError):
     """A configuration that does not say where the daemon is: what, where; what to do."""
 
 

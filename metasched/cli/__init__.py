@@ -1,0 +1,46 @@
+"""The command line. `main` is the entry point; every other module is a few like commands.
+
+`submit` does not pass through Typer, whose import alone would take most of its time.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from metasched.cli.messages import fail
+from metasched.errors import UserError
+
+INTERRUPTED = 130  # 128 + SIGINT, as a shell would say
+
+
+def main() -> int:
+    """Run the command of this process's arguments; its exit code (design §4). Never raises."""
+    try:
+        code = _run(sys.argv[1:])
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone (`| head`): nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except UserError as error:
+        return fail(str(error), error.exit_code)
+    except OSError as error:
+        where = error.filename or "standard output"
+        return fail(f"{error.strerror or error}, {where}; mend that and try again", 1)
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["submit"] and "_METASCHED_COMPLETE" not in os.environ:
+        from metasched.cli.submit import submit
+        from metasched.options import read_command
+
+        options, command = read_command(arguments[1:])
+        if "help" not in options:
+            return submit(options, command)
+        arguments = ["submit", "--help"]
+    from metasched.cli.app import run
+
+    return run(arguments or ["--help"])

@@ -180,7 +180,7 @@ class World(RuleBasedStateMachine):
             if fate != "done":
                 self.actions.append(action)
             return
-        if not self.core.wanted(action.job, action.sending):
+        if not self.wanted(action):
             self.step(Returned(self.now, action.job, action.sending))
             return
         self.step(Tried(self.now, action.job, action.sending))
@@ -198,11 +198,15 @@ class World(RuleBasedStateMachine):
                 again = data.draw(st.booleans())
                 self.step(Declined(self.now, action.job, action.sending, "no", again))
 
+    def wanted(self, send: Send) -> bool:
+        tasks = self.core.sending(send.job, send.sending)
+        return any(task.attempt and task.attempt.intent is None for task in tasks)
+
     @rule(submitted=st.booleans(), at_act=st.booleans())
     def crash(self, submitted: bool, at_act: bool) -> None:
         """The daemon dies, perhaps in the middle of a send, and starts again from its database."""
         if at_act and self.actions and isinstance(action := self.actions[0], Send):
-            if self.core.wanted(action.job, action.sending):
+            if self.wanted(action):
                 self.step(Tried(self.now, action.job, action.sending))
                 if submitted:
                     tag = tag_of(INSTANCE, action.job, action.sending)

@@ -123,27 +123,16 @@ def test_a_stopped_controller_is_unreachable_in_time_and_comes_back(
     assert hasty.wait_row(before, State.RUNNING).started is not None
 
 
-def test_an_unanswered_call_says_what_slurm_said(alpha: SlurmCluster, tmp_path: Path) -> None:
-    patient = Client(alpha, tmp_path, timeout=30.0)
-    alpha.stop_controller()
-    try:
-        with pytest.raises(Unreachable, match="Unable to contact slurm controller"):
-            patient.submit("true")
-    finally:
-        alpha.start_controller()
-
-
 def test_after_a_crash_a_listing_proves_nothing_of_the_time_before(
     alpha: SlurmCluster, client: Client
 ) -> None:
     assert client.adapter.poll().since < time.time() - 1
-    order = client.submit("true", begin=None)
-    intent = time.time()
+    client.submit("true")
+    accepted = time.time()
     alpha.kill_controller()
     alpha.start_controller()
     listing = client.adapter.poll()
-    assert listing.since > intent or client.row(order) is not None
-    assert listing.since > intent
+    assert listing.since > accepted
     settled = client.wait(lambda found: found.until > listing.since)
     assert settled.since == pytest.approx(listing.since, abs=1.5)
 
@@ -247,11 +236,12 @@ def test_variables_say_which_task_runs(client: Client) -> None:
         {"name": "x", "options": "--frobnicate"},
         {"options": "--array=1-3"},
         {"options": "--arr=1-3"},
-        {"options": "-HQa1-3"},
+        {"options": "-Hva1-3"},
         {"options": "-a 1-3"},
         {"options": "--comment=mine"},
         {"options": "--wrap=true"},
         {"options": "-W"},
+        {"options": "-Q"},
         {"options": "--exclude a1 another.sh"},
         {"options": "-- another.sh"},
         {"options": ": -n 2"},
@@ -277,9 +267,9 @@ def test_what_is_no_script_is_refused(client: Client, script: str) -> None:
 
 
 def test_native_options_are_passed_on(client: Client) -> None:
-    order = client.submit("true", options="--begin now+1hour --nice=7 -w a2 -QH")
-    said = client.cluster.run("squeue", "-h", "-O", "nice:|,reqnodes:|,reason:|,comment:|")
-    assert said.strip() == f"7|a2|JobHeldUser|{order.tag}|" or "JobHeldAdmin" in said
+    order = client.submit("true", options="--begin now+1hour --nice=7 -w a2 -vH")
+    said = client.cluster.run("squeue", "-h", "-O", "nice:|,reqnodes:|,comment:|").strip()
+    assert said == f"7|a2|{order.tag}|"
 
 
 def test_a_partition_that_is_down_may_take_the_job_later(client: Client) -> None:
@@ -298,7 +288,7 @@ def test_a_partition_that_is_down_may_take_the_job_later(client: Client) -> None
 def test_a_full_queue_refuses_for_now_and_at_once(tmp_path: Path) -> None:
     if (reason := missing()) is not None:
         require("slurm", reason)
-    tiny = ClusterSpec("tiny", "t", nodes=1, cpus=1, settings=("MaxJobCount=3",))
+    tiny = ClusterSpec("tiny", "t", nodes=1, cpus=1, settings=("MaxJobCount=4",))
     with SlurmSite(tmp_path / "site", [tiny]) as site:
         client = Client(site["tiny"], tmp_path)
         first = client.submit("true", options="--hold", indices=(1, 2))
@@ -396,13 +386,9 @@ def test_slurm_does_not_requeue_by_itself(client: Client) -> None:
         row = client.wait_row(order, State.NODE_FAIL)
         assert (row.exit_code, row.signal) == (None, None)
         assert row.started is not None
-        facts = client.adapter.poll().facts
-        assert facts.cpus == 48
-        down = [nodes for nodes in facts.partitions[0].nodes if not nodes.up]
-        assert [(nodes.count, nodes.cpus, nodes.free_cpus) for nodes in down] == [(1, 16, 0)]
     finally:
-        client.cluster.run("scontrol", "update", "nodename=a[1-4]", "state=resume")
-        client.cluster.wait_ready()
+        client.cluster.wait_ready()  # the node registers anew by itself
+    assert (client.folder / "runs").read_text() == "run\n"
 
 
 # Facts.
@@ -459,6 +445,22 @@ def test_partitions_and_their_limits(client: Client) -> None:
         (1, 16, 65536, 2),
     }
     assert facts.cpus == 64
+
+
+def test_a_drained_node_is_listed_but_not_counted(client: Client) -> None:
+    order = client.submit("sleep 300", cpus=3, options="--nodelist=a4")
+    client.wait_row(order, State.RUNNING)
+    client.cluster.run("scontrol", "update", "nodename=a[3-4]", "state=drain", "reason=test")
+    try:
+        facts = client.adapter.poll().facts
+        assert (facts.cpus, facts.used) == (32, 0)
+        assert facts.running[0][1] == 3
+        down = [nodes for nodes in facts.partitions[0].nodes if not nodes.up]
+        assert sorted((n.cpus, n.free_cpus, n.gres.get("gpu"), n.free_memory) for n in down) == [
+            (16, 0, gpus, 0) for gpus in (None, 2)
+        ]
+    finally:
+        client.cluster.run("scontrol", "update", "nodename=a[3-4]", "state=resume")
 
 
 def test_more_than_a_partition_has_is_refused_although_slurm_would_wait(client: Client) -> None:

@@ -199,9 +199,7 @@ def test_acknowledged_and_then_missing_is_unknown_for_ever() -> None:
 def test_cancel_before_the_send_was_tried_needs_no_manager() -> None:
     site = Site()
     site.step(Submitted(NOW, job()))
-    assert site.core.wanted(1, 1)
     assert site.step(Asked(NOW, "cancel", 1)) == []
-    assert not site.core.wanted(1, 1)
     site.step(Returned(NOW, 1, 1))
     assert site.out.changes[-1].after is State.CANCELLED
     assert not site.core.tasks

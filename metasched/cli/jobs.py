@@ -1,0 +1,280 @@
+"""The commands about jobs that are there: status, cancel, hold, release, wait, output."""
+
+import json as json_format
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, BinaryIO
+
+import typer
+
+from metasched.cli.connect import Config, Json, connect, id_of, ids
+from metasched.cli.messages import fail
+from metasched.cli.show import moment, table
+from metasched.client import Client, NotFound
+from metasched.model import State
+from metasched.options import BadInput
+from metasched.transitions import FINAL
+from metasched.units import Unreadable, parse_moment, shown
+
+LOOK = 0.2  # seconds between looks at a growing file
+ASK = 1.0  # seconds between questions whether its job goes on
+
+_COLUMNS = ("name", "user", "state", "reason", "priority", "cluster", "native_id")
+_MOMENTS = ("submitted", "started", "ended")
+
+Jobs = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", show_default=False)]
+Named = Annotated[list[str], typer.Argument(metavar="JOB...", show_default=False)]
+User = Annotated[str | None, typer.Option("--user", metavar="U", help="Jobs of this user.")]
+InState = Annotated[
+    str | None, typer.Option("--state", metavar="S,...", help="Jobs in these states.")
+]
+
+
+def status(
+    jobs: Jobs = None,
+    user: User = None,
+    state: InState = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="T", help="Submitted since: 2h (ago), 17:30, ISO 8601."),
+    ] = None,
+    all: Annotated[bool, typer.Option("--all", help="Also those that ended long ago.")] = False,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """List jobs: open ones and those that ended in the last hour.
+
+    \b
+    Examples:
+      metasched status
+      metasched status 17 18_3
+      metasched status --state running,pending --user ada
+      metasched status --all --since 2h --json
+    """
+    rows = connect(config).jobs(
+        ids(jobs or ()),
+        user=user,
+        state=_states(state),
+        since=None if since is None else _since(since),
+        all="true" if all else None,
+    )
+    if json:
+        print(json_format.dumps(rows, indent=2))
+        return
+    table(
+        ("JOB", *(column.upper() for column in _COLUMNS), *(m.upper() for m in _MOMENTS), "EXIT"),
+        (
+            (id_of(r), *(r[c] for c in _COLUMNS), *(moment(r[m]) for m in _MOMENTS), r["exit_code"])
+            for r in rows
+        ),
+    )
+
+
+def _since(text: str) -> float:
+    try:
+        return parse_moment(text, time.time(), past=True)
+    except Unreadable as error:
+        raise BadInput(f"{error.what}, --since; {error.mend}") from None
+
+
+def _states(text: str | None) -> str | None:
+    for word in () if text is None else text.split(","):
+        if word not in set(State):
+            raise BadInput(f"{shown(word)} is no state, --state; there are {', '.join(State)}")
+    return text
+
+
+def cancel(
+    jobs: Jobs = None,
+    user: User = None,
+    state: InState = None,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """End jobs, wherever they are.
+
+    \b
+    Examples:
+      metasched cancel 17 18_3
+      metasched cancel --user ada --state pending
+    """
+    _change("cancel", jobs, user, state, json, config)
+
+
+def hold(
+    jobs: Jobs = None,
+    user: User = None,
+    state: InState = None,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Keep jobs that have not started from starting.
+
+    \b
+    Examples:
+      metasched hold 17
+      metasched hold --user ada
+    """
+    _change("hold", jobs, user, state, json, config)
+
+
+def release(
+    jobs: Jobs = None,
+    user: User = None,
+    state: InState = None,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Let held jobs go.
+
+    \b
+    Examples:
+      metasched release 17
+      metasched release --state held
+    """
+    _change("release", jobs, user, state, json, config)
+
+
+def _change(
+    wish: str,
+    jobs: Sequence[str] | None,
+    user: str | None,
+    state: str | None,
+    json: bool,
+    config: str | None,
+) -> None:
+    if not (jobs or user or state):
+        raise BadInput(f"nothing to {wish}, metasched {wish}; name jobs, --user or --state")
+    rows = connect(config).change(wish, ids(jobs or ()), user, _states(state))
+    if json:
+        print(json_format.dumps(rows, indent=2))
+        return
+    table(
+        ("JOB", "WAS", "STATE", "NOTE"),
+        ((id_of(r), r["was"], r["state"], r.get("note")) for r in rows),
+    )
+
+
+def wait(jobs: Named, json: Json = False, config: Config = None) -> int:
+    """Wait for the end of jobs; exit with their code.
+
+    It is the job's own, of several jobs the highest: 124 if the time limit ended it, 130 if it
+    was cancelled, 3 if every cluster rejected it, 1 if nobody knows.
+
+    \b
+    Examples:
+      metasched wait 17
+      metasched wait 17 18 19 && metasched submit evaluate.sh
+    """
+    rows = until_ended(connect(config), ids(jobs))
+    if json:
+        print(json_format.dumps(rows, indent=2))
+    else:
+        table(("JOB", "STATE", "EXIT"), ((id_of(r), r["state"], r["exit_code"]) for r in rows))
+    return exit_code(rows)
+
+
+def until_ended(client: Client, jobs: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of jobs, once every one has ended."""
+    while True:
+        rows = client.wait(jobs)
+        if all(row["state"] in FINAL for row in rows):
+            return rows
+
+
+def exit_code(rows: Sequence[dict[str, Any]]) -> int:
+    """The highest exit code of jobs that have ended."""
+    return max((_code(row["state"], row["exit_code"]) for row in rows), default=0)
+
+
+def _code(state: str, code: int | None) -> int:
+    """The job's own code; of one that was ended by others, what timeout(1) and shells say."""
+    match state:
+        case State.COMPLETED:
+            return code or 0
+        case State.TIMEOUT:
+            return 124
+        case State.CANCELLED:
+            return 130
+        case State.REJECTED:
+            return 3
+        case _:
+            return code or 1
+
+
+def output(
+    job: Annotated[str, typer.Argument(metavar="JOB", show_default=False)],
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on as it grows, until the job has ended.")
+    ] = False,
+    error: Annotated[bool, typer.Option("--error", "-e", help="The error stream instead.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the paths as JSON.")] = False,
+    config: Config = None,
+) -> int:
+    """Print what a job has written.
+
+    \b
+    Examples:
+      metasched output 17
+      metasched output 17 --follow
+      metasched output 17 --error | tail
+    """
+    client = connect(config)
+    [job] = ids([job])
+    paths = client.output(job)
+    if json:
+        print(json_format.dumps(paths))
+        return 0
+    path = (error and paths["error"]) or paths["output"]
+    goes_on = _asking(client, job) if follow else lambda: False
+    try:
+        _copy(path, goes_on)
+    except FileNotFoundError:
+        states = ", ".join(sorted({row["state"] for row in client.jobs([job])}))
+        wait = "wait for it with --follow" if not follow else f"see `metasched story {job}`"
+        raise NotFound(f"nothing written yet, job {job} ({states}), {path}; {wait}") from None
+    except OSError as problem:
+        if isinstance(problem, BrokenPipeError) or problem.filename is None:
+            raise
+        return fail(f"{problem.strerror}, {path}; read it where the job ran", 1)
+    return 0
+
+
+def _asking(client: Client, job: str) -> Callable[[], bool]:
+    """Whether the job goes on, asked at most once a second; False from its end on."""
+    answer, asked = True, 0.0
+
+    def goes_on() -> bool:
+        nonlocal answer, asked
+        if answer and time.monotonic() - asked >= ASK:
+            answer = any(row["state"] not in FINAL for row in client.jobs([job]))
+            asked = time.monotonic()
+        return answer
+
+    return goes_on
+
+
+def _copy(path: str, goes_on: Callable[[], bool]) -> None:
+    """Write a file to stdout, and what is added to it for as long as the job goes on."""
+    more = goes_on()
+    while more and not os.path.exists(path):
+        time.sleep(LOOK)
+        more = goes_on()
+    with open(path, "rb") as file:
+        while True:
+            # Asked before reading: what the job wrote last is then in the last round.
+            more = goes_on()
+            if os.fstat(file.fileno()).st_size < file.tell():
+                file.seek(0)  # the job was started again and began a new file
+            _pour(file)
+            if not more:
+                return
+            time.sleep(LOOK)
+
+
+def _pour(file: BinaryIO) -> None:
+    while block := file.read(1 << 16):
+        sys.stdout.buffer.write(block)
+    sys.stdout.buffer.flush()

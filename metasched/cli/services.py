@@ -1,0 +1,61 @@
+"""The commands that run metasched itself: serve, demo."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from metasched.cli.connect import Json
+from metasched.cli.messages import fail
+
+
+def serve(
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", metavar="FILE", help="Configuration [the nearest one]."),
+    ] = None,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait while another daemon has the database.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only read the configuration, start nothing.")
+    ] = False,
+) -> int:
+    """Run the daemon until it is told to stop.
+
+    \b
+    Examples:
+      metasched serve
+      metasched serve -c /etc/metasched/metasched.toml
+      metasched serve --check
+    """
+    from metasched.config import ConfigError
+    from metasched.daemon import serve
+    from metasched.db.store import StoreError
+
+    try:
+        return serve(config, standby=standby, check=check)
+    except ConfigError as error:
+        return fail(str(error), 2)
+    except StoreError as error:
+        return fail(str(error), 1)
+
+
+def demo(
+    jobs: Annotated[int, typer.Option("--jobs", min=1, max=1000, help="Jobs to run.")] = 40,
+    seed: Annotated[int, typer.Option("--seed", help="Of the workload.")] = 1,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Write a Gantt chart.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Run a mixed workload on two local clusters and show it live.
+
+    \b
+    Examples:
+      metasched demo
+      metasched demo --jobs 20 --seed 7 --json
+    """
+    from metasched.demo import run
+
+    return run(jobs=jobs, seed=seed, plot=plot, json=json)

@@ -1,0 +1,46 @@
+"""The command `submit`."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from metasched.cli.messages import warn
+from metasched.client import Client
+from metasched.options import BadInput
+from metasched.places import daemon_socket
+from metasched.submit import prepare
+
+
+def submit(options: Mapping[str, object], command: Sequence[str]) -> int:
+    """Hand in one job and print its id; with --wait, wait and return its own exit code."""
+    submission, warnings = prepare(options, command, environ=os.environ, now=time.time())
+    if submission.strict and warnings:
+        raise BadInput(f"{warnings[0]}; mend it, or leave out --strict")
+    for told in warnings:
+        warn(told)
+    config = options.get("config")
+    client = Client(daemon_socket(None if config is None else str(config)))
+    [answer] = client.submit(submission)
+    for told in answer.get("warnings") or ():
+        warn(str(told))
+    if "json" in options:
+        keys = ("job", "priority", "cluster", *(("why",) if "why" in answer else ()))
+        print(json.dumps({key: answer.get(key) for key in keys}))
+    elif "parsable" in options and not submission.dry_run:
+        print(answer["job"])
+    else:
+        where = f"cluster {answer['cluster']}" if answer["cluster"] else "waiting with us"
+        told = "Nothing submitted; it would be" if submission.dry_run else f"Job {answer['job']}:"
+        print(f"{told} priority {answer['priority']}, {where}")
+        if answer.get("why"):
+            from metasched.cli.why import print_why
+
+            print_why(answer["why"])
+    if "wait" not in options or submission.dry_run:
+        return 0
+    sys.stdout.flush()
+    from metasched.cli.jobs import exit_code, until_ended
+
+    return exit_code(until_ended(client, [str(answer["job"])]))
