@@ -24,6 +24,7 @@ from metasched.adapters.local import Local, LocalOptions
 from metasched.adapters.slurm import Slurm, SlurmOptions
 from metasched.model import Cluster, Facts, Job, Listing, Payload, Row, State, tag_of
 from metasched.transitions import ATTEMPT_FINAL
+from tests import processes
 from tests.conftest import require
 from tests.slurm import ALPHA, SlurmSite, missing
 
@@ -41,7 +42,12 @@ def local(folder: Path) -> Iterator[Connect]:
         options = LocalOptions(cpus=8, memory=4096, gres={"gpu": 2}, kill_wait=2.0)
         return Local(Cluster(name="here", adapter="local"), options, instance, folder)
 
-    yield connect
+    try:
+        yield connect
+    finally:
+        left = processes.of_cluster(folder)
+        processes.kill(left)
+        assert not left
 
 
 @contextmanager

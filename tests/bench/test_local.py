@@ -1,0 +1,80 @@
+"""How many jobs a second `local` starts, and what one supervisor costs."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from metasched.adapters.base import Order, Withdrawal
+from metasched.adapters.local import Local, LocalOptions
+from metasched.model import Cluster, Job, Payload, State, tag_of
+from tests import processes
+
+JOBS, SLEEPERS, ROUNDS = 300, 20, 3
+
+
+def order(number: int, command: str) -> Order:
+    return Order(
+        tag=tag_of("bench", number, 1),
+        job=Job(id=number, submitted=time.time(), estimated=60),
+        payload=Payload(script=f"#!/bin/sh\nexec {command}\n"),
+    )
+
+
+def started_per_second(adapter: Local, first: int) -> float:
+    """From the submission of the first to the start of the last."""
+    begun = time.time()
+    for number in range(first, first + JOBS):
+        adapter.submit(order(number, "/bin/true"))
+    while any(row.ended is None for row in adapter.poll().rows):
+        time.sleep(0.05)
+    starts = [row.started or 0.0 for row in adapter.poll().rows]
+    return JOBS / (max(starts) - begun)
+
+
+def pss(pid: int) -> int:
+    """kB of memory, shared pages divided among those who share them."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+@pytest.mark.bench
+def test_local(tmp_path: Path) -> None:
+    options = LocalOptions(cpus=64, kill_wait=1.0)
+    adapter = Local(Cluster(name="bench", adapter="local"), options, "bench", tmp_path)
+    try:
+        rates = [started_per_second(adapter, JOBS * turn) for turn in range(ROUNDS)]
+        sleepers = [order(10**6 + number, "sleep 60") for number in range(SLEEPERS)]
+        for sleeper in sleepers:
+            adapter.submit(sleeper)
+        while sum(row.state is State.RUNNING for row in adapter.poll().rows) < SLEEPERS:
+            time.sleep(0.05)
+        sizes = [
+            pss(pid)
+            for pid in processes.of_cluster(tmp_path)
+            if "supervisor.py" in Path(f"/proc/{pid}/cmdline").read_text()
+        ]
+        for sleeper in sleepers:
+            adapter.withdraw(Withdrawal(tag=sleeper.tag, natives={0: None}))
+        while any(row.ended is None for row in adapter.poll().rows):
+            time.sleep(0.05)
+    finally:
+        adapter.close()
+        processes.kill(processes.of_cluster(tmp_path))
+    figures = {
+        "bench": "local",
+        "started_per_second": round(median(rates), 1),
+        "rounds": [round(rate, 1) for rate in rates],
+        "supervisor_pss_kb": max(sizes),
+        "cpus": 64,
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+    }
+    print(json.dumps(figures))
+    assert median(rates) >= 50
+    assert max(sizes) < 10_000

@@ -1,0 +1,190 @@
+"""A real daemon in a folder of its own, driven through the command line as a user would."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from metasched.core import replay
+from metasched.db.ledger import Ledger
+from metasched.db.store import open_sqlite
+from metasched.events import Send
+
+COMMAND = Path(sys.executable).parent / "metasched"
+ENDED = {"completed", "failed", "timeout", "cancelled", "rejected"}
+TWO_LOCAL = """
+[[cluster]]
+name = "left"
+adapter = "local"
+cpus = 8
+benchmark = 300
+poll_interval = 0.2
+
+[[cluster]]
+name = "right"
+adapter = "local"
+cpus = 4
+benchmark = 100
+poll_interval = 0.2
+"""
+
+
+class Site:
+    """One configuration with its daemon; `run` is the command line."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = folder / "metasched.toml"
+        self.database = folder / "metasched.db"
+        self.log = folder / "daemon.log"
+        self._daemon: subprocess.Popen[bytes] | None = None
+
+    def configure(self, clusters: str = TWO_LOCAL, more: str = "") -> None:
+        daemon = '[daemon]\ndatabase = "sqlite:///metasched.db"\nsocket = "ms.sock"\n'
+        self.config.write_text(daemon + more + clusters)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("METASCHED_", "SLURM_"))}
+        return kept | {"METASCHED_CONFIG": str(self.config), "COLUMNS": "200"}
+
+    def start(self) -> None:
+        """Start the daemon and wait until it has heard from every cluster."""
+        with self.log.open("ab") as log:
+            self._daemon = subprocess.Popen(
+                [COMMAND, "serve"],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.until(lambda: all(c["state"] == "up" for c in self.json("clusters")))
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """End the daemon, gently or not; its exit code."""
+        assert self._daemon is not None
+        self._daemon.send_signal(number)
+        code = self._daemon.wait(30)
+        self._daemon = None
+        return code
+
+    @property
+    def pid(self) -> int:
+        assert self._daemon is not None
+        return self._daemon.pid
+
+    def run(
+        self, *arguments: str | Path, code: int = 0, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [COMMAND, *arguments],
+            env=self.environment | (env or {}),
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == code, f"{arguments}: {done}"
+        assert "Traceback" not in done.stderr
+        return done
+
+    def error(self, *arguments: str | Path, code: int) -> str:
+        """The one line that a command that fails prints."""
+        told = self.run(*arguments, code=code).stderr
+        assert told.startswith("metasched: error: "), told
+        assert told.count("\n") == 1, told
+        return told.removeprefix("metasched: error: ").rstrip("\n")
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.run(*arguments, "--json").stdout)
+
+    def submit(self, *arguments: str | Path) -> int:
+        return int(self.run("submit", "--parsable", *arguments).stdout)
+
+    def row(self, job: int) -> dict[str, Any]:
+        [row] = self.json("status", str(job))
+        assert isinstance(row, dict)
+        return row
+
+    def until(self, what: Callable[[], Any], patience: float = 60.0) -> Any:
+        """The first true answer of `what`; a command that fails meanwhile is asked again."""
+        deadline = time.monotonic() + patience
+        while True:
+            with contextlib.suppress(AssertionError):
+                if answer := what():
+                    return answer
+            assert time.monotonic() < deadline, f"not within {patience:g} s; {self.told()}"
+            time.sleep(0.05)
+
+    def until_ended(self, *jobs: int, patience: float = 120.0) -> list[dict[str, Any]]:
+        """The rows of the jobs (of all) once every one has ended."""
+        words = [str(job) for job in jobs] or ["--all"]
+
+        def ended() -> Any:
+            rows = self.json("status", *words)
+            return rows if all(row["state"] in ENDED for row in rows) else None
+
+        rows: list[dict[str, Any]] = self.until(ended, patience)
+        return rows
+
+    def told(self) -> str:
+        return self.log.read_text()[-2000:]
+
+    def close(self) -> None:
+        """End the daemon and every job and worker that it or a crash of it left behind."""
+        if self._daemon is not None:
+            self.stop(signal.SIGKILL)
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                named = [*process.cmdline(), *process.environ().values()]
+                if any(str(self.folder) in word for word in named):
+                    process.kill()
+
+    def replayed(self) -> None:
+        """The recorded events, stepped through a fresh core, give the recorded assignments."""
+        ledger = Ledger(open_sqlite(self.database))
+        try:
+            sent = {
+                (line["job"], line["cluster"], line["attempt"])
+                for job in {row["job"] for row in ledger.status()}
+                for line in ledger.story(job)
+                if line["what"] == "send"
+            }
+            outcomes = list(replay(ledger.events()))
+        finally:
+            ledger.close()
+        changes = [change for out in outcomes for change in out.changes]
+        again = {(c.job, c.cluster, c.attempt) for c in changes if c.event == "send"}
+        assert again == sent
+        assert any(isinstance(a, Send) for out in outcomes for a in out.actions) or not sent
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """A site with two local clusters whose daemon is not running yet."""
+    # a unix socket's path is short: pytest's own folders may not be
+    made = Site(tmp_path)
+    made.configure()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def running(site: Site) -> Site:
+    site.start()
+    return site

@@ -1,0 +1,112 @@
+"""Two real Slurm clusters behind one daemon, through the command line."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.e2e.conftest import Site
+from tests.slurm import SlurmSite
+
+JOBS = 200
+
+
+@pytest.fixture
+def over_slurm(site: Site, slurm_site: SlurmSite) -> Site:
+    for cluster in slurm_site:
+        cluster.empty()
+    site.configure(
+        "".join(
+            f'[[cluster]]\nname = "{c.name}"\nadapter = "slurm"\nconfig = "{c.conf}"\n'
+            "poll_interval = 1\n"
+            for c in slurm_site
+        )
+    )
+    site.start()
+    return site
+
+
+@pytest.mark.slow
+def test_200_jobs_run_exactly_once_each_where_the_core_says(over_slurm: Site) -> None:
+    ran = over_slurm.folder / "ran"
+    script = over_slurm.folder / "job.sh"
+    script.write_text(f'#!/bin/sh\n#SBATCH -t 1\necho $METASCHED_JOB_ID >> "{ran}"\nexit $1\n')
+
+    def submit(number: int) -> tuple[int, int, str]:
+        code = number % 5 if number % 3 == 0 else 0
+        options = ["-n", str(1 + number % 8), "--urgency", str(number % 4)]
+        if number % 4 == 0:
+            options += ["--deadline", f"+{number + 60}s"]
+        done = over_slurm.run("submit", "--json", *options, "-o", "/dev/null", script, str(code))
+        answer = json.loads(done.stdout)
+        return answer["job"], code, answer["cluster"]
+
+    with ThreadPoolExecutor(4) as several:
+        submitted = list(several.map(submit, range(JOBS)))
+    rows = {row["job"]: row for row in over_slurm.until_ended(patience=200)}
+
+    assert sorted(rows) == sorted(job for job, _, _ in submitted)
+    assert Counter(ran.read_text().split()) == Counter(str(job) for job in rows)
+    for job, code, _ in submitted:
+        assert rows[job]["exit_code"] == code, rows[job]
+        assert rows[job]["state"] == ("completed" if code == 0 else "failed")
+        assert rows[job]["native_id"]
+        assert rows[job]["started"] <= rows[job]["ended"]
+    clusters = Counter(row["cluster"] for row in rows.values())
+    assert set(clusters) == {"alpha", "beta"}
+    assert over_slurm.stop() == 0
+    over_slurm.replayed()
+
+
+def test_life_of_a_job_on_slurm(over_slurm: Site) -> None:
+    job = over_slurm.submit("--wrap", "echo hello; sleep 600", "-t", "10", "--cluster", "beta")
+    over_slurm.until(lambda: over_slurm.row(job)["state"] == "running")
+    assert over_slurm.row(job)["cluster"] == "beta"
+    over_slurm.until(lambda: over_slurm.run("output", str(job)).stdout == "hello\n")
+    over_slurm.run("cancel", str(job))
+    [row] = over_slurm.until_ended(job)
+    assert row["state"] == "cancelled"
+    events = [e["event"] for e in over_slurm.json("story", str(job))]
+    assert events[-1] == "kill"
+
+
+def test_hold_takes_a_pending_job_back_and_release_sends_it_again(over_slurm: Site) -> None:
+    full = over_slurm.submit("--wrap", "sleep 600", "-n", "24", "--cluster", "beta")
+    over_slurm.until(lambda: over_slurm.row(full)["state"] == "running")
+    waiting = over_slurm.submit("--wrap", "true", "-n", "8", "--cluster", "beta", "-t", "5")
+    over_slurm.until(lambda: over_slurm.row(waiting)["reason"].startswith("manager:"))
+    over_slurm.run("hold", str(waiting))
+    over_slurm.until(lambda: over_slurm.row(waiting)["state"] == "held")
+    over_slurm.run("cancel", str(full))
+    over_slurm.until_ended(full)
+    assert over_slurm.row(waiting)["state"] == "held"
+    over_slurm.run("release", str(waiting))
+    [row] = over_slurm.until_ended(waiting)
+    assert (row["state"], row["exit_code"]) == ("completed", 0)
+
+
+def test_pulled_from_a_full_cluster_to_the_one_that_can_start_it(
+    over_slurm: Site, slurm_site: SlurmSite
+) -> None:
+    def busy(name: str, *nodes: str) -> None:
+        slurm_site[name].run("sbatch", "-t", "30", *nodes, "--exclusive", "--wrap", "sleep 600")
+
+    busy("alpha", "-N4")
+    busy("beta", "-N3")
+    others = lambda: {c["cluster"]: c["cpus"] - c["used"] for c in over_slurm.json("clusters")}  # noqa: E731
+    over_slurm.until(lambda: set(others().values()) == {0})
+    job = over_slurm.submit("--wrap", "sleep 1", "-n", "8", "-t", "2")
+    first = over_slurm.until(
+        lambda: over_slurm.row(job)["reason"].startswith("manager:") and over_slurm.row(job)
+    )["cluster"]
+    other = "beta" if first == "alpha" else "alpha"
+    slurm_site[other].run("scancel", "--name=wrap", "--state=RUNNING")
+    [row] = over_slurm.until_ended(job)
+    assert (row["state"], row["cluster"]) == ("completed", other)
+    events = over_slurm.json("story", str(job))
+    assert [e["to"] for e in events if e["event"] == "withdraw"] == ["queued"]
+    assert over_slurm.stop() == 0
+    over_slurm.replayed()

@@ -1,0 +1,643 @@
+"""What only `local` promises: jobs outlive it, nothing runs twice, no process escapes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from metasched.adapters import supervisor
+from metasched.adapters.base import Order, Refused, Unreachable, Withdrawal
+from metasched.adapters.local import Local, LocalOptions
+from metasched.adapters.local_host import Nursery, read_record
+from metasched.model import Cluster, Job, Payload, Row, State, tag_of
+from tests import processes
+
+INSTANCE = "abc123"
+PATIENCE = 30.0
+PYTHON = f"{sys.executable} -IS"
+
+
+class Site:
+    """One local cluster in a folder, with its adapter of the moment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "cluster"
+        self.folder.mkdir()
+        self.work = folder / "work"
+        self.work.mkdir()
+        self.options = LocalOptions(cpus=4, kill_wait=0.5)
+        self.adapter = self.new()
+        self._jobs = 0
+
+    def new(self) -> Local:
+        return Local(Cluster(name="here", adapter="local"), self.options, INSTANCE, self.folder)
+
+    def reopen(self, **options: Any) -> None:
+        self.adapter.close()
+        self.options = replace(self.options, **options)
+        self.adapter = self.new()
+
+    def order(
+        self, commands: str, *, indices: tuple[int, ...] = (0,), priority: int = 1, **wishes: Any
+    ) -> Order:
+        self._jobs += 1
+        of_payload = {key: wishes.pop(key) for key in Payload.__annotations__ if key in wishes}
+        payload = Payload(
+            script=f"#!/bin/sh\n{commands}\n",
+            environment={"PATH": "/usr/bin:/bin"},
+            directory=str(self.work),
+            output=str(self.work / f"output-{self._jobs}"),
+        )
+        wishes.setdefault("submitted", time.time())
+        wishes.setdefault("estimated", wishes.get("time_limit", 60.0))
+        return Order(
+            tag=tag_of(INSTANCE, self._jobs, 1),
+            indices=indices,
+            priority=priority,
+            job=Job(id=self._jobs, **wishes),
+            payload=replace(payload, **of_payload),
+        )
+
+    def submit(self, commands: str, **wishes: Any) -> Order:
+        order = self.order(commands, **wishes)
+        self.adapter.submit(order)
+        return order
+
+    def cancel(self, order: Order) -> None:
+        self.adapter.withdraw(Withdrawal(tag=order.tag, natives=dict.fromkeys(order.indices)))
+
+    def rows(self) -> dict[str, Row]:
+        return {row.tag: row for row in self.adapter.poll().rows}
+
+    def row(self, order: Order) -> Row:
+        return self.rows()[order.tag]
+
+    def wait(self, what: Callable[[], object], patience: float = PATIENCE) -> None:
+        until = time.monotonic() + patience
+        while not what():
+            assert time.monotonic() < until, self.adapter.poll()
+            time.sleep(0.01)
+
+    def wait_end(self, order: Order) -> Row:
+        self.wait(lambda: self.row(order).ended is not None)
+        return self.row(order)
+
+    def wait_file(self, name: str) -> str:
+        path = self.work / name
+        self.wait(lambda: path.exists() and path.read_text().endswith("\n"))
+        return path.read_text()
+
+    def claim(self, order: Order) -> dict[str, str]:
+        found = read_record(self.job_folder(order), "claim")
+        assert found is not None
+        return found
+
+    def job_folder(self, order: Order) -> Path:
+        return self.folder / "jobs" / self.row(order).native_id
+
+    def clear(self) -> None:
+        self.adapter.close()
+        self.adapter = self.new()
+        for row in self.adapter.poll().rows:
+            self.adapter.withdraw(Withdrawal(tag=row.tag, natives={row.task: None}))
+        self.wait(lambda: all(row.ended for row in self.adapter.poll().rows))
+        self.adapter.close()
+        assert list((self.folder / "jobs").iterdir()) == []
+        assert processes.of_cluster(self.folder) == []
+        log = self.folder / "supervisor.log"
+        assert not log.exists() or log.read_text() == ""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    found = Site(tmp_path)
+    try:
+        yield found
+        found.clear()
+    finally:
+        found.adapter.close()
+        processes.kill(processes.of_cluster(found.folder))
+
+
+def gone(pid: int) -> bool:
+    try:
+        supervisor.start_time(pid)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+# A tree that is hard to hold: a child in a session of its own whose parent has left at once.
+ESCAPEE = "(setsid sh -c 'trap \"\" TERM; echo $$ > escaped; while :; do sleep 0.1; done' &) & wait"
+
+
+# What can never run.
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"cpus": 0}, "cpus is 0"),
+        ({"cpus": 1, "memory": 0}, "memory is 0"),
+        ({"cpus": 1, "gres": {"gpu": -1}}, "gpu is -1"),
+        ({"cpus": 1, "policy": "magic"}, "easy, fcfs"),
+        ({"cpus": 1, "kill_wait": -1.0}, "kill_wait"),
+        ({"cpus": 1, "keep": float("nan")}, "keep"),
+        ({"cpus": 1, "max_time": 0.0}, "max_time"),
+        ({"cpus": 1, "default_time": float("inf")}, "default_time"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        LocalOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "text"),
+    [
+        ({"cpus": 5}, "5 cpus asked for; the cluster has 4"),
+        ({"memory": 101}, "101 MiB of memory asked for; the cluster has 100"),
+        ({"memory_per_cpu": 26, "cpus": 4}, "104 MiB of memory"),
+        ({"gres": {"gpu": 3}}, "3 gpu asked for; the cluster has 2"),
+        ({"gres": {"cpus": 1}, "cpus": 5}, "5 cpus"),
+        ({"gres": {"fpga": 1}}, "the cluster has 0"),
+        ({"nodes": 2, "tasks": 2, "cpus": 2}, "2 nodes"),
+        ({"time_limit": 1000.0}, "the cluster's limit is 500 s"),
+        ({"directory": "/no/such/folder"}, "'/no/such/folder' does not exist"),
+        ({"script": "echo hello\n"}, "does not begin with"),
+        ({"script": "#!\n"}, "interpreter ''"),
+        ({"script": "#!/no/such/shell -x\n"}, "'/no/such/shell' does not exist"),
+        ({"script": "#!/bin/sh\r\n"}, r"'/bin/sh\\r' does not exist"),
+        ({"script": "#!/etc\n"}, "'/etc' does not exist"),
+        ({"environment": {"A=B": "1"}}, "'A=B' cannot be the name"),
+        ({"arguments": ("a\0b",)}, "NUL"),
+    ],
+)
+def test_what_can_never_run_is_refused(site: Site, wishes: dict[str, Any], text: str) -> None:
+    site.reopen(memory=100, gres={"gpu": 2}, max_time=500.0)
+    with pytest.raises(Refused, match=text) as refusal:
+        site.submit("touch ran", **wishes)
+    assert not refusal.value.again
+    assert site.adapter.poll().rows == ()
+
+
+def test_native_options_are_refused(site: Site) -> None:
+    with pytest.raises(Refused, match="'--qos=high'"):
+        site.adapter.submit(replace(site.order("true"), options=("--qos=high",)))
+
+
+def test_what_cannot_be_started_fails_with_a_word(site: Site) -> None:
+    here = site.wait_end(site.submit("true", output="/no/such/folder/out"))
+    assert (here.state, here.exit_code) == (State.FAILED, 127)
+    assert here.word == "/no/such/folder/out: No such file or directory"
+    denied = site.wait_end(site.submit("true", error=str(site.work)))
+    assert (denied.state, denied.exit_code) == (State.FAILED, 126)
+    assert denied.word == f"{site.work}: Is a directory"
+
+
+# What it runs with.
+
+
+def test_the_environment_is_exactly_the_given_one(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEAK", "1")
+    site.reopen(gres={"fpga": 1, "gpu:a100": 2, "gpu:v100": 3})
+    order = site.submit(
+        "tr '\\0' '\\n' < /proc/$$/environ",
+        indices=(7,),
+        cpus=3,
+        gres={"gpu:v100": 2, "fpga": 1},
+        environment={"PATH": "/bin", "METASCHED_TAG": "mine", "X": "ż"},
+    )
+    site.wait_end(order)
+    assert set(Path(order.payload.output).read_text().splitlines()) == {
+        "PATH=/bin",
+        "X=ż",
+        f"METASCHED_JOB_ID={order.job.id}",
+        "METASCHED_TASK=7",
+        f"METASCHED_TAG={order.tag}",
+        "METASCHED_CLUSTER=here",
+        "METASCHED_CPUS=3",
+        "CUDA_VISIBLE_DEVICES=2,3",
+    }
+
+
+def test_gpus_in_use_are_given_to_no_other_job(site: Site) -> None:
+    site.reopen(gres={"gpu": 3})
+    show = "echo $CUDA_VISIBLE_DEVICES > gpus-$METASCHED_JOB_ID; exec sleep 60"
+    orders = [site.submit(show, gres={"gpu": count}) for count in (1, 2)]
+    seen = [site.wait_file(f"gpus-{order.job.id}") for order in orders]
+    assert seen == ["0\n", "1,2\n"]
+    site.reopen()
+    site.cancel(orders[0])
+    site.wait_end(orders[0])
+    again = site.submit(show, gres={"gpu": 1})
+    assert site.wait_file(f"gpus-{again.job.id}") == "0\n"
+
+
+def test_usage_is_told(site: Site) -> None:
+    script = f"#!{PYTHON}\nb = bytearray(80 << 20)\nfor i in range(10**6): b[i] = 1\n"
+    row = site.wait_end(site.submit("", script=script))
+    assert row.exit_code == 0
+    assert row.cpu_seconds is not None
+    assert 0.01 < row.cpu_seconds < 10
+    assert row.max_memory is not None
+    assert 80 <= row.max_memory < 160
+
+
+def test_signals_and_input_are_as_in_a_fresh_process(site: Site) -> None:
+    order = site.submit("grep -E '^Sig(Blk|Ign)' /proc/self/status; readlink /proc/self/fd/*")
+    site.wait_end(order)
+    lines = Path(order.payload.output).read_text().split("\n")
+    assert [line.split()[1] for line in lines[:2]] == ["0" * 16, "0" * 16]
+    output = order.payload.output
+    assert lines[2:5] == ["/dev/null", output, output]
+
+
+# In which order.
+
+
+def test_easy_backfills_and_fcfs_does_not(site: Site) -> None:
+    site.submit("exec sleep 60", cpus=3, time_limit=100.0)
+    head = site.submit("true", cpus=4)
+    site.submit("exec sleep 60", time_limit=500.0)
+    short = site.submit("exit 9", time_limit=50.0)
+    assert site.wait_end(short).exit_code == 9
+    listing = site.adapter.poll()
+    assert listing.facts.head == (4, 3600.0)
+    assert [row.word for row in listing.rows] == ["", "Resources", "Priority", ""]
+    assert site.row(head).state is State.PENDING
+    site.reopen(policy="fcfs")
+    shorter = site.submit("true", time_limit=10.0)
+    time.sleep(0.3)
+    assert site.row(shorter).state is State.PENDING
+
+
+def test_the_queue_is_ordered_by_aged_submission(site: Site) -> None:
+    site.reopen(cpus=1, age=100.0)
+    now = time.time()
+    blocker = site.submit("exec sleep 60")
+    mark = "echo $METASCHED_JOB_ID >> order"
+    orders = [
+        site.submit(mark, submitted=now),
+        site.submit(mark, submitted=now - 50),
+        site.submit(mark, submitted=now + 40, priority=2),
+        site.submit(mark, submitted=now, priority=3),
+        site.submit(mark, submitted=now),
+    ]
+    site.cancel(blocker)
+    for order in orders:
+        site.wait_end(order)
+    ran = [int(word) for word in (site.work / "order").read_text().split()]
+    assert ran == [orders[i].job.id for i in (3, 2, 1, 0, 4)]
+
+
+def test_a_start_follows_an_end_at_once(site: Site) -> None:
+    site.reopen(cpus=1)
+    orders = [site.submit("true") for _ in range(20)]
+    rows = [site.wait_end(order) for order in orders]
+    gaps = sorted((later.started or 0) - (row.ended or 0) for row, later in pairwise(rows))
+    assert gaps[0] >= 0
+    assert gaps[len(gaps) // 2] < 0.1
+
+
+def test_memory_is_counted(site: Site) -> None:
+    site.reopen(memory=100)
+    first = site.submit("exec sleep 60", memory=60)
+    second = site.submit("exec sleep 60", memory=60)
+    site.wait(lambda: site.row(first).state is State.RUNNING)
+    time.sleep(0.2)
+    assert site.row(second).state is State.PENDING
+    partition = site.adapter.poll().facts.partition("local")
+    assert partition is not None
+    assert partition.nodes[0].free_memory == 40
+
+
+def test_an_exclusive_job_has_the_cluster_for_itself(site: Site) -> None:
+    order = site.submit("exec sleep 60", exclusive=True)
+    site.wait(lambda: site.row(order).state is State.RUNNING)
+    assert site.adapter.poll().facts.used == 4
+
+
+# How it ends.
+
+
+def test_at_the_time_limit_a_job_may_end_itself(site: Site) -> None:
+    order = site.submit(
+        "trap 'echo TERM > told; exit 3' TERM; while :; do sleep 0.05; done", time_limit=0.3
+    )
+    row = site.wait_end(order)
+    assert (row.state, row.exit_code, row.signal) == (State.TIMEOUT, 3, None)
+    assert row.word == "over its time limit"
+    assert site.wait_file("told") == "TERM\n"
+
+
+def test_what_ignores_its_end_is_killed_after_a_while(site: Site) -> None:
+    row = site.wait_end(site.submit("trap '' TERM; while :; do sleep 0.05; done", time_limit=0.3))
+    assert (row.state, row.exit_code, row.signal) == (State.TIMEOUT, None, signal.SIGKILL)
+    assert row.started is not None
+    assert row.ended is not None
+    assert 0.75 <= row.ended - row.started < 5
+
+
+def test_all_processes_have_the_time_that_a_cancelled_job_has(site: Site) -> None:
+    """The main process leaves at once; its child saves its work, which takes a moment."""
+    site.reopen(kill_wait=5.0)
+    child = (
+        "trap 'sleep 0.3; echo saved > saved; exit' TERM; echo > up; while :; do sleep 0.05; done"
+    )
+    order = site.submit(f'sh -c "{child}" & wait')
+    site.wait_file("up")
+    site.cancel(order)
+    row = site.wait_end(order)
+    assert (row.state, row.signal) == (State.CANCELLED, signal.SIGTERM)
+    assert (site.work / "saved").exists()
+
+
+@pytest.mark.parametrize("end", ["cancel", "limit", "exit"])
+def test_no_process_escapes(site: Site, end: str) -> None:
+    limit = {"time_limit": 1.0} if end == "limit" else {}
+    wait = "sleep 0.5" if end == "exit" else "sleep 60"
+    order = site.submit(f"{ESCAPEE}\n{wait}".replace("& wait", "&"), **limit)
+    pid = int(site.wait_file("escaped"))
+    if end == "cancel":
+        site.cancel(order)
+    row = site.wait_end(order)
+    assert row.state.value == {"cancel": "cancelled", "limit": "timeout", "exit": "completed"}[end]
+    assert gone(pid)
+
+
+def test_a_job_over_its_memory_is_ended(site: Site) -> None:
+    script = f"#!{PYTHON}\nimport time\nb = b'x' * (120 << 20)\ntime.sleep(60)\n"
+    row = site.wait_end(site.submit("", script=script, memory=60))
+    assert (row.state, row.signal) == (State.OUT_OF_MEMORY, signal.SIGKILL)
+    assert row.word.endswith("MiB in use")
+    assert row.max_memory is not None
+    assert row.max_memory > 60
+
+
+def test_limits_hold_and_ends_are_known_though_nobody_was_there(site: Site) -> None:
+    late = site.submit("exec sleep 60", time_limit=0.5)
+    code = site.submit("sleep 0.3; exit 5")
+    site.wait(lambda: all(row.state is State.RUNNING for row in site.rows().values()))
+    site.adapter.close()
+    time.sleep(1.0)
+    assert processes.of_cluster(site.folder) == []
+    site.adapter = site.new()
+    assert site.wait_end(late).state is State.TIMEOUT
+    row = site.wait_end(code)
+    assert (row.state, row.exit_code) == (State.FAILED, 5)
+    assert row.started is not None
+    assert row.ended is not None
+    assert row.ended - row.started < 0.9
+
+
+# Supervisors die.
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_job_without_its_supervisor_is_ended_and_told(site: Site, watched: bool) -> None:
+    order = site.submit(f"echo $$ > main; {ESCAPEE}; sleep 60")
+    pids = [int(site.wait_file("main")), int(site.wait_file("escaped"))]
+    claim = site.claim(order)
+    if not watched:
+        site.adapter.close()
+    os.kill(int(claim["pid"]), signal.SIGKILL)
+    if not watched:
+        site.adapter = site.new()
+    row = site.wait_end(order)
+    assert (row.state, row.word) == (State.NODE_FAIL, "its supervisor was killed")
+    assert row.started is not None
+    site.wait(lambda: all(gone(pid) for pid in pids))
+
+
+def test_a_supervisor_told_to_stop_ends_its_job(site: Site) -> None:
+    order = site.submit("exec sleep 60")
+    site.wait(lambda: site.row(order).state is State.RUNNING)
+    os.kill(int(site.claim(order)["pid"]), signal.SIGTERM)
+    row = site.wait_end(order)
+    assert (row.state, row.word) == (State.NODE_FAIL, "its supervisor got SIGTERM")
+
+
+def test_another_process_of_that_pid_is_no_supervisor(site: Site) -> None:
+    """A claim tells of a pid that is alive, but was started at another time."""
+    order = site.submit("exec sleep 60")
+    site.wait(lambda: site.row(order).state is State.RUNNING)
+    claim, folder = site.claim(order), site.job_folder(order)
+    site.adapter.close()
+    os.kill(int(claim["pid"]), signal.SIGKILL)
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+        lines = {**claim, "pid": str(stranger.pid)}
+        (folder / "claim").write_text("".join(f"{key}={lines[key]}\n" for key in lines))
+        site.adapter = site.new()
+        site.cancel(order)
+        row = site.wait_end(order)
+        alive = stranger.poll() is None
+        stranger.kill()
+    assert alive
+    assert row.state is State.NODE_FAIL
+
+
+def test_after_a_restart_of_the_host_nothing_runs_and_nothing_is_repeated(site: Site) -> None:
+    site.reopen(cpus=1)
+    begun = site.submit("echo begun >> ran; exec sleep 60")
+    waiting = site.submit("echo waiting >> ran")
+    site.wait_file("ran")
+    claim, folder = site.claim(begun), site.job_folder(begun)
+    unclaimed = site.folder / "jobs" / site.row(waiting).native_id
+    site.adapter.close()
+    os.kill(int(claim["pid"]), signal.SIGKILL)
+    lines = {**claim, "boot": "another", "pid": "1", "start": str(supervisor.start_time(1))}
+    (folder / "claim").write_text("".join(f"{key}={lines[key]}\n" for key in lines))
+    (folder / "spec").write_bytes(b"")  # what was not synced may be lost
+    unclaimed.mkdir()
+    (unclaimed / "spec").write_bytes(b"")
+    with sqlite3.connect(site.folder / "queue.db") as database:
+        database.execute("UPDATE opened SET boot = 'another'")
+    database.close()
+    site.adapter = site.new()
+    row = site.wait_end(begun)
+    assert (row.state, row.word) == (State.NODE_FAIL, "the host was restarted")
+    assert site.wait_end(waiting).state is State.COMPLETED
+    assert (site.work / "ran").read_text() == "begun\nwaiting\n"
+
+
+def test_supervisors_that_never_come_to_their_claim_are_given_up(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+
+    def stillborn(nursery: Nursery, folders: Sequence[Path]) -> list[tuple[int, int]]:
+        asked.extend(folders)
+        return [(os.getpid(), 0) for _ in folders]
+
+    monkeypatch.setattr(Nursery, "fork", stillborn)
+    order = site.submit("true")
+    row = site.wait_end(order)
+    assert len(asked) == 3
+    assert (row.state, row.started) == (State.NODE_FAIL, None)
+    assert row.word.startswith("no supervisor can be started: see ")
+    monkeypatch.undo()
+    assert site.wait_end(site.submit("exit 2")).exit_code == 2
+
+
+def test_two_supervisors_of_one_folder_run_it_once(site: Site, tmp_path: Path) -> None:
+    site.reopen(cpus=1)
+    blocker = site.submit("exec sleep 60")
+    site.wait(lambda: site.row(blocker).state is State.RUNNING)
+    order = site.submit("echo ran >> ran; sleep 0.5")
+    site.adapter.close()
+    nursery = Nursery(tmp_path / "errors")
+    adopted = site.new()
+    site.adapter = adopted
+    site.cancel(blocker)
+    site.wait(lambda: (site.job_folder(order) / "spec").exists())
+    nursery.fork([site.job_folder(order)] * 20)
+    site.wait_end(order)
+    nursery.close()
+    assert (site.work / "ran").read_text() == "ran\n"
+
+
+def test_a_killed_nursery_is_replaced(site: Site) -> None:
+    site.wait_end(site.submit("true"))
+    (nursery,) = supervisor.descendants(os.getpid())
+    os.kill(nursery, signal.SIGKILL)
+    assert site.wait_end(site.submit("exit 8")).exit_code == 8
+
+
+# The adapter dies, or there are two.
+
+
+def test_a_tag_is_queued_once(site: Site) -> None:
+    order = site.order("echo $METASCHED_TASK >> ran", indices=(4, 5))
+    natives = site.adapter.submit(order)
+    assert site.adapter.submit(order) == natives
+    site.wait(lambda: all(row.ended for row in site.adapter.poll().rows))
+    assert site.adapter.submit(order) == natives
+    site.reopen()
+    assert site.adapter.submit(order) == natives
+    assert len(site.adapter.poll().rows) == 2
+    assert sorted((site.work / "ran").read_text().split()) == ["4", "5"]
+    with pytest.raises(Refused, match="other tasks"):
+        site.adapter.submit(replace(order, indices=(5, 6)))
+
+
+def test_one_process_at_a_time_holds_the_folder(site: Site) -> None:
+    order = site.submit("exec sleep 60")
+    second = site.new()
+    for call in (
+        second.poll,
+        lambda: second.submit(order),
+        lambda: second.withdraw(Withdrawal(tag=order.tag)),
+    ):
+        with pytest.raises(Unreachable, match=f"in use by process {os.getpid()}"):
+            call()
+    site.adapter.close()
+    assert [row.tag for row in second.poll().rows] == [order.tag]
+    site.adapter = second
+
+
+DYING = """
+import sys
+from pathlib import Path
+import msgspec
+from metasched.adapters.base import Order
+from metasched.adapters.local import Local, LocalOptions
+from metasched.model import Cluster
+orders = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Order])
+options = LocalOptions(cpus=4, kill_wait=0.5)
+adapter = Local(Cluster(name="here", adapter="local"), options, sys.argv[1], Path(sys.argv[2]))
+for order in orders:
+    adapter.submit(order)
+    print(order.tag, flush=True)
+import time
+time.sleep(60)
+"""
+
+
+def test_whenever_the_adapter_is_killed_each_job_runs_once(site: Site) -> None:
+    """Killed again and again in the midst of submitting and starting; the rest is sent again."""
+    orders = [site.order(f"echo {n} >> ran; sleep 0.02; exit {n}") for n in range(60)]
+    told: list[str] = []
+    for after in (1, 7, 20, 35, 36, 60):
+        with subprocess.Popen(
+            [sys.executable, "-c", DYING, INSTANCE, str(site.folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as adapter:
+            assert adapter.stdin is not None
+            assert adapter.stdout is not None
+            adapter.stdin.write(msgspec.json.encode(orders))
+            adapter.stdin.close()
+            told = [adapter.stdout.readline().decode().strip() for _ in range(after)]
+            adapter.kill()
+    assert told == [order.tag for order in orders]
+    rows = [site.wait_end(order) for order in orders]
+    assert [row.exit_code for row in rows] == list(range(60))
+    assert sorted(map(int, (site.work / "ran").read_text().split())) == list(range(60))
+
+
+def test_ended_jobs_are_forgotten_in_time(site: Site) -> None:
+    site.reopen(keep=0.5)
+    order = site.submit("true")
+    site.wait_end(order)
+    before = site.adapter.poll()
+    assert before.since >= before.taken - 0.5
+    site.wait(lambda: site.adapter.poll().rows == ())
+    later = site.submit("true")
+    site.wait(lambda: later.tag in site.rows())
+    assert site.row(later).native_id != "1"
+
+
+@pytest.mark.slow
+def test_a_disk_that_fails_makes_it_unreachable_and_loses_nothing(site: Site) -> None:
+    order = site.submit("sleep 0.5; exit 3")
+    site.wait(lambda: site.row(order).state is State.RUNNING)
+    blocking = sqlite3.connect(site.folder / "queue.db", isolation_level=None)
+    blocking.execute("BEGIN IMMEDIATE")
+    second = site.order("echo ran >> ran")
+    with pytest.raises(Unreachable, match="database is locked"):
+        site.adapter.submit(second)
+    blocking.close()
+    site.wait(lambda: not site.adapter._stale)
+    assert second.tag not in site.rows()
+    site.adapter.submit(second)
+    assert site.wait_end(order).exit_code == 3
+    assert site.wait_end(second).exit_code == 0
+    assert (site.work / "ran").read_text() == "ran\n"
+
+
+# What it costs.
+
+
+def test_a_supervisor_is_small(site: Site) -> None:
+    """PSS with the nursery gone, so that it shares its pages with nobody: the worst case."""
+    order = site.submit("exec sleep 60")
+    site.wait(lambda: site.row(order).state is State.RUNNING)
+    pid = site.claim(order)["pid"]
+    site.adapter.close()
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    (pss,) = (int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    assert pss < 10_000, f"{pss} kB"
+
+
+def test_it_sleeps_when_nothing_happens(site: Site) -> None:
+    order = site.submit("exec sleep 60")
+    site.wait(lambda: site.row(order).state is State.RUNNING)
+    time.sleep(0.3)
+    before = time.process_time()
+    time.sleep(2.0)
+    assert time.process_time() - before < 0.004  # 0.2% of a core
