@@ -12,10 +12,10 @@ from metasched.model import Job
 
 _NAME_CHARACTERS = 256  # Slurm takes 1024 bytes; a character of UTF-8 has four at most
 
-# What a user's own options may not say, since a task is known, queued or ended by it.
+# What a user's own options may not say, since a task is known, found and ended by it.
 _RESERVED_LONG = (
     *("array", "clusters", "cluster", "export", "export-file", "get-user-env", "help", "parsable"),
-    *("quiet", "requeue", "test-only", "usage", "version", "wait", "wrap"),
+    *("quiet", "requeue", "test-only", "uid", "gid", "usage", "version", "wait", "wrap"),
 )
 _RESERVED_SHORT = "aMhQVW"
 _SHORT_FLAGS = "HkOsv"  # short options without a value

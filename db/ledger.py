@@ -193,7 +193,7 @@ class Ledger:
                     "deadline": new.job.deadline,
                     "array": new.job.array,
                     "priority": next(iter(outcomes[new.job.id].tasks.values())).priority,
-                    "parts": encode(outcomes[new.job.id].parts),
+                    "parts": encode([part._asdict() for part in outcomes[new.job.id].parts]),
                     "job": encode(new.job),
                     "script": new.script,
                     "environment": new.environment,

@@ -23,6 +23,8 @@ from sqlalchemy import (
 
 from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, WITH_US
 
+REVISION = "0001"  # of the newest migration, which makes exactly these tables
+
 metadata = MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",

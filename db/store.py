@@ -7,17 +7,18 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError
 
+from metasched.db.schema import REVISION
 from metasched.errors import UserError
+
+if TYPE_CHECKING:  # a third of the daemon's start, and only needed when there is work for it
+    from alembic.config import Config
 
 # SQLite's locks and shared memory do not work there: a database would be destroyed in silence
 NETWORK_FILESYSTEMS = frozenset(
@@ -127,24 +128,36 @@ def open_sqlite(path: Path) -> Engine:
 
 def scripts() -> Config:
     """Alembic's configuration of our migrations."""
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     return config
 
 
+def _revision(connection: Connection, path: Path) -> str | None:
+    """The schema that the file has, None if it is empty."""
+    tables = connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars().all()
+    if "alembic_version" in tables:
+        found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+        return None if found is None else str(found)
+    if tables:
+        raise StoreError(
+            f"{path} holds tables that are not ours ({tables[0]}, ...); name another file"
+        )
+    return None
+
+
 def _migrate(connection: Connection, path: Path) -> None:
-    config = scripts()
-    known = ScriptDirectory.from_config(config)
-    current = MigrationContext.configure(connection).get_current_revision()
-    if current == known.get_current_head():
+    current = _revision(connection, path)
+    if current == REVISION:
         return
-    if current is None:
-        tables = connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars().all()
-        if tables:
-            raise StoreError(
-                f"{path} holds tables that are not ours ({tables[0]}, ...); name another file"
-            )
-    elif current not in {s.revision for s in known.walk_revisions()}:
+    from alembic import command
+    from alembic.script import ScriptDirectory
+
+    config = scripts()
+    known = {s.revision for s in ScriptDirectory.from_config(config).walk_revisions()}
+    if current is not None and current not in known:
         raise StoreError(
             f"{path} has schema {current}, newer than this metasched knows; "
             "start the newer version, or restore an older backup"

@@ -363,7 +363,7 @@ def _trial(engine: Engine, job: Job, warnings: list[str]) -> dict[str, Any]:
         "cluster": chosen,
         "warnings": warnings,
         "why": {
-            "parts": _parts(engine.core.classifier.parts(job)),
+            "parts": [part._asdict() for part in engine.core.classifier.parts(job)],
             "clusters": _clusters_for(engine, trial, chosen),
         },
     }
@@ -490,11 +490,6 @@ def _clusters_for(engine: Engine, task: Task, chosen: str | None) -> list[dict[s
         }
         for v in engine.core.verdicts(task)
     ]
-
-
-def _parts(parts: Sequence[Any]) -> list[dict[str, Any]]:
-    kept: list[dict[str, Any]] = msgspec.to_builtins(parts)
-    return kept
 
 
 def _cluster(engine: Engine, name: str, adapter: str) -> dict[str, Any]:

@@ -10,11 +10,13 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from metasched.errors import UserError
-from metasched.submit import Submission
+
+if TYPE_CHECKING:
+    from metasched.submit import Submission
 
 LONGEST_PATH = 107  # bytes that the kernel takes for the path of a unix socket
 TIMEOUT = 60.0  # seconds for an answer

@@ -15,11 +15,12 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from metasched.db.store import sqlite_path
+from metasched.db.store import StoreError, sqlite_path
 from metasched.errors import UserError
 from metasched.events import Policy
 from metasched.model import Cluster
 from metasched.places import personal_config, personal_data, personal_socket, site_config
+from metasched.policies.classify import Classifier
 from metasched.units import parse_duration
 from metasched.worker import GROUP, adapter_class
 
@@ -184,7 +185,10 @@ def load(path: Path | None) -> Settings:
             )
     database = personal_data() / "metasched.db"
     if site.daemon.database is not None:
-        database = base / sqlite_path(site.daemon.database)
+        try:
+            database = base / sqlite_path(site.daemon.database)
+        except StoreError as error:
+            raise ConfigError(f"{error}, {path}, [daemon]") from None
     return Settings(
         origin=path,
         database=database,
@@ -206,10 +210,14 @@ def read_policy(path: Path | None) -> Policy:
             raise ConfigError(
                 f'{key} = "{getattr(given, key)}" in {path}; write "{allowed[0]}" or "{allowed[1]}"'
             )
-    known = ("deadline", "licence", "user")
+    known = tuple(Classifier().heuristics)
     for name in given.weights:
         if name not in known:
             raise ConfigError(f'unknown weight "{name}" in {path}; {_nearest(name, known)}')
+    try:
+        Classifier(weights=given.weights)
+    except ValueError as error:
+        raise ConfigError(f"{error}, [weights] in {path}") from None
     return Policy(**{f.name: getattr(given, f.name) for f in fields(Policy)})
 
 

@@ -188,7 +188,7 @@ def parse_gres(text: str) -> dict[str, int]:
             last = words.pop().upper()
             multiple = _MULTIPLES.get(last[-1:])
             count = parse_count(last if multiple is None else last[:-1]) * (multiple or 1)
-        if len(words) > 2 or not all(w and _NAMING.issuperset(w) for w in words):
+        if len(words) > 2 or not all(w[:1].isalnum() and _NAMING.issuperset(w) for w in words):
             raise Unreadable(f"{shown(part)} is no resource", "write it as gpu:2 or gpu:a100:2")
         name = ":".join(words)
         found[name] = found.get(name, 0) + count

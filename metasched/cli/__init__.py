@@ -6,6 +6,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 from metasched.cli.messages import fail
 from metasched.errors import UserError
@@ -15,6 +16,8 @@ INTERRUPTED = 130  # 128 + SIGINT, as a shell would say
 
 def main() -> int:
     """Run the command of this process's arguments; its exit code (design §4). Never raises."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name is no reason to fail
     try:
         code = _run(sys.argv[1:])
         sys.stdout.flush()

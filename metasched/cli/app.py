@@ -1,32 +1,58 @@
-"""All commands as one Typer application: help, completion, and errors of usage in one line."""
+"""The commands as a Typer application: help, completion, and errors of usage in one line.
+
+Only the command that is asked for is imported; help and completion need all of them.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
-from metasched.cli import jobs, services, why
 from metasched.cli.messages import fail
-from metasched.options import OPTIONS
 from metasched.units import shown
 
 WRONG_USAGE = 2
 
-app = typer.Typer(
-    name="metasched",
-    help="One queue for several batch clusters.",
-    # Plain help: alike on a terminal and in a pipe, and brackets stay as written.
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+COMMANDS = {
+    "submit": "submit_help",
+    "status": "jobs",
+    "cancel": "jobs",
+    "hold": "jobs",
+    "release": "jobs",
+    "wait": "jobs",
+    "output": "jobs",
+    "story": "why",
+    "explain": "why",
+    "clusters": "why",
+    "serve": "services",
+    "demo": "services",
+}
 
 
-@app.callback(invoke_without_command=True)
+def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """The application with these commands."""
+    app = typer.Typer(
+        name="metasched",
+        help="One queue for several batch clusters.",
+        # Plain help: alike on a terminal and in a pipe, and brackets stay as written.
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(_metasched)
+    for name in names:
+        module = import_module(f"metasched.cli.{COMMANDS[name]}")
+        # What follows a script belongs to it, whatever it looks like.
+        settings = {"allow_interspersed_args": name != "submit"}
+        app.command(name, context_settings=settings)(getattr(module, name))
+    return app
+
+
 def _metasched(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
@@ -36,83 +62,15 @@ def _metasched(
         print(f"metasched {version_of('metasched')}")
 
 
-def submit(**given: Any) -> int:
-    """Submit a job; prints its id.
-
-    The options stand before the script, what follows it is passed to it. They may also stand in
-    the script, in lines as `#MS --time 10m`; common #SBATCH lines are read too. The command
-    line wins over #MS, and #MS over #SBATCH.
-
-    \b
-    Examples:
-      metasched submit -n 4 -t 1:30:00 run.sh input.dat
-      metasched submit --wrap 'make -j4' -c 4 --deadline +2h --urgency 3
-      metasched submit --parsable --gres gpu:2 --partition gpu train.sh
-      metasched submit --dry-run --json run.sh
-    """
-    from metasched.cli.submit import submit
-
-    command = given.pop("command") or ()
-    return submit({dest: value for dest, value in given.items() if value}, command)
-
-
-def _signature() -> inspect.Signature:
-    """What Typer is to know of `submit`: the same table that argparse reads."""
-    kind = inspect.Parameter.KEYWORD_ONLY
-    parameters = [
-        inspect.Parameter(
-            option.dest,
-            kind,
-            default=None if option.metavar else False,
-            annotation=Annotated[
-                (list[str] | None if option.many else str | None) if option.metavar else bool,
-                typer.Option(
-                    *option.names,
-                    metavar=option.metavar or None,
-                    help=option.help,
-                    show_default=False,
-                ),
-            ],
-        )
-        for option in OPTIONS
-        if option.dest != "help"
-    ]
-    script = typer.Argument(metavar="SCRIPT [ARGS]", show_default=False)
-    parameters.append(
-        inspect.Parameter(
-            "command", kind, default=None, annotation=Annotated[list[str] | None, script]
-        )
-    )
-    return inspect.Signature(parameters)
-
-
-submit.__signature__ = _signature()  # type: ignore[attr-defined]
-
-app.command(context_settings={"allow_interspersed_args": False})(submit)
-for _command in (
-    jobs.status,
-    jobs.cancel,
-    jobs.hold,
-    jobs.release,
-    jobs.wait,
-    jobs.output,
-    why.story,
-    why.explain,
-    why.clusters,
-    services.serve,
-    services.demo,
-):
-    app.command()(_command)
-
-
 def run(arguments: Sequence[str]) -> int:
     """Run one command; its exit code."""
-    names = [c.callback.__name__ for c in app.registered_commands if c.callback]
     first = arguments[0]
-    if not first.startswith("-") and first not in names:
-        close = get_close_matches(first, names, n=1)
+    if first not in COMMANDS and not first.startswith("-"):
+        close = get_close_matches(first, COMMANDS, n=1)
         mend = f"did you mean {close[0]}?" if close else "see `metasched --help`"
         return fail(f"unknown command {shown(first)}, metasched; {mend}", WRONG_USAGE)
+    completing = "_METASCHED_COMPLETE" in os.environ
+    app = application([first] if first in COMMANDS and not completing else COMMANDS)
     try:
         code = app(list(arguments), prog_name="metasched", standalone_mode=False)
     except typer.Abort:
@@ -121,14 +79,13 @@ def run(arguments: Sequence[str]) -> int:
         # The class of usage errors is no public name of Typer; this method marks them.
         if not hasattr(error, "format_message"):
             raise
-        return fail(_usage(error), WRONG_USAGE)
+        return fail(_usage(error, first), WRONG_USAGE)
     return code if isinstance(code, int) else 0
 
 
-def _usage(error: Any) -> str:
+def _usage(error: Any, first: str) -> str:
     """What Typer has to say about wrong usage, in our words: what, where; what to do."""
-    context = getattr(error, "ctx", None)
-    where = context.command_path if context else "metasched"
+    where = f"metasched {first}" if first in COMMANDS else "metasched"
     mend = f"see `{where} --help`"
     if hasattr(error, "option_name") and hasattr(error, "possibilities"):
         close = list(error.possibilities or ())

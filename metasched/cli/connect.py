@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from metasched.client import Client
-from metasched.options import BadInput
+from metasched.errors import UserError
 from metasched.places import daemon_socket
 from metasched.units import shown
 
@@ -23,11 +23,11 @@ def connect(config: str | None) -> Client:
 
 
 def ids(words: Sequence[str]) -> list[str]:
-    """Job ids as given. BadInput for a word that is none."""
+    """Job ids as given. UserError for a word that is none."""
     for word in words:
         job, mark, task = word.partition("_")
         if not all(w.isascii() and w.isdecimal() for w in ((job, task) if mark else (job,))):
-            raise BadInput(f"{shown(word)} is no job, JOB; write 17, or 17_3 for a task")
+            raise UserError(f"{shown(word)} is no job, JOB; write 17, or 17_3 for a task")
     return list(words)
 
 

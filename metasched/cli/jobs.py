@@ -13,10 +13,8 @@ from metasched.cli.connect import Config, Json, connect, id_of, ids
 from metasched.cli.messages import fail
 from metasched.cli.show import moment, table
 from metasched.client import Client, NotFound
-from metasched.model import State
-from metasched.options import BadInput
-from metasched.transitions import FINAL
-from metasched.units import Unreadable, parse_moment, shown
+from metasched.errors import UserError
+from metasched.units import Unreadable, parse_moment
 
 LOOK = 0.2  # seconds between looks at a growing file
 ASK = 1.0  # seconds between questions whether its job goes on
@@ -56,7 +54,7 @@ def status(
     rows = connect(config).jobs(
         ids(jobs or ()),
         user=user,
-        state=_states(state),
+        state=state,
         since=None if since is None else _since(since),
         all="true" if all else None,
     )
@@ -76,14 +74,7 @@ def _since(text: str) -> float:
     try:
         return parse_moment(text, time.time(), past=True)
     except Unreadable as error:
-        raise BadInput(f"{error.what}, --since; {error.mend}") from None
-
-
-def _states(text: str | None) -> str | None:
-    for word in () if text is None else text.split(","):
-        if word not in set(State):
-            raise BadInput(f"{shown(word)} is no state, --state; there are {', '.join(State)}")
-    return text
+        raise UserError(f"{error.what}, --since; {error.mend}") from None
 
 
 def cancel(
@@ -146,8 +137,8 @@ def _change(
     config: str | None,
 ) -> None:
     if not (jobs or user or state):
-        raise BadInput(f"nothing to {wish}, metasched {wish}; name jobs, --user or --state")
-    rows = connect(config).change(wish, ids(jobs or ()), user, _states(state))
+        raise UserError(f"nothing to {wish}, metasched {wish}; name jobs, --user or --state")
+    rows = connect(config).change(wish, ids(jobs or ()), user, state)
     if json:
         print(json_format.dumps(rows, indent=2))
         return
@@ -178,6 +169,8 @@ def wait(jobs: Named, json: Json = False, config: Config = None) -> int:
 
 def until_ended(client: Client, jobs: Sequence[str]) -> list[dict[str, Any]]:
     """The rows of jobs, once every one has ended."""
+    from metasched.transitions import FINAL
+
     while True:
         rows = client.wait(jobs)
         if all(row["state"] in FINAL for row in rows):
@@ -191,6 +184,8 @@ def exit_code(rows: Sequence[dict[str, Any]]) -> int:
 
 def _code(state: str, code: int | None) -> int:
     """The job's own code; of one that was ended by others, what timeout(1) and shells say."""
+    from metasched.model import State
+
     match state:
         case State.COMPLETED:
             return code or 0
@@ -244,6 +239,8 @@ def output(
 
 def _asking(client: Client, job: str) -> Callable[[], bool]:
     """Whether the job goes on, asked at most once a second; False from its end on."""
+    from metasched.transitions import FINAL
+
     answer, asked = True, 0.0
 
     def goes_on() -> bool:

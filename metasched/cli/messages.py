@@ -14,12 +14,4 @@ def warn(message: str) -> None:
 
 
 def _tell(kind: str, message: str) -> None:
-    line = " ".join(message.split())
-    # What a terminal cannot show (a path that is not UTF-8) must not become an error of its own.
-    readable = line.encode("utf-8", "backslashreplace").decode()
-    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
-    print(
-        f"metasched: {kind}:",
-        readable.encode(encoding, "backslashreplace").decode(encoding),
-        file=sys.stderr,
-    )
+    print(f"metasched: {kind}:", " ".join(message.split()), file=sys.stderr)

@@ -188,3 +188,15 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def running(site: Site) -> Site:
     site.start()
     return site
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A running site for many tests that change nothing."""
+    made = Site(tmp_path_factory.mktemp("shared"))
+    made.configure()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()

@@ -417,11 +417,20 @@ def test_a_job_without_its_supervisor_is_ended_and_told(site: Site, watched: boo
         site.adapter.close()
     os.kill(int(claim["pid"]), signal.SIGKILL)
     if not watched:
+        until = time.monotonic() + PATIENCE
+        while not gone(pids[0]):  # the main process dies with its supervisor in any case
+            assert time.monotonic() < until
+            time.sleep(0.01)
         site.adapter = site.new()
     row = site.wait_end(order)
     assert (row.state, row.word) == (State.NODE_FAIL, "its supervisor was killed")
     assert row.started is not None
     site.wait(lambda: all(gone(pid) for pid in pids))
+
+
+def test_a_job_that_signals_its_whole_group_ends_itself_only(site: Site) -> None:
+    row = site.wait_end(site.submit("kill -TERM 0; sleep 60"))
+    assert (row.state, row.signal, row.word) == (State.FAILED, signal.SIGTERM, "")
 
 
 def test_a_supervisor_told_to_stop_ends_its_job(site: Site) -> None:

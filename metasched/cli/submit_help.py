@@ -1,0 +1,63 @@
+"""`submit` as Typer sees it, for `--help` and completion: from the table that argparse reads."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated, Any
+
+import typer
+
+from metasched.options import OPTIONS
+
+
+def submit(**given: Any) -> int:
+    """Submit a job; prints its id.
+
+    The options stand before the script, what follows it is passed to it. They may also stand in
+    the script, in lines as `#MS --time 10m`; common #SBATCH lines are read too. The command
+    line wins over #MS, and #MS over #SBATCH.
+
+    \b
+    Examples:
+      metasched submit -n 4 -t 1:30:00 run.sh input.dat
+      metasched submit --wrap 'make -j4' -c 4 --deadline +2h --urgency 3
+      metasched submit --parsable --gres gpu:2 --partition gpu train.sh
+      metasched submit --dry-run --json run.sh
+    """
+    from metasched.cli.submit import submit
+
+    command = given.pop("command") or ()
+    return submit({dest: value for dest, value in given.items() if value}, command)
+
+
+def _signature() -> inspect.Signature:
+    """What Typer is to know of `submit`: the same table that argparse reads."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter(
+            option.dest,
+            kind,
+            default=None if option.metavar else False,
+            annotation=Annotated[
+                (list[str] | None if option.many else str | None) if option.metavar else bool,
+                typer.Option(
+                    *option.names,
+                    metavar=option.metavar or None,
+                    help=option.help,
+                    show_default=False,
+                ),
+            ],
+        )
+        for option in OPTIONS
+        if option.dest != "help"
+    ]
+    script = typer.Argument(metavar="SCRIPT [ARGS]", show_default=False)
+    parameters.append(
+        inspect.Parameter(
+            "command", kind, default=None, annotation=Annotated[list[str] | None, script]
+        )
+    )
+    return inspect.Signature(parameters)
+
+
+submit.__signature__ = _signature()  # type: ignore[attr-defined]

@@ -1,0 +1,188 @@
+"""What a hurried user or admin gets wrong: one clear line each, and nothing changed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import TWO_LOCAL, Site
+
+
+def unchanged(site: Site) -> None:
+    assert site.json("status", "--all") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["submit", "--nodez", "1", "job.sh"], 2, "--nodes"),
+        (["submit"], 2, "no script"),
+        (["submit", "absent.sh"], 2, "No such file"),
+        (["submit", "."], 2, "directory"),
+        (["submit", "empty.sh"], 2, "empty"),
+        (["submit", "binary.sh"], 2, "binary"),
+        (["submit", "bare.sh"], 2, "#!"),
+        (["submit", "-n", "0", "--wrap", "true"], 2, "0"),
+        (["submit", "-n", "-3", "--wrap", "true"], 2, "-3"),
+        (["submit", "-n", "99999999999", "--wrap", "true"], 2, "99999999999"),
+        (["submit", "-n", "many", "--wrap", "true"], 2, "many"),
+        (["submit", "-n", "9", "--wrap", "true"], 3, "the largest is left with 8"),
+        (["submit", "-t", "soon", "--wrap", "true"], 2, "soon"),
+        (["submit", "-t", "0", "--wrap", "true"], 2, "0"),
+        (["submit", "--urgency", "4", "--wrap", "true"], 2, "0, 1, 2 or 3"),
+        (["submit", "--deadline=-1h", "--wrap", "true"], 2, "-1h"),
+        (["submit", "--cluster", "lefd", "--wrap", "true"], 3, "lefd"),
+        (["submit", "--array", "1-10", "--wrap", "true"], 2, "--array"),
+        (["submit", "--dependency", "afterok:1", "--wrap", "true"], 2, "--dependency"),
+        (["submit", "--licence", "matlab:1", "--wrap", "true"], 2, "--licence"),
+        (["submit", "--reservation", "1", "--wrap", "true"], 2, "--reservation"),
+        (["submit", "-J", "two\nlines", "--wrap", "true"], 2, "control"),
+        (["submit", "-J", "x" * 10_000, "--wrap", "true"], 2, "255"),
+        (["submit", "--partition", "week", "--wrap", "true"], 3, "week"),
+        (["submit", "--account", "aero", "--wrap", "true"], 3, "aero"),
+        (["submit", "--native", "left:'unclosed", "--wrap", "true"], 2, "quot"),
+        (["submit", "-D", "/nowhere", "--wrap", "true"], 2, "/nowhere"),
+        (["submit", "--mem", "lots", "--wrap", "true"], 2, "lots"),
+        (["submit", "--gres", "gpu:1", "--wrap", "true"], 3, "gres"),
+        (["status", "12"], 5, "no job 12"),
+        (["status", "x"], 2, "x"),
+        (["cancel", "7"], 5, "no job 7"),
+        (["cancel"], 2, "cancel"),
+        (["wait", "99"], 5, "99"),
+        (["story", "99999999999999999999"], 2, "99999999999999999999"),
+        (["output", "1"], 5, "no job 1"),
+        (["explain", "17_"], 2, "17_"),
+        (["status", "--state", "runing"], 2, "runing"),
+        (["statsu"], 2, "status"),
+    ],
+)
+def test_one_line_and_nothing_changed(
+    shared: Site, arguments: list[str], code: int, told: str
+) -> None:
+    (shared.folder / "empty.sh").touch()
+    (shared.folder / "binary.sh").write_bytes(b"\x7fELF\x00\x00")
+    (shared.folder / "bare.sh").write_text("echo no interpreter\n")
+    assert told in shared.error(*arguments, code=code)
+    unchanged(shared)
+
+
+def test_a_script_that_cannot_be_read(shared: Site) -> None:
+    closed = shared.folder / "closed.sh"
+    closed.write_text("#!/bin/sh\n")
+    closed.chmod(0)
+    if os.access(closed, os.R_OK):
+        pytest.skip("root may read anything")
+    assert "Permission denied" in shared.error("submit", closed, code=2)
+    unchanged(shared)
+
+
+def test_a_deadline_that_has_passed_is_a_warning_or_with_strict_an_error(running: Site) -> None:
+    past = ["--deadline", "2020-01-01T00:00:00", "--wrap", "true"]
+    assert "passed" in running.error("submit", "--strict", *past, code=2)
+    unchanged(running)
+    done = running.run("submit", *past)
+    assert done.stderr.startswith("metasched: warning: ")
+    assert "passed" in done.stderr
+    assert running.until_ended()[0]["state"] == "completed"
+
+
+def test_names_that_are_strange_but_harmless(running: Site) -> None:
+    for name in ('it\'s "quoted"', "naïve ☃ 名前", "--help", "$(reboot); `x`", "%j"):
+        job = running.submit(f"--name={name}", "--wrap", "true")
+        assert running.until_ended(job)[0]["name"] == name
+
+
+def test_a_daemon_that_is_not_running(site: Site) -> None:
+    for arguments in (["status"], ["submit", "--wrap", "true"], ["clusters"]):
+        told = site.error(*arguments, code=4)
+        assert "metasched serve" in told
+
+
+def test_two_daemons_on_one_database(running: Site) -> None:
+    told = running.error("serve", code=1)
+    assert f"process {running.pid}" in told
+    assert "--standby" in told
+    assert running.json("clusters")
+
+
+def test_a_socket_that_is_left_over_is_replaced_and_a_file_is_not(site: Site) -> None:
+    place = site.folder / "ms.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(place))
+    site.start()
+    assert site.stop() == 0
+    assert not place.exists()
+    place.write_text("precious")
+    assert "no socket" in site.error("serve", code=2)
+    assert place.read_text() == "precious"
+
+
+def test_databases_that_cannot_be_used(site: Site) -> None:
+    site.database.write_bytes(b"this is a letter, not a database\n" * 300)
+    assert "restore a backup" in site.error("serve", code=1)
+    site.database.unlink()
+    site.start()
+    site.stop()
+    with sqlite3.connect(site.database) as other:
+        other.execute("UPDATE alembic_version SET version_num = '9999'")
+    told = site.error("serve", code=1)
+    assert "schema 9999" in told
+    assert "newer" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[daemon\n", "TOML"),
+        ("", "[[cluster]]"),
+        ("[deamon]\n" + TWO_LOCAL, 'write "daemon"'),
+        ('[[cluster]]\nname = "a"\nadapter = "locl"\ncpus = 1\n', 'write "local"'),
+        ('[[cluster]]\nname = "a"\nadapter = "local"\ncups = 1\n', 'write "cpus"'),
+        ('[[cluster]]\nname = "a"\nadapter = "local"\ncpus = 0\n', "cpus"),
+        ('[[cluster]]\nname = "a"\nadapter = "local"\ncpus = "four"\n', "cpus"),
+        ('[[cluster]]\nname = "a"\nadapter = "local"\n', '"cpus"'),
+        ('[[cluster]]\nname = "a b"\nadapter = "local"\ncpus = 1\n', "name"),
+        ('[[cluster]]\nname = "a"\nadapter = "slurm"\nacess = "auto"\nconfig = "/x"\n', "access"),
+        (TWO_LOCAL + TWO_LOCAL, "twice"),
+        ('[policy]\nfile = "absent.toml"\n' + TWO_LOCAL, "absent.toml"),
+        ('[daemon]\ndatabase = "mysql://x/y"\n' + TWO_LOCAL, "sqlite:////"),
+        ('[[user_class]]\nname = "platinum"\n' + TWO_LOCAL, "platinum"),
+        ('[[licence]]\nname = "matlab"\ntotal = 4\n' + TWO_LOCAL, "licence"),
+    ],
+)
+def test_configurations_that_cannot_be_used(site: Site, text: str, told: str) -> None:
+    site.config.write_text(text)
+    line = site.error("serve", code=2)
+    assert told in line
+    assert str(site.config) in line or "database" in line or "absent" in line
+    assert not site.database.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('load = "obseved"\n', "observed"),
+        ("agee = 3\n", 'write "age"'),
+        ("[weights]\ndedline = 2\n", 'write "deadline"'),
+        ("tolerance = -1\n", "tolerance"),
+        ('age = "four hours"\n', "four hours"),
+        ("weights = { deadline = 0, licence = 0, user = 0 }\n", "weight"),
+    ],
+)
+def test_policies_that_cannot_be_used(site: Site, text: str, told: str) -> None:
+    site.configure(more='[policy]\nfile = "policy.toml"\n')
+    (site.folder / "policy.toml").write_text(text)
+    line = site.error("serve", code=2)
+    assert told in line
+    assert "policy.toml" in line
+
+
+def test_a_configuration_that_cannot_be_read(site: Site, tmp_path: Path) -> None:
+    site.config.unlink()
+    assert str(site.config) in site.error("serve", code=2)
+    site.config.mkdir()
+    assert str(site.config) in site.error("serve", code=2)

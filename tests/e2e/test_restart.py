@@ -1,0 +1,100 @@
+"""The daemon stopped, killed and started again: nothing lost, nothing run twice."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+
+import psutil
+import pytest
+
+from tests.e2e.conftest import Site
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_jobs_outlive_the_daemon_and_give_their_true_exit_code(
+    running: Site, number: signal.Signals
+) -> None:
+    ran = running.folder / "ran"
+    short = running.submit("--wrap", f"echo a >> '{ran}'; sleep 2; exit 5")
+    long = running.submit("--wrap", f"echo b >> '{ran}'; sleep 5; exit 6")
+    queued = running.submit("--wrap", f"echo c >> '{ran}'", "-n", "8")
+    running.until(lambda: running.row(long)["state"] == "running")
+    code = running.stop(number)
+    assert code == (0 if number is signal.SIGTERM else -signal.SIGKILL)
+    time.sleep(2.5)  # the first ends while nobody looks
+    running.start()
+    rows = running.until_ended(short, long, queued)
+    assert [row["exit_code"] for row in rows] == [5, 6, 0]
+    assert Counter(ran.read_text().split()) == {"a": 1, "b": 1, "c": 1}
+
+
+@pytest.mark.slow
+def test_killed_at_random_while_jobs_are_submitted(running: Site) -> None:
+    """Twelve kills: every job that was accepted begins exactly once."""
+    draw = random.Random(7)
+    ran = running.folder / "ran"
+    accepted = []
+    for _ in range(12):
+        for _ in range(draw.randrange(3, 8)):
+            accepted.append(running.submit("--wrap", f"echo $METASCHED_JOB_ID >> '{ran}'"))
+        time.sleep(draw.random() * 0.3)
+        running.stop(signal.SIGKILL)
+        running.start()
+    rows = running.until_ended()
+    assert sorted(row["job"] for row in rows) == sorted(accepted)
+    assert {row["state"] for row in rows} == {"completed"}
+    assert Counter(ran.read_text().split()) == Counter(str(job) for job in accepted)
+    running.stop()
+    running.replayed()
+
+
+def test_a_worker_that_dies_is_started_again(running: Site) -> None:
+    for worker in psutil.Process(running.pid).children():
+        worker.kill()
+    job = running.submit("--wrap", "true")
+    assert running.until_ended(job)[0]["state"] == "completed"
+
+
+def test_a_worker_that_hangs_is_killed_and_nothing_is_lost(site: Site) -> None:
+    site.configure(
+        '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 8\n'
+        "poll_interval = 0.2\ncall_timeout = 2\n"
+    )
+    site.start()
+    ran = site.folder / "ran"
+    [worker] = psutil.Process(site.pid).children()
+    worker.suspend()
+    job = site.submit("--wrap", f"echo x >> '{ran}'")
+    assert site.until_ended(job)[0]["state"] == "completed"
+    assert ran.read_text() == "x\n"
+    assert not worker.is_running()
+
+
+def test_no_worker_outlives_a_killed_daemon(running: Site) -> None:
+    workers = psutil.Process(running.pid).children()
+    assert len(workers) == 2
+    running.stop(signal.SIGKILL)
+    psutil.wait_procs(workers, timeout=5)
+    assert not any(worker.is_running() for worker in workers)
+
+
+def test_a_database_that_takes_no_writes_loses_nothing(running: Site) -> None:
+    """Another program holds the database: submissions are refused, then all goes on."""
+    import sqlite3
+
+    job = running.submit("--wrap", "sleep 3; exit 4")
+    running.until(lambda: running.row(job)["state"] == "running")
+    holder = sqlite3.connect(running.database, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    told = running.error("submit", "--wrap", "true", code=4)
+    assert "database" in told
+    holder.execute("ROLLBACK")
+    holder.close()
+    running.until(lambda: running.json("clusters"))
+    assert running.until_ended(job)[0]["exit_code"] == 4
+    again = running.submit("--wrap", "true")
+    assert running.until_ended(again)[0]["state"] == "completed"
+    assert len(running.json("status", "--all")) == 2

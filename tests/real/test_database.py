@@ -1,0 +1,200 @@
+"""The database for real: migrations, constraints, locks, and files that are not what they seem."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import insert, update
+from sqlalchemy.exc import IntegrityError
+
+from metasched.core import Core
+from metasched.db.ledger import Ledger, Stored
+from metasched.db.schema import REVISION, attempt, metadata, task
+from metasched.db.store import Busy, StoreError, active, open_sqlite, scripts, sqlite_path
+from metasched.events import Accepted, Booted, Policy, Seen, Submitted, Tried
+from metasched.model import Cluster, Facts, Job, Nodes, Partition, Payload, State
+
+NOW = 1_000_000.0
+FACTS = Facts(cpus=8, used=0, partitions=(Partition("p", (Nodes(1, 8, 8),), default=True),))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ms.db"
+
+
+@pytest.fixture
+def ledger(path: Path) -> Iterator[Ledger]:
+    made = Ledger(open_sqlite(path))
+    yield made
+    made.close()
+
+
+def test_migrations_make_exactly_the_schema(path: Path) -> None:
+    engine = open_sqlite(path)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection)
+        assert compare_metadata(context, metadata) == []
+    assert ScriptDirectory.from_config(scripts()).get_current_head() == REVISION
+
+
+def test_the_file_is_for_its_owner_and_keeps_what_is_committed(path: Path) -> None:
+    engine = open_sqlite(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with engine.connect() as connection:
+        pragma = connection.exec_driver_sql
+        assert pragma("PRAGMA journal_mode").scalar() == "wal"
+        assert pragma("PRAGMA synchronous").scalar() == 2  # FULL
+        assert pragma("PRAGMA foreign_keys").scalar() == 1
+
+
+def stored(core: Core, ledger: Ledger, id: int = 1, **more: object) -> None:
+    """Submit one job through core and ledger, as the daemon does."""
+    job = Job(id=id, submitted=NOW, estimated=60.0, **more)  # type: ignore[arg-type]
+    event = Submitted(NOW, job)
+    ledger.record(
+        [(event, core.step(event))],
+        [Stored(job=job, script="s", environment="e", payload=Payload(script="", output="/o"))],
+        {"s": "#!/bin/sh\n", "e": '{"A":"b"}'},
+    )
+
+
+def booted(ledger: Ledger) -> Core:
+    core = Core()
+    ledger.restore(core, 100)
+    for event in (
+        Booted(NOW, ledger.instance(NOW), Policy(), (Cluster(name="left", adapter="local"),)),
+        Seen(NOW, "left", facts=FACTS),
+    ):
+        ledger.record([(event, core.step(event))])
+    return core
+
+
+def test_a_restored_core_is_the_one_that_was(ledger: Ledger) -> None:
+    core = booted(ledger)
+    stored(core, ledger, 1, deadline=NOW + 100)
+    stored(core, ledger, 2, held=True)
+    stored(core, ledger, 3, array="1-2", indices=(1, 2))
+    for event in (Tried(NOW, 1, 1), Accepted(NOW, 1, 1, {0: "n7"})):
+        ledger.record([(event, core.step(event))])
+    again = Core()
+    ledger.restore(again, 100)
+    boot = Booted(NOW, ledger.instance(NOW), Policy(), (Cluster(name="left", adapter="local"),))
+    again.step(boot)
+    core.step(boot)
+    assert again.tasks == core.tasks
+    assert again.dispatch.count("left") == core.dispatch.count("left")
+    probe = Job(id=9, submitted=NOW, estimated=60.0, deadline=NOW + 90)
+    assert again.classifier.parts(probe) == core.classifier.parts(probe)
+    assert again.view("left")[0] == FACTS
+
+
+def test_payload_comes_back_with_its_texts(ledger: Ledger) -> None:
+    stored(booted(ledger), ledger)
+    payload = ledger.payload(1)
+    assert (payload.script, payload.environment) == ("#!/bin/sh\n", {"A": "b"})
+
+
+def test_ids_are_never_given_twice(ledger: Ledger, path: Path) -> None:
+    stored(booted(ledger), ledger, ledger.next_job())
+    other = Ledger(open_sqlite(path))
+    assert other.next_job() == 2
+    other.close()
+
+
+def test_a_task_cannot_have_two_live_attempts(ledger: Ledger, path: Path) -> None:
+    stored(booted(ledger), ledger)
+    engine = open_sqlite(path)
+    second = {
+        "job": 1,
+        "task_index": 0,
+        "number": 2,
+        "sending": 2,
+        "cluster": "left",
+        "state": State.PENDING,
+        "sent": NOW,
+        "word": "",
+        "node": "",
+        "refused": False,
+    }
+    with pytest.raises(IntegrityError), engine.begin() as connection:
+        connection.execute(insert(attempt).values(second))
+    with engine.begin() as connection:
+        connection.execute(insert(attempt).values(second | {"state": State.CANCELLED}))
+
+
+def test_states_outside_the_table_are_refused(ledger: Ledger, path: Path) -> None:
+    stored(booted(ledger), ledger)
+    engine = open_sqlite(path)
+    for wrong in ({"state": "lost"}, {"state": "completed"}, {"ended": NOW}):
+        with pytest.raises(IntegrityError), engine.begin() as connection:
+            connection.execute(update(task).values(wrong))
+
+
+def _hold(path: Path, held: object, done: object) -> None:
+    with active(path):
+        held.set()  # type: ignore[attr-defined]
+        done.wait(30)  # type: ignore[attr-defined]
+
+
+def test_only_one_daemon_is_active_and_a_standby_waits(path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    held, done = spawn.Event(), spawn.Event()
+    other = spawn.Process(target=_hold, args=(path, held, done))
+    other.start()
+    assert held.wait(30)
+    with pytest.raises(Busy, match=f"process {other.pid}.*--standby"), active(path):
+        pass
+    done.set()
+    with active(path, standby=True):
+        other.join()
+    with active(path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(b"this is no database, it is a letter\n" * 100, "cannot be read"), (None, "not ours")],
+)
+def test_files_that_are_not_ours(path: Path, content: bytes | None, told: str) -> None:
+    if content is None:
+        with sqlite3.connect(path) as other:
+            other.execute("CREATE TABLE recipes (id)")
+    else:
+        path.write_bytes(content)
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match=told):
+        open_sqlite(path)
+    assert path.read_bytes() == before or content is None
+
+
+def test_a_newer_schema_is_left_alone(path: Path) -> None:
+    open_sqlite(path).dispose()
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(StoreError, match="schema 9999, newer"):
+        open_sqlite(path)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    if os.access(closed, os.W_OK):
+        pytest.skip("root may write anywhere")
+    with pytest.raises(StoreError, match="Permission denied"), active(closed / "ms.db"):
+        pass
+
+
+@pytest.mark.parametrize("url", ["nonsense", "mysql://host/x", "sqlite://"])
+def test_urls_that_we_cannot_open(url: str) -> None:
+    with pytest.raises(StoreError, match="sqlite:////path"):
+        sqlite_path(url)

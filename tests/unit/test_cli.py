@@ -1,0 +1,751 @@
+"""The command line and its client, against a daemon that answers what a test wants."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socketserver
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+import pytest
+
+from metasched import cli
+from metasched.cli import app as cli_app
+from metasched.client import Broken, Client, Forbidden, Unreachable
+from metasched.options import OPTIONS, read_command
+from metasched.places import BadPlace, daemon_socket, personal_data, personal_socket, socket_of
+from metasched.submit import Submission, prepare
+
+
+@dataclass
+class Fake:
+    """A daemon whose answers are set: by path, a list is used up to its last one."""
+
+    path: Path
+    answers: dict[str, list[Any]] = field(default_factory=dict)
+    asked: list[tuple[str, str, dict[str, list[str]], Any]] = field(default_factory=list)
+
+    def answer(self, path: str, *answers: Any) -> None:
+        """JSON values, (status, JSON value) pairs, bytes sent raw, or None for silence."""
+        self.answers[path] = list(answers)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+    def _serve(self) -> None:
+        fake, url = self.server.fake, urlsplit(self.path)
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        query = parse_qs(url.query)
+        fake.asked.append((self.command, url.path, query, json.loads(body) if body else None))
+        left = fake.answers.get(url.path, [(404, {"error": "no such path"})])
+        given = left.pop(0) if len(left) > 1 else left[0]
+        if given is None:
+            self.server.released.wait(30)
+        elif isinstance(given, bytes):
+            self.wfile.write(given)
+        else:
+            status, value = given if isinstance(given, tuple) else (200, given)
+            content = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+        self.close_connection = True
+
+    do_GET = do_POST = _serve
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    def __init__(self, fake: Fake) -> None:
+        self.fake, self.released = fake, threading.Event()
+        super().__init__(str(fake.path), _Handler)
+
+    def get_request(self) -> tuple[Any, Any]:
+        # The handler wants an address to name in its log.
+        return super().get_request()[0], ("client", 0)
+
+
+@pytest.fixture
+def daemon(home: Path) -> Iterator[Fake]:
+    with tempfile.TemporaryDirectory(prefix="ms") as short:  # a socket's path is at most 107 bytes
+        fake = Fake(Path(short, "s"))
+        with _Server(fake) as server:
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+            thread.start()
+            os.environ["METASCHED_SOCKET"] = str(fake.path)  # undone with `home`
+            try:
+                yield fake
+            finally:
+                server.released.set()
+                server.shutdown()
+                thread.join()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No daemon, configuration or environment but the test's own."""
+    for name in ("METASCHED_CONFIG", "METASCHED_SOCKET", "_METASCHED_COMPLETE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `metasched` with these words, in this process."""
+
+    def run(*words: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["metasched", *words])
+        capsys.readouterr()
+        code = cli.main()
+        told = capsys.readouterr()
+        return Done(code, told.out, told.err)
+
+    return run
+
+
+def started(*words: str, **options: Any) -> subprocess.Popen[bytes]:
+    """`metasched` as a process of its own."""
+    source = "import sys; from metasched.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", source, *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+
+def row(job: int = 17, state: str = "running", **more: object) -> dict[str, object]:
+    return {
+        "job": job,
+        "array": None,
+        "task": None,
+        "name": "sim",
+        "user": "ada",
+        "state": state,
+        "reason": None,
+        "priority": 7,
+        "cluster": "left",
+        "native_id": "5",
+        "submitted": "2026-01-31T10:00:00.000+00:00",
+        "started": None,
+        "ended": None,
+        "exit_code": None,
+        **more,
+    }
+
+
+def accepted(**more: object) -> dict[str, object]:
+    return {"jobs": [{"job": 17, "priority": 7, "cluster": "left", "warnings": [], **more}]}
+
+
+# submit
+
+
+def test_submit_sends_what_the_daemon_reads(daemon: Fake, run: Run, home: Path) -> None:
+    daemon.answer("/jobs", accepted())
+    words = ("-n", "2", "-t", "10", "--native", "left:-x", "--export", "A=ü", "job.sh", "-n", "ü")
+    (home / "job.sh").write_text("#!/bin/sh\n#MS --urgency 2\n")
+    done = run("submit", *words)
+    assert (done.code, done.err) == (0, "")
+    assert done.out == "Job 17: priority 7, cluster left\n"
+    [(method, path, _, body)] = daemon.asked
+    assert (method, path) == ("POST", "/jobs")
+    expected, _ = prepare(*read_command(words), environ={}, now=time.time())
+    assert msgspec.json.decode(json.dumps(body), type=Submission) == expected
+
+
+@pytest.mark.parametrize(
+    ("option", "out"),
+    [("--json", '{"job": 17, "priority": 7, "cluster": null}\n'), ("--parsable", "17\n")],
+)
+def test_submit_for_programs(daemon: Fake, run: Run, option: str, out: str) -> None:
+    daemon.answer("/jobs", accepted(cluster=None))
+    assert run("submit", option, "--wrap", "x").out == out
+
+
+def test_warnings_go_to_stderr(daemon: Fake, run: Run, home: Path) -> None:
+    daemon.answer("/jobs", accepted(warnings=["the deadline has passed"]))
+    (home / "job.sh").write_text("#!/bin/sh\n#SBATCH --nice\n")
+    done = run("submit", "--parsable", "job.sh")
+    assert done.out == "17\n"
+    assert done.err.splitlines() == [
+        "metasched: warning: not understood and without effect, job.sh: --nice",
+        "metasched: warning: the deadline has passed",
+    ]
+
+
+def test_strict_refuses_warnings(daemon: Fake, run: Run, home: Path) -> None:
+    (home / "job.sh").write_text("#!/bin/sh\n#SBATCH --nice\n")
+    done = run("submit", "--strict", "job.sh")
+    assert done.code == 2
+    assert done.err.count("\n") == 1
+    assert done.err.endswith("--nice; mend it, or leave out --strict\n")
+    assert daemon.asked == []
+
+
+def test_dry_run_tells_why(daemon: Fake, run: Run) -> None:
+    why = {
+        "parts": [{"heuristic": "deadline", "contribution": 0.123456, "weight": 2}],
+        "clusters": [verdict("left", chosen=True), verdict("right", eligible=False)],
+    }
+    daemon.answer("/jobs", accepted(job=None, why=why))
+    done = run("submit", "--dry-run", "--wait", "--wrap", "x")
+    assert (done.code, daemon.asked[0][3]["dry_run"]) == (0, True)
+    assert done.out.startswith("Nothing submitted; it would be priority 7, cluster left\n")
+    assert ["deadline", "0.1235", "2"] in [line.split() for line in done.out.splitlines()]
+    assert json.loads(run("submit", "--dry-run", "--json", "--wrap", "x").out)["why"] == why
+
+
+def test_submit_and_wait_gives_the_code_of_the_job(daemon: Fake, run: Run) -> None:
+    daemon.answer("/jobs", accepted())
+    daemon.answer("/jobs/wait", [row()], [row(state="failed", exit_code=9)])
+    done = run("submit", "--wait", "--parsable", "--wrap", "x")
+    assert (done.code, done.out) == (9, "17\n")
+    assert [path for _, path, _, _ in daemon.asked] == ["/jobs", "/jobs/wait", "/jobs/wait"]
+
+
+def test_typer_reads_submit_as_argparse_does(
+    daemon: Fake, run: Run, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answer("/jobs", accepted())
+    (home / "job.sh").write_text("#!/bin/sh\n")
+    words = ["submit", "-n", "2", "--hold", "--native", "a:-x", "--native", "b:-y", "--export=NONE"]
+    words += ["--mem", "4G", "job.sh", "--mem", "x"]
+    run(*words)
+    cli_app.application()(words, standalone_mode=False)
+    assert len(daemon.asked) == 2
+    assert daemon.asked[0] == daemon.asked[1]
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["sttus"], 'unknown command "sttus", metasched; did you mean status?'),
+        (["frobnicate"], 'unknown command "frobnicate", metasched; see `metasched --help`'),
+        (["--verbose"], 'unknown option "--verbose", metasched; '),
+        (
+            ["status", "--usr", "x"],
+            'unknown option "--usr", metasched status; did you mean --user?',
+        ),
+        (["status", "--user"], ", metasched status; see `metasched status --help`"),
+        (["status", "x"], '"x" is no job, JOB; write 17, or 17_3 for a task'),
+        (["story", "17_"], '"17_" is no job'),
+        (["wait", "-1"], "unknown option"),
+        (["wait"], "missing argument"),
+        (["story", "17", "18"], "metasched story; "),
+        (["cancel"], "nothing to cancel, metasched cancel; name jobs, --user or --state"),
+        (["status", "--since", "soon"], '"soon" is no time, --since; '),
+        (["demo", "--jobs", "0"], "--jobs"),
+        (["demo", "--jobs", "x"], "--jobs"),
+        (["submit", "--arary", "1-3", "x"], 'unknown option "--arary", metasched submit; did'),
+        (["submit", "--array", "1-3", "x"], "--array is not built yet; "),
+        (["submit", "-n", "0", "--wrap", "x"], '"0" is no number from 1 to 2147483647, --ntasks; '),
+        (["submit", "no\nsuch\x1b[31m\udcff"], 'No such file or directory, script "no\\nsuch\\x1b'),
+        (["submit", "--config", "no.toml", "--wrap", "x"], "no.toml; name another file"),
+        (["status", "--config", "no.toml"], "no.toml; name another file with --config"),
+        (["serve", "-c", "no.toml"], "no.toml"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_2(
+    daemon: Fake, run: Run, words: list[str], told: str
+) -> None:
+    done = run(*words)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("metasched: error: ")
+    assert told in done.err
+    assert done.err.count("\n") == 1
+    assert daemon.asked == []
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(400, 2), (422, 2), (403, 3), (404, 5), (409, 1), (503, 4), (500, 1)]
+)
+def test_the_daemons_refusals(daemon: Fake, run: Run, status: int, code: int) -> None:
+    daemon.answer("/jobs", (status, {"error": "what, where; what to do"}))
+    for words in (["status"], ["submit", "--wrap", "x"]):
+        done = run(*words)
+        assert (done.code, done.out) == (code, "")
+        assert done.err == "metasched: error: what, where; what to do\n"
+
+
+def test_a_refusal_without_words(daemon: Fake, run: Run) -> None:
+    daemon.answer("/jobs", (502, ["?"]))
+    done = run("status")
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "status 502" in done.err
+
+
+def test_no_daemon(run: Run) -> None:
+    for words in (["status"], ["submit", "--wrap", "x"]):
+        done = run(*words)
+        assert (done.code, done.out) == (4, "")
+        assert str(personal_socket()) in done.err
+        assert "start it with `metasched serve`" in done.err
+
+
+def test_a_socket_that_nobody_serves(home: Path) -> None:
+    (home / "file").touch()
+    with pytest.raises(Unreachable, match="no daemon answers"):
+        Client(home / "file").health()
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may connect to every socket")
+def test_a_socket_of_somebody_else(daemon: Fake) -> None:
+    daemon.path.chmod(0)
+    with pytest.raises(Forbidden, match="belongs to somebody else"):
+        Client(daemon.path).health()
+
+
+def test_a_path_that_no_socket_can_have(daemon: Fake, run: Run) -> None:
+    os.environ["METASCHED_SOCKET"] = "/tmp/" + "x" * 103
+    done = run("status")
+    assert (done.code, done.err.count("\n")) == (4, 1)
+    assert "more than 107 bytes" in done.err
+    Client("/tmp/" + "x" * 102)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 200",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n[]",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n[]",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[}",
+        b"SSH-2.0-OpenSSH\r\n",
+        {"rows": 1},
+        [1],
+    ],
+)
+def test_an_answer_that_breaks_off(daemon: Fake, run: Run, answer: object) -> None:
+    daemon.answer("/jobs", answer)
+    for words in (["status"], ["submit", "--wrap", "x"]):
+        done = run(*words)
+        assert (done.code, done.out) == (1, "")
+        assert done.err.count("\n") == 1
+        assert "Traceback" not in done.err
+
+
+def test_a_submission_that_breaks_off_may_have_been_taken(daemon: Fake, run: Run) -> None:
+    daemon.answer("/jobs", b"")
+    assert "look with `metasched status`" in run("submit", "--wrap", "x").err
+    assert len(daemon.asked) == 1  # never sent twice
+
+
+def test_an_answer_that_does_not_come(daemon: Fake) -> None:
+    daemon.answer("/health", None)
+    with pytest.raises(Broken, match=r"no answer in 0\.1 s"):
+        Client(daemon.path, timeout=0.1).health()
+
+
+# Finding the daemon
+
+
+def test_places_follow_the_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", "relative/paths/are/ignored")
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert personal_data() == home / ".local/share/metasched"
+    assert personal_socket() == home / ".local/state/metasched/metasched.sock"
+
+
+def test_who_names_the_daemon(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--config`, METASCHED_CONFIG, METASCHED_SOCKET, the personal configuration and place."""
+
+    def config(name: str) -> str:
+        path = home / f"{name}.toml"
+        path.write_text(f'[daemon]\nsocket = "/{name}"\n')
+        return str(path)
+
+    assert daemon_socket() == personal_socket()
+    own = home / "XDG_CONFIG_HOME/metasched"
+    own.mkdir(parents=True)
+    (own / "metasched.toml").write_text('[daemon]\nsocket = "own.sock"\n')
+    assert daemon_socket() == own / "own.sock"
+    monkeypatch.setenv("METASCHED_SOCKET", "/by-socket")
+    assert daemon_socket() == Path("/by-socket")
+    monkeypatch.setenv("METASCHED_CONFIG", config("by-config"))
+    assert daemon_socket() == Path("/by-config")
+    assert daemon_socket(config("by-option")) == Path("/by-option")
+
+
+def test_the_site_serves_those_without_a_daemon_of_their_own(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = home / "site.sock"
+    monkeypatch.setattr("metasched.places.site_socket", lambda: site)
+    assert daemon_socket() == personal_socket()
+    site.touch()
+    assert daemon_socket() == site
+    personal_socket().parent.mkdir(parents=True)
+    personal_socket().touch()
+    assert daemon_socket() == personal_socket()
+
+
+@pytest.mark.parametrize(
+    "text", ["[daemon", "daemon = 3", "[daemon]\nsocket = 3", '[daemon]\nsocket = ""', "x = '\xff'"]
+)
+def test_configurations_that_name_no_socket(home: Path, text: str) -> None:
+    (home / "bad.toml").write_text(text, encoding="latin-1")
+    with pytest.raises(BadPlace, match=r"bad\.toml.*; "):
+        socket_of(home / "bad.toml")
+
+
+def test_a_configuration_without_a_socket_means_the_usual_one(home: Path) -> None:
+    (home / "a.toml").write_text("[policy]\nfile = 'p.toml'\n")
+    assert socket_of(home / "a.toml") == personal_socket()
+
+
+# status, cancel, hold, release, wait
+
+
+def test_status_is_a_plain_uncut_table_in_a_pipe(daemon: Fake, run: Run) -> None:
+    name = "ü" * 255
+    rows = [row(name=name), row(18, "completed", array="1-3", task=3, exit_code=0)]
+    daemon.answer("/jobs", rows)
+    done = run("status")
+    header, first, second = done.out.splitlines()
+    assert header.split() == [
+        *["JOB", "NAME", "USER", "STATE", "REASON", "PRIORITY", "CLUSTER", "NATIVE_ID"],
+        *["SUBMITTED", "STARTED", "ENDED", "EXIT"],
+    ]
+    assert first.split() == ["17", name, "ada", "running", "7", "left", "5", row()["submitted"]]
+    assert second.split()[:2] == ["18_3", "sim"]
+    assert second.split()[-1] == "0"
+    assert json.loads(run("status", "--json").out) == rows
+
+
+def test_status_asks_for_what_is_wanted(daemon: Fake, run: Run) -> None:
+    daemon.answer("/jobs", [])
+    before = time.time()
+    run("status", "17", "18_3", "--user", "a&b", "--state", "held,queued", "--all")
+    run("status", "--since", "2h")
+    assert daemon.asked[0][2] == {
+        "job": ["17", "18_3"],
+        "user": ["a&b"],
+        "state": ["held,queued"],
+        "all": ["true"],
+    }
+    assert daemon.asked[1][2].keys() == {"since"}
+    assert float(daemon.asked[1][2]["since"][0]) == pytest.approx(before - 7200, abs=60)
+
+
+def test_nothing_in_a_table_moves_the_cursor(daemon: Fake, run: Run) -> None:
+    daemon.answer("/jobs", [row(reason="manager:\x1b[2J\nx")])
+    done = run("status")
+    assert "manager:?[2J?x" in done.out
+    assert done.out.count("\n") == 2
+
+
+def test_what_a_terminal_cannot_show_is_no_error(daemon: Fake) -> None:
+    daemon.answer("/jobs", [row(name="ünï")])
+    out, err = started("status", env={**os.environ, "PYTHONIOENCODING": "ascii"}).communicate()
+    assert (b"\\xfcn\\xef" in out, err) == (True, b"")
+
+
+def test_status_on_a_terminal(
+    daemon: Fake, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answer("/jobs", [row(name="[bold]name", started="2026-01-31T10:00:00+00:00")])
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    done = run("status")
+    assert "[bold]name" in done.out
+    assert "2026-01-3" in done.out
+    assert "+00:00" not in done.out
+
+
+@pytest.mark.parametrize("wish", ["cancel", "hold", "release"])
+def test_wishes(daemon: Fake, run: Run, wish: str) -> None:
+    rows = [{"job": 17, "task": None, "was": "held", "state": "queued", "note": "soon"}]
+    daemon.answer(f"/jobs/{wish}", {"jobs": rows})
+    done = run(wish, "17", "18_3", "--state", "held")
+    assert done.code == 0
+    assert done.out.splitlines()[1].split() == ["17", "held", "queued", "soon"]
+    assert daemon.asked[0][3] == {"jobs": ["17", "18_3"], "user": None, "state": "held"}
+    assert json.loads(run(wish, "--user", "ada", "--json").out) == rows
+    assert daemon.asked[1][3] == {"jobs": [], "user": "ada", "state": None}
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        ([("completed", 0)], 0),
+        ([("failed", 3)], 3),
+        ([("failed", 143)], 143),
+        ([("failed", None)], 1),
+        ([("failed", 0)], 1),
+        ([("timeout", None)], 124),
+        ([("timeout", 143)], 124),
+        ([("cancelled", None)], 130),
+        ([("rejected", None)], 3),
+        ([("completed", 0), ("failed", 7), ("failed", 2)], 7),
+    ],
+)
+def test_wait_exits_with_the_highest_code(
+    daemon: Fake, run: Run, states: list[tuple[str, int | None]], code: int
+) -> None:
+    ended = [row(17 + i, state, exit_code=code) for i, (state, code) in enumerate(states)]
+    daemon.answer("/jobs/wait", [row()], [row(state="unknown")], ended)
+    done = run("wait", "17", "18")
+    assert (done.code, done.err) == (code, "")
+    assert len(daemon.asked) == 3
+    assert daemon.asked[0][2]["job"] == ["17", "18"]
+    assert len(done.out.splitlines()) == 1 + len(states)
+
+
+# output
+
+
+def paths(daemon: Fake, output: Path, error: Path | None = None) -> None:
+    answer = {"output": str(output), "error": None if error is None else str(error)}
+    daemon.answer("/jobs/17/output", answer)
+
+
+def test_output_prints_the_bytes_of_the_file(daemon: Fake, home: Path) -> None:
+    content = bytes(range(256)) * 1000
+    (home / "out").write_bytes(content)
+    (home / "err").write_bytes(b"oops")
+    paths(daemon, home / "out")
+    assert started("output", "17").communicate() == (content, b"")
+    assert started("output", "17", "--error").communicate() == (content, b"")
+    paths(daemon, home / "out", home / "err")
+    assert started("output", "17", "--error").communicate() == (b"oops", b"")
+
+
+def test_output_that_is_not_there(daemon: Fake, run: Run, home: Path) -> None:
+    paths(daemon, home / "out")
+    daemon.answer("/jobs", [row(state="pending")])
+    done = run("output", "17")
+    assert done.code == 5
+    assert "job 17 (pending)" in done.err
+    assert done.err.endswith("wait for it with --follow\n")
+    paths(daemon, home)
+    done = run("output", "17")
+    assert (done.code, done.err.count("\n")) == (1, 1)
+
+
+def test_output_follows_until_the_job_has_ended(daemon: Fake, home: Path) -> None:
+    paths(daemon, home / "out")
+    daemon.answer("/jobs", [row(state="pending")])
+    process = started("output", "17", "--follow")
+    assert process.stdout is not None
+    (home / "out").write_text("one\n")
+    assert process.stdout.readline() == b"one\n"
+    with (home / "out").open("a") as file:
+        file.write("two\n")
+    assert process.stdout.readline() == b"two\n"
+    (home / "out").write_text("new\n")  # started again: shorter than what was read
+    assert process.stdout.readline() == b"new\n"
+    with (home / "out").open("a") as file:
+        file.write("last")
+    daemon.answer("/jobs", [row(state="failed", exit_code=1)])
+    assert process.communicate(timeout=30) == (b"last", b"")
+    assert process.returncode == 0
+
+
+def test_following_a_job_that_never_wrote(daemon: Fake, run: Run, home: Path) -> None:
+    paths(daemon, home / "out")
+    daemon.answer("/jobs", [row(state="cancelled")])
+    done = run("output", "17", "--follow")
+    assert done.code == 5
+    assert "see `metasched story 17`" in done.err
+
+
+# story, explain, clusters
+
+
+def test_story_is_a_line_per_event(daemon: Fake, run: Run) -> None:
+    event = {"time": "2026-01-31T10:00:00+00:00", "task": None, "attempt": None, "event": "queued"}
+    more = {"from": None, "to": "queued", "cluster": None, "reason": None, "cause": "submitted"}
+    sent = {"task": 3, "attempt": 1, "event": "send", "from": "queued", "to": "dispatching"}
+    events = [event | more, event | more | sent | {"cluster": "left", "reason": "priority"}]
+    daemon.answer("/jobs/17/story", {"job": 17, "events": events})
+    done = run("story", "17")
+    assert done.out.splitlines() == [
+        "2026-01-31T10:00:00+00:00  queued  queued  (submitted)",
+        "2026-01-31T10:00:00+00:00 task 3 attempt 1  send  queued -> dispatching on left  "
+        "(priority: submitted)",
+    ]
+    assert json.loads(run("story", "17", "--json").out) == events
+
+
+def verdict(cluster: str, **more: object) -> dict[str, object]:
+    told = {"eligible": True, "reason": None, "text": "", "load": 120.0, "count": 2}
+    return {"cluster": cluster, **told, "chosen": False, **more}
+
+
+def test_explain(daemon: Fake, run: Run) -> None:
+    down = {"eligible": False, "reason": "cluster_down", "text": "no answer for 30 s"}
+    answer = {
+        "job": 17,
+        "task": 3,
+        "state": "queued",
+        "reason": "cluster_down",
+        "priority": 7,
+        "text": "It waits with us.",
+        "parts": [{"heuristic": "user", "contribution": 7, "weight": 1.0}],
+        "clusters": [verdict("left", chosen=True), verdict("right", load=None, **down)],
+    }
+    daemon.answer("/jobs/17_3/explain", answer)
+    lines = [line.split() for line in run("explain", "17_3").out.splitlines()]
+    assert " ".join(lines[0]) == "Job 17_3 is queued, cluster_down, priority 7."
+    assert " ".join(lines[1]) == "It waits with us."
+    assert ["user", "7", "1"] in lines
+    assert ["left", "yes", "here", "120", "2"] in lines
+    assert "right no 2 cluster_down: no answer for 30 s" in [" ".join(line) for line in lines]
+    assert json.loads(run("explain", "17_3", "--json").out) == answer
+
+
+def test_clusters(daemon: Fake, run: Run) -> None:
+    rows = [
+        {
+            "cluster": "left",
+            "adapter": "local",
+            "state": "up",
+            "cpus": 8,
+            "used": 3,
+            "pending": 2,
+            "load": [1234.5678, 0.0],
+            "count": [4, 0],
+        }
+    ]
+    daemon.answer("/clusters", rows)
+    told = run("clusters").out.splitlines()[1].split()
+    assert told == ["left", "local", "up", "8", "3", "2", "1235", "4"]
+    assert json.loads(run("clusters", "--json").out) == rows
+
+
+# Help and completion
+
+
+def test_help_names_every_command(run: Run) -> None:
+    for words in ([], ["--help"], ["-h"]):
+        done = run(*words)
+        assert done.code == 0
+        assert all(f"\n  {name} " in done.out for name in cli_app.COMMANDS)
+
+
+@pytest.mark.parametrize("command", cli_app.COMMANDS)
+def test_help_has_examples(run: Run, command: str) -> None:
+    done = run(command, "--help")
+    assert (done.code, done.err) == (0, "")
+    assert f"Examples:\n    metasched {command}" in done.out
+
+
+def test_help_of_submit_names_every_option(run: Run) -> None:
+    told = run("submit", "-h").out
+    assert all(name in told for option in OPTIONS for name in option.names)
+    public = "ntasks cpus-per-task nodes mem mem-per-cpu gpus gres exclusive time begin deadline"
+    public += " licence urgency cluster account partition qos constraint native reservation array"
+    public += " dependency name output error chdir export requeue hold dry-run wrap parsable wait"
+    told = told.replace(",", " ")
+    assert all(f"--{name} " in told for name in [*public.split(), "json", "strict", "config"])
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").out.startswith("metasched ")
+
+
+def test_completion_knows_commands_and_options() -> None:
+    def completed(*words: str) -> list[str]:
+        asked = {"_METASCHED_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words)}
+        environ = {**os.environ, **asked, "COMP_CWORD": str(len(words) - 1)}
+        out, _ = started(env=environ).communicate()
+        return out.decode().split()
+
+    assert completed("metasched", "sta") == ["status"]
+    assert completed("metasched", "submit", "--urg") == ["--urgency"]
+
+
+# The process
+
+
+def test_submit_imports_nothing_slow(daemon: Fake, home: Path) -> None:
+    daemon.answer("/jobs", accepted())
+    (home / "job.sh").write_text("#!/bin/sh\n#SBATCH -n 2\n#MS -t 10m\n")
+    source = "import sys; from metasched.cli import main; main(); print(*sys.modules)"
+    command = [sys.executable, "-c", source, "submit", "--parsable", "job.sh"]
+    loaded = subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()
+    assert loaded.pop(0) == "17"
+    slow = "typer click rich msgspec pydantic fastapi starlette uvicorn sqlalchemy alembic asyncio"
+    slow += " http ssl email tomllib logging psutil concurrent unittest"
+    assert {module.partition(".")[0] for module in loaded}.isdisjoint(slow.split())
+
+
+def test_a_listing_in_a_pipe_imports_no_rich(daemon: Fake) -> None:
+    daemon.answer("/jobs", [row()])
+    source = "import sys; from metasched.cli import main; main(); print(*sys.modules)"
+    command = [sys.executable, "-c", source, "status"]
+    loaded = subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()
+    assert {"rich", "fastapi", "sqlalchemy", "metasched.daemon", "argparse"}.isdisjoint(loaded)
+
+
+@pytest.mark.parametrize("words", [["wait", "17"], ["submit", "--wrap", "x"]])
+def test_an_interrupt_is_quiet(daemon: Fake, words: list[str]) -> None:
+    daemon.answer("/jobs", None)
+    daemon.answer("/jobs/wait", None)
+    process = started(*words)
+    while not daemon.asked:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30) == (b"", b"")
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize("words", [["status"], ["output", "17"]])
+def test_a_reader_that_leaves_is_no_error(daemon: Fake, home: Path, words: list[str]) -> None:
+    daemon.answer("/jobs", [row(i) for i in range(3000)])
+    (home / "out").write_text("x\n" * 1_000_000)
+    paths(daemon, home / "out")
+    process = started(*words)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=30) in (0, 1)
+    assert process.stderr is not None
+    with process.stderr:
+        assert process.stderr.read() == b""
+
+
+def test_an_answer_that_cannot_be_written(daemon: Fake) -> None:
+    daemon.answer("/jobs", [row()])
+    source = "import sys; from metasched.cli import main; sys.exit(main())"
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", source, "status"], stdout=full, stderr=subprocess.PIPE
+        )
+    assert done.returncode != 0
+    assert done.stderr.startswith(b"metasched: error: No space left on device, standard output; ")
+    assert b"Traceback" not in done.stderr

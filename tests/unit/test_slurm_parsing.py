@@ -1,0 +1,672 @@
+"""Slurm's words, read and said: answers recorded from 22.05.8, later releases' forms by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from metasched.adapters import slurm_batch as batch
+from metasched.adapters import slurm_text as text
+from metasched.adapters.base import Order, Refused
+from metasched.adapters.slurm import SlurmOptions
+from metasched.model import Facts, Job, Nodes, Payload, Row, State
+
+TAKEN = 1795228098.0
+OURS = "abcd1234"
+
+# squeue of a cluster of 4 x 16 processors, node a3 drained; `~` ends each field
+QUEUE = """\
+79~0~CANCELLED~main~1~10:00~1795228095~N/A~1795228095~1795228095~0~0~0~~JobHeldUser~ms-abcd1234-3-1~
+77~0~FAILED~main~1~10:00~1795228095~1795228095~1795228096~1795228096~0~2304~4294901708~a4~NonZeroExitCode~ms-abcd1234-1-1~
+78~0~FAILED~main~1~10:00~1795228095~1795228095~1795228096~1795228096~0~9~4294901707~a4~JobLaunchFailure~ms-abcd1234-2-1/3~
+82~0~FAILED~main~1~10:00~1795228095~1795228095~1795228096~1795228096~0~4021~4294901704~a4~JobLaunchFailure~ms-abcd1234-5-1~
+84_[3,5,7,9%3]~0~PENDING~main~16~20:00~1795228095~1795228096~1795229880~1795231080~0~0~4294901702~~Resources~(null)~
+85~0~PENDING~main~64~30:00~1795228095~1795228095~N/A~N/A~0~0~4294901701~~Priority~ms-abcd1234-6-1~
+87~0~PENDING~main~65~10:00~1795228095~1795228095~N/A~N/A~0~0~4294901700~~PartitionConfig~(null)~
+89~0~PENDING~main~1~10:00~1795228095~1795231695~1795231695~1795232295~0~0~4294901698~~BeginTime~(null)~
+90~0~PENDING~main~1~UNLIMITED~1795228095~1795228095~N/A~N/A~0~0~4294901697~~PartitionTimeLimit~unl~
+86~0~PENDING~main~1~10:00~1795228095~N/A~N/A~N/A~0~0~0~~JobHeldUser~(null)~
+80~0~RUNNING~main~2~10:00~1795228095~1795228095~1795228096~1795228696~0~0~4294901706~a4~None~ms-abcd1234-4-1~
+81~0~RUNNING~main~1~10:00~1795228095~1795228095~1795228096~1795228696~0~0~4294901705~a4~None~(null)~
+83~0~RUNNING~main~16~10:00~1795228095~1795228095~1795228096~1795228696~0~0~4294901703~a1~None~a|b
+ms-abcd1234-9-1|~
+84_1~0~RUNNING~main~16~20:00~1795228095~1795228096~1795228096~1795229296~0~0~4294901702~a2~None~(null)~
+88~0~PENDING~short~4~UNLIMITED~1795228095~1795228095~N/A~N/A~0~0~4294901699~~PartitionTimeLimit~(null)~
+"""
+NODES = """\
+a1~allocated~main*~16/0/0/16~65536~1600~(null)~gpu:0~any~up~1-00:00:00~10:00~1-infinite~1~
+a1~allocated~short~16/0/0/16~65536~1600~(null)~gpu:0~any~up~30:00~n/a~1-2~1~
+a2~allocated~main*~16/0/0/16~65536~1600~(null)~gpu:0~any~up~1-00:00:00~10:00~1-infinite~1~
+a2~allocated~short~16/0/0/16~65536~1600~(null)~gpu:0~any~up~30:00~n/a~1-2~1~
+a3~idle+drain~main*~0/0/16/16~65536~0~(null)~gpu:0~any~up~1-00:00:00~10:00~1-infinite~1~
+a3~idle+drain~short~0/0/16/16~65536~0~(null)~gpu:0~any~up~30:00~n/a~1-2~1~
+a4~mixed~main*~3/13/0/16~65536~300~gpu:2~gpu:1~any~up~1-00:00:00~10:00~1-infinite~1~
+a4~mixed~short~3/13/0/16~65536~300~gpu:2~gpu:1~any~up~30:00~n/a~1-2~1~
+"""
+CONFIG = """\
+Configuration data as of 1795228098
+AccountingStorageBackupHost = (null)
+BatchStartTimeout       = 10 sec
+BOOT_TIME               = 1795226007
+MinJobAge               = 300 sec
+"""
+
+
+def line(**changed: str) -> text.QueueLine:
+    """A record of a job of ours that ran and ended, but for what is changed."""
+    usual = text.QueueLine(
+        *("7", "1000", "COMPLETED", "main", "2", "10:00", "100", "100", "110", "120"),
+        *("0", "0", "99", "a1", "None", "ms-abcd1234-1-1"),
+    )
+    return usual._replace(**changed)
+
+
+def row(**changed: str) -> Row:
+    (found,) = text.rows([line(**changed)], OURS, 1000)
+    return found
+
+
+def facts(*jobs: text.QueueLine) -> Facts:
+    return text.facts(jobs, text.nodes(NODES, "~"), TAKEN, set())
+
+
+# Recorded listings.
+
+
+def test_recorded_rows_of_ours() -> None:
+    rows = text.rows(text.queue(QUEUE, "~"), OURS, 0)
+    told = [(r.tag, r.task, r.native_id, r.state, r.started, r.ended) for r in rows]
+    at = 1795228096.0
+    assert told == [
+        ("ms-abcd1234-3-1", 0, "79", State.CANCELLED, None, at - 1),
+        ("ms-abcd1234-1-1", 0, "77", State.FAILED, at, at),
+        ("ms-abcd1234-2-1", 3, "78", State.FAILED, at, at),
+        ("ms-abcd1234-5-1", 0, "82", State.FAILED, at, at),
+        ("ms-abcd1234-6-1", 0, "85", State.PENDING, None, None),
+        ("ms-abcd1234-4-1", 0, "80", State.RUNNING, at, None),
+    ]
+    assert [(r.exit_code, r.signal, r.word) for r in rows] == [
+        (None, None, "JobHeldUser"),
+        (9, None, "NonZeroExitCode"),
+        (None, 9, "JobLaunchFailure"),
+        (None, None, "JobLaunchFailure"),
+        (None, None, "Priority"),
+        (None, None, ""),
+    ]
+    assert [r.node for r in rows] == ["", "a4", "a4", "a4", "", "a4"]
+
+
+def test_recorded_facts() -> None:
+    lines = text.queue(QUEUE, "~")
+    seen = text.facts(lines, text.nodes(NODES, "~"), TAKEN, {"85"})
+    assert (seen.cpus, seen.used) == (48, 35)
+    assert seen.running == (
+        (1795228696.0, 1),
+        (1795228696.0, 2),
+        (1795228696.0, 16),
+        (1795229296.0, 16),
+    )
+    assert seen.pending == 4 + 1
+    assert seen.owed == 4 * 16 * 1200
+    assert seen.head == (16, 1200.0)
+
+
+def test_recorded_partitions() -> None:
+    main, short = text.facts([], text.nodes(NODES, "~"), TAKEN, set()).partitions
+    usual: dict[str, Any] = {"cpus": 16, "memory": 65536, "features": ("any",)}
+    assert main.nodes == (
+        Nodes(count=2, free_cpus=0, free_memory=63936, **usual),
+        Nodes(count=1, free_cpus=0, free_memory=0, up=False, **usual),
+        Nodes(
+            count=1, free_cpus=13, free_memory=65236, gres={"gpu": 2}, free_gres={"gpu": 1}, **usual
+        ),
+    )
+    assert short.nodes == main.nodes
+    assert (main.name, main.default, main.up) == ("main", True, True)
+    assert (main.max_time, main.default_time, main.max_nodes) == (86400.0, 600.0, None)
+    assert (short.name, short.default, short.up) == ("short", False, True)
+    assert (short.max_time, short.default_time, short.max_nodes) == (1800.0, None, 2)
+
+
+def test_recorded_configuration() -> None:
+    assert text.controller(CONFIG) == text.Controller(1795228098.0, 1795226007.0, 300.0)
+    assert text.controller(CONFIG.replace("300 sec", "0 sec")).min_job_age is None
+
+
+def test_a_listing_remembers_no_longer_than_boot_and_min_job_age() -> None:
+    told = text.Controller(now=1000.0, boot=900.0, min_job_age=300.0)
+    assert told.remembers_since(asked=1000.5, listed=1000.4) == pytest.approx(901.5)
+    assert told.remembers_since(asked=1050.5, listed=1050.4) == pytest.approx(951.5)  # it is slow
+    old = text.Controller(now=1000.0, boot=100.0, min_job_age=300.0)
+    assert old.remembers_since(asked=1000.5, listed=1000.4) == pytest.approx(700.4)
+    for_ever = text.Controller(now=1000.0, boot=100.0, min_job_age=None)
+    assert for_ever.remembers_since(asked=1000.5, listed=1000.4) == pytest.approx(101.5)
+
+
+# Listings that cannot be trusted.
+
+
+def test_an_empty_queue_is_no_jobs() -> None:
+    assert text.queue("", "~") == []
+    assert text.queue("\n", "~") == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        QUEUE[:-5],  # cut off
+        QUEUE.replace("~Resources~", "~", 1),
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n",
+        QUEUE + "more\n",
+        QUEUE.replace("~\n85~", "~85~"),
+    ],
+)
+def test_half_a_listing_is_none(answer: str) -> None:
+    with pytest.raises(ValueError, match=r"read as lines|a line begins"):
+        text.queue(answer, "~")
+
+
+def test_free_text_forges_no_record() -> None:
+    forged = "x\n7|0|COMPLETED|ms-abcd1234-6-1|\n"
+    lines = text.queue("".join(f"{field}<k>" for field in line(tag=forged)) + "\n", "<k>")
+    assert [found.tag for found in lines] == [forged]
+    assert text.rows(lines, OURS, 1000) == []
+
+
+@pytest.mark.parametrize("config", ["", CONFIG.replace("BOOT", "boat"), "BOOT_TIME = 2024-01-01"])
+def test_a_configuration_without_times_is_none(config: str) -> None:
+    with pytest.raises(ValueError, match="scontrol show config"):
+        text.controller(config)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"user": "1001"},  # others may write our tag into their comments
+        {"tag": "ms-other123-1-1"},
+        {"tag": "(null)"},
+        {"tag": "ms-abcd1234-1-1/x"},
+        {"tag": "ms-abcd1234-1-1 "},
+        {"tag": "ms-abcd1234-1"},
+    ],
+)
+def test_rows_of_others_are_not_ours(changed: dict[str, str]) -> None:
+    assert text.rows([line(**changed)], OURS, 1000) == []
+
+
+def test_marks_are_read_back() -> None:
+    for index in (0, 1, 10000):
+        assert text.read_mark(text.mark("ms-a-1-2", index)) == ("ms-a-1-2", index)
+
+
+# States, beginnings and ends.
+
+
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [
+        *((w, State.PENDING) for w in ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED")),
+        *((w, State.PENDING) for w in ("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")),
+        *((w, State.RUNNING) for w in ("RUNNING", "COMPLETING", "RESIZING", "SIGNALING")),
+        ("STAGE_OUT", State.RUNNING),
+        *((w, State.SUSPENDED) for w in ("SUSPENDED", "STOPPED")),
+        ("COMPLETED", State.COMPLETED),
+        *((w, State.FAILED) for w in ("FAILED", "LAUNCH_FAILED", "RECONFIG_FAIL")),
+        *((w, State.TIMEOUT) for w in ("TIMEOUT", "DEADLINE")),
+        ("CANCELLED", State.CANCELLED),
+        *((w, State.NODE_FAIL) for w in ("NODE_FAIL", "BOOT_FAIL")),
+        ("PREEMPTED", State.PREEMPTED),
+        ("OUT_OF_MEMORY", State.OUT_OF_MEMORY),
+        *((w, State.UNKNOWN) for w in ("REVOKED", "SOMETHING_NEW")),
+    ],
+)
+def test_every_state_of_slurm(word: str, state: State) -> None:
+    assert row(state=word).state is state
+
+
+@pytest.mark.parametrize(
+    ("changed", "started"),
+    [
+        ({"state": "PENDING", "nodes": "", "start": "400"}, None),  # an estimate
+        ({"state": "CONFIGURING"}, None),
+        ({"state": "RUNNING"}, 110.0),
+        ({"state": "COMPLETING"}, 110.0),
+        ({"state": "CANCELLED", "nodes": ""}, None),
+        ({"state": "CANCELLED", "nodes": "(null)"}, None),
+        ({"state": "CANCELLED"}, 110.0),
+        ({"state": "FAILED", "nodes": "", "reason": "BadConstraints", "status": "1"}, None),
+        ({"state": "PENDING", "nodes": "", "start": "N/A", "restarts": "1"}, 100.0),
+        ({"state": "CANCELLED", "nodes": "", "start": "115", "restarts": "1"}, 115.0),
+        ({"state": "NODE_FAIL"}, 110.0),
+    ],
+)
+def test_begun_or_certainly_not(changed: dict[str, str], started: float | None) -> None:
+    assert row(**changed).started == started
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "ended", "code", "signal"),
+    [
+        ("COMPLETED", "0", 120.0, 0, None),
+        ("COMPLETED", "0:0", 120.0, 0, None),
+        ("FAILED", "2304", 120.0, 9, None),
+        ("FAILED", "9:0", 120.0, 9, None),
+        ("FAILED", "9", 120.0, None, 9),
+        ("FAILED", "0:9", 120.0, None, 9),
+        ("FAILED", "139", 120.0, None, 11),  # with a core dump
+        ("FAILED", "4021", 120.0, None, None),
+        ("CANCELLED", "15", 120.0, None, 15),
+        ("CANCELLED", "768", 120.0, 3, None),
+        ("TIMEOUT", "15", 120.0, None, 15),
+        ("TIMEOUT", "0:15", 120.0, None, 15),
+        ("OUT_OF_MEMORY", "0:125", 120.0, None, 125),
+        ("NODE_FAIL", "1", 120.0, None, None),
+        ("RUNNING", "0", None, None, None),
+        ("COMPLETING", "2304", None, None, None),
+    ],
+)
+def test_how_it_ended(
+    state: str, status: str, ended: float | None, code: int | None, signal: int | None
+) -> None:
+    seen = row(state=state, status=status)
+    assert (seen.ended, seen.exit_code, seen.signal) == (ended, code, signal)
+
+
+def test_what_never_began_has_no_exit_code() -> None:
+    seen = row(state="CANCELLED", nodes="", status="0", reason="Resources")
+    assert (seen.exit_code, seen.signal, seen.word) == (None, None, "Resources")
+
+
+# Small forms.
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ("10:00", 600.0),
+        ("0:30", 30.0),
+        ("1:00:00", 3600.0),
+        ("1-00:00:00", 86400.0),
+        ("365-12:30:01", 365 * 86400 + 45001.0),
+        ("UNLIMITED", None),
+        ("infinite", None),
+        ("n/a", None),
+        ("NOT_SET", None),
+        ("Partition_Limit", None),
+    ],
+)
+def test_durations(said: str, seconds: float | None) -> None:
+    assert text.duration(said) == seconds
+
+
+@pytest.mark.parametrize(
+    ("job", "tasks"),
+    [
+        ("7", 1),
+        ("7_4", 1),
+        ("7_[4]", 1),
+        ("7_[1-9]", 9),
+        ("7_[0-9,20,30-31%5]", 13),
+        ("12_[1-299:2%5]", 150),
+        ("12_[1-10:4,100]", 4),
+        ("7+1", 1),
+    ],
+)
+def test_tasks_of_an_array(job: str, tasks: int) -> None:
+    assert text.tasks_in(job) == tasks
+
+
+@pytest.mark.parametrize(
+    ("said", "counts"),
+    [
+        ("(null)", {}),
+        ("", {}),
+        ("gpu:2", {"gpu": 2}),
+        ("gpu:2(S:0-1)", {"gpu": 2}),
+        ("gpu:a100:2(IDX:0,1),shard:8(0/4,0/4)", {"gpu": 2, "gpu:a100": 2, "shard": 8}),
+        ("gpu:a100:2,gpu:h100:1", {"gpu": 3, "gpu:a100": 2, "gpu:h100": 1}),
+        ("gpu:a100:0(IDX:N/A)", {"gpu": 0, "gpu:a100": 0}),
+        ("craynetwork:no_consume:4", {"craynetwork": 4, "craynetwork:no_consume": 4}),
+    ],
+)
+def test_generic_resources(said: str, counts: dict[str, int]) -> None:
+    assert text.gres(said) == counts
+
+
+# Demand.
+
+
+@pytest.mark.parametrize(
+    ("changed", "owed"),
+    [
+        ({}, 2 * 600.0),
+        ({"limit": "UNLIMITED"}, 2 * text.NO_LIMIT),
+        ({"limit": "Partition_Limit"}, 2 * 600.0),  # the default of main
+        ({"limit": "NOT_SET", "partition": "short"}, 2 * 1800.0),  # no default: its maximum
+        ({"limit": "NOT_SET", "partition": "gone"}, 2 * text.NO_LIMIT),
+        ({"id": "7_[1-5%2]"}, 5 * 2 * 600.0),
+        ({"cpus": "4-8"}, 4 * 600.0),
+        ({"partition": "short,main"}, 2 * 600.0),
+        ({"reason": "Resources"}, 2 * 600.0),
+        ({"reason": "ReqNodeNotAvail, UnavailableNodes:a3"}, 2 * 600.0),
+        ({"reason": "JobHeldUser", "priority": "0"}, 0),
+        ({"priority": "0"}, 0),
+        ({"reason": "JobHeldAdmin"}, 0),
+        ({"reason": "Dependency"}, 0),
+        ({"reason": "DependencyNeverSatisfied"}, 0),
+        ({"reason": "BeginTime"}, 0),
+        ({"eligible": str(int(TAKEN) + 60)}, 0),
+        ({"eligible": "N/A"}, 2 * 600.0),
+        ({"reason": "PartitionConfig"}, 0),
+        ({"reason": "PartitionNodeLimit"}, 0),
+        ({"reason": "AssocGrpCpuLimit"}, 0),
+        ({"reason": "QOSMaxJobsPerUserLimit"}, 0),
+        ({"reason": "BadConstraints"}, 0),
+        ({"state": "REQUEUE_HOLD", "priority": "0"}, 0),
+    ],
+)
+def test_what_others_wait_for(changed: dict[str, str], owed: float) -> None:
+    usual = {"state": "PENDING", "nodes": "", "start": "N/A", "end": "N/A", "tag": "(null)"}
+    seen = facts(line(**{**usual, **changed}))
+    assert seen.owed == owed
+    assert (seen.pending > 0, seen.head is not None) == (owed > 0, owed > 0)
+
+
+def test_the_head_is_the_first_in_slurms_own_order() -> None:
+    waiting = line(state="PENDING", nodes="", start="N/A", end="N/A")
+    jobs = [
+        waiting._replace(id="9", priority="50", cpus="1"),
+        waiting._replace(id="10_[1-3]", priority="70", cpus="3"),
+        waiting._replace(id="8", priority="70", cpus="2"),
+    ]
+    assert facts(*jobs).head == (2, 600.0)
+    important = NODES.replace("~1-2~1~", "~1-2~5~")  # the tier of `short`
+    jobs[0] = jobs[0]._replace(partition="short")
+    assert text.facts(jobs, text.nodes(important, "~"), TAKEN, set()).head == (1, 600.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "end"),
+    [
+        ({"end": str(int(TAKEN) + 50)}, TAKEN + 50),
+        ({"end": "120"}, TAKEN),  # late, or completing
+        ({"end": "N/A"}, TAKEN + text.NO_LIMIT),
+        ({"end": "NONE"}, TAKEN + text.NO_LIMIT),
+    ],
+)
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"])
+def test_when_running_work_ends(state: str, changed: dict[str, str], end: float) -> None:
+    assert facts(line(state=state, **changed)).running == ((end, 2),)
+
+
+@pytest.mark.parametrize(
+    ("state", "up"),
+    [
+        *((s, True) for s in ("idle", "mixed", "allocated", "idle+planned", "completing")),
+        *((s, True) for s in ("idle+cloud+powered_down", "IDLE", "idle+powering_up")),
+        *((s, False) for s in ("down", "idle+drain", "allocated+drain", "down+not_responding")),
+        *((s, False) for s in ("idle+maint", "idle+reserved", "unknown", "mixed+fail")),
+        *((s, False) for s in ("idle+not_responding", "idle+reboot_issued", "future")),
+    ],
+)
+def test_which_nodes_are_usable(state: str, up: bool) -> None:
+    (first, *_) = text.nodes(NODES, "~")
+    seen = text.facts([], [first._replace(state=state, cpus="0/16/0/16")], TAKEN, set())
+    assert seen.cpus == (16 if up else 0)
+    assert [n.up for n in seen.partitions[0].nodes] == [up]
+
+
+# What sbatch is told.
+
+
+def order(options: tuple[str, ...] = (), arguments: tuple[str, ...] = (), **job: Any) -> Order:
+    return Order(
+        tag="ms-abcd1234-1-1",
+        job=Job(id=1, submitted=0.0, estimated=60.0, **job),
+        payload=Payload(script="#!/bin/sh\n", arguments=arguments, directory="/home/ada"),
+        options=options,
+    )
+
+
+def test_every_wish_is_said_in_words_of_its_own() -> None:
+    wish = order(
+        name="-x",
+        cpus=8,
+        tasks=2,
+        nodes=2,
+        memory=100,
+        memory_per_cpu=None,
+        gres={"gpu:a100": 2, "shard": 1},
+        exclusive=True,
+        time_limit=61.0,
+        account="-a",
+        partition="--wrap=x",
+        qos="high",
+        constraint="a&b",
+        options=("--nice", "5"),
+        arguments=("-z", ""),
+    )
+    said = batch.arguments(wish, 3, "comment")
+    assert set(said) >= {
+        *("--job-name=-x", "--comment=ms-abcd1234-1-1/3", "--no-requeue", "--exclusive"),
+        *("--ntasks=2", "--cpus-per-task=4", "--nodes=2", "--mem=100M", "--time=2"),
+        *("--gres=gpu:a100:2,shard:1", "--account=-a", "--partition=--wrap=x", "--qos=high"),
+        *("--constraint=a&b", "--input=/dev/null", "--open-mode=truncate", "--chdir=/home/ada"),
+    }
+    assert said[-5:] == ["--nice", "5", "/dev/stdin", "-z", ""]
+    assert all(word.startswith("--") for word in said[:-5])
+
+
+def test_what_is_not_wished_is_not_said() -> None:
+    names = {word.partition("=")[0] for word in batch.arguments(order(), 0, "comment")}
+    assert names.isdisjoint(
+        {"--nodes", "--mem", "--mem-per-cpu", "--gres", "--exclusive", "--time", "--error"}
+        | {"--account", "--partition", "--qos", "--constraint", "--requeue"}
+    )
+
+
+def test_tag_and_name_change_places() -> None:
+    said = batch.arguments(order(name="mine"), 0, "name")
+    assert "--job-name=ms-abcd1234-1-1" in said
+    assert "--comment=mine" in said
+    assert "--job-name=ms-abcd1234-1-1" in batch.arguments(order(), 0, "comment")
+
+
+def test_only_the_user_lets_slurm_requeue() -> None:
+    assert "--requeue" in batch.arguments(order(requeue=True), 0, "comment")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a\nb\tc\x00d", "a b c d"),
+        ("'\"`$", "'\"`$"),
+        ("żółw", "żółw"),
+        ("x" * 10_000, "x" * 256),
+        ("🐢" * 10_000, "🐢" * 256),
+        ("\udc80", "ms-abcd1234-1-1"),
+        (" \n ", "ms-abcd1234-1-1"),
+    ],
+)
+def test_names_as_slurm_can_carry_them(name: str, said: str) -> None:
+    assert f"--job-name={said}" in batch.arguments(order(name=name), 0, "comment")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(("--array=1-3",), ("-a", "1-3"), ("-a1-3",), ("--arr", "1"), ("-Hva1",), ("--a=1",)),
+        *(("--comment=x",), ("--com=x",), ("--wrap=true",), ("--wait",), ("-W",), ("-M", "beta")),
+        *(("--clusters=beta",), ("--test-only",), ("--requeue",), ("--export=NONE",), ("-Q",)),
+        *(
+            ("--get-user-env",),
+            ("--help",),
+            ("-h",),
+            ("-V",),
+            ("--quiet",),
+            ("--pars",),
+            ("--uid=0",),
+        ),
+        *(("script.sh",), ("--nice", "5", "script.sh"), ("--",), (":",), ("-",), ("--nice=5", "x")),
+        ("--nice=\0",),
+    ],
+)
+def test_native_options_that_would_harm_are_refused(options: tuple[str, ...]) -> None:
+    with pytest.raises(Refused, match=r"native option|NUL") as refusal:
+        batch.arguments(order(options=options), 0, "comment")
+    assert not refusal.value.again
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--licenses=matlab:2",),
+        ("--nice", "5", "--begin", "now+1hour"),
+        ("-w", "a[1-2]", "-x", "a3"),
+        ("-wa2", "-H", "-vvk"),
+        ("--job-name=other",),
+        ("--dependency=afterok:5",),
+    ],
+)
+def test_native_options_that_are_the_users_own(options: tuple[str, ...]) -> None:
+    said = batch.arguments(order(options=options), 0, "comment")
+    assert tuple(said[-len(options) - 1 : -1]) == options
+
+
+def test_with_the_tag_in_the_name_the_name_is_ours() -> None:
+    for option in ("--job-name=x", "-Jx", "--job=x"):
+        with pytest.raises(Refused):
+            batch.arguments(order(options=(option,)), 0, "name")
+    batch.arguments(order(options=("--comment=x",)), 0, "name")
+
+
+def test_the_environment_ends_each_variable_by_a_nul() -> None:
+    wish = order()
+    payload = Payload(script="", directory="/d", environment={"A": "1\n2", "B": "é\udcff"})
+    told = batch.environment(Order(tag=wish.tag, job=wish.job, payload=payload), 4, "alpha")
+    variables = told.split(b"\0")
+    assert variables.pop() == b""
+    assert {b"A=1\n2", b"B=\xc3\xa9\xff", b"SLURM_SUBMIT_DIR=/d", b"METASCHED_TASK=4"} <= set(
+        variables
+    )
+
+
+@pytest.mark.parametrize("variable", [("A=B", "1"), ("", "1"), ("A", "1\0B=2"), ("A\0", "1")])
+def test_variables_that_cannot_be_handed_on(variable: tuple[str, str]) -> None:
+    wish = order()
+    payload = Payload(script="", environment=dict([variable]))
+    with pytest.raises(Refused, match="environment variable"):
+        batch.environment(Order(tag=wish.tag, job=wish.job, payload=payload), 0, "alpha")
+
+
+@pytest.mark.parametrize(
+    ("source", "sent"),
+    [
+        ("#!/bin/sh\n#SBATCH -t 9\ntrue\n", "#!/bin/sh\n# SBATCH -t 9\ntrue\n"),
+        ("#!/bin/sh\n\n \t\n  # c\n#SBATCHx\ntrue", "#!/bin/sh\n\n \t\n  # c\n# SBATCHx\ntrue"),
+        ("#!/bin/sh\n#SLURM x\ntrue", "#!/bin/sh\n# SLURM x\ntrue"),
+        ("#!/bin/sh\n: x\n#SBATCH -t 9\n", "#!/bin/sh\n: x\n#SBATCH -t 9\n"),
+        ("#!/bin/sh\n  #SBATCH -t 9\n##SBATCH\n", "#!/bin/sh\n  #SBATCH -t 9\n##SBATCH\n"),
+        ("", ""),
+    ],
+)
+def test_directives_before_the_first_command_are_taken_out(source: str, sent: str) -> None:
+    assert batch.script(source) == sent.encode()
+    assert source.count("\n") == sent.count("\n")
+
+
+# What sbatch says no with.
+
+FAILED = "sbatch: error: Batch job submission failed: "
+
+
+@pytest.mark.parametrize(
+    ("said", "again"),
+    [
+        ("sbatch: error: invalid partition specified: nope\n" + FAILED + "Invalid partition name"
+         " specified\n", False),
+        (FAILED + "Invalid feature specification\n", False),
+        (FAILED + "Requested node configuration is not available\n", False),
+        (FAILED + "Invalid account or account/partition combination specified\n", False),
+        (FAILED + "Invalid qos specification\n", False),
+        (FAILED + "Invalid license specification\n", False),
+        (FAILED + "Pathname of a file, directory or other parameter too long\n", False),
+        (FAILED + "User's group not permitted to use this partition\n", False),
+        (FAILED + "Access/permission denied\n", False),
+        (FAILED + "Requested time limit is invalid (missing or exceeds some limit)\n", False),
+        ("sbatch: error: Invalid generic resource (gres) specification\n", False),
+        ("sbatch: unrecognized option '--frob'\nTry \"sbatch --help\" for more information\n",
+         False),
+        ("sbatch: option '--ti=3x' is ambiguous; possibilities: '--time' '--time-min'\n", False),
+        ("sbatch: error: Batch script is empty!\n", False),
+        ("sbatch: error: Batch script contains DOS line breaks (\\r\\n)\n", False),
+        (FAILED + "Required partition not available (inactive or drain)\n", True),
+        (FAILED + "Partition in DOWN state\n", True),
+        (FAILED + "System submissions disabled\n", True),
+        (FAILED + "Requested partition configuration not available now\n", True),
+        (FAILED + "Unable to create job record, try again\n", True),
+        ("sbatch: error: AssocMaxSubmitJobLimit\n" + FAILED + "Job violates accounting/QOS policy"
+         " (job submit limit, user's size and/or time limits)\n", True),
+        ("sbatch: error: QOSMaxSubmitJobPerUserLimit\n" + FAILED + "Job violates accounting/QOS"
+         " policy (job submit limit, user's size and/or time limits)\n", True),
+        ("sbatch: error: QOSMaxCpuPerJobLimit\n" + FAILED + "Job violates accounting/QOS policy"
+         " (job submit limit, user's size and/or time limits)\n", False),
+        (FAILED + "Job violates accounting/QOS policy (job submit limit, user's size and/or time"
+         " limits)\n", True),
+    ],
+)  # fmt: skip
+def test_certain_refusals(said: str, again: bool) -> None:
+    refusal = batch.refusal(said)
+    assert refusal is not None
+    assert refusal.again is again
+    assert "sbatch: " not in refusal.reason
+    assert "\n" not in refusal.reason
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        FAILED + "Unable to contact slurm controller (connect failure)\n",
+        FAILED + "Unable to contact slurm controller (receive failure)\n",
+        FAILED + "Socket timed out on send/recv operation\n",
+        FAILED + "Zero Bytes were transmitted or received\n",
+        FAILED + "Unexpected message received\n",
+        FAILED + "Connection reset by peer\n",
+        FAILED + "Incompatible versions of client and server code\n",
+        FAILED + "Invalid authentication credential\n",
+        FAILED + "Protocol authentication error\n",
+        FAILED + "Invalid job credential\n",
+        FAILED + "Slurm backup controller in standby mode\n",
+        FAILED + "Something that no release has said yet\n",
+        "sbatch: fatal: Could not establish a configuration source\n",
+        "sbatch: error: If munged is up, restart with --num-threads=10\nsbatch: error: Munge encode"
+        " failed: Failed to access socket\n" + FAILED + "Protocol authentication error\n",
+    ],
+)
+def test_what_leaves_a_doubt_is_no_refusal(said: str) -> None:
+    assert batch.refusal(said) is None
+
+
+def test_a_complaint_is_one_line_without_the_commands_name() -> None:
+    said = "slurm_load_jobs error: Unable to contact\nsqueue: error: a\nsqueue: fatal: b\n\n"
+    assert batch.complaint(said) == "slurm_load_jobs error: Unable to contact; a; b"
+    assert batch.complaint("") == "no explanation"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text_"),
+    [
+        ({"config": "slurm.conf"}, "config is 'slurm.conf'; it must be an absolute path"),
+        ({"bin_dir": "bin"}, "bin_dir is 'bin'"),
+        ({"access": "pyslurm"}, "access is 'pyslurm'; it must be one of auto, commands"),
+        ({"tag_field": "wckey"}, "tag_field is 'wckey'"),
+        ({"timeout": 0.0}, "timeout is 0.0"),
+        ({"timeout": float("inf")}, "timeout is inf"),
+        ({"settle": -1.0}, "settle is -1.0"),
+    ],
+)
+def test_wrong_options_are_named(wrong: dict[str, Any], text_: str) -> None:
+    with pytest.raises(ValueError, match=text_):
+        SlurmOptions(**{"config": "/etc/slurm.conf", **wrong})

@@ -1,0 +1,563 @@
+"""What a submission means: words, scripts, directives, environment, and what is refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metasched.options import BadInput, read_command
+from metasched.submit import Request, Submission, prepare
+from metasched.units import (
+    Unreadable,
+    parse_count,
+    parse_duration,
+    parse_gres,
+    parse_memory,
+    parse_moment,
+)
+
+NOON = 1_700_049_600.0  # 2023-11-15 12:00:00 UTC
+HOUR, DAY = 3600.0, 86400.0
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    monkeypatch.chdir(tmp_path)
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("10m", 600),
+        ("1h30m", 5400),
+        ("1.5h", 5400),
+        ("2d", 2 * DAY),
+        ("1w", 7 * DAY),
+        ("1h30m5s", 5405),
+        ("5:30", 330),
+        ("1:30:00", 5400),
+        ("2-00:00:00", 2 * DAY),
+        ("2-12", 2.5 * DAY),
+        ("1-1:30", DAY + 5400),
+    ],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+def test_a_bare_duration_counts_what_the_option_says() -> None:
+    assert parse_duration("10", bare=60) == 600
+    assert parse_duration("10s", bare=60) == 10
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["", "abc", "-5", "0", "0:0", "1h30", "5m1h", "1m1m", "1:2:3:4", "1-", "-1:00"],
+        *["1-2:3:4:5", "1..5h", "inf", "nan", "1e3", "٣", "99999999d", "UNLIMITED"],
+        *["9" * 30, "9" * 5000],
+    ],
+)
+def test_durations_that_are_none(text: str) -> None:
+    with pytest.raises(Unreadable):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("now", NOON),
+        ("+2h", NOON + 2 * HOUR),
+        ("+90", NOON + 90),
+        ("now+1hour", NOON + HOUR),
+        ("now+2 days", NOON + 2 * DAY),
+        ("now+60", NOON + 60),
+        ("NOW+1:00:00", NOON + HOUR),
+        ("17:30", NOON + 5.5 * HOUR),
+        ("5:30pm", NOON + 5.5 * HOUR),
+        ("12:00", NOON + DAY),
+        ("00:00", NOON + 12 * HOUR),
+        ("12:15am", NOON + 12.25 * HOUR),
+        ("midnight", NOON + 12 * HOUR),
+        ("teatime", NOON + 4 * HOUR),
+        ("tomorrow", NOON + DAY),
+        ("2023-11-15", NOON - 12 * HOUR),
+        ("2023-11-15T13:00", NOON + HOUR),
+        ("2023-11-15 13:00:05", NOON + HOUR + 5),
+        ("2023-11-15T13:00Z", NOON + HOUR),
+        ("2023-11-15t13:00+01:00", NOON),
+    ],
+)
+def test_moments(text: str, moment: float) -> None:
+    assert parse_moment(text, NOON) == moment
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"), [("2h", NOON - 2 * HOUR), ("17:30", NOON - 18.5 * HOUR), ("90", NOON - 90)]
+)
+def test_moments_in_the_past(text: str, moment: float) -> None:
+    assert parse_moment(text, NOON, past=True) == moment
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["", "+", "+0", "soon", "25:00", "12:60", "13:00pm", "1:2:3:4", "2023-13-01", "2h"],
+        *["12/31", "now-1hour", "0001-01-01", "9999-12-31", "+99999999d", "9" * 5000],
+    ],
+)
+def test_moments_that_are_none(text: str) -> None:
+    with pytest.raises(Unreadable):
+        parse_moment(text, NOON)
+
+
+@pytest.mark.parametrize(
+    ("text", "mebibytes"),
+    [
+        *[("4G", 4096), ("500M", 500), ("500", 500), ("2T", 2 * 1024**2), ("4GB", 4096)],
+        *[("4gib", 4096), ("1K", 1), ("1025k", 2), ("2048K", 2)],
+    ],
+)
+def test_memory(text: str, mebibytes: int) -> None:
+    assert parse_memory(text) == mebibytes
+
+
+@pytest.mark.parametrize("text", ["", "G", "0", "0G", "-4G", "4X", "4 G G", "9" * 5000, "9999999T"])
+def test_memory_that_is_none(text: str) -> None:
+    with pytest.raises(Unreadable):
+        parse_memory(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("gpu", {"gpu": 1}),
+        ("gpu:2", {"gpu": 2}),
+        ("gpu:a100:2", {"gpu:a100": 2}),
+        ("gpu:a100", {"gpu:a100": 1}),
+        ("gpu:2,gpu:1,nic:1", {"gpu": 3, "nic": 1}),
+        ("gres/gpu:2", {"gpu": 2}),
+        ("scratch:2K", {"scratch": 2048}),
+        ("none", {}),
+    ],
+)
+def test_generic_resources(text: str, counts: dict[str, int]) -> None:
+    assert parse_gres(text) == counts
+
+
+@pytest.mark.parametrize(
+    "text", ["", ",", "gpu:", ":2", "gpu:0", "gpu:a:b:2", "gpu:-1", "gpu:2(S:0)", "gpu:9999999999"]
+)
+def test_generic_resources_that_are_none(text: str) -> None:
+    with pytest.raises(Unreadable):
+        parse_gres(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "1k", "", "2147483648", "9" * 5000, "²"])
+def test_counts_that_are_none(text: str) -> None:
+    with pytest.raises(Unreadable):
+        parse_count(text)
+
+
+# Whole submissions
+
+
+def submitted(*words: str, environ: dict[str, str] | None = None) -> tuple[Submission, list[str]]:
+    options, command = read_command(words)
+    return prepare(options, command, environ=environ or {}, now=NOON)
+
+
+def request(*words: str) -> Request:
+    submission, warnings = submitted(*words)
+    assert warnings == []
+    return submission.jobs[0]
+
+
+def script(*lines: str, name: str = "job.sh") -> str:
+    Path(name).write_text("\n".join(["#!/bin/sh", *lines, "hostname", ""]))
+    return name
+
+
+def refused(*words: str) -> str:
+    with pytest.raises(BadInput) as caught:
+        submitted(*words)
+    told = str(caught.value)
+    assert "\n" not in told
+    assert "; " in told
+    return told
+
+
+def test_a_script_with_its_arguments(tmp_path: Path) -> None:
+    submission, _ = submitted("-n", "2", script(), "-n", "--time", "x y", "--", environ={"A": "1"})
+    job = submission.jobs[0]
+    assert job.arguments == ("-n", "--time", "x y", "--")
+    assert (job.name, job.tasks, job.directory) == ("job.sh", 2, str(tmp_path))
+    assert (job.output, job.error) == (None, None)
+    assert submission.scripts == {job.script: "#!/bin/sh\nhostname\n"}
+    assert submission.environments == {job.environment: {"A": "1"}}
+
+
+def test_a_wrapped_command() -> None:
+    submission, _ = submitted("--wrap", "echo 'a b'\nexit 3")
+    assert submission.scripts[submission.jobs[0].script] == "#!/bin/sh\necho 'a b'\nexit 3\n"
+    assert submission.jobs[0].name == "wrap"
+
+
+def test_equal_texts_have_equal_digests_and_others_have_not() -> None:
+    first, again, other = request("--wrap", "x"), request("--wrap", "x"), request("--wrap", "y")
+    assert first.script == again.script != other.script
+    assert first.environment == again.environment
+
+
+def test_every_option_reaches_the_request() -> None:
+    sizes = "-n 4 -c 2 -N 2 --mem 4G --gres gpu:1 --exclusive -t 10"
+    when = "--begin +1h --deadline +2h --urgency 3 --requeue --hold"
+    where = "--cluster left,right -A acc -p long -q high --native left:--x"
+    job = request(
+        *f"{sizes} {when} {where}".split(),
+        *("-C", "a100&nvme", "-J", 'ünï "q"', "-o", "out-%j-%x.%u%%", "-e", "err-%A"),
+        *("--native", "left:-w 'n 1'", "--wrap", "x"),
+    )
+    assert (job.tasks, job.cpus_per_task, job.nodes, job.memory) == (4, 2, 2, 4096)
+    assert (job.gres, job.exclusive, job.time_limit) == ({"gpu": 1}, True, 600)
+    assert (job.begin, job.deadline, job.urgency) == (NOON + HOUR, NOON + 2 * HOUR, 3)
+    assert job.clusters == ("left", "right")
+    assert (job.account, job.partition, job.qos, job.constraint) == (
+        "acc",
+        "long",
+        "high",
+        "a100&nvme",
+    )
+    assert (job.name, job.output, job.error) == ('ünï "q"', "out-%j-%x.%u%%", "err-%j")
+    assert (job.requeue, job.held, job.native) == (True, True, {"left": "--x -w 'n 1'"})
+
+
+@pytest.mark.parametrize(
+    ("words", "tasks", "nodes"),
+    [
+        ("-n 6", 6, None),
+        ("-N 3", 3, 3),
+        ("-N 3 --ntasks-per-node 2", 6, 3),
+        ("-n 5 --ntasks-per-node 2", 5, 3),
+        ("--ntasks-per-node 4", 4, 1),
+        ("-N 2 -n 6", 6, 2),
+        ("-n=6", 6, None),
+        ("-n6", 6, None),
+    ],
+)
+def test_tasks_and_nodes_complete_each_other(words: str, tasks: int, nodes: int | None) -> None:
+    job = request(*words.split(), "--wrap", "x")
+    assert (job.tasks, job.nodes) == (tasks, nodes)
+
+
+@pytest.mark.parametrize(
+    ("words", "gres", "nodes"),
+    [
+        ("--gpus 4", {"gpu": 4}, 1),
+        ("--gpus a100:4 -N 2", {"gpu:a100": 2}, 2),
+        ("--gpus-per-node 4 -N 2", {"gpu": 4}, 2),
+        ("--gpus-per-node 4", {"gpu": 4}, None),
+        ("--gpus-per-task 2 -n 4 -N 2", {"gpu": 4}, 2),
+        ("--gres gpu:3 -N 2", {"gpu": 3}, 2),
+        ("--gres nic:1 -G 2", {"nic": 1, "gpu": 2}, 1),
+    ],
+)
+def test_generic_resources_are_counted_per_node(
+    words: str, gres: dict[str, int], nodes: int | None
+) -> None:
+    job = request(*words.split(), "--wrap", "x")
+    assert (job.gres, job.nodes) == (gres, nodes)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("-n 0", '"0" is no number'),
+        ("-n -1", '"-1" is no number'),
+        ("-c 2147483648", "is no number"),
+        ("-n 65536 -c 65536", "fewer"),
+        ("-N 4 -n 2", "2 tasks cannot fill 4 nodes"),
+        ("-N 2 -n 9 --ntasks-per-node 4", "do not fit"),
+        ("-N 4-2", "ends before it begins"),
+        ("--mem 1G --mem-per-cpu 1G", "both --mem and --mem-per-cpu"),
+        ("--gpus 3 -N 2", "cannot be shared equally"),
+        ("--gpus 2 --gres gpu:1", "asked for twice"),
+        ("-t 0", "no sensible duration"),
+        ("-t soon", '"soon" is no duration, --time;'),
+        ("--begin never", '"never" is no time, --begin;'),
+        ("--urgency 4", "is no urgency"),
+        ("--cluster a,,b", "an empty name"),
+        ("--account ", "an empty word"),
+        ("--native left", "is not for one cluster"),
+        ("--native left:'x", "no closing quotation"),
+        ("--output out-%N", 'unknown pattern "%N"'),
+        ("--output %4j", 'unknown pattern "%4"'),
+        ("--output dir/", "is a directory"),
+        ("--output 50%", 'unknown pattern "%"'),
+        ("--chdir nowhere", 'no directory "nowhere", --chdir'),
+        ("--export A,=b", "write ALL, NONE, or"),
+        ("--array 1-3", "--array is not built yet; "),
+        ("-a 1-3", "--array is not built yet; "),
+        ("--licence matlab", "--licence is not built yet; "),
+        ("-L matlab:2", "--licence is not built yet; "),
+        ("--dependency afterok:1", "--dependency is not built yet; "),
+        ("--reservation 3", "--reservation is not built yet; "),
+        ("--arary 1-3", 'unknown option "--arary", metasched submit; did you mean --array?'),
+        ("--zzzzzz=1", 'unknown option "--zzzzzz", metasched submit; see'),
+        ("--exclusive=user", "ignored explicit argument"),
+    ],
+)
+def test_nonsense_is_refused_in_one_line(words: str, told: str) -> None:
+    assert told in refused(*words.split(" "), "--wrap", "x")
+
+
+def test_a_missing_value_is_named() -> None:
+    assert "-n/--ntasks" not in refused("--ntasks")
+    assert refused("--wrap", "x", "--ntasks").startswith("--ntasks: expected one argument")
+
+
+@pytest.mark.parametrize(
+    "name", ["a\nb", "a\tb", "\x1b[31m", "\x7f", "\x9b", "x" * 256, "", "\udcff"]
+)
+def test_names_that_are_refused(name: str) -> None:
+    assert "--name; " in refused("--name", name, "--wrap", "x")
+
+
+@pytest.mark.parametrize("name", ['it\'s "q"', "日本語", "x" * 255, "a b", "-"])
+def test_names_that_are_kept(name: str) -> None:
+    assert request(f"--name={name}", "--wrap", "x").name == name
+
+
+def test_a_long_word_is_cut_in_messages() -> None:
+    assert len(refused("--time", "x" * 10_000, "--wrap", "x")) < 300
+
+
+def test_arguments_must_be_text() -> None:
+    assert "not UTF-8" in refused(script(), "\udcff")
+
+
+def test_a_script_and_a_wrapped_command_together() -> None:
+    assert "both --wrap" in refused("--wrap", "x", script())
+    assert "no script" in refused()
+    assert "an empty command" in refused("--wrap", " ")
+
+
+# Scripts
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "an empty script"),
+        (b" \n\n", "an empty script"),
+        (b"#!/bin/sh\n\0", "a binary file"),
+        (b"\x7fELF\x02\x01\x01\0", "a binary file"),
+        (b"#!/bin/sh\n\xff\xfe", "not UTF-8"),
+        (b"hostname\n", "no #! in line 1"),
+        (b"\n#!/bin/sh\n", "no #! in line 1"),
+        (b"#!\nhostname\n", "no #! in line 1"),
+        (b"#!/bin/sh\r\nhostname\r\n", "dos2unix"),
+        (b"#!/bin/sh\n" + b"x" * (4 * 1024 * 1024), "more than 4 MiB"),
+    ],
+)
+def test_scripts_that_cannot_run(tmp_path: Path, content: bytes, told: str) -> None:
+    (tmp_path / "bad.sh").write_bytes(content)
+    assert told in refused("bad.sh")
+
+
+def test_scripts_that_cannot_be_read(tmp_path: Path) -> None:
+    assert 'No such file or directory, script "no.sh"' in refused("no.sh")
+    assert "a directory" in refused(str(tmp_path))
+
+
+def test_the_biggest_script_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "big.sh").write_text("#!/bin/sh\n".ljust(4 * 1024 * 1024, "#"))
+    assert request("big.sh").name == "big.sh"
+
+
+# Directives
+
+
+def test_sbatch_lines_are_understood() -> None:
+    job = request(
+        script(
+            "",
+            "# a comment",
+            "#SBATCH --job-name=sim -n4",
+            "#SBATCH\t--cpus-per-task 2   # two each",
+            "#SBATCH -t 1:00:00 --mem-per-cpu=2G",
+            "#SBATCH --gres=gpu:a100:2 -A acc -p long --qos=high",
+            '#SBATCH --constraint="a&b" -o "out %A.txt"',
+            "#SBATCH --begin=now+1hour --deadline=2023-11-16 --requeue -H --exclusive",
+            "##SBATCH -n 9",
+            "#SBATCHX -n 9",
+            "echo",
+            "#SBATCH -n 9",
+        )
+    )
+    assert (job.name, job.tasks, job.cpus_per_task, job.time_limit) == ("sim", 4, 2, 3600)
+    assert (job.memory, job.memory_per_cpu, job.gres) == (None, 2048, {"gpu:a100": 2})
+    assert (job.account, job.partition, job.qos) == ("acc", "long", "high")
+    assert (job.constraint, job.output) == ("a&b", "out %j.txt")
+    assert (job.begin, job.deadline) == (NOON + HOUR, NOON + 12 * HOUR)
+    assert (job.requeue, job.held, job.exclusive) == (True, True, True)
+
+
+def test_later_lines_win_ours_over_sbatch_and_the_command_line_over_all() -> None:
+    path = script(
+        "#MS --time 2h --qos ours --name first",
+        "#SBATCH -t 60 -q theirs -A theirs -n 2",
+        "#SBATCH -n 3",
+        "#MS --name second --urgency 2",
+    )
+    job = request("--qos", "mine", path)
+    assert (job.time_limit, job.qos, job.account) == (2 * HOUR, "mine", "theirs")
+    assert (job.tasks, job.name, job.urgency) == (3, "second", 2)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words", "expected"),
+    [
+        (["#SBATCH --mem=4G"], "--mem-per-cpu 1G", {"memory": None, "memory_per_cpu": 1024}),
+        (["#SBATCH --gpus-per-node=4"], "--gpus 1", {"gres": {"gpu": 1}}),
+        (["#SBATCH --requeue"], "--no-requeue", {"requeue": False}),
+        (["#SBATCH --no-requeue", "#SBATCH --requeue"], "", {"requeue": True}),
+        (["#SBATCH --mem=4G", "#MS --mem-per-cpu 1G"], "", {"memory": None}),
+    ],
+)
+def test_an_option_takes_the_place_of_its_rivals(
+    lines: list[str], words: str, expected: dict[str, object]
+) -> None:
+    job = request(*words.split(), script(*lines))
+    assert {name: getattr(job, name) for name in expected} == expected
+
+
+def test_what_is_not_understood_is_named_in_one_warning() -> None:
+    path = script(
+        "#SBATCH --mail-type=END --mail-user a@b -n 2",
+        "#SBATCH -w node1 --exclusive=user --nice",
+        "#PBS -l walltime=1",
+    )
+    submission, warnings = submitted(path)
+    assert warnings == [
+        "not understood and without effect, job.sh: "
+        "--mail-type, --mail-user, --exclusive=user, -w, --nice, #PBS (line 4)"
+    ]
+    assert (submission.jobs[0].tasks, submission.jobs[0].exclusive) == (2, True)
+
+
+def test_a_range_of_nodes_is_its_least_with_a_warning() -> None:
+    submission, warnings = submitted(script("#SBATCH -N 2-4"))
+    assert submission.jobs[0].nodes == 2
+    assert warnings == ["a range of nodes is not built yet, --nodes, job.sh line 2: taken as 2"]
+    assert submitted("-N", "2-2", script())[1] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("#SBATCH --array=1-3", "--array is not built yet, job.sh line 2; "),
+        ("#SBATCH -a 1-3", "--array is not built yet, job.sh line 2; "),
+        ("#SBATCH -d afterok:1", "--dependency is not built yet, job.sh line 2; "),
+        ("#SBATCH -L matlab", "--licenses "),
+        ("#SBATCH --licenses=matlab@db:2", "--licenses "),
+        ("#SBATCH --reservation=x", "--reservation is not built yet, job.sh line 2; "),
+        ("#SBATCH hetjob", "hetjob is not built yet, job.sh line 2; "),
+        ("#SBATCH -W", "--wait "),
+        ("#SBATCH -i data.txt", "--input "),
+        ("#SBATCH -n two", '"two" is no number from 1 to 2147483647, --ntasks, job.sh line 2; '),
+        ("#SBATCH -o %N.out", 'unknown pattern "%N" in "%N.out", --output, job.sh line 2; '),
+        ("#SBATCH --time", "--time: expected one argument, job.sh line 2; "),
+        ("#SBATCH -J 'open", "no closing quotation, job.sh line 2; "),
+        ("#MS --tmie 10", 'unknown option "--tmie", job.sh line 2; did you mean --time?'),
+        ("#MS --wait", "write it on the command line"),
+        ("#MS --array 1-3", "--array is not built yet, job.sh line 2; "),
+    ],
+)
+def test_directives_that_are_refused(line: str, told: str) -> None:
+    assert told in refused(script(line))
+
+
+def test_a_wrong_directive_that_is_overruled_is_no_error() -> None:
+    assert request("-n", "2", script("#SBATCH -n two")).tasks == 2
+
+
+# Environment
+
+SURROUNDINGS = {
+    "PATH": "/bin",
+    "A": "1",
+    "SLURM_JOB_ID": "5",
+    "SBATCH_ACCOUNT": "x",
+    "SGE_ROOT": "/sge",
+    "PBS_O_HOST": "h",
+    "METASCHED_SOCKET": "/s",
+    "SLURMLESS": "kept",
+}
+
+
+@pytest.mark.parametrize(
+    ("export", "kept"),
+    [
+        (None, {"PATH": "/bin", "A": "1", "SLURMLESS": "kept"}),
+        ("ALL", {"PATH": "/bin", "A": "1", "SLURMLESS": "kept"}),
+        ("ALL,A=2,B=x=y", {"PATH": "/bin", "A": "2", "SLURMLESS": "kept", "B": "x=y"}),
+        ("NONE", {}),
+        ("A", {"A": "1"}),
+        ("A,B=", {"A": "1", "B": ""}),
+        ("SLURM_JOB_ID", {"SLURM_JOB_ID": "5"}),
+    ],
+)
+def test_environment(export: str | None, kept: dict[str, str]) -> None:
+    words = [] if export is None else ["--export", export]
+    submission, warnings = submitted(*words, "--wrap", "x", environ=SURROUNDINGS)
+    assert list(submission.environments.values()) == [kept]
+    assert warnings == []
+
+
+def test_variables_that_cannot_travel_are_named_in_one_warning() -> None:
+    environ = {"GOOD": "ü", "BAD": "\udcff", "\udcfe": "x"}
+    submission, warnings = submitted("--wrap", "x", environ=environ)
+    assert list(submission.environments.values()) == [{"GOOD": "ü"}]
+    assert len(warnings) == 1
+    assert '"BAD"' in warnings[0]
+
+
+def test_a_variable_that_is_not_set_is_a_warning() -> None:
+    _, warnings = submitted("--export", "NOWHERE", "--wrap", "x")
+    assert warnings == ["--export: NOWHERE is not set here, the job will not have it"]
+
+
+def test_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    assert request("--wrap", "x").directory == str(tmp_path)
+    assert request("-D", "sub", "--wrap", "x").directory == str(tmp_path / "sub")
+    assert request("-D", "/", "--wrap", "x").directory == "/"
+
+
+def test_a_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert "the present directory" in refused("--wrap", "x")
+
+
+def test_strict_and_dry_run_travel() -> None:
+    submission, _ = submitted("--strict", "--dry-run", "--wrap", "x")
+    assert (submission.strict, submission.dry_run) == (True, True)
+    submission, _ = submitted("--wrap", "x")
+    assert (submission.strict, submission.dry_run) == (False, False)
