@@ -1,0 +1,121 @@
+"""Who is calling is what the kernel says: two real accounts, and headers that lie."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import pwd
+import socket
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from tests.e2e.conftest import Site
+
+ASK = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as peer:
+    peer.connect(sys.argv[1])
+    peer.sendall(b"GET /health HTTP/1.1\\r\\nHost: x\\r\\nX-Forwarded-For: 127.0.0.1\\r\\n"
+                 b"X-Remote-User: root\\r\\nConnection: close\\r\\n\\r\\n")
+    while part := peer.recv(65536):
+        sys.stdout.buffer.write(part)
+"""
+
+
+class _Unix(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost")
+        self.path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self.path)
+
+
+def ask(site: Site, method: str, path: str, body: object = None) -> tuple[int, object]:
+    connection = _Unix(str(site.folder / "ms.sock"))
+    content = None if body is None else json.dumps(body)
+    connection.request(method, path, content, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    return answer.status, json.loads(answer.read())
+
+
+def test_the_socket_is_for_its_owner_alone(running: Site) -> None:
+    place = running.folder / "ms.sock"
+    assert stat.S_IMODE(place.stat().st_mode) == 0o600
+    status, health = ask(running, "GET", "/health")
+    assert status == 200
+    assert isinstance(health, dict)
+    assert health["user"] == pwd.getpwuid(os.getuid()).pw_name
+
+
+@pytest.mark.root
+def test_another_account_is_refused_even_if_it_can_connect(running: Site) -> None:
+    place = running.folder / "ms.sock"
+    place.chmod(0o666)
+    for folder in (running.folder, *running.folder.parents):
+        folder.chmod(folder.stat().st_mode | 0o011)
+    other = pwd.getpwnam("nobody").pw_uid
+    done = subprocess.run(
+        ["/usr/bin/python3", "-c", ASK, str(place)],
+        user=other,
+        group=other,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert done.stdout.startswith("HTTP/1.1 403"), done.stdout
+    assert f"user id {other} may not use" in done.stdout
+    own = subprocess.run(
+        [sys.executable, "-c", ASK, str(place)], capture_output=True, text=True, check=True
+    )
+    assert own.stdout.startswith("HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "told"),
+    [
+        ("GET", "/nothing", None, 404, "Not Found"),
+        ("PUT", "/jobs", None, 405, "Method Not Allowed"),
+        ("POST", "/jobs", {"jobs": []}, 422, "scripts"),
+        ("POST", "/jobs", {"jobs": [], "scripts": {}, "environments": {}}, 422, "no job"),
+        (
+            "POST",
+            "/jobs",
+            {"jobs": [{"scrpt": 1}], "scripts": {}, "environments": {}},
+            422,
+            "jobs.0",
+        ),
+        (
+            "POST",
+            "/jobs",
+            {
+                "jobs": [{"script": "a", "environment": "b", "directory": "/"}],
+                "scripts": {},
+                "environments": {},
+            },
+            422,
+            "script a is not in the request",
+        ),
+        ("POST", "/jobs/cancel", {}, 422, "nothing to cancel"),
+        ("POST", "/jobs/cancel", {"jobs": ["1"], "force": True}, 422, "force"),
+        ("POST", "/jobs/burn", {"jobs": ["1"]}, 422, "wish"),
+        ("GET", "/jobs?state=lost", None, 422, "unknown state"),
+        ("GET", "/jobs/wait?job=4", None, 404, "no job 4"),
+    ],
+)
+def test_wrong_requests_are_one_line(
+    shared: Site, method: str, path: str, body: object, status: int, told: str
+) -> None:
+    got, answer = ask(shared, method, path, body)
+    assert got == status, answer
+    assert isinstance(answer, dict)
+    assert told in answer["error"]
+    assert "\n" not in answer["error"]
+    assert shared.json("status", "--all") == []

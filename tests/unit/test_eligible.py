@@ -1,0 +1,111 @@
+"""Which clusters may run a job, with the reason for each that may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from metasched.model import Cluster, Facts, Job, Nodes, Partition, Reason
+from metasched.policies.eligible import NoMapping, holds, translated, unfit
+
+
+def job(**more: Any) -> Job:
+    return Job(id=1, submitted=0.0, estimated=60.0, **more)
+
+
+def cluster(**more: Any) -> Cluster:
+    return Cluster(name="c", adapter="slurm", **more)
+
+
+def facts(*nodes: Nodes, **partition: Any) -> Facts:
+    nodes = nodes or (Nodes(2, 16, 16, 1000, 1000),)
+    main = Partition("main", nodes, default=True, **partition)
+    return Facts(cpus=sum(n.count * n.cpus for n in nodes), used=0, partitions=(main,))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "site", "reason", "told"),
+    [
+        ({}, facts(), {}, None, ""),
+        ({}, None, {}, Reason.CLUSTER_DOWN, "not been heard from"),
+        ({"cpus": 32, "tasks": 32}, facts(), {}, None, ""),
+        ({"cpus": 33, "tasks": 33}, facts(), {}, Reason.NO_CLUSTER_FITS, "32 processors"),
+        ({"cpus": 17}, facts(), {}, Reason.NO_CLUSTER_FITS, "no set of its nodes"),
+        ({"cpus": 3, "tasks": 3, "nodes": 3}, facts(), {}, Reason.NO_CLUSTER_FITS, "no set"),
+        ({"memory": 1001}, facts(), {}, Reason.NO_CLUSTER_FITS, "memory"),
+        ({"cpus": 4, "memory_per_cpu": 251}, facts(), {}, Reason.NO_CLUSTER_FITS, "memory"),
+        ({"gres": {"gpu": 1}}, facts(), {}, Reason.NO_CLUSTER_FITS, "gres"),
+        ({"gres": {"gpu": 2}}, facts(Nodes(1, 4, 4, gres={"gpu": 2})), {}, None, ""),
+        ({"time_limit": 61.0}, facts(max_time=60.0), {}, Reason.NO_CLUSTER_FITS, "60 s"),
+        ({"clusters": ("d",)}, facts(), {}, Reason.NO_CLUSTER_FITS, "only d"),
+        ({"partition": "long"}, facts(), {}, Reason.NO_MAPPING, '"long"'),
+        ({"partition": "long"}, facts(), {"maps": {"partition": {"long": "main"}}}, None, ""),
+        ({"partition": "main"}, facts(), {}, None, ""),
+        ({"account": "aero"}, facts(), {}, Reason.NO_MAPPING, "aero"),
+        ({"account": "aero"}, facts(), {"maps": {"account": {"*": "*"}}}, None, ""),
+        ({"constraint": "fast"}, facts(Nodes(1, 4, 4, features=("fast",))), {}, None, ""),
+        ({"constraint": "fast"}, facts(), {}, Reason.NO_MAPPING, "fast"),
+        ({"directory": "/home/a"}, facts(), {"filesystems": ("home",)}, None, ""),
+        (
+            {"directory": "/homes/a"},
+            facts(),
+            {"filesystems": ("home",)},
+            Reason.FILESYSTEM,
+            "/homes",
+        ),
+        ({}, facts(up=False), {}, Reason.CLUSTER_DRAINED, "closed"),
+        (
+            {"cpus": 20, "tasks": 20},
+            facts(Nodes(1, 16, 16), Nodes(1, 16, 0, up=False)),
+            {},
+            Reason.CLUSTER_DRAINED,
+            "down or drained",
+        ),
+    ],
+)
+def test_reasons(
+    wanted: dict[str, Any],
+    there: Facts | None,
+    site: dict[str, Any],
+    reason: Reason | None,
+    told: str,
+) -> None:
+    against = unfit(job(**wanted), cluster(**site), there)
+    assert (against.reason if against else None) == reason
+    assert told in (against.text if against else "")
+
+
+def test_words_become_the_clusters_own() -> None:
+    maps = {
+        "partition": {"long": "week"},
+        "account": {"aero": "a12"},
+        "qos": {"*": "*"},
+        "feature": {"fast": "cascade", "big": "fat"},
+    }
+    wanted = job(partition="long", account="aero", qos="high", constraint="fast&big|fast")
+    here = translated(wanted, cluster(maps=maps), None)
+    assert (here.partition, here.account, here.qos) == ("week", "a12", "high")
+    assert here.constraint == "cascade&fat|cascade"
+    with pytest.raises(NoMapping, match="slow"):
+        translated(job(constraint="fast&slow"), cluster(maps=maps), None)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "free"),
+    [
+        ({"cpus": 6, "tasks": 6}, True),
+        ({"cpus": 7, "tasks": 7}, False),
+        ({"cpus": 5}, False),  # one task does not span nodes
+        ({"cpus": 4, "tasks": 4, "nodes": 1}, True),
+        ({"cpus": 5, "tasks": 5, "nodes": 1}, False),
+        ({"cpus": 2, "tasks": 2, "nodes": 2}, True),
+        ({"exclusive": True}, False),
+        ({"memory": 500}, True),
+        ({"memory": 501}, False),
+    ],
+)
+def test_what_fits_in_what_is_free(wanted: dict[str, Any], free: bool) -> None:
+    nodes = (Nodes(1, 8, 4, 1000, 500), Nodes(1, 8, 2, 1000, 100), Nodes(3, 8, 0, up=False))
+    assert holds(job(**wanted), Partition("main", nodes), free=True) is free
+    assert holds(job(**wanted), Partition("main", nodes))

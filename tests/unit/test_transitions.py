@@ -1,0 +1,74 @@
+"""The table itself: complete where managers speak, closed where things have ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from metasched.model import State
+from metasched.transitions import (
+    ATTEMPT_FINAL,
+    FINAL,
+    LIVE,
+    TABLE,
+    WITH_US,
+    Event,
+    IllegalTransition,
+    advance,
+    reported,
+)
+
+
+def test_ended_states_have_no_way_out() -> None:
+    assert not [key for key in TABLE if key[0] in FINAL | ATTEMPT_FINAL]
+
+
+def test_tasks_and_attempts_stay_in_their_own_states() -> None:
+    for step in TABLE.values():
+        assert step.task in WITH_US | LIVE | FINAL
+        assert step.attempt is None or step.attempt in LIVE | ATTEMPT_FINAL
+
+
+def test_a_live_task_shares_the_state_of_its_attempt() -> None:
+    for step in TABLE.values():
+        if step.task in LIVE:
+            assert step.attempt is step.task
+        else:
+            assert step.attempt not in LIVE
+
+
+def test_only_what_has_not_begun_comes_back_to_us() -> None:
+    back = {state for (state, _), step in TABLE.items() if step.task is State.QUEUED}
+    assert back == {State.HELD, State.DISPATCHING, State.PENDING, State.UNKNOWN}
+
+
+def test_every_state_is_reached_and_every_event_used() -> None:
+    reached = {s for step in TABLE.values() for s in (step.task, step.attempt)} - {None}
+    assert reached == set(State)
+    assert {event for _, event in TABLE} == set(Event)
+
+
+def test_an_illegal_transition_tells_the_task_and_its_story() -> None:
+    with pytest.raises(IllegalTransition, match=r"task 17_3: start is impossible.*submitted"):
+        advance(State.COMPLETED, Event.START, "17_3", ["submitted"])
+
+
+@pytest.mark.parametrize(
+    ("known", "listed", "event"),
+    [
+        (State.PENDING, State.PENDING, None),
+        (State.PENDING, State.RUNNING, Event.START),
+        (State.PENDING, State.COMPLETED, Event.COMPLETE),  # polls skip states
+        (State.RUNNING, State.PENDING, None),  # restarted by its manager: still ours, not new
+        (State.UNKNOWN, State.PENDING, Event.SEE),
+        (State.DISPATCHING, State.RUNNING, Event.START),
+        (State.RUNNING, State.NODE_FAIL, Event.LOSE_NODE),
+    ],
+)
+def test_what_a_listed_state_means(known: State, listed: State, event: Event | None) -> None:
+    assert reported(known, listed) is event
+
+
+def test_every_listed_state_can_follow_every_live_one() -> None:
+    for known in LIVE:
+        for listed in ATTEMPT_FINAL:
+            assert reported(known, listed) is not None
