@@ -132,5 +132,5 @@ class Adapter(ABC):
         a partial answer is Unreachable too, since absence from a listing is taken as evidence.
         """
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have nothing to let go of
         """Let go of what is held in this process; the manager's jobs go on."""

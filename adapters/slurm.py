@@ -186,8 +186,17 @@ class Slurm(Adapter):
         """Our jobs that carry this tag, have not ended, and are asked for."""
         wanted = {text.mark(withdrawal.tag, index) for index in withdrawal.natives}
         user = str(os.geteuid())
-        lines = self._squeue("--user", user)
-        return [line for line in lines if line.tag in wanted and line.user == user]
+        ids = [native for native in withdrawal.natives.values() if native]
+        known = 0 < len(ids) == len(wanted) <= _IDS_PER_CALL
+        try:
+            lines = self._squeue("--jobs" if known else "--user", ",".join(ids) if known else user)
+        except Unreachable as error:
+            if known and "Invalid job id" in error.reason:
+                return []
+            raise
+        return [
+            line for line in lines if line.tag in wanted and line.user == user and text.lives(line)
+        ]
 
     def _scancel(self, ids: Iterable[str]) -> None:
         for some in _joined(ids):
@@ -267,18 +276,16 @@ class Slurm(Adapter):
             raise Unreachable(f"{path}: {error.strerror}") from None
         except UnicodeEncodeError:
             raise Refused("an option, a path or an argument is no text") from None
-        try:
-            out, err = self._await(process)
-        finally:
-            process.kill()
-            process.wait()
+        with process:
+            try:
+                out, err = self._await(program, process)
+            finally:
+                process.kill()
         if process.returncode < 0:
             raise Unreachable(f"{program} was ended by signal {-process.returncode}")
-        return _Answer(
-            process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
-        )
+        return _Answer(process.returncode, _text(out), _text(err))
 
-    def _await(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    def _await(self, program: str, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
         """Its output. A full queue is a refusal, if sbatch is caught asleep between two tries."""
         end = time.monotonic() + self._settings.timeout
         silent = time.monotonic()  # at this moment it had not yet said that it would try again
@@ -288,13 +295,12 @@ class Slurm(Adapter):
                 return process.communicate(timeout=max(0.0, min(_LOOK, end - looked)))
             except subprocess.TimeoutExpired as waiting:
                 said = waiting.stderr or b""
-            program = os.path.basename(str(process.args[0]))  # type: ignore[index]
             if _RETRYING.search(said):
                 process.kill()
                 process.wait()
                 if time.monotonic() - silent < _RETRY_SLEEP:
-                    raise Refused(batch.complaint(said.decode(errors="replace")), again=True)
-                raise Unreachable(f"{program}: {batch.complaint(said.decode(errors='replace'))}")
+                    raise Refused(batch.complaint(_text(said)), again=True)
+                raise Unreachable(f"{program}: {batch.complaint(_text(said))}")
             if time.monotonic() >= end:
                 raise Unreachable(f"{program}: no answer within {self._settings.timeout:g} s")
             silent = looked
@@ -322,6 +328,10 @@ def _memory_file(content: bytes) -> Iterator[int]:
         file.flush()
         file.seek(0)
         yield file.fileno()
+
+
+def _text(said: bytes) -> str:
+    return said.decode(errors="replace")
 
 
 def _joined(ids: Iterable[str]) -> Iterator[str]:

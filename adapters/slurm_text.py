@@ -56,6 +56,7 @@ _STATES = {
     "REVOKED": State.UNKNOWN,  # a sibling of a federation has taken it over
 }
 _HOLDS_PROCESSORS = {State.RUNNING, State.SUSPENDED}
+_LIVES = {State.PENDING, State.RUNNING, State.SUSPENDED, State.UNKNOWN}
 _HAS_STATUS = {
     *(State.COMPLETED, State.FAILED, State.TIMEOUT, State.CANCELLED),
     *(State.PREEMPTED, State.OUT_OF_MEMORY),
@@ -247,6 +248,11 @@ def read_mark(text: str) -> tuple[str, int] | None:
     return tag, int(index or 0)
 
 
+def lives(line: QueueLine) -> bool:
+    """Whether the job has not ended."""
+    return _STATES.get(line.state, State.UNKNOWN) in _LIVES
+
+
 def rows(lines: Iterable[QueueLine], instance: str, user: int) -> list[Row]:
     """Our tasks: jobs of `user` (others may forge a tag) with a tag of `instance`."""
     found = []
@@ -313,7 +319,7 @@ def facts(
             if job.id not in ours:
                 owed += tasks * _count(job) * limit
             tier = max((tiers.get(name, 0) for name in job.partition.split(",")), default=0)
-            first = int(re.match(r"\d*", job.id)[0] or 0)  # type: ignore[index]
+            first = int(re.split(r"\D", job.id, maxsplit=1)[0])
             waiting.append(((-tier, -int(job.priority), first), (_count(job), limit)))
     return Facts(
         cpus=sum(total for _, total in usable.values()),

@@ -355,7 +355,10 @@ def nursery() -> None:
                 answer = f"{pid} {start_time(pid)}\n"
             except ProcessLookupError:
                 answer = f"{pid} 0\n"
-            os.write(1, answer.encode())
+            try:
+                os.write(1, answer.encode())
+            except BrokenPipeError:
+                return  # the adapter has died; the next one finds what was forked by its claims
 
 
 def _supervisor_of(folder: str) -> None:

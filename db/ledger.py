@@ -19,7 +19,6 @@ from sqlalchemy import (
     insert,
     or_,
     select,
-    true,
     update,
 )
 from sqlalchemy.exc import DBAPIError
@@ -190,7 +189,7 @@ class Ledger:
                     "user": new.job.user,
                     "name": new.job.name,
                     "submitted": new.job.submitted,
-                    "deadline": new.job.deadline,
+                    "margin": new.job.margin,
                     "array": new.job.array,
                     "priority": next(iter(outcomes[new.job.id].tasks.values())).priority,
                     "parts": encode([part._asdict() for part in outcomes[new.job.id].parts]),
@@ -220,10 +219,7 @@ class Ledger:
                 .group_by(attempt.c.job)
             )
             margins = run(
-                select(job.c.job)
-                .where(job.c.deadline.is_not(None))
-                .order_by(job.c.id.desc())
-                .limit(window)
+                select(job.c.job).where(job.c.margin >= 0).order_by(job.c.id.desc()).limit(window)
             ).scalars()
             into.restore(
                 tasks,
@@ -312,8 +308,6 @@ class Ledger:
         `ended_since` open tasks and those that ended after it. May be called from any thread.
         """
         where: list[ColumnElement[bool]] = []
-        if jobs is not None:
-            where.append(or_(*(_of_job(j, i) for j, i in jobs)))
         if user is not None:
             where.append(job.c.user == user)
         if states:
@@ -322,18 +316,32 @@ class Ledger:
             where.append(job.c.submitted >= since)
         if ended_since is not None:
             where.append(or_(task.c.ended.is_(None), task.c.ended >= ended_since))
+        query = _STATUS.where(*where)
         with self._engine.connect() as reading:
-            return [dict(row) for row in reading.execute(_STATUS.where(*where)).mappings()]
+            if jobs is None:
+                return [dict(row) for row in reading.execute(query).mappings()]
+            wanted = set(jobs)
+            return [
+                dict(row)
+                for ids in _some(sorted({id for id, _ in wanted}))
+                for row in reading.execute(query.where(task.c.job.in_(ids))).mappings()
+                if (row.job, None) in wanted or (row.job, row.task_index) in wanted
+            ]
 
     def unknown(self, jobs: Iterable[tuple[int, int | None]]) -> list[str]:
         """Those of `jobs` that were never stored, as the user writes them."""
-        missing = []
+        wanted = sorted(set(jobs), key=lambda pair: (pair[0], pair[1] is not None, pair[1]))
+        stored: set[tuple[int, int | None]] = set()
         with self._engine.connect() as reading:
-            for id, index in jobs:
-                found = select(task.c.job).where(_of_job(id, index)).limit(1)
-                if reading.execute(found).first() is None:
-                    missing.append(str(id) if index is None else f"{id}_{index}")
-        return missing
+            for ids in _some(sorted({id for id, _ in wanted})):
+                query = select(task.c.job, task.c.task_index).where(task.c.job.in_(ids))
+                for row in reading.execute(query):
+                    stored |= {(row.job, None), (row.job, row.task_index)}
+        return [
+            str(id) if index is None else f"{id}_{index}"
+            for id, index in wanted
+            if (id, index) not in stored
+        ]
 
     def story(self, id: int) -> list[dict[str, Any]]:
         """Every change of a job's tasks, oldest first."""
@@ -353,8 +361,10 @@ class Ledger:
             return dict(row) if row is not None else None
 
 
-def _of_job(id: int, index: int | None) -> ColumnElement[bool]:
-    return and_(task.c.job == id, task.c.task_index == index if index is not None else true())
+def _some(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    """The ids in portions that every database takes as parameters of one statement."""
+    for first in range(0, len(ids), 10_000):
+        yield ids[first : first + 10_000]
 
 
 def _with_texts(payload: str, script: str, environment: str) -> Payload:

@@ -54,6 +54,7 @@ content = Table(
     Column("text", Text, nullable=False),
 )
 
+_on_time = text("margin >= 0")
 job = Table(
     "job",
     metadata,
@@ -61,7 +62,7 @@ job = Table(
     Column("user", Text, nullable=False),
     Column("name", Text, nullable=False),
     Column("submitted", Float, nullable=False),
-    Column("deadline", Float),
+    Column("margin", Float),  # seconds to spare before the deadline; null without one
     Column("array", Text),
     Column("priority", Integer, nullable=False),
     Column("parts", Text, nullable=False),
@@ -69,7 +70,7 @@ job = Table(
     Column("script", Text, ForeignKey("content.digest"), nullable=False),
     Column("environment", Text, ForeignKey("content.digest"), nullable=False),
     Column("payload", Text, nullable=False),
-    Index("ix_job_deadline", "id", sqlite_where=text("deadline IS NOT NULL")),
+    Index("ix_job_margin", "id", sqlite_where=_on_time, postgresql_where=_on_time),
 )
 
 task = Table(

@@ -301,9 +301,6 @@ def _accepted(
         )
     except ValueError as error:
         raise Wrong(422, f"{error}, in the request; change it") from None
-    for moment, text in ((job.deadline, "deadline"), (job.begin, "begin time")):
-        if moment is not None and not math.isfinite(moment):
-            raise Wrong(422, f"{text} is {moment}; give a time")
     if (why := core.refusal(job)) is not None:
         raise Wrong(403, why)
     payload = Payload(

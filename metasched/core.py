@@ -139,7 +139,7 @@ class Core:
         """Take over stored tasks before the first event, which must be `Booted`.
 
         `last_sendings` maps each open job to its highest sending, `margins` are the last jobs
-        with a deadline, oldest first.
+        with a deadline that could be met, oldest first.
         """
         self._margins = list(margins)
         self._last_sending = dict(last_sendings)
@@ -218,7 +218,7 @@ class Core:
         job = event.job
         out.parts = self.classifier.parts(job)
         priority = self.classifier.priority(job)
-        if job.deadline is not None:
+        if job.margin is not None and job.margin >= 0:
             self._margins = [*self._margins[-self.policy.window :], job]
         for index in job.indices:
             task = Task(job, index, priority, self._key(job, priority), held=job.held)

@@ -108,6 +108,9 @@ class Job:
     def __post_init__(self) -> None:
         _positive("estimated", self.estimated)
         _positive("benchmark", self.benchmark)
+        for name, moment in (("deadline", self.deadline), ("begin time", self.begin)):
+            if moment is not None and not math.isfinite(moment):
+                raise ValueError(f"{name} is {moment}; it must be a time")
         _natural("cpus", self.cpus)
         _natural("tasks", self.tasks)
         if self.cpus % self.tasks:

@@ -264,7 +264,7 @@ def _copy(path: str, goes_on: Callable[[], bool]) -> None:
             # Asked before reading: what the job wrote last is then in the last round.
             more = goes_on()
             if os.fstat(file.fileno()).st_size < file.tell():
-                pass  # the job was started again and began a new file
+                file.seek(0)  # the job was started again and began a new file
             _pour(file)
             if not more:
                 return

@@ -205,12 +205,12 @@ class World(RuleBasedStateMachine):
     @rule(submitted=st.booleans(), at_act=st.booleans())
     def crash(self, submitted: bool, at_act: bool) -> None:
         """The daemon dies, perhaps in the middle of a send, and starts again from its database."""
-        if at_act and self.actions and isinstance(action := self.actions[0], Send):
-            if self.wanted(action):
-                self.step(Tried(self.now, action.job, action.sending))
-                if submitted:
-                    tag = tag_of(INSTANCE, action.job, action.sending)
-                    self.managers[action.cluster].submit(tag, self.jobs[action.job].cpus)
+        action = self.actions[0] if at_act and self.actions else None
+        if isinstance(action, Send) and self.wanted(action):
+            self.step(Tried(self.now, action.job, action.sending))
+            if submitted:
+                tag = tag_of(INSTANCE, action.job, action.sending)
+                self.managers[action.cluster].submit(tag, self.jobs[action.job].cpus)
         stored = copy.deepcopy(self.core)
         self.actions.clear()
         self.core = Core()
@@ -218,7 +218,7 @@ class World(RuleBasedStateMachine):
             stored.tasks.values(),
             stored._last_sending,
             {name: f for name in SIZES if (f := stored.view(name)[0]) is not None},
-            [self.jobs[j] for j in sorted(self.jobs) if self.jobs[j].deadline is not None][-100:],
+            [self.jobs[j] for j in sorted(self.jobs) if (self.jobs[j].margin or -1) >= 0][-100:],
         )
         self.step(self.booted())
 
@@ -320,7 +320,7 @@ class World(RuleBasedStateMachine):
             for name in SIZES:
                 self.poll(name, True)
             while self.actions:
-                self.act(None, "done")  # type: ignore[arg-type]
+                self.act(None, "done")
             for name, manager in self.managers.items():
                 self.poll(name, False)
                 manager.start(self.now)

@@ -290,6 +290,7 @@ def test_the_queue_is_ordered_by_aged_submission(site: Site) -> None:
     site.reopen(cpus=1, age=100.0)
     now = time.time()
     blocker = site.submit("exec sleep 60")
+    site.wait(lambda: site.row(blocker).state is State.RUNNING)
     mark = "echo $METASCHED_JOB_ID >> order"
     orders = [
         site.submit(mark, submitted=now),
@@ -522,7 +523,7 @@ def test_two_supervisors_of_one_folder_run_it_once(site: Site, tmp_path: Path) -
 
 def test_a_killed_nursery_is_replaced(site: Site) -> None:
     site.wait_end(site.submit("true"))
-    (nursery,) = supervisor.descendants(os.getpid())
+    (nursery,) = processes.of_cluster(site.folder)
     os.kill(nursery, signal.SIGKILL)
     assert site.wait_end(site.submit("exit 8")).exit_code == 8
 

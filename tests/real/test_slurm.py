@@ -84,6 +84,12 @@ class Client:
             time.sleep(0.05)
 
 
+def batch(cluster: SlurmCluster, *options: str) -> str:
+    return cluster.run(
+        *("sbatch", "--parsable", "--output=/dev/null", *options), stdin="#!/bin/sh\nsleep 300\n"
+    ).strip()
+
+
 @pytest.fixture
 def alpha(slurm_site: SlurmSite) -> Iterator[SlurmCluster]:
     """The cluster alpha, without jobs."""
@@ -317,15 +323,23 @@ def test_a_job_longer_than_a_minute_keeps_its_limit_in_whole_minutes(client: Cli
 # Withdrawing.
 
 
-def test_a_native_id_that_slurm_gave_to_somebody_else_is_left_alone(client: Client) -> None:
+@pytest.mark.parametrize("state", ["RUNNING", "PENDING"])
+def test_a_native_id_that_slurm_gave_to_somebody_else_is_left_alone(
+    client: Client, state: str
+) -> None:
     lost = client.order("true")
-    native = client.cluster.run(
-        "sbatch", "--parsable", "--output=/dev/null", stdin="#!/bin/sh\nsleep 300\n"
-    ).strip()
+    native = batch(client.cluster, *(["--begin=now+1hour"] if state == "PENDING" else []))
+
+    def said() -> list[str]:
+        return client.cluster.run("squeue", "-h", "-O", "jobid:|,state:|,priority:|").split("|")
+
+    client.wait(lambda _: state in said())
+    before = said()
     client.withdraw(lost, native)
     client.withdraw(lost, native, unstarted=True)
+    client.withdraw(lost)
     time.sleep(0.3)
-    assert client.cluster.run("squeue", "-h", "-o", "%i %T").split() == [native, "RUNNING"]
+    assert said() == before
 
 
 def test_withdrawing_the_unstarted_never_ends_what_has_begun(client: Client) -> None:
@@ -392,12 +406,6 @@ def test_slurm_does_not_requeue_by_itself(client: Client) -> None:
 
 
 # Facts.
-
-
-def batch(cluster: SlurmCluster, *options: str) -> str:
-    return cluster.run(
-        *("sbatch", "--parsable", "--output=/dev/null", *options), stdin="#!/bin/sh\nsleep 300\n"
-    ).strip()
 
 
 def test_other_peoples_work_is_in_the_facts(alpha: SlurmCluster, client: Client) -> None:
