@@ -1,0 +1,13 @@
+"""The database: each fact once, and what guards it.
+
+    instance   the random name in every tag               primary key
+    content    scripts and environments                   by digest; jobs refer to it
+    job        what the user asked for, its priority      never changed after submission
+    task       where each task of a job is                state in the table; `ended` iff final
+    attempt    each try in a manager; also the outbox     one live attempt per task (unique index)
+    event      what the core was told, in order           append-only; replay gives every decision
+    change     the story: each step with its cause        append-only; refers to its event
+    cluster    the last facts of each cluster             primary key
+
+`schema` declares it, `migrations` makes it, `store` opens it, `ledger` reads and writes it.
+"""

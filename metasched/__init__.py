@@ -1,0 +1,24 @@
+"""metasched: one queue for several batch clusters.
+
+Pure, each knowing only those above it:
+    model        jobs, attempts, clusters, what a cluster says of itself
+    transitions  the one table (state, event) -> state
+    policies     priorities, eligibility, dispatch, pulling, local queues
+    events       what the core is told and what it answers
+    core         the meta-scheduler: events in, changes and actions out
+
+Round it:
+    adapters     one resource manager each; `adapters.base` is the contract
+    db           the ledger in SQL
+    worker       the process that hosts one adapter
+    config       metasched.toml and the policy file
+    daemon, api  the shell: database, workers, timers, socket
+
+In front of it, quick to import:
+    units, options, submit   what a user writes
+    places, client, cli      finding the daemon and talking to it
+    demo                     all of it in a minute
+
+Nothing imports `cli`. Stable for authors of policies and adapters: `model`, `policies.classify`,
+`policies.dispatch`, `adapters.base`.
+"""
