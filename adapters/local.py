@@ -134,6 +134,7 @@ class _Task:
     native: int
     needs: _Needs
     row: Row
+    ours: bool  # of this instance
     launched: float | None = None  # when it was decided to start it
     launches: int = 0
     devices: dict[str, list[int]] = field(default_factory=dict)
@@ -214,14 +215,14 @@ class Local(Adapter):
             for task in self._started.values():
                 self._note_claim(task)
             head = self._queue[0] if self._queue else None
-            ours = [task for task in self._tasks.values() if self._ours(task)]
             return Listing(
                 taken=now,
                 since=max(self._born, now - self.options.keep),
                 until=now,
                 rows=tuple(
                     replace(task.row, word="Resources") if task is head else task.row
-                    for task in ours
+                    for task in self._tasks.values()
+                    if task.ours
                 ),
                 facts=self._facts(head),
             )
@@ -315,6 +316,7 @@ class Local(Adapter):
                 native,
                 msgspec.json.decode(needs, type=_Needs),
                 msgspec.json.decode(row, type=Row) if row else _pending(tag, index, native),
+                self._is_ours(tag),
             )
             self._tasks[native] = task
             self._tags.setdefault(tag, {})[index] = task
@@ -393,7 +395,7 @@ class Local(Adapter):
             (tag, index, msgspec.json.encode(needs).decode()),
         ).lastrowid
         assert native is not None
-        return _Task(native, needs, _pending(tag, index, native))
+        return _Task(native, needs, _pending(tag, index, native), self._is_ours(tag))
 
     def _withdraw(self, task: _Task, unstarted: bool) -> None:
         folder = self._folder_of(task)
@@ -405,8 +407,8 @@ class Local(Adapter):
 
     # What is so.
 
-    def _ours(self, task: _Task) -> bool:
-        return parse_tag(task.row.tag, self.instance) is not None
+    def _is_ours(self, tag: str) -> bool:
+        return parse_tag(tag, self.instance) is not None
 
     def _facts(self, head: _Task | None) -> Facts:
         options = self.options
@@ -432,7 +434,7 @@ class Local(Adapter):
             used=options.cpus - self._free_cpus,
             partitions=(partition,),
             running=tuple(sorted((t.running.end, t.needs.cpus) for t in self._started.values())),
-            owed=sum(t.needs.cpus * t.needs.estimated for t in self._queue if not self._ours(t)),
+            owed=sum(t.needs.cpus * t.needs.estimated for t in self._queue if not t.ours),
             pending=len(self._queue),
             head=None if head is None else (head.needs.cpus, head.needs.estimated),
         )

@@ -12,7 +12,8 @@ Round it:
     db           the ledger in SQL
     worker       the process that hosts one adapter
     config       metasched.toml and the policy file
-    daemon, api  the shell: database, workers, timers, socket
+    daemon       the shell: database, workers, timers
+    api, serve   HTTP on a unix socket; the process that runs it all
 
 In front of it, quick to import:
     units, options, submit   what a user writes

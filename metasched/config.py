@@ -210,6 +210,8 @@ def read_policy(path: Path | None) -> Policy:
             raise ConfigError(
                 f'{key} = "{getattr(given, key)}" in {path}; write "{allowed[0]}" or "{allowed[1]}"'
             )
+    if "regular" not in given.classes:
+        raise ConfigError(f'no class "regular", [classes] in {path}; add its base value')
     known = tuple(Classifier().heuristics)
     for name in given.weights:
         if name not in known:

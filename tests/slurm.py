@@ -146,6 +146,7 @@ class SlurmCluster:
             done = subprocess.run(
                 command,
                 env=self.environment,
+                cwd=self.folder,  # sbatch's default output goes here
                 input=stdin or "",
                 capture_output=True,
                 text=True,

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from metasched.cli.connect import Json
-from metasched.cli.messages import fail
 
 
 def serve(
@@ -29,16 +28,9 @@ def serve(
       metasched serve -c /etc/metasched/metasched.toml
       metasched serve --check
     """
-    from metasched.config import ConfigError
-    from metasched.daemon import serve
-    from metasched.db.store import StoreError
+    from metasched.serve import serve
 
-    try:
-        return serve(config, standby=standby, check=check)
-    except ConfigError as error:
-        return fail(str(error), 2)
-    except StoreError as error:
-        return fail(str(error), 1)
+    return serve(config, standby=standby, check=check)
 
 
 def demo(

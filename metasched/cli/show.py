@@ -12,6 +12,7 @@ _STYLES = {
     "unknown": "yellow",
     "held": "yellow",
 }
+_FOLDED = ("NAME", "NATIVE_ID", "REASON", "NOTE")  # may take several lines on a narrow terminal
 
 
 def clean(value: object) -> str:
@@ -33,15 +34,17 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def _pretty(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    """Only the columns that hold something: a terminal is narrow."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     shown = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        shown.add_column(column, overflow="fold")
+    filled = [i for i in range(len(columns)) if not cells or any(row[i] for row in cells)]
+    for i in filled:
+        shown.add_column(columns[i], overflow="fold", no_wrap=columns[i] not in _FOLDED)
     for row in cells:
-        shown.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+        shown.add_row(*(Text(row[i], style=_STYLES.get(row[i], "")) for i in filled))
     Console().print(shown)
 
 

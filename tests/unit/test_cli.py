@@ -483,6 +483,7 @@ def test_status_on_a_terminal(
     assert "[bold]name" in done.out
     assert "2026-01-3" in done.out
     assert "+00:00" not in done.out
+    assert "ENDED" not in done.out
 
 
 @pytest.mark.parametrize("wish", ["cancel", "hold", "release"])

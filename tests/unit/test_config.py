@@ -1,0 +1,112 @@
+"""A configuration that is right: what becomes of it. Wrong ones are in e2e/test_bad_input.py."""
+
+from __future__ import annotations
+
+import getpass
+import grp
+import os
+from pathlib import Path
+
+import pytest
+
+from metasched.config import ConfigError, find, load, read_policy
+from metasched.events import Policy
+
+WHOLE = """
+[daemon]
+database = "sqlite:///data/ms.db"
+socket = "run/ms.sock"
+
+[policy]
+file = "policy.toml"
+
+[[cluster]]
+name = "left"
+adapter = "local"
+cpus = 8
+benchmark = 300
+poll_interval = "2s"
+gres = { gpu = 2 }
+[cluster.map.account]
+"*" = "*"
+
+[[cluster]]
+name = "alpha"
+adapter = "slurm"
+config = "/etc/slurm/slurm.conf"
+filesystems = ["home"]
+environment = { A = "b" }
+
+[[user_class]]
+name = "gold"
+users = ["ada"]
+
+[[user_class]]
+name = "silver"
+users = ["ada"]
+groups = ["GROUP"]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    group = grp.getgrgid(os.getgid()).gr_name
+    path = tmp_path / "metasched.toml"
+    path.write_text(WHOLE.replace("GROUP", group))
+    (tmp_path / "policy.toml").write_text('age = "2h"\npull_after = 7\n[weights]\nuser = 2\n')
+    return path
+
+
+def test_a_whole_configuration(file: Path) -> None:
+    settings = load(file)
+    assert settings.database == file.parent / "data/ms.db"
+    assert settings.socket == file.parent / "run/ms.sock"
+    assert settings.folder == file.parent / "data/clusters"
+    assert settings.policy == Policy(age=7200.0, pull_after=7.0, weights={"user": 2.0})
+    left, alpha = settings.clusters
+    assert (left.cluster.name, left.cluster.benchmark, left.poll_interval) == ("left", 300, 2)
+    assert left.options["gres"] == {"gpu": 2}
+    assert left.cluster.maps == {"account": {"*": "*"}}
+    assert (alpha.poll_interval, alpha.call_timeout) == (5, 60)
+    assert alpha.cluster.filesystems == ("home",)
+    assert alpha.environment == {"A": "b"}
+
+
+def test_the_first_class_that_names_a_user_wins_then_groups(file: Path) -> None:
+    settings = load(file)
+    assert settings.class_of("ada") == "gold"
+    assert settings.class_of(getpass.getuser()) == "silver"
+    assert settings.class_of("no such user") == "regular"
+
+
+def test_without_a_file_there_is_one_cluster_of_this_host() -> None:
+    [cluster] = load(None).clusters
+    assert cluster.cluster.adapter == "local"
+    assert cluster.options["cpus"] == os.cpu_count()
+
+
+def test_an_empty_policy_is_the_default(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text("")
+    assert read_policy(path) == read_policy(None) == Policy()
+
+
+def test_a_policy_must_keep_the_class_of_everybody_else(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text("[classes]\nvip = 9\n")
+    with pytest.raises(ConfigError, match='"regular"'):
+        read_policy(path)
+
+
+def test_where_it_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path
+) -> None:
+    monkeypatch.delenv("METASCHED_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    personal = tmp_path / "metasched" / "metasched.toml"
+    personal.parent.mkdir()
+    personal.write_text(WHOLE)
+    assert find(None) == personal
+    monkeypatch.setenv("METASCHED_CONFIG", str(file))
+    assert find(None) == file
+    assert find(personal) == personal

@@ -1,0 +1,55 @@
+"""Documents that cannot rot: every key, command, state and reason must appear."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from metasched.adapters.local import LocalOptions
+from metasched.adapters.slurm import SlurmOptions
+from metasched.cli.app import COMMANDS
+from metasched.config import ClassTable, ClusterTable, DaemonTable, PolicyTable, Site
+from metasched.events import Policy
+from metasched.model import Reason, State
+
+ROOT = Path(__file__).parents[2]
+ADMIN, USER, POLICY, README = (
+    (ROOT / name).read_text()
+    for name in ("docs/admin.md", "docs/user.md", "docs/policy.md", "README.md")
+)
+
+
+@pytest.mark.parametrize("table", [DaemonTable, PolicyTable, ClassTable, ClusterTable, Site])
+def test_every_key_of_the_configuration(table: type[Site]) -> None:
+    for key in table.model_fields:
+        assert f"`{key}`" in ADMIN or f"[{key}]" in ADMIN, key
+
+
+@pytest.mark.parametrize("options", [LocalOptions, SlurmOptions])
+def test_every_key_of_an_adapter(options: type[LocalOptions]) -> None:
+    for field in fields(options):
+        assert f"`{field.name}`" in ADMIN, field.name
+
+
+def test_every_key_of_the_policy() -> None:
+    for field in fields(Policy):
+        assert f"`{field.name}`" in POLICY or f"[{field.name}]" in POLICY, field.name
+
+
+def test_every_command_state_and_reason() -> None:
+    for name in COMMANDS:
+        assert re.search(rf"\b{name}\b", USER + ADMIN), name
+    for state in State:
+        if state not in (State.NODE_FAIL, State.PREEMPTED, State.OUT_OF_MEMORY):
+            assert f"`{state}`" in USER, state
+    for reason in Reason:
+        assert f"`{reason}`" in USER, reason
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
