@@ -153,10 +153,11 @@ def make_app(daemon: Daemon) -> FastAPI:
         wanted = _ids(job)
         _all_known(daemon, wanted)
         async for _change in _changes(daemon, min(timeout, LONGEST_WAIT)):
-            open_ids = {key[0] for key in running.core.tasks}
-            if daemon.engine is running and any(id in open_ids for id, _ in wanted):
-                continue
-            break
+            if daemon.engine is not running or not any(
+                running.core.tasks_of(id, None if index is None else [index])
+                for id, index in wanted
+            ):
+                break
         return [_row(row) for row in daemon.ledger.status(wanted)]
 
     @app.post("/jobs/{wish}")

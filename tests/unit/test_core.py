@@ -103,6 +103,17 @@ def test_load_then_moves_to_the_other_cluster() -> None:
     assert site.step(Submitted(NOW, job(3))) == [Send(3, 1, "right", (0,))]
 
 
+def test_tasks_of_one_job_share_a_sending_per_cluster() -> None:
+    site = Site()
+    three = job(1, cpus=4, array="1-3", indices=(1, 2, 3))
+    # left takes the first, right is empty then, left owes less per processor after that
+    assert site.step(Submitted(NOW, three)) == [
+        Send(1, 1, "left", (1, 3)),
+        Send(1, 2, "right", (2,)),
+    ]
+    assert [site.core.tasks[1, i].attempt.sending for i in (1, 2, 3)] == [1, 2, 1]  # type: ignore[union-attr]
+
+
 def test_other_peoples_work_counts() -> None:
     site = Site()
     site.seen("left", facts(8, owed=1e6, pending=9))
