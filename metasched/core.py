@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from metasched.events import (
@@ -436,7 +436,7 @@ class Core:
             waiting = list(self._waiting.values())
         else:
             waiting = [t for t in only if (t.job.id, t.index) in self._waiting]
-        chunks: dict[tuple[int, str], Send] = {}
+        chunks: dict[tuple[int, str], tuple[int, list[int]]] = {}
         for task in sorted(waiting, key=lambda t: (t.key, t.job.id, t.index)):
             against = {name: self._unfit(task, view) for name, view in self._views.items()}
             fit = [name for name, reason in against.items() if reason is None]
@@ -448,24 +448,24 @@ class Core:
                 self._send(task, cluster, now, chunks, out)
             else:
                 self._keep(task, [u for u in against.values() if u is not None], now, out)
-        out.actions += chunks.values()
+        for (job, cluster), (sending, indices) in chunks.items():
+            out.actions.append(Send(job, sending, cluster, tuple(indices)))
 
     def _send(
         self,
         task: Task,
         cluster: str,
         now: float,
-        chunks: dict[tuple[int, str], Send],
+        chunks: dict[tuple[int, str], tuple[int, list[int]]],
         out: Outcome,
     ) -> None:
         """Intend a sending; tasks of one job that go to one cluster now share it."""
         job = task.job.id
-        chunk = chunks.get((job, cluster))
-        if chunk is None:
+        if (job, cluster) not in chunks:
             self._last_sending[job] = self._last_sending.get(job, 0) + 1
-            chunk = Send(job, self._last_sending[job], cluster, ())
-        chunks[job, cluster] = replace(chunk, indices=(*chunk.indices, task.index))
-        sending = chunk.sending
+            chunks[job, cluster] = (self._last_sending[job], [])
+        sending, indices = chunks[job, cluster]
+        indices.append(task.index)
         task.attempts += 1
         task.attempt = Attempt(task.attempts, sending, cluster, State.QUEUED, now)
         self._sendings.setdefault((job, sending), {})[task.index] = task
