@@ -218,7 +218,8 @@ def _submit(engine: Engine, user: str, submission: Submission) -> dict[str, Any]
     if not submission.jobs:
         raise Wrong(422, "no job in the request; send one or more")
     now = time.time()
-    new = [_accepted(engine, user, request, submission, now) for request in submission.jobs]
+    owner = (user, engine.settings.class_of(user))
+    new = [_accepted(engine, owner, request, submission, now) for request in submission.jobs]
     warnings = [_warnings(stored.job) for stored in new]
     if submission.strict and (told := next((w[0] for w in warnings if w), None)):
         raise Wrong(422, f"{told}; give a later one, or leave out --strict")
@@ -250,10 +251,17 @@ def _submit(engine: Engine, user: str, submission: Submission) -> dict[str, Any]
 
 
 def _accepted(
-    engine: Engine, user: str, request: JobRequest, submission: Submission, now: float
+    engine: Engine,
+    owner: tuple[str, str],
+    request: JobRequest,
+    submission: Submission,
+    now: float,
 ) -> Stored:
-    """The job that a request makes. Wrong if it makes no sense or can never run here."""
-    settings, core = engine.settings, engine.core
+    """The job that a request of `owner` (user, class) makes.
+
+    Wrong if it makes no sense or can never run here.
+    """
+    user, user_class = owner
     for kind, given, texts in (
         ("script", request.script, submission.scripts),
         ("environment", request.environment, submission.environments),
@@ -279,7 +287,7 @@ def _accepted(
             tasks=request.tasks,
             deadline=request.deadline,
             user=user,
-            user_class=settings.class_of(user),
+            user_class=user_class,
             owner_priority=request.urgency,
             name=request.name,
             nodes=request.nodes,
@@ -302,7 +310,7 @@ def _accepted(
         )
     except ValueError as error:
         raise Wrong(422, f"{error}, in the request; change it") from None
-    if (why := core.refusal(job)) is not None:
+    if (why := engine.core.refusal(job)) is not None:
         raise Wrong(403, why)
     payload = Payload(
         script="",
