@@ -110,8 +110,10 @@ class Link:
             self._failed(answer.reason)
             return
         news = answer.news
-        self._failures, self._full, self._retry = 0, False, 0.0
         _, silent = core.view(self.name)
+        if silent or self._failures:
+            log.info("cluster %s answers", self.name)
+        self._failures, self._full, self._retry = 0, False, 0.0
         quiet = not (news.rows or news.vanished or news.facts or news.full or silent)
         if not quiet or core.expects(self.name):
             self._engine.take(

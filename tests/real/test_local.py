@@ -262,7 +262,9 @@ def test_signals_and_input_are_as_in_a_fresh_process(site: Site) -> None:
     order = site.submit("grep -E '^Sig(Blk|Ign)' /proc/self/status; readlink /proc/self/fd/*")
     site.wait_end(order)
     lines = Path(order.payload.output).read_text().split("\n")
-    assert [line.split()[1] for line in lines[:2]] == ["0" * 16, "0" * 16]
+    blocked, ignored = (int(line.split()[1], 16) for line in lines[:2])
+    libc_own = 1 << 31 | 1 << 32  # signals 32 and 33: whoever started the tests may ignore them
+    assert (blocked, ignored & ~libc_own) == (0, 0)
     output = order.payload.output
     assert lines[2:5] == ["/dev/null", output, output]
 
