@@ -311,8 +311,9 @@ def facts(
     for job in jobs:
         state = _STATES.get(job.state, State.UNKNOWN)
         if state in _HOLDS_PROCESSORS or job.state == "CONFIGURING":
-            end = when(job.end)
-            running.append((taken + NO_LIMIT if end is None else max(end, taken), _count(job)))
+            # nothing that moves with the clock: a listing without news must look like the last
+            end = when(job.end) or (when(job.start) or 0.0) + NO_LIMIT
+            running.append((end, _count(job)))
         elif state is State.PENDING and _could_start(job, taken):
             tasks, limit = tasks_in(job.id), _limit(job, partitions)
             pending += tasks

@@ -66,6 +66,7 @@ def sqlite_path(url: str) -> Path:
 @contextmanager
 def active(path: Path, standby: bool = False) -> Iterator[None]:
     """Be the only daemon on the database: Busy if another is, or wait for it (`standby`)."""
+    path = path.resolve()  # the lock of a file, by whatever name it is reached
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

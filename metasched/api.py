@@ -8,12 +8,12 @@ import shlex
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import Body, Depends, FastAPI, Query, Request
@@ -24,15 +24,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from metasched.daemon import Daemon, Engine
 from metasched.db.ledger import StorageFailed, Stored, digest, encode
-from metasched.events import Asked, Submitted, Task
+from metasched.events import Asked, Submitted, Task, Wish
 from metasched.model import Job, Payload, State
 from metasched.policies.classify import too_late
+from metasched.submit import LONGEST_NAME, Submission
 from metasched.submit import Request as JobRequest
-from metasched.submit import Submission
 from metasched.transitions import FINAL, UNSTARTED
+from metasched.units import MOST
 
 RECENT = 3600.0  # seconds for which ended jobs are listed without being asked for
 LONGEST_WAIT = 60.0  # seconds
+LATEST = 1e11  # epoch seconds: the year 5138
 
 
 class PeerProtocol(H11Protocol):
@@ -75,7 +77,7 @@ def make_app(daemon: Daemon) -> FastAPI:
 
     async def engine() -> Engine:
         if daemon.engine is None:
-            raise Wrong(503, "the daemon cannot write its database now; see its log")
+            raise Wrong(503, "the daemon starts again after an error, see its log; try again soon")
         return daemon.engine
 
     app = FastAPI(title="metasched", version=version("metasched"))
@@ -98,7 +100,7 @@ def make_app(daemon: Daemon) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
-        told = f"{error.detail}: {request.method} {request.url.path}; see /docs"
+        told = f"{error.detail}: {request.method} {request.scope['path']}; see /docs"
         return JSONResponse({"error": told}, error.status_code)
 
     @app.exception_handler(RequestValidationError)
@@ -164,7 +166,7 @@ def make_app(daemon: Daemon) -> FastAPI:
     async def ask(
         user: User,
         running: Running,
-        wish: Literal["cancel", "hold", "release"],
+        wish: Wish,
         choice: Annotated[Choice, Body()],
     ) -> dict[str, Any]:
         return {"jobs": _ask(daemon, running, user, wish, choice)}
@@ -270,7 +272,11 @@ def _accepted(
             raise Wrong(422, f"{kind} {given} is not in the request; send its text")
     if not request.directory.startswith("/"):
         raise Wrong(422, f"directory {request.directory!r} is not absolute; give the whole path")
+    _check_texts(request)
+    names = [cluster.name for cluster in engine.core.clusters]
     for cluster, words in request.native.items():
+        if cluster not in names:
+            raise Wrong(422, f"--native {cluster}: no such cluster; there are {', '.join(names)}")
         try:
             shlex.split(words)
         except ValueError as error:
@@ -320,6 +326,38 @@ def _accepted(
         error=err,
     )
     return Stored(job=job, script=request.script, environment=request.environment, payload=payload)
+
+
+def _check_texts(request: JobRequest) -> None:
+    """Wrong for what no database, no manager and no terminal can carry."""
+    for key, value in asdict(request).items():
+        for text in _texts(value):
+            if "\0" in text or text != _utf8(text):
+                raise Wrong(422, f"{key} holds bytes that are no text; leave them out")
+    if len(request.name) > LONGEST_NAME or any(ord(c) < 32 for c in request.name):
+        raise Wrong(
+            422, f"name: control characters or more than {LONGEST_NAME}; write a shorter one"
+        )
+    for key in ("tasks", "cpus_per_task", "nodes", "memory", "memory_per_cpu", "time_limit"):
+        if (getattr(request, key) or 1) > MOST:
+            raise Wrong(422, f"{key} is more than {MOST}; ask for less")
+    for key in ("begin", "deadline"):
+        if not 0 <= (getattr(request, key) or 0) < LATEST:
+            raise Wrong(422, f"{key} is no time of this world; give another")
+
+
+def _texts(value: object) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case dict():
+            yield from (str(word) for pair in value.items() for word in pair)
+        case tuple() | list():
+            yield from map(str, value)
+
+
+def _utf8(text: str) -> str:
+    return text.encode(errors="replace").decode()
 
 
 def _default_time(engine: Engine, request: JobRequest) -> float:
@@ -382,7 +420,7 @@ def _ask(
     daemon: Daemon,
     engine: Engine,
     user: str,
-    wish: Literal["cancel", "hold", "release"],
+    wish: Wish,
     choice: Choice,
 ) -> list[dict[str, Any]]:
     """Carry out a wish on every chosen task; unknown ids change nothing at all."""
@@ -428,9 +466,11 @@ def _note(wish: str, state: State) -> str:
     if wish == "hold" and state not in UNSTARTED | {State.QUEUED, State.HELD}:
         return f"it is {state}; only what has not begun can be held"
     if wish == "release" and state is not State.HELD:
-        return "it is not held"
+        return "it is with its cluster; a hold under way is taken back"
     if wish == "cancel" and state is State.UNKNOWN:
-        return "its cluster does not answer; it is cancelled as soon as that does"
+        return "it is cancelled when its cluster shows it again; resolve it if that never will"
+    if wish in ("lost", "ran") and state is not State.UNKNOWN:
+        return f"it is {state}; only what is unknown needs to be resolved"
     return ""
 
 
@@ -530,7 +570,8 @@ def _ids(words: Sequence[str]) -> list[tuple[int, int | None]]:
 
 def _all_known(daemon: Daemon, wanted: Sequence[tuple[int, int | None]]) -> None:
     if missing := daemon.ledger.unknown(wanted):
-        raise Wrong(404, f"no job {', '.join(missing)}; see `metasched status --all`")
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise Wrong(404, f"no job {', '.join(missing[:3])}{more}; see `metasched status --all`")
 
 
 def _known(daemon: Daemon, word: str) -> tuple[int, int | None]:

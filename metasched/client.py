@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from metasched.errors import UserError
+from metasched.places import LONGEST_SOCKET
 
 if TYPE_CHECKING:
     from metasched.submit import Submission
 
-LONGEST_PATH = 107  # bytes that the kernel takes for the path of a unix socket
 TIMEOUT = 60.0  # seconds for an answer
 POLL = 30.0  # seconds that the daemon may keep one question about the end of jobs
 
@@ -67,9 +67,9 @@ class Client:
     def __init__(self, path: Path | str, timeout: float = TIMEOUT) -> None:
         """`timeout` in seconds. Unreachable if the kernel takes no socket of that path."""
         self.path, self.timeout = str(path), timeout
-        if len(self.path.encode(errors="surrogateescape")) > LONGEST_PATH:
+        if len(self.path.encode(errors="surrogateescape")) > LONGEST_SOCKET:
             raise Unreachable(
-                f"a path of more than {LONGEST_PATH} bytes, socket {self.path}; name a shorter one"
+                f"more than {LONGEST_SOCKET} bytes, socket {self.path}; name a shorter path"
             )
 
     def submit(self, submission: Submission) -> list[dict[str, Any]]:
@@ -84,7 +84,10 @@ class Client:
     def change(
         self, wish: str, jobs: Sequence[str], user: str | None = None, state: str | None = None
     ) -> list[dict[str, Any]]:
-        """Ask to `cancel`, `hold` or `release` jobs; what was and is, for each task."""
+        """Ask to `cancel`, `hold` or `release` jobs, or call unknown ones `lost` or `ran`.
+
+        The answer tells for each task what was and is.
+        """
         body = {"jobs": list(jobs), "user": user, "state": state}
         return self._rows(self._call("POST", f"/jobs/{wish}", body=body), "jobs")
 

@@ -15,11 +15,18 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
+from metasched.core import MARGINS
 from metasched.db.store import StoreError, sqlite_path
 from metasched.errors import UserError
 from metasched.events import Policy
 from metasched.model import Cluster
-from metasched.places import personal_config, personal_data, personal_socket, site_config
+from metasched.places import (
+    LONGEST_SOCKET,
+    personal_config,
+    personal_data,
+    personal_socket,
+    site_config,
+)
 from metasched.policies.classify import Classifier
 from metasched.units import parse_duration
 from metasched.worker import GROUP, adapter_class
@@ -35,7 +42,9 @@ def _duration(value: object) -> object:
     return parse_duration(value) if isinstance(value, str) else value
 
 
-Seconds = Annotated[float, BeforeValidator(_duration), Field(gt=0)]
+# ten years: beyond that a number is a slip, and sums of such numbers are no times any more
+LONGEST = 10 * 366 * 86400.0
+Seconds = Annotated[float, BeforeValidator(_duration), Field(gt=0, le=LONGEST)]
 
 
 class _Table(BaseModel):
@@ -64,7 +73,7 @@ class ClusterTable(BaseModel):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]{0,62}$")]
     adapter: str
-    benchmark: Annotated[float, Field(gt=0)] = 1.0
+    benchmark: Annotated[float, Field(ge=1e-6, le=1e9)] = 1.0
     filesystems: tuple[str, ...] = ()
     map: dict[str, dict[str, str]] = Field(default_factory=dict)
     poll_interval: Seconds | None = None
@@ -86,15 +95,17 @@ class PolicyFile(_Table):
     """The keys of a policy file; what is not given keeps the default of `core.Policy`."""
 
     max_priority: Annotated[int, Field(ge=1, le=100)] = Policy.max_priority
-    window: Annotated[int, Field(ge=1)] = Policy.window
-    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
-    classes: dict[str, int] = Field(default_factory=lambda: dict(Policy().classes))
+    window: Annotated[int, Field(ge=1, le=MARGINS)] = Policy.window
+    weights: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field(default_factory=dict)
+    classes: dict[str, Annotated[int, Field(ge=0, le=1000)]] = Field(
+        default_factory=lambda: dict(Policy().classes)
+    )
     load: str = Policy.load
     ordering: str = Policy.ordering
     tolerance: Annotated[float, Field(ge=0, le=1)] = Policy.tolerance
     pull: bool = Policy.pull
     pull_after: Seconds = Policy.pull_after
-    age: Annotated[float, BeforeValidator(_duration), Field(ge=0)] = Policy.age
+    age: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] = Policy.age
     default_time: Seconds = Policy.default_time
     seed: int = Policy.seed
 
@@ -189,11 +200,16 @@ def load(path: Path | None) -> Settings:
             database = base / sqlite_path(site.daemon.database)
         except StoreError as error:
             raise ConfigError(f"{error}, {path}, [daemon]") from None
+    socket = base / site.daemon.socket if site.daemon.socket else personal_socket()
+    if len(os.fsencode(socket)) > LONGEST_SOCKET:
+        raise ConfigError(
+            f"socket {socket} has more than {LONGEST_SOCKET} bytes; name a shorter path"
+        )
     return Settings(
         origin=path,
         database=database,
-        socket=base / site.daemon.socket if site.daemon.socket else personal_socket(),
-        folder=database.parent / "clusters",
+        socket=socket,
+        folder=database.with_suffix(".clusters"),
         policy=policy,
         clusters=clusters,
         classes={c.name: (c.users, c.groups) for c in site.user_class},
@@ -286,7 +302,11 @@ def _first(error: ValidationError, table: dict[str, Any], path: str, known: tupl
     if wrong["type"] in ("missing", "missing_argument"):
         return f'no key "{key}", {where}; add it'
     said = wrong["msg"].removeprefix("Value error, ")
-    return f"{key} = {wrong['input']!r}, {where}: {said[:1].lower()}{said[1:]}"
+    if wrong["type"] == "tuple_type":
+        said = f"write [[{key}]]" if isinstance(wrong["input"], dict) else "write a list in [ ]"
+    told = f"{said[:1].lower()}{said[1:]}"
+    # a data class's own check names the key itself
+    return f"{key} = {wrong['input']!r}, {where}; {told}" if key else f"{told}, {where}"
 
 
 def _cluster(table: ClusterTable, path: Path | None) -> ClusterSettings:
@@ -328,5 +348,5 @@ def _cluster(table: ClusterTable, path: Path | None) -> ClusterSettings:
         poll_interval=table.poll_interval or kind.poll_interval,
         call_timeout=table.call_timeout,
         python=table.python,
-        environment=table.environment,
+        environment={**kind.environment, **table.environment},
     )

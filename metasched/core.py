@@ -16,6 +16,7 @@ daemon gives its decisions again.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -50,20 +51,30 @@ from metasched.policies.eligible import PERMANENT, Unfit, translated, unfit
 from metasched.policies.pulling import Room
 from metasched.transitions import FINAL, LIVE, UNSTARTED, Event, advance, reported
 
+MARGINS = 1000  # jobs whose margins are kept: the largest window
+FULL_AGAIN = (10.0, 300.0)  # seconds until a full cluster is tried again: first, at the most
 PURSUE_AGAIN = 60.0  # seconds after which a wish that shows no effect is told to the manager again
 
 
 @dataclass
 class _View:
-    """One cluster as the core sees it; `owed` are cpu seconds of ours that have not begun."""
+    """One cluster as the core sees it.
+
+    `full` is what its manager said when it took no more for now: until `probe_at` nothing is
+    sent, then one task, to see. `ends` and `left` give the cpu seconds that running jobs still
+    owe; `owed` are those of ours that have not begun.
+    """
 
     cluster: Cluster
     facts: Facts | None = None
     up: bool = False
     word: str = "not heard from since the start"
     full: str = ""
-    listed: float = 0.0
-    running: float = 0.0
+    full_since: float = 0.0
+    probe_at: float = 0.0
+    pause: float = 0.0
+    ends: list[float] = field(default_factory=list)
+    left: list[tuple[int, float]] = field(default_factory=list)
     owed: float = 0.0
     unstarted: int = 0
     live: dict[tuple[int, int], Task] = field(default_factory=dict)
@@ -71,6 +82,37 @@ class _View:
     @property
     def power(self) -> float:
         return (self.facts.cpus if self.facts else 0) * self.cluster.benchmark
+
+    def learn(self, facts: Facts) -> None:
+        self.facts = facts
+        self.ends = [end for end, _ in facts.running]
+        cpus, seconds = 0, 0.0
+        self.left = [(0, 0.0)]
+        for end, size in reversed(facts.running):
+            cpus, seconds = cpus + size, seconds + size * end
+            self.left.append((cpus, seconds))
+        self.left.reverse()
+
+    def running(self, now: float) -> float:
+        """Cpu seconds that running jobs owe by their limits; O(log n) in their number."""
+        if not self.ends:
+            return 0.0
+        cpus, seconds = self.left[bisect_right(self.ends, now)]
+        return seconds - cpus * now if cpus else 0.0
+
+
+def _shape(facts: Facts | None) -> object:
+    """What of the facts decides whether a job may be sent: not what is free or running."""
+    if facts is None:
+        return None
+    shape = []
+    for p in facts.partitions:
+        nodes: dict[object, int] = {}
+        for n in p.nodes:
+            kind = (n.cpus, n.memory, tuple(sorted(n.gres.items())), n.features, n.up)
+            nodes[kind] = nodes.get(kind, 0) + n.count
+        shape.append((p.name, p.default, p.up, p.max_time, p.max_nodes, nodes))
+    return shape
 
 
 class Core:
@@ -87,6 +129,8 @@ class Core:
         self._waiting: dict[tuple[int, int], Task] = {}
         self._begins: list[tuple[float, int, int]] = []
         self._margins: list[Job] = []
+        self._facts: dict[str, Facts] = {}  # also of clusters that are not configured now
+        self._now = 0.0
         self.classifier: Classifier
         self.dispatch: LoadOrdering
 
@@ -95,6 +139,7 @@ class Core:
     def step(self, event: CoreEvent) -> Outcome:
         """Apply one event; return what changed and what to do. Never raises on a valid event."""
         out = Outcome()
+        self._now = event.time
         match event:
             case Submitted():
                 self._submitted(event, out)
@@ -113,9 +158,10 @@ class Core:
                     self._attempt(task).tried = event.time
                     self._note(task, f"no answer: {event.reason}", out)
             case Returned():
-                for task in self.sending(event.job, event.sending):
+                returned = [task for pair in event.sendings for task in self.sending(*pair)]
+                for task in returned:
                     self._advance(task, Event.ABSENT, event.time, "never tried", out)
-                self._place(event.time, out)
+                self._place(event.time, out, returned)
             case Silent():
                 self._silent(event, out)
             case Asked():
@@ -143,7 +189,7 @@ class Core:
         """
         self._margins = list(margins)
         self._last_sending = dict(last_sendings)
-        self._views = {n: _View(Cluster(name=n, adapter=""), facts=f) for n, f in facts.items()}
+        self._facts = dict(facts)
         for task in tasks:
             self._keep_open(task)
             if task.attempt is not None:
@@ -168,8 +214,10 @@ class Core:
         )
         for job in self._margins[-policy.window :]:
             self.classifier.remember(job)
-        known = {name: view.facts for name, view in self._views.items()}
-        self._views = {c.name: _View(c, facts=known.get(c.name)) for c in clusters}
+        self._views = {c.name: _View(c) for c in clusters}
+        for name, view in self._views.items():
+            if name in self._facts:
+                view.learn(self._facts[name])
         self.dispatch = LoadOrdering(
             [c.name for c in clusters],
             max_priority=policy.max_priority,
@@ -186,25 +234,28 @@ class Core:
         self._begins.clear()
         untried: dict[tuple[int, int, str], list[int]] = {}
         for task in list(self.tasks.values()):
+            task.priority = min(task.priority, event.policy.max_priority)
             task.key = self._key(task.job, task.priority)
             attempt = task.attempt
             if attempt is None:
                 if task.state is State.QUEUED:
                     self._wait(task, event.time)
                 continue
-            attempt.seen, attempt.asked = False, None
+            attempt.seen, attempt.given_up, attempt.asked = False, False, None
+            never_tried = attempt.state is State.DISPATCHING and attempt.tried is None
             if attempt.cluster in self._views:
                 self._views[attempt.cluster].live[task.job.id, task.index] = task
                 self._count(task, attempt.state, +1)
                 if attempt.tried is not None:
                     attempt.tried = event.time  # a try may have gone on until now
-                elif attempt.state is State.DISPATCHING:
+                elif never_tried:
                     untried.setdefault((task.job.id, attempt.sending, attempt.cluster), []).append(
                         task.index
                     )
             elif attempt.state is not State.UNKNOWN:
                 cause = f"cluster {attempt.cluster} is no longer configured"
-                self._advance(task, Event.SILENCE, event.time, cause, out)
+                happened = Event.ABSENT if never_tried else Event.SILENCE
+                self._advance(task, happened, event.time, cause, out)
         for (job, sending, cluster), indices in untried.items():
             out.actions.append(Send(job, sending, cluster, tuple(indices)))
         self._place(event.time, out)
@@ -219,7 +270,7 @@ class Core:
         out.parts = self.classifier.parts(job)
         priority = self.classifier.priority(job)
         if job.margin is not None and job.margin >= 0:
-            self._margins = [*self._margins[-self.policy.window :], job]
+            self._margins = [*self._margins[1 - MARGINS :], job]
         for index in job.indices:
             task = Task(job, index, priority, self._key(job, priority), held=job.held)
             if job.held:
@@ -238,6 +289,10 @@ class Core:
             attempt.tried = None
             self._advance(task, Event.ACCEPT, event.time, "the manager took it", out)
             self._pursue(task, event.time, out)
+            view = self._views.get(attempt.cluster)
+            if view is not None and view.full:
+                view.full, view.pause = "", 0.0
+                self._place(event.time, out)
 
     def _declined(self, event: Declined, out: Outcome) -> None:
         tasks = self.sending(event.job, event.sending)
@@ -245,12 +300,15 @@ class Core:
             attempt = self._attempt(task)
             view = self._views.get(attempt.cluster)
             if event.again and view is not None:
-                view.full = event.reason
+                first, most = FULL_AGAIN
+                view.pause = min(view.pause * 2, most) or first
+                view.full, view.full_since = event.reason, event.time
+                view.probe_at = event.time + view.pause
             else:
                 task.refused.add(attempt.cluster)
                 attempt.refused = True
             self._advance(task, Event.REFUSE, event.time, event.reason, out)
-        self._place(event.time, out)
+        self._place(event.time, out, tasks)
 
     def _silent(self, event: Silent, out: Outcome) -> None:
         view = self._views[event.cluster]
@@ -264,14 +322,11 @@ class Core:
 
     def _seen(self, event: Seen, out: Outcome) -> None:
         view = self._views[event.cluster]
-        news = not view.up or bool(view.full) or event.facts is not None
-        view.up, view.word, view.full = True, "", ""
-        view.listed = event.time
+        before = (view.up, _shape(view.facts) if self._waiting and event.facts else None)
+        view.up, view.word = True, ""
         if event.facts is not None:
-            view.facts = event.facts
-            view.running = sum(
-                cpus * max(end - event.time, 0.0) for end, cpus in event.facts.running
-            )
+            view.learn(event.facts)
+            self._facts[event.cluster] = event.facts
         listed = set()
         for row in event.rows:
             task = self._of(row.tag, row.task)
@@ -291,7 +346,8 @@ class Core:
             self._pursue(task, event.time, out)
         self._weigh(view)
         self._begin(event.time)
-        if news or out.changes:
+        after = (True, _shape(view.facts) if self._waiting and event.facts else None)
+        if before != after or out.changes or self._may_probe(view, event.time):
             self._place(event.time, out)
         if self.policy.pull:
             self._pull(view, event.time, out)
@@ -299,7 +355,7 @@ class Core:
     def _row(self, task: Task, row: Row, now: float, out: Outcome) -> None:
         """What a manager lists of a live attempt."""
         attempt = self._attempt(task)
-        attempt.seen, attempt.tried = True, None
+        attempt.seen, attempt.given_up, attempt.tried = True, False, None
         attempt.native_id = row.native_id
         attempt.started, attempt.ended = row.started, row.ended
         attempt.exit_code, attempt.signal = row.exit_code, row.signal
@@ -310,7 +366,9 @@ class Core:
         moving = attempt.intent in (Intent.PULL, Intent.HOLD)
         if event is Event.KILL and moving and row.started is None:
             event = Event.WITHDRAW
-        if event is not None:
+        if event is Event.WITHDRAW:
+            self._advance(task, event, now, f"gone unstarted, for the {attempt.intent}", out)
+        elif event is not None:
             self._advance(task, event, now, row.word, out)
         elif attempt.state is State.PENDING and row.word:
             task.reason = MANAGER_REASON + row.word
@@ -329,6 +387,7 @@ class Core:
                 cause = "a complete listing proves that it never arrived"
                 self._advance(task, Event.ABSENT, seen.time, cause, out)
                 return
+        attempt.given_up = True
         if attempt.state is not State.UNKNOWN:
             cause = "the manager lists it no more and nothing tells how it ended"
             self._advance(task, Event.SILENCE, seen.time, cause, out)
@@ -354,9 +413,16 @@ class Core:
                         attempt.intent, attempt.target = Intent.HOLD, None
                         self._note(task, f"hold asked for {by}", out)
                 case "release":
-                    task.held = False
                     if task.state is State.HELD:
+                        task.held = False
                         self._advance(task, Event.RELEASE, event.time, f"released {by}", out)
+                    elif task.held:
+                        task.held = False
+                        self._note(task, f"release asked for {by}", out)
+                case "lost" if task.state is State.UNKNOWN:
+                    self._advance(task, Event.WRITE_OFF, event.time, f"lost, says {event.by}", out)
+                case "ran" if task.state is State.UNKNOWN:
+                    self._advance(task, Event.VOUCH, event.time, f"it ran, says {event.by}", out)
             self._pursue(task, event.time, out)
         self._begin(event.time)
         self._place(event.time, out, self.tasks_of(event.job, event.indices))
@@ -425,7 +491,7 @@ class Core:
     def _weigh(self, view: _View) -> None:
         """Observed load: seconds of the whole cluster still owed (design §2)."""
         if view.facts is not None and view.power > 0:
-            owed = view.facts.owed + view.running + view.owed
+            owed = view.facts.owed + view.running(self._now) + view.owed
             self.dispatch.observe(view.cluster.name, owed / view.power)
 
     # 3 and 4. Where waiting tasks go
@@ -437,6 +503,9 @@ class Core:
         else:
             waiting = [t for t in only if (t.job.id, t.index) in self._waiting]
         chunks: dict[tuple[int, str], tuple[int, list[int]]] = {}
+        if waiting:
+            for view in self._views.values():
+                self._weigh(view)
         for task in sorted(waiting, key=lambda t: (t.key, t.job.id, t.index)):
             against = {name: self._unfit(task, view) for name, view in self._views.items()}
             fit = [name for name, reason in against.items() if reason is None]
@@ -466,10 +535,13 @@ class Core:
             chunks[job, cluster] = (self._last_sending[job], [])
         sending, indices = chunks[job, cluster]
         indices.append(task.index)
+        view = self._views[cluster]
+        if view.full:
+            view.probe_at = now + view.pause
         task.attempts += 1
         task.attempt = Attempt(task.attempts, sending, cluster, State.QUEUED, now)
         self._sendings.setdefault((job, sending), {})[task.index] = task
-        self._views[cluster].live[job, task.index] = task
+        view.live[job, task.index] = task
         cause = "pulled: it can start there now" if task.target == cluster else "load and ordering"
         task.target = None
         self._advance(task, Event.SEND, now, cause, out)
@@ -478,7 +550,8 @@ class Core:
         """Nothing fits: say why by the reason that comes first, or reject for good."""
         passing = [u for u in against if u.reason not in PERMANENT]
         first = min(passing or against, key=lambda u: _PRECEDENCE[u.reason], default=_NO_CLUSTER)
-        if not passing and against:
+        task.target = None
+        if task.refused and not passing:
             self._advance(task, Event.REJECT, now, first.text, out)
             task.reason = first.reason
         elif task.reason != first.reason:
@@ -540,9 +613,19 @@ class Core:
             return against
         if not view.up:
             return Unfit(Reason.CLUSTER_DOWN, view.word)
-        if against is None and view.full:
+        if against is None and view.full and not self._may_probe(view, self._now):
             return Unfit(Reason.CLUSTER_DRAINED, view.full)
         return against
+
+    @staticmethod
+    def _may_probe(view: _View, now: float) -> bool:
+        """Whether it is time to try a full cluster again, with one task."""
+        return bool(view.full) and now >= view.probe_at
+
+    def full_since(self, cluster: str) -> float | None:
+        """When the cluster's manager said that it takes no more for now, or None."""
+        view = self._views[cluster]
+        return view.full_since if view.full else None
 
     def verdicts(self, task: Task) -> list[Verdict]:
         """What speaks against each cluster for a task now, with the loads that decide."""
@@ -602,7 +685,7 @@ class Core:
         attempt = task.attempt
         if attempt is None or attempt.intent is None or attempt.state not in LIVE:
             return
-        if attempt.state is State.DISPATCHING:
+        if attempt.state is State.DISPATCHING or attempt.cluster not in self._views:
             return
         if attempt.asked is not None and now - attempt.asked < PURSUE_AGAIN:
             return
@@ -638,23 +721,28 @@ class Core:
     def clusters(self) -> list[Cluster]:
         return [view.cluster for view in self._views.values()]
 
-    def expects(self, cluster: str) -> bool:
+    def expects(self, cluster: str, now: float) -> bool:
         """Whether a listing without news may still change something.
 
-        A pull into this cluster, a sending whose fate is in doubt, a wish that shows no effect.
+        A task that it does not show, a wish to repeat, a full cluster to try again, a pull.
         """
-        return any(
-            attempt.intent is not None or attempt.tried is not None
-            for task in self._views[cluster].live.values()
-            if (attempt := self._attempt(task))
-        ) or (
-            self.policy.pull
-            and any(
-                task.state is State.PENDING
-                for name, view in self._views.items()
-                if name != cluster
-                for task in view.live.values()
-            )
+        view = self._views[cluster]
+        if self._waiting and self._may_probe(view, now):
+            return True
+        for task in view.live.values():
+            attempt = self._attempt(task)
+            if attempt.given_up:
+                continue
+            doubtful = attempt.tried is not None or attempt.accepted is not None
+            if doubtful and not attempt.seen:
+                return True
+            if attempt.asked is not None and now - attempt.asked >= PURSUE_AGAIN:
+                return True
+        return self.policy.pull and any(
+            task.state is State.PENDING
+            for name, other in self._views.items()
+            if name != cluster
+            for task in other.live.values()
         )
 
     def sending(self, job: int, sending: int) -> list[Task]:

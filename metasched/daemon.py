@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import logging
+import math
 import os
 import shlex
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -57,49 +59,75 @@ RESTART = 2.0  # seconds before an engine that broke is started again
 LONGEST_LINE = 1 << 28  # bytes of one answer of a worker
 
 
+@dataclass(eq=False)
+class _Wish:
+    """A withdrawal that is told to a worker until it has been taken."""
+
+    what: Withdraw
+    not_before: float = 0.0
+    tries: int = 0
+
+
 class Link:
     """One cluster: its worker process, the actions waiting for it, and its polls."""
 
     def __init__(self, engine: Engine, settings: ClusterSettings) -> None:
         self.name, self.settings = settings.cluster.name, settings
         self._engine = engine
-        self._queue: deque[Action] = deque()
+        self._sends: list[tuple[float, int, int, Send]] = []
+        self._wishes: dict[tuple[int, int], _Wish] = {}
         self._wake = asyncio.Event()
         self._worker: asyncio.subprocess.Process | None = None
         self._failures = 0
         self._full = True
         self._next_poll = 0.0
-        self._retry = 0.0
 
     def add(self, action: Action) -> None:
-        self._queue.append(action)
+        """Queue an action: sends by the order of their tasks, withdrawals before all of them."""
+        match action:
+            case Send():
+                tasks = self._engine.core.sending(action.job, action.sending)
+                key = min((task.key for task in tasks), default=0.0)
+                heapq.heappush(self._sends, (key, action.job, action.sending, action))
+            case Withdraw():
+                pair = (action.job, action.sending)
+                earlier = self._wishes.pop(pair, None)
+                natives = {**earlier.what.natives, **action.natives} if earlier else action.natives
+                self._wishes[pair] = _Wish(replace(action, natives=natives))
         self._wake.set()
 
     async def run(self) -> None:
-        """Poll when it is time, else carry out the next action, else wait."""
+        """Poll when it is time, else carry out a wish, else a send, else wait."""
         try:
             while True:
-                now = time.monotonic()
                 self._wake.clear()
+                now = time.monotonic()
+                wish = min(self._wishes.values(), key=lambda w: w.not_before, default=None)
                 if now >= self._next_poll:
                     await self._poll()
-                elif self._queue and not self._failures and now >= self._retry:
-                    await self._act(self._queue[0])
+                elif self._failures:
+                    await self._sleep(self._next_poll)
+                elif wish is not None and now >= wish.not_before:
+                    await self._withdraw(wish)
+                elif self._sends:
+                    await self._send(heapq.heappop(self._sends)[-1])
                 else:
-                    until = self._next_poll
-                    if self._queue and not self._failures:
-                        until = min(until, self._retry)
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._wake.wait(), until - now)
-                    if self._queue:
-                        self._next_poll = min(
-                            self._next_poll, time.monotonic() + self.settings.poll_interval
-                        )
+                    await self._sleep(min(self._next_poll, wish.not_before if wish else math.inf))
         finally:
             worker = self._worker
             self._kill()
             if worker is not None:
                 await worker.wait()
+
+    async def _sleep(self, until: float) -> None:
+        """Wait for the time or for a new action; then poll soon, if all is well."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), max(until - time.monotonic(), 0.0))
+            if not self._failures:
+                self._poll_in(self.settings.poll_interval)
+
+    def _poll_in(self, seconds: float) -> None:
+        self._next_poll = min(self._next_poll, time.monotonic() + seconds)
 
     # Polls
 
@@ -113,9 +141,9 @@ class Link:
         _, silent = core.view(self.name)
         if silent or self._failures:
             log.info("cluster %s answers", self.name)
-        self._failures, self._full, self._retry = 0, False, 0.0
+        self._failures, self._full = 0, False
         quiet = not (news.rows or news.vanished or news.facts or news.full or silent)
-        if not quiet or core.expects(self.name):
+        if not quiet or core.expects(self.name, now):
             self._engine.take(
                 Seen(
                     now,
@@ -128,42 +156,34 @@ class Link:
                     news.until,
                 )
             )
-        busy = bool(core.tasks_on(self.name) or self._queue)
+        busy = bool(core.tasks_on(self.name) or self._wishes)
         interval = self.settings.poll_interval
         self._next_poll = time.monotonic() + (interval if busy else max(IDLE, interval))
 
     def _failed(self, reason: str) -> None:
         """A poll failed: wait longer, and say so to the core once it lasts."""
         self._failures += 1
-        delay = min(self.settings.poll_interval * 2**self._failures, SLOWEST)
+        delay = min(self.settings.poll_interval * 2 ** min(self._failures, 10), SLOWEST)
         self._next_poll = time.monotonic() + delay
         log.warning("cluster %s does not answer (%s); next try in %g s", self.name, reason, delay)
         if self._failures != SILENT_AFTER:
             return
         now = time.time()
         self._full = True
-        untried = [a for a in self._queue if isinstance(a, Send)]
-        self._queue = deque(a for a in self._queue if not isinstance(a, Send))
-        self._engine.take(
-            Silent(now, self.name, reason),
-            *(Returned(now, send.job, send.sending) for send in untried),
-        )
+        untried = tuple((send.job, send.sending) for *_, send in self._sends)
+        self._sends.clear()
+        returned = [Returned(now, untried)] if untried else []
+        self._engine.take(Silent(now, self.name, reason), *returned)
 
     # Actions
 
-    async def _act(self, action: Action) -> None:
-        match action:
-            case Send():
-                await self._send(action)
-            case Withdraw():
-                await self._withdraw(action)
-
     async def _send(self, send: Send) -> None:
         engine = self._engine
-        self._queue.popleft()
         tasks = engine.core.sending(send.job, send.sending)
-        if not any(task.attempt and task.attempt.intent is None for task in tasks):
-            engine.take(Returned(time.time(), send.job, send.sending))
+        full = engine.core.full_since(self.name)
+        wanted = [t.attempt for t in tasks if t.attempt and t.attempt.intent is None]
+        if not wanted or (full is not None and wanted[0].sent <= full):
+            engine.take(Returned(time.time(), ((send.job, send.sending),)))
             return
         facts, _ = engine.core.view(self.name)
         try:
@@ -191,23 +211,21 @@ class Link:
                 self._next_poll = 0.0
                 engine.take(Unsure(now, send.job, send.sending, answer.reason))
 
-    async def _withdraw(self, wish: Withdraw) -> None:
-        answer = await self._call(
-            Call(
-                "withdraw",
-                withdrawal=Withdrawal(
-                    tag=tag_of(self._engine.core.instance, wish.job, wish.sending),
-                    natives=wish.natives,
-                    unstarted=wish.unstarted,
-                ),
-            )
-        )
+    async def _withdraw(self, wish: _Wish) -> None:
+        what = wish.what
+        tag = tag_of(self._engine.core.instance, what.job, what.sending)
+        order = Withdrawal(tag=tag, natives=what.natives, unstarted=what.unstarted)
+        answer = await self._call(Call("withdraw", withdrawal=order))
         if answer.error in ("", "refused"):
-            self._queue.popleft()
-            self._next_poll = min(self._next_poll, time.monotonic() + 0.2)
+            if self._wishes.get((what.job, what.sending)) is wish:
+                del self._wishes[what.job, what.sending]
+            self._poll_in(0.2)
         else:
-            self._retry = time.monotonic() + self.settings.poll_interval
-            self._next_poll = 0.0
+            wish.tries += 1
+            delay = min(self.settings.poll_interval * 2 ** min(wish.tries, 10), SLOWEST)
+            wish.not_before = time.monotonic() + delay
+            log.warning("cluster %s: %s not withdrawn: %s", self.name, tag, answer.reason)
+            self._poll_in(0.0)
 
     # The worker process
 
@@ -230,7 +248,12 @@ class Link:
         if not line.endswith(b"\n"):
             self._kill()
             return Answer("unreachable", "its worker died")
-        answer = msgspec.json.decode(line, type=Answer)
+        try:
+            answer = msgspec.json.decode(line, type=Answer)
+        except msgspec.DecodeError as error:
+            self._kill()
+            log.error("cluster %s: an answer that makes no sense: %s", self.name, error)
+            return Answer("unreachable", f"its worker's answer makes no sense ({error})")
         if answer.error == "defect":
             log.error("cluster %s: %s", self.name, answer.reason)
             return Answer("unreachable", answer.reason.strip().rpartition("\n")[2])

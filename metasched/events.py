@@ -97,11 +97,10 @@ class Unsure:
 
 @dataclass(frozen=True)
 class Returned:
-    """A sending that was never tried, because its cluster fell silent first."""
+    """Sendings, as (job, sending), that were never tried: their cluster is silent or full."""
 
     time: float
-    job: int
-    sending: int
+    sendings: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -129,12 +128,18 @@ class Silent:
     reason: str
 
 
+Wish = Literal["cancel", "hold", "release", "lost", "ran"]
+
+
 @dataclass(frozen=True)
 class Asked:
-    """A user's wish for some tasks: `indices` None = all of the job."""
+    """A user's wish for some tasks: `indices` None = all of the job.
+
+    `lost` and `ran` are an operator's word on a task that is `unknown`.
+    """
 
     time: float
-    wish: Literal["cancel", "hold", "release"]
+    wish: Wish
     job: int
     indices: tuple[int, ...] | None = None
     by: str = ""
@@ -185,6 +190,7 @@ class Attempt:
     accepted: float | None = None
     tried: float | None = None
     seen: bool = False
+    given_up: bool = False  # listings have spoken and will not tell more
     native_id: str | None = None
     intent: Intent | None = None
     target: str | None = None

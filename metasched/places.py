@@ -5,6 +5,8 @@ from pathlib import Path
 
 from metasched.errors import UserError
 
+LONGEST_SOCKET = 107  # bytes that the kernel takes for the path of a unix socket
+
 
 class BadPlace(UserError):
     """A configuration that does not say where the daemon is: what, where; what to do."""

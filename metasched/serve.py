@@ -92,6 +92,8 @@ class _Server(uvicorn.Server):
         stops = (signal.SIGINT, signal.SIGTERM)
         for stop in stops:
             loop.add_signal_handler(stop, self.handle_exit, stop, None)
+        # a daemon started with & goes on when its terminal closes
+        loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP changes nothing")
         try:
             yield
         finally:

@@ -56,6 +56,8 @@ class Request:
     clusters: tuple[str, ...] = ()
     native: Mapping[str, str] = field(default_factory=dict)
 
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - the API checks by it
+
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
@@ -70,6 +72,8 @@ class Submission:
     environments: Mapping[str, Mapping[str, str]]
     strict: bool = False
     dry_run: bool = False
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - the API checks by it
 
 
 T = TypeVar("T")
@@ -86,7 +90,7 @@ _RIVALS = (
 )
 _INSTEAD = {"A": "write %j", "J": "write %j", "a": "write %j", "N": "write %x", "n": "write %j"}
 _STRIPPED = ("SLURM_", "SBATCH_", "SGE_", "PBS_", "METASCHED_")
-_LONGEST_NAME = 255  # characters
+LONGEST_NAME = 255  # characters
 _BIGGEST_SCRIPT = 4 * 1024 * 1024  # bytes
 
 
@@ -327,10 +331,10 @@ def _digest(text: str) -> str:
 def _name(given: Given, otherwise: str) -> str:
     given = {"name": (otherwise, f"the script's own name, {COMMAND_LINE}"), **given}
     name = _text(given, "name") or otherwise
-    if len(name) > _LONGEST_NAME:
+    if len(name) > LONGEST_NAME:
         raise BadInput(
             f"a name of {len(name)} characters, {_place(given, 'name')}; "
-            f"write at most {_LONGEST_NAME}"
+            f"write at most {LONGEST_NAME}"
         )
     return name
 

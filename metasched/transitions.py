@@ -37,6 +37,8 @@ class Event(StrEnum):
     HOLD = "hold"  # user
     RELEASE = "release"  # user
     CANCEL = "cancel"  # user, while it is with us
+    WRITE_OFF = "write_off"  # operator: it is lost and never began
+    VOUCH = "vouch"  # operator: it ran
     REJECT = "reject"  # we: no cluster is left that could take it
 
 
@@ -93,6 +95,8 @@ TABLE: dict[tuple[State, Event], Step] = {
     (S.UNKNOWN, E.ACCEPT): _both(S.PENDING),
     (S.UNKNOWN, E.REFUSE): Step(S.QUEUED, S.FAILED),
     (S.UNKNOWN, E.WITHDRAW): _GONE_UNSTARTED,
+    (S.UNKNOWN, E.WRITE_OFF): _GONE_UNSTARTED,
+    (S.UNKNOWN, E.VOUCH): _both(S.COMPLETED),
     **{(state, event): step for state in LIVE for event, step in _SEEN.items()},
 }
 # What has begun cannot be unbegun: a manager that says so has restarted the payload by itself.
@@ -105,17 +109,17 @@ del TABLE[S.UNKNOWN, E.SILENCE]
 class IllegalTransition(Exception):
     """An event that cannot happen to a task in its state: a defect of ours, never of the user's."""
 
-    def __init__(self, task: object, state: State, event: Event, story: object = ()) -> None:
-        super().__init__(f"task {task}: {event} is impossible in state {state}; story: {story}")
+    def __init__(self, task: object, state: State, event: Event) -> None:
+        super().__init__(f"task {task}: {event} is impossible in state {state}; see its story")
         self.state, self.event = state, event
 
 
-def advance(state: State, event: Event, task: object = "?", story: object = ()) -> Step:
+def advance(state: State, event: Event, task: object = "?") -> Step:
     """The step that `event` makes from `state`. IllegalTransition if the table has none."""
     try:
         return TABLE[state, event]
     except KeyError:
-        raise IllegalTransition(task, state, event, story) from None
+        raise IllegalTransition(task, state, event) from None
 
 
 _REPORTED = {

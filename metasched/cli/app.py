@@ -24,6 +24,7 @@ COMMANDS = {
     "cancel": "jobs",
     "hold": "jobs",
     "release": "jobs",
+    "resolve": "jobs",
     "wait": "jobs",
     "output": "jobs",
     "story": "why",

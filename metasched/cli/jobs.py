@@ -12,11 +12,12 @@ import typer
 from metasched.cli.connect import Config, Json, connect, id_of, ids
 from metasched.cli.messages import fail
 from metasched.cli.show import moment, table
-from metasched.client import Client, NotFound
+from metasched.client import Broken, Client, NotFound, Unreachable
 from metasched.errors import UserError
-from metasched.units import Unreadable, parse_moment
+from metasched.units import Unreadable, parse_moment, shown
 
 LOOK = 0.2  # seconds between looks at a growing file
+GONE = 300.0  # seconds without an answer after which a wait gives up
 ASK = 1.0  # seconds between questions whether its job goes on
 
 _COLUMNS = ("name", "user", "state", "reason", "priority", "cluster", "native_id")
@@ -128,6 +129,27 @@ def release(
     _change("release", jobs, user, state, json, config)
 
 
+def resolve(
+    job: Annotated[str, typer.Argument(metavar="JOB", show_default=False)],
+    word: Annotated[str, typer.Argument(metavar="lost|ran", show_default=False)],
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Say what became of a job that is unknown: it was lost and never began, or it ran.
+
+    A lost job is sent again, so look first in the records of its cluster for its tag: if it
+    does run there after all, it runs twice. One that ran counts as completed.
+
+    \b
+    Examples:
+      metasched resolve 17 lost
+      metasched resolve 18_3 ran
+    """
+    if word not in ("lost", "ran"):
+        raise UserError(f"{shown(word)}, metasched resolve; write lost or ran")
+    _change(word, [job], None, None, json, config)
+
+
 def _change(
     wish: str,
     jobs: Sequence[str] | None,
@@ -168,13 +190,23 @@ def wait(jobs: Named, json: Json = False, config: Config = None) -> int:
 
 
 def until_ended(client: Client, jobs: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of jobs, once every one has ended."""
+    """The rows of jobs, once every one has ended; a daemon that restarts meanwhile is awaited."""
     from metasched.transitions import FINAL
 
+    answered: float | None = None
     while True:
-        rows = client.wait(jobs)
-        if all(row["state"] in FINAL for row in rows):
-            return rows
+        try:
+            rows = client.wait(jobs)
+            answered = time.monotonic()
+            if all(row["state"] in FINAL for row in rows):
+                return rows
+        except Broken:  # it was there a moment ago
+            answered = answered or time.monotonic()
+            time.sleep(ASK)
+        except Unreachable:
+            if answered is None or time.monotonic() - answered > GONE:
+                raise
+            time.sleep(ASK)
 
 
 def exit_code(rows: Sequence[dict[str, Any]]) -> int:

@@ -19,7 +19,6 @@ import pytest
 from metasched.core import replay
 from metasched.db.ledger import Ledger
 from metasched.db.store import open_sqlite
-from metasched.events import Send
 
 COMMAND = Path(sys.executable).parent / "metasched"
 ENDED = {"completed", "failed", "timeout", "cancelled", "rejected"}
@@ -157,19 +156,25 @@ class Site:
         """The recorded events, stepped through a fresh core, give the recorded assignments."""
         ledger = Ledger(open_sqlite(self.database))
         try:
-            sent = {
-                (line["job"], line["cluster"], line["attempt"])
-                for job in {row["job"] for row in ledger.status()}
-                for line in ledger.story(job)
-                if line["what"] == "send"
-            }
+            told = sorted(
+                (line for row in ledger.status() for line in ledger.story(row["job"])),
+                key=lambda line: line["id"],
+            )
+            priorities = {row["job"]: row["priority"] for row in ledger.status()}
             outcomes = list(replay(ledger.events()))
         finally:
             ledger.close()
-        changes = [change for out in outcomes for change in out.changes]
-        again = {(c.job, c.cluster, c.attempt) for c in changes if c.event == "send"}
-        assert again == sent
-        assert any(isinstance(a, Send) for out in outcomes for a in out.actions) or not sent
+        columns = ("job", "task_index", "attempt", "what", "before", "after", "cluster")
+        columns += ("reason", "cause")
+        recorded = [tuple(line[column] for column in columns) for line in told]
+        changes = [
+            (c.job, c.index, c.attempt, c.event, c.before, c.after, c.cluster, c.reason, c.cause)
+            for out in outcomes
+            for c in out.changes
+        ]
+        assert changes == recorded
+        again = {t.job.id: t.priority for out in outcomes for t in out.tasks.values()}
+        assert again == priorities
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ def unchanged(site: Site) -> None:
         (["submit", "--partition", "week", "--wrap", "true"], 3, "week"),
         (["submit", "--account", "aero", "--wrap", "true"], 3, "aero"),
         (["submit", "--native", "left:'unclosed", "--wrap", "true"], 2, "quot"),
+        (["submit", "--native", "nope:-x", "--wrap", "true"], 2, "nope"),
         (["submit", "-D", "/nowhere", "--wrap", "true"], 2, "/nowhere"),
         (["submit", "--mem", "lots", "--wrap", "true"], 2, "lots"),
         (["submit", "--gres", "gpu:1", "--wrap", "true"], 3, "gres"),
@@ -109,6 +110,16 @@ def test_two_daemons_on_one_database(running: Site) -> None:
     assert running.json("clusters")
 
 
+def test_two_daemons_on_one_database_by_two_names(running: Site) -> None:
+    (running.folder / "link").symlink_to(running.folder)
+    other = running.folder / "other.toml"
+    other.write_text(
+        f'[daemon]\ndatabase = "sqlite:///{running.folder}/link/metasched.db"\n'
+        f'socket = "other.sock"\n{TWO_LOCAL}'
+    )
+    assert "another daemon" in running.error("serve", "-c", other, code=1)
+
+
 def test_a_socket_that_is_left_over_is_replaced_and_a_file_is_not(site: Site) -> None:
     place = site.folder / "ms.sock"
     with socket.socket(socket.AF_UNIX) as dead:
@@ -139,6 +150,10 @@ def test_databases_that_cannot_be_used(site: Site) -> None:
     [
         ("[daemon\n", "TOML"),
         ("", "[[cluster]]"),
+        ('[cluster]\nname = "a"\nadapter = "local"\ncpus = 1\n', "[[cluster]]"),
+        ('[[cluster]]\nname = "a"\nadapter = "local"\ncpus = 1\nfilesystems = "home"\n', "list"),
+        ('[[cluster]]\nname = "a"\nadapter = "local"\ncpus = 1\nbenchmark = inf\n', "benchmark"),
+        ('[[cluster]]\nname = "a"\nadapter = "local"\ncpus = 1\nkill_wait = -1\n', "kill_wait is"),
         ("[deamon]\n" + TWO_LOCAL, 'write "daemon"'),
         ('[[cluster]]\nname = "a"\nadapter = "locl"\ncpus = 1\n', 'write "local"'),
         ('[[cluster]]\nname = "a"\nadapter = "local"\ncups = 1\n', 'write "cpus"'),
@@ -169,6 +184,9 @@ def test_configurations_that_cannot_be_used(site: Site, text: str, told: str) ->
         ("agee = 3\n", 'write "age"'),
         ("[weights]\ndedline = 2\n", 'write "deadline"'),
         ("tolerance = -1\n", "tolerance"),
+        ("age = inf\n", "age"),
+        ("window = 5000\n", "window"),
+        ("classes = { regular = -1 }\n", "regular"),
         ('age = "four hours"\n', "four hours"),
         ("weights = { deadline = 0, licence = 0, user = 0 }\n", "weight"),
     ],

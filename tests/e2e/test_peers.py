@@ -44,6 +44,11 @@ def ask(site: Site, method: str, path: str, body: object = None) -> tuple[int, o
     return answer.status, json.loads(answer.read())
 
 
+def one(**wishes: object) -> dict[str, object]:
+    job = {"script": "a", "environment": "b", "directory": "/", **wishes}
+    return {"jobs": [job], "scripts": {"a": "#!/bin/sh"}, "environments": {"b": {}}}
+
+
 def test_the_socket_is_for_its_owner_alone(running: Site) -> None:
     place = running.folder / "ms.sock"
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
@@ -103,6 +108,13 @@ def test_another_account_is_refused_even_if_it_can_connect(running: Site) -> Non
             422,
             "script a is not in the request",
         ),
+        ("POST", "/jobs", one(name="\ud800"), 422, "name holds bytes"),
+        ("POST", "/jobs", one(name="x" * 10**6), 422, "name"),
+        ("POST", "/jobs", one(arguments=["a\0b"]), 422, "arguments"),
+        ("POST", "/jobs", one(deadline=-1e300), 422, "deadline"),
+        ("POST", "/jobs", one(memory=10**30), 422, "memory"),
+        ("POST", "/jobs", one(time_limit=1e308), 422, "time_limit"),
+        ("POST", "/jobs", one(bogus=1), 422, "bogus"),
         ("POST", "/jobs/cancel", {}, 422, "nothing to cancel"),
         ("POST", "/jobs/cancel", {"jobs": ["1"], "force": True}, 422, "force"),
         ("POST", "/jobs/burn", {"jobs": ["1"]}, 422, "wish"),

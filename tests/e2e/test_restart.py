@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
 import time
 from collections import Counter
 
 import psutil
 import pytest
 
-from tests.e2e.conftest import Site
+from tests.e2e.conftest import COMMAND, TWO_LOCAL, Site
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -71,6 +72,41 @@ def test_a_worker_that_hangs_is_killed_and_nothing_is_lost(site: Site) -> None:
     assert site.until_ended(job)[0]["state"] == "completed"
     assert ran.read_text() == "x\n"
     assert not worker.is_running()
+
+
+def test_a_wait_goes_on_over_a_restart_of_the_daemon(running: Site) -> None:
+    job = running.submit("--wrap", "sleep 4; exit 9")
+    with subprocess.Popen(
+        [COMMAND, "wait", str(job)], env=running.environment, stderr=subprocess.PIPE
+    ) as waiting:
+        time.sleep(1)
+        running.stop()
+        running.start()
+        assert waiting.wait(30) == 9
+
+
+def test_a_closed_terminal_does_not_end_the_daemon(running: Site) -> None:
+    psutil.Process(running.pid).send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert running.json("clusters")
+    assert running.stop() == 0
+
+
+def test_what_is_unknown_is_resolved_by_an_operator(running: Site) -> None:
+    job = running.submit("--wrap", "sleep 300", "--cluster", "right")
+    running.until(lambda: running.row(job)["state"] == "running")
+    whole = running.config.read_text()
+    assert "only what is unknown" in running.run("resolve", str(job), "lost").stdout
+    running.stop()
+    running.configure(TWO_LOCAL.partition('\n[[cluster]]\nname = "right"')[0])
+    running.start()
+    assert running.row(job)["state"] == "unknown"
+    assert "resolve it" in running.run("cancel", str(job)).stdout
+    running.stop()
+    running.config.write_text(whole)
+    running.start()
+    assert running.until_ended(job)[0]["state"] == "cancelled"
+    assert "lost or ran" in running.error("resolve", str(job), "gone", code=2)
 
 
 def test_no_worker_outlives_a_killed_daemon(running: Site) -> None:

@@ -103,6 +103,7 @@ class World(RuleBasedStateMachine):
         self.policy = Policy(pull=pull, load=load, pull_after=5.0)  # type: ignore[arg-type]
         self.managers = {name: Manager(cpus) for name, cpus in SIZES.items()}
         self.core = Core()
+        self.configured = sorted(SIZES)
         self.events: list[CoreEvent] = []
         self.outcomes: list[Outcome] = []
         self.actions: list[Action] = []
@@ -114,9 +115,10 @@ class World(RuleBasedStateMachine):
         self.pushed: dict[int, str] = {}
         self.step(self.booted())
 
-    def booted(self) -> Booted:
-        clusters = tuple(Cluster(name=name, adapter="local") for name in SIZES)
-        return Booted(self.now, INSTANCE, self.policy, clusters)
+    def booted(self, max_priority: int = 10) -> Booted:
+        clusters = tuple(Cluster(name=name, adapter="local") for name in self.configured)
+        policy = replace(self.policy, max_priority=max_priority)
+        return Booted(self.now, INSTANCE, policy, clusters)
 
     def step(self, event: CoreEvent) -> None:
         self.events.append(event)
@@ -181,7 +183,7 @@ class World(RuleBasedStateMachine):
                 self.actions.append(action)
             return
         if not self.wanted(action):
-            self.step(Returned(self.now, action.job, action.sending))
+            self.step(Returned(self.now, ((action.job, action.sending),)))
             return
         self.step(Tried(self.now, action.job, action.sending))
         cpus = self.jobs[action.job].cpus
@@ -202,9 +204,19 @@ class World(RuleBasedStateMachine):
         tasks = self.core.sending(send.job, send.sending)
         return any(task.attempt and task.attempt.intent is None for task in tasks)
 
-    @rule(submitted=st.booleans(), at_act=st.booleans())
-    def crash(self, submitted: bool, at_act: bool) -> None:
-        """The daemon dies, perhaps in the middle of a send, and starts again from its database."""
+    @rule(
+        submitted=st.booleans(),
+        at_act=st.booleans(),
+        configured=st.sampled_from([["left", "right"], ["left", "right"], ["right"]]),
+        max_priority=st.sampled_from([10, 10, 3]),
+    )
+    def crash(
+        self, submitted: bool, at_act: bool, configured: list[str], max_priority: int
+    ) -> None:
+        """The daemon dies, perhaps in the middle of a send, and starts again from its database.
+
+        Its configuration may have changed meanwhile.
+        """
         action = self.actions[0] if at_act and self.actions else None
         if isinstance(action, Send) and self.wanted(action):
             self.step(Tried(self.now, action.job, action.sending))
@@ -217,13 +229,16 @@ class World(RuleBasedStateMachine):
         self.core.restore(
             stored.tasks.values(),
             stored._last_sending,
-            {name: f for name in SIZES if (f := stored.view(name)[0]) is not None},
-            [self.jobs[j] for j in sorted(self.jobs) if (self.jobs[j].margin or -1) >= 0][-100:],
+            stored._facts,
+            [self.jobs[j] for j in sorted(self.jobs) if (self.jobs[j].margin or -1) >= 0],
         )
-        self.step(self.booted())
+        self.configured = configured
+        self.step(self.booted(max_priority))
 
     @rule(name=st.sampled_from(sorted(SIZES)), full=st.booleans())
     def poll(self, name: str, full: bool) -> None:
+        if name not in self.configured:
+            return
         manager = self.managers[name]
         self.step(
             Seen(
@@ -241,11 +256,12 @@ class World(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(sorted(SIZES)))
     def silence(self, name: str) -> None:
+        if name not in self.configured:
+            return
         untried = [a for a in self.actions if isinstance(a, Send) and a.cluster == name]
         self.actions = [a for a in self.actions if a not in untried]
         self.step(Silent(self.now, name, "no answer"))
-        for send in untried:
-            self.step(Returned(self.now, send.job, send.sending))
+        self.step(Returned(self.now, tuple((send.job, send.sending) for send in untried)))
 
     # The world
 
@@ -300,22 +316,26 @@ class World(RuleBasedStateMachine):
 
     @invariant()
     def loads_equal_a_recount(self) -> None:
-        for name in SIZES:
+        for name in self.configured:
             queued = [t for t in self.core.tasks_on(name) if t.state in UNSTARTED]
-            counts = [sum(t.priority >= p for t in queued) for p in range(1, 11)]
+            counts = [
+                sum(t.priority >= p for t in queued)
+                for p in range(1, self.core.policy.max_priority + 1)
+            ]
             assert self.core.dispatch.count(name) == counts
 
     def teardown(self) -> None:
         """All faults end: every job must end, having begun once, unless cancelled or refused."""
         if not hasattr(self, "core"):
             return
+        self.crash(False, False, sorted(SIZES), 10)
         for job in self.jobs:
             if (job, 0) in self.core.tasks:
                 self.step(Asked(self.now, "release", job))
         for _ in range(20 * (len(self.jobs) + 2)):
             if all(t.state is State.UNKNOWN for t in self.core.tasks.values()):
                 break
-            self.now += 61.0
+            self.now += 301.0
             self.step(Due(self.now))
             for name in SIZES:
                 self.poll(name, True)

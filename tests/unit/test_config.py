@@ -61,7 +61,7 @@ def test_a_whole_configuration(file: Path) -> None:
     settings = load(file)
     assert settings.database == file.parent / "data/ms.db"
     assert settings.socket == file.parent / "run/ms.sock"
-    assert settings.folder == file.parent / "data/clusters"
+    assert settings.folder == file.parent / "data/ms.clusters"
     assert settings.policy == Policy(age=7200.0, pull_after=7.0, weights={"user": 2.0})
     left, alpha = settings.clusters
     assert (left.cluster.name, left.cluster.benchmark, left.poll_interval) == ("left", 300, 2)

@@ -142,13 +142,24 @@ def test_refused_by_one_cluster_tries_the_other_then_is_rejected() -> None:
     assert not site.core.tasks
 
 
-def test_refused_for_now_goes_elsewhere_and_comes_back() -> None:
+def test_a_full_cluster_is_tried_again_later_with_one_task() -> None:
     site = Site()
-    site.step(Submitted(NOW, job(1, cpus=8)))
+    for id in (1, 2):
+        site.step(Submitted(NOW, job(id, cpus=8)))
     site.step(Tried(NOW, 1, 1))
     assert site.step(Declined(NOW, 1, 1, "too many jobs", again=True)) == []
     assert site.core.tasks[1, 0].reason == Reason.CLUSTER_DRAINED
-    assert site.seen("left") == [Send(1, 2, "left", (0,))]
+    site.step(Returned(NOW, ((2, 1),)))
+    assert site.seen("left", at=NOW + 5) == []
+    assert not site.core.expects("left", NOW + 5)
+    assert site.core.expects("left", NOW + 10)
+    assert site.seen("left", at=NOW + 10) == [Send(1, 2, "left", (0,))]
+    site.step(Tried(NOW + 10, 1, 2))
+    assert site.step(Declined(NOW + 10, 1, 2, "too many jobs", again=True)) == []
+    assert site.seen("left", at=NOW + 20) == []  # twice as long
+    assert site.seen("left", at=NOW + 30) == [Send(1, 3, "left", (0,))]
+    site.step(Tried(NOW + 30, 1, 3))
+    assert site.step(Accepted(NOW + 30, 1, 3, {0: "7"})) == [Send(2, 2, "left", (0,))]
 
 
 def test_silent_manager_makes_jobs_unknown_and_none_is_sent_again() -> None:
@@ -166,7 +177,7 @@ def test_untried_sending_goes_elsewhere_when_its_cluster_falls_silent() -> None:
     site.step(Submitted(NOW, job()))
     site.step(Silent(NOW, "left", "no answer"))
     assert site.state() is State.DISPATCHING
-    assert site.step(Returned(NOW, 1, 1)) == [Send(1, 2, "right", (0,))]
+    assert site.step(Returned(NOW, ((1, 1),))) == [Send(1, 2, "right", (0,))]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +222,7 @@ def test_cancel_before_the_send_was_tried_needs_no_manager() -> None:
     site = Site()
     site.step(Submitted(NOW, job()))
     assert site.step(Asked(NOW, "cancel", 1)) == []
-    site.step(Returned(NOW, 1, 1))
+    site.step(Returned(NOW, ((1, 1),)))
     assert site.out.changes[-1].after is State.CANCELLED
     assert not site.core.tasks
 
@@ -321,6 +332,94 @@ def test_the_most_urgent_is_pulled_first() -> None:
     site.seen("left", busy, *rows)
     actions = site.seen("right", facts(4), at=NOW + 6)
     assert actions == [Withdraw(2, 1, "left", {0: "7"}, unstarted=True)]
+
+
+def test_observed_load_decays_as_running_jobs_near_their_limits() -> None:
+    site = Site()
+    site.seen("left", facts(8, free=0, running=((NOW + 1000, 8),)))
+    assert site.step(Submitted(NOW, job(1))) == [Send(1, 1, "right", (0,))]
+    # right owes 100 s on 4 processors; left 1000 - 990 s on 8
+    assert site.step(Submitted(NOW + 990, job(2))) == [Send(2, 1, "left", (0,))]
+
+
+def test_what_is_acknowledged_and_in_no_listing_is_expected_once() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    assert site.core.expects("left", NOW)
+    site.seen("left")
+    assert site.state() is State.UNKNOWN
+    site.step(Asked(NOW, "cancel", 1))
+    assert not site.core.expects("left", NOW + 1000)
+
+
+@pytest.mark.parametrize(("word", "after"), [("lost", State.QUEUED), ("ran", State.COMPLETED)])
+def test_an_operator_resolves_what_is_unknown(word: str, after: State) -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    assert site.step(Asked(NOW, word, 1, by="root")) == []  # type: ignore[arg-type]
+    assert site.state() is State.PENDING
+    site.seen("left")
+    actions = site.step(Asked(NOW, word, 1, by="root"))  # type: ignore[arg-type]
+    assert site.out.changes[0].after is after
+    assert "root" in site.out.changes[0].cause
+    assert actions == ([Send(1, 2, "left", (0,))] if word == "lost" else [])
+
+
+def test_lower_priorities_and_fewer_clusters_after_a_restart() -> None:
+    site = Site()
+    for id in (1, 2):
+        site.step(Submitted(NOW, job(id, owner_priority=3, deadline=NOW + 101, cpus=8)))
+    site.sent(1)
+    assert site.core.tasks[1, 0].priority > 3
+    right = (Cluster(name="right", adapter="local"),)
+    site.step(Booted(NOW, "cafe", Policy(max_priority=3), right))
+    assert site.core.tasks[1, 0].priority == 3
+    assert site.state(1) is State.UNKNOWN
+    assert site.state(2) is State.QUEUED  # never tried: certainly not there
+    assert site.step(Asked(NOW, "cancel", 1)) == []
+    both = (*right, Cluster(name="left", adapter="local"))
+    site.step(Booted(NOW, "cafe", Policy(max_priority=3), both))
+    assert site.seen("left", facts(8), site.row(State.PENDING), full=True) == [
+        Withdraw(1, 1, "left", {0: "7"}, unstarted=False),
+        Send(2, 2, "left", (0,)),
+    ]
+
+
+def test_only_managers_reject() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job(1, held=True, clusters=("right",))))
+    site.step(Booted(NOW, "cafe", Policy(), (Cluster(name="left", adapter="local"),)))
+    site.seen("left", facts(8))
+    assert site.step(Asked(NOW, "release", 1)) == []
+    assert site.core.tasks[1, 0].reason == Reason.NO_CLUSTER_FITS
+    site.step(Booted(NOW, "cafe", Policy(), (Cluster(name="right", adapter="local"),)))
+    assert site.seen("right", facts(4)) == [Send(1, 1, "right", (0,))]
+
+
+def test_a_step_costs_the_same_however_many_wait_in_clusters() -> None:
+    """Counted, not timed: what one submission looks at does not grow with the queue."""
+    import sys
+
+    def calls(queued: int) -> int:
+        site = Site()
+        for id in range(1, queued + 1):
+            site.step(Submitted(NOW, job(id)))
+        count = 0
+
+        def counting(*_: object) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(counting)
+        try:
+            site.core.step(Submitted(NOW, job(queued + 1)))
+        finally:
+            sys.setprofile(None)
+        return count
+
+    assert calls(400) <= calls(20) * 1.1
 
 
 def test_restart_sends_the_untried_and_doubts_the_tried() -> None:

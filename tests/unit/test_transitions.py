@@ -47,9 +47,11 @@ def test_every_state_is_reached_and_every_event_used() -> None:
     assert {event for _, event in TABLE} == set(Event)
 
 
-def test_an_illegal_transition_tells_the_task_and_its_story() -> None:
-    with pytest.raises(IllegalTransition, match=r"task 17_3: start is impossible.*submitted"):
-        advance(State.COMPLETED, Event.START, "17_3", ["submitted"])
+def test_an_illegal_transition_tells_the_task() -> None:
+    with pytest.raises(
+        IllegalTransition, match="task 17_3: start is impossible in state completed"
+    ):
+        advance(State.COMPLETED, Event.START, "17_3")
 
 
 @pytest.mark.parametrize(
