@@ -98,7 +98,9 @@ class Adapter(ABC):
 
     Options: ClassVar[type[Any]]
     poll_interval: ClassVar[float] = 5.0  # seconds between polls while something goes on
-    capabilities: ClassVar[Capabilities]
+    # What its library needs in the worker's environment before that begins; a site's own wins.
+    environment: ClassVar[Mapping[str, str]] = {}
+    capabilities: ClassVar[Capabilities]  # or an instance's own, where they depend on its options
 
     def __init__(self, cluster: Cluster, options: Any, instance: str, folder: Path) -> None:
         """`folder` is the cluster's own, exists, and outlives the process.

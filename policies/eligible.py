@@ -141,6 +141,8 @@ def unfit(job: Job, cluster: Cluster, facts: Facts | None) -> Unfit | None:
     except NoMapping as error:
         return Unfit(Reason.NO_MAPPING, str(error))
     partition = facts.partition(here.partition)
+    if partition is None and here.partition is None:
+        return Unfit(Reason.CLUSTER_DRAINED, "it has no partition with nodes now")
     if partition is None:
         return Unfit(Reason.NO_MAPPING, f'it has no partition "{here.partition}"')
     if (text := _too_large(here, partition)) is not None:

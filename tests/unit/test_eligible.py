@@ -55,6 +55,7 @@ def facts(*nodes: Nodes, **partition: Any) -> Facts:
             "/homes",
         ),
         ({}, facts(up=False), {}, Reason.CLUSTER_DRAINED, "closed"),
+        ({}, Facts(0, 0, ()), {}, Reason.CLUSTER_DRAINED, "no partition with nodes"),
         (
             {"cpus": 20, "tasks": 20},
             facts(Nodes(1, 16, 16), Nodes(1, 16, 0, up=False)),
