@@ -628,13 +628,17 @@ def _user_name(uid: int) -> str:
 
 
 async def _changes(daemon: Daemon, timeout: float) -> AsyncIterator[None]:
-    """Now, and then after each stored change, until the time-out; at most ten times a second."""
+    """Now, then after each stored change, until the time-out or the daemon's end.
+
+    At most ten times a second.
+    """
     deadline = time.monotonic() + timeout
     while True:
         running = daemon.engine
         changed = running.changed if running else asyncio.Event()
         yield
-        if (left := deadline - time.monotonic()) <= 0:
+        left = deadline - time.monotonic()
+        if left <= 0 or daemon.stopping:
             return
         try:
             await asyncio.wait_for(changed.wait(), left)

@@ -363,6 +363,13 @@ class Daemon:
     def __init__(self, settings: Settings, ledger: Ledger) -> None:
         self.settings, self.ledger, self.started = settings, ledger, time.time()
         self.engine: Engine | None = None
+        self.stopping = False
+
+    def stop(self) -> None:
+        """Let go of those who wait for news: the end is near."""
+        self.stopping = True
+        if self.engine is not None:
+            self.engine.changed.set()
 
     async def run(self) -> None:
         while True:

@@ -86,12 +86,20 @@ def serve(config: Path | None, *, standby: bool = False, check: bool = False) ->
 class _Server(uvicorn.Server):
     """Uvicorn without its own signal handlers, which end the process before our clean-up."""
 
+    def __init__(self, config: uvicorn.Config, daemon: Daemon) -> None:
+        super().__init__(config)
+        self._daemon = daemon
+
+    def _stop(self, number: signal.Signals) -> None:
+        self._daemon.stop()
+        self.handle_exit(number, None)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         stops = (signal.SIGINT, signal.SIGTERM)
         for stop in stops:
-            loop.add_signal_handler(stop, self.handle_exit, stop, None)
+            loop.add_signal_handler(stop, self._stop, stop)
         # a daemon started with & goes on when its terminal closes
         loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP changes nothing")
         try:
@@ -115,7 +123,8 @@ async def _serve(daemon: Daemon, listener: socket.socket) -> None:
             log_config=None,
             log_level="warning",
             timeout_graceful_shutdown=2,
-        )
+        ),
+        daemon,
     )
     engine = asyncio.create_task(daemon.run())
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -77,6 +77,7 @@ class Site:
         self._daemon.send_signal(number)
         code = self._daemon.wait(30)
         self._daemon = None
+        assert "Traceback" not in self.log.read_text(), self.told()
         return code
 
     @property

@@ -1,0 +1,81 @@
+"""A real Grid Engine cell and a local cluster behind one daemon, through the command line."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from tests.e2e.conftest import Site
+from tests.gridengine import Cell
+
+JOBS = 30
+LOCAL = """
+[[cluster]]
+name = "left"
+adapter = "local"
+cpus = 4
+poll_interval = 0.2
+"""
+
+
+@pytest.fixture
+def over_cell(site: Site, gridengine_cell: Cell) -> Site:
+    gridengine_cell.empty()
+    python = gridengine_cell.python(site.folder / "python")
+    site.configure(LOCAL + gridengine_cell.table(python, "poll_interval = 0.5\nsettle = 1\n"))
+    site.start()
+    return site
+
+
+@pytest.mark.slow
+def test_jobs_run_exactly_once_each_and_tell_their_exit_codes(over_cell: Site) -> None:
+    ran = over_cell.folder / "ran"
+    script = over_cell.folder / "job.sh"
+    script.write_text(f'#!/bin/sh\n#$ -l h_rt=60\necho $METASCHED_JOB_ID >> "{ran}"\nexit $1\n')
+    codes: dict[int, int] = {}
+    for number in range(JOBS):
+        code = (0, 3, 99, 100, 255, 0)[number % 6]
+        place = ["--cluster", "cell"] if number % 6 in (2, 3) else []
+        done = over_cell.run(
+            "submit",
+            "--json",
+            "-n",
+            str(1 + number % 4),
+            *place,
+            "-o",
+            "/dev/null",
+            script,
+            str(code),
+        )
+        codes[json.loads(done.stdout)["job"]] = code
+    rows = {row["job"]: row for row in over_cell.until_ended(patience=200)}
+
+    assert set(rows) == set(codes)
+    assert Counter(ran.read_text().split()) == Counter(map(str, codes))
+    for job, code in codes.items():
+        assert rows[job]["exit_code"] == code, rows[job]
+        assert rows[job]["state"] == ("completed" if code == 0 else "failed")
+        assert rows[job]["started"] <= rows[job]["ended"]
+    assert {row["cluster"] for row in rows.values()} == {"left", "cell"}
+    assert over_cell.stop() == 0
+    over_cell.replayed()
+
+
+def test_pulled_from_the_full_cell_to_a_cluster_that_can_start_it(over_cell: Site) -> None:
+    full = over_cell.submit("--wrap", "sleep 300", "-n", "8", "--cluster", "cell", "-t", "10")
+    local = over_cell.submit("--wrap", "sleep 300", "-n", "4", "--cluster", "left", "-t", "60")
+    over_cell.until(lambda: all(over_cell.row(j)["state"] == "running" for j in (full, local)))
+    job = over_cell.submit("--wrap", "echo done", "-n", "4", "-t", "1")
+    first = over_cell.until(lambda: over_cell.row(job)["cluster"])
+    other = {"cell": local, "left": full}[first]
+    over_cell.until(lambda: over_cell.row(job)["state"] == "pending")
+    over_cell.run("cancel", str(other))
+    [row] = over_cell.until_ended(job)
+    assert (row["state"], row["exit_code"]) == ("completed", 0)
+    assert row["cluster"] != first
+    over_cell.run("cancel", str(full), str(local))
+    assert {r["state"] for r in over_cell.until_ended(full, local)} == {"cancelled"}
+    assert over_cell.stop() == 0
+    over_cell.replayed()
