@@ -9,7 +9,7 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import PurePosixPath
@@ -330,9 +330,9 @@ def _accepted(
 
 def _check_texts(request: JobRequest) -> None:
     """Wrong for what no database, no manager and no terminal can carry."""
-    for key, value in asdict(request).items():
+    for key, value in vars(request).items():
         for text in _texts(value):
-            if "\0" in text or text != _utf8(text):
+            if "\0" in text or not (text.isascii() or text == _utf8(text)):
                 raise Wrong(422, f"{key} holds bytes that are no text; leave them out")
     if len(request.name) > LONGEST_NAME or any(ord(c) < 32 for c in request.name):
         raise Wrong(

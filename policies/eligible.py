@@ -149,7 +149,7 @@ def unfit(job: Job, cluster: Cluster, facts: Facts | None) -> Unfit | None:
         return Unfit(Reason.NO_CLUSTER_FITS, text)
     if not partition.up:
         return Unfit(Reason.CLUSTER_DRAINED, f"its partition {partition.name} is closed")
-    if not holds(here, partition, up=True):
+    if not (all(n.up for n in partition.nodes) or holds(here, partition, up=True)):
         return Unfit(Reason.CLUSTER_DRAINED, "too many of its nodes are down or drained")
     return None
 
