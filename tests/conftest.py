@@ -1,4 +1,4 @@
-"""What all tests share: components that may be missing, and the two real Slurm clusters."""
+"""What all tests share: components that may be missing, real Slurm clusters, a real cell."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from tests import slurm
+from tests import gridengine, slurm
 
 
 def require(component: str, reason: str) -> NoReturn:
@@ -27,3 +27,13 @@ def slurm_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Slurm
         require("slurm", reason)
     with slurm.SlurmSite(tmp_path_factory.mktemp("slurm")) as site:
         yield site
+
+
+@pytest.fixture(scope="session")
+def gridengine_cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[gridengine.Cell]:
+    """A real Grid Engine cell of one host with 8 slots, in a network namespace, for all tests."""
+    reason = gridengine.missing()
+    if reason is not None:
+        require("gridengine", reason)
+    with gridengine.Cell(tmp_path_factory.mktemp("gridengine") / "cell") as cell:
+        yield cell

@@ -20,10 +20,12 @@ from typing import Any
 import pytest
 
 from metasched.adapters.base import Adapter, Order, Withdrawal
+from metasched.adapters.drmaa import DrmaaOptions
 from metasched.adapters.local import Local, LocalOptions
 from metasched.adapters.slurm import Slurm, SlurmOptions
 from metasched.model import Cluster, Facts, Job, Listing, Payload, Row, State, tag_of
 from metasched.transitions import ATTEMPT_FINAL
+from tests import gridengine as ge
 from tests import processes
 from tests.conftest import require
 from tests.slurm import ALPHA, SlurmSite, missing
@@ -65,6 +67,21 @@ def slurm(folder: Path) -> Iterator[Connect]:
         yield connect
 
 
+@contextmanager
+def gridengine(folder: Path) -> Iterator[Connect]:
+    """A real Grid Engine cell of one host with 8 slots and 2 GPUs, through a worker inside it."""
+    reason = ge.missing()
+    if reason is not None:
+        require("gridengine", reason)
+    with ge.Cell(folder / "cell") as cell:
+        options = DrmaaOptions(library=str(ge.LIBRARY), settle=1.0, memory=ge.MEMORY)
+
+        def connect(instance: str) -> Adapter:
+            return ge.hosted(cell, options, instance, folder)
+
+        yield connect
+
+
 def plugged(name: str) -> Boot:
     """The boot function that METASCHED_CONTRACT names as `module:function`."""
     module, _, function = name.partition(":")
@@ -72,7 +89,7 @@ def plugged(name: str) -> Boot:
     return boot
 
 
-BOOTS: dict[str, Boot] = {"local": local, "slurm": slurm}
+BOOTS: dict[str, Boot] = {"local": local, "slurm": slurm, "gridengine": gridengine}
 if named := os.environ.get("METASCHED_CONTRACT"):
     BOOTS = {named: plugged(named)}
 

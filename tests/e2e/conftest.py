@@ -165,8 +165,8 @@ class Site:
             outcomes = list(replay(ledger.events()))
         finally:
             ledger.close()
-        columns = ("job", "task_index", "attempt", "what", "before", "after", "cluster")
-        columns += ("reason", "cause")
+        columns = ["job", "task_index", "attempt", "what", "before", "after", "cluster"]
+        columns += ["reason", "cause"]
         recorded = [tuple(line[column] for column in columns) for line in told]
         changes = [
             (c.job, c.index, c.attempt, c.event, c.before, c.after, c.cluster, c.reason, c.cause)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from metasched.adapters.drmaa import DrmaaOptions
 from metasched.adapters.local import LocalOptions
 from metasched.adapters.slurm import SlurmOptions
 from metasched.cli.app import COMMANDS
@@ -28,7 +29,7 @@ def test_every_key_of_the_configuration(table: type[Site]) -> None:
         assert f"`{key}`" in ADMIN or f"[{key}]" in ADMIN, key
 
 
-@pytest.mark.parametrize("options", [LocalOptions, SlurmOptions])
+@pytest.mark.parametrize("options", [LocalOptions, SlurmOptions, DrmaaOptions])
 def test_every_key_of_an_adapter(options: type[LocalOptions]) -> None:
     for field in fields(options):
         assert f"`{field.name}`" in ADMIN, field.name

@@ -1,0 +1,115 @@
+"""DRMAA clusters: Grid Engine, with its gaps filled by its own commands, or any by DRMAA alone.
+
+The library is named by the key `library`; everything else that it needs in the environment
+before the worker starts (SGE_ROOT, SGE_CELL) by the cluster's key `environment`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from metasched.adapters.base import Adapter, Capabilities, Order, Withdrawal
+from metasched.adapters.drmaa_generic import Generic, Templates
+from metasched.adapters.drmaa_session import Session
+from metasched.adapters.gridengine import CellSettings, GridEngine
+from metasched.model import Cluster, Listing
+
+
+@dataclass(frozen=True)
+class DrmaaOptions:
+    """Keys of a DRMAA cluster in metasched.toml; ValueError names the one that is wrong.
+
+    `library` is the DRMAA library. For `profile` gridengine, `bin_dir` is where qstat and its
+    like are (None: on the PATH). Jobs of several processors ask for `parallel_environment`,
+    memory is asked for by the consumable `memory` (None: not at all). A job without h_rt is
+    taken to need `default_time` seconds, a command that gives no answer for `timeout` seconds
+    counts as unanswered, one that was under way when its caller died may still arrive for
+    `settle` seconds, and ended jobs stay listed for `keep` seconds. Profile generic needs `cpus`,
+    the processors that the site lets us count on, and `native`, its templates (see
+    `drmaa_generic.Templates`).
+    """
+
+    library: str
+    profile: Literal["gridengine", "generic"] = "gridengine"
+    bin_dir: str | None = None
+    parallel_environment: str = "smp"
+    memory: str | None = None
+    default_time: float = 86400.0
+    timeout: float = 15.0
+    settle: float = 20.0
+    keep: float = 3 * 86400.0
+    cpus: int | None = None
+    native: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key, path in (("library", self.library), ("bin_dir", self.bin_dir)):
+            if path is not None and not os.path.isabs(path):
+                raise ValueError(f"{key} is {path!r}; it must be an absolute path")
+        for key in ("default_time", "timeout", "keep"):
+            value = getattr(self, key)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{key} is {value!r}; it must be a positive number")
+        if not (math.isfinite(self.settle) and self.settle >= 0):
+            raise ValueError(f"settle is {self.settle!r}; it must be 0 or more")
+        if self.profile == "generic" and (self.cpus is None or self.cpus < 1):
+            raise ValueError("profile generic needs cpus, the number of its processors")
+        if unknown := set(self.native) - {part.name for part in fields(Templates)}:
+            known = ", ".join(part.name for part in fields(Templates))
+            raise ValueError(f"native {min(unknown)!r} is none of {known}")
+        Templates(**self.native)
+
+
+class Drmaa(Adapter):
+    """One cluster through its DRMAA library, by the profile that fits it."""
+
+    Options: ClassVar[type[Any]] = DrmaaOptions
+    # The library holds its thread's data in the space that the C library keeps for programs
+    # that are there from the start ("cannot allocate memory in static TLS block").
+    environment: ClassVar[Mapping[str, str]] = {
+        "GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=4096"
+    }
+
+    def __init__(
+        self, cluster: Cluster, options: DrmaaOptions, instance: str, folder: Path
+    ) -> None:
+        super().__init__(cluster, options, instance, folder)
+        session = Session(options.library)
+        self._profile: GridEngine | Generic
+        if options.profile == "generic":
+            self.capabilities = Capabilities(  # type: ignore[misc]
+                suspends=True, proves_absence=False
+            )
+            self._profile = Generic(
+                cluster,
+                session,
+                Templates(**options.native),
+                options.cpus or 1,
+                options.keep,
+                instance,
+                folder,
+            )
+            return
+        self.capabilities = Capabilities(  # type: ignore[misc]
+            gres=True, suspends=True, memory=options.memory is not None
+        )
+        settings = CellSettings(
+            **{part.name: getattr(options, part.name) for part in fields(CellSettings)}
+        )
+        self._profile = GridEngine(cluster, session, settings, instance, folder)
+
+    def submit(self, order: Order) -> dict[int, str]:
+        return self._profile.submit(order)
+
+    def withdraw(self, withdrawal: Withdrawal) -> None:
+        self._profile.withdraw(withdrawal)
+
+    def poll(self) -> Listing:
+        return self._profile.poll()
+
+    def close(self) -> None:
+        self._profile.close()

@@ -1,0 +1,380 @@
+"""Grid Engine: DRMAA to submit and to hold, its own commands where DRMAA falls short.
+
+A task is one job; its name (and account) carries the tag. `qstat` lists what lives, the
+accounting what ran and ended. Grid Engine keeps no record at all of a job that is deleted while
+it waits: what we delete is written down in the cluster's folder before it is asked for.
+
+What has been found out about Grid Engine, and rests on its word only, is tested in tests/real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from metasched.adapters import gridengine_batch as batch
+from metasched.adapters import gridengine_text as text
+from metasched.adapters.base import Order, Refused, Unreachable, Withdrawal
+from metasched.adapters.commands import Answer, memory_file, run
+from metasched.adapters.drmaa_script import script
+from metasched.adapters.drmaa_session import Session
+from metasched.adapters.gridengine_accounting import Accounting
+from metasched.model import Cluster, Listing, Row, State
+
+_IDS_PER_CALL = 500
+_REFRESH = 60.0  # seconds between looks at the cell's own configuration
+_DELETED = re.compile(r"has deleted job (\d+)")
+_REGISTERED = re.compile(r"has registered the job (\d+) for deletion")
+_ABSENT = re.compile(r"does not exist|already in deletion|has deleted|has registered")
+
+T = TypeVar("T")
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellSettings:
+    """What a site says of its cell; see `DrmaaOptions`."""
+
+    bin_dir: str | None
+    parallel_environment: str
+    memory: str | None
+    default_time: float
+    timeout: float
+    settle: float
+    keep: float
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """The cell's own configuration at the time `read` (monotonic)."""
+
+    read: float
+    limits: Mapping[str, text.Limits]
+    known: Mapping[str, text.Complex]
+    delay: float
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """A deletion: `asked` for at this time, while the job waited `held` (or not).
+
+    `never_began`: the qmaster said that it deleted the job on the spot, so that it never ran.
+    """
+
+    tag: str
+    task: int
+    native: str
+    asked: float
+    held: bool = False
+    never_began: bool = False
+
+
+class GridEngine:
+    """One Grid Engine cell."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        session: Session,
+        settings: CellSettings,
+        instance: str,
+        folder: Path,
+    ) -> None:
+        self._cluster, self._session, self._settings = cluster, session, settings
+        self._instance = instance
+        self._user = pwd.getpwuid(os.geteuid()).pw_name
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if name.startswith("SGE_")},
+            "PATH": os.environ.get("PATH", os.defpath),
+            "LANG": "C.UTF-8",
+            "TZ": "UTC",
+        }
+        cell = Path(os.environ.get("SGE_ROOT", "/"), os.environ.get("SGE_CELL", "default"))
+        self._accounting = Accounting(cell / "common" / "accounting", f":ms-{instance}-")
+        self._wishes = _Wishes(folder / f"deleted-{instance}", settings.keep)
+        self._cell: _Cell | None = None
+        self._live: dict[Key, Row] = {}  # the last word of qstat on each that has no end yet
+        self._gone: dict[Key, float] = {}  # when qstat first lacked it
+        self._records: dict[Key, text.Record] = {}
+        self._looks: deque[float] = deque()  # times of past listings by qstat
+
+    def submit(self, order: Order) -> dict[int, str]:
+        """Queue each task as a job of its own, in the order of the indices.
+
+        A refusal after some were taken is Unreachable: these are found by the tag, the others
+        proved absent.
+        """
+        settings, natives = self._settings, dict[int, str]()
+        for index in order.indices:
+            try:
+                native = batch.native(
+                    order,
+                    index,
+                    settings.parallel_environment,
+                    settings.memory,
+                    self._configuration().known,
+                )
+                wrapper = script(order, index, self._cluster.name, text.HIDDEN_CODES)
+                with memory_file(wrapper) as path:
+                    natives[index] = self._session.submit(path, native, text.mark(order.tag, index))
+            except Refused as refusal:
+                if not natives:
+                    raise
+                taken = f"{len(natives)} of {len(order.indices)} tasks were taken"
+                raise Unreachable(f"{taken}, then: {refusal.reason}") from None
+        return natives
+
+    def withdraw(self, withdrawal: Withdrawal) -> None:
+        """End tasks, chosen by their tag in a listing of this moment, never by native id alone.
+
+        For `unstarted`: hold, look again, delete what waits and is held. A hold changes the
+        job's version, and the qmaster throws away orders to start an older version.
+        """
+        found = self._find(withdrawal)
+        if not withdrawal.unstarted:
+            self._delete(found, held=False)
+            return
+        waiting = {job.id for job in found.values() if job.waits and "R" not in job.state}
+        if not waiting:
+            return
+        answers = [self._run("qhold", "-h", "u", ids) for ids in _joined(waiting)]
+        after = {key: job for key, job in self._find(withdrawal).items() if job.id in waiting}
+        self._delete({k: job for k, job in after.items() if job.waits and "h" in job.state}, True)
+        begun = [job.id for job in after.values() if not job.waits]
+        for ids in _joined(begun):
+            self._run("qrls", "-h", "u", ids)
+        if any(job.waits and "h" not in job.state for job in after.values()):
+            said = "; ".join(answer.complaint for answer in answers if answer.code != 0)
+            raise Unreachable(f"qhold: {said or 'not held'}")
+
+    def _find(self, withdrawal: Withdrawal) -> dict[Key, text.Job]:
+        """Our jobs that carry this tag, live, and are asked for."""
+        wanted = {(withdrawal.tag, index) for index in withdrawal.natives}
+        return {k: job for k, job in self._ours(self._qstat(self._user)).items() if k in wanted}
+
+    def _ours(self, jobs: Iterable[text.Job]) -> dict[Key, text.Job]:
+        found = {}
+        for job in jobs:
+            key = text.read_mark(job.name, self._instance)
+            if key is not None and job.owner == self._user:
+                found[key] = job
+        return found
+
+    def _delete(self, jobs: Mapping[Key, text.Job], held: bool) -> None:
+        wishes = [_Wish(*key, job.id, time.time(), held and job.waits) for key, job in jobs.items()]
+        self._wishes.add(wishes)
+        for start in range(0, len(wishes), _IDS_PER_CALL):
+            some = wishes[start : start + _IDS_PER_CALL]
+            answer = self._run("qdel", ",".join(wish.native for wish in some))
+            said = f"{answer.out}\n{answer.err}".strip()
+            deleted = set(_DELETED.findall(said))
+            self._wishes.add(
+                [
+                    replace(wish, never_began=True, asked=time.time())
+                    for wish in some
+                    if wish.native in deleted
+                ]
+            )
+            others = [line for line in said.splitlines() if line and not _ABSENT.search(line)]
+            if others:
+                raise Unreachable(f"qdel: {'; '.join(others)[:500]}")
+
+    def poll(self) -> Listing:
+        """Two commands and what the accounting has grown by, whatever the number of jobs.
+
+        The accounting is read after qstat: a job that ended in between is in one of them.
+        """
+        taken = time.time()
+        cell = self._configuration()
+        listed = self._qstat("*")
+        places = self._read(text.hosts, "qhost", "-xml", "-q", "-F")
+        try:
+            news = self._accounting.news()
+        except ValueError as error:
+            raise Unreachable(f"the accounting cannot be read: {error}") from None
+        for record in news:
+            key = text.read_mark(record.name, self._instance)
+            if key is not None and record.owner == self._user and record.started:
+                self._records[key] = record
+        lag = cell.delay + self._settings.settle
+        ours = self._ours(listed)
+        rows = self._rows(ours, taken, lag)
+        return Listing(
+            taken=taken,
+            since=self._since(taken),
+            until=self._until(taken, lag),
+            rows=tuple(rows),
+            facts=text.facts(
+                listed,
+                places,
+                cell.limits,
+                cell.known,
+                self._settings.memory,
+                {job.id for job in ours.values()},
+                taken,
+                self._settings.default_time,
+            ),
+        )
+
+    def _rows(self, ours: Mapping[Key, text.Job], taken: float, lag: float) -> list[Row]:
+        """Each task once: its end if that is known, else what qstat says or said last."""
+        self._forget(taken)
+        ended = {}
+        for key, record in self._records.items():
+            job = ours.get(key)
+            again = job is not None and (job.waits or "R" in job.state)
+            row = None if again else text.ended_row(record, *key, killed=key in self._wishes)
+            if row is not None:
+                before = self._live.get(key)
+                began = before.started if before and before.native_id == row.native_id else None
+                # execd and qmaster disagree by a second on when it began; keep what was told
+                ended[key] = replace(row, started=min(began or row.started or 0, row.ended or 0))
+        live = {}
+        for key, job in ours.items():
+            if key not in ended:
+                live[key] = text.live_row(job, *key)
+                self._gone.pop(key, None)
+        for key, row in self._live.items():
+            if key in ours or key in ended:
+                continue
+            gone = self._gone.setdefault(key, taken)
+            if taken - gone <= lag and not self._wishes.fulfilled(key, taken, lag):
+                live[key] = row
+        self._gone = {key: gone for key, gone in self._gone.items() if key in live}
+        for key, wish in self._wishes.items():
+            if key not in ours and key not in ended and self._wishes.fulfilled(key, taken, lag):
+                before, earlier = self._live.get(key), self._records.get(key)
+                ran = earlier or before  # if it was queued again
+                ended[key] = Row(
+                    tag=wish.tag,
+                    task=wish.task,
+                    native_id=wish.native,
+                    state=State.CANCELLED,
+                    started=ran.started if ran else None,
+                    ended=wish.asked,
+                    word="deleted while it waited",
+                )
+        self._live = live | {k: self._live[k] for k in ended if k in self._live}
+        return [*live.values(), *ended.values()]
+
+    def _forget(self, taken: float) -> None:
+        oldest = taken - self._settings.keep
+        for key in [k for k, record in self._records.items() if record.ended < oldest]:
+            del self._records[key]
+            self._live.pop(key, None)
+        for key in self._wishes.forget(oldest):
+            self._live.pop(key, None)
+
+    def _since(self, taken: float) -> float:
+        since = self._accounting.since
+        return taken if since is None else max(since, taken - self._settings.keep)
+
+    def _until(self, taken: float, lag: float) -> float:
+        """The last listing by qstat whose endings the accounting must hold by now.
+
+        What had reached the qmaster by then was in that listing (and is told for as long as it
+        has no end), or had ended, and its end is written after `lag` seconds.
+        """
+        self._looks.append(taken)
+        while len(self._looks) > 1 and self._looks[1] <= taken - lag:
+            self._looks.popleft()
+        first = self._looks[0]
+        return first - self._settings.settle if first <= taken - lag else 0.0
+
+    def _configuration(self) -> _Cell:
+        if self._cell is None or time.monotonic() - self._cell.read > _REFRESH:
+            self._cell = _Cell(
+                read=time.monotonic(),
+                limits=self._read(text.queues, "qconf", "-sq", "*"),
+                known=self._read(text.complexes, "qconf", "-sc"),
+                delay=self._read(text.accounting_delay, "qconf", "-sconf"),
+            )
+        return self._cell
+
+    def _qstat(self, user: str) -> list[text.Job]:
+        return self._read(text.jobs, "qstat", "-xml", "-r", "-u", user)
+
+    def _read(self, parse: Callable[[str], T], program: str, *arguments: str) -> T:
+        answer = self._run(program, *arguments)
+        if answer.code != 0:
+            raise Unreachable(f"{program}: {answer.complaint}")
+        try:
+            return parse(answer.out)
+        except (ValueError, KeyError) as error:
+            raise Unreachable(f"{program}: the answer cannot be read: {error}") from None
+
+    def _run(self, program: str, *arguments: str) -> Answer:
+        folder = self._settings.bin_dir
+        path = os.path.join(folder, program) if folder else program
+        return run([path, *arguments], self._environment, self._settings.timeout)
+
+    def close(self) -> None:
+        self._accounting.close()
+        self._session.close()
+
+
+class _Wishes:
+    """Deletions that we asked for, in a file: one JSON line each, the last of a task counts."""
+
+    def __init__(self, path: Path, keep: float) -> None:
+        self._path = path
+        self._found: dict[Key, _Wish] = {}
+        oldest = time.time() - keep
+        if path.exists():
+            for line in path.read_text().splitlines():
+                try:
+                    wish = _Wish(**json.loads(line))
+                except (ValueError, TypeError):  # the last line of one that was killed
+                    continue
+                if wish.asked >= oldest:
+                    self._found[(wish.tag, wish.task)] = wish
+            self._write("w", self._found.values())
+
+    def add(self, wishes: Iterable[_Wish]) -> None:
+        some = list(wishes)
+        self._write("a", some)
+        self._found |= {(wish.tag, wish.task): wish for wish in some}
+
+    def _write(self, mode: str, wishes: Iterable[_Wish]) -> None:
+        with self._path.open(mode) as file:
+            for wish in wishes:
+                file.write(json.dumps(asdict(wish)) + "\n")
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._found
+
+    def forget(self, oldest: float) -> list[Key]:
+        """Drop what was asked for before `oldest`; the tasks."""
+        old = [key for key, wish in self._found.items() if wish.asked < oldest]
+        for key in old:
+            del self._found[key]
+        return old
+
+    def items(self) -> Iterable[tuple[Key, _Wish]]:
+        return self._found.items()
+
+    def fulfilled(self, key: Key, now: float, lag: float) -> bool:
+        """Whether the task is certainly gone without having begun, if no listing has it.
+
+        The qmaster's word, or, where its answer was lost, a hold under which nothing begins: the
+        accounting has had the time to say otherwise.
+        """
+        wish = self._found.get(key)
+        if wish is None:
+            return False
+        return wish.never_began or (wish.held and now - wish.asked > lag)
+
+
+def _joined(ids: Iterable[str]) -> Iterable[str]:
+    """The ids as comma-separated lists, none too long for a command line."""
+    some = list(ids)
+    for start in range(0, len(some), _IDS_PER_CALL):
+        yield ",".join(some[start : start + _IDS_PER_CALL])

@@ -1,0 +1,83 @@
+"""What Grid Engine is told for one task beside its script: its native specification. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from metasched.adapters.base import Order, Refused
+from metasched.adapters.gridengine_text import Complex, mark
+from metasched.model import Job
+
+# What a user's own options may not say, since a task is known, found and ended by it.
+_RESERVED = {
+    *("-A", "-N", "-@", "-C", "-S", "-b", "-clear", "-r", "-shell", "-sync", "-t", "-tc", "-terse"),
+    *("-verify", "-w", "-now", "-help", "-ckpt", "-c", "-dl", "-notify"),
+}
+
+
+def native(
+    order: Order, index: int, pe: str, memory: str | None, known: Mapping[str, Complex]
+) -> str:
+    """The native specification of one task. Refused if something asked for cannot be said."""
+    job = order.job
+    _check(order.options)
+    own_pe = "-pe" in order.options
+    if job.nodes is not None and job.nodes > 1 and not own_pe:
+        raise Refused("a job over several nodes needs a parallel environment: --native '...:-pe'")
+    if job.exclusive:
+        raise Refused("Grid Engine cannot be asked for whole hosts")
+    if job.qos is not None:
+        raise Refused("Grid Engine has no QOS")
+    name = mark(order.tag, index)
+    words = ["-b", "n", "-S", "/bin/sh", "-A", name, "-w", "e", "-r", "y" if job.requeue else "n"]
+    if job.cpus > 1 and not own_pe:
+        words += ["-pe", pe, str(job.cpus)]
+    if requests := _requests(job, memory, known):
+        words += ["-l", ",".join(requests)]
+    if job.partition is not None:
+        words += ["-q", job.partition]
+    if job.account is not None:
+        words += ["-P", job.account]
+    words += order.options
+    for word in words:
+        if not word or re.search(r"[\s'\"\\\0]", word):
+            raise Refused(f"native option {word!r} cannot be handed on: quotes, spaces or nothing")
+    return " ".join(words)
+
+
+def _requests(job: Job, memory: str | None, known: Mapping[str, Complex]) -> list[str]:
+    """The values of -l: time limit, memory, gres, features."""
+    requests = []
+    if job.time_limit is not None:
+        requests.append(f"h_rt={math.ceil(job.time_limit)}")
+    if memory is not None:
+        whole = job.memory
+        if job.memory_per_cpu is not None:
+            whole = job.memory_per_cpu * job.cpus
+        if whole is not None:
+            per_job = memory in known and known[memory].consumable == "JOB"
+            requests.append(f"{memory}={whole if per_job else math.ceil(whole / job.cpus)}M")
+    for name, count in job.gres.items():
+        if name not in known or known[name].consumable == "NO":
+            raise Refused(f"the cell has no consumable {name!r}")
+        if known[name].consumable == "YES":  # counted for each slot
+            if count % job.cpus:
+                raise Refused(f"{count} {name} cannot be shared equally by {job.cpus} slots")
+            count //= job.cpus
+        requests.append(f"{name}={count}")
+    if job.constraint is not None:
+        if "|" in job.constraint:
+            raise Refused(f"constraint {job.constraint!r}: Grid Engine has no `or`")
+        requests += job.constraint.split("&")
+    return requests
+
+
+def _check(options: tuple[str, ...]) -> None:
+    """Refused if a word of the user's would take from us what we rely on."""
+    if options and not options[0].startswith("-"):
+        raise Refused(f"native option {options[0]!r} is not an option of qsub")
+    for word in options:
+        if word in _RESERVED:
+            raise Refused(f"native option {word!r} is not allowed: metasched sets it")

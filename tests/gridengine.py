@@ -1,0 +1,412 @@
+"""A real Grid Engine cell for the tests: booted in a folder of its own, gone without a trace.
+
+Its daemons listen on every interface and cannot be told otherwise, so they live in a network
+namespace with nothing but its own loopback; clients are run inside it (`Cell.inside`). The
+namespace is that of the guardian, which starts all daemons and kills all that is left of them.
+As no account but one exists in there, everything runs as the account of the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from metasched.adapters.base import Capabilities
+from metasched.adapters.drmaa import Drmaa, DrmaaOptions
+from metasched.model import Cluster
+from tests.guardian import Guardian, dying_with
+from tests.hosted import Hosted
+
+PACKAGES = ("gridengine-master", "gridengine-exec", "gridengine-client", "gridengine-drmaa1.0")
+LIBRARY = Path("/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0")
+SLOTS = 8
+GPUS = 2
+MEMORY = "memory"  # the consumable that counts it; h_vmem would limit each process, too
+TOKENS = 3  # of the cluster-wide consumable `matlab`
+
+_BINARIES = Path("/usr/lib/gridengine")
+_SHARE = Path("/usr/share/gridengine")
+_PATH = f"{_BINARIES}:/usr/local/bin:/usr/bin:/bin"
+_AS_USER = ("--user", "--map-current-user", "--keep-caps")  # not root's: it needs its groups
+_NAMESPACE = ("unshare", *(() if os.geteuid() == 0 else _AS_USER), "--net", "--")
+_BEGIN = ("sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+_PORT = 16444  # nobody else is in the namespace
+_BOOT_SECONDS = 30.0
+_CALL_SECONDS = 20.0
+
+# Execution daemons of an ordinary account cannot mark a job's processes by an additional group,
+# as those of root do: this kills all that carry the job's number in their environment.
+_KILL = r"""
+import os, signal, sys
+from pathlib import Path
+marks = {f"SGE_ROOT={sys.argv[1]}".encode(), f"JOB_ID={sys.argv[2]}".encode()}
+for place in Path("/proc").glob("[0-9]*"):
+    try:
+        has = set((place / "environ").read_bytes().split(b"\0"))
+        if int(place.name) != os.getpid() and marks <= has:
+            os.kill(int(place.name), signal.SIGKILL)
+    except OSError:
+        continue
+"""
+
+
+class GridEngineError(Exception):
+    """A daemon or a command of the harness failed; the text holds what it said."""
+
+
+def missing() -> str | None:
+    """Why Grid Engine cannot be had here, or None if it can."""
+    lacking = [
+        str(path)
+        for path in (_BINARIES / "sge_qmaster", _BINARIES / "sge_execd", LIBRARY)
+        if not path.exists()
+    ]
+    lacking += [program for program in ("qstat", "ip", "nsenter") if not _which(program)]
+    if lacking:
+        return f"{', '.join(lacking)} not found; apt-get install {' '.join(PACKAGES)}"
+    tried = subprocess.run([*_NAMESPACE, "true"], capture_output=True, text=True, check=False)
+    return None if tried.returncode == 0 else f"no network namespace: {tried.stderr.strip()}"
+
+
+def _which(program: str) -> str | None:
+    return shutil.which(program, path=f"{_PATH}:/usr/sbin:/sbin")
+
+
+class Cell:
+    """One cell of one host with `slots` slots, alive as long as the `with` block."""
+
+    def __init__(self, folder: Path, name: str = "cell", slots: int = SLOTS) -> None:
+        self.folder, self.name, self._slots = folder, name, slots
+        self.root = folder / "root"
+        self._common = self.root / name / "common"
+        self._spool = folder / "spool"
+        self._account = pwd.getpwuid(os.geteuid()).pw_name
+        self._host = socket.gethostname()
+        self._guardian: Guardian | None = None
+        self._daemons: dict[str, int] = {}
+
+    def __enter__(self) -> Cell:
+        try:
+            self._boot()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process of the cell, jobs included. Idempotent."""
+        guardian, self._guardian = self._guardian, None
+        if guardian is not None:
+            guardian.close()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a client needs, on top of its own environment."""
+        return {
+            "SGE_ROOT": str(self.root),
+            "SGE_CELL": self.name,
+            "SGE_QMASTER_PORT": str(_PORT),
+            "SGE_EXECD_PORT": str(_PORT + 1),
+            "SGE_CLUSTER_NAME": self.name,
+        }
+
+    @property
+    def accounting(self) -> Path:
+        return self._common / "accounting"
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """The words to put before a command that must reach the cell."""
+        if self._guardian is None:
+            raise GridEngineError("the cell is not running")
+        target = str(self._guardian.pid)
+        user = () if os.geteuid() == 0 else ("--preserve-credentials", "--user")
+        return ("nsenter", *user, "--net", "--target", target, "--")
+
+    def python(self, path: Path) -> Path:
+        """Make `path` an interpreter that runs inside: for a cluster's key `python`."""
+        words = " ".join(f"'{word}'" for word in (*self.inside, sys.executable))
+        path.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        path.chmod(0o755)
+        return path
+
+    def run(self, *command: str, stdin: str = "", seconds: float = _CALL_SECONDS) -> str:
+        """The standard output of a client command. GridEngineError if it fails or is too slow."""
+        try:
+            done = subprocess.run(
+                [*self.inside, *command],
+                env=self._full_environment(),
+                cwd=self.folder,
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+                preexec_fn=dying_with(os.getpid()),
+            )
+        except subprocess.TimeoutExpired:
+            raise GridEngineError(f"{' '.join(command)}: no answer in {seconds:g} s") from None
+        if done.returncode != 0:
+            said = f"{done.stdout}{done.stderr}".strip()
+            raise GridEngineError(f"{' '.join(command)}: exit {done.returncode}: {said}")
+        return done.stdout
+
+    def empty(self) -> None:
+        """Delete every job and wait until none is left."""
+        self.run("sh", "-c", "qdel -u '*' >/dev/null || true")
+        self._until(lambda: self.run("qstat", "-u", "*") == "", "an empty queue")
+
+    @property
+    def qmaster(self) -> int:
+        """The process id of sge_qmaster."""
+        return self._daemons["sge_qmaster"]
+
+    def start_qmaster(self) -> None:
+        self._start("sge_qmaster")
+        self._until(self._answers, "an answer of sge_qmaster")
+
+    def kill_qmaster(self) -> None:
+        """Kill sge_qmaster: what it has not spooled is lost."""
+        if self._guardian is None:
+            raise GridEngineError("the cell is not running")
+        self._guardian.end(self._daemons.pop("sge_qmaster"), signal.SIGKILL)
+
+    def table(self, python: Path, more: str = "") -> str:
+        """The table of this cell in metasched.toml; `python` is what `python()` made."""
+        variables = {**self.environment, "PATH": _PATH}
+        environment = ", ".join(f'{name} = "{value}"' for name, value in variables.items())
+        return (
+            f'[[cluster]]\nname = "{self.name}"\nadapter = "drmaa"\nlibrary = "{LIBRARY}"\n'
+            f'python = "{python}"\nenvironment = {{ {environment} }}\n{more}'
+        )
+
+    def _full_environment(self) -> dict[str, str]:
+        return {
+            **self.environment,
+            "PATH": _PATH,
+            "LANG": "C.UTF-8",
+            "HOME": str(self.folder),
+            "USER": self._account,
+            "LOGNAME": self._account,
+        }
+
+    def _boot(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._guardian = Guardian(self.folder / "guardian.log", inside=(*_NAMESPACE, *_BEGIN))
+        self._until(self._begun, "a guardian in a namespace")
+        self._lay_out()
+        self.start_qmaster()
+        self._configure()
+        self._start("sge_execd")
+        self._until(self._ready, "an execution host that takes jobs")
+
+    def _begun(self) -> bool:
+        return self._guardian is not None and self._guardian.begun
+
+    def _start(self, program: str) -> None:
+        if self._guardian is None:
+            raise GridEngineError("the cell is not running")
+        environment = self._full_environment() | {"SGE_ND": "1"}  # stay in the foreground
+        self._daemons[program] = self._guardian.start(
+            [str(_BINARIES / program)], environment, self.folder / f"{program}.out"
+        )
+
+    def _answers(self) -> bool:
+        try:
+            self.run("qconf", "-sconf", seconds=3)
+        except GridEngineError:
+            return False
+        return True
+
+    def _ready(self) -> bool:
+        states = re.findall(r"name='state_string'>([^<]*)<", self.run("qhost", "-xml", "-q"))
+        return states == [""]
+
+    def _until(self, met: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + _BOOT_SECONDS
+        while not met():
+            if time.monotonic() > end:
+                logs = [*self.folder.glob("*.out"), *self._spool.rglob("messages")]
+                told = "\n".join(log.read_text(errors="replace")[-1000:] for log in logs)
+                raise GridEngineError(f"{self.name}: not {what} in {_BOOT_SECONDS:g} s\n{told}")
+            time.sleep(0.05)
+
+    def _lay_out(self) -> None:
+        """The files that the qmaster starts from."""
+        for part in (self._common, self._spool / "qmaster" / "job_scripts", self._spool / "execd"):
+            part.mkdir(parents=True)
+        (self.root / "util").symlink_to(_SHARE / "util")
+        for name in ("bin", "lib", "utilbin"):
+            (self.root / name).mkdir()
+            (self.root / name / "lx-amd64").symlink_to(_BINARIES)
+        kill = self.folder / "kill"
+        kill.write_text(f"#!{sys.executable} -IS\n{_KILL}")
+        kill.chmod(0o755)
+        (self._common / "act_qmaster").write_text(f"{self._host}\n")
+        # The name of 127.0.0.1 is localhost: here it is the name of the host.
+        (self._common / "host_aliases").write_text(f"{self._host} localhost\n")
+        (self._common / "cluster_name").write_text(f"{self.name}\n")
+        spooling = f"{self._common};{self._spool}/qmaster"
+        bootstrap = {
+            "admin_user": self._account,
+            "default_domain": "none",
+            "ignore_fqdn": "true",
+            "spooling_method": "classic",
+            "spooling_lib": "libspoolc",
+            "spooling_params": spooling,
+            "binary_path": _BINARIES,
+            "qmaster_spool_dir": self._spool / "qmaster",
+            "security_mode": "none",
+            "listener_threads": 2,
+            "worker_threads": 2,
+            "scheduler_threads": 1,
+        }
+        (self._common / "bootstrap").write_text(_lines(bootstrap))
+        configuration = self.folder / "configuration"
+        configuration.write_text(
+            _changed(
+                (_SHARE / "default-configuration").read_text(),
+                {
+                    "execd_spool_dir": self._spool / "execd",
+                    "gid_range": "20000-20999",
+                    "mailer": "/bin/true",
+                    "administrator_mail": "none",
+                    "load_report_time": "00:00:01",
+                    "max_unheard": "00:00:20",
+                    "shell_start_mode": "unix_behavior",
+                    "min_uid": 0,
+                    "min_gid": 0,
+                    "finished_jobs": 0,
+                    "reporting_params": "accounting=true reporting=false flush_time=00:00:00 "
+                    "accounting_flush_time=00:00:00 joblog=false sharelog=00:00:00",
+                },
+            )
+        )
+        resources = _SHARE / "util" / "resources"
+        library = f"LD_LIBRARY_PATH={_BINARIES}"
+        self.run("env", library, f"{_BINARIES}/spoolinit", "classic", "libspoolc", spooling, "init")
+        for what in (
+            ("configuration", str(configuration)),
+            ("complexes", str(resources / "centry")),
+            ("usersets", str(resources / "usersets")),
+            ("managers", self._account),
+        ):
+            self.run("env", library, f"{_BINARIES}/spooldefaults.bin", *what)
+
+    def _configure(self) -> None:
+        """Consumables, the host, the parallel environment, the queue and a quick scheduler."""
+        for add in ("-ah", "-as"):
+            self.run("sh", "-c", f"qconf {add} {self._host} || true")
+        counted = (
+            "gpu gpu INT <= YES JOB 0 0\n"
+            "matlab mlic INT <= YES JOB 0 0\n"
+            f"{MEMORY} {MEMORY} MEMORY <= YES YES 0 0\n"
+        )
+        self._load("-Mc", self._show("-sc") + counted)
+        self._load("-Ae", _lines(_host("global", f"matlab={TOKENS}")), or_else="-Me")
+        self._load("-Ae", _lines(_host(self._host, f"slots={self._slots},gpu={GPUS},{MEMORY}=64G")))
+        self._load("-Ap", _lines(_ENVIRONMENT | {"slots": self._slots}))
+        queue = {
+            "qname": "all.q",
+            "hostlist": self._host,
+            "load_thresholds": "NONE",
+            "pe_list": "smp",
+            "rerun": "FALSE",
+            "slots": self._slots,
+            "tmpdir": "/tmp",
+            "shell": "/bin/sh",
+            "shell_start_mode": "unix_behavior",
+            "terminate_method": f"{self.folder}/kill {self.root} $job_id",
+            "h_rt": "24:00:00",
+        }
+        self._load("-Aq", _changed(self._show("-sq"), queue))
+        quick = {
+            "schedule_interval": "0:0:1",
+            "job_load_adjustments": "NONE",
+            "load_adjustment_decay_time": "0:0:0",
+            "load_formula": "slots",
+            "flush_submit_sec": 1,
+            "flush_finish_sec": 1,
+            "max_reservation": 32,
+            "params": "DURATION_OFFSET=1",  # 60: short jobs would not backfill
+        }
+        self._load("-Msconf", _changed(self._show("-ssconf"), quick))
+
+    def _show(self, option: str) -> str:
+        return self.run("qconf", option)
+
+    def _load(self, option: str, text: str, or_else: str = "") -> None:
+        path = self.folder / f"qconf{option}"
+        path.write_text(text)
+        try:
+            self.run("qconf", option, str(path))
+        except GridEngineError:
+            if not or_else:
+                raise
+            self.run("qconf", or_else, str(path))
+
+
+def hosted(cell: Cell, options: DrmaaOptions, instance: str, folder: Path) -> Hosted:
+    """The adapter in a worker inside the cell; `folder` is the cluster's own."""
+    return Hosted(
+        Cluster(name=cell.name, adapter="drmaa"),
+        options,
+        instance,
+        folder,
+        Capabilities(gres=True, suspends=True, memory=options.memory is not None),
+        [*cell.inside, sys.executable],
+        {**Drmaa.environment, **cell.environment, "PATH": _PATH},
+    )
+
+
+def _lines(settings: Mapping[str, object]) -> str:
+    return "".join(f"{name} {value}\n" for name, value in settings.items())
+
+
+def _changed(text: str, settings: Mapping[str, object]) -> str:
+    """The configuration with these settings for its own."""
+    joined = re.sub(r"\\\n\s*", "", text)
+    kept = [line for line in joined.splitlines() if line and line.split()[0] not in settings]
+    return "\n".join(kept) + "\n" + _lines(settings)
+
+
+def _host(name: str, values: str) -> dict[str, object]:
+    nothing = ("user_lists", "xuser_lists", "projects", "xprojects")
+    return {
+        "hostname": name,
+        "load_scaling": "NONE",
+        "complex_values": values,
+        **dict.fromkeys((*nothing, "usage_scaling", "report_variables"), "NONE"),
+    }
+
+
+_ENVIRONMENT: dict[str, object] = {
+    "pe_name": "smp",
+    "user_lists": "NONE",
+    "xuser_lists": "NONE",
+    "start_proc_args": "NONE",
+    "stop_proc_args": "NONE",
+    "allocation_rule": "$pe_slots",
+    "control_slaves": "FALSE",
+    "job_is_first_task": "TRUE",
+    "urgency_slots": "min",
+    "accounting_summary": "FALSE",
+    "qsort_args": "NONE",
+}

@@ -1,0 +1,119 @@
+"""An adapter in a worker process of its own, as the daemon hosts it, behind the same contract.
+
+For managers that are reached from elsewhere only (another network namespace, another
+interpreter), or whose library must not be loaded into the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from metasched.adapters.base import (
+    Adapter,
+    Capabilities,
+    Order,
+    Refused,
+    Unreachable,
+    Withdrawal,
+)
+from metasched.model import Cluster, Facts, Listing, Row
+from metasched.worker import Answer, Boot, Call
+from tests.guardian import dying_with
+
+
+class Hosted(Adapter):
+    """The adapter registered as `cluster.adapter`, run by the command `interpreter`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        options: Any,
+        instance: str,
+        folder: Path,
+        capabilities: Capabilities,
+        interpreter: Sequence[str],
+        environment: Mapping[str, str],
+    ) -> None:
+        super().__init__(cluster, options, instance, folder)
+        self.capabilities = capabilities  # type: ignore[misc]
+        self._command = [*interpreter, "-m", "metasched.worker"]
+        self._environment = os.environ | environment
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._rows: dict[tuple[str, int], Row] = {}
+        self._facts: Facts | None = None
+
+    def submit(self, order: Order) -> dict[int, str]:
+        return self._ask(Call("submit", order=order)).natives
+
+    def withdraw(self, withdrawal: Withdrawal) -> None:
+        self._ask(Call("withdraw", withdrawal=withdrawal))
+
+    def poll(self) -> Listing:
+        news = self._ask(Call("poll")).news
+        assert news is not None
+        if news.full:
+            self._rows.clear()
+        for key in news.vanished:
+            del self._rows[key]
+        self._rows |= {(row.tag, row.task): row for row in news.rows}
+        self._facts = news.facts or self._facts
+        assert self._facts is not None
+        # the moment of the listing does not travel; no later one is claimed by `until`
+        return Listing(
+            taken=max(news.since, news.until),
+            since=news.since,
+            until=news.until,
+            rows=tuple(self._rows.values()),
+            facts=self._facts,
+        )
+
+    def close(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.communicate(timeout=20)
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the worker, None if there is none."""
+        return None if self._worker is None else self._worker.pid
+
+    def _ask(self, call: Call) -> Answer:
+        worker = self._worker or self._start()
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdin.write(msgspec.json.encode(call) + b"\n")
+        worker.stdin.flush()
+        answer = msgspec.json.decode(worker.stdout.readline(), type=Answer)
+        if answer.error == "refused":
+            raise Refused(answer.reason, again=answer.again)
+        if answer.error == "unreachable":
+            raise Unreachable(answer.reason)
+        assert answer.error == "", answer.reason
+        return answer
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._worker = subprocess.Popen(
+            self._command,
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            preexec_fn=dying_with(os.getpid()),
+        )
+        self._rows, self._facts = {}, None
+        boot = Boot(
+            self.cluster.adapter,
+            self.cluster,
+            asdict(self.options),
+            self.instance,
+            str(self.folder),
+        )
+        assert self._worker.stdin is not None
+        self._worker.stdin.write(msgspec.json.encode(boot) + b"\n")
+        return self._worker

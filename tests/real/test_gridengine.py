@@ -1,0 +1,223 @@
+"""What the adapter believes of Grid Engine, asked of a real cell; and what befalls its qmaster."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from metasched.adapters.base import Adapter, Order, Refused, Unreachable
+from metasched.adapters.drmaa import DrmaaOptions
+from metasched.model import State
+from tests.contract.conftest import Manager
+from tests.gridengine import LIBRARY, MEMORY, Cell, hosted
+
+TIMEOUT = 2.0  # seconds
+
+
+@pytest.fixture
+def connect(gridengine_cell: Cell, tmp_path: Path) -> Callable[[str], Adapter]:
+    def make(instance: str) -> Adapter:
+        options = DrmaaOptions(library=str(LIBRARY), settle=1.0, timeout=TIMEOUT, memory=MEMORY)
+        return hosted(gridengine_cell, options, instance, tmp_path)
+
+    return make
+
+
+@pytest.fixture
+def manager(
+    gridengine_cell: Cell, connect: Callable[[str], Adapter], tmp_path: Path
+) -> Iterator[Manager]:
+    made = Manager(connect, tmp_path)
+    try:
+        yield made
+    finally:
+        made.adapter.close()
+        gridengine_cell.empty()
+
+
+@pytest.mark.parametrize("code", [99, 100])
+def test_exit_codes_with_a_meaning_of_their_own_run_once_and_are_told(
+    manager: Manager, code: int
+) -> None:
+    """Bare, 99 runs the job again whatever -r n says, and 100 keeps it in error."""
+    row = manager.wait_end(manager.submit(f"echo ran >> ran; exit {code}"))
+    assert (row.state, row.exit_code, row.signal, row.word) == (State.FAILED, code, None, "")
+    assert (manager.folder / "ran").read_text() == "ran\n"
+
+
+def test_lines_that_look_like_directives_are_none(manager: Manager) -> None:
+    order = manager.submit("#$ -t 1-3\n#$ -N other\necho ran >> ran")
+    assert manager.wait_end(order).state is State.COMPLETED
+    assert (manager.folder / "ran").read_text() == "ran\n"
+
+
+@pytest.mark.slow
+def test_a_hundred_withdrawals_around_the_moment_of_the_start(manager: Manager) -> None:
+    dice = random.Random(3)
+    orders: list[Order] = []
+    for _ in range(25):
+        some = [manager.submit(f"echo {len(orders) + n} >> ran") for n in range(4)]
+        orders += some
+        time.sleep(dice.uniform(0, 0.2))
+        for order in some:
+            manager.withdraw(order, unstarted=True)
+    rows = [manager.wait_end(order) for order in orders]
+    ran = (manager.folder / "ran").read_text().split()
+    assert len(ran) == len(set(ran))
+    for number, row in enumerate(rows):
+        began = str(number) in ran
+        assert row.state is (State.COMPLETED if began else State.CANCELLED), row
+        assert (row.started is not None) == began, row
+    assert 0 < len(ran) < 100
+
+
+def test_what_was_withdrawn_while_it_waited_is_still_known_to_a_new_adapter(
+    manager: Manager,
+) -> None:
+    [blocker] = manager.fill()
+    order = manager.submit("true")
+    manager.wait_state(order, State.PENDING)
+    manager.withdraw(order, unstarted=True)
+    manager.reconnect()
+    row = manager.wait_end(order)
+    assert (row.state, row.started) == (State.CANCELLED, None)
+    manager.withdraw(blocker)
+    assert manager.wait_end(blocker).state is State.CANCELLED
+
+
+def test_a_job_deleted_by_others_before_it_began_is_not_told_to_have_failed(
+    manager: Manager, gridengine_cell: Cell
+) -> None:
+    manager.fill()
+    order = manager.submit("true")
+    row = manager.wait_state(order, State.PENDING)
+    gridengine_cell.run("qdel", row.native_id)
+    listing = manager.wait(lambda found: order.tag not in {row.tag for row in found.rows})
+    assert len(listing.rows) == 1
+
+
+def test_a_job_held_by_others_is_pending_and_no_demand(
+    manager: Manager, gridengine_cell: Cell
+) -> None:
+    [blocker] = manager.fill()
+    order = manager.submit("true")
+    row = manager.wait_state(order, State.PENDING)
+    assert manager.adapter.poll().facts.pending == 1
+    gridengine_cell.run("qhold", row.native_id)
+    listing = manager.wait(lambda found: any(row.word == "hqw" for row in found.rows))
+    assert (listing.facts.pending, listing.facts.head) == (0, None)
+    manager.withdraw(blocker)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "said"),
+    [
+        ({"partition": "nosuch"}, 'unknown queue "nosuch"'),
+        ({"account": "nosuch"}, 'project "nosuch" does not exist'),
+        ({"constraint": "nosuch"}, 'unknown resource "nosuch"'),
+        ({"gres": {"nosuch": 1}}, "no consumable 'nosuch'"),
+        ({"gres": {"gpu": 99}}, "no suitable queues"),
+        ({"nodes": 2, "tasks": 2, "cpus": 2}, "over several nodes"),
+        ({"exclusive": True}, "whole hosts"),
+    ],
+)
+def test_refusals_in_the_manager_s_own_words(
+    manager: Manager, wishes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(Refused) as refusal:
+        manager.submit("touch ran", **wishes)
+    assert said in refusal.value.reason
+    assert manager.adapter.poll().rows == ()
+
+
+def test_a_stopped_qmaster_is_unreachable_in_time_and_nothing_is_lost(
+    manager: Manager, gridengine_cell: Cell
+) -> None:
+    order = manager.submit("while [ ! -e go ]; do sleep 0.05; done; exit 6")
+    manager.wait_state(order, State.RUNNING)
+    os.kill(gridengine_cell.qmaster, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with pytest.raises(Unreachable, match="no answer within"):
+            manager.adapter.poll()
+        assert time.monotonic() - began < TIMEOUT + 3
+        (manager.folder / "go").touch()
+    finally:
+        os.kill(gridengine_cell.qmaster, signal.SIGCONT)
+    row = manager.wait_end(order)
+    assert (row.state, row.exit_code) == (State.FAILED, 6)
+
+
+def test_a_killed_qmaster_comes_back_with_its_jobs(tmp_path: Path) -> None:
+    """In a cell of its own: execd may keep back endings for minutes after such a restart."""
+    with Cell(tmp_path / "cell") as cell:
+        options = DrmaaOptions(library=str(LIBRARY), settle=1.0, timeout=TIMEOUT)
+        manager = Manager(lambda name: hosted(cell, options, name, tmp_path), tmp_path)
+        running = manager.submit("echo ran >> ran; exec sleep 300", cpus=7)
+        manager.wait_state(running, State.RUNNING)
+        waiting = manager.submit("echo ran >> ran", cpus=2)
+        manager.wait_state(waiting, State.PENDING)
+        cell.kill_qmaster()
+        with pytest.raises(Unreachable):
+            manager.adapter.poll()
+        with pytest.raises(Unreachable):
+            manager.submit("true")
+        cell.start_qmaster()
+        manager.reconnect()  # as the daemon does with a worker that hangs
+        rows = {row.tag: row.state for row in manager.adapter.poll().rows}
+        assert rows == {running.tag: State.RUNNING, waiting.tag: State.PENDING}
+        manager.withdraw(waiting, unstarted=True)
+        assert manager.wait_end(waiting).started is None
+        assert (tmp_path / "ran").read_text() == "ran\n"
+        manager.adapter.close()
+
+
+def test_a_wrong_library_is_an_unreachable_cluster(gridengine_cell: Cell, tmp_path: Path) -> None:
+    options = DrmaaOptions(library=str(tmp_path / "libnone.so"))
+    manager = Manager(lambda name: hosted(gridengine_cell, options, name, tmp_path), tmp_path)
+    try:
+        with pytest.raises(Unreachable, match=r"libnone\.so"):
+            manager.submit("true")
+    finally:
+        manager.adapter.close()
+
+
+def test_the_generic_profile_runs_jobs_by_drmaa_alone(
+    gridengine_cell: Cell, tmp_path: Path
+) -> None:
+    native = {
+        "always": "-b y -w e -r n",
+        "time": "-l h_rt={seconds}",
+        "cpus": "-pe smp {cpus}",
+        "tag": "-A {tag}",
+    }
+    options = DrmaaOptions(library=str(LIBRARY), profile="generic", cpus=8, native=native)
+    manager = Manager(lambda name: hosted(gridengine_cell, options, name, tmp_path), tmp_path)
+    try:
+        assert manager.wait_end(manager.submit("echo ran >> ran", cpus=2)).exit_code == 0
+        assert manager.wait_end(manager.submit("exit 7")).exit_code == 7
+        assert (tmp_path / "ran").read_text() == "ran\n"
+        full = manager.submit("exec sleep 300", cpus=8)
+        manager.wait_state(full, State.RUNNING)
+        waiting = manager.submit("touch never")
+        manager.wait_state(waiting, State.PENDING)
+        manager.withdraw(waiting, unstarted=True)
+        assert manager.wait_end(waiting).started is None
+        manager.withdraw(full)
+        row = manager.wait_end(full)
+        assert (row.state, row.started is None) == (State.CANCELLED, False)
+        ended = manager.adapter.poll().rows
+        manager.reconnect()
+        assert manager.adapter.poll().rows == ended
+        assert not (tmp_path / "never").exists()
+        with pytest.raises(Refused, match="template for partition"):
+            manager.submit("true", partition="all.q")
+    finally:
+        manager.adapter.close()
+        gridengine_cell.empty()

@@ -1,0 +1,409 @@
+"""Recorded answers of Grid Engine 8.1.9 read into rows and facts, and what it is told."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from metasched.adapters import gridengine_text as text
+from metasched.adapters.base import Order, Refused
+from metasched.adapters.drmaa import DrmaaOptions
+from metasched.adapters.drmaa_generic import Templates
+from metasched.adapters.drmaa_script import interpreter, script
+from metasched.adapters.gridengine_accounting import Accounting
+from metasched.adapters.gridengine_batch import native
+from metasched.model import Job, Payload, State
+
+INSTANCE = "k3f9"
+TAG = "ms-k3f9-42-1"
+QSTAT = """<?xml version='1.0'?>
+<job_info  xmlns:xsd="http://example.org/qstat.xsd">
+  <queue_info>
+    <job_list state="running">
+      <JB_job_number>7</JB_job_number>
+      <JAT_prio>0.60500</JAT_prio>
+      <JB_name>ms-k3f9-4</JB_name>
+      <JB_owner>ada</JB_owner>
+      <state>r</state>
+      <JAT_start_time>2026-11-21T03:03:11</JAT_start_time>
+      <queue_name>all.q@n1</queue_name>
+      <slots>2</slots>
+      <full_job_name>ms-k3f9-42-1</full_job_name>
+      <requested_pe name="smp">2</requested_pe>
+      <granted_pe name="smp">2</granted_pe>
+      <hard_request name="h_rt" resource_contribution="0.000000">600</hard_request>
+      <hard_request name="gpu" resource_contribution="0.000000">1</hard_request>
+      <binding>NONE</binding>
+    </job_list>
+  </queue_info>
+  <job_info>
+    <job_list state="pending">
+      <JB_job_number>11</JB_job_number>
+      <JAT_prio>0.55500</JAT_prio>
+      <JB_name>arr</JB_name>
+      <JB_owner>bob</JB_owner>
+      <state>qw</state>
+      <JB_submission_time>2026-11-21T03:05:35</JB_submission_time>
+      <queue_name></queue_name>
+      <slots>3</slots>
+      <tasks>3-20:1</tasks>
+      <full_job_name>arr</full_job_name>
+      <hard_request name="h_rt" resource_contribution="0.000000">1:00:00</hard_request>
+    </job_list>
+    <job_list state="pending">
+      <JB_job_number>9</JB_job_number>
+      <JB_name>badout</JB_name>
+      <JB_owner>bob</JB_owner>
+      <state>Eqw</state>
+      <JB_submission_time>2026-11-21T03:03:11</JB_submission_time>
+      <queue_name></queue_name>
+      <slots>1</slots>
+      <full_job_name>badout</full_job_name>
+    </job_list>
+  </job_info>
+</job_info>
+"""
+QHOST = """<?xml version='1.0'?>
+<qhost xmlns:xsd="http://example.org/qhost.xsd">
+ <host name='global'>
+   <hostvalue name='mem_total'>-</hostvalue>
+   <resourcevalue name='matlab' dominance='gc'>3.000000</resourcevalue>
+ </host>
+ <host name='n1'>
+   <hostvalue name='mem_total'>23.5G</hostvalue>
+   <resourcevalue name='matlab' dominance='gc'>3.000000</resourcevalue>
+   <resourcevalue name='mem_free' dominance='hl'>22.889G</resourcevalue>
+   <resourcevalue name='slots' dominance='hc'>6.000000</resourcevalue>
+   <resourcevalue name='gpu' dominance='hc'>1.000000</resourcevalue>
+   <resourcevalue name='h_vmem' dominance='hc'>16.000G</resourcevalue>
+ <queue name='all.q'>
+   <queuevalue qname='all.q' name='qtype_string'>BIP</queuevalue>
+   <queuevalue qname='all.q' name='slots_used'>2</queuevalue>
+   <queuevalue qname='all.q' name='slots'>8</queuevalue>
+   <queuevalue qname='all.q' name='slots_resv'>0</queuevalue>
+   <queuevalue qname='all.q' name='state_string'></queuevalue>
+ </queue>
+ </host>
+ <host name='n2'>
+   <hostvalue name='mem_total'>-</hostvalue>
+ <queue name='all.q'>
+   <queuevalue qname='all.q' name='qtype_string'>BIP</queuevalue>
+   <queuevalue qname='all.q' name='slots_used'>0</queuevalue>
+   <queuevalue qname='all.q' name='slots'>8</queuevalue>
+   <queuevalue qname='all.q' name='slots_resv'>0</queuevalue>
+   <queuevalue qname='all.q' name='state_string'>au</queuevalue>
+ </queue>
+ </host>
+</qhost>
+"""
+COUNTED = {
+    "gpu": text.Complex("gpu", "JOB"),
+    "lic": text.Complex("lic", "YES"),
+    "h_vmem": text.Complex("h_vmem", "YES"),
+    "arch": text.Complex("arch", "NO"),
+}
+
+
+def line(
+    failed: str, status: int, *, name: str = TAG, start: int = 1795230191, category: str = "NONE"
+) -> str:
+    """A line of the accounting as 8.1.9 writes it."""
+    end = start + 3 if start else 0
+    return (
+        f"all.q:n1:ada:ada:{name}:5:{TAG}:0:1795230191:{start}:{end}:{failed}:{status}:3:0.007073:"
+        "0.000000:4108.000000:0:0:0:0:204:0:0:0.000000:16:0:0:0:3:3:NONE:defaultdepartment:NONE:1:"
+        f"0:0.250000:0.000000:0.000000:{category}:0.000000:NONE:2097152.000000:0:0\n"
+    )
+
+
+def ended(text_line: str, killed: bool = False) -> tuple[State, int | None, int | None] | None:
+    row = text.ended_row(text.record(text_line), TAG, 0, killed)
+    return None if row is None else (row.state, row.exit_code, row.signal)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (line("0", 0), (State.COMPLETED, 0, None)),
+        (line("0", 3), (State.FAILED, 3, None)),
+        (line("0", 137), (State.FAILED, 137, None)),
+        (line("100", 137), (State.FAILED, None, 9)),
+        (line("100", 190), (State.FAILED, 99, None)),
+        (line("100", 191), (State.FAILED, 100, None)),
+        (line("37", 137, category="-l h_rt=2"), (State.TIMEOUT, None, 9)),
+        (line("37", 137, category="-l h_rt=60,h_vmem=1M"), (State.OUT_OF_MEMORY, None, 9)),
+        (line("37", 137, category="-l h_rt=3,h_vmem=1M"), (State.TIMEOUT, None, 9)),
+        (line("19", 0), (State.NODE_FAIL, None, None)),
+        (line("25", 99), None),  # queued again
+        (line("28", 0, start=0), None),  # never began, and is still listed in error
+    ],
+)
+def test_how_a_job_ended(found: str, expected: tuple[State, int | None, int | None] | None) -> None:
+    assert ended(found) == expected
+
+
+def test_an_end_by_a_signal_that_we_asked_for_is_a_cancellation() -> None:
+    assert ended(line("100", 137), killed=True) == (State.CANCELLED, None, 9)
+    assert ended(line("0", 0), killed=True) == (State.COMPLETED, 0, None)
+
+
+def test_a_record_tells_times_and_usage() -> None:
+    row = text.ended_row(text.record(line("0", 0)), TAG, 0, False)
+    assert row is not None
+    assert (row.started, row.ended, row.native_id) == (1795230191, 1795230194, "5")
+    assert (row.node, row.cpu_seconds, row.max_memory) == ("n1", 0.25, 2)
+
+
+def test_half_a_line_is_an_error() -> None:
+    with pytest.raises(ValueError, match="fields"):
+        text.record(line("0", 0)[:60])
+
+
+@pytest.mark.parametrize(
+    ("letters", "state", "begun"),
+    [
+        ("qw", State.PENDING, False),
+        ("hqw", State.PENDING, False),
+        ("Eqw", State.PENDING, False),
+        ("t", State.PENDING, False),
+        ("r", State.RUNNING, True),
+        ("dr", State.RUNNING, True),
+        ("hr", State.RUNNING, True),
+        ("s", State.SUSPENDED, True),
+        ("S", State.SUSPENDED, True),
+        ("T", State.SUSPENDED, True),
+        ("Rr", State.RUNNING, True),
+        ("Rq", State.PENDING, True),  # it has begun before
+        ("hRwq", State.PENDING, True),
+    ],
+)
+def test_states_of_live_jobs(letters: str, state: State, begun: bool) -> None:
+    job = text.Job("7", TAG, "ada", letters, 1, submitted=10.0, started=20.0)
+    row = text.live_row(job, TAG, 0)
+    assert row.state is state
+    assert (row.started is not None) == begun
+
+
+def test_jobs_of_qstat() -> None:
+    first, second, third = text.jobs(QSTAT)
+    assert (first.id, first.name, first.owner, first.slots) == ("7", TAG, "ada", 2)
+    assert (first.started, first.host) == (1795230191.0, "n1")
+    assert (second.count, second.submitted) == (18, 1795230335.0)
+    assert [job.waits for job in (first, second, third)] == [False, True, True]
+
+
+@pytest.mark.parametrize("broken", ["", QSTAT[:900], "error: commlib error", "<qhost/>"])
+def test_half_an_answer_is_an_error(broken: str) -> None:
+    with pytest.raises(ValueError, match=r"XML|qhost"):
+        text.jobs(broken)
+
+
+def test_facts() -> None:
+    limits = {"all.q": text.Limits(time=86400.0)}
+    facts = text.facts(
+        text.jobs(QSTAT), text.hosts(QHOST), limits, COUNTED, "h_vmem", {"7"}, 1795230200.0, 50.0
+    )
+    assert (facts.cpus, facts.used, facts.pending) == (8, 2, 18)  # n2 is not usable
+    assert facts.owed == 18 * 3 * 3600
+    assert facts.head == (3, 3600.0)
+    assert facts.running == ((1795230191.0 + 600, 2),)
+    partition = facts.partition(None)
+    assert partition is not None
+    assert (partition.name, partition.max_time, partition.free_cpus) == ("all.q", 86400.0, 6)
+    n1, n2 = partition.nodes
+    assert (n1.cpus, n1.free_cpus, n1.up) == (8, 6, True)
+    assert (n1.gres, n1.free_gres, n1.free_memory) == ({"gpu": 2}, {"gpu": 1}, 16384)
+    assert (n2.cpus, n2.free_cpus, n2.up) == (8, 0, False)
+
+
+def test_jobs_without_a_queue_may_go_to_any() -> None:
+    limits = {"short.q": text.Limits(60.0), "all.q": text.Limits(None)}
+    hosts = [
+        text.Host("n1", None, {}, (text.Queue("all.q", 4, 1, ""), text.Queue("short.q", 2, 0, "")))
+    ]
+    facts = text.facts([], hosts, limits, {}, None, set(), 0.0, 1.0)
+    every = facts.partition(None)
+    assert every is not None
+    assert (every.name, every.free_cpus, every.max_time) == (text.EVERYWHERE, 5, None)
+    short = facts.partition("short.q")
+    assert short is not None
+    assert (short.free_cpus, short.max_time) == (2, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [("600", 600), ("1:00:00", 3600), ("INFINITY", None), ("00:10:00,[n1=1:0:0]", 600), ("", None)],
+)
+def test_durations(said: str, seconds: float | None) -> None:
+    assert text.seconds(said) == seconds
+
+
+@pytest.mark.parametrize(
+    ("said", "delay"),
+    [
+        ("accounting=true flush_time=00:00:15 \\\n   joblog=false", 15),
+        ("accounting=true flush_time=00:00:15 accounting_flush_time=00:01:00", 60),
+        ("accounting=true accounting_flush_time=00:00:00 flush_time=00:00:15", 0),
+    ],
+)
+def test_how_long_the_accounting_lags(said: str, delay: float) -> None:
+    assert text.accounting_delay(f"mailer /bin/true\nreporting_params    {said}\n") == delay
+
+
+def test_marks() -> None:
+    assert text.read_mark(text.mark(TAG, 0), INSTANCE) == (TAG, 0)
+    assert text.read_mark(text.mark(TAG, 12), INSTANCE) == (TAG, 12)
+    for other in ("arr", f"{TAG}.x", "ms-other-42-1", "ms-k3f9-42"):
+        assert text.read_mark(other, INSTANCE) is None
+
+
+# The accounting file.
+
+
+def test_the_accounting_is_read_as_it_grows(tmp_path: Path) -> None:
+    path = tmp_path / "accounting"
+    path.write_text("# Version: 8.1.9\n" + line("0", 1).replace(TAG, "other") + line("0", 0))
+    followed = Accounting(path, f":ms-{INSTANCE}-")
+    assert [record.status for record in followed.news()] == [0]
+    assert followed.since == 1795230195.0
+    with path.open("a") as file:
+        file.write(line("0", 3)[:50])
+        file.flush()
+        assert followed.news() == []
+        file.write(line("0", 3)[50:])
+    assert [record.status for record in followed.news()] == [3]
+    path.rename(tmp_path / "accounting.1")
+    with (tmp_path / "accounting.1").open("a") as old:
+        old.write(line("0", 4))
+    path.write_text(line("0", 5))
+    assert [record.status for record in followed.news()] == [4, 5]
+    assert followed.since == 1795230195.0
+    followed.close()
+
+
+def test_an_accounting_that_is_not_there_yet_is_followed_from_then_on(tmp_path: Path) -> None:
+    path = tmp_path / "accounting"
+    followed = Accounting(path, f":ms-{INSTANCE}-")
+    assert followed.news() == []
+    since = followed.since
+    assert since is not None
+    path.write_text(line("0", 3, start=int(since) + 100))
+    assert [record.status for record in followed.news()] == [3]
+    assert followed.since == since
+    followed.close()
+
+
+def test_an_accounting_out_of_reach_proves_nothing(tmp_path: Path) -> None:
+    followed = Accounting(tmp_path / "unmounted" / "accounting", f":ms-{INSTANCE}-")
+    assert followed.news() == []
+    assert followed.since is None
+
+
+# What it is told.
+
+
+def order(
+    source: str = "#!/bin/sh\nexit 0\n", options: tuple[str, ...] = (), **job: object
+) -> Order:
+    wishes: dict[str, object] = {"id": 42, "submitted": 0.0, "estimated": 60.0, **job}
+    return Order(
+        tag=TAG,
+        job=Job(**wishes),  # type: ignore[arg-type]
+        payload=Payload(script=source),
+        options=options,
+    )
+
+
+def test_the_native_specification() -> None:
+    wanted = order(
+        cpus=4,
+        time_limit=59.2,
+        memory=4000,
+        gres={"gpu": 1, "lic": 8},
+        partition="all.q",
+        account="lab",
+        constraint="arch=lx-amd64",
+    )
+    said = native(wanted, 3, "mp", "h_vmem", COUNTED)
+    assert said == (
+        f"-b n -S /bin/sh -A {TAG}.3 -w e -r n -pe mp 4 "
+        "-l h_rt=60,h_vmem=1000M,gpu=1,lic=2,arch=lx-amd64 -q all.q -P lab"
+    )
+
+
+def test_a_parallel_environment_of_the_user_s_own() -> None:
+    said = native(order(cpus=4, tasks=4, nodes=2, options=("-pe", "mpi", "4")), 0, "smp", None, {})
+    assert said.endswith("-r n -pe mpi 4")
+
+
+@pytest.mark.parametrize(
+    "options", [("-N", "x"), ("-t", "1-3"), ("-r", "y"), ("script.sh",), ("-l", "a b"), ("-l", "'")]
+)
+def test_native_options_that_are_refused(options: tuple[str, ...]) -> None:
+    with pytest.raises(Refused, match="native option"):
+        native(order(options=options), 0, "smp", None, {})
+
+
+@pytest.mark.parametrize(
+    ("first", "command"),
+    [
+        ("#!/bin/sh", ["/bin/sh"]),
+        ("#! /usr/bin/env  python3 -u", ["/usr/bin/env", "python3 -u"]),
+        ("echo", ["/bin/sh"]),
+        ("#!", ["/bin/sh"]),
+    ],
+)
+def test_the_interpreter_is_the_kernel_s(first: str, command: list[str]) -> None:
+    assert interpreter(f"{first}\nrest\n") == command
+
+
+@pytest.mark.parametrize(
+    ("commands", "status"),
+    [
+        ("exit 0", 0),
+        ("exit 3", 3),
+        ("exit 255", 255),
+        ("exit 147", 147),  # as a signal it would stop the wrapper for ever
+        ("exit 99", -62),
+        ("exit 100", -63),
+        ("kill -KILL $$", -9),
+        ("kill -USR1 $PPID; exit 4", 4),  # what a warning of the time limit does
+    ],
+)
+def test_the_wrapper_ends_as_the_payload_did(tmp_path: Path, commands: str, status: int) -> None:
+    wrapper = script(order(f"#!/bin/sh\n{commands}\n"), 0, "grid", text.HIDDEN_CODES)
+    ran = subprocess.run(
+        ["/bin/sh"],
+        input=wrapper,
+        env={"TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        check=False,
+    )
+    assert ran.returncode == status
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_generic_templates() -> None:
+    templates = Templates(always="-r n", time="-W {minutes}", cpus="-n {cpus}", tag="-J {tag}")
+    assert templates.fill(order(cpus=2, time_limit=61.0).job, TAG, ("-x",)) == (
+        f"-r n -W 2 -n 2 -J {TAG} -x"
+    )
+    assert Templates(time="{clock} {seconds}").fill(order(time_limit=3661.0).job, TAG, ()) == (
+        "1:01:01 3661"
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"library": "lib.so"}, "absolute path"),
+        ({"library": "/l.so", "timeout": 0.0}, "positive"),
+        ({"library": "/l.so", "profile": "generic"}, "needs cpus"),
+        ({"library": "/l.so", "native": {"tme": ""}}, "none of always, time"),
+        ({"library": "/l.so", "native": {"time": "{hours}"}}, "may hold"),
+    ],
+)
+def test_options_that_make_no_sense(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        DrmaaOptions(**wrong)  # type: ignore[arg-type]
