@@ -640,13 +640,14 @@ class Core:
         if unknown := [c for c in job.clusters if c not in self._views]:
             return f"there is no cluster {unknown[0]}; there are {', '.join(self._views)}"
         probe = Task(job, 0, 1, 0.0)
-        against = {
-            name: self._unfit(probe, view)
-            for name, view in self._views.items()
-            if not job.clusters or name in job.clusters
-        }
-        if any(u is None or u.reason not in PERMANENT for u in against.values()):
-            return None
+        against: dict[str, Unfit] = {}
+        for name, view in self._views.items():
+            if job.clusters and name not in job.clusters:
+                continue
+            unfit_here = self._unfit(probe, view)
+            if unfit_here is None or unfit_here.reason not in PERMANENT:
+                return None
+            against[name] = unfit_here
         sizes = [(v.facts.cpus, name) for name, v in self._views.items() if v.facts]
         if job.cpus > max((size for size, name in sizes if name in against), default=0):
             size, name = max(sizes, key=lambda pair: pair[0])
@@ -654,7 +655,7 @@ class Core:
                 f"no cluster has {job.cpus} processors, the largest is {name} with {size}; "
                 "ask for fewer"
             )
-        told = "; ".join(f"{name}: {u.text}" for name, u in against.items() if u)
+        told = "; ".join(f"{name}: {u.text}" for name, u in against.items())
         return f"no cluster can run the job ({told}); change what it asks for"
 
     # Begin times
