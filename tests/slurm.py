@@ -1,30 +1,25 @@
 """Real Slurm clusters for the tests: booted in a folder of their own, gone without a trace.
 
-`SlurmSite` starts one guardian (this file run as a program) whose children all daemons are. The
-guardian is a sub-reaper, so that slurmstepd and jobs, which leave their parents, are its children
-too; when its standard input ends or the process that started it dies, by whatever signal, it
-kills everything below itself. Daemons die with the guardian by PR_SET_PDEATHSIG.
+`SlurmSite` starts one guardian (tests/guardian.py) whose children all daemons are, and slurmstepd
+and jobs, which leave their parents, too: none survives it, and it does not survive its starter.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
 import pwd
 import random
-import select
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+
+from tests.guardian import Guardian, dying_with
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "slurm-wlm-basic-plugins")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -32,9 +27,6 @@ _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "sinfo", "scon
 _BOOT_SECONDS = 20.0
 _CALL_SECONDS = 20.0
 _EPHEMERAL_PORTS_BEGIN = 32768  # below, no outgoing connection takes a port away
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 class SlurmError(Exception):
@@ -77,7 +69,7 @@ class SlurmSite:
         self.folder = folder
         self._specs = specs
         self._clusters: dict[str, SlurmCluster] = {}
-        self._guardian: _Guardian | None = None
+        self._guardian: Guardian | None = None
         self._ports = _Ports()
 
     def __enter__(self) -> SlurmSite:
@@ -104,7 +96,7 @@ class SlurmSite:
 
     def _boot(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._guardian = _Guardian(self.folder / "guardian.log")
+        self._guardian = Guardian(self.folder / "guardian.log")
         for spec in self._specs:
             cluster = SlurmCluster(spec, self.folder / spec.name, self._guardian, self._ports)
             self._clusters[spec.name] = cluster
@@ -125,7 +117,7 @@ class SlurmSite:
 class SlurmCluster:
     """One running cluster; `conf` is its slurm.conf, `environment` what a client needs."""
 
-    def __init__(self, spec: ClusterSpec, folder: Path, guardian: _Guardian, ports: _Ports) -> None:
+    def __init__(self, spec: ClusterSpec, folder: Path, guardian: Guardian, ports: _Ports) -> None:
         self.spec, self.name, self.folder = spec, spec.name, folder
         self._guardian = guardian
         self._controller: int | None = None
@@ -151,7 +143,7 @@ class SlurmCluster:
                 capture_output=True,
                 text=True,
                 timeout=seconds,
-                preexec_fn=_dying_with(os.getpid()),
+                preexec_fn=dying_with(os.getpid()),
             )
         except subprocess.TimeoutExpired:
             raise SlurmError(f"{' '.join(command)}: no answer within {seconds} s") from None
@@ -233,7 +225,9 @@ class SlurmCluster:
         path = shutil.which(program, path=_PATH)
         if path is None:
             raise SlurmError(f"{program} not found")
-        return self._guardian.start([path, *arguments], self.folder / "log" / f"{program}.out")
+        environment = {"PATH": _PATH, "LANG": "C.UTF-8"}
+        log = self.folder / "log" / f"{program}.out"
+        return self._guardian.start([path, *arguments], environment, log)
 
     def _story(self) -> str:
         logs = sorted(self.folder.glob("log/*")) + sorted(self.folder.glob("munge/*.log"))
@@ -335,48 +329,6 @@ class _Ports:
             holder.close()
 
 
-class _Guardian:
-    """The starter's side of the guardian process: one JSON line asked, one answered."""
-
-    def __init__(self, log: Path) -> None:
-        with log.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", __file__, str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,  # Ctrl-C and signals to our group do not reach it
-                text=True,
-            )
-
-    def start(self, argv: list[str], log: Path) -> int:
-        answer = self._ask({"start": argv, "log": str(log)})
-        if "pid" not in answer:
-            raise SlurmError(f"{argv[0]}: {answer['error']}")
-        return int(answer["pid"])
-
-    def end(self, pid: int, number: signal.Signals) -> None:
-        self._ask({"end": pid, "signal": int(number)})
-
-    def close(self) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait(timeout=_CALL_SECONDS)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        if self._process.stdin is None or self._process.stdout is None:
-            raise SlurmError("the guardian has no pipes")
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise SlurmError("the guardian has died")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-
 def _wait_until(
     met: Callable[[], bool], seconds: float, what: str, story: Callable[[], str]
 ) -> None:
@@ -389,116 +341,3 @@ def _wait_until(
 
 def _account() -> str:
     return pwd.getpwuid(os.geteuid()).pw_name
-
-
-def _dying_with(parent: int) -> Callable[[], None]:
-    """For `preexec_fn`: the child is killed when the thread that started it ends."""
-    prctl = ctypes.CDLL(None).prctl
-
-    def arm() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return arm
-
-
-# The guardian itself, from here on: standard library only, one thread.
-
-
-def _guard(starter: int) -> NoReturn:
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(waker)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    try:
-        starter_ends = os.pidfd_open(starter)
-        if os.getppid() == starter:
-            _serve(starter_ends, woken)
-    finally:
-        _end_children()
-        os._exit(0)
-
-
-def _serve(starter_ends: int, woken: int) -> None:
-    pending = b""
-    while True:
-        ready, _, _ = select.select([0, starter_ends, woken], [], [])
-        if starter_ends in ready:
-            return
-        if woken in ready:
-            os.read(woken, 4096)
-            _reap()
-        if 0 in ready:
-            data = os.read(0, 65536)
-            if not data:
-                return
-            *lines, pending = (pending + data).split(b"\n")
-            for line in lines:
-                answer = json.dumps(_obey(json.loads(line))) + "\n"
-                os.write(1, answer.encode())
-
-
-def _obey(question: dict[str, Any]) -> dict[str, Any]:
-    if "start" in question:
-        with open(question["log"], "ab") as log:
-            try:
-                child = subprocess.Popen(
-                    question["start"],
-                    env={"PATH": _PATH, "LANG": "C.UTF-8"},
-                    cwd="/",
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    preexec_fn=_dying_with(os.getpid()),
-                )
-            except OSError as error:
-                return {"error": str(error)}
-        child.returncode = 0  # reaped by _reap, not by this object
-        return {"pid": child.pid}
-    pid = question["end"]
-    end = time.monotonic() + 10
-    os.kill(pid, question["signal"])
-    while pid in _children():
-        _reap()
-        if time.monotonic() > end:
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.005)
-    return {}
-
-
-def _reap() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
-
-
-def _children() -> list[int]:
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as stat:
-                    parent = int(stat.read().rpartition(b")")[2].split()[1])
-            except OSError:
-                continue
-            if parent == os.getpid():
-                found.append(int(name))
-    return found
-
-
-def _end_children() -> None:
-    """Kill children until none is left: the children of a killed one become ours."""
-    try:
-        while True:
-            for pid in _children():
-                os.kill(pid, signal.SIGKILL)
-            os.waitpid(-1, 0)
-    except ChildProcessError:
-        pass
-
-
-if __name__ == "__main__":
-    _guard(int(sys.argv[1]))
