@@ -42,7 +42,7 @@ def run(argv: list[str], environment: Mapping[str, str], timeout: float) -> Answ
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout,
-            preexec_fn=_dying_with(os.getpid()),
+            preexec_fn=dying_with(os.getpid()),
         )
     except OSError as error:
         raise Unreachable(f"{argv[0]}: {error.strerror}") from None
@@ -55,7 +55,7 @@ def run(argv: list[str], environment: Mapping[str, str], timeout: float) -> Answ
     )
 
 
-def _dying_with(caller: int) -> Callable[[], None]:
+def dying_with(caller: int) -> Callable[[], None]:
     """For `preexec_fn`: the command is killed when the thread that started it ends."""
 
     def arm() -> None:

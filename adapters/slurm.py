@@ -9,13 +9,11 @@ What has been found out about Slurm, and rests on its word only, is tested in te
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import math
 import os
 import re
 import secrets
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -34,9 +32,9 @@ from metasched.adapters.base import (
     Unreachable,
     Withdrawal,
 )
+from metasched.adapters.commands import dying_with
 from metasched.model import Cluster, Facts, Job, Listing
 
-_PR_SET_PDEATHSIG = 1
 _LOOK = 0.25  # seconds between looks at what a slow command has said so far
 _IDS_PER_CALL = 500
 
@@ -268,7 +266,7 @@ class Slurm(Adapter):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=keep,
-                preexec_fn=_dying_with(os.getpid()),
+                preexec_fn=dying_with(os.getpid()),
             )
         except OSError as error:
             if error.errno == errno.E2BIG:
@@ -304,20 +302,6 @@ class Slurm(Adapter):
             if time.monotonic() >= end:
                 raise Unreachable(f"{program}: no answer within {self._settings.timeout:g} s")
             silent = looked
-
-
-_prctl = ctypes.CDLL(None).prctl
-
-
-def _dying_with(caller: int) -> Callable[[], None]:
-    """For `preexec_fn`: a command must not outlive the worker that would read its answer."""
-
-    def arm() -> None:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != caller:
-            os._exit(1)
-
-    return arm
 
 
 @contextmanager
