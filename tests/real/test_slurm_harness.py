@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,10 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
+def seen(word: str, folder: Path) -> bool:
+    return any(word in process for process in processes_of(folder))
+
+
 def wait_for(met: Callable[[], bool], seconds: float = 10.0) -> bool:
     end = time.monotonic() + seconds
     while not met() and time.monotonic() < end:
@@ -79,7 +84,7 @@ def test_nothing_survives_a_killed_test_run(tmp_path: Path, number: signal.Signa
         assert run.stdout.readline() == "up\n"
         # squeue tells RUNNING before the node has started anything
         for word in ("slurmstepd", "sleep 1001", "sleep 1002"):
-            assert wait_for(lambda w=word: any(w in p for p in processes_of(tmp_path)), 30), word
+            assert wait_for(partial(seen, word, tmp_path), 30), processes_of(tmp_path)
     finally:
         os.kill(run.pid, number)
         run.wait()
