@@ -12,12 +12,12 @@ and runs tests/contract against it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from metasched.model import Cluster, Job, Listing, Payload
+from metasched.model import Cluster, Job, Listing, Missing, Payload, Trace
 
 
 class AdapterError(Exception):
@@ -133,6 +133,15 @@ class Adapter(ABC):
         Never per job. Rows hold only tasks whose tag is of this instance. Raises Unreachable;
         a partial answer is Unreachable too, since absence from a listing is taken as evidence.
         """
+
+    def trace(self, missing: Sequence[Missing]) -> Trace:
+        """What the manager's accounting tells of tasks that a complete listing lacks.
+
+        Called only where `Facts.records` says that there is such a thing, and again, ever later,
+        for tasks of which it told nothing. A task is `unstarted` only if that is proved. Raises
+        Unreachable.
+        """
+        return Trace()
 
     def close(self) -> None:  # noqa: B027 - most have nothing to let go of
         """Let go of what is held in this process; the manager's jobs go on."""

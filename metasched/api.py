@@ -547,6 +547,7 @@ def _cluster(engine: Engine, name: str, adapter: str) -> dict[str, Any]:
         "cpus": facts.cpus if facts else 0,
         "used": facts.used if facts else 0,
         "pending": facts.pending if facts else 0,
+        "records": facts.records if facts else "",
         "load": engine.core.dispatch.load(name),
         "count": engine.core.dispatch.count(name),
     }

@@ -31,6 +31,7 @@ from metasched.events import (
     Declined,
     Due,
     Intent,
+    Look,
     Outcome,
     Policy,
     Returned,
@@ -39,12 +40,24 @@ from metasched.events import (
     Silent,
     Submitted,
     Task,
+    Traced,
     Tried,
     Unsure,
     Verdict,
     Withdraw,
 )
-from metasched.model import MANAGER_REASON, Cluster, Facts, Job, Reason, Row, State, parse_tag
+from metasched.model import (
+    MANAGER_REASON,
+    Cluster,
+    Facts,
+    Job,
+    Missing,
+    Reason,
+    Row,
+    State,
+    parse_tag,
+    tag_of,
+)
 from metasched.policies.classify import Classifier, Deadline, Licence, User
 from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.eligible import PERMANENT, Unfit, translated, unfit
@@ -53,6 +66,7 @@ from metasched.transitions import FINAL, LIVE, UNSTARTED, Event, advance, report
 
 MARGINS = 1000  # jobs whose margins are kept: the largest window
 FULL_AGAIN = (10.0, 300.0)  # seconds until a full cluster is tried again: first, at the most
+LOOK_AGAIN = (5.0, 600.0)  # seconds until accounting is asked again: first, at the most
 PURSUE_AGAIN = 60.0  # seconds after which a wish that shows no effect is told to the manager again
 
 
@@ -145,6 +159,8 @@ class Core:
                 self._submitted(event, out)
             case Seen():
                 self._seen(event, out)
+            case Traced():
+                self._traced(event, out)
             case Accepted():
                 self._accepted(event, out)
             case Declined():
@@ -242,6 +258,7 @@ class Core:
                     self._wait(task, event.time)
                 continue
             attempt.seen, attempt.given_up, attempt.asked = False, False, None
+            attempt.listed, attempt.looks, attempt.look_at = None, 0, 0.0
             never_tried = attempt.state is State.DISPATCHING and attempt.tried is None
             if attempt.cluster in self._views:
                 self._views[attempt.cluster].live[task.job.id, task.index] = task
@@ -341,9 +358,13 @@ class Core:
         for key, task in list(view.live.items()):
             if key in listed:
                 continue
-            if event.full or key in gone or not self._attempt(task).seen:
+            attempt = self._attempt(task)
+            if attempt.seen and not attempt.given_up and (event.full or key in gone):
+                attempt.listed = event.before
+            if event.full or key in gone or attempt.given_up or not attempt.seen:
                 self._missing(task, event, out)
             self._pursue(task, event.time, out)
+        self._look(view, event.time, out)
         self._weigh(view)
         self._begin(event.time)
         after = (True, _shape(view.facts) if self._waiting and event.facts else None)
@@ -378,7 +399,12 @@ class Core:
         self._pursue(task, now, out)
 
     def _missing(self, task: Task, seen: Seen, out: Outcome) -> None:
-        """A complete listing lacks a live attempt: gone for certain, or nobody knows."""
+        """A complete listing lacks a live attempt: gone for certain, or nobody knows.
+
+        What begins is listed for as long as the listing proves absence. So what was there
+        unstarted within that span, and is not there now, never began: a manager may drop such
+        tasks without a record (Slurm: tasks of an array).
+        """
         attempt = self._attempt(task)
         if attempt.native_id is None:
             if attempt.tried is None or attempt.tried > seen.until:
@@ -387,10 +413,62 @@ class Core:
                 cause = "a complete listing proves that it never arrived"
                 self._advance(task, Event.ABSENT, seen.time, cause, out)
                 return
-        attempt.given_up = True
+        elif attempt.started is None:
+            begun, there = attempt.sent, attempt.accepted or attempt.sent
+            if attempt.listed is not None:
+                begun = there = attempt.listed
+            if seen.since <= begun and there <= seen.until:
+                self._gone(task, seen.time, out)
+                return
+        if not attempt.given_up:
+            attempt.given_up, attempt.looks, attempt.look_at = True, 0, seen.time
         if attempt.state is not State.UNKNOWN:
             cause = "the manager lists it no more and nothing tells how it ended"
             self._advance(task, Event.SILENCE, seen.time, cause, out)
+
+    def _gone(self, task: Task, now: float, out: Outcome) -> None:
+        """A manager that had the attempt has it no more, and it certainly never began."""
+        moving = self._attempt(task).intent in (Intent.PULL, Intent.HOLD)
+        cause = "gone from the manager; it certainly never began"
+        self._advance(task, Event.WITHDRAW if moving else Event.KILL, now, cause, out)
+
+    def _look(self, view: _View, now: float, out: Outcome) -> None:
+        """Ask the accounting of a cluster's manager for what its listings lack."""
+        due = [task for task in view.live.values() if self._look_due(self._attempt(task), now)]
+        missing = []
+        for task in due:
+            attempt = self._attempt(task)
+            first, most = LOOK_AGAIN
+            attempt.look_at = now + min(first * 2.0**attempt.looks, most)
+            attempt.looks += 1
+            tag = tag_of(self.instance, task.job.id, attempt.sending)
+            missing.append(
+                Missing(tag, task.index, attempt.native_id, attempt.sent, attempt.accepted)
+            )
+        if missing and view.facts is not None and view.facts.records:
+            out.actions.append(Look(view.cluster.name, tuple(missing)))
+
+    @staticmethod
+    def _look_due(attempt: Attempt, now: float) -> bool:
+        return attempt.given_up and now >= attempt.look_at
+
+    def _traced(self, event: Traced, out: Outcome) -> None:
+        """What accounting knows of attempts that are missing still."""
+        for row in event.rows:
+            task = self._of(row.tag, row.task)
+            if task is not None and self._attempt(task).given_up:
+                self._note(task, "found in the manager's accounting", out)
+                self._row(task, row, event.time, out)
+        for tag, index in event.unstarted:
+            task = self._of(tag, index)
+            if task is None or not self._attempt(task).given_up:
+                continue
+            if self._attempt(task).native_id is None:
+                cause = "accounting proves that it never arrived"
+                self._advance(task, Event.ABSENT, event.time, cause, out)
+            else:
+                self._gone(task, event.time, out)
+        self._place(event.time, out)
 
     def _asked(self, event: Asked, out: Outcome) -> None:
         for task in self.tasks_of(event.job, event.indices):
@@ -733,6 +811,8 @@ class Core:
         for task in view.live.values():
             attempt = self._attempt(task)
             if attempt.given_up:
+                if self._look_due(attempt, now):
+                    return True
                 continue
             doubtful = attempt.tried is not None or attempt.accepted is not None
             if doubtful and not attempt.seen:

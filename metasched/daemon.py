@@ -37,16 +37,18 @@ from metasched.events import (
     CoreEvent,
     Declined,
     Due,
+    Look,
     Outcome,
     Returned,
     Seen,
     Send,
     Silent,
+    Traced,
     Tried,
     Unsure,
     Withdraw,
 )
-from metasched.model import tag_of
+from metasched.model import Trace, tag_of
 from metasched.policies.eligible import NoMapping, translated
 from metasched.worker import Answer, Boot, Call
 
@@ -76,6 +78,8 @@ class Link:
         self._engine = engine
         self._sends: list[tuple[float, int, int, Send]] = []
         self._wishes: dict[tuple[int, int], _Wish] = {}
+        self._look: Look | None = None
+        self._listed = 0.0  # when the listing was taken that news is relative to
         self._wake = asyncio.Event()
         self._worker: asyncio.subprocess.Process | None = None
         self._failures = 0
@@ -83,7 +87,7 @@ class Link:
         self._next_poll = 0.0
 
     def add(self, action: Action) -> None:
-        """Queue an action: sends by the order of their tasks, withdrawals before all of them."""
+        """Queue an action: sends by the order of their tasks, all others before them."""
         match action:
             case Send():
                 tasks = self._engine.core.sending(action.job, action.sending)
@@ -94,6 +98,8 @@ class Link:
                 earlier = self._wishes.pop(pair, None)
                 natives = {**earlier.what.natives, **action.natives} if earlier else action.natives
                 self._wishes[pair] = _Wish(replace(action, natives=natives))
+            case Look():
+                self._look = action
         self._wake.set()
 
     async def run(self) -> None:
@@ -109,6 +115,9 @@ class Link:
                     await self._sleep(self._next_poll)
                 elif wish is not None and now >= wish.not_before:
                     await self._withdraw(wish)
+                elif self._look is not None:
+                    look, self._look = self._look, None
+                    await self._trace(look)
                 elif self._sends:
                     await self._send(heapq.heappop(self._sends)[-1])
                 else:
@@ -154,8 +163,10 @@ class Link:
                     news.full,
                     news.since,
                     news.until,
+                    self._listed,
                 )
             )
+        self._listed = news.taken
         busy = bool(core.tasks_on(self.name) or self._wishes)
         interval = self.settings.poll_interval
         self._next_poll = time.monotonic() + (interval if busy else max(IDLE, interval))
@@ -226,6 +237,15 @@ class Link:
             wish.not_before = time.monotonic() + delay
             log.warning("cluster %s: %s not withdrawn: %s", self.name, tag, answer.reason)
             self._poll_in(0.0)
+
+    async def _trace(self, look: Look) -> None:
+        """What accounting does not tell now the core asks for again later."""
+        answer = await self._call(Call("trace", missing=look.missing))
+        if answer.trace is None:
+            log.warning("cluster %s: its accounting does not answer: %s", self.name, answer.reason)
+        elif answer.trace != Trace():
+            found = answer.trace
+            self._engine.take(Traced(time.time(), self.name, found.rows, found.unstarted))
 
     # The worker process
 

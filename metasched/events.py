@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from metasched.model import Cluster, Facts, Job, Row, State
+from metasched.model import Cluster, Facts, Job, Missing, Row, State
 from metasched.policies.classify import Part
 from metasched.policies.eligible import Unfit
 from metasched.transitions import Event
@@ -109,6 +109,7 @@ class Seen:
 
     `full`: the rows are all there are (the first listing of a worker, or after a silence).
     `facts` None: as before. `since`..`until`: absence is proved for what was sent in it.
+    `before` is when the listing was taken that the news is relative to, 0 if none is known.
     """
 
     time: float
@@ -119,6 +120,17 @@ class Seen:
     full: bool = False
     since: float = 0.0
     until: float = 0.0
+    before: float = 0.0
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What the accounting of a cluster's manager told of missing tasks (see `model.Trace`)."""
+
+    time: float
+    cluster: str
+    rows: tuple[Row, ...] = ()
+    unstarted: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -161,6 +173,7 @@ CoreEvent = (
     | Unsure
     | Returned
     | Seen
+    | Traced
     | Silent
     | Asked
     | Due
@@ -180,7 +193,11 @@ class Intent(StrEnum):
 
 @dataclass
 class Attempt:
-    """One try in one manager. `sent` is the time of the intent, `tried` of a doubtful try."""
+    """One try in one manager. `sent` is the time of the intent, `tried` of a doubtful try.
+
+    `listed` is when the last listing was taken that held it before it was missed; missed, it is
+    looked for in the manager's accounting again at `look_at`, after `looks` times.
+    """
 
     number: int
     sending: int
@@ -190,7 +207,10 @@ class Attempt:
     accepted: float | None = None
     tried: float | None = None
     seen: bool = False
-    given_up: bool = False  # listings have spoken and will not tell more
+    given_up: bool = False  # complete listings lack it
+    listed: float | None = None
+    looks: int = 0
+    look_at: float = 0.0
     native_id: str | None = None
     intent: Intent | None = None
     target: str | None = None
@@ -263,7 +283,15 @@ class Withdraw:
     unstarted: bool
 
 
-Action = Send | Withdraw
+@dataclass(frozen=True)
+class Look:
+    """Ask a manager's accounting what has become of tasks that its listing lacks."""
+
+    cluster: str
+    missing: tuple[Missing, ...]
+
+
+Action = Send | Withdraw | Look
 
 
 @dataclass

@@ -215,7 +215,8 @@ class Facts:
     everyone's (end by the limit, cpus), earliest end first; `owed` the cpu seconds
     (cpus x limit) of *other people's* pending jobs that could start (not held, no dependency);
     `pending` the number of everyone's such jobs; `head` (cpus, limit) of the first of them in
-    the manager's own order.
+    the manager's own order. `records` says in words how the manager's accounting tells of jobs that
+    it lists no more; empty: it does not.
     """
 
     cpus: int
@@ -225,6 +226,7 @@ class Facts:
     owed: float = 0.0
     pending: int = 0
     head: tuple[int, float] | None = None
+    records: str = ""
 
     def partition(self, name: str | None) -> Partition | None:
         """The partition of that name; for None the default one, else the first."""
@@ -271,6 +273,32 @@ class Listing:
     until: float
     rows: tuple[Row, ...]
     facts: Facts
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A task of ours that a complete listing lacks: intended at `sent`.
+
+    `native_id` None: the manager never said that it took it. `accepted` is when it did.
+    """
+
+    tag: str
+    task: int
+    native_id: str | None
+    sent: float
+    accepted: float | None = None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a manager's accounting tells of missing tasks.
+
+    `rows` have ended. `unstarted`, as (tag, task), never began and cannot begin any more: that is
+    proved, not supposed. Of all others it tells nothing, or nothing yet.
+    """
+
+    rows: tuple[Row, ...] = ()
+    unstarted: tuple[tuple[str, int], ...] = ()
 
 
 def tag_of(instance: str, job: int, sending: int) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from metasched.adapters.base import Adapter, Order, Refused, Unreachable, Withdrawal
-from metasched.model import Cluster, Facts, Listing, Row
+from metasched.model import Cluster, Facts, Listing, Missing, Row, Trace
 
 GROUP = "metasched.adapters"
 _PR_SET_PDEATHSIG = 1
@@ -38,18 +38,20 @@ class Boot:
 
 @dataclass(frozen=True)
 class Call:
-    """One request; `order` for submit, `withdrawal` for withdraw, `full` for poll."""
+    """One request; `order` is for submit, `withdrawal` for withdraw, `missing` for trace."""
 
-    call: Literal["submit", "withdraw", "poll"]
+    call: Literal["submit", "withdraw", "poll", "trace"]
     order: Order | None = None
     withdrawal: Withdrawal | None = None
-    full: bool = False
+    full: bool = False  # a poll is to tell everything, not what is new
+    missing: tuple[Missing, ...] = ()
 
 
 @dataclass(frozen=True)
 class News:
     """A listing reduced to what is new since the last one; `facts` None: as before."""
 
+    taken: float
     since: float
     until: float
     rows: tuple[Row, ...] = ()
@@ -67,6 +69,7 @@ class Answer:
     again: bool = False
     natives: dict[int, str] = field(default_factory=dict)
     news: News | None = None
+    trace: Trace | None = None
 
 
 @dataclass
@@ -89,6 +92,8 @@ class Host:
                     return Answer()
                 case Call(call="poll"):
                     return Answer(news=self._news(self.adapter.poll(), call.full))
+                case Call(call="trace"):
+                    return Answer(trace=self.adapter.trace(call.missing))
                 case _:
                     return Answer("defect", f"{call.call} came without its argument")
         except Refused as error:
@@ -102,6 +107,7 @@ class Host:
         full = full or not self._told
         rows = {(row.tag, row.task): row for row in listing.rows}
         news = News(
+            taken=listing.taken,
             since=listing.since,
             until=listing.until,
             rows=tuple(row for key, row in rows.items() if full or self._rows.get(key) != row),

@@ -23,7 +23,7 @@ from metasched.adapters.base import (
     Unreachable,
     Withdrawal,
 )
-from metasched.model import Cluster, Facts, Listing, Row
+from metasched.model import Cluster, Facts, Listing, Missing, Row, Trace
 from metasched.worker import Answer, Boot, Call
 from tests.guardian import dying_with
 
@@ -65,14 +65,18 @@ class Hosted(Adapter):
         self._rows |= {(row.tag, row.task): row for row in news.rows}
         self._facts = news.facts or self._facts
         assert self._facts is not None
-        # the moment of the listing does not travel; no later one is claimed by `until`
         return Listing(
-            taken=max(news.since, news.until),
+            taken=news.taken,
             since=news.since,
             until=news.until,
             rows=tuple(self._rows.values()),
             facts=self._facts,
         )
+
+    def trace(self, missing: Sequence[Missing]) -> Trace:
+        found = self._ask(Call("trace", missing=tuple(missing))).trace
+        assert found is not None
+        return found
 
     def close(self) -> None:
         worker, self._worker = self._worker, None

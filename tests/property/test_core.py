@@ -23,6 +23,7 @@ from metasched.events import (
     CoreEvent,
     Declined,
     Due,
+    Look,
     Outcome,
     Policy,
     Returned,
@@ -30,6 +31,7 @@ from metasched.events import (
     Send,
     Silent,
     Submitted,
+    Traced,
     Tried,
     Unsure,
     Withdraw,
@@ -43,17 +45,23 @@ SIZES = {"left": 8, "right": 4}
 
 @dataclass
 class Manager:
-    """The truth on one cluster: what was queued under which tag, what began, what ended."""
+    """The truth on one cluster: what was queued under which tag, what began, what ended.
+
+    Its listing proves absence from `up_since` on; its accounting keeps what it `forgot`.
+    """
 
     cpus: int
     rows: dict[str, Row] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     begun: Counter[str] = field(default_factory=Counter)
     up_since: float = 0.0
+    boot: float = 0.0
+    forgot: dict[str, Row] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
+    told_at: float = 0.0
 
     def submit(self, tag: str, cpus: int) -> str:
-        self.rows[tag] = Row(tag, 0, f"n{len(self.rows)}", State.PENDING)
+        self.rows[tag] = Row(tag, 0, f"n{len(self.sizes)}", State.PENDING)
         self.sizes[tag] = cpus
         return self.rows[tag].native_id
 
@@ -79,6 +87,17 @@ class Manager:
         if row.state is State.PENDING or not unstarted:
             self.rows[tag] = replace(row, state=State.CANCELLED, ended=now)
 
+    def trace(self, look: Look, now: float) -> Traced:
+        known = self.rows.keys() | self.forgot.keys()
+        return Traced(
+            now,
+            look.cluster,
+            tuple(self.forgot[m.tag] for m in look.missing if m.tag in self.forgot),
+            tuple(
+                (m.tag, m.task) for m in look.missing if m.tag not in known and m.sent > self.boot
+            ),
+        )
+
     def facts(self) -> Facts:
         free = self.cpus - self.used()
         waiting = [self.sizes[t] for t, r in self.rows.items() if r.state is State.PENDING]
@@ -91,6 +110,7 @@ class Manager:
             ),
             pending=len(waiting),
             head=(waiting[0], 100.0) if waiting else None,
+            records="all that it forgot",
         )
 
 
@@ -175,6 +195,10 @@ class World(RuleBasedStateMachine):
             return
         action = self.actions.pop(0)
         manager = self.managers[action.cluster]
+        if isinstance(action, Look):
+            if fate == "done":
+                self.step(manager.trace(action, self.now))
+            return
         tag = tag_of(INSTANCE, action.job, action.sending)
         if isinstance(action, Withdraw):
             if fate in ("done", "lost answer"):
@@ -250,9 +274,10 @@ class World(RuleBasedStateMachine):
                 full=full,
                 since=manager.up_since,
                 until=self.now,
+                before=manager.told_at,
             )
         )
-        manager.told = set(manager.rows)
+        manager.told, manager.told_at = set(manager.rows), self.now
 
     @rule(name=st.sampled_from(sorted(SIZES)))
     def silence(self, name: str) -> None:
@@ -285,11 +310,33 @@ class World(RuleBasedStateMachine):
     def lose(self, name: str) -> None:
         """The manager restarts without what it had taken last; its listings prove less now."""
         manager = self.managers[name]
-        manager.up_since = self.now
+        self.now += 1.0
+        manager.up_since = manager.boot = self.now
         for tag, row in reversed(list(manager.rows.items())):
             if row.state is State.PENDING:
-                del manager.rows[tag], manager.sizes[tag]
+                del manager.rows[tag]
                 self.lost.add(int(tag.split("-")[2]))
+                return
+
+    @rule(name=st.sampled_from(sorted(SIZES)))
+    def forget(self, name: str) -> None:
+        """The manager lists no more what has ended; its accounting still knows."""
+        manager = self.managers[name]
+        self.now += 1.0
+        manager.up_since = self.now
+        ended = {t: r for t, r in manager.rows.items() if r.state in ATTEMPT_FINAL}
+        manager.forgot |= ended
+        for tag in ended:
+            del manager.rows[tag]
+
+    @rule(name=st.sampled_from(sorted(SIZES)))
+    def drop(self, name: str) -> None:
+        """Somebody cancels a pending job, of which the manager keeps no record at all."""
+        manager = self.managers[name]
+        for tag, row in manager.rows.items():
+            if row.state is State.PENDING:
+                del manager.rows[tag]
+                self.cancelled.add(int(tag.split("-")[2]))
                 return
 
     # What must always hold
@@ -348,7 +395,7 @@ class World(RuleBasedStateMachine):
                     manager.end(self.now, State.COMPLETED)
         for (job, _), task in self.core.tasks.items():
             assert task.state is State.UNKNOWN, (task.name, task.state, task.reason)
-            assert job in self.lost or any(m.up_since for m in self.managers.values())
+            assert job in self.lost or any(m.boot for m in self.managers.values())
         begun = {int(tag.split("-")[2]) for m in self.managers.values() for tag in m.begun}
         for job, state in self.final.items():
             if state is State.REJECTED:
