@@ -3,6 +3,7 @@
 Pure, each knowing only those above it:
     model        jobs, attempts, clusters, what a cluster says of itself
     transitions  the one table (state, event) -> state
+    carts        free processors over time under advance reservations
     policies     priorities, eligibility, dispatch, pulling, local queues
     events       what the core is told and what it answers
     core         the meta-scheduler: events in, changes and actions out
@@ -21,5 +22,5 @@ In front of it, quick to import:
     demo                     all of it in a minute
 
 Nothing imports `cli`. Stable for authors of policies and adapters: `model`, `policies.classify`,
-`policies.dispatch`, `adapters.base`.
+`policies.dispatch`, `carts`, `adapters.base`.
 """

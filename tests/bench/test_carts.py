@@ -1,0 +1,183 @@
+"""CARTS at size, beside the same slots in a sorted list and in a SortedDict, in the same run."""
+
+from __future__ import annotations
+
+import json
+import platform
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from functools import partial
+from random import Random
+from statistics import median
+from time import perf_counter
+from typing import Protocol
+
+import pytest
+from sortedcontainers import SortedDict
+
+from metasched.carts import Carts
+
+CAPACITY, BOOKED = 128, 0.6
+TILE = 10_000
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+QUERIES = 200
+Window = tuple[float, float, int]
+LENGTHS: dict[str, Callable[[Random], tuple[int, float]]] = {
+    # log-normal sizes to 64, lengths of 50 minutes in the median and at most two days
+    "mixed": lambda draw: (
+        min(64, max(1, int(draw.lognormvariate(1.5, 1)))),
+        min(172_800.0, draw.lognormvariate(8, 1.3)),
+    ),
+    # so short that 96 processors are hardly ever free for an hour
+    "short": lambda draw: (draw.randint(1, 16), draw.uniform(300, 3600)),
+}
+
+
+class Slots(Protocol):
+    def earliest_start(self, size: int, duration: float, ready: float) -> float | None: ...
+    def reserve(self, start: float, end: float, size: int) -> None: ...
+
+
+def booked(kind: str, count: int, draw: Random) -> tuple[list[Window], float]:
+    """That many reservations, and the seconds over which they are spread.
+
+    Beyond ten thousand a pattern is repeated, so that density does not depend on the size.
+    """
+    some = min(count, TILE)
+    wishes = [LENGTHS[kind](draw) for _ in range(some)]
+    span = sum(size * length for size, length in wishes) / (BOOKED * CAPACITY)
+    carts, tile = Carts(CAPACITY), list[Window]()
+    for size, length in wishes:
+        start = carts.earliest_start(size, length, draw.uniform(0, span))
+        assert start is not None
+        carts.reserve(start, start + length, size)
+        tile.append((start, start + length, size))
+    long = max(end for _, end, _ in tile)
+    repeats = count // some
+    windows = [(s + n * long, e + n * long, size) for n in range(repeats) for s, e, size in tile]
+    return windows, long * repeats
+
+
+class SortedList:
+    """The slots in two lists: bisect to begin, then one slot after the other."""
+
+    def __init__(self, slots: list[tuple[float, int]]) -> None:
+        self.times, self.amounts = [t for t, _ in slots], [m for _, m in slots]
+
+    def earliest_start(self, size: int, duration: float, ready: float) -> float:
+        times, amounts = self.times, self.amounts
+        start = ready
+        for place in range(bisect_right(times, ready) - 1, len(times)):
+            if amounts[place] < size:
+                start = times[place + 1]
+            elif place + 1 == len(times) or times[place + 1] >= start + duration:
+                return start
+        raise AssertionError("the last slot is free")
+
+    def reserve(self, start: float, end: float, size: int) -> None:
+        for time in (start, end):
+            place = bisect_left(self.times, time)
+            if place == len(self.times) or self.times[place] != time:
+                self.times.insert(place, time)
+                self.amounts.insert(place, self.amounts[place - 1])
+        for place in range(bisect_left(self.times, start), bisect_left(self.times, end)):
+            self.amounts[place] -= size
+
+
+class Containers:
+    """The slots in a SortedDict of sortedcontainers."""
+
+    def __init__(self, slots: list[tuple[float, int]]) -> None:
+        self.slots = SortedDict(slots)
+
+    def earliest_start(self, size: int, duration: float, ready: float) -> float:
+        keys = self.slots.keys()
+        start, short = ready, False
+        for time in self.slots.irange(keys[self.slots.bisect_right(ready) - 1]):
+            if time >= start + duration and not short:
+                return start
+            short, blocked = self.slots[time] < size, short
+            if blocked and not short:
+                start = max(time, ready)
+        return start
+
+    def reserve(self, start: float, end: float, size: int) -> None:
+        for time in (start, end):
+            if time not in self.slots:
+                self.slots[time] = self.slots.peekitem(self.slots.bisect_right(time) - 1)[1]
+        for time in list(self.slots.irange(start, end, (True, False))):
+            self.slots[time] -= size
+
+
+def microseconds(calls: Sequence[Callable[[], object]]) -> float:
+    """The median time of a call over five parts."""
+    parts = []
+    for part in range(5):
+        mine = calls[part::5]
+        begun = perf_counter()
+        for call in mine:
+            call()
+        parts.append((perf_counter() - begun) / len(mine) * 1e6)
+    return round(median(parts), 1)
+
+
+def measured(kind: str, count: int) -> dict[str, float]:
+    draw = Random(count)
+    windows, span = booked(kind, count, draw)
+    begun = perf_counter()
+    carts = Carts.of(CAPACITY, windows)
+    figures = {"build_seconds": round(perf_counter() - begun, 3)}
+    peers: dict[str, Slots] = {
+        "carts": carts,
+        "bisect": SortedList(carts.slots()),
+        "sortedcontainers": Containers(carts.slots()),
+    }
+    ready = [draw.uniform(0, span) for _ in range(QUERIES)]
+    small = [(draw.randint(1, 16), draw.uniform(60, 7200), time) for time in ready]
+    large = [(96, 3600.0, time) for time in ready]
+    begun = perf_counter()
+    carts.earliest_start(*large[0])
+    figures["carts_large_first_microseconds"] = round((perf_counter() - begun) * 1e6, 1)
+    trial, inserts = Carts.of(CAPACITY, windows), list[Window]()
+    for size, length, time in small:
+        start = trial.earliest_start(size, length, time)
+        assert start is not None
+        trial.reserve(start, start + length, size)
+        inserts.append((start, start + length, size))
+    answers = {}
+    for name, peer in peers.items():
+        answers[name] = [peer.earliest_start(*each) for each in small + large]
+        figures[f"{name}_small"] = microseconds([partial(peer.earliest_start, *a) for a in small])
+        figures[f"{name}_large"] = microseconds([partial(peer.earliest_start, *a) for a in large])
+        figures[f"{name}_insert"] = microseconds([partial(peer.reserve, *w) for w in inserts])
+    assert answers["carts"] == answers["bisect"] == answers["sortedcontainers"]
+    changed = 0.0
+    for asked, (start, end, size) in zip(large, inserts, strict=True):
+        carts.release(start, end, size)
+        begun = perf_counter()
+        carts.earliest_start(*asked)
+        changed += perf_counter() - begun
+    figures["carts_large_after_each_change"] = round(changed / len(large) * 1e6, 1)
+    return figures
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_requests_and_inserts_at_size(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    table = {count: measured(kind, count) for count in SIZES}
+    with capsys.disabled():
+        print(
+            "\n"
+            + json.dumps(
+                {
+                    "bench": "carts",
+                    "reservations": kind,
+                    "unit": "microseconds",
+                    "processors": CAPACITY,
+                    "booked": BOOKED,
+                    "python": platform.python_version(),
+                    "sizes": table,
+                }
+            )
+        )

@@ -1,0 +1,203 @@
+"""CARTS against plain arithmetic on whole seconds and on a list of reservations."""
+
+from __future__ import annotations
+
+from math import inf
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from metasched import carts as module
+from metasched.carts import Carts, CartsSets
+
+END = 60
+TIMES = st.integers(0, END)
+
+
+class Naive:
+    """The amount that each reservation leaves, found by looking at all of them."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.reserved: list[tuple[float, float, int]] = []
+
+    def at(self, time: float) -> int:
+        return self.capacity - sum(n for s, e, n in self.reserved if s <= time < e)
+
+    def changes(self, start: float, end: float) -> list[float]:
+        inside = {t for s, e, _ in self.reserved for t in (s, e) if start < t < end}
+        return [start, *sorted(inside)]
+
+    def free(self, start: float, end: float) -> int:
+        return min(self.at(time) for time in self.changes(start, end))
+
+    def earliest(self, size: int, duration: float, ready: float, end: float) -> float | None:
+        for start in self.changes(ready, inf):
+            if start + duration <= end and self.free(start, start + duration) >= size:
+                return start
+        return None
+
+
+class CartsMachine(RuleBasedStateMachine):
+    """Whatever is reserved, released and pruned, every answer is that of the naive model."""
+
+    @initialize(capacity=st.integers(1, 6))
+    def begin(self, capacity: int) -> None:
+        self.carts, self.naive = Carts(capacity), Naive(capacity)
+
+    @rule(start=TIMES, length=st.integers(1, 20), size=st.integers(1, 7))
+    def reserve(self, start: int, length: int, size: int) -> None:
+        window = (start, start + length)
+        if start < self.carts.origin:
+            return
+        if self.naive.free(*window) >= size:
+            self.carts.reserve(*window, size)
+            self.naive.reserved.append((*window, size))
+        else:
+            with pytest.raises(ValueError, match="do not fit"):
+                self.carts.reserve(*window, size)
+
+    @precondition(lambda self: self.naive.reserved)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        place = data.draw(st.integers(0, len(self.naive.reserved) - 1))
+        start, end, size = self.naive.reserved.pop(place)
+        if end > self.carts.origin:
+            self.carts.release(start, end, size)
+
+    @rule(until=TIMES)
+    def prune(self, until: int) -> None:
+        self.carts.prune(until)
+
+    @rule(start=TIMES, length=st.integers(1, 30))
+    def free(self, start: int, length: int) -> None:
+        start = max(start, int(self.carts.origin))
+        assert self.carts.free(start, start + length) == self.naive.free(start, start + length)
+
+    @rule(
+        size=st.integers(1, 7),
+        duration=st.integers(1, 30),
+        ready=TIMES,
+        slack=st.none() | st.integers(0, 40),
+    )
+    def search(self, size: int, duration: int, ready: int, slack: int | None) -> None:
+        begin = max(ready, self.carts.origin)
+        deadline = None if slack is None else ready + duration + slack
+        end = inf if deadline is None else deadline
+        found = self.carts.earliest_start(size, duration, ready, deadline)
+        assert found == self.naive.earliest(size, duration, begin, end)
+        if deadline is not None:
+            possible = {
+                start
+                for first, last in self.carts.starts(size, duration, ready, deadline)
+                for start in range(int(first), int(last) + 1)
+            }
+            assert possible == {
+                start
+                for start in range(int(begin), deadline - duration + 1)
+                if self.naive.free(start, start + duration) >= size
+            }
+
+    @invariant()
+    def whole(self) -> None:
+        if hasattr(self, "carts"):
+            self.carts._check()
+            assert len(self.carts.slots()) <= 2 * len(self.naive.reserved) + 1
+
+
+@pytest.fixture(autouse=True, params=[4, 64], ids=["split-often", "as-built"])
+def _width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small nodes too, so that a few slots make a tall tree."""
+    monkeypatch.setattr(module, "_FULL", request.param)
+    monkeypatch.setattr(module, "_POOR", request.param // 4)
+    monkeypatch.setattr(module, "_PATIENCE", 0 if request.param == 4 else module._PATIENCE)
+
+
+def test_every_answer_is_that_of_the_naive_model() -> None:
+    run_state_machine_as_test(CartsMachine, settings=settings(max_examples=60, deadline=None))
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["integers", "floats"])
+def test_twenty_thousand_random_cases(whole: bool) -> None:
+    """Touching windows, gaps of nothing, floats whose sums are rounded."""
+    draw = Random(7)
+    for _ in range(1000):
+        capacity = draw.randint(1, 8)
+        unit = 1 if whole else draw.choice([0.1, 1 / 3, 1e-7, 1e9 + 0.1])
+        naive = Naive(capacity)
+        carts = Carts(capacity)
+        for _ in range(draw.randint(1, 20)):
+            start, length = draw.randint(0, 20) * unit, draw.randint(1, 8) * unit
+            size = draw.randint(1, capacity)
+            if naive.free(start, start + length) >= size:
+                carts.reserve(start, start + length, size)
+                naive.reserved.append((start, start + length, size))
+        carts._check()
+        assert Carts.of(capacity, naive.reserved).slots() == carts.slots()
+        for _ in range(10):
+            size, duration = draw.randint(1, capacity), draw.randint(1, 8) * unit
+            ready, deadline = draw.randint(0, 20) * unit, draw.randint(8, 40) * unit
+            found = carts.earliest_start(size, duration, ready, deadline)
+            assert found == naive.earliest(size, duration, ready, deadline)
+            for first, last in carts.starts(size, duration, ready, deadline):
+                assert ready <= first <= last
+                assert last + duration <= deadline
+                assert naive.free(last, last + duration) >= size
+                assert naive.free(first, first + duration) >= size
+        draw.shuffle(naive.reserved)
+        for window in naive.reserved:
+            carts.release(*window)
+        assert carts.slots() == [(0.0, capacity)]
+
+
+@given(
+    st.integers(1, 5),
+    st.lists(st.tuples(st.integers(0, 15), st.integers(1, 8), st.integers(1, 5)), max_size=12),
+    st.tuples(st.integers(1, 5), st.integers(1, 8), st.integers(0, 15), st.integers(0, 40)),
+)
+def test_sets_never_give_one_processor_twice_and_admit_no_more_than_amounts(
+    processors: int,
+    wishes: list[tuple[int, int, int]],
+    asked: tuple[int, int, int, int],
+) -> None:
+    sets, amounts = CartsSets(processors), Carts(processors)
+    held: list[tuple[int, int, frozenset[int]]] = []
+    for start, length, size in wishes:
+        window = (start, start + length)
+        overlapping = [taken for s, e, taken in held if s < window[1] and window[0] < e]
+        usable = frozenset(range(processors)) - frozenset().union(*overlapping)
+        assert sets.free(*window) == usable
+        if len(usable) < size:
+            with pytest.raises(ValueError, match="do not fit"):
+                sets.reserve(*window, size)
+            continue
+        taken = sets.reserve(*window, size)
+        assert taken == frozenset(sorted(usable)[:size])
+        amounts.reserve(*window, size)
+        held.append((*window, taken))
+    assert [(t, len(free)) for t, free in sets.slots() if (t, len(free)) in amounts.slots()] == (
+        amounts.slots()
+    )
+    size, duration, ready, deadline = asked
+    expected = next(
+        (
+            start
+            for start in range(ready, deadline - duration + 1)
+            if len(sets.free(start, start + duration)) >= size
+        ),
+        None,
+    )
+    assert sets.earliest_start(size, duration, ready, deadline) == expected
+    for start, end, taken in held:
+        sets.release(start, end, taken)
+    assert sets.slots() == [(0.0, frozenset(range(processors)))]
