@@ -8,6 +8,7 @@
     event      what the core was told, in order           append-only; replay gives every decision
     change     the story: each step with its cause        append-only; refers to its event
     cluster    the last facts of each cluster             primary key
+    drain      clusters that operators keep closed        primary key
 
 `schema` declares it, `migrations` makes it, `store` opens it, `ledger` reads and writes it.
 """

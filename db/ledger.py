@@ -15,6 +15,7 @@ from sqlalchemy import (
     Select,
     and_,
     bindparam,
+    delete,
     func,
     insert,
     or_,
@@ -24,8 +25,28 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 
 from metasched.core import Core
-from metasched.db.schema import attempt, change, cluster, content, event, instance, job, task
-from metasched.events import Attempt, CoreEvent, Intent, Outcome, Seen, Submitted, Task
+from metasched.db.schema import (
+    attempt,
+    change,
+    cluster,
+    content,
+    drain,
+    event,
+    instance,
+    job,
+    task,
+)
+from metasched.events import (
+    Attempt,
+    CoreEvent,
+    Drained,
+    Intent,
+    Outcome,
+    Resumed,
+    Seen,
+    Submitted,
+    Task,
+)
 from metasched.model import Facts, Job, Payload, State
 from metasched.transitions import LIVE, Event
 
@@ -123,6 +144,10 @@ class Ledger:
                     "data": encode(what),
                 }
             )
+            if isinstance(what, Drained | Resumed):
+                run(delete(drain).where(drain.c.cluster == what.cluster))
+            if isinstance(what, Drained):
+                run(insert(drain), vars(what))
             if isinstance(what, Seen) and what.facts is not None:
                 facts.append({"name": what.cluster, "facts": encode(what.facts), "time": what.time})
             for line in out.changes:
@@ -229,6 +254,7 @@ class Ledger:
                     for row in run(select(cluster))
                 },
                 [msgspec.json.decode(text, type=Job) for text in margins][::-1],
+                [Drained(**row) for row in run(select(drain)).mappings()],
             )
 
     def _open_tasks(self) -> Iterator[Task]:

@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, WITH_US
 
-REVISION = "0001"  # of the newest migration, which makes exactly these tables
+REVISION = "0002"  # of the newest migration, which makes exactly these tables
 
 metadata = MetaData(
     naming_convention={
@@ -171,4 +171,15 @@ cluster = Table(
     Column("name", Text, primary_key=True),
     Column("facts", Text, nullable=False),
     Column("time", Float, nullable=False),
+)
+
+# Clusters that operators keep closed to new work.
+drain = Table(
+    "drain",
+    metadata,
+    Column("cluster", Text, primary_key=True),
+    Column("time", Float, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("keep_pending", Boolean(create_constraint=False), nullable=False),
 )

@@ -22,9 +22,10 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from metasched.breaker import Breaker
 from metasched.daemon import Daemon, Engine
 from metasched.db.ledger import StorageFailed, Stored, digest, encode
-from metasched.events import Asked, Submitted, Task, Wish
+from metasched.events import Asked, Drained, Resumed, Submitted, Task, Wish
 from metasched.model import Job, Payload, State
 from metasched.policies.classify import too_late
 from metasched.submit import LONGEST_NAME, Submission
@@ -63,6 +64,15 @@ class Choice:
     jobs: tuple[str, ...] = ()
     user: str | None = None
     state: str | None = None
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
+
+
+@dataclass(frozen=True)
+class Drain:
+    """How a cluster is drained: why, and whether jobs that wait there may stay."""
+
+    reason: str = ""
+    keep_pending: bool = False
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
 
 
@@ -208,6 +218,23 @@ def make_app(daemon: Daemon) -> FastAPI:
     @app.get("/clusters")
     async def clusters(_: User, running: Running) -> list[dict[str, Any]]:
         return [_cluster(running, c.name, c.adapter) for c in running.core.clusters]
+
+    @app.post("/clusters/{name}/drain")
+    async def drain(
+        user: User, running: Running, name: str, how: Annotated[Drain, Body()]
+    ) -> dict[str, Any]:
+        adapter = _adapter(running, name)
+        if len(how.reason) > LONGEST_NAME or not how.reason.isprintable():
+            raise Wrong(422, f"reason: unprintable or more than {LONGEST_NAME}; write a line")
+        running.take(Drained(time.time(), name, user, how.reason, how.keep_pending))
+        return _cluster(running, name, adapter)
+
+    @app.post("/clusters/{name}/resume")
+    async def resume(user: User, running: Running, name: str) -> dict[str, Any]:
+        adapter = _adapter(running, name)
+        if running.core.drain(name) is not None:
+            running.take(Resumed(time.time(), name, user))
+        return _cluster(running, name, adapter)
 
     return app
 
@@ -538,18 +565,48 @@ def _clusters_for(engine: Engine, task: Task, chosen: str | None) -> list[dict[s
     ]
 
 
+def _adapter(engine: Engine, name: str) -> str:
+    """The adapter of a cluster. Wrong if there is no such cluster."""
+    found = {cluster.name: cluster.adapter for cluster in engine.core.clusters}
+    if name not in found:
+        raise Wrong(404, f"no cluster {name[:60]!r}; there are {', '.join(found)}")
+    return found[name]
+
+
 def _cluster(engine: Engine, name: str, adapter: str) -> dict[str, Any]:
     facts, silent = engine.core.view(name)
+    drain = engine.core.drain(name)
+    link = engine.links[name]
+    state = f"down: {link.breaker.words or silent}" if silent else str(drain or "up")
     return {
         "cluster": name,
         "adapter": adapter,
-        "state": f"down: {silent}" if silent else "up",
+        "state": state,
         "cpus": facts.cpus if facts else 0,
         "used": facts.used if facts else 0,
         "pending": facts.pending if facts else 0,
         "records": facts.records if facts else "",
         "load": engine.core.dispatch.load(name),
         "count": engine.core.dispatch.count(name),
+        "drained": drain
+        and {
+            "by": drain.by,
+            "since": _iso(drain.time),
+            "reason": drain.reason,
+            "keep_pending": drain.keep_pending,
+        },
+        "breaker": _breaker(link.breaker),
+        "worker": _breaker(link.deaths),
+    }
+
+
+def _breaker(breaker: Breaker) -> dict[str, Any]:
+    return {
+        "state": breaker.state(time.monotonic()),
+        "failures": breaker.failures,
+        "since": _iso(breaker.since),
+        "next_try": _iso(breaker.next_try),
+        "words": breaker.words,
     }
 
 

@@ -29,7 +29,7 @@ class ClientError(UserError):
      +-- BadRequest (2)   what was asked makes no sense
      +-- Forbidden (3)    by policy or permission
      +-- Unreachable (4)  no daemon answers; nothing was changed
-     +-- NotFound (5)     no such job
+     +-- NotFound (5)     no such job or cluster
      +-- Broken (1)       the answer broke off: the daemon may have done it
     """
 
@@ -110,6 +110,16 @@ class Client:
 
     def clusters(self) -> list[dict[str, Any]]:
         return self._rows(self._call("GET", "/clusters"))
+
+    def drain(self, cluster: str, reason: str = "", keep_pending: bool = False) -> dict[str, Any]:
+        """Keep new work from a cluster; the cluster as it is then."""
+        body = {"reason": reason, "keep_pending": keep_pending}
+        path = f"/clusters/{quote(cluster, safe='')}/drain"
+        return self._table(self._call("POST", path, body=body))
+
+    def resume(self, cluster: str) -> dict[str, Any]:
+        """Let a cluster have work again; the cluster as it is then."""
+        return self._table(self._call("POST", f"/clusters/{quote(cluster, safe='')}/resume"))
 
     def health(self) -> dict[str, Any]:
         return self._table(self._call("GET", "/health"))

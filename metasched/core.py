@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from metasched.events import (
+    BACK,
     Accepted,
     Asked,
     Attempt,
@@ -29,11 +30,13 @@ from metasched.events import (
     Change,
     CoreEvent,
     Declined,
+    Drained,
     Due,
     Intent,
     Look,
     Outcome,
     Policy,
+    Resumed,
     Returned,
     Seen,
     Send,
@@ -115,17 +118,21 @@ class _View:
         return seconds - cpus * now if cpus else 0.0
 
 
-def _shape(facts: Facts | None) -> object:
-    """What of the facts decides whether a job may be sent: not what is free or running."""
+def _shape(facts: Facts | None, *, passing: bool = True) -> object:
+    """What of the facts decides whether a job may be sent: not what is free or running.
+
+    Without the `passing`, which nodes and partitions are up, whether it can ever start there.
+    """
     if facts is None:
         return None
     shape = []
     for p in facts.partitions:
         nodes: dict[object, int] = {}
         for n in p.nodes:
-            kind = (n.cpus, n.memory, tuple(sorted(n.gres.items())), n.features, n.up)
+            up = passing and n.up
+            kind = (n.cpus, n.memory, tuple(sorted(n.gres.items())), n.features, up)
             nodes[kind] = nodes.get(kind, 0) + n.count
-        shape.append((p.name, p.default, p.up, p.max_time, p.max_nodes, nodes))
+        shape.append((p.name, p.default, passing and p.up, p.max_time, p.max_nodes, nodes))
     return shape
 
 
@@ -144,6 +151,7 @@ class Core:
         self._begins: list[tuple[float, int, int]] = []
         self._margins: list[Job] = []
         self._facts: dict[str, Facts] = {}  # also of clusters that are not configured now
+        self._drains: dict[str, Drained] = {}  # likewise
         self._now = 0.0
         self.classifier: Classifier
         self.dispatch: LoadOrdering
@@ -182,6 +190,10 @@ class Core:
                 self._silent(event, out)
             case Asked():
                 self._asked(event, out)
+            case Drained():
+                self._drained(event, out)
+            case Resumed():
+                self._resumed(event, out)
             case Booted():
                 self._booted(event, out)
             case Due():
@@ -197,12 +209,14 @@ class Core:
         last_sendings: dict[int, int],
         facts: dict[str, Facts],
         margins: Iterable[Job],
+        drains: Iterable[Drained] = (),
     ) -> None:
         """Take over stored tasks before the first event, which must be `Booted`.
 
         `last_sendings` maps each open job to its highest sending, `margins` are the last jobs
-        with a deadline that could be met, oldest first.
+        with a deadline that could be met, oldest first, `drains` what operators keep closed.
         """
+        self._drains = {drain.cluster: drain for drain in drains}
         self._margins = list(margins)
         self._last_sending = dict(last_sendings)
         self._facts = dict(facts)
@@ -340,6 +354,7 @@ class Core:
     def _seen(self, event: Seen, out: Outcome) -> None:
         view = self._views[event.cluster]
         before = (view.up, _shape(view.facts) if self._waiting and event.facts else None)
+        known = _shape(view.facts, passing=False) if view.up and event.facts else None
         view.up, view.word = True, ""
         if event.facts is not None:
             view.learn(event.facts)
@@ -364,6 +379,8 @@ class Core:
             if event.full or key in gone or attempt.given_up or not attempt.seen:
                 self._missing(task, event, out)
             self._pursue(task, event.time, out)
+        if event.facts is not None and known != _shape(view.facts, passing=False):
+            self._recall(view, event.time, out)
         self._look(view, event.time, out)
         self._weigh(view)
         self._begin(event.time)
@@ -384,7 +401,7 @@ class Core:
         attempt.cpu_seconds, attempt.max_memory = row.cpu_seconds, row.max_memory
         out.tasks[task.job.id, task.index] = task
         event = reported(attempt.state, row.state)
-        moving = attempt.intent in (Intent.PULL, Intent.HOLD)
+        moving = attempt.intent in BACK
         if event is Event.KILL and moving and row.started is None:
             event = Event.WITHDRAW
         if event is Event.WITHDRAW:
@@ -504,6 +521,47 @@ class Core:
             self._pursue(task, event.time, out)
         self._begin(event.time)
         self._place(event.time, out, self.tasks_of(event.job, event.indices))
+
+    # Drained and shrunken clusters
+
+    def _drained(self, event: Drained, out: Outcome) -> None:
+        self._drains[event.cluster] = event
+        if event.cluster in self._views:
+            self._recall(self._views[event.cluster], event.time, out)
+        self._place(event.time, out)
+
+    def _resumed(self, event: Resumed, out: Outcome) -> None:
+        self._drains.pop(event.cluster, None)
+        for task in self.tasks_on(event.cluster) if event.cluster in self._views else ():
+            attempt = self._attempt(task)
+            if attempt.intent is Intent.RECALL and attempt.asked is None:
+                attempt.intent = None
+                self._note(task, f"{event.cluster} resumed: it stays", out)
+        self._place(event.time, out)
+
+    def _recall(self, view: _View, now: float, out: Outcome) -> None:
+        """Want back what has not begun on a cluster that may not, or cannot ever, start it."""
+        drain = self._drains.get(view.cluster.name)
+        drained = drain is not None and not drain.keep_pending
+        for task in view.live.values():
+            attempt = self._attempt(task)
+            begun = attempt.started is not None or attempt.state in LIVE - UNSTARTED - {
+                State.UNKNOWN
+            }
+            if begun or attempt.intent is not None:
+                continue
+            never = unfit(task.job, view.cluster, view.facts)
+            if not drained and (never is None or never.reason not in PERMANENT):
+                continue
+            why = drain if drained else never.text if never else ""
+            attempt.intent = Intent.RECALL
+            self._note(task, f"recalled from {view.cluster.name}: {why}", out)
+            if view.up:
+                self._pursue(task, now, out)
+
+    def drain(self, cluster: str) -> Drained | None:
+        """Who keeps new work from a cluster, since when and why; None: nobody."""
+        return self._drains.get(cluster)
 
     def _advance(self, task: Task, event: Event, now: float, cause: str, out: Outcome) -> None:
         """Let `event` happen to a task: the only place where a state changes."""
@@ -691,6 +749,8 @@ class Core:
             return against
         if not view.up:
             return Unfit(Reason.CLUSTER_DOWN, view.word)
+        if view.cluster.name in self._drains:
+            return Unfit(Reason.CLUSTER_DRAINED, str(self._drains[view.cluster.name]))
         if against is None and view.full and not self._may_probe(view, self._now):
             return Unfit(Reason.CLUSTER_DRAINED, view.full)
         return against
@@ -795,6 +855,11 @@ class Core:
         """What is known of a cluster, and "" if it answers, else why it does not."""
         view = self._views[cluster]
         return view.facts, "" if view.up else view.word
+
+    @property
+    def restless(self) -> bool:
+        """Whether some task of ours is with a manager and has not begun."""
+        return any(view.unstarted for view in self._views.values())
 
     @property
     def clusters(self) -> list[Cluster]:

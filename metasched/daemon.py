@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from metasched.adapters.base import Order, Withdrawal
+from metasched.breaker import Breaker
 from metasched.config import ClusterSettings, Settings
 from metasched.core import Core
 from metasched.db.ledger import Ledger, StorageFailed, Stored
@@ -43,6 +44,7 @@ from metasched.events import (
     Seen,
     Send,
     Silent,
+    Submitted,
     Traced,
     Tried,
     Unsure,
@@ -54,10 +56,15 @@ from metasched.worker import Answer, Boot, Call
 
 log = logging.getLogger("metasched")
 
-IDLE = 10.0  # seconds between polls of a cluster on which nothing of ours is live
+# Polls slow down while nothing happens: an end is seen late by a tenth of the quiet before it.
+SLOWER = 1.1
+QUIET = 10.0  # seconds between polls, at the most, while jobs of ours run
+IDLE = 60.0  # likewise while there are none; a submission makes them quick again
 SLOWEST = 60.0  # seconds between tries of a cluster that does not answer, at the most
 SILENT_AFTER = 2  # failed polls in a row after which a cluster counts as silent
 RESTART = 2.0  # seconds before an engine that broke is started again
+WORKER_AGAIN = 0.5  # seconds before a worker that died is started again, doubled each time
+HEALTHY = 60.0  # seconds of life after which the earlier deaths of a worker are forgotten
 LONGEST_LINE = 1 << 28  # bytes of one answer of a worker
 
 
@@ -66,8 +73,7 @@ class _Wish:
     """A withdrawal that is told to a worker until it has been taken."""
 
     what: Withdraw
-    not_before: float = 0.0
-    tries: int = 0
+    breaker: Breaker
 
 
 class Link:
@@ -82,9 +88,20 @@ class Link:
         self._listed = 0.0  # when the listing was taken that news is relative to
         self._wake = asyncio.Event()
         self._worker: asyncio.subprocess.Process | None = None
-        self._failures = 0
+        self._born = 0.0
         self._full = True
         self._next_poll = 0.0
+        self._pace = settings.poll_interval
+        self.breaker = self._new_breaker()
+        self.deaths = Breaker(WORKER_AGAIN, SLOWEST)
+
+    def _new_breaker(self) -> Breaker:
+        return Breaker(min(2 * self.settings.poll_interval, SLOWEST), SLOWEST)
+
+    def stir(self) -> None:
+        """Something is going to happen: look soon."""
+        self._pace = self.settings.poll_interval
+        self._wake.set()
 
     def add(self, action: Action) -> None:
         """Queue an action: sends by the order of their tasks, all others before them."""
@@ -97,10 +114,10 @@ class Link:
                 pair = (action.job, action.sending)
                 earlier = self._wishes.pop(pair, None)
                 natives = {**earlier.what.natives, **action.natives} if earlier else action.natives
-                self._wishes[pair] = _Wish(replace(action, natives=natives))
+                self._wishes[pair] = _Wish(replace(action, natives=natives), self._new_breaker())
             case Look():
                 self._look = action
-        self._wake.set()
+        self.stir()
 
     async def run(self) -> None:
         """Poll when it is time, else carry out a wish, else a send, else wait."""
@@ -108,12 +125,12 @@ class Link:
             while True:
                 self._wake.clear()
                 now = time.monotonic()
-                wish = min(self._wishes.values(), key=lambda w: w.not_before, default=None)
+                wish = min(self._wishes.values(), key=lambda w: w.breaker.until, default=None)
                 if now >= self._next_poll:
                     await self._poll()
-                elif self._failures:
+                elif self.breaker.failures:
                     await self._sleep(self._next_poll)
-                elif wish is not None and now >= wish.not_before:
+                elif wish is not None and now >= wish.breaker.until:
                     await self._withdraw(wish)
                 elif self._look is not None:
                     look, self._look = self._look, None
@@ -121,7 +138,8 @@ class Link:
                 elif self._sends:
                     await self._send(heapq.heappop(self._sends)[-1])
                 else:
-                    await self._sleep(min(self._next_poll, wish.not_before if wish else math.inf))
+                    wanted = wish.breaker.until if wish else math.inf
+                    await self._sleep(min(self._next_poll, wanted))
         finally:
             worker = self._worker
             self._kill()
@@ -132,7 +150,7 @@ class Link:
         """Wait for the time or for a new action; then poll soon, if all is well."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), max(until - time.monotonic(), 0.0))
-            if not self._failures:
+            if not self.breaker.failures:
                 self._poll_in(self.settings.poll_interval)
 
     def _poll_in(self, seconds: float) -> None:
@@ -148,9 +166,10 @@ class Link:
             return
         news = answer.news
         _, silent = core.view(self.name)
-        if silent or self._failures:
+        if silent or self.breaker.failures:
             log.info("cluster %s answers", self.name)
-        self._failures, self._full = 0, False
+        self.breaker.succeed()
+        self._full = False
         quiet = not (news.rows or news.vanished or news.facts or news.full or silent)
         if not quiet or core.expects(self.name, now):
             self._engine.take(
@@ -167,24 +186,32 @@ class Link:
                 )
             )
         self._listed = news.taken
-        busy = bool(core.tasks_on(self.name) or self._wishes)
-        interval = self.settings.poll_interval
-        self._next_poll = time.monotonic() + (interval if busy else max(IDLE, interval))
+        self._next_poll = time.monotonic() + self._interval(bool(news.rows or news.vanished))
+
+    def _interval(self, news: bool) -> float:
+        """Seconds to the next poll: slower while nothing of ours is to begin, move or change."""
+        core, quickest = self._engine.core, self.settings.poll_interval
+        if news or self._wishes or core.restless or core.expects(self.name, time.time()):
+            self._pace = quickest
+        else:
+            slowest = QUIET if core.tasks else IDLE
+            least = quickest if core.tasks_on(self.name) else QUIET
+            self._pace = max(min(max(self._pace * SLOWER, least), slowest), quickest)
+        return self._pace
 
     def _failed(self, reason: str) -> None:
         """A poll failed: wait longer, and say so to the core once it lasts."""
-        self._failures += 1
-        delay = min(self.settings.poll_interval * 2 ** min(self._failures, 10), SLOWEST)
-        self._next_poll = time.monotonic() + delay
+        now = time.monotonic()
+        delay = self.breaker.fail(reason, time.time(), now, least=self.deaths.until - now)
+        self._next_poll = self.breaker.until
         log.warning("cluster %s does not answer (%s); next try in %g s", self.name, reason, delay)
-        if self._failures != SILENT_AFTER:
+        if self.breaker.failures != SILENT_AFTER:
             return
-        now = time.time()
         self._full = True
         untried = tuple((send.job, send.sending) for *_, send in self._sends)
         self._sends.clear()
-        returned = [Returned(now, untried)] if untried else []
-        self._engine.take(Silent(now, self.name, reason), *returned)
+        returned = [Returned(time.time(), untried)] if untried else []
+        self._engine.take(Silent(time.time(), self.name, reason), *returned)
 
     # Actions
 
@@ -232,9 +259,7 @@ class Link:
                 del self._wishes[what.job, what.sending]
             self._poll_in(0.2)
         else:
-            wish.tries += 1
-            delay = min(self.settings.poll_interval * 2 ** min(wish.tries, 10), SLOWEST)
-            wish.not_before = time.monotonic() + delay
+            wish.breaker.fail(answer.reason, time.time(), time.monotonic())
             log.warning("cluster %s: %s not withdrawn: %s", self.name, tag, answer.reason)
             self._poll_in(0.0)
 
@@ -251,6 +276,8 @@ class Link:
 
     async def _call(self, call: Call) -> Answer:
         """One call to the worker; a worker that dies or hangs is killed, and may have done it."""
+        if self._worker is None and self.deaths.state(time.monotonic()) == "open":
+            return Answer("unreachable", self.deaths.words)
         try:
             worker = self._worker or await self._start()
             assert worker.stdin is not None
@@ -260,20 +287,16 @@ class Link:
                 await worker.stdin.drain()
                 line = await worker.stdout.readline()
         except TimeoutError:
-            self._kill()
-            return Answer("unreachable", f"no answer in {self.settings.call_timeout:g} s")
+            return self._lost(f"no answer in {self.settings.call_timeout:g} s")
         except (OSError, ValueError) as error:
-            self._kill()
-            return Answer("unreachable", f"its worker failed: {error}")
+            return self._lost(f"its worker failed: {error}")
         if not line.endswith(b"\n"):
-            self._kill()
-            return Answer("unreachable", "its worker died")
+            return self._lost(f"its worker died{await self._cause(worker)}")
         try:
             answer = msgspec.json.decode(line, type=Answer)
         except msgspec.DecodeError as error:
-            self._kill()
             log.error("cluster %s: an answer that makes no sense: %s", self.name, error)
-            return Answer("unreachable", f"its worker's answer makes no sense ({error})")
+            return self._lost(f"its worker's answer makes no sense ({error})")
         if answer.error == "defect":
             log.error("cluster %s: %s", self.name, answer.reason)
             return Answer("unreachable", answer.reason.strip().rpartition("\n")[2])
@@ -281,6 +304,7 @@ class Link:
 
     async def _start(self) -> asyncio.subprocess.Process:
         settings = self.settings
+        self._born = time.monotonic()
         folder = self._engine.settings.folder / self.name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._worker = await asyncio.create_subprocess_exec(
@@ -304,6 +328,26 @@ class Link:
         self._worker.stdin.write(msgspec.json.encode(boot) + b"\n")
         return self._worker
 
+    @staticmethod
+    async def _cause(worker: asyncio.subprocess.Process) -> str:
+        """How a worker that closed its pipe has ended, if it tells at once."""
+        try:
+            code = await asyncio.wait_for(worker.wait(), 1.0)
+        except TimeoutError:
+            return ""
+        return f" of signal {-code}" if code < 0 else f" with exit code {code}"
+
+    def _lost(self, words: str) -> Answer:
+        """A worker is of no use any more; one that dies again and again is started less often."""
+        self._kill()
+        now = time.monotonic()
+        if now - self._born > HEALTHY:
+            self.deaths.succeed()
+        again = f", {self.deaths.failures + 1} times in a row" if self.deaths.failures else ""
+        delay = self.deaths.fail(words + again, time.time(), now)
+        log.warning("cluster %s: %s%s; a new worker in %g s", self.name, words, again, delay)
+        return Answer("unreachable", words + again)
+
     def _kill(self) -> None:
         worker, self._worker = self._worker, None
         if worker is not None and worker.returncode is None:
@@ -318,7 +362,7 @@ class Engine:
         self.settings, self.ledger = settings, ledger
         self.core = Core()
         self.changed = asyncio.Event()
-        self._links = {c.cluster.name: Link(self, c) for c in settings.clusters}
+        self.links = {c.cluster.name: Link(self, c) for c in settings.clusters}
         self._due = asyncio.Event()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ledger.restore(self.core, settings.policy.window)
@@ -351,7 +395,10 @@ class Engine:
             raise
         for outcome in outcomes:
             for action in outcome.actions:
-                self._links[action.cluster].add(action)
+                self.links[action.cluster].add(action)
+        if any(isinstance(event, Submitted) for event in events):
+            for link in self.links.values():
+                link.stir()
         self._due.set()
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
@@ -360,7 +407,7 @@ class Engine:
     async def run(self) -> None:
         """Run all clusters and timers until cancelled, or until an event could not be taken."""
         async with asyncio.TaskGroup() as group:
-            for link in self._links.values():
+            for link in self.links.values():
                 group.create_task(link.run(), name=link.name)
             group.create_task(self._begin_times())
             await self._broken
@@ -372,7 +419,7 @@ class Engine:
             if due is not None and due <= time.time():
                 self.take(Due(time.time()))
                 continue
-            wait = None if due is None else min(due - time.time(), IDLE)
+            wait = None if due is None else min(due - time.time(), QUIET)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._due.wait(), wait)
 

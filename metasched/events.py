@@ -158,6 +158,30 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class Drained:
+    """An operator keeps new work from a cluster; `keep_pending`: what waits there may stay."""
+
+    time: float
+    cluster: str
+    by: str = ""
+    reason: str = ""
+    keep_pending: bool = False
+
+    def __str__(self) -> str:
+        by = f" by {self.by}" if self.by else ""
+        return f"drained{by}{f': {self.reason}' if self.reason else ''}"
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """An operator lets a drained cluster have work again."""
+
+    time: float
+    cluster: str
+    by: str = ""
+
+
+@dataclass(frozen=True)
 class Due:
     """Time has passed; begin times may have come."""
 
@@ -176,6 +200,8 @@ CoreEvent = (
     | Traced
     | Silent
     | Asked
+    | Drained
+    | Resumed
     | Due
 )
 
@@ -189,6 +215,10 @@ class Intent(StrEnum):
     CANCEL = "cancel"
     HOLD = "hold"
     PULL = "pull"
+    RECALL = "recall"  # it must not, or can never, start where it is
+
+
+BACK = frozenset({Intent.HOLD, Intent.PULL, Intent.RECALL})  # only while it has not begun
 
 
 @dataclass

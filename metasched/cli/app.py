@@ -29,7 +29,8 @@ COMMANDS = {
     "output": "jobs",
     "story": "why",
     "explain": "why",
-    "clusters": "why",
+    "clusters": "clusters",
+    "cluster": "clusters",
     "serve": "services",
     "demo": "services",
 }
@@ -48,9 +49,13 @@ def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
     app.callback(invoke_without_command=True)(_metasched)
     for name in names:
         module = import_module(f"metasched.cli.{COMMANDS[name]}")
+        command = getattr(module, name)
+        if isinstance(command, typer.Typer):  # a group of commands
+            app.add_typer(command, name=name)
+            continue
         # What follows a script belongs to it, whatever it looks like.
         settings = {"allow_interspersed_args": name != "submit"}
-        app.command(name, context_settings=settings)(getattr(module, name))
+        app.command(name, context_settings=settings)(command)
     return app
 
 

@@ -1,4 +1,4 @@
-"""The commands that explain: story, explain, clusters."""
+"""The commands that explain: story, explain."""
 
 import json as json_format
 from collections.abc import Mapping
@@ -63,7 +63,7 @@ def print_why(answer: Mapping[str, Any]) -> None:
         table(
             ("HEURISTIC", "CONTRIBUTION", "WEIGHT"),
             (
-                (p["heuristic"], _number(p["contribution"]), _number(p["weight"]))
+                (p["heuristic"], number(p["contribution"]), number(p["weight"]))
                 for p in answer["parts"]
             ),
         )
@@ -76,8 +76,8 @@ def print_why(answer: Mapping[str, Any]) -> None:
                     c["cluster"],
                     "yes" if c["eligible"] else "no",
                     "here" if c["chosen"] else "",
-                    _number(c["load"]),
-                    _number(c["count"]),
+                    number(c["load"]),
+                    number(c["count"]),
                     ": ".join(str(c[k]) for k in ("reason", "text") if c.get(k)),
                 )
                 for c in answer["clusters"]
@@ -85,33 +85,6 @@ def print_why(answer: Mapping[str, Any]) -> None:
         )
 
 
-def clusters(json: Json = False, config: Config = None) -> None:
-    """List the clusters, what they have, and what is queued on them.
-
-    LOAD is the processor time still owed there at the lowest priority, JOBS counts ours that
-    are queued; --json has both for every priority.
-
-    \b
-    Examples:
-      metasched clusters
-      metasched clusters --json
-    """
-    rows = connect(config).clusters()
-    if json:
-        print(json_format.dumps(rows, indent=2))
-        return
-    table(
-        ("CLUSTER", "ADAPTER", "STATE", "CPUS", "USED", "PENDING", "LOAD", "JOBS"),
-        (
-            (
-                *(r[k] for k in ("cluster", "adapter", "state", "cpus", "used", "pending")),
-                *(_number(r[k][0]) if r[k] else "" for k in ("load", "count")),
-            )
-            for r in rows
-        ),
-    )
-
-
-def _number(value: object) -> str:
+def number(value: object) -> str:
     """A figure of a table: four digits, no more."""
     return f"{value:.4g}" if isinstance(value, float) else clean(value)

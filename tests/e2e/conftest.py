@@ -19,6 +19,7 @@ import pytest
 from metasched.core import replay
 from metasched.db.ledger import Ledger
 from metasched.db.store import open_sqlite
+from tests.slurm import SlurmSite
 
 COMMAND = Path(sys.executable).parent / "metasched"
 ENDED = {"completed", "failed", "timeout", "cancelled", "rejected"}
@@ -58,8 +59,8 @@ class Site:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("METASCHED_", "SLURM_"))}
         return kept | {"METASCHED_CONFIG": str(self.config), "COLUMNS": "200"}
 
-    def start(self) -> None:
-        """Start the daemon and wait until it has heard from every cluster."""
+    def start(self, state: str = "up") -> None:
+        """Start the daemon and wait until every cluster is up (one of them: in that state)."""
         with self.log.open("ab") as log:
             self._daemon = subprocess.Popen(
                 [COMMAND, "serve"],
@@ -69,7 +70,11 @@ class Site:
                 stderr=log,
                 start_new_session=True,
             )
-        self.until(lambda: all(c["state"] == "up" for c in self.json("clusters")))
+        self.until(lambda: self._heard(state))
+
+    def _heard(self, state: str) -> bool:
+        states = {c["state"].partition(" ")[0] for c in self.json("clusters")}
+        return state in states and states <= {"up", state}
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """End the daemon, gently or not; its exit code."""
@@ -206,3 +211,19 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def over_slurm(site: Site, slurm_site: SlurmSite) -> Site:
+    """A running site over two real, empty Slurm clusters, alpha and beta."""
+    for cluster in slurm_site:
+        cluster.empty()
+    site.configure(
+        "".join(
+            f'[[cluster]]\nname = "{c.name}"\nadapter = "slurm"\nconfig = "{c.conf}"\n'
+            "poll_interval = 1\n"
+            for c in slurm_site
+        )
+    )
+    site.start()
+    return site

@@ -14,21 +14,6 @@ from tests.slurm import SlurmSite
 JOBS = 200
 
 
-@pytest.fixture
-def over_slurm(site: Site, slurm_site: SlurmSite) -> Site:
-    for cluster in slurm_site:
-        cluster.empty()
-    site.configure(
-        "".join(
-            f'[[cluster]]\nname = "{c.name}"\nadapter = "slurm"\nconfig = "{c.conf}"\n'
-            "poll_interval = 1\n"
-            for c in slurm_site
-        )
-    )
-    site.start()
-    return site
-
-
 @pytest.mark.slow
 def test_200_jobs_run_exactly_once_each_where_the_core_says(over_slurm: Site) -> None:
     ran = over_slurm.folder / "ran"

@@ -22,10 +22,12 @@ from metasched.events import (
     Booted,
     CoreEvent,
     Declined,
+    Drained,
     Due,
     Look,
     Outcome,
     Policy,
+    Resumed,
     Returned,
     Seen,
     Send,
@@ -99,7 +101,7 @@ class Manager:
         )
 
     def facts(self) -> Facts:
-        free = self.cpus - self.used()
+        free = max(self.cpus - self.used(), 0)
         waiting = [self.sizes[t] for t, r in self.rows.items() if r.state is State.PENDING]
         return Facts(
             cpus=self.cpus,
@@ -255,6 +257,7 @@ class World(RuleBasedStateMachine):
             stored._last_sending,
             stored._facts,
             [self.jobs[j] for j in sorted(self.jobs) if (self.jobs[j].margin or -1) >= 0],
+            stored._drains.values(),
         )
         self.configured = configured
         self.step(self.booted(max_priority))
@@ -287,6 +290,23 @@ class World(RuleBasedStateMachine):
         self.actions = [a for a in self.actions if a not in untried]
         self.step(Silent(self.now, name, "no answer"))
         self.step(Returned(self.now, tuple((send.job, send.sending) for send in untried)))
+
+    # Operators
+
+    @rule(name=st.sampled_from(sorted(SIZES)), keep=st.booleans())
+    def drain(self, name: str, keep: bool) -> None:
+        if name in self.configured:
+            self.step(Drained(self.now, name, "op", "new kernel", keep))
+
+    @rule(name=st.sampled_from(sorted(SIZES)))
+    def resume(self, name: str) -> None:
+        if name in self.configured:
+            self.step(Resumed(self.now, name, "op"))
+
+    @rule(name=st.sampled_from(sorted(SIZES)), part=st.sampled_from([1, 2, 4]))
+    def resize(self, name: str, part: int) -> None:
+        """Nodes are taken out of the cluster, or come back."""
+        self.managers[name].cpus = SIZES[name] // part
 
     # The world
 
@@ -362,6 +382,14 @@ class World(RuleBasedStateMachine):
         assert set(self.jobs) == set(self.final) | {job for job, _ in self.core.tasks}
 
     @invariant()
+    def nothing_new_on_a_drained_cluster(self) -> None:
+        out = self.outcomes[-1]
+        for what in out.actions:
+            assert not (isinstance(what, Send) and self.core.drain(what.cluster)) or isinstance(
+                self.events[-1], Booted
+            ), what
+
+    @invariant()
     def loads_equal_a_recount(self) -> None:
         for name in self.configured:
             queued = [t for t in self.core.tasks_on(name) if t.state in UNSTARTED]
@@ -376,6 +404,9 @@ class World(RuleBasedStateMachine):
         if not hasattr(self, "core"):
             return
         self.crash(False, False, sorted(SIZES), 10)
+        for name in SIZES:
+            self.resume(name)
+            self.resize(name, 1)
         for job in self.jobs:
             if (job, 0) in self.core.tasks:
                 self.step(Asked(self.now, "release", job))

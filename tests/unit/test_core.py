@@ -14,10 +14,12 @@ from metasched.events import (
     Booted,
     CoreEvent,
     Declined,
+    Drained,
     Due,
     Look,
     Outcome,
     Policy,
+    Resumed,
     Returned,
     Seen,
     Send,
@@ -555,3 +557,83 @@ def test_a_cluster_taken_out_of_the_configuration_leaves_its_jobs_unknown() -> N
     site.sent()
     site.step(Booted(NOW, "cafe", Policy(), (Cluster(name="right", adapter="local"),)))
     assert site.state() is State.UNKNOWN
+
+
+def test_a_drained_cluster_gets_nothing_new_and_gives_back_what_waits() -> None:
+    site = Site(pull=False)
+    for id in (1, 2):
+        site.step(Submitted(NOW, job(id, cpus=8)))
+        site.sent(id)
+    running = site.row(State.RUNNING, 1, started=NOW)
+    site.seen("left", facts(8, 0), running, site.row(State.PENDING, 2))
+    assert site.step(Drained(NOW, "left", "op", "new kernel")) == [
+        Withdraw(2, 1, "left", {0: "7"}, unstarted=True)
+    ]
+    assert site.step(Submitted(NOW, job(3, cpus=8))) == []
+    assert site.core.tasks[3, 0].reason == Reason.CLUSTER_DRAINED
+    assert site.out.changes[-1].cause == "drained by op: new kernel"
+    assert site.step(Submitted(NOW, job(4))) == [Send(4, 1, "right", (0,))]
+    site.seen("left", None, running, site.row(State.CANCELLED, 2, ended=NOW))
+    assert (site.state(1), site.state(2)) == (State.RUNNING, State.QUEUED)
+    assert site.core.tasks[2, 0].reason == Reason.CLUSTER_DRAINED
+    assert site.step(Resumed(NOW, "left", "op")) == [
+        Send(2, 2, "left", (0,)),
+        Send(3, 1, "left", (0,)),
+    ]
+
+
+def test_what_waits_may_stay_on_a_drained_cluster() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job(1)))
+    site.sent()
+    assert site.step(Drained(NOW, "left", keep_pending=True)) == []
+    assert site.seen("left", None, site.row(State.PENDING), at=NOW + 1) == []
+    assert site.state() is State.PENDING
+
+
+def test_a_silent_cluster_that_is_drained_gives_back_what_has_not_begun() -> None:
+    site = Site()
+    for id in (1, 2):
+        site.step(Submitted(NOW, job(id)))
+    site.sent(1)
+    site.step(Silent(NOW, "left", "no answer"))
+    assert site.step(Drained(NOW, "left")) == []
+    assert site.seen("left", None, site.row(State.PENDING), full=True) == [
+        Withdraw(1, 1, "left", {0: "7"}, unstarted=True)
+    ]
+
+
+def test_a_recall_that_nobody_was_told_of_is_forgotten_when_the_cluster_resumes() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job(1)))
+    site.sent(1)
+    site.step(Silent(NOW, "left", "no answer"))
+    site.step(Drained(NOW, "left"))
+    site.step(Resumed(NOW, "left"))
+    assert site.seen("left", None, site.row(State.PENDING), full=True) == []
+
+
+def test_a_pending_task_leaves_a_cluster_that_has_shrunk_below_it() -> None:
+    site = Site(pull=False)
+    for id, cpus in ((1, 8), (2, 4)):
+        site.step(Submitted(NOW, job(id, cpus=cpus, clusters=("left",))))
+        site.sent(id)
+    rows = [site.row(State.PENDING, 1), site.row(State.PENDING, 2)]
+    assert site.seen("left", facts(8, 0), *rows) == []
+    assert site.seen("left", facts(4, 0)) == [Withdraw(1, 1, "left", {0: "7"}, unstarted=True)]
+    assert site.out.changes[0].cause == (
+        "recalled from left: it has 4 processors, the job asks for 8"
+    )
+    assert site.seen("left", None, site.row(State.CANCELLED, 1, ended=NOW)) == []
+    assert (site.state(), site.core.tasks[1, 0].reason) == (State.QUEUED, Reason.NO_CLUSTER_FITS)
+    assert site.seen("left", facts(8, 0)) == [Send(1, 2, "left", (0,))]
+
+
+def test_nodes_that_are_down_for_a_while_send_nothing_away() -> None:
+    site = Site(pull=False)
+    site.step(Submitted(NOW, job(1, cpus=8, tasks=8)))
+    site.sent()
+    site.seen("left", facts(8, 0), site.row(State.PENDING))
+    half = (Nodes(1, 4, 0), Nodes(1, 4, 0, up=False))
+    down = Facts(cpus=4, used=4, partitions=(Partition("main", half, default=True),))
+    assert site.seen("left", down) == []
