@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from metasched.arrays import Array
 from metasched.model import Cluster, Job, Listing, Missing, Payload, Trace
 
 
@@ -75,6 +76,30 @@ class Order:
     indices: tuple[int, ...] = (0,)
     priority: int = 1
     options: tuple[str, ...] = ()
+
+    def environment(self, index: int, cluster: str) -> dict[str, str]:
+        """The whole environment of one task on the cluster of that name: ours wins.
+
+        Refused if a variable cannot be handed on.
+        """
+        job = self.job
+        variables = {
+            **self.payload.environment,
+            "METASCHED_JOB_ID": str(job.id),
+            "METASCHED_TAG": self.tag,
+            "METASCHED_CLUSTER": cluster,
+            "METASCHED_CPUS": str(job.cpus),
+            **task_variables(job.id, job.tasks_of_array, index),
+        }
+        for name, value in variables.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise Refused(f"the environment variable {name[:40]!r} cannot be handed on")
+        return variables
+
+
+def task_variables(job: int, array: Array | None, index: int) -> dict[str, str]:
+    """What differs in the environments of a job's tasks."""
+    return {"METASCHED_TASK": str(index), **(array.variables(job, index) if array else {})}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Mapping
 
 from metasched.adapters.base import Order, Refused
+from metasched.patterns import pieces
 
 # Variables that Grid Engine makes for the job: its own values, not those of the submit host.
 _OWN = (
@@ -23,17 +24,7 @@ _OWN = (
 def script(order: Order, index: int, cluster: str, hidden: Mapping[int, int]) -> bytes:
     """The wrapper of one task, for /bin/sh. `hidden`: signals that stand for exit codes."""
     payload = order.payload
-    variables = {
-        **payload.environment,
-        "METASCHED_JOB_ID": str(order.job.id),
-        "METASCHED_TASK": str(index),
-        "METASCHED_TAG": order.tag,
-        "METASCHED_CLUSTER": cluster,
-        "METASCHED_CPUS": str(order.job.cpus),
-    }
-    for name, value in variables.items():
-        if not name or "=" in name or "\0" in name + value:
-            raise Refused(f"the environment variable {name[:40]!r} cannot be handed on")
+    variables = order.environment(index, cluster)
     quote = shlex.quote
     command = [
         "env",
@@ -43,10 +34,11 @@ def script(order: Order, index: int, cluster: str, hidden: Mapping[int, int]) ->
         '"$script"',
         *map(quote, payload.arguments),
     ]
-    error = "2>&1" if payload.error is None else f"2>{quote(payload.error)}"
+    output = _path(payload.output, index)
+    error = "2>&1" if payload.error is None else f"2>{_path(payload.error, index)}"
     lines = [
         "#!/bin/sh",
-        f"exec </dev/null >{quote(payload.output)} {error} || exit 1",
+        f"exec </dev/null >{output} {error} || exit 1",
         f"cd {quote(payload.directory)} || exit 1",
         'script=$(mktemp "${TMPDIR:-/tmp}/metasched.XXXXXX") || exit 1',
         f'printf %s {quote(payload.script)} >"$script" || exit 1',
@@ -70,6 +62,11 @@ def script(order: Order, index: int, cluster: str, hidden: Mapping[int, int]) ->
         raise Refused("the script, a path or an argument holds a NUL character")
     # Lines of the user's that begin with #$ are no directives for Grid Engine.
     return text.replace("\n#$", "\n''#$").encode("utf-8", "surrogateescape")
+
+
+def _path(path: str, index: int) -> str:
+    """A path as a word of the shell."""
+    return '"$(uname -n | cut -d. -f1)"'.join(map(shlex.quote, pieces(path, index)))
 
 
 def interpreter(script: str) -> list[str]:

@@ -43,6 +43,7 @@ from metasched.adapters.base import (
     Refused,
     Unreachable,
     Withdrawal,
+    task_variables,
 )
 from metasched.adapters.local_host import (
     Nursery,
@@ -52,7 +53,9 @@ from metasched.adapters.local_host import (
     spec_field,
     tell,
 )
+from metasched.arrays import parse_array
 from metasched.model import Cluster, Facts, Listing, Nodes, Partition, Row, State, parse_tag
+from metasched.patterns import filled, first_node
 from metasched.policies.queueing import EASY, FCFS, Free, Policy, Running, Waiting
 
 PARTITION = "local"
@@ -117,6 +120,15 @@ class LocalOptions:
         ):
             if not (math.isfinite(seconds) and seconds >= 0):
                 raise ValueError(f"{name} is {seconds}; it must be 0 or more seconds")
+
+
+class _Each(msgspec.Struct, frozen=True):
+    """What of an order differs from task to task: its id and range, paths with patterns."""
+
+    job: int
+    array: str | None
+    output: str
+    error: str | None
 
 
 class _Needs(msgspec.Struct, frozen=True):
@@ -524,15 +536,17 @@ class Local(Adapter):
         head, script = self._db.execute(
             "SELECT head, script FROM orders WHERE tag = ?", (task.row.tag,)
         ).fetchone()
-        fields = {"METASCHED_TASK": str(task.row.task)}
+        each, _, shared = head.partition(b"\0")
+        own = _own(msgspec.json.decode(each, type=_Each), task.row.task)
         if gpus := sorted(i for devices in task.devices.values() for i in devices):
-            fields["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
-        own = [spec_field("environment", f"{name}={value}") for name, value in fields.items()]
+            own.append(
+                spec_field("environment", f"CUDA_VISIBLE_DEVICES={','.join(map(str, gpus))}")
+            )
         own.append(b"devices=" + msgspec.json.encode(task.devices))
         folder = self._folder_of(task)
         folder.mkdir(mode=0o700, exist_ok=True)
         draft = folder / "spec.draft"
-        draft.write_bytes(b"\0".join([head, *own]) + b"\0\0" + script)
+        draft.write_bytes(b"\0".join([shared, *own]) + b"\0\0" + script)
         draft.rename(folder / "spec")
 
     def _attend(self) -> None:
@@ -680,20 +694,15 @@ def _devices(gres: Mapping[str, int]) -> dict[str, list[int]]:
 
 
 def _head(order: Order, cluster: str, needs: _Needs, options: LocalOptions) -> bytes:
-    """The fields of `spec` that all tasks of an order share."""
+    """What the tasks of an order share: an `_Each`, then fields of `spec`."""
     job, payload = order.job, order.payload
-    environment = {
-        **payload.environment,
-        "METASCHED_JOB_ID": str(job.id),
-        "METASCHED_TAG": order.tag,
-        "METASCHED_CLUSTER": cluster,
-        "METASCHED_CPUS": str(needs.cpus),
-    }
-    fields = [spec_field("argument", text) for text in payload.arguments]
+    each = _Each(job.id, job.array, payload.output, payload.error)
+    environment = order.environment(order.indices[0], cluster)
+    environment["METASCHED_CPUS"] = str(needs.cpus)
+    fields = [msgspec.json.encode(each)]
+    fields += [spec_field("argument", text) for text in payload.arguments]
     fields += [spec_field("environment", f"{name}={text}") for name, text in environment.items()]
-    fields += [spec_field("directory", payload.directory), spec_field("output", payload.output)]
-    if payload.error is not None:
-        fields.append(spec_field("error", payload.error))
+    fields.append(spec_field("directory", payload.directory))
     if needs.limit is not None:
         fields.append(spec_field("limit", repr(needs.limit)))
     memory = job.memory or (job.memory_per_cpu or 0) * job.cpus
@@ -701,6 +710,18 @@ def _head(order: Order, cluster: str, needs: _Needs, options: LocalOptions) -> b
         fields.append(spec_field("memory", str(memory)))
     fields.append(spec_field("kill_wait", repr(options.kill_wait)))
     return b"\0".join(fields)
+
+
+def _own(each: _Each, index: int) -> list[bytes]:
+    """The fields of `spec` that are a task's own; they come last, and the last one counts."""
+    array = None if each.array is None else parse_array(each.array)
+    variables = task_variables(each.job, array, index)
+    fields = [spec_field("environment", f"{name}={value}") for name, value in variables.items()]
+    node = first_node(socket.gethostname())
+    for stream, path in (("output", each.output), ("error", each.error)):
+        if path is not None:
+            fields.append(spec_field(stream, filled(path, index, node)))
+    return fields
 
 
 def _script(order: Order) -> bytes:
@@ -718,10 +739,6 @@ def _check_texts(order: Order) -> None:
     if not (interpreter and os.path.isfile(path) and os.access(path, os.X_OK)):
         raise Refused(f"the script's interpreter {interpreter!r} does not exist on this host")
     texts = [*payload.arguments, payload.output, payload.error or ""]
-    for name, value in payload.environment.items():
-        if not name or "=" in name:
-            raise Refused(f"{name!r} cannot be the name of an environment variable")
-        texts += [name, value]
     if any("\0" in text for text in texts):
         raise Refused("a NUL character in an argument, a path or the environment")
 

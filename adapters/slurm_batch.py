@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from metasched.adapters.base import Order, Refused
 from metasched.adapters.slurm_text import mark
 from metasched.model import Job
+from metasched.patterns import pieces
 
 _NAME_CHARACTERS = 256  # Slurm takes 1024 bytes; a character of UTF-8 has four at most
 
@@ -59,7 +60,7 @@ def arguments(order: Order, index: int, tag_field: str) -> list[str]:
         "comment": label if tag_field == "comment" else _name(job.name),
         "chdir": payload.directory,
         "input": "/dev/null",
-        "output": _path(payload.output),
+        "output": _path(payload.output, index),
         "open-mode": "truncate",
         "requeue" if job.requeue else "no-requeue": None,
         "ntasks": str(job.tasks),
@@ -67,7 +68,7 @@ def arguments(order: Order, index: int, tag_field: str) -> list[str]:
         **_sizes(job),
     }
     if payload.error is not None:
-        options["error"] = _path(payload.error)
+        options["error"] = _path(payload.error, index)
     if job.time_limit is not None:
         options["time"] = str(max(1, math.ceil(job.time_limit / 60)))
     for name in ("account", "partition", "qos", "constraint"):
@@ -105,11 +106,14 @@ def _name(name: str) -> str:
     return clean.encode("utf-8", "replace").decode().strip()
 
 
-def _path(path: str) -> str:
-    """A literal path: sbatch fills in patterns such as %j, unless the path has a backslash."""
-    if "\\" in path:
-        return path.replace("\\", "\\\\")
-    return path.replace("%", "%%")
+def _path(path: str, index: int) -> str:
+    """A path for sbatch, which fills in %N; in one with a backslash it fills in nothing."""
+    parts = pieces(path, index)
+    if "\\" not in path:
+        return "%N".join(part.replace("%", "%%") for part in parts)
+    if len(parts) > 1:
+        raise Refused("Slurm fills in no %N in a path with a backslash")
+    return parts[0].replace("\\", "\\\\")
 
 
 def _check(options: tuple[str, ...], tag_field: str) -> None:
@@ -137,18 +141,8 @@ def _check(options: tuple[str, ...], tag_field: str) -> None:
 
 def environment(order: Order, index: int, cluster: str) -> bytes:
     """The job's own environment as --export-file reads it: NAME=value, each ended by a NUL."""
-    variables: Mapping[str, str] = {
-        **order.payload.environment,
-        "SLURM_SUBMIT_DIR": order.payload.directory,  # else the directory that sbatch runs in
-        "METASCHED_JOB_ID": str(order.job.id),
-        "METASCHED_TASK": str(index),
-        "METASCHED_TAG": order.tag,
-        "METASCHED_CLUSTER": cluster,
-        "METASCHED_CPUS": str(order.job.cpus),
-    }
-    for name, value in variables.items():
-        if not name or "=" in name or "\0" in name + value:
-            raise Refused(f"the environment variable {name[:40]!r} cannot be handed on")
+    variables = order.environment(index, cluster)
+    variables["SLURM_SUBMIT_DIR"] = order.payload.directory  # else where sbatch runs
     return "".join(f"{n}={v}\0" for n, v in variables.items()).encode("utf-8", "surrogateescape")
 
 

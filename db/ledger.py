@@ -380,6 +380,16 @@ class Ledger:
             )
             return [dict(row) for row in rows.mappings()]
 
+    def nodes(self, id: int, index: int) -> list[str]:
+        """Where the attempts of a task ran, in the manager's words, oldest first."""
+        query = (
+            select(attempt.c.node)
+            .where(attempt.c.job == id, attempt.c.task_index == index)
+            .order_by(attempt.c.number)
+        )
+        with self._engine.connect() as reading:
+            return list(reading.execute(query).scalars())
+
     def of_job(self, id: int) -> dict[str, Any] | None:
         """One job's stored row, or None."""
         with self._engine.connect() as reading:

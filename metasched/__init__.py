@@ -1,6 +1,8 @@
 """metasched: one queue for several batch clusters.
 
 Pure, each knowing only those above it:
+    arrays       ranges of tasks and the variables of each
+    patterns     output paths with %A, %a and their like
     model        jobs, attempts, clusters, what a cluster says of itself
     transitions  the one table (state, event) -> state
     carts        free processors over time under advance reservations

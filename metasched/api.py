@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import PurePosixPath
 from typing import Annotated, Any
 
 import msgspec
@@ -27,11 +26,20 @@ from metasched.daemon import Daemon, Engine
 from metasched.db.ledger import StorageFailed, Stored, digest, encode
 from metasched.events import Asked, Drained, Resumed, Submitted, Task, Wish
 from metasched.model import Job, Payload, State
+from metasched.patterns import (
+    DEFAULT,
+    DEFAULT_OF_ARRAY,
+    check,
+    differs,
+    filled,
+    first_node,
+    settled,
+)
 from metasched.policies.classify import too_late
 from metasched.submit import LONGEST_NAME, Submission
 from metasched.submit import Request as JobRequest
 from metasched.transitions import FINAL, UNSTARTED
-from metasched.units import MOST
+from metasched.units import MOST, Unreadable
 
 RECENT = 3600.0  # seconds for which ended jobs are listed without being asked for
 LONGEST_WAIT = 60.0  # seconds
@@ -209,11 +217,7 @@ def make_app(daemon: Daemon) -> FastAPI:
 
     @app.get("/jobs/{job}/output")
     def output(_: User, job: str) -> dict[str, Any]:
-        id, _index = _known(daemon, job)
-        stored = daemon.ledger.of_job(id)
-        assert stored is not None
-        payload = msgspec.json.decode(stored["payload"])
-        return {"output": payload["output"], "error": payload["error"]}
+        return _output(daemon, *_known(daemon, job))
 
     @app.get("/clusters")
     async def clusters(_: User, running: Running) -> list[dict[str, Any]]:
@@ -309,8 +313,18 @@ def _accepted(
         except ValueError as error:
             raise Wrong(422, f"--native {cluster}: {error} in {words!r}; close it") from None
     id = 0 if submission.dry_run else engine.ledger.next_job()
-    out, err = (_path(p, request, id, user) for p in (request.output, request.error))
-    out = out or str(PurePosixPath(request.directory, f"metasched-{id}.out"))
+    array = request.array is not None
+    try:
+        out, err = (
+            None if path is None else _settled(path, request, id, user)
+            for path in (
+                request.output or (DEFAULT_OF_ARRAY if array else DEFAULT),
+                request.error,
+            )
+        )
+    except Unreadable as error:
+        raise Wrong(422, f"{error.what}, in the request; {error.mend}") from None
+    assert out is not None
     try:
         job = Job(
             id=id,
@@ -338,6 +352,7 @@ def _accepted(
             constraint=request.constraint,
             clusters=request.clusters,
             native=request.native,
+            array=request.array,
             directory=request.directory,
             writes=(out, err) if err else (out,),
         )
@@ -398,20 +413,10 @@ def _default_time(engine: Engine, request: JobRequest) -> float:
     return engine.settings.policy.default_time
 
 
-def _path(pattern: str | None, request: JobRequest, id: int, user: str) -> str | None:
-    """An output path with %j %x %u %% filled in, absolute."""
-    if pattern is None:
-        return None
-    words = {"%j": str(id), "%x": request.name.replace("/", "_"), "%u": user, "%%": "%"}
-    filled, rest = "", pattern
-    while rest:
-        head, mark, rest = rest.partition("%")
-        filled += head
-        if mark:
-            if mark + rest[:1] not in words:
-                raise Wrong(422, f"pattern %{rest[:1]} in {pattern!r} is unknown; use %j %x %u")
-            filled, rest = filled + words[mark + rest[:1]], rest[1:]
-    return str(PurePosixPath(request.directory, filled))
+def _settled(pattern: str, request: JobRequest, id: int, user: str) -> str:
+    check(pattern)
+    array = request.array is not None
+    return settled(pattern, id, array, request.name, user, request.directory)
 
 
 def _warnings(job: Job) -> list[str]:
@@ -608,6 +613,20 @@ def _breaker(breaker: Breaker) -> dict[str, Any]:
         "next_try": _iso(breaker.next_try),
         "words": breaker.words,
     }
+
+
+def _output(daemon: Daemon, id: int, index: int | None) -> dict[str, Any]:
+    """Where one task writes. Wrong if it must be named first, or its node is not known yet."""
+    stored = daemon.ledger.of_job(id)
+    assert stored is not None
+    payload = msgspec.json.decode(stored["payload"])
+    paths = {"output": payload["output"], "error": payload["error"]}
+    if index is None and any(path and differs(path) for path in paths.values()):
+        first = daemon.ledger.status([(id, None)])[0]["task_index"]
+        raise Wrong(422, f"job {id} has a file for each task; name one, as {id}_{first}")
+    ran_on = [first_node(nodes) for nodes in daemon.ledger.nodes(id, index or 0)]
+    node = (ran_on and ran_on[-1]) or "%N"
+    return {kind: path and filled(path, index or 0, node) for kind, path in paths.items()}
 
 
 # Words

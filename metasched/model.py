@@ -9,6 +9,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
+
+from metasched.arrays import Array, parse_array
 
 MAX_PRIORITY = 10
 
@@ -101,7 +104,6 @@ class Job:
     clusters: tuple[str, ...] = ()  # only these; empty: any
     native: Mapping[str, str] = field(default_factory=dict)  # cluster -> options passed as written
     array: str | None = None  # the range as submitted
-    indices: tuple[int, ...] = (0,)  # one task each; (0,) when `array` is None
     directory: str = ""  # where it runs; with `writes` it decides which filesystems it needs
     writes: tuple[str, ...] = ()  # output and error path
 
@@ -130,6 +132,17 @@ class Job:
             _natural(f"gres {name}", count)
         if not 0 <= self.owner_priority <= 3:
             raise ValueError(f"owner priority is {self.owner_priority}; it must be 0..3")
+        if self.array is not None:
+            parse_array(self.array)
+
+    @cached_property
+    def tasks_of_array(self) -> Array | None:
+        return None if self.array is None else parse_array(self.array)
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """One for each task; (0,) of a job that is no array."""
+        return (0,) if self.tasks_of_array is None else self.tasks_of_array.indices
 
     @property
     def cpus_per_task(self) -> int:
@@ -149,7 +162,7 @@ class Payload:
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     directory: str = "/"
-    output: str = "/dev/null"  # absolute, every pattern already filled in
+    output: str = "/dev/null"  # absolute; %a, %N and %% are filled in for each task (`patterns`)
     error: str | None = None  # None: together with output
 
 

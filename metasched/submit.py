@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from metasched.options import COMMAND_LINE, MS, SBATCH, BadInput, read_line, unknown_option
+from metasched.patterns import check
 from metasched.units import (
     MOST,
     Unreadable,
@@ -25,8 +26,8 @@ class Request:
     """One job as the client sends it: times in epoch seconds, durations in seconds, memory in MiB.
 
     `script` and `environment` are digests of texts that travel beside it, once per call.
-    `output` and `error` may hold the patterns %j %x %u %%; the daemon, which knows the id,
-    fills them in. `cpus_per_task` x `tasks` processors in all.
+    `output` and `error` may hold the patterns of `patterns.KNOWN`; the daemon, which knows the
+    id, fills them in. `cpus_per_task` x `tasks` processors in all.
     """
 
     script: str
@@ -55,6 +56,7 @@ class Request:
     constraint: str | None = None
     clusters: tuple[str, ...] = ()
     native: Mapping[str, str] = field(default_factory=dict)
+    array: str | None = None
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - the API checks by it
 
@@ -88,7 +90,6 @@ _RIVALS = (
     {"mem", "mem_per_cpu"},
     {"requeue", "no_requeue"},
 )
-_INSTEAD = {"A": "write %j", "J": "write %j", "a": "write %j", "N": "write %x", "n": "write %j"}
 _STRIPPED = ("SLURM_", "SBATCH_", "SGE_", "PBS_", "METASCHED_")
 LONGEST_NAME = 255  # characters
 _BIGGEST_SCRIPT = 4 * 1024 * 1024  # bytes
@@ -352,18 +353,11 @@ def _directory(given: Given) -> str:
 
 
 def _pattern(given: Given, dest: str) -> str | None:
-    """An output path whose patterns the daemon can fill in; sbatch's %A is our %j."""
+    """An output path whose patterns the daemon can fill in."""
 
     def checked(text: str) -> str:
-        parts = _plain(text).replace("%%", "\0").split("%")
-        for part in parts[1:]:
-            if part[:1] not in ("j", "x", "u", "A"):
-                mend = _INSTEAD.get(part[:1], "there are %j (job), %x (name), %u (user) and %%")
-                raise Unreadable(f'unknown pattern "%{part[:1]}" in {shown(text)}', mend)
-        if text.endswith("/"):
-            raise Unreadable(f"{shown(text)} is a directory", "name a file in it")
-        own = [f"j{part[1:]}" if part[0] == "A" else part for part in parts[1:]]
-        return "%".join([parts[0], *own]).replace("\0", "%%")
+        check(_plain(text))
+        return text
 
     return _read(given, dest, checked)
 

@@ -2,6 +2,9 @@
 
 # Imported by every `metasched submit`: nothing slow (typing, datetime, re) at the top.
 
+from metasched.errors import Unreadable as Unreadable
+from metasched.errors import shown as shown
+
 MOST = 2**31 - 1  # of anything that is counted or lasts (68 years in seconds)
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -13,22 +16,8 @@ _LONGEST = 20  # characters of a number that can make sense
 _HOURS = {"midnight": 0, "noon": 12, "teatime": 16}
 
 
-class Unreadable(ValueError):
-    """A word that means nothing here: what is wrong with it, and what to write instead."""
-
-    def __init__(self, what: str, mend: str) -> None:
-        super().__init__(f"{what}; {mend}")
-        self.what, self.mend = what, mend
-
-
 def _digits(text: str) -> bool:
     return text.isascii() and text.isdecimal()
-
-
-def shown(text: str) -> str:
-    """A user's word in quotes, short and printable enough for one line of an error."""
-    quoted = text if len(text) <= 60 else text[:57] + "..."
-    return '"' + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in quoted) + '"'
 
 
 def parse_count(text: str, least: int = 1) -> int:

@@ -114,12 +114,12 @@ class Manager:
         self._jobs += 1
         of_payload = {key: wishes.pop(key) for key in Payload.__annotations__ if key in wishes}
         limit = wishes.setdefault("time_limit", 600.0)
+        if indices != (0,):
+            wishes["array"] = ",".join(map(str, indices))
         return Order(
             tag=tag_of(self.instance, self._jobs, 1),
             indices=indices,
-            job=Job(
-                id=self._jobs, submitted=time.time(), estimated=limit, indices=indices, **wishes
-            ),
+            job=Job(id=self._jobs, submitted=time.time(), estimated=limit, **wishes),
             payload=replace(
                 Payload(
                     script=f"#!/bin/sh\n{commands}\n",

@@ -121,7 +121,10 @@ def test_directory_output_and_error(manager: Manager) -> None:
     inside.mkdir()
     output, error = inside / "out put ü.txt", inside / "err or %j.txt"
     order = manager.submit(
-        "pwd; cat; echo oops >&2", directory=str(inside), output=str(output), error=str(error)
+        "pwd; cat; echo oops >&2",
+        directory=str(inside),
+        output=str(output),
+        error=str(error).replace("%", "%%"),
     )
     assert manager.wait_end(order).state is State.COMPLETED
     assert output.read_text() == f"{inside}\n"
@@ -376,6 +379,29 @@ def test_the_tasks_of_one_order(manager: Manager) -> None:
     assert {task: row.native_id for task, row in rows.items()} == natives
     assert {row.exit_code for row in rows.values()} == {7}
     assert len(words(manager.folder / "ran")) == 3
+
+
+def test_each_task_knows_itself_and_writes_its_own_files(manager: Manager) -> None:
+    wanted = "METASCHED_ARRAY_TASK_ID SLURM_ARRAY_TASK_ID SGE_TASK_ID PBS_ARRAY_INDEX PBS_ARRAYID"
+    wanted += " METASCHED_TASK METASCHED_ARRAY_JOB_ID SLURM_ARRAY_JOB_ID METASCHED_JOB_ID"
+    wanted += " SLURM_ARRAY_TASK_MIN SLURM_ARRAY_TASK_MAX SLURM_ARRAY_TASK_COUNT"
+    wanted += " SLURM_ARRAY_TASK_STEP SGE_TASK_FIRST SGE_TASK_LAST SGE_TASK_STEPSIZE"
+    order = manager.submit(
+        f"for name in {wanted}; do eval echo '$'$name; done; echo %N >&2",
+        indices=(3, 5, 7),
+        output=str(manager.folder / "a 50%% %3a.out"),
+        error=str(manager.folder / "%N-%a.err"),
+    )
+    manager.wait(lambda found: len(found.rows) == 3 and all(row.ended for row in found.rows))
+    job = str(order.job.id)
+    for row in manager.adapter.poll().rows:
+        task = str(row.task)
+        own = words(manager.folder / f"a 50% 00{task}.out")
+        assert own == [*[task] * 6, job, job, job, "3", "7", "3", "2", "3", "7", "2"]
+        # a manager may know its node by another name than the host has
+        [error] = manager.folder.glob(f"*-{task}.err")
+        assert words(error) == ["%N"]
+        assert error.name.partition("-")[0] not in ("", "%N")
 
 
 @pytest.mark.slow

@@ -181,7 +181,7 @@ def test_options_that_make_no_sense(options: dict[str, Any], text: str) -> None:
         ({"script": "#!/no/such/shell -x\n"}, "'/no/such/shell' does not exist"),
         ({"script": "#!/bin/sh\r\n"}, r"'/bin/sh\\r' does not exist"),
         ({"script": "#!/etc\n"}, "'/etc' does not exist"),
-        ({"environment": {"A=B": "1"}}, "'A=B' cannot be the name"),
+        ({"environment": {"A=B": "1"}}, "'A=B' cannot be handed on"),
         ({"arguments": ("a\0b",)}, "NUL"),
     ],
 )

@@ -122,7 +122,7 @@ def test_load_then_moves_to_the_other_cluster() -> None:
 
 def test_tasks_of_one_job_share_a_sending_per_cluster() -> None:
     site = Site()
-    three = job(1, cpus=4, array="1-3", indices=(1, 2, 3))
+    three = job(1, cpus=4, array="1-3")
     # left takes the first, right is empty then, left owes less per processor after that
     assert site.step(Submitted(NOW, three)) == [
         Send(1, 1, "left", (1, 3)),

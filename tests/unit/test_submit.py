@@ -241,7 +241,7 @@ def test_every_option_reaches_the_request() -> None:
         "high",
         "a100&nvme",
     )
-    assert (job.name, job.output, job.error) == ('ünï "q"', "out-%j-%x.%u%%", "err-%j")
+    assert (job.name, job.output, job.error) == ('ünï "q"', "out-%j-%x.%u%%", "err-%A")
     assert (job.requeue, job.held, job.native) == (True, True, {"left": "--x -w 'n 1'"})
 
 
@@ -303,8 +303,8 @@ def test_generic_resources_are_counted_per_node(
         ("--account ", "an empty word"),
         ("--native left", "is not for one cluster"),
         ("--native left:'x", "no closing quotation"),
-        ("--output out-%N", 'unknown pattern "%N"'),
-        ("--output %4j", 'unknown pattern "%4"'),
+        ("--output out-%n", 'unknown pattern "%n"'),
+        ("--output %4x", 'unknown pattern "%4x"'),
         ("--output dir/", "is a directory"),
         ("--output 50%", 'unknown pattern "%"'),
         ("--chdir nowhere", 'no directory "nowhere", --chdir'),
@@ -411,7 +411,7 @@ def test_sbatch_lines_are_understood() -> None:
     assert (job.name, job.tasks, job.cpus_per_task, job.time_limit) == ("sim", 4, 2, 3600)
     assert (job.memory, job.memory_per_cpu, job.gres) == (None, 2048, {"gpu:a100": 2})
     assert (job.account, job.partition, job.qos) == ("acc", "long", "high")
-    assert (job.constraint, job.output) == ("a&b", "out %j.txt")
+    assert (job.constraint, job.output) == ("a&b", "out %A.txt")
     assert (job.begin, job.deadline) == (NOON + HOUR, NOON + 12 * HOUR)
     assert (job.requeue, job.held, job.exclusive) == (True, True, True)
 
@@ -479,7 +479,7 @@ def test_a_range_of_nodes_is_its_least_with_a_warning() -> None:
         ("#SBATCH -W", "--wait "),
         ("#SBATCH -i data.txt", "--input "),
         ("#SBATCH -n two", '"two" is no number from 1 to 2147483647, --ntasks, job.sh line 2; '),
-        ("#SBATCH -o %N.out", 'unknown pattern "%N" in "%N.out", --output, job.sh line 2; '),
+        ("#SBATCH -o %n.out", 'unknown pattern "%n" in "%n.out", --output, job.sh line 2; '),
         ("#SBATCH --time", "--time: expected one argument, job.sh line 2; "),
         ("#SBATCH -J 'open", "no closing quotation, job.sh line 2; "),
         ("#MS --tmie 10", 'unknown option "--tmie", job.sh line 2; did you mean --time?'),

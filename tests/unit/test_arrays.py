@@ -1,0 +1,103 @@
+"""Ranges of tasks, the words for them, and the paths that tasks write to."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metasched.arrays import HIGHEST, MOST_TASKS, Array, folded, parse_array, parse_tasks
+from metasched.errors import Unreadable
+from metasched.patterns import check, differs, filled, first_node, pieces, settled
+
+
+@pytest.mark.parametrize(
+    ("text", "array"),
+    [
+        ("1-5", Array((1, 2, 3, 4, 5))),
+        ("0", Array((0,))),
+        ("1-10:4", Array((1, 5, 9), step=4)),
+        ("1,3,5-9:2", Array((1, 3, 5, 7, 9), step=2)),
+        ("5,1-3,2", Array((1, 2, 3, 5))),
+        ("7-7", Array((7,))),
+        ("1-4%2", Array((1, 2, 3, 4), limit=2)),
+        (" 3,9%1 ", Array((3, 9), step=6, limit=1)),
+        (f"{HIGHEST}", Array((HIGHEST,))),
+    ],
+)
+def test_ranges(text: str, array: Array) -> None:
+    assert parse_array(text) == array
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["", "a", "1-", "-1", "1--2", "5-1", "1-5:0", "1-5:", "1-5%", "1-5%0", "1,,2", "1-5%-1"],
+        *["1:2", "1.5", "١", "1-9999999999", f"0-{MOST_TASKS}", "1-2%3%4", "[1-3]", "9" * 5000],
+    ],
+)
+def test_ranges_that_are_none(text: str) -> None:
+    with pytest.raises(Unreadable):
+        parse_array(text)
+
+
+@given(st.sets(st.integers(0, 60), min_size=1))
+def test_folding_is_undone_by_reading(some: set[int]) -> None:
+    assert parse_array(folded(sorted(some))).indices == tuple(sorted(some))
+
+
+@pytest.mark.parametrize(
+    ("indices", "text"),
+    [
+        ([], ""),
+        ([4], "4"),
+        ([1, 2], "1-2"),
+        ([1, 3], "1,3"),
+        ([1, 3, 5], "1-5:2"),
+        ([1, 2, 3, 7, 9, 11, 13], "1-3,7-13:2"),
+        ([1, 3, 4, 5], "1,3-5"),
+    ],
+)
+def test_folded_as_short_as_can_be(indices: list[int], text: str) -> None:
+    assert folded(indices) == text
+
+
+def test_words_for_jobs_and_tasks() -> None:
+    assert parse_tasks("17") == (17, None)
+    assert parse_tasks("17_3") == (17, (3,))
+    assert parse_tasks("17_[3-5,9]") == (17, (3, 4, 5, 9))
+    for word in ("", "x", "17_", "_3", "17_[3", "17_[]", "17_3-5", "17_[5-3]", "١", "17_[a]"):
+        with pytest.raises(Unreadable, match="is no job"):
+            parse_tasks(word)
+
+
+def test_a_job_fills_in_what_it_knows_and_leaves_the_rest_to_its_tasks() -> None:
+    pattern = "log/%x-%u-%4A-%j-%3a-%N-%t-%%"
+    path = settled(pattern, 17, True, "a/b %a", "ada", "/home/50%")
+    assert path == "/home/50%%/log/a_b %%a-ada-0017-17_%a-%3a-%N-0-%%"
+    assert differs(path)
+    assert filled(path, 5, "n1") == "/home/50%/log/a_b %a-ada-0017-17_5-005-n1-0-%"
+    assert pieces(path, 5) == ["/home/50%/log/a_b %a-ada-0017-17_5-005-", "-0-%"]
+    single = settled("%j.out", 17, False, "", "", "/d")
+    assert (single, differs(single)) == ("/d/17.out", False)
+
+
+@pytest.mark.parametrize("pattern", ["%z", "50%", "%4", "%4x", "%123a", "dir/", "%"])
+def test_patterns_that_mean_nothing(pattern: str) -> None:
+    with pytest.raises(Unreadable):
+        check(pattern)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("", ""),
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("n[3-5,9]", "n3"),
+        ("n[03-05]x", "n03"),
+        ("a.b.c", "a"),
+    ],
+)
+def test_the_first_node(nodes: str, first: str) -> None:
+    assert first_node(nodes) == first
