@@ -2,7 +2,7 @@
 
     instance   the random name in every tag               primary key
     content    scripts and environments                   by digest; jobs refer to it
-    job        what the user asked for, its priority      never changed after submission
+    job        what the user asked for, and asks now      as submitted; `changed`: as modified
     task       where each task of a job is                state in the table; `ended` iff final
     attempt    each try in a manager; also the outbox     one live attempt per task (unique index)
     event      what the core was told, in order           append-only; replay gives every decision

@@ -37,10 +37,12 @@ from metasched.db.schema import (
     task,
 )
 from metasched.events import (
+    Again,
     Attempt,
     CoreEvent,
     Drained,
     Intent,
+    Modified,
     Outcome,
     Resumed,
     Seen,
@@ -144,6 +146,8 @@ class Ledger:
                     "data": encode(what),
                 }
             )
+            if isinstance(what, Modified):
+                self._modify(what, out)
             if isinstance(what, Drained | Resumed):
                 run(delete(drain).where(drain.c.cluster == what.cluster))
             if isinstance(what, Drained):
@@ -227,6 +231,20 @@ class Ledger:
             ],
         )
 
+    def _modify(self, what: Modified, out: Outcome) -> None:
+        """A job as it is sent from now on, beside what was submitted."""
+        changed = next(iter(out.tasks.values()))
+        self._connection.execute(
+            update(job)
+            .where(job.c.id == what.job.id)
+            .values(
+                changed=encode(what.job),
+                name=what.job.name,
+                priority=changed.priority,
+                parts=encode([part._asdict() for part in out.parts]),
+            )
+        )
+
     # Reading back what the core needs
 
     def restore(self, into: Core, window: int) -> None:
@@ -266,11 +284,15 @@ class Ledger:
             .join(
                 task, and_(task.c.job == attempt.c.job, task.c.task_index == attempt.c.task_index)
             )
-            .where(task.c.ended.is_(None), attempt.c.refused.is_(True))
+            .where(
+                task.c.ended.is_(None),
+                attempt.c.refused.is_(True),
+                attempt.c.number > task.c.forgiven,
+            )
         ):
             refused.setdefault((row.job, row.task_index), set()).add(row.cluster)
         rows = run(
-            select(task, job.c.priority, job.c.job.label("spec"))
+            select(task, job.c.priority, func.coalesce(job.c.changed, job.c.job).label("spec"))
             .join(job, job.c.id == task.c.job)
             .where(task.c.ended.is_(None))
             .order_by(task.c.job, task.c.task_index)
@@ -296,6 +318,7 @@ class Ledger:
                 target=row.target,
                 attempt=_attempt_of(found) if found is not None else None,
                 refused=refused.get((row.job, row.task_index), set()),
+                forgiven=row.forgiven,
             )
 
     def events(self, since: int = 0) -> Iterator[CoreEvent]:
@@ -369,6 +392,29 @@ class Ledger:
             if (id, index) not in stored
         ]
 
+    def asked(self, id: int) -> tuple[Job, int]:
+        """A job as it is asked for now, and its priority."""
+        with self._engine.connect() as reading:
+            query = select(func.coalesce(job.c.changed, job.c.job), job.c.priority)
+            spec, priority = reading.execute(query.where(job.c.id == id)).one()
+        return msgspec.json.decode(spec, type=Job), priority
+
+    def ended(self, id: int, indices: Iterable[int]) -> tuple[tuple[Again, ...], int]:
+        """Those of a job's tasks that have ended, and the highest sending of the job."""
+        wanted = set(indices)
+        with self._engine.connect() as reading:
+            rows = reading.execute(
+                select(task).where(task.c.job == id, task.c.ended.is_not(None))
+            ).all()
+            last = select(func.max(attempt.c.sending)).where(attempt.c.job == id)
+            sending = reading.execute(last).scalar() or 0
+        again = (
+            Again(row.task_index, State(row.state), row.attempts)
+            for row in rows
+            if row.task_index in wanted
+        )
+        return tuple(again), sending
+
     def story(self, id: int) -> list[dict[str, Any]]:
         """Every change of a job's tasks, oldest first."""
         with self._engine.connect() as reading:
@@ -420,6 +466,7 @@ def _task_row(owner: Task) -> dict[str, Any]:
         "attempts": owner.attempts,
         "moves": owner.moves,
         "ended": owner.ended,
+        "forgiven": owner.forgiven,
     }
 
 
@@ -448,7 +495,9 @@ def _update(table: Any, keys: Sequence[str], columns: Iterable[str]) -> Any:
 
 
 _UPDATE_TASK = _update(
-    task, ("job", "task_index"), ("state", "reason", "held", "target", "attempts", "moves", "ended")
+    task,
+    ("job", "task_index"),
+    ("state", "reason", "held", "target", "attempts", "moves", "ended", "forgiven"),
 )
 _UPDATE_ATTEMPT = _update(attempt, ("job", "task_index", "number"), _CHANGED)
 

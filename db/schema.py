@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, WITH_US
 
-REVISION = "0002"  # of the newest migration, which makes exactly these tables
+REVISION = "0003"  # of the newest migration, which makes exactly these tables
 
 metadata = MetaData(
     naming_convention={
@@ -70,6 +70,7 @@ job = Table(
     Column("script", Text, ForeignKey("content.digest"), nullable=False),
     Column("environment", Text, ForeignKey("content.digest"), nullable=False),
     Column("payload", Text, nullable=False),
+    Column("changed", Text),  # the job as users have modified it since; null: as submitted
     Index("ix_job_margin", "id", sqlite_where=_on_time, postgresql_where=_on_time),
 )
 
@@ -85,6 +86,7 @@ task = Table(
     Column("attempts", Integer, nullable=False),
     Column("moves", Integer, nullable=False),
     Column("ended", Float),
+    Column("forgiven", Integer, nullable=False, server_default="0"),
     CheckConstraint(_one_of("state", WITH_US | LIVE | FINAL), name="state"),
     CheckConstraint(f"({_one_of('state', FINAL)}) = (ended IS NOT NULL)", name="ended"),
 )

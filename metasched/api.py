@@ -24,8 +24,20 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from metasched.breaker import Breaker
 from metasched.daemon import Daemon, Engine
 from metasched.db.ledger import StorageFailed, Stored, digest, encode
-from metasched.events import Asked, Drained, Resumed, Submitted, Task, Wish
+from metasched.events import (
+    Asked,
+    CoreEvent,
+    Drained,
+    Modified,
+    Requeued,
+    Resumed,
+    Submitted,
+    Task,
+    Wish,
+)
 from metasched.model import Job, Payload, State
+from metasched.modify import LATEST, OURS, Changes, different, must_be_sent_anew
+from metasched.modify import told as told_of
 from metasched.patterns import (
     DEFAULT,
     DEFAULT_OF_ARRAY,
@@ -38,12 +50,11 @@ from metasched.patterns import (
 from metasched.policies.classify import too_late
 from metasched.submit import LONGEST_NAME, Submission
 from metasched.submit import Request as JobRequest
-from metasched.transitions import FINAL, UNSTARTED
+from metasched.transitions import BEGUN, FINAL, UNSTARTED, WITH_US
 from metasched.units import MOST, Unreadable
 
 RECENT = 3600.0  # seconds for which ended jobs are listed without being asked for
 LONGEST_WAIT = 60.0  # seconds
-LATEST = 1e11  # epoch seconds: the year 5138
 
 
 class PeerProtocol(H11Protocol):
@@ -179,6 +190,15 @@ def make_app(daemon: Daemon) -> FastAPI:
             ):
                 break
         return [_row(row) for row in daemon.ledger.status(wanted)]
+
+    @app.post("/jobs/modify")
+    async def modify(
+        user: User,
+        running: Running,
+        choice: Annotated[Choice, Body()],
+        changes: Annotated[Changes, Body()],
+    ) -> dict[str, Any]:
+        return {"jobs": _modify(daemon, running, user, choice, changes)}
 
     @app.post("/jobs/{wish}")
     async def ask(
@@ -329,7 +349,7 @@ def _accepted(
         job = Job(
             id=id,
             submitted=now,
-            estimated=request.time_limit or _default_time(engine, request),
+            estimated=request.time_limit or _default_time(engine, request.partition),
             cpus=request.tasks * request.cpus_per_task,
             tasks=request.tasks,
             deadline=request.deadline,
@@ -402,12 +422,12 @@ def _utf8(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _default_time(engine: Engine, request: JobRequest) -> float:
+def _default_time(engine: Engine, partition: str | None) -> float:
     """Seconds of a job without a limit: its partition's default, else the policy's."""
-    if request.partition is not None:
+    if partition is not None:
         for cluster in engine.core.clusters:
             facts, _ = engine.core.view(cluster.name)
-            name = cluster.maps.get("partition", {}).get(request.partition, request.partition)
+            name = cluster.maps.get("partition", {}).get(partition, partition)
             if facts and (found := facts.partition(name)) and found.default_time:
                 return found.default_time
     return engine.settings.policy.default_time
@@ -448,6 +468,20 @@ def _trial(engine: Engine, job: Job, warnings: list[str]) -> dict[str, Any]:
 # Changing
 
 
+def _chosen(daemon: Daemon, wish: str, choice: Choice) -> list[dict[str, Any]]:
+    """The rows of the chosen tasks: by id, else open ones (to requeue: lately ended ones, too)."""
+    if not (choice.jobs or choice.user or choice.state):
+        raise Wrong(422, f"nothing to {wish}; name jobs, --user or --state")
+    wanted = _ids(choice.jobs) if choice.jobs else None
+    since: float | None = time.time() - RECENT if wish == "requeue" else math.inf
+    if wanted is not None:
+        _all_known(daemon, wanted)
+        since = None
+    return daemon.ledger.status(
+        wanted, user=choice.user, states=_states(choice.state), ended_since=since
+    )
+
+
 def _ask(
     daemon: Daemon,
     engine: Engine,
@@ -456,28 +490,31 @@ def _ask(
     choice: Choice,
 ) -> list[dict[str, Any]]:
     """Carry out a wish on every chosen task; unknown ids change nothing at all."""
-    if not (choice.jobs or choice.user or choice.state):
-        raise Wrong(422, f"nothing to {wish}; name jobs, --user or --state")
-    wanted = _ids(choice.jobs) if choice.jobs else None
-    if wanted is not None:
-        _all_known(daemon, wanted)
-    rows = daemon.ledger.status(
-        wanted,
-        user=choice.user,
-        states=_states(choice.state),
-        ended_since=None if wanted else math.inf,
-    )
+    rows = _chosen(daemon, wish, choice)
     now = time.time()
     indices: dict[int, list[int]] = {}
     for row in rows:
         indices.setdefault(row["job"], []).append(row["task_index"])
-    notes = {(r["job"], r["task_index"]): _note(wish, State(r["state"])) for r in rows}
-    events = [Asked(now, wish, job, tuple(of), user) for job, of in indices.items()]
+    notes = [_note(wish, State(row["state"])) for row in rows]
+    events: list[CoreEvent] = []
+    for job, of in indices.items():
+        events.append(Asked(now, wish, job, tuple(of), user))
+        if wish == "requeue":
+            tasks, last = daemon.ledger.ended(job, of)
+            if tasks:
+                events.append(Requeued(now, *daemon.ledger.asked(job), last, tasks, user))
     if events:
         engine.take(*events)
+    return _answers(daemon, rows, notes)
+
+
+def _answers(
+    daemon: Daemon, rows: Sequence[dict[str, Any]], notes: Sequence[str]
+) -> list[dict[str, Any]]:
+    """What each task was and is, with a note."""
     after = {
         (r["job"], r["task_index"]): r["state"]
-        for r in daemon.ledger.status([(j, None) for j in indices])
+        for r in daemon.ledger.status([(row["job"], None) for row in rows])
     }
     return [
         {
@@ -485,14 +522,65 @@ def _ask(
             "task": row["task_index"] if row["array"] else None,
             "was": row["state"],
             "state": after[row["job"], row["task_index"]],
-            "note": notes[row["job"], row["task_index"]],
+            "note": note,
         }
-        for row in rows
+        for row, note in zip(rows, notes, strict=True)
     ]
+
+
+def _modify(
+    daemon: Daemon, engine: Engine, user: str, choice: Choice, changes: Changes
+) -> list[dict[str, Any]]:
+    """Change every chosen job, or none at all if one of those named cannot be changed."""
+    if not changes.model_fields_set:
+        raise Wrong(422, "nothing to change; give --time, --deadline or another option")
+    if alone := next((word for word in choice.jobs if "_" in word), None):
+        raise Wrong(422, f"{alone} is a task; name the whole job {alone.partition('_')[0]}")
+    most = engine.settings.policy.max_priority
+    if changes.priority is not None and changes.priority > most:
+        raise Wrong(422, f"priority {changes.priority} is too high; it goes from 1 to {most}")
+    rows = _chosen(daemon, "modify", choice)
+    now, events = time.time(), []
+    states: dict[int, set[State]] = {}
+    for row in rows:
+        states.setdefault(row["job"], set()).add(State(row["state"]))
+    told: dict[int, str] = {}
+    for id in states:
+        states[id] -= FINAL
+        job, _ = daemon.ledger.asked(id)
+        default = _default_time(engine, changes.partition or job.partition)
+        try:
+            new = changes.of(job, default)
+        except ValueError as error:
+            raise Wrong(422, f"{error}, job {id}; give another") from None
+        ours = not (different(job, new) - OURS)
+        if not states[id]:
+            told[id] = "it has ended; requeue it first"
+        elif states[id] <= BEGUN and not ours:
+            told[id] = "it is running; only deadline, urgency, priority and name can be changed"
+        elif (why := engine.core.refusal(new)) is not None:
+            raise Wrong(403, f"job {id}: {why}")
+        else:
+            anew = must_be_sent_anew(job, new, now)
+            words = told_of(job, new) or f"priority {changes.priority or 'as classified'}"
+            events.append(Modified(now, new, words, anew, changes.priority, user))
+            told[id] = "; ".join(_warnings(new)) if ours else ""
+            continue
+        if choice.jobs:
+            raise Wrong(403, f"job {id}: {told[id]}")
+    if events:
+        engine.take(*events)
+    return _answers(daemon, rows, [told[row["job"]] for row in rows])
 
 
 def _note(wish: str, state: State) -> str:
     """What a wish will do to a task in that state, where it is not plain."""
+    if wish == "requeue":
+        if state in UNSTARTED | WITH_US:
+            return f"it is {state} and has not begun; nothing to requeue"
+        if state is State.UNKNOWN:
+            return "nobody knows whether it runs; resolve it first"
+        return "" if state in FINAL else "it runs again as soon as it has been ended"
     if state in FINAL:
         return f"it has ended ({state}); nothing to {wish}"
     if wish == "hold" and state not in UNSTARTED | {State.QUEUED, State.HELD}:

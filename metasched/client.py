@@ -85,12 +85,26 @@ class Client:
     def change(
         self, wish: str, jobs: Sequence[str], user: str | None = None, state: str | None = None
     ) -> list[dict[str, Any]]:
-        """Ask to `cancel`, `hold` or `release` jobs, or call unknown ones `lost` or `ran`.
+        """Ask to `cancel`, `hold`, `release` or `requeue` jobs, or call unknown ones `lost`, `ran`.
 
         The answer tells for each task what was and is.
         """
         body = {"jobs": list(jobs), "user": user, "state": state}
         return self._rows(self._call("POST", f"/jobs/{wish}", body=body), "jobs")
+
+    def modify(
+        self,
+        changes: Mapping[str, object],
+        jobs: Sequence[str],
+        user: str | None = None,
+        state: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """Change what jobs ask for (see `modify.Changes`); what each task was and is."""
+        body = {
+            "choice": {"jobs": list(jobs), "user": user, "state": state},
+            "changes": dict(changes),
+        }
+        return self._rows(self._call("POST", "/jobs/modify", body=body), "jobs")
 
     def wait(self, jobs: Sequence[str], seconds: float = POLL) -> list[dict[str, Any]]:
         """The rows of the jobs as soon as all have ended, at the latest after so many seconds."""

@@ -34,8 +34,10 @@ from metasched.events import (
     Due,
     Intent,
     Look,
+    Modified,
     Outcome,
     Policy,
+    Requeued,
     Resumed,
     Returned,
     Seen,
@@ -65,7 +67,7 @@ from metasched.policies.classify import Classifier, Deadline, Licence, User
 from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.eligible import PERMANENT, Unfit, translated, unfit
 from metasched.policies.pulling import Room
-from metasched.transitions import FINAL, LIVE, UNSTARTED, Event, advance, reported
+from metasched.transitions import BEGUN, FINAL, LIVE, UNSTARTED, Event, advance, reported
 
 MARGINS = 1000  # jobs whose margins are kept: the largest window
 FULL_AGAIN = (10.0, 300.0)  # seconds until a full cluster is tried again: first, at the most
@@ -190,6 +192,10 @@ class Core:
                 self._silent(event, out)
             case Asked():
                 self._asked(event, out)
+            case Requeued():
+                self._requeued(event, out)
+            case Modified():
+                self._modified(event, out)
             case Drained():
                 self._drained(event, out)
             case Resumed():
@@ -410,7 +416,9 @@ class Core:
             self._advance(task, event, now, row.word, out)
         elif attempt.state is State.PENDING and row.word:
             task.reason = MANAGER_REASON + row.word
-        if attempt.state in LIVE - UNSTARTED - {State.UNKNOWN} and moving:
+        if attempt.state in BEGUN and moving:
+            if attempt.intent is Intent.RECALL:
+                self._note(task, "it had begun before it could be taken back", out)
             attempt.intent = attempt.target = attempt.asked = None
             task.held = False
         self._pursue(task, now, out)
@@ -514,6 +522,11 @@ class Core:
                     elif task.held:
                         task.held = False
                         self._note(task, f"release asked for {by}", out)
+                case "requeue" if task.state in BEGUN:
+                    assert attempt is not None
+                    if attempt.intent is None:
+                        attempt.intent = Intent.REQUEUE
+                        self._note(task, f"requeue asked for {by}", out)
                 case "lost" if task.state is State.UNKNOWN:
                     self._advance(task, Event.WRITE_OFF, event.time, f"lost, says {event.by}", out)
                 case "ran" if task.state is State.UNKNOWN:
@@ -521,6 +534,54 @@ class Core:
             self._pursue(task, event.time, out)
         self._begin(event.time)
         self._place(event.time, out, self.tasks_of(event.job, event.indices))
+
+    # Ended tasks that run again, and jobs that are changed
+
+    def _requeued(self, event: Requeued, out: Outcome) -> None:
+        priority = min(event.priority, self.policy.max_priority)
+        by = f"by {event.by}" if event.by else ""
+        tasks = []
+        for again in event.tasks:
+            if (event.job.id, again.index) not in self.tasks:
+                task = Task(event.job, again.index, priority, self._key(event.job, priority))
+                task.state, task.attempts = again.state, again.attempts
+                self._reopen(task, event.last_sending, event.time, f"requeued {by}", out)
+                tasks.append(task)
+        self._begin(event.time)
+        self._place(event.time, out, tasks)
+
+    def _reopen(self, task: Task, last: int, now: float, cause: str, out: Outcome) -> None:
+        """Let an ended task wait again, as if no cluster had ever refused it."""
+        task.ended, task.attempt, task.target, task.held = None, None, None, False
+        task.forgiven, task.refused = task.attempts, set()
+        self._keep_open(task)
+        self._last_sending[task.job.id] = max(last, self._last_sending.get(task.job.id, 0))
+        self._advance(task, Event.REQUEUE, now, cause, out)
+
+    def _modified(self, event: Modified, out: Outcome) -> None:
+        """A job asks for something else: what waits in a manager comes back, to be sent anew."""
+        job = event.job
+        out.parts = self.classifier.parts(job)
+        priority = event.priority or self.classifier.peek(job)
+        by = f" by {event.by}" if event.by else ""
+        for task in self.tasks_of(job.id):
+            if (attempt := task.attempt) is not None:
+                self._count(task, attempt.state, -1)
+            task.job, task.priority, task.key = job, priority, self._key(job, priority)
+            task.forgiven, task.refused = task.attempts, set()
+            if attempt is not None:
+                self._count(task, attempt.state, +1)
+            self._note(task, f"changed{by}: {event.what}", out)
+            if task.state is State.QUEUED:
+                task.reason = ""
+                self._waiting.pop((job.id, task.index), None)
+                self._wait(task, event.time)
+            elif attempt is not None and (view := self._views.get(attempt.cluster)) is not None:
+                never = unfit(job, view.cluster, view.facts)
+                if event.resend or (never is not None and never.reason in PERMANENT):
+                    self._want_back(task, view, f"to be sent {event.what}", event.time, out)
+        self._begin(event.time)
+        self._place(event.time, out, self.tasks_of(job.id))
 
     # Drained and shrunken clusters
 
@@ -544,20 +605,22 @@ class Core:
         drain = self._drains.get(view.cluster.name)
         drained = drain is not None and not drain.keep_pending
         for task in view.live.values():
-            attempt = self._attempt(task)
-            begun = attempt.started is not None or attempt.state in LIVE - UNSTARTED - {
-                State.UNKNOWN
-            }
-            if begun or attempt.intent is not None:
-                continue
-            never = unfit(task.job, view.cluster, view.facts)
-            if not drained and (never is None or never.reason not in PERMANENT):
-                continue
-            why = drain if drained else never.text if never else ""
-            attempt.intent = Intent.RECALL
-            self._note(task, f"recalled from {view.cluster.name}: {why}", out)
-            if view.up:
-                self._pursue(task, now, out)
+            if drained:
+                self._want_back(task, view, str(drain), now, out)
+            elif task.state not in BEGUN:
+                never = unfit(task.job, view.cluster, view.facts)
+                if never is not None and never.reason in PERMANENT:
+                    self._want_back(task, view, never.text, now, out)
+
+    def _want_back(self, task: Task, view: _View, why: str, now: float, out: Outcome) -> None:
+        """Recall a task, unless it has begun or is wished for otherwise."""
+        attempt = self._attempt(task)
+        if task.state in BEGUN or attempt.started is not None or attempt.intent is not None:
+            return
+        attempt.intent = Intent.RECALL
+        self._note(task, f"recalled from {view.cluster.name}: {why}", out)
+        if view.up:
+            self._pursue(task, now, out)
 
     def drain(self, cluster: str) -> Drained | None:
         """Who keeps new work from a cluster, since when and why; None: nobody."""
@@ -580,9 +643,12 @@ class Core:
             self._waiting.pop((task.job.id, task.index), None)
             del self.tasks[task.job.id, task.index]
             del self._open[task.job.id][task.index]
+            last = self._last_sending.get(task.job.id, 0)
             if not self._open[task.job.id]:
                 del self._open[task.job.id]
                 self._last_sending.pop(task.job.id, None)
+            if attempt is not None and attempt.intent is Intent.REQUEUE:
+                self._reopen(task, last, now, "requeued as asked", out)
         elif step.task is State.QUEUED:
             if attempt is not None and attempt.intent is Intent.CANCEL:
                 self._advance(task, Event.CANCEL, now, "cancelled as asked", out)
@@ -814,7 +880,7 @@ class Core:
         while self._begins and self._begins[0][0] <= now:
             _, job, index = heapq.heappop(self._begins)
             task = self.tasks.get((job, index))
-            if task is not None and task.state is State.QUEUED:
+            if task is not None and task.state is State.QUEUED and (task.job.begin or now) <= now:
                 self._waiting[job, index] = task
 
     # 5. Pursue
@@ -836,7 +902,7 @@ class Core:
                 attempt.sending,
                 attempt.cluster,
                 {task.index: attempt.native_id},
-                unstarted=attempt.intent is not Intent.CANCEL,
+                unstarted=attempt.intent in BACK,
             )
         )
 

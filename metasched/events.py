@@ -140,7 +140,7 @@ class Silent:
     reason: str
 
 
-Wish = Literal["cancel", "hold", "release", "lost", "ran"]
+Wish = Literal["cancel", "hold", "release", "requeue", "lost", "ran"]
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,43 @@ class Asked:
     wish: Wish
     job: int
     indices: tuple[int, ...] | None = None
+    by: str = ""
+
+
+@dataclass(frozen=True)
+class Again:
+    """An ended task that is to run again, as the database knows it."""
+
+    index: int
+    state: State
+    attempts: int
+
+
+@dataclass(frozen=True)
+class Requeued:
+    """A user wants ended tasks to run again; what the core has forgotten of them comes along."""
+
+    time: float
+    job: Job
+    priority: int
+    last_sending: int
+    tasks: tuple[Again, ...]
+    by: str = ""
+
+
+@dataclass(frozen=True)
+class Modified:
+    """A user changed what a job asks for: `job` is how it is sent from now on.
+
+    `what` tells the changes; `resend`: a manager that has it already must get it anew;
+    `priority` None: as classified.
+    """
+
+    time: float
+    job: Job
+    what: str
+    resend: bool
+    priority: int | None = None
     by: str = ""
 
 
@@ -200,6 +237,8 @@ CoreEvent = (
     | Traced
     | Silent
     | Asked
+    | Requeued
+    | Modified
     | Drained
     | Resumed
     | Due
@@ -216,6 +255,7 @@ class Intent(StrEnum):
     HOLD = "hold"
     PULL = "pull"
     RECALL = "recall"  # it must not, or can never, start where it is
+    REQUEUE = "requeue"
 
 
 BACK = frozenset({Intent.HOLD, Intent.PULL, Intent.RECALL})  # only while it has not begun
@@ -273,6 +313,7 @@ class Task:
     target: str | None = None  # where a pull wants it
     attempt: Attempt | None = None
     refused: set[str] = field(default_factory=set)
+    forgiven: int = 0  # refusals of attempts up to this number count no more
 
     @property
     def name(self) -> str:

@@ -37,6 +37,7 @@ class Event(StrEnum):
     HOLD = "hold"  # user
     RELEASE = "release"  # user
     CANCEL = "cancel"  # user, while it is with us
+    REQUEUE = "requeue"  # user: what has ended runs again
     WRITE_OFF = "write_off"  # operator: it is lost and never began
     VOUCH = "vouch"  # operator: it ran
     REJECT = "reject"  # we: no cluster is left that could take it
@@ -47,6 +48,7 @@ E = Event
 WITH_US = frozenset({S.QUEUED, S.HELD})
 LIVE = frozenset({S.DISPATCHING, S.PENDING, S.RUNNING, S.SUSPENDED, S.UNKNOWN})
 UNSTARTED = frozenset({S.DISPATCHING, S.PENDING})
+BEGUN = frozenset({S.RUNNING, S.SUSPENDED})
 FINAL = frozenset({S.COMPLETED, S.FAILED, S.TIMEOUT, S.CANCELLED, S.REJECTED})
 ATTEMPT_FINAL = (FINAL - {S.REJECTED}) | {S.NODE_FAIL, S.PREEMPTED, S.OUT_OF_MEMORY}
 
@@ -98,6 +100,7 @@ TABLE: dict[tuple[State, Event], Step] = {
     (S.UNKNOWN, E.WRITE_OFF): _GONE_UNSTARTED,
     (S.UNKNOWN, E.VOUCH): _both(S.COMPLETED),
     **{(state, event): step for state in LIVE for event, step in _SEEN.items()},
+    **{(state, E.REQUEUE): Step(S.QUEUED, None) for state in FINAL},
 }
 # What has begun cannot be unbegun: a manager that says so has restarted the payload by itself.
 del TABLE[S.RUNNING, E.SEE], TABLE[S.SUSPENDED, E.SEE]

@@ -24,6 +24,8 @@ COMMANDS = {
     "cancel": "jobs",
     "hold": "jobs",
     "release": "jobs",
+    "requeue": "jobs",
+    "modify": "modify",
     "resolve": "jobs",
     "wait": "jobs",
     "output": "jobs",

@@ -129,6 +129,26 @@ def release(
     _change("release", jobs, user, state, json, config)
 
 
+def requeue(
+    jobs: Jobs = None,
+    user: User = None,
+    state: InState = None,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Run jobs again, from their beginning.
+
+    One that runs is ended first. With --state, of those that have ended the ones of the last
+    hour. It is the same job with one more attempt, and its output files are written anew.
+
+    \b
+    Examples:
+      metasched requeue 17
+      metasched requeue --state failed,timeout
+    """
+    _change("requeue", jobs, user, state, json, config)
+
+
 def resolve(
     job: Annotated[str, typer.Argument(metavar="JOB", show_default=False)],
     word: Annotated[str, typer.Argument(metavar="lost|ran", show_default=False)],
@@ -160,7 +180,11 @@ def _change(
 ) -> None:
     if not (jobs or user or state):
         raise UserError(f"nothing to {wish}, metasched {wish}; name jobs, --user or --state")
-    rows = connect(config).change(wish, ids(jobs or ()), user, state)
+    show_changed(connect(config).change(wish, ids(jobs or ()), user, state), json)
+
+
+def show_changed(rows: Sequence[dict[str, Any]], json: bool) -> None:
+    """Print what a change made of each task."""
     if json:
         print(json_format.dumps(rows, indent=2))
         return

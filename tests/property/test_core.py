@@ -18,6 +18,7 @@ from metasched.core import Core, replay
 from metasched.events import (
     Accepted,
     Action,
+    Again,
     Asked,
     Booted,
     CoreEvent,
@@ -25,8 +26,10 @@ from metasched.events import (
     Drained,
     Due,
     Look,
+    Modified,
     Outcome,
     Policy,
+    Requeued,
     Resumed,
     Returned,
     Seen,
@@ -39,7 +42,7 @@ from metasched.events import (
     Withdraw,
 )
 from metasched.model import Cluster, Facts, Job, Nodes, Partition, Row, State, tag_of
-from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, UNSTARTED, WITH_US
+from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, UNSTARTED, WITH_US, Event
 
 INSTANCE = "cafe"
 SIZES = {"left": 8, "right": 4}
@@ -130,6 +133,9 @@ class World(RuleBasedStateMachine):
         self.outcomes: list[Outcome] = []
         self.actions: list[Action] = []
         self.jobs: dict[int, Job] = {}
+        self.submitted: dict[int, Job] = {}
+        self.again: dict[int, tuple[int, int]] = {}
+        self.requeued: Counter[int] = Counter()
         self.cancelled: set[int] = set()
         self.lost: set[int] = set()
         self.final: dict[int, State] = {}
@@ -152,6 +158,12 @@ class World(RuleBasedStateMachine):
             assert key not in self.ended_attempts, "an ended attempt ended again"
             assert attempt.state in ATTEMPT_FINAL
             self.ended_attempts[key] = attempt.state
+            self.again[task.job.id] = (task.attempts, attempt.sending)
+        for change in out.changes:
+            if change.event is Event.REQUEUE:
+                self.requeued[change.job] += 1
+                self.cancelled.discard(change.job)
+                self.final.pop(change.job, None)
         for task in out.tasks.values():
             assert task.job.id not in self.final, "an ended task changed"
             if task.state in FINAL:
@@ -176,7 +188,7 @@ class World(RuleBasedStateMachine):
             begin=None if begin is None else self.now + begin,
             held=held,
         )
-        self.jobs[job.id] = job
+        self.jobs[job.id] = self.submitted[job.id] = job
         self.step(Submitted(self.now, job))
 
     @rule(data=st.data(), wish=st.sampled_from(["cancel", "hold", "release"]))
@@ -187,6 +199,45 @@ class World(RuleBasedStateMachine):
         if wish == "cancel" and job not in self.final:
             self.cancelled.add(job)
         self.step(Asked(self.now, wish, job, by="ada"))  # type: ignore[arg-type]
+
+    @rule(data=st.data())
+    def requeue(self, data: st.DataObject) -> None:
+        if not self.jobs:
+            return
+        job = data.draw(st.sampled_from(sorted(self.jobs)))
+        if job in self.final:
+            attempts, sending = self.again.get(job, (0, 0))
+            again = Again(0, self.final[job], attempts)
+            self.step(Requeued(self.now, self.jobs[job], 10, sending, (again,), "ada"))
+        else:
+            self.step(Asked(self.now, "requeue", job, by="ada"))
+
+    @rule(
+        data=st.data(),
+        limit=st.sampled_from([None, 50.0, 200.0]),
+        clusters=st.sampled_from([(), ("left",)]),
+        begin=st.one_of(st.none(), st.floats(0, 50)),
+        resend=st.booleans(),
+    )
+    def modify(
+        self,
+        data: st.DataObject,
+        limit: float | None,
+        clusters: tuple[str, ...],
+        begin: float | None,
+        resend: bool,
+    ) -> None:
+        if not self.jobs:
+            return
+        job = replace(
+            self.jobs[data.draw(st.sampled_from(sorted(self.jobs)))],
+            time_limit=limit,
+            estimated=limit or 100.0,
+            clusters=clusters,
+            begin=None if begin is None else self.now + begin,
+        )
+        self.jobs[job.id] = job
+        self.step(Modified(self.now, job, "as drawn", resend, by="ada"))
 
     # The shell
 
@@ -256,7 +307,7 @@ class World(RuleBasedStateMachine):
             stored.tasks.values(),
             stored._last_sending,
             stored._facts,
-            [self.jobs[j] for j in sorted(self.jobs) if (self.jobs[j].margin or -1) >= 0],
+            [j for j in self.submitted.values() if (j.margin or -1) >= 0],
             stored._drains.values(),
         )
         self.configured = configured
@@ -367,7 +418,7 @@ class World(RuleBasedStateMachine):
         for manager in self.managers.values():
             for tag, times in manager.begun.items():
                 begun[int(tag.split("-")[2])] += times
-        assert all(times == 1 for times in begun.values()), begun
+        assert all(times <= 1 + self.requeued[job] for job, times in begun.items()), begun
 
     @invariant()
     def one_place_each(self) -> None:

@@ -10,6 +10,7 @@ from metasched.core import Core
 from metasched.events import (
     Accepted,
     Action,
+    Again,
     Asked,
     Booted,
     CoreEvent,
@@ -17,8 +18,10 @@ from metasched.events import (
     Drained,
     Due,
     Look,
+    Modified,
     Outcome,
     Policy,
+    Requeued,
     Resumed,
     Returned,
     Seen,
@@ -637,3 +640,98 @@ def test_nodes_that_are_down_for_a_while_send_nothing_away() -> None:
     half = (Nodes(1, 4, 0), Nodes(1, 4, 0, up=False))
     down = Facts(cpus=4, used=4, partitions=(Partition("main", half, default=True),))
     assert site.seen("left", down) == []
+
+
+def test_a_running_task_that_is_requeued_is_ended_and_begins_again() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    site.seen("left", None, site.row(State.RUNNING, started=NOW))
+    assert site.step(Asked(NOW, "requeue", 1, by="ada")) == [
+        Withdraw(1, 1, "left", {0: "7"}, unstarted=False)
+    ]
+    ended = site.row(State.CANCELLED, started=NOW, ended=NOW + 1)
+    assert site.seen("left", None, ended) == [Send(1, 2, "left", (0,))]
+    assert [c.event for c in site.out.changes] == ["kill", "requeue", "send"]
+    [(_, attempt)] = site.out.closed
+    assert attempt.state is State.CANCELLED
+
+
+def test_an_ended_task_is_requeued_with_a_sending_never_used() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    site.seen("left", None, site.row(State.FAILED, started=NOW, ended=NOW, exit_code=1))
+    again = Requeued(NOW, job(), 5, 1, (Again(0, State.FAILED, 1),), "ada")
+    assert site.step(again) == [Send(1, 2, "left", (0,))]
+    assert site.core.tasks[1, 0].attempts == 2
+    assert site.out.changes[0].cause == "requeued by ada"
+    assert site.step(again) == []
+
+
+def test_what_has_not_begun_is_not_requeued() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    assert site.step(Asked(NOW, "requeue", 1)) == []
+    site.seen("left", None, site.row(State.RUNNING, started=NOW))
+    site.step(Asked(NOW, "cancel", 1))
+    site.step(Asked(NOW, "requeue", 1))
+    site.seen("left", None, site.row(State.CANCELLED, started=NOW, ended=NOW))
+    assert not site.core.tasks
+
+
+def test_a_rejected_job_that_is_requeued_is_refused_by_nobody_yet() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.step(Tried(NOW, 1, 1))
+    site.step(Declined(NOW, 1, 1, "invalid account"))
+    assert not site.core.tasks
+    again = Requeued(NOW, job(clusters=("left",)), 5, 1, (Again(0, State.REJECTED, 1),))
+    assert site.step(again) == [Send(1, 2, "left", (0,))]
+
+
+def test_a_waiting_job_is_changed_at_once_and_a_pending_one_sent_anew() -> None:
+    site = Site(pull=False)
+    site.step(Submitted(NOW, job(1, begin=NOW + 60)))
+    assert site.step(Modified(NOW, job(1), "begin", True, by="ada")) == [Send(1, 1, "left", (0,))]
+    site.sent()
+    loads = site.core.dispatch.load("left")
+    limited = job(1, time_limit=50.0, clusters=("left",))
+    assert site.step(Modified(NOW, limited, "time limit none -> 50", True, by="ada")) == [
+        Withdraw(1, 1, "left", {0: "7"}, unstarted=True)
+    ]
+    assert site.out.changes[0].cause == "changed by ada: time limit none -> 50"
+    assert site.core.dispatch.load("left") == loads
+    assert site.seen("left", None, site.row(State.CANCELLED, ended=NOW)) == [
+        Send(1, 2, "left", (0,))
+    ]
+    assert site.core.tasks[1, 0].job == limited
+
+
+def test_what_only_we_need_to_know_is_changed_in_place_even_while_it_runs() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    before = site.core.tasks[1, 0].priority
+    assert site.step(Modified(NOW, job(owner_priority=3), "owner priority", False)) == []
+    assert site.core.tasks[1, 0].priority > before
+    assert site.core.dispatch.count("left")[before] == 1
+    site.step(Modified(NOW, job(), "priority 9", False, priority=9))
+    assert site.core.dispatch.count("left")[8] == 1
+    site.seen("left", None, site.row(State.RUNNING, started=NOW))
+    assert site.step(Modified(NOW, job(name="b"), "name", False)) == []
+    assert site.core.dispatch.count("left") == [0] * 10
+
+
+def test_a_job_that_leaves_a_cluster_by_its_owners_wish() -> None:
+    site = Site(pull=False)
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    away = job(clusters=("right",))
+    assert site.step(Modified(NOW, away, "clusters", False)) == [
+        Withdraw(1, 1, "left", {0: "7"}, unstarted=True)
+    ]
+    assert site.seen("left", None, site.row(State.RUNNING, started=NOW)) == []
+    assert "had begun" in site.out.changes[-1].cause
+    assert site.core.tasks[1, 0].attempt.intent is None  # type: ignore[union-attr]
