@@ -31,7 +31,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import msgspec
 
@@ -56,7 +56,8 @@ from metasched.adapters.local_host import (
 from metasched.arrays import parse_array
 from metasched.model import Cluster, Facts, Listing, Nodes, Partition, Row, State, parse_tag
 from metasched.patterns import filled, first_node
-from metasched.policies.queueing import EASY, FCFS, Free, Policy, Running, Waiting
+from metasched.policies import named
+from metasched.policies.queueing import Free, Policy, Running, Waiting
 
 PARTITION = "local"
 MEMORY = "MiB of memory"  # its name among the counted resources, no name of a gres
@@ -64,8 +65,6 @@ LAUNCHES = 3  # how often a supervisor may die before its claim until the task i
 RETRY = 1.0  # seconds after an error of the system (a full disk) until the thread tries again
 SAVE_DELAY = 0.2  # seconds of quiet until the ends of jobs are written to the database,
 SAVE_MOST = 200  # or that many of them: a disk takes milliseconds for each transaction
-
-POLICIES: dict[str, type[Policy]] = {"easy": EASY, "fcfs": FCFS}
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS opened (first REAL NOT NULL, boot TEXT NOT NULL);  -- the last boot
@@ -97,7 +96,7 @@ class LocalOptions:
     cpus: int
     memory: int | None = None
     gres: Mapping[str, int] = field(default_factory=dict)
-    policy: Literal["easy", "fcfs"] = "easy"
+    policy: str = named.DEFAULT
     kill_wait: float = 5.0
     keep: float = 86400.0
     max_time: float | None = None
@@ -108,8 +107,7 @@ class LocalOptions:
         for name, count in {"cpus": self.cpus, "memory": self.memory, **self.gres}.items():
             if count is not None and count < 1:
                 raise ValueError(f"{name} is {count}; it must be 1 or more")
-        if self.policy not in POLICIES:
-            raise ValueError(f'policy is "{self.policy}"; it must be one of {", ".join(POLICIES)}')
+        named.make(self.policy)
         for name, seconds in (("max_time", self.max_time), ("default_time", self.default_time)):
             if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
                 raise ValueError(f"{name} is {seconds}; it must be a positive number of seconds")
@@ -139,6 +137,9 @@ class _Needs(msgspec.Struct, frozen=True):
     estimated: float
     limit: float | None
     key: float
+    priority: int = 1
+    deadline: float | None = None
+    user: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -155,7 +156,17 @@ class _Task:
 
     def __post_init__(self) -> None:
         needs = self.needs
-        self.waiting = Waiting(self.native, needs.cpus, needs.estimated, needs.counts)
+        # the aged key is the time from which it waits: priorities count as waiting does
+        self.waiting = Waiting(
+            self.native,
+            needs.cpus,
+            needs.estimated,
+            needs.counts,
+            since=needs.key,
+            deadline=needs.deadline,
+            priority=needs.priority,
+            user=needs.user,
+        )
 
     @property
     def place(self) -> tuple[float, int]:
@@ -165,7 +176,9 @@ class _Task:
     def running(self) -> Running:
         begun = self.row.started or self.launched or 0.0
         needs = self.needs
-        return Running(self.native, needs.cpus, begun + needs.estimated, needs.counts)
+        return Running(
+            self.native, needs.cpus, begun + needs.estimated, needs.counts, user=needs.user
+        )
 
 
 class Local(Adapter):
@@ -186,7 +199,7 @@ class Local(Adapter):
         self, cluster: Cluster, options: LocalOptions, instance: str, folder: Path
     ) -> None:
         super().__init__(cluster, options, instance, folder)
-        self._policy: Policy = POLICIES[options.policy]()
+        self._policy: Policy = named.make(options.policy)
         self._lock = threading.Lock()
         self._resources: ExitStack | None = None
         self._stale = False  # the disk failed us half way: what is in memory may be wrong
@@ -399,6 +412,9 @@ class Local(Adapter):
             estimated=job.time_limit or min(options.default_time, limit or math.inf),
             limit=limit,
             key=job.submitted - options.age * (order.priority - 1),
+            priority=order.priority,
+            deadline=job.deadline,
+            user=job.user,
         )
 
     def _insert(self, tag: str, index: int, needs: _Needs) -> _Task:
@@ -519,7 +535,7 @@ class Local(Adapter):
             [task.running for task in self._started.values()],
             Free(self._free_cpus, self._free),
         )
-        for native in chosen:
+        for native, _ in chosen:
             task = self._tasks[native]
             task.devices = {
                 name: self._devices[name][:count]

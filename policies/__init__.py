@@ -9,6 +9,20 @@
 | eligibility       | `eligible.unfit`         | ours                  | no job sent in vain     |
 | Load and Ordering | `dispatch.LoadOrdering`  | Pasquali 2008, §3.1.2 | balance of clusters     |
 | pull              | `pulling.Room`           | ours                  | waits of pending jobs   |
-| fcfs              | `queueing.FCFS`          | -                     | fairness                |
-| easy              | `queueing.EASY`          | Lifka 1995            | use of processors       |
+
+Local policies, by the names of `named.make`:
+
+| name         | where                     | source                | makes best              |
+|--------------|---------------------------|-----------------------|-------------------------|
+| fcfs         | `queueing.FCFS`           | -                     | fairness                |
+| first-fit    | `queueing.FirstFit`       | Kurowski 2011, §4.4.3 | use of processors       |
+| lsf          | `queueing.LSF`            | Kurowski 2011, §4.4.3 | large jobs              |
+| sjf          | `queueing.SJF`            | -                     | mean wait               |
+| edf          | `queueing.EDF`            | Pasquali 2008, §4.2   | deadlines met           |
+| easy         | `queueing.EASY`           | Lifka 1995            | use of processors       |
+| conservative | `planning.Conservative`   | Mu'alem 2001, §2.2    | starts known beforehand |
+| priority     | `queueing.Priority`       | Pasquali 2008, §4.3   | the meta-scheduler's    |
+| fair-share   | `queueing.FairShare`      | -                     | equal shares of users   |
+| fb-mod       | `flexible.FlexibleBackfilling` | Pasquali 2008, §3.2.1 | deadlines, licences |
+| fb-unmod     | `flexible.KeptReservation` | Pasquali 2008, §3.2.1 | deadlines, licences    |
 """

@@ -1,56 +1,97 @@
-"""Which waiting jobs of one cluster start now: FCFS and EASY over counted resources. Pure.
+"""Which waiting jobs of one cluster start now, and on which of its machines. Pure.
 
 A caller (the `local` adapter, the simulator) gives the queue in its own order, what runs and what
-is free; a policy answers with the jobs to start. It may look at the queue in another order than
-the caller's, so a policy that ranks jobs itself has the same interface.
+is free; a policy answers with what to start. One protocol serves a cluster whose processors are
+counted (its free processors are one number, a job takes some of them anywhere) and one of
+machines (a job runs on one of them, at that machine's speed). What else is short (memory, GPUs,
+licences) is counted for the whole cluster.
+
+Here are the queues in one order and their backfilling: strict, first fit, sorted, EASY. Plans for
+the whole queue are in `planning`, priorities that change as jobs wait in `flexible`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 OVERRUN = 1.0  # seconds from now until a job past its estimate is taken to end
+NOWHERE = -1
+NEVER = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """A job that waits: processors, estimated seconds, and how much it needs of what else is
-    counted (`counts`: "memory" in MiB, "gpu", ...)."""
+    counted (`counts`: "memory" in MiB, "gpu", a licence).
+
+    `machines` maps those that may run it, by their place in `Free.machines`, to the seconds it
+    takes there; it is left empty where processors are counted. `since` is the moment from which
+    its waiting counts, `deadline` one in the same clock; `priority` the meta-scheduler's.
+    """
 
     id: int
     cpus: int
     estimated: float
     counts: Mapping[str, int] = field(default_factory=dict)
+    machines: Mapping[int, float] = field(default_factory=dict)
+    since: float = 0.0
+    deadline: float | None = None
+    priority: int = 1
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A job that runs: `end` is its start + its estimate, in the seconds of the caller's clock."""
+    """A job that runs: `end` is its start + its estimate, in the seconds of the caller's clock.
+
+    `cpus` is what it holds: all of its machine where machines are not shared.
+    """
 
     id: int
     cpus: int
     end: float
     counts: Mapping[str, int] = field(default_factory=dict)
+    machine: int = 0
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """What no job holds. A resource that `counts` does not name is unlimited."""
+    """What no job holds. A resource that `counts` does not name is unlimited.
+
+    `machines` are the free processors of each, the most powerful machine first; None where
+    processors are counted. `shared` says whether a machine may run several jobs at a time.
+    """
 
     cpus: int
     counts: Mapping[str, int] = field(default_factory=dict)
+    machines: Sequence[int] | None = None
+    shared: bool = True
+
+
+class Start(NamedTuple):
+    """A job to start now; `machine` is 0 where processors are counted."""
+
+    id: int
+    machine: int = 0
 
 
 class Policy(Protocol):
-    """The one question that is asked of a local policy."""
+    """The one question that is asked of a local policy; an object serves one cluster.
+
+    It is asked after every arrival and ending, or only every `period` seconds if that is not 0.
+    """
+
+    @property
+    def period(self) -> float: ...
 
     def starts(
-        self, now: float, queue: Sequence[Waiting], running: Iterable[Running], free: Free
-    ) -> list[int]:
-        """The ids of the jobs of `queue` to start at `now`, together never more than `free`."""
+        self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
+    ) -> list[Start]:
+        """The jobs of `queue` to start at `now`, together never more than `free`."""
         ...
 
 
@@ -66,122 +107,386 @@ def earliest_fit(
     """
     if need <= free:
         return now, free - need
-    shadow = math.inf
-    for end, amount in sorted(
-        (end if end > now else now + OVERRUN, amount) for end, amount in releases
-    ):
+    late = now + OVERRUN
+    shadow = NEVER
+    for end, amount in sorted([(end if end > now else late, amount) for end, amount in releases]):
         if end > shadow:
             break
         free += amount
         if free >= need:
             shadow = end
-    return (shadow, free - need) if shadow < math.inf else (shadow, 0)
+    return (shadow, free - need) if shadow < NEVER else (shadow, 0)
 
 
-class _Room:
-    """What is still free while one pass hands it out."""
+# What is free, as one pass hands it out.
 
-    __slots__ = ("counts", "cpus")
 
-    def __init__(self, cpus: int, counts: Mapping[str, int]) -> None:
-        self.cpus, self.counts = cpus, dict(counts)
+class Room:
+    """What is still free while one pass hands it out, where processors are counted.
 
-    def fits(self, job: Waiting) -> bool:
-        if job.cpus > self.cpus:
-            return False
-        counts = self.counts
-        return not job.counts or all(
-            amount <= counts.get(name, amount) for name, amount in job.counts.items()
-        )
+    `begun` is what this pass has started.
+    """
 
-    def take(self, job: Waiting) -> None:
+    def __init__(self, now: float, running: Collection[Running], free: Free) -> None:
+        self.now, self.running, self.cpus = now, running, free.cpus
+        self.counts = dict(free.counts)
+        self.begun: list[Running] = []
+        self.starts: list[Start] = []
+
+    @property
+    def full(self) -> bool:
+        return self.cpus <= 0
+
+    def place(self, job: Waiting) -> int:
+        """Where the job can start now (a machine), or NOWHERE."""
+        if job.cpus > self.cpus or (job.counts and not self._counted(job)):
+            return NOWHERE
+        return 0
+
+    def start(self, job: Waiting, machine: int) -> None:
+        """Hand what the job needs to it."""
         self.cpus -= job.cpus
+        self._begin(job, job.cpus, machine, job.estimated)
+
+    def reserve(self, head: Waiting) -> Reservation:
+        """The earliest start of a job that does not fit now."""
+        return Reservation(head, self)
+
+    def held(self) -> Iterator[Running]:
+        """All that runs, with what this pass has started."""
+        yield from self.running
+        yield from self.begun
+
+    def _counted(self, job: Waiting) -> bool:
+        counts = self.counts
+        return all(amount <= counts.get(name, amount) for name, amount in job.counts.items())
+
+    def _begin(self, job: Waiting, cpus: int, machine: int, seconds: float) -> None:
+        for name, amount in job.counts.items():
+            if name in self.counts:
+                self.counts[name] -= amount
+        self.begun.append(Running(job.id, cpus, self.now + seconds, job.counts, machine, job.user))
+        self.starts.append(Start(job.id, machine))
+
+
+class MachineRoom(Room):
+    """What is still free on machines: a job starts on the most powerful one that can take it."""
+
+    def __init__(self, now: float, running: Collection[Running], free: Free) -> None:
+        super().__init__(now, running, free)
+        assert free.machines is not None
+        self.machines, self.shared = list(free.machines), free.shared
+        self._open = [m for m, cpus in enumerate(self.machines) if cpus > 0]
+
+    @property
+    def full(self) -> bool:
+        return not self._open
+
+    def place(self, job: Waiting) -> int:
+        return next(self.places(job), NOWHERE)
+
+    def places(self, job: Waiting) -> Iterator[int]:
+        """Every machine on which the job can start now, the most powerful first."""
+        if job.counts and not self._counted(job):
+            return
+        need, able, machines = job.cpus, job.machines, self.machines
+        for machine in self._open:
+            if machines[machine] >= need and machine in able:
+                yield machine
+
+    def start(self, job: Waiting, machine: int) -> None:
+        taken = job.cpus if self.shared else self.machines[machine]
+        self.machines[machine] -= taken
+        if self.machines[machine] <= 0:
+            self._open.remove(machine)
+        self._begin(job, taken, machine, job.machines[machine])
+
+    def reserve(self, head: Waiting) -> Reservation:
+        return MachineReservation(head, self)
+
+
+def room(now: float, running: Collection[Running], free: Free) -> Room:
+    """The room of one pass over a cluster of counted processors or of machines."""
+    kind = Room if free.machines is None else MachineRoom
+    return kind(now, running, free)
+
+
+class Reservation:
+    """EASY's promise to the head of the queue: when it starts, and what is left over then.
+
+    With several resources the time is the earliest at which all of the head's needs fit, and only
+    resources that the head needs can be short then. O(r log r) for r running jobs. Lifka 1995.
+    """
+
+    def __init__(self, head: Waiting, room: Room) -> None:
+        held = list(room.held())
+        self.room = room
+        self.shadow, self.cpus = earliest_fit(
+            head.cpus, room.cpus, [(r.end, r.cpus) for r in held], room.now
+        )
+        self.counts: dict[str, int] = {}
+        scarce = {name: need for name, need in head.counts.items() if name in room.counts}
+        if not scarce:
+            return
+        for name, need in scarce.items():
+            releases = [(r.end, r.counts[name]) for r in held if name in r.counts]
+            fit, _ = earliest_fit(need, room.counts[name], releases, room.now)
+            self.shadow = max(self.shadow, fit)
+        back = [r for r in held if _ends(r, room.now) <= self.shadow]
+        self.cpus = room.cpus - head.cpus + sum(r.cpus for r in back)
+        self.counts = {
+            name: room.counts[name] - need + sum(r.counts.get(name, 0) for r in back)
+            for name, need in scarce.items()
+        }
+
+    def admit(self, job: Waiting) -> bool:
+        """Start the job if it fits now and does not delay the head."""
+        room = self.room
+        if room.place(job) == NOWHERE:
+            return False
+        if room.now + job.estimated > self.shadow:
+            if job.cpus > self.cpus or not self._spared(job):
+                return False
+            self.cpus -= job.cpus
+            self._use(job)
+        room.start(job, 0)
+        return True
+
+    def _spared(self, job: Waiting) -> bool:
+        return all(amount <= self.counts.get(n, amount) for n, amount in job.counts.items())
+
+    def _use(self, job: Waiting) -> None:
         for name, amount in job.counts.items():
             if name in self.counts:
                 self.counts[name] -= amount
 
 
-def _leading(queue: Sequence[Waiting], room: _Room) -> int:
-    """Hand `room` to the jobs at the head of the queue; how many got theirs before one did not."""
-    for place, job in enumerate(queue):
-        if not room.fits(job):
-            return place
-        room.take(job)
-    return len(queue)
+class MachineReservation(Reservation):
+    """The same on machines: the head is promised one machine, other ones are not its concern."""
+
+    room: MachineRoom
+
+    def __init__(self, head: Waiting, room: MachineRoom) -> None:
+        self.room = room
+        self.shadow, self.machine, self.cpus = NEVER, NOWHERE, 0
+        free, counts = list(room.machines), dict(room.counts)
+        scarce = [(name, need) for name, need in head.counts.items() if name in counts]
+        held = sorted(room.held(), key=lambda r: _ends(r, room.now))
+        for place, r in enumerate(held):
+            free[r.machine] += r.cpus
+            for name, amount in r.counts.items():
+                if name in counts:
+                    counts[name] += amount
+            end = _ends(r, room.now)
+            if place + 1 < len(held) and _ends(held[place + 1], room.now) == end:
+                continue
+            if any(counts[name] < need for name, need in scarce):
+                continue
+            able = [m for m in head.machines if free[m] >= head.cpus]
+            if able:
+                self.shadow, self.machine = end, min(able)
+                self.cpus = free[self.machine] - head.cpus if room.shared else 0
+                break
+        self.counts = {name: counts[name] - need for name, need in scarce}
+
+    def admit(self, job: Waiting) -> bool:
+        room = self.room
+        for machine in room.places(job):
+            if room.now + job.machines[machine] > self.shadow:
+                theirs = machine == self.machine
+                if (theirs and job.cpus > self.cpus) or not self._spared(job):
+                    continue
+                self.cpus -= job.cpus if theirs else 0
+                self._use(job)
+            room.start(job, machine)
+            return True
+        return False
+
+
+def _ends(job: Running, now: float) -> float:
+    return job.end if job.end > now else now + OVERRUN
+
+
+# How far down the queue a pass looks.
+
+
+def strict(queue: Iterable[Waiting], room: Room) -> Waiting | None:
+    """Start the jobs at the head of the queue while they fit; the first that does not, if any."""
+    for job in queue:
+        machine = room.place(job)
+        if machine == NOWHERE:
+            return job
+        room.start(job, machine)
+    return None
+
+
+def first_fit(queue: Iterable[Waiting], room: Room) -> None:
+    """Start every job that fits; nothing is kept for those that do not."""
+    for job in queue:
+        if room.full:
+            return
+        machine = room.place(job)
+        if machine != NOWHERE:
+            room.start(job, machine)
+
+
+def backfill(queue: Iterable[Waiting], room: Room) -> Waiting | None:
+    """Start what fits at the head, then what does not delay the first that did not fit: that one.
+
+    A later job starts if it fits now and either ends by the head's shadow time or needs no more
+    than is left over at that time, which it then uses up. Lifka 1995; algorithm of one pass:
+    O(r log r + q) for r running and q waiting jobs.
+    """
+    rest = iter(queue)
+    head = strict(rest, room)
+    if head is None or room.full:
+        return head
+    candidate = next(rest, None)
+    if candidate is None:
+        return head
+    promise = room.reserve(head)
+    while candidate is not None and not room.full:
+        promise.admit(candidate)
+        candidate = next(rest, None)
+    return head
+
+
+# The policies.
 
 
 class FCFS:
     """First come, first served: nothing overtakes a job that does not fit. O(started)."""
 
     name: ClassVar[str] = "fcfs"
+    period: float = 0.0
 
     def starts(
-        self, now: float, queue: Sequence[Waiting], running: Iterable[Running], free: Free
-    ) -> list[int]:
-        return [job.id for job in queue[: _leading(queue, _Room(free.cpus, free.counts))]]
+        self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
+    ) -> list[Start]:
+        space = room(now, running, free)
+        strict(queue, space)
+        return space.starts
+
+
+class FirstFit:
+    """Down the queue, whatever fits starts; a large job may wait for ever. O(q).
+
+    The local "FCFS" of Kurowski et al. 2011, §4.4.3.
+    """
+
+    name: ClassVar[str] = "first-fit"
+    period: float = 0.0
+
+    def starts(
+        self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
+    ) -> list[Start]:
+        space = room(now, running, free)
+        first_fit(self.ordered(queue), space)
+        return space.starts
+
+    def ordered(self, queue: Collection[Waiting]) -> Collection[Waiting]:
+        return queue
+
+
+class LSF(FirstFit):
+    """Largest size first, looked at every `period` seconds (0: at each arrival and ending).
+
+    Kurowski et al. 2011, §4.4.3. ValueError if `period` is negative or no number.
+    """
+
+    name: ClassVar[str] = "lsf"
+
+    def __init__(self, period: float = 0.0) -> None:
+        if not (math.isfinite(period) and period >= 0):
+            raise ValueError(f"period is {period}; it must be 0 or more seconds")
+        self.period = period
+
+    def ordered(self, queue: Collection[Waiting]) -> Collection[Waiting]:
+        return sorted(queue, key=lambda job: -job.cpus)
+
+
+class SJF(FirstFit):
+    """Shortest estimate first."""
+
+    name: ClassVar[str] = "sjf"
+
+    def ordered(self, queue: Collection[Waiting]) -> Collection[Waiting]:
+        return sorted(queue, key=lambda job: job.estimated)
+
+
+class EDF(FirstFit):
+    """Earliest deadline first, jobs without one last. Pasquali 2008, §4.2."""
+
+    name: ClassVar[str] = "edf"
+
+    def ordered(self, queue: Collection[Waiting]) -> Collection[Waiting]:
+        return sorted(queue, key=lambda job: NEVER if job.deadline is None else job.deadline)
 
 
 class EASY:
-    """FCFS with backfilling: a later job may start if it does not delay the blocked head.
-
-    It starts if it fits now and either ends by the head's shadow time or needs no more than what
-    is left over at that time, which it then uses up. With several resources the shadow is the
-    earliest time at which all of the head's needs fit, and only resources that the head needs can
-    be short then. O(r log r + q) for r running and q waiting jobs. Lifka 1995.
-    """
+    """FCFS with backfilling: a later job may start if it does not delay the blocked head."""
 
     name: ClassVar[str] = "easy"
+    period: float = 0.0
 
     def starts(
-        self, now: float, queue: Sequence[Waiting], running: Iterable[Running], free: Free
-    ) -> list[int]:
-        room = _Room(free.cpus, free.counts)
-        place = _leading(queue, room)
-        chosen = [job.id for job in queue[:place]]
-        if place + 1 >= len(queue) or room.cpus == 0:
-            return chosen
-        begun = [
-            Running(job.id, job.cpus, now + job.estimated, job.counts) for job in queue[:place]
-        ]
-        shadow, extra = _reservation(queue[place], room, [*running, *begun], now)
-        for job in queue[place + 1 :]:
-            if not room.fits(job):
-                continue
-            if now + job.estimated > shadow:
-                if not extra.fits(job):
-                    continue
-                extra.take(job)
-            room.take(job)
-            chosen.append(job.id)
-            if room.cpus == 0:
-                break
-        return chosen
+        self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
+    ) -> list[Start]:
+        space = room(now, running, free)
+        backfill(self.ordered(now, queue), space)
+        return space.starts
+
+    def ordered(self, now: float, queue: Collection[Waiting]) -> Collection[Waiting]:
+        return queue
 
 
-def _reservation(
-    head: Waiting, room: _Room, running: Sequence[Running], now: float
-) -> tuple[float, _Room]:
-    """The head's shadow time and what of its resources is left over then."""
-    shadow, extra = earliest_fit(head.cpus, room.cpus, ((r.end, r.cpus) for r in running), now)
-    scarce = {name: need for name, need in head.counts.items() if name in room.counts}
-    if not scarce:
-        return shadow, _Room(extra, {})
-    releases = {
-        name: [(r.end, r.counts[name]) for r in running if name in r.counts] for name in scarce
-    }
-    shadow = max(
-        shadow,
-        *(earliest_fit(n, room.counts[r], releases[r], now)[0] for r, n in scarce.items()),
-    )
+class Priority(EASY):
+    """EASY on the queue ordered by the meta-scheduler's fixed priority, higher first.
 
-    def left(need: int, free: int, amounts: Iterable[tuple[float, int]]) -> int:
-        return (
-            free
-            - need
-            + sum(a for end, a in amounts if (end if end > now else now + OVERRUN) <= shadow)
-        )
+    The case MS of Pasquali 2008, §4.3.
+    """
 
-    return shadow, _Room(
-        left(head.cpus, room.cpus, ((r.end, r.cpus) for r in running)),
-        {name: left(need, room.counts[name], releases[name]) for name, need in scarce.items()},
-    )
+    name: ClassVar[str] = "priority"
+
+    def ordered(self, now: float, queue: Collection[Waiting]) -> Collection[Waiting]:
+        return sorted(queue, key=lambda job: -job.priority)
+
+
+class FairShare(EASY):
+    """EASY on the queue ordered by what its user has consumed of late, the least first.
+
+    Consumption is processor seconds, halved every `half_life` seconds (a week, as Slurm's
+    PriorityDecayHalfLife has it by default). ValueError if that is not positive.
+    """
+
+    name: ClassVar[str] = "fair-share"
+
+    def __init__(self, half_life: float = 7 * 86400.0) -> None:
+        if not (math.isfinite(half_life) and half_life > 0):
+            raise ValueError(f"half_life is {half_life}; it must be a positive number of seconds")
+        self.half_life = half_life
+        self._used: dict[str, float] = {}
+        self._holding: list[Running] = []
+        self._then = 0.0
+
+    def starts(
+        self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
+    ) -> list[Start]:
+        self._consume(now)
+        space = room(now, running, free)
+        backfill(self.ordered(now, queue), space)
+        self._holding = list(space.held())
+        return space.starts
+
+    def ordered(self, now: float, queue: Collection[Waiting]) -> Collection[Waiting]:
+        used = self._used
+        return sorted(queue, key=lambda job: used.get(job.user, 0.0))
+
+    def _consume(self, now: float) -> None:
+        """Count what ran since the last pass: every start and every end is followed by one."""
+        elapsed, self._then = now - self._then, now
+        decay = 0.5 ** (elapsed / self.half_life)
+        used = {user: seconds * decay for user, seconds in self._used.items()}
+        for job in self._holding:
+            used[job.user] = used.get(job.user, 0.0) + job.cpus * elapsed
+        self._used = used
