@@ -18,6 +18,9 @@ Round it:
     daemon       the shell: database, workers, timers
     api, serve   HTTP on a unix socket; the process that runs it all
 
+The laboratory, on the same core:
+    simulate     workloads, simulated clusters, metrics, plots
+
 In front of it, quick to import:
     units, options, submit   what a user writes
     places, client, cli      finding the daemon and talking to it

@@ -35,6 +35,7 @@ COMMANDS = {
     "cluster": "clusters",
     "serve": "services",
     "demo": "services",
+    "simulate": "laboratory",
 }
 
 

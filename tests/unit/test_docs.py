@@ -15,6 +15,9 @@ from metasched.cli.app import COMMANDS
 from metasched.config import ClassTable, ClusterTable, DaemonTable, PolicyTable, Site
 from metasched.events import Policy
 from metasched.model import Reason, State
+from metasched.policies import named
+from metasched.simulate.settings import GENERATED
+from metasched.simulate.workload import Overlay
 
 ROOT = Path(__file__).parents[2]
 ADMIN, USER, POLICY, README = (
@@ -42,7 +45,7 @@ def test_every_key_of_the_policy() -> None:
 
 def test_every_command_state_and_reason() -> None:
     for name in COMMANDS:
-        assert re.search(rf"\b{name}\b", USER + ADMIN), name
+        assert re.search(rf"\b{name}\b", USER + ADMIN + POLICY), name
     for state in State:
         if state not in (State.NODE_FAIL, State.PREEMPTED, State.OUT_OF_MEMORY):
             assert f"`{state}`" in USER, state
@@ -50,7 +53,14 @@ def test_every_command_state_and_reason() -> None:
         assert f"`{reason}`" in USER, reason
 
 
+def test_every_local_policy_its_parameters_and_the_rules_of_simulate() -> None:
+    words = {*named.POLICIES, *(p for own in named.PARAMETERS.values() for p in own)}
+    words |= {field.name for field in fields(Overlay)} | set(GENERATED)
+    for word in words:
+        assert f"`{word}`" in POLICY, word
+
+
 def test_links_lead_somewhere() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        for link in re.findall(r"\]\(([^)#:]+)[)#]", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name}: {link}"

@@ -1,0 +1,168 @@
+"""The commands of the laboratory: simulate."""
+
+from __future__ import annotations
+
+import csv
+import gc
+import json as json_format
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import typer
+
+from metasched.cli.connect import Json
+from metasched.cli.messages import warn
+from metasched.cli.show import table
+
+COLUMNS = ["job", "submit", "start", "end", "cpus", "cluster", "machine", "priority", "reservation"]
+
+
+def simulate(
+    workload: Annotated[
+        str,
+        typer.Argument(
+            metavar="WORKLOAD",
+            show_default=False,
+            help="A trace (SWF, plain or gzipped), or table1, table4, table6, table13, lublin.",
+        ),
+    ],
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy", metavar="NAME|FILE", help="Local policy, or a policy file [fb-unmod]."
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Of policy or workload; repeatable."),
+    ] = None,
+    clusters: Annotated[
+        str | None,
+        typer.Option("--clusters", metavar="SPEC|FILE", help="128, 2x64, 64,32,32 or a TOML file."),
+    ] = None,
+    jobs: Annotated[
+        str | None,
+        typer.Option("--jobs", metavar="A:B", help="Only those at places A to B-1, from 0."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of all that is drawn.")] = 0,
+    schedule: Annotated[
+        Path | None, typer.Option("--schedule", metavar="OUT.csv", help="Write every job's times.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="OUT.png", help="Draw the schedule.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run a workload on simulated clusters with the daemon's own core and policies.
+
+    \b
+    Examples:
+      metasched simulate trace.swf.gz --policy easy
+      metasched simulate trace.swf --clusters 64,32,32 --set load=paper --set pull=false --json
+      metasched simulate table6 --policy fb-mod --set inter_arrival=10 --seed 3
+      metasched simulate lublin --set jobs=50000 --jobs 0:1000 --schedule out.csv --plot out.png
+    """
+    from metasched.simulate import metrics
+    from metasched.simulate.plots import check_plot, draw_schedule
+    from metasched.simulate.settings import read_settings, read_workload
+    from metasched.simulate.settings import simulate as run
+
+    if plot is not None:
+        check_plot(plot)
+    gc.disable()  # nothing here makes cycles, and looking for them takes a third of the time
+    chosen = read_settings(policy, settings or [], seed)
+    read, described = read_workload(workload, clusters, jobs, chosen)
+    with _bar(len(read.requests)) as progress:
+        begun = time.perf_counter()
+        done = run(read, described, chosen, progress)
+        wall = time.perf_counter() - begun
+    figures = metrics.summary(done, chosen.policy, wall)
+    if schedule is not None:
+        _write(schedule, done)
+    if plot is not None:
+        draw_schedule(done, plot)
+    for cause, count in done.dropped.items():
+        warn(f"{count} jobs dropped ({cause}), {workload}; they count in no figure")
+    if json:
+        print(json_format.dumps(figures, indent=2))
+    else:
+        _show(figures)
+
+
+class Advance(Protocol):
+    def __call__(self, jobs: int, /) -> None: ...
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Advance | None]:
+    """A progress bar on a terminal, nothing in a pipe."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress
+
+    with Progress(
+        *Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)
+    ) as progress:
+        task = progress.add_task("jobs ended", total=total)
+        waiting = 0
+
+        def advance(jobs: int) -> None:
+            nonlocal waiting
+            waiting += jobs
+            if waiting >= 1000:
+                progress.advance(task, waiting)
+                waiting = 0
+
+        yield advance
+        progress.advance(task, waiting)
+
+
+def _write(path: Path, schedule: Any) -> None:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(COLUMNS)
+        for p in schedule.placed:
+            cluster = schedule.clusters[p.cluster]
+            rows.writerow(
+                (
+                    p.request.number,
+                    f"{p.job.submitted:.15g}",
+                    f"{p.start:.15g}",
+                    f"{p.end:.15g}",
+                    p.job.cpus,
+                    cluster.name,
+                    p.machine if cluster.machines else "",
+                    p.priority,
+                    "",
+                )
+            )
+
+
+def _show(figures: dict[str, Any]) -> None:
+    rows = []
+    for name, value in figures.items():
+        if name in ("clusters", "load_share", "dropped"):
+            continue
+        rows.append((name, f"{value:.6g}" if isinstance(value, float) else value))
+    table(("FIGURE", "VALUE"), rows)
+    print()
+    table(
+        ("CLUSTER", "JOBS", "SHARE", "UTILISATION", "MEAN_WAIT", "BOUNDED_SLOWDOWN"),
+        [
+            (
+                name,
+                of["jobs"],
+                f"{figures['load_share'][name]:.1%}",
+                f"{of['utilisation']:.1%}",
+                f"{of['mean_wait']:.1f}",
+                f"{of['mean_bounded_slowdown']:.2f}",
+            )
+            for name, of in figures["clusters"].items()
+        ],
+    )

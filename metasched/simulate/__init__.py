@@ -1,0 +1,10 @@
+"""The laboratory: workloads run by the daemon's own core and policies on simulated clusters.
+
+swf, workload, synthetic   what is run: traces, generators, rules laid over either
+clusters                   what it runs on: counted processors or machines
+manager                    a simulated resource manager: a queue and a local policy
+engine                     time, events, and the core on top of the managers
+metrics                    what a run was worth
+settings                   what may be set by name, and its checks
+experiments, plots         the published tables and figures
+"""

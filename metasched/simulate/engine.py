@@ -1,0 +1,267 @@
+"""Discrete events: time, workload and managers below, the daemon's own core on top.
+
+At one moment, in this order:
+1. whatever ends, ends;
+2. whatever arrives is told to the core, which sends it to a manager;
+3. every manager with news makes one pass of its local policy;
+4. what began and ended is told to the core, as a poll of that manager would; what the core wants
+   then (a pull) is done at once, and 3 and 4 are repeated until it wants nothing.
+
+The core decides everything that the daemon's core does, from the same events. Nothing is drawn
+here: the same workload, clusters and policy give the same run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from metasched.core import Core
+from metasched.events import Booted, CoreEvent, Policy, Seen, Send, Submitted, Withdraw
+from metasched.model import Cluster, Job, Row, State, tag_of
+from metasched.policies import queueing
+from metasched.simulate.clusters import ClusterError, SimulatedCluster
+from metasched.simulate.manager import Manager
+from metasched.simulate.workload import Request, Workload
+
+INSTANCE = "lab"
+
+
+class Placed(NamedTuple):
+    """How one job fared: seconds from the trace's origin; `machine` counts from 0."""
+
+    request: Request
+    start: float
+    end: float
+    cpus: int
+    cluster: int
+    machine: int
+    priority: int
+    moves: int
+
+    @property
+    def job(self) -> Job:
+        return self.request.job
+
+    @property
+    def wait(self) -> float:
+        return self.start - self.request.job.submitted
+
+    @property
+    def flow(self) -> float:
+        return self.end - self.request.job.submitted
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A whole run: one row for each job, in the order of the workload."""
+
+    clusters: tuple[SimulatedCluster, ...]
+    placed: tuple[Placed, ...]
+    dropped: dict[str, int]
+    events: int  # that passed the core
+    passes: int  # of local policies
+
+
+Local = Callable[[SimulatedCluster], queueing.Policy]
+
+
+class Engine:
+    """One run. `local` makes each cluster its policy object; `step` sees every event."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        clusters: Sequence[SimulatedCluster],
+        policy: Policy,
+        local: Local,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        if not clusters:
+            raise ClusterError("there are no clusters; describe them with --clusters")
+        self.core = Core()
+        self.clusters = tuple(clusters)
+        self._managers = [Manager(cluster, local(cluster)) for cluster in clusters]
+        self._named = {c.name: place for place, c in enumerate(clusters)}
+        # with one cluster there is nothing to choose: what it says of its load decides nothing
+        several = len(self.clusters) > 1
+        self._pulls = policy.pull and several
+        self._tells = self._pulls or (policy.load == "observed" and several)
+        self._policy, self._progress = policy, progress
+        self.dropped = dict(workload.dropped)
+        self._requests = self._possible(workload)
+        self._by_id = {request.job.id: request for request in self._requests}
+        self._ends: list[tuple[float, int, int]] = []  # (time, job, cluster)
+        self._polls: list[float] = []
+        self._news: list[list[Row]] = [[] for _ in clusters]
+        self._stirred: set[int] = set()
+        self._ticks: dict[int, float] = {}
+        self._tags: dict[int, str] = {}
+        self._sent: dict[int, int] = {}  # at this moment, with the cluster
+        self._begun: dict[int, Placed] = {}
+        self._events = self._passes = 0
+
+    def _possible(self, workload: Workload) -> list[Request]:
+        """The jobs that some cluster can run, each limited to those that can."""
+        kept, dropped = [], 0
+        managers = self._managers
+        uniform = not any(m.cluster.machines or m.cluster.licences for m in managers)
+        largest = max(cluster.cpus for cluster in self.clusters)
+        for request in workload.requests:
+            job = request.job
+            if uniform and not job.licences:
+                # the core itself keeps a job from clusters with too few processors
+                if job.cpus <= largest:
+                    kept.append(request)
+                else:
+                    dropped += 1
+                continue
+            able = tuple(m.cluster.name for m in managers if m.able(job))
+            if len(able) == len(managers):
+                kept.append(request)
+            elif able:
+                kept.append(request._replace(job=replace(job, clusters=able)))
+            else:
+                dropped += 1
+        if dropped:
+            self.dropped["fits on no cluster"] = dropped
+        return kept
+
+    def run(self) -> Schedule:
+        """Run it all, from the first submission to the last ending."""
+        self._boot()
+        requests, ends, polls, ticks = self._requests, self._ends, self._polls, self._ticks
+        arrivals, place = len(requests), 0
+        while place < arrivals or ends or polls or ticks:
+            now = requests[place].job.submitted if place < arrivals else math.inf
+            if ends and ends[0][0] < now:
+                now = ends[0][0]
+            if polls and polls[0] < now:
+                now = polls[0]
+            if ticks:
+                now = min(now, *ticks.values())
+                self._stirred.update(place for place, tick in ticks.items() if tick <= now)
+            while ends and ends[0][0] <= now:
+                self._end(now, *heappop(ends)[1:])
+            if place < arrivals and requests[place].job.submitted <= now:
+                if self._tells and self._stirred:
+                    self._report(now, [c for c in sorted(self._stirred) if self._news[c]])
+                while place < arrivals and requests[place].job.submitted <= now:
+                    self._step(Submitted(now, requests[place].job))
+                    place += 1
+            polled = False
+            while polls and polls[0] <= now:
+                heappop(polls)
+                polled = True
+            self._settle(now, polled)
+        placed = tuple(self._begun[r.job.id] for r in requests)
+        return Schedule(self.clusters, placed, self.dropped, self._events, self._passes)
+
+    def _boot(self) -> None:
+        start = self._requests[0].job.submitted if self._requests else 0.0
+        clusters = tuple(
+            Cluster(name=c.name, adapter="simulated", benchmark=c.benchmark) for c in self.clusters
+        )
+        licences = {name for c in self.clusters for name in c.licences}
+        self._step(Booted(start, INSTANCE, self._policy, clusters, len(licences)))
+        for manager in self._managers:
+            self._step(Seen(start, manager.cluster.name, facts=manager.facts(), full=True))
+
+    def _step(self, event: CoreEvent) -> None:
+        """The only way to the core; what it wants done is done."""
+        self._events += 1
+        for action in self.core.step(event).actions:
+            place = self._named[action.cluster]
+            manager = self._managers[place]
+            self._stirred.add(place)
+            match action:
+                case Send():
+                    (task,) = self.core.sending(action.job, action.sending)
+                    manager.submit(task.job, task.priority, self._by_id[action.job].ran)
+                    self._tags[action.job] = tag_of(INSTANCE, action.job, action.sending)
+                    if self._tells:
+                        self._sent[action.job] = place
+                case Withdraw() if action.job in manager.queue:
+                    manager.withdraw(action.job)
+                    self._news[place].append(
+                        Row(self._tags[action.job], 0, "", State.CANCELLED, ended=event.time)
+                    )
+
+    def _end(self, now: float, job: int, place: int) -> None:
+        self._managers[place].end(job)
+        self._stirred.add(place)
+        start = self._begun[job].start
+        self._news[place].append(Row(self._tags[job], 0, str(job), State.COMPLETED, start, now, 0))
+        if self._progress is not None:
+            self._progress(1)
+
+    def _settle(self, now: float, polled: bool) -> None:
+        """Let managers start what they can and tell the core, until nobody wants anything."""
+        while self._stirred or polled:
+            told = sorted(self._stirred)
+            self._stirred.clear()
+            for place in told:
+                if self._due(place, now):
+                    self._schedule(place, now)
+            if polled:
+                told = [c for c, m in enumerate(self._managers) if m.free > 0 or c in told]
+                polled = False
+            if self._tells:
+                self._show_waiting(now)
+            self._report(now, told)
+
+    def _due(self, place: int, now: float) -> bool:
+        """Whether the local policy may look now: always, or at the ticks of its period."""
+        manager = self._managers[place]
+        period = manager.policy.period
+        if period <= 0:
+            return True
+        tick = math.ceil(now / period) * period
+        if tick > now:
+            if manager.queue and place not in self._ticks:
+                self._ticks[place] = tick
+            return False
+        self._ticks.pop(place, None)
+        return True
+
+    def _schedule(self, place: int, now: float) -> None:
+        """One pass of a manager's local policy."""
+        manager = self._managers[place]
+        self._passes += 1
+        news = self._news[place]
+        for job, machine, seconds in manager.schedule(now):
+            (task,) = self.core.tasks_of(job)
+            self._begun[job] = Placed(
+                self._by_id[job],
+                now,
+                now + seconds,
+                manager.running[job].cpus,
+                place,
+                machine,
+                task.priority,
+                task.moves,
+            )
+            heappush(self._ends, (now + seconds, job, place))
+            news.append(Row(self._tags[job], 0, str(job), State.RUNNING, now))
+
+    def _show_waiting(self, now: float) -> None:
+        """List what was sent and did not begin at once; look again when it may be pulled."""
+        for job, place in self._sent.items():
+            manager = self._managers[place]
+            if job in manager.queue:
+                self._news[place].append(Row(self._tags[job], 0, str(job), State.PENDING))
+                if self._pulls:
+                    (task,) = self.core.tasks_of(job)
+                    heappush(self._polls, now + self._policy.pull_after * 2.0**task.moves)
+        self._sent.clear()
+
+    def _report(self, now: float, places: Sequence[int]) -> None:
+        """What polls of these managers would show now."""
+        for place in places:
+            manager, rows = self._managers[place], self._news[place]
+            self._news[place] = []
+            facts = manager.facts() if self._tells else None
+            self._step(Seen(now, manager.cluster.name, tuple(rows), (), facts))

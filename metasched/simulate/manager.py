@@ -1,0 +1,142 @@
+"""A simulated resource manager: a queue, what runs, and a local policy that decides what starts."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from typing import NamedTuple
+
+from metasched.model import Facts, Job, Nodes, Partition
+from metasched.policies.queueing import Free, Policy, Running, Waiting
+from metasched.simulate.clusters import SimulatedCluster
+
+
+class Begun(NamedTuple):
+    """A job that has just started: where, and for how many seconds it will really run."""
+
+    id: int
+    machine: int
+    seconds: float
+
+
+class Manager:
+    """One simulated cluster. Its clock is given; it never looks at true run times to decide."""
+
+    def __init__(self, cluster: SimulatedCluster, policy: Policy) -> None:
+        self.cluster, self.policy = cluster, policy
+        self.queue: dict[int, Waiting] = {}
+        self.running: dict[int, Running] = {}
+        self.free = cluster.cpus
+        self._counts = dict(cluster.licences)
+        self._machines = [m.cpus for m in cluster.machines] if cluster.machines else None
+        self._ends: list[tuple[float, int]] = []  # of what runs, by estimates, with its processors
+        self._ran: dict[int, float] = {}
+        self._able: dict[tuple[int, frozenset[str]], tuple[int, ...]] = {}
+
+    def able(self, job: Job) -> bool:
+        """Whether the cluster could run the job if it were empty."""
+        licences = self.cluster.licences
+        if any(licences.get(name, 0) < count for name, count in job.licences.items()):
+            return False
+        if self._machines is None:
+            return job.cpus <= self.cluster.cpus
+        return bool(self._machines_for(job))
+
+    def _machines_for(self, job: Job) -> tuple[int, ...]:
+        """The machines that meet the job's minimal requirements (Pasquali 2008, §3.2.1)."""
+        needs = (job.cpus, frozenset(job.licences))
+        known = self._able.get(needs)
+        if known is None:
+            cpus, licences = needs
+            known = self._able[needs] = tuple(
+                place
+                for place, machine in enumerate(self.cluster.machines)
+                if machine.cpus >= cpus
+                and (machine.licences is None or licences <= machine.licences)
+            )
+        return known
+
+    def submit(self, job: Job, priority: int, ran: float) -> None:
+        """Queue a job that runs `ran` seconds on a machine of its own benchmark."""
+        if self._machines is None:
+            machines = {}
+            speed = job.benchmark / self.cluster.benchmark
+            estimated = job.estimated * speed
+        else:
+            speed, estimated = job.benchmark, job.estimated
+            work = job.estimated * job.benchmark
+            machines = {
+                place: work / self.cluster.machines[place].benchmark
+                for place in self._machines_for(job)
+            }
+        self._ran[job.id] = ran * speed
+        self.queue[job.id] = Waiting(
+            job.id,
+            job.cpus,
+            estimated,
+            job.licences,
+            machines,
+            job.submitted,
+            job.deadline,
+            priority,
+            job.user,
+        )
+
+    def withdraw(self, job: int) -> None:
+        """Let go of a job that waits. KeyError if it does not."""
+        del self.queue[job], self._ran[job]
+
+    def schedule(self, now: float) -> list[Begun]:
+        """One pass of the local policy: what it starts now."""
+        queue = self.queue
+        if not queue or self.free <= 0:
+            return []
+        free = Free(self.free, self._counts, self._machines, self.cluster.shared)
+        begun = []
+        for start in self.policy.starts(now, queue.values(), self.running.values(), free):
+            job = queue.pop(start.id)
+            seconds, cpus, ran = job.estimated, job.cpus, self._ran.pop(job.id)
+            if self._machines is not None:
+                machine = self.cluster.machines[start.machine]
+                seconds, ran = job.machines[start.machine], ran / machine.benchmark
+                if not self.cluster.shared:
+                    cpus = self._machines[start.machine]
+                self._machines[start.machine] -= cpus
+            self.free -= cpus
+            for name, amount in job.counts.items():
+                self._counts[name] -= amount
+            end = now + seconds
+            self.running[job.id] = Running(job.id, cpus, end, job.counts, start.machine, job.user)
+            insort(self._ends, (end, cpus))
+            begun.append(Begun(job.id, start.machine, ran))
+        return begun
+
+    def end(self, job: int) -> None:
+        """A running job has ended: what it held is free."""
+        gone = self.running.pop(job)
+        self.free += gone.cpus
+        if self._machines is not None:
+            self._machines[gone.machine] += gone.cpus
+        for name, amount in gone.counts.items():
+            self._counts[name] += amount
+        del self._ends[bisect_left(self._ends, (gone.end, gone.cpus))]
+
+    def facts(self) -> Facts:
+        """What the cluster says of itself to the meta-scheduler."""
+        if self._machines is None:
+            nodes: tuple[Nodes, ...] = (Nodes(1, self.cluster.cpus, self.free),)
+        else:
+            shapes = Counter(
+                (machine.cpus, free)
+                for machine, free in zip(self.cluster.machines, self._machines, strict=True)
+            )
+            nodes = tuple(Nodes(count, cpus, free) for (cpus, free), count in shapes.items())
+        head = next(iter(self.queue.values()), None)
+        return Facts(
+            cpus=self.cluster.cpus,
+            used=self.cluster.cpus - self.free,
+            partitions=(Partition("all", nodes, default=True),),
+            running=tuple(self._ends),
+            pending=len(self.queue),
+            head=None if head is None else (head.cpus, head.estimated),
+        )

@@ -1,0 +1,180 @@
+"""What a run was worth: the figures of one schedule, per cluster and over time. Seconds.
+
+The usual ones follow Feitelson's definitions, with bounded slowdown at tau = 10 s; the papers'
+own are named with their source.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from metasched.simulate.engine import Placed, Schedule
+
+TAU = 10.0  # seconds: runs shorter than this count as this long in bounded slowdown
+
+
+def bounded_slowdown(placed: Placed) -> float:
+    ran = placed.end - placed.start
+    return max(1.0, (placed.wait + ran) / max(ran, TAU))
+
+
+def slowdown(placed: Placed) -> float:
+    """(wait + run) / run; 1 for a job that took no time and did not wait."""
+    ran = placed.end - placed.start
+    return placed.flow / ran if ran > 0 else 1.0 + placed.wait
+
+
+def tardiness(placed: Placed) -> float:
+    deadline = placed.job.deadline
+    return 0.0 if deadline is None else max(0.0, placed.end - deadline)
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean; 0 of nothing."""
+    taken = list(values)
+    return sum(taken) / len(taken) if taken else 0.0
+
+
+def summary(schedule: Schedule, policy: str, wall: float) -> dict[str, Any]:
+    """The figures of `metasched simulate --json`; `wall` seconds is what the run took."""
+    placed, clusters = schedule.placed, schedule.clusters
+    bound = [p for p in placed if p.job.deadline is not None]
+    span = makespan(placed)
+    work: list[float] = [0.0] * len(clusters)
+    for p in placed:
+        work[p.cluster] += p.cpus * p.job.estimated * p.job.benchmark
+    total = sum(work)
+    return {
+        "policy": policy,
+        "jobs": len(placed),
+        "makespan": span,
+        "mean_wait": mean(p.wait for p in placed),
+        "mean_flow": mean(p.flow for p in placed),
+        "mean_slowdown": mean(map(slowdown, placed)),
+        "mean_bounded_slowdown": mean(map(bounded_slowdown, placed)),
+        "utilisation": _utilisation(placed, sum(c.cpus for c in clusters), span),
+        "missed_deadlines": mean(tardiness(p) > 0 for p in bound),
+        "mean_tardiness": mean(map(tardiness, bound)),
+        "licence_usage": licence_usage(schedule),
+        "load_share": {
+            c.name: part / total if total else 0.0 for c, part in zip(clusters, work, strict=True)
+        },
+        "wall_seconds": wall,
+        "jobs_per_second": len(placed) / wall if wall > 0 else 0.0,
+        "longest_wait": max((p.wait for p in placed), default=0.0),
+        "moves": sum(p.moves for p in placed),
+        "dropped": schedule.dropped,
+        "clusters": {
+            c.name: _of_cluster([p for p in placed if p.cluster == place], c.cpus, span)
+            for place, c in enumerate(clusters)
+        },
+    }
+
+
+def _of_cluster(placed: Sequence[Placed], cpus: int, span: float) -> dict[str, Any]:
+    return {
+        "jobs": len(placed),
+        "mean_wait": mean(p.wait for p in placed),
+        "mean_bounded_slowdown": mean(map(bounded_slowdown, placed)),
+        "utilisation": _utilisation(placed, cpus, span),
+    }
+
+
+def makespan(placed: Sequence[Placed]) -> float:
+    """From the first submission to the last ending."""
+    if not placed:
+        return 0.0
+    return max(p.end for p in placed) - min(p.job.submitted for p in placed)
+
+
+def _utilisation(placed: Sequence[Placed], cpus: int, span: float) -> float:
+    """Processor seconds held, of those that there were between first submission and last end."""
+    held = sum((p.end - p.start) * p.cpus for p in placed)
+    return held / (cpus * span) if span > 0 else 0.0
+
+
+class Moment(NamedTuple):
+    """From `time` on (seconds): processors in use, jobs that run, jobs that wait."""
+
+    time: float
+    used: int
+    running: int
+    waiting: int
+
+
+def over_time(placed: Iterable[Placed]) -> list[Moment]:
+    """How full the clusters were, a moment for each time at which something changed."""
+    changes: dict[float, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for p in placed:
+        changes[p.job.submitted][2] += 1
+        at_start, at_end = changes[p.start], changes[p.end]
+        at_start[0] += p.cpus
+        at_start[1] += 1
+        at_start[2] -= 1
+        at_end[0] -= p.cpus
+        at_end[1] -= 1
+    used = running = waiting = 0
+    moments = []
+    for time in sorted(changes):
+        change = changes[time]
+        used, running, waiting = used + change[0], running + change[1], waiting + change[2]
+        moments.append(Moment(time, used, running, waiting))
+    return moments
+
+
+# The papers' own.
+
+
+def licence_usage(schedule: Schedule) -> float:
+    """Mean over licences and time of copies in use / min(copies, asked for). Pasquali 2008, §4.1.
+
+    Asked for: by jobs that wait or run. Times at which nobody asks do not count; each cluster has
+    its own copies. 0 without licences.
+    """
+    asking: dict[tuple[int, str], list[Placed]] = defaultdict(list)
+    for p in schedule.placed:
+        for name in p.job.licences:
+            asking[p.cluster, name].append(p)
+
+    def parts() -> Iterator[float]:
+        for (cluster, name), placed in asking.items():
+            copies = schedule.clusters[cluster].licences[name]
+            yield _usage(placed, copies, lambda p, name=name: p.job.licences[name])  # type: ignore[misc]
+
+    return mean(parts())
+
+
+def system_usage(schedule: Schedule) -> float:
+    """Busy machines / min(machines, jobs in the system), over time. Pasquali 2008, §4.1.
+
+    For machines that are not shared; where processors are counted, each counts as a machine.
+    """
+    units = sum(len(c.machines) or c.cpus for c in schedule.clusters)
+    machines = any(c.machines for c in schedule.clusters)
+    return _usage(schedule.placed, units, lambda p: 1 if machines else p.cpus)
+
+
+def _usage(placed: Sequence[Placed], units: int, size: Callable[[Placed], int]) -> float:
+    """The mean over time of used / min(units, asked for), where something is asked for."""
+    changes: list[tuple[float, int, int]] = []
+    for p in placed:
+        amount = size(p)
+        changes.append((p.job.submitted, 0, amount))
+        changes.append((p.start, amount, 0))
+        changes.append((p.end, -amount, -amount))
+    changes.sort()
+    used = asked = 0
+    total = weight = then = 0.0
+    for time, in_use, wanted in changes:
+        if asked > 0:
+            total += (time - then) * used / min(units, asked)
+            weight += time - then
+        used, asked, then = used + in_use, asked + wanted, time
+    return total / weight if weight else 0.0
+
+
+def slowdown_without_deadline(schedule: Schedule) -> float:
+    """Mean slowdown of the jobs that have no deadline. Pasquali 2008, §4.3."""
+    return mean(slowdown(p) for p in schedule.placed if p.job.deadline is None)

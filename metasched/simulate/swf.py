@@ -1,0 +1,148 @@
+"""The Standard Workload Format: reading and writing traces, plain or gzipped.
+
+Chapin et al. 1999, "Benchmarks and Standards for the Evaluation of Parallel Job Schedulers";
+version 2.2. Eighteen numbers a line, -1 for what is not known; lines of `;` are the header.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from metasched.errors import UserError
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+class WorkloadError(UserError):
+    """A workload that cannot be run; the message names the file and the line."""
+
+
+class Record(NamedTuple):
+    """One job of a trace, as written: seconds, processors, kilobytes; -1 where not known."""
+
+    number: int
+    submitted: float
+    waited: float
+    ran: float
+    allocated: float
+    cpu_time: float
+    memory: float
+    requested_cpus: float
+    requested_time: float
+    requested_memory: float
+    status: float
+    user: float
+    group: float
+    application: float
+    queue: float
+    partition: float
+    preceding: float
+    think_time: float
+
+    @property
+    def cpus(self) -> int:
+        """Processors asked for, else allocated; not positive if the trace tells neither."""
+        return int(self.requested_cpus if self.requested_cpus > 0 else self.allocated)
+
+    @property
+    def estimated(self) -> float:
+        """Seconds asked for, else the run time."""
+        return self.requested_time if self.requested_time > 0 else self.ran
+
+
+FIELDS = len(Record._fields)
+
+
+class Trace(NamedTuple):
+    """A trace: `header` maps each label of the header to its values, in order."""
+
+    header: dict[str, list[str]]
+    records: list[Record]
+
+    @property
+    def processors(self) -> int | None:
+        """`MaxProcs` of the header, if it says so."""
+        for text in self.header.get("MaxProcs", []):
+            first = text.split()[0] if text.split() else ""
+            if first.isdecimal() and int(first) > 0:
+                return int(first)
+        return None
+
+
+def read(path: Path) -> Trace:
+    """The trace in a file. WorkloadError, with the line, if it is no sorted SWF."""
+    header: dict[str, list[str]] = {}
+    records: list[Record] = []
+    last = 0.0
+    for number, line in _lines(path):
+        if line.startswith(";"):
+            label, colon, text = line[1:].partition(":")
+            if colon:
+                header.setdefault(label.strip(), []).append(text.strip())
+            continue
+        if not line or line.isspace():
+            continue
+        record = _record(line, path, number)
+        if record.submitted < last:
+            raise WorkloadError(
+                f"job {record.number} was submitted before the one above it, {path} line {number}; "
+                "sort the jobs by their submission"
+            )
+        last = record.submitted
+        records.append(record)
+    if not records:
+        raise WorkloadError(f"no job, {path}; give a trace in the Standard Workload Format")
+    return Trace(header, records)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    number = 0
+    try:
+        with open(path, "rb") as file:
+            zipped = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        opened: IO[str]
+        with (gzip.open if zipped else open)(path, "rt", encoding="latin-1") as opened:
+            for number, line in enumerate(opened, 1):
+                yield number, line
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise WorkloadError(
+            f"damaged or cut off ({error}), {path} after line {number}; fetch the trace again"
+        ) from None
+    except OSError as error:
+        raise WorkloadError(f"{error.strerror or error}, {path}; name a readable trace") from None
+
+
+def _record(line: str, path: Path, number: int) -> Record:
+    words = line.split()
+    if len(words) < FIELDS:
+        raise WorkloadError(
+            f"{len(words)} fields instead of {FIELDS}, {path} line {number}; "
+            "the file is no SWF trace, or is cut off"
+        )
+    try:
+        values = [float(word) for word in words[:FIELDS]]
+    except ValueError:
+        raise WorkloadError(
+            f"a field that is no number, {path} line {number}; the file is no SWF trace"
+        ) from None
+    if not math.isfinite(sum(values)):
+        raise WorkloadError(f"a field that is no finite number, {path} line {number}; mend it")
+    if values[1] < 0:
+        raise WorkloadError(f"a submission before the origin, {path} line {number}; mend it")
+    return Record(int(values[0]), *values[1:])
+
+
+def write(path: Path, records: Iterable[Record], header: dict[str, list[str]]) -> None:
+    """Write a trace; gzipped if the name ends in .gz."""
+    opened: IO[str]
+    with (gzip.open if path.suffix == ".gz" else open)(path, "wt", encoding="latin-1") as opened:
+        for label, texts in header.items():
+            for text in texts:
+                opened.write(f"; {label}: {text}\n")
+        for record in records:
+            opened.write(" ".join(f"{value:.15g}" for value in record) + "\n")

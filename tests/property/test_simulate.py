@@ -1,0 +1,332 @@
+"""The laboratory against a naive second simulator, and what must hold of every run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metasched.events import Policy
+from metasched.model import Job
+from metasched.policies.flexible import FlexibleBackfilling, KeptReservation, Weights
+from metasched.policies.named import POLICIES, make
+from metasched.policies.queueing import EASY, Running, Waiting
+from metasched.policies.queueing import Policy as LocalPolicy
+from metasched.simulate.clusters import Machine, SimulatedCluster
+from metasched.simulate.engine import Engine, Schedule
+from metasched.simulate.workload import Request, Workload
+
+CPUS = 8
+PUSH = Policy(load="paper", pull=False)
+
+
+class Plan(NamedTuple):
+    """A job of the naive simulator, in seconds; it may run longer than its estimate."""
+
+    submitted: float
+    cpus: int
+    estimated: float
+    ran: float
+
+
+seconds = st.integers(1, 30).map(float)
+plans = st.lists(
+    st.builds(Plan, st.integers(0, 60).map(float), st.integers(1, CPUS), seconds, seconds),
+    min_size=1,
+    max_size=16,
+).map(sorted)
+exact_plans = plans.map(lambda found: [plan._replace(ran=plan.estimated) for plan in found])
+
+
+def workload(found: list[Plan]) -> Workload:
+    return Workload(
+        "random",
+        tuple(
+            Request(
+                Job(id=place, submitted=p.submitted, estimated=p.estimated, cpus=p.cpus),
+                p.ran,
+                place,
+            )
+            for place, p in enumerate(found, 1)
+        ),
+    )
+
+
+def run(
+    found: list[Plan],
+    local: Callable[[], LocalPolicy],
+    clusters: tuple[SimulatedCluster, ...] = (SimulatedCluster(name="c1", cpus=CPUS),),
+    policy: Policy = PUSH,
+) -> Schedule:
+    return Engine(workload(found), clusters, policy, lambda _: local()).run()
+
+
+# A second simulator: no events, no core; it tries every moment at which anything can happen.
+
+
+def naive(found: list[Plan], backfilling: bool) -> list[float]:
+    """The start of each job on one cluster of CPUS processors, FCFS or EASY, by the rules."""
+    starts: dict[int, float] = {}
+    now = 0.0
+    while len(starts) < len(found):
+        runs = {j: s for j, s in starts.items() if s + found[j].ran > now}
+        waits = [j for j, plan in enumerate(found) if plan.submitted <= now and j not in starts]
+        ends = [(starts[j] + found[j].estimated, found[j].cpus) for j in runs]
+        ends = [(end if end > now else now + 1, cpus) for end, cpus in ends]
+        free = CPUS - sum(found[j].cpus for j in runs)
+        while waits and found[waits[0]].cpus <= free:
+            job = waits.pop(0)
+            starts[job], free = now, free - found[job].cpus
+            ends.append((now + found[job].estimated, found[job].cpus))
+        if waits and backfilling:
+            need = found[waits[0]].cpus
+            shadow = min(
+                end for end, _ in ends if free + sum(c for e, c in ends if e <= end) >= need
+            )
+            extra = free + sum(c for e, c in ends if e <= shadow) - need
+            for job in waits[1:]:
+                cpus, in_time = found[job].cpus, now + found[job].estimated <= shadow
+                if cpus <= free and (in_time or cpus <= extra):
+                    starts[job], free = now, free - cpus
+                    extra -= 0 if in_time else cpus
+        moments = [plan.submitted for plan in found]
+        moments += [start + found[j].ran for j, start in starts.items()]
+        now = min((moment for moment in moments if moment > now), default=now)
+    return [starts[j] for j in range(len(found))]
+
+
+@settings(max_examples=400)
+@given(plans, st.sampled_from(["fcfs", "easy"]))
+def test_the_engine_agrees_with_a_naive_simulator(found: list[Plan], name: str) -> None:
+    schedule = run(found, lambda: make(name))
+    assert [p.start for p in schedule.placed] == naive(found, name == "easy")
+
+
+# What must hold of every run.
+
+
+def check(schedule: Schedule, found: list[Plan]) -> None:
+    """Nothing starts early or twice, runs as long as it must, and all fits where it is."""
+    assert len(schedule.placed) + sum(schedule.dropped.values()) == len(found)
+    assert len({p.job.id for p in schedule.placed}) == len(schedule.placed)
+    for p in schedule.placed:
+        assert p.start >= p.job.submitted
+    for moment in {p.start for p in schedule.placed}:
+        there = [p for p in schedule.placed if p.start <= moment < p.end]
+        for place, cluster in enumerate(schedule.clusters):
+            here = [p for p in there if p.cluster == place]
+            assert sum(p.cpus for p in here) <= cluster.cpus
+            for name, copies in cluster.licences.items():
+                assert sum(p.job.licences.get(name, 0) for p in here) <= copies
+            for number, machine in enumerate(cluster.machines):
+                on_it = [p for p in here if p.machine == number]
+                assert sum(p.job.cpus for p in on_it) <= machine.cpus
+                assert cluster.shared or len(on_it) <= 1
+                for p in on_it:
+                    assert machine.licences is None or set(p.job.licences) <= machine.licences
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=60)
+@given(found=plans)
+def test_nothing_is_used_twice_on_counted_processors(name: str, found: list[Plan]) -> None:
+    schedule = run(found, lambda: make(name))
+    check(schedule, found)
+    assert [p.end - p.start for p in schedule.placed] == [plan.ran for plan in found]
+
+
+machines = st.lists(
+    st.builds(
+        Machine,
+        st.integers(1, 4),
+        st.sampled_from([1.0, 2.0, 4.0]),
+        st.one_of(st.none(), st.frozensets(st.sampled_from(["l1", "l2"]))),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=60)
+@given(
+    found=plans,
+    drawn=st.lists(machines, min_size=1, max_size=2),
+    asked=st.lists(st.frozensets(st.sampled_from(["l1", "l2"])), min_size=16, max_size=16),
+    shared=st.booleans(),
+    policy=st.sampled_from([PUSH, Policy()]),
+)
+def test_nothing_is_used_twice_on_machines(
+    name: str,
+    found: list[Plan],
+    drawn: list[list[Machine]],
+    asked: list[frozenset[str]],
+    shared: bool,
+    policy: Policy,
+) -> None:
+    copies = {"l1": 1, "l2": 2}
+    clusters = tuple(
+        SimulatedCluster.of_machines(f"c{n}", some, shared=shared, licences=copies)
+        for n, some in enumerate(drawn)
+    )
+    jobs = workload(found)
+    requests = [
+        Request(
+            Job(
+                id=r.job.id,
+                submitted=r.job.submitted,
+                estimated=r.job.estimated,
+                cpus=min(r.job.cpus, 4),
+                deadline=r.job.submitted + 50.0,
+                licences=dict.fromkeys(sorted(licences), 1),
+            ),
+            r.ran,
+            r.number,
+        )
+        for r, licences in zip(jobs.requests, asked, strict=False)
+    ]
+    jobs = Workload("random", tuple(requests))
+    engine = Engine(jobs, clusters, policy, lambda c: make(name, licences=c.licences))
+    check(engine.run(), found)
+
+
+@settings(max_examples=60)
+@given(found=plans, pull=st.booleans(), load=st.sampled_from(["observed", "paper"]))
+def test_a_federation_runs_every_job_once(found: list[Plan], pull: bool, load: str) -> None:
+    clusters = tuple(SimulatedCluster(name=f"c{n}", cpus=n) for n in (2, 4, CPUS))
+    policy = Policy(load=load, pull=pull)  # type: ignore[arg-type]
+    schedule = run(found, lambda: make("easy"), clusters, policy)
+    check(schedule, found)
+    assert not schedule.dropped
+    assert pull or not any(p.moves for p in schedule.placed)
+
+
+class Flat(FlexibleBackfilling):
+    """Flexible Backfilling with all priorities equal."""
+
+    def __init__(self) -> None:
+        super().__init__(Weights(age_factor=0, boost=0, most=0.1))
+
+
+class FlatKept(KeptReservation):
+    def __init__(self) -> None:
+        super().__init__(Weights(age_factor=0, boost=0, most=0.1))
+
+
+@given(plans)
+def test_flexible_backfilling_with_equal_priorities_is_easy(found: list[Plan]) -> None:
+    easy = [p.start for p in run(found, EASY).placed]
+    assert [p.start for p in run(found, Flat).placed] == easy
+    assert [p.start for p in run(found, FlatKept).placed] == easy
+
+
+@given(exact_plans)
+def test_conservative_backfilling_delays_nobody_behind_fcfs(found: list[Plan]) -> None:
+    """With exact estimates what is planned at submission is what happens: none later than FCFS."""
+    conservative = run(found, lambda: make("conservative")).placed
+    fcfs = run(found, lambda: make("fcfs")).placed
+    assert all(ours.start <= theirs.start for ours, theirs in zip(conservative, fcfs, strict=True))
+
+
+class Watched:
+    """Conservative backfilling, with every promise that it ever made."""
+
+    period = 0.0
+
+    def __init__(self) -> None:
+        self.policy = make("conservative")
+        self.promised: dict[int, list[float]] = {}
+
+    def starts(self, now, queue, running, free):  # type: ignore[no-untyped-def]
+        begun = self.policy.starts(now, queue, running, free)
+        for job, promise in self.policy._promises.items():  # type: ignore[attr-defined]
+            self.promised.setdefault(job, []).append(promise.start)
+        return begun
+
+
+@given(plans.map(lambda found: [p._replace(ran=min(p.ran, p.estimated)) for p in found]))
+def test_conservative_promises_only_become_earlier(found: list[Plan]) -> None:
+    watched = Watched()
+    schedule = run(found, lambda: watched)
+    for p in schedule.placed:
+        promised = [*watched.promised.get(p.job.id, []), p.start]
+        assert promised == sorted(promised, reverse=True)
+
+
+# EASY on machines, tried by hand.
+
+
+def naive_on_machines(
+    now: float, queue: list[Waiting], running: list[Running], free: list[int]
+) -> list[tuple[int, int]]:
+    """EASY over machines that are shared, without licences, by trying every end in turn."""
+    held = [(r.end, r.machine, r.cpus) for r in running]
+    begun: list[tuple[int, int]] = []
+
+    def left(machine: int, moment: float) -> int:
+        back = sum(cpus for end, m, cpus in held if m == machine and now < end <= moment)
+        taken = sum(cpus for _, m, cpus in held[len(running) :] if m == machine)
+        return free[machine] + back - taken
+
+    def start(job: Waiting, machine: int) -> None:
+        held.append((now + job.machines[machine], machine, job.cpus))
+        begun.append((job.id, machine))
+
+    waiting = list(queue)
+    while waiting:
+        fit = [m for m in sorted(waiting[0].machines) if left(m, now) >= waiting[0].cpus]
+        if not fit:
+            break
+        start(waiting.pop(0), fit[0])
+    if not waiting:
+        return begun
+    head = waiting.pop(0)
+    shadow, theirs = min(
+        (end, m) for end, _, _ in held for m in head.machines if left(m, end) >= head.cpus
+    )
+    spare = left(theirs, shadow) - head.cpus
+    for job in waiting:
+        for machine in sorted(job.machines):
+            if left(machine, now) < job.cpus:
+                continue
+            in_time = now + job.machines[machine] <= shadow
+            if in_time or machine != theirs or job.cpus <= spare:
+                spare -= job.cpus if machine == theirs and not in_time else 0
+                start(job, machine)
+                break
+    return begun
+
+
+@st.composite
+def on_machines(draw: st.DrawFn) -> tuple[list[Waiting], list[Running], list[int]]:
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    free, running = list(sizes), []
+    for number in range(draw(st.integers(0, 5))):
+        machine = draw(st.integers(0, len(sizes) - 1))
+        if free[machine]:
+            cpus = draw(st.integers(1, free[machine]))
+            free[machine] -= cpus
+            end = float(draw(st.integers(101, 130)))
+            running.append(Running(100 + number, cpus, end, machine=machine))
+    queue = []
+    for number in range(draw(st.integers(0, 7))):
+        cpus = draw(st.integers(1, 4))
+        able = {m: float(draw(st.integers(1, 30))) for m in range(len(sizes)) if sizes[m] >= cpus}
+        if able:
+            queue.append(Waiting(number, cpus, 10.0, {}, able))
+    return queue, running, free
+
+
+@settings(max_examples=300)
+@given(on_machines())
+def test_easy_on_machines_agrees_with_a_naive_one(
+    moment: tuple[list[Waiting], list[Running], list[int]],
+) -> None:
+    from metasched.policies.queueing import Free
+
+    queue, running, free = moment
+    chosen = EASY().starts(100.0, queue, running, Free(sum(free), {}, tuple(free)))
+    assert [tuple(start) for start in chosen] == naive_on_machines(100.0, queue, running, free)

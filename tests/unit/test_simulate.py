@@ -1,0 +1,366 @@
+"""The laboratory: engine, clusters, metrics and the command, on small cases."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from metasched.cli import main
+from metasched.core import Core
+from metasched.events import CoreEvent, Outcome, Policy, Seen, Submitted
+from metasched.model import Job
+from metasched.policies.named import make
+from metasched.simulate import metrics, synthetic
+from metasched.simulate.clusters import ClusterError, Machine, SimulatedCluster, parse
+from metasched.simulate.engine import Engine, Schedule
+from metasched.simulate.settings import SettingError, read_settings
+from metasched.simulate.workload import Request, Workload
+
+SWF = "; MaxProcs: 4\n" + "".join(
+    f"{n} {submit} -1 {ran} -1 -1 -1 {cpus} {estimate} -1 1 1 1 1 1 1 -1 -1\n"
+    for n, submit, ran, cpus, estimate in [
+        (11, 0, 100, 3, 100),
+        (12, 10, 50, 4, 50),
+        (13, 20, 60, 1, 80),
+        (14, 30, 60, 1, 90),
+        (15, 30, 5, 9, 5),
+    ]
+)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "small.swf"
+    path.write_text(SWF)
+    return path
+
+
+def jobs(*given: tuple[float, int, float]) -> Workload:
+    """A workload of (submitted, cpus, seconds); estimates are exact."""
+    return Workload(
+        "small",
+        tuple(
+            Request(Job(id=place, submitted=s, estimated=t, cpus=c), t, place)
+            for place, (s, c, t) in enumerate(given, 1)
+        ),
+    )
+
+
+def run(workload: Workload, clusters: str = "4", name: str = "easy", **policy: object) -> Schedule:
+    return Engine(
+        workload,
+        parse(clusters),
+        Policy(**policy),  # type: ignore[arg-type]
+        lambda c: make(name, licences=c.licences),
+    ).run()
+
+
+def test_every_event_passes_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[CoreEvent] = []
+    step = Core.step
+
+    def watched(core: Core, event: CoreEvent) -> Outcome:
+        seen.append(event)
+        return step(core, event)
+
+    monkeypatch.setattr(Core, "step", watched)
+    schedule = run(jobs((0, 2, 30), (1, 4, 10), (2, 1, 9), (2, 3, 9), (50, 4, 1)), "4,2")
+    assert schedule.events == len(seen)
+    assert sum(isinstance(event, Submitted) for event in seen) == 5
+    rows = [row for event in seen if isinstance(event, Seen) for row in event.rows]
+    assert sum(row.state == "running" for row in rows) == 5
+    assert sum(row.state == "completed" for row in rows) == 5
+    starts = {row.started for row in rows if row.state == "running"}
+    assert starts == {p.start for p in schedule.placed}
+
+
+def test_a_pull_moves_a_job_to_where_it_starts_now() -> None:
+    """Job 3 is sent to the first cluster, whose queue is empty; the second is free before it."""
+    workload = jobs((0, 4, 100), (0, 2, 50), (1, 2, 50))
+    (*_, pushed) = run(workload, "4,2", load="paper", pull=False).placed
+    (*_, pulled) = run(workload, "4,2", load="paper", pull=True).placed
+    assert (pushed.cluster, pushed.start, pushed.moves) == (0, 100, 0)
+    assert (pulled.cluster, pulled.start, pulled.moves) == (1, 50, 1)
+
+
+def test_a_pull_waits_for_its_patience_and_then_looks_by_itself() -> None:
+    """By what is queued the first cluster looks empty to job 2, which waits there 7 seconds."""
+    workload = jobs((0, 4, 100), (1, 4, 100), (2, 4, 100))
+    placed = run(workload, "4,4,4", load="paper", pull=True, pull_after=7.0).placed
+    assert [(p.cluster, p.start, p.moves) for p in placed] == [(0, 0, 0), (2, 8, 1), (1, 2, 0)]
+
+
+def test_seconds_on_a_machine_are_those_of_its_speed() -> None:
+    cluster = SimulatedCluster.of_machines("c", [Machine(1, 100.0), Machine(1, 400.0)])
+    requests = tuple(
+        Request(Job(id=n, submitted=0.0, estimated=80.0, benchmark=200.0), 60.0, n) for n in (1, 2)
+    )
+    engine = Engine(Workload("w", requests), [cluster], Policy(), lambda _: make("easy"))
+    fast, slow = engine.run().placed
+    assert (fast.machine, fast.end) == (0, 30.0)
+    assert (slow.machine, slow.end) == (1, 120.0)
+
+
+def test_periods_are_ticks() -> None:
+    workload = jobs((0, 2, 30), (1, 4, 10), (12, 2, 10))
+    settings = read_settings("lsf", ["period=10"], 0)
+    placed = Engine(workload, parse("4"), Policy(), settings.local()).run().placed
+    assert [p.start for p in placed] == [0, 30, 20]
+
+
+def test_the_order_of_a_run_does_not_depend_on_anything_but_its_seed() -> None:
+    grid = [synthetic.TABLES["table6"].grid("t", 5) for _ in range(2)]
+    assert grid[0] == grid[1]
+    workload = grid[0].workload.part(0, 120)
+    runs = [
+        Engine(workload, grid[0].clusters, Policy(seed=1), lambda c: make("fb-unmod")).run()
+        for _ in range(2)
+    ]
+    assert runs[0] == runs[1]
+
+
+def test_metrics_of_a_schedule_worked_by_hand() -> None:
+    schedule = run(jobs((0, 4, 100), (0, 2, 50), (20, 1, 5)), "4", "fcfs")
+    figures = metrics.summary(schedule, "fcfs", 2.0)
+    assert [p.start for p in schedule.placed] == [0, 100, 100]
+    assert figures["makespan"] == 150
+    assert figures["mean_wait"] == (0 + 100 + 80) / 3
+    assert figures["mean_flow"] == (100 + 150 + 85) / 3
+    assert figures["mean_slowdown"] == (1 + 3 + 17) / 3
+    assert figures["mean_bounded_slowdown"] == (1 + 3 + 8.5) / 3
+    assert figures["utilisation"] == (400 + 100 + 5) / 600
+    assert figures["load_share"] == {"c1": 1.0}
+    assert figures["jobs_per_second"] == 1.5
+    moments = metrics.over_time(schedule.placed)
+    assert moments[0] == (0, 4, 1, 1)
+    assert moments[-1] == (150, 0, 0, 0)
+
+
+def test_deadlines_and_licences_in_the_metrics() -> None:
+    cluster = SimulatedCluster(name="c", cpus=4, licences={"l1": 1})
+    requests = tuple(
+        Request(
+            Job(id=n, submitted=0.0, estimated=10.0, deadline=15.0, licences={"l1": 1}), 10.0, n
+        )
+        for n in (1, 2)
+    )
+    engine = Engine(Workload("w", requests), [cluster], Policy(), lambda _: make("easy"))
+    figures = metrics.summary(engine.run(), "easy", 1.0)
+    assert figures["missed_deadlines"] == 0.5
+    assert figures["mean_tardiness"] == 2.5
+    assert figures["licence_usage"] == 1.0
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    ("word", "sizes"), [("128", [128]), ("2x64", [64, 64]), ("64, 2x32,1", [64, 32, 32, 1])]
+)
+def test_clusters_by_their_sizes(word: str, sizes: list[int]) -> None:
+    clusters = parse(word)
+    assert [c.cpus for c in clusters] == sizes
+    assert [c.name for c in clusters] == [f"c{n}" for n in range(1, len(sizes) + 1)]
+
+
+@pytest.mark.parametrize("word", ["", "0", "x", "-4", "1,,2", "2x", "0x4", "9999x9", "1e3", "٣"])
+def test_impossible_clusters(word: str) -> None:
+    with pytest.raises(ClusterError, match="--clusters"):
+        parse(word)
+
+
+def test_clusters_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(
+        """
+        [[cluster]]
+        name = "counted"
+        cpus = 64
+        policy = "sjf"
+        [[cluster]]
+        name = "grid"
+        shared = false
+        licences = { matlab = 2 }
+        [[cluster.machine]]
+        cpus = 4
+        benchmark = 100
+        [[cluster.machine]]
+        count = 2
+        cpus = 8
+        benchmark = 300
+        licences = ["matlab"]
+        """
+    )
+    counted, grid = parse(str(path))
+    assert (counted.cpus, counted.policy) == (64, "sjf")
+    assert [m.benchmark for m in grid.machines] == [300, 300, 100]
+    assert (grid.cpus, grid.shared, dict(grid.licences)) == (20, False, {"matlab": 2})
+    for text in ("[[cluster]]\nname='a'", "cluster = 3", "[[cluster]]\nname='a'\ncpus=0", "=", ""):
+        path.write_text(text)
+        with pytest.raises(ClusterError) as error:
+            parse(str(path))
+        assert str(path) in str(error.value)
+    path.write_text("[[cluster]]\nname='a'\ncpus=1\n" * 2)
+    with pytest.raises(ClusterError, match="two clusters"):
+        parse(str(path))
+
+
+@pytest.mark.parametrize(
+    ("policy", "word", "told"),
+    [
+        ("esy", None, 'write "easy"'),
+        ("easy", "period=3", 'unknown key "period"'),
+        ("lsf", "perid=3", "write period"),
+        ("lsf", "period=soon", "no duration"),
+        ("fb-mod", "age_factor=x", "no number"),
+        ("fb-mod", "run=never", 'must be "best" or "estimate"'),
+        ("easy", "load=heavy", "observed or paper"),
+        ("easy", "pull=maybe", '"true" nor "false"'),
+        ("easy", "deadlines=3", "must be 0..1"),
+        ("easy", "deadlines", "write it as"),
+    ],
+)
+def test_wrong_words_are_told(policy: str, word: str | None, told: str) -> None:
+    with pytest.raises(SettingError) as error:
+        read_settings(policy, [word] if word else [], 0)
+    assert told in str(error.value)
+
+
+def test_words_that_set_something() -> None:
+    words = ["load=paper", "pull=false", "age=1h", "deadlines=0.5", "margin=1:2", "lead=2"]
+    settings = read_settings("fb-mod", words, 3)
+    assert (settings.meta.load, settings.meta.pull, settings.meta.age) == ("paper", False, 3600)
+    assert (settings.overlay.deadlines, settings.overlay.margin) == (0.5, (1.0, 2.0))
+    assert settings.parameters == {"lead": 2.0}
+    assert settings.meta.seed == 3
+
+
+# Generators
+
+
+def test_tables_are_within_their_ranges() -> None:
+    workload, clusters = synthetic.TABLES["table6"].grid("table6", 1)
+    assert [len(c.machines) for c in clusters] == [120, 60, 30, 15]
+    assert len(workload.requests) == 5000
+    for job in (r.job for r in workload.requests):
+        assert 8000 <= job.estimated <= 10000
+        assert 1 <= job.cpus <= 8
+        assert job.margin is None or 1500 <= job.margin <= 5500.001
+    without = sum(r.job.deadline is None for r in workload.requests)
+    assert 1350 < without < 1650
+    asking = sum(bool(r.job.licences) for r in workload.requests)
+    assert 1350 < asking < 1650
+    assert all(
+        4 <= m.cpus <= 32 and 100 <= m.benchmark <= 500 for c in clusters for m in c.machines
+    )
+    last = workload.requests[-1].job.submitted
+    assert 4.5 < last / 5000 < 5.5
+
+
+def test_lublin_looks_like_a_supercomputer() -> None:
+    workload, (cluster,) = synthetic.lublin(4000, 128, 1)
+    sizes = [r.job.cpus for r in workload.requests]
+    assert cluster.cpus == 128
+    assert max(sizes) <= 128
+    serial = sizes.count(1) / len(sizes)
+    powers = sum(size & (size - 1) == 0 for size in sizes) / len(sizes)
+    assert 0.22 < serial < 0.40
+    assert powers > 0.6
+    submitted = [r.job.submitted for r in workload.requests]
+    assert submitted == sorted(submitted)
+    hours = [int(s // 3600) % 24 for s in submitted]
+    assert hours.count(14) > 2 * hours.count(5)
+
+
+# The command
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    monkeypatch.setattr("sys.argv", ["metasched", "simulate", *map(str, words)])
+    return main()
+
+
+def test_the_command_prints_json(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, trace, "--policy", "easy", "--json") == 0
+    out, err = capsys.readouterr()
+    figures = json.loads(out)
+    assert "1 jobs dropped (fits on no cluster)" in err
+    assert err.count("\n") == 1
+    assert {
+        "policy",
+        "jobs",
+        "makespan",
+        "mean_wait",
+        "mean_flow",
+        "mean_slowdown",
+        "mean_bounded_slowdown",
+        "utilisation",
+        "missed_deadlines",
+        "mean_tardiness",
+        "licence_usage",
+        "load_share",
+        "wall_seconds",
+        "jobs_per_second",
+    } <= figures.keys()
+    assert (figures["policy"], figures["jobs"]) == ("easy", 4)
+    assert figures["dropped"] == {"fits on no cluster": 1}
+
+
+def test_the_command_writes_a_schedule_and_a_picture(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, picture = tmp_path / "out.csv", tmp_path / "out.png"
+    words = ["--policy", "easy", "--jobs", "0:3", "--schedule", out, "--plot", picture]
+    assert command(monkeypatch, trace, *words) == 0
+    with open(out, newline="") as file:
+        rows = list(csv.reader(file))
+    assert ",".join(rows[0]) == "job,submit,start,end,cpus,cluster,machine,priority,reservation"
+    assert rows[1:] == [
+        ["11", "0", "0", "100", "3", "c1", "", "1", ""],
+        ["12", "10", "100", "150", "4", "c1", "", "1", ""],
+        ["13", "20", "20", "80", "1", "c1", "", "1", ""],
+    ]
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nowhere.swf"], "No such file"),
+        (["{trace}", "--policy", "magic"], 'unknown policy "magic"'),
+        (["{trace}", "--set", "speed=3"], 'unknown key "speed"'),
+        (["{trace}", "--set", "inter_arrival=3"], "belongs to generated workloads"),
+        (["{trace}", "--clusters", "many"], "describes no clusters"),
+        (["{trace}", "--jobs", "one"], "is no range"),
+        (["{trace}", "--jobs", "50:60"], "no job is left"),
+        (["{trace}", "--plot", "out.bmp"], "no known kind of picture"),
+        (["{trace}", "--seed", "x"], "--seed"),
+        (["table1", "--set", "jobs=1.5"], "no whole number"),
+        (["lublin", "--set", "ratio=1"], "lublin has no ratio"),
+    ],
+)
+def test_wrong_usage_is_one_line(
+    trace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    told: str,
+) -> None:
+    assert command(monkeypatch, *(word.format(trace=trace) for word in words)) == 2
+    out, err = capsys.readouterr()
+    assert told in err
+    assert err.startswith("metasched: error: ")
+    assert (out, err.count("\n")) == ("", 1)
+
+
+def test_a_picture_without_matplotlib_is_told_before_the_run(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert command(monkeypatch, trace, "--plot", "out.png") == 2
+    assert "pip install 'metasched[plot]'" in capsys.readouterr().err
