@@ -81,7 +81,8 @@ class _View:
 
     `full` is what its manager said when it took no more for now: until `probe_at` nothing is
     sent, then one task, to see. `ends` and `left` give the cpu seconds that running jobs still
-    owe; `owed` are those of ours that have not begun.
+    owe; `owed` are those of ours that have not begun, which are `unstarted`. What is live and not
+    `Attempt.calm` is `uneasy`, so that a listing need not look at all the rest.
     """
 
     cluster: Cluster
@@ -95,15 +96,13 @@ class _View:
     ends: list[float] = field(default_factory=list)
     left: list[tuple[int, float]] = field(default_factory=list)
     owed: float = 0.0
-    unstarted: int = 0
+    power: float = 0.0
+    unstarted: dict[tuple[int, int], Task] = field(default_factory=dict)
     live: dict[tuple[int, int], Task] = field(default_factory=dict)
-
-    @property
-    def power(self) -> float:
-        return (self.facts.cpus if self.facts else 0) * self.cluster.benchmark
+    uneasy: dict[tuple[int, int], Task] = field(default_factory=dict)
 
     def learn(self, facts: Facts) -> None:
-        self.facts = facts
+        self.facts, self.power = facts, facts.cpus * self.cluster.benchmark
         self.ends = [end for end, _ in facts.running]
         cpus, seconds = 0, 0.0
         self.left = [(0, 0.0)]
@@ -281,7 +280,8 @@ class Core:
             attempt.listed, attempt.looks, attempt.look_at = None, 0, 0.0
             never_tried = attempt.state is State.DISPATCHING and attempt.tried is None
             if attempt.cluster in self._views:
-                self._views[attempt.cluster].live[task.job.id, task.index] = task
+                view = self._views[attempt.cluster]
+                view.live[task.job.id, task.index] = view.uneasy[task.job.id, task.index] = task
                 self._count(task, attempt.state, +1)
                 if attempt.tried is not None:
                     attempt.tried = event.time  # a try may have gone on until now
@@ -305,7 +305,8 @@ class Core:
     def _submitted(self, event: Submitted, out: Outcome) -> None:
         job = event.job
         out.parts = self.classifier.parts(job)
-        priority = self.classifier.priority(job)
+        priority = self.classifier.weighed(out.parts)
+        self.classifier.remember(job)
         if job.margin is not None and job.margin >= 0:
             self._margins = [*self._margins[1 - MARGINS :], job]
         for index in job.indices:
@@ -376,10 +377,12 @@ class Core:
             for tag, index in event.vanished
             if (task := self._of(tag, index)) is not None
         }
-        for key, task in list(view.live.items()):
+        for key, task in self._to_look_at(view, event, gone):
+            attempt = self._attempt(task)
+            if attempt.calm:
+                view.uneasy.pop(key, None)
             if key in listed:
                 continue
-            attempt = self._attempt(task)
             if attempt.seen and not attempt.given_up and (event.full or key in gone):
                 attempt.listed = event.before
             if event.full or key in gone or attempt.given_up or not attempt.seen:
@@ -395,6 +398,16 @@ class Core:
             self._place(event.time, out)
         if self.policy.pull:
             self._pull(view, event.time, out)
+
+    @staticmethod
+    def _to_look_at(
+        view: _View, event: Seen, gone: set[tuple[int, int]]
+    ) -> list[tuple[tuple[int, int], Task]]:
+        """What is live on a cluster and not simply as it was in the last listing."""
+        if event.full:
+            return list(view.live.items())
+        keys = {**view.uneasy, **{key: view.live[key] for key in sorted(gone) if key in view.live}}
+        return list(keys.items())
 
     def _row(self, task: Task, row: Row, now: float, out: Outcome) -> None:
         """What a manager lists of a live attempt."""
@@ -447,6 +460,8 @@ class Core:
                 return
         if not attempt.given_up:
             attempt.given_up, attempt.looks, attempt.look_at = True, 0, seen.time
+            if attempt.cluster in self._views:
+                self._views[attempt.cluster].uneasy[task.job.id, task.index] = task
         if attempt.state is not State.UNKNOWN:
             cause = "the manager lists it no more and nothing tells how it ended"
             self._advance(task, Event.SILENCE, seen.time, cause, out)
@@ -459,7 +474,7 @@ class Core:
 
     def _look(self, view: _View, now: float, out: Outcome) -> None:
         """Ask the accounting of a cluster's manager for what its listings lack."""
-        due = [task for task in view.live.values() if self._look_due(self._attempt(task), now)]
+        due = [task for task in view.uneasy.values() if self._look_due(self._attempt(task), now)]
         missing = []
         for task in due:
             attempt = self._attempt(task)
@@ -631,9 +646,12 @@ class Core:
         attempt, before = task.attempt, task.state
         step = advance(before, event, task.name)
         if attempt is not None and step.attempt is not None:
-            self._count(task, before, -1)
+            left, joined = before in UNSTARTED, step.task in UNSTARTED
+            if left and not joined:
+                self._count(task, before, -1)
             attempt.state = step.attempt
-            self._count(task, step.task, +1)
+            if joined and not left:
+                self._count(task, step.task, +1)
         task.state, task.reason = step.task, Reason.HELD if step.task is State.HELD else ""
         self._record(task, event, before, cause, out)
         if attempt is not None and step.task not in LIVE:
@@ -669,7 +687,9 @@ class Core:
         if not chunk:
             del self._sendings[task.job.id, attempt.sending]
         if attempt.cluster in self._views:
-            self._views[attempt.cluster].live.pop((task.job.id, task.index), None)
+            view, key = self._views[attempt.cluster], (task.job.id, task.index)
+            view.live.pop(key, None)
+            view.uneasy.pop(key, None)
         if task.state is State.QUEUED:
             task.attempt = None
             task.target = attempt.target
@@ -681,7 +701,10 @@ class Core:
         view = self._views.get(attempt.cluster)
         if state not in UNSTARTED or view is None:
             return
-        view.unstarted += sign
+        if sign > 0:
+            view.unstarted[task.job.id, task.index] = task
+        else:
+            del view.unstarted[task.job.id, task.index]
         # an empty queue owes nothing: no residue of floats may hide the zero that Load looks for
         view.owed = view.owed + sign * task.job.cpus * task.job.estimated if view.unstarted else 0.0
         if sign > 0:
@@ -692,7 +715,7 @@ class Core:
 
     def _weigh(self, view: _View) -> None:
         """Observed load: seconds of the whole cluster still owed (design §2)."""
-        if view.facts is not None and view.power > 0:
+        if self.policy.load == "observed" and view.facts is not None and view.power > 0:
             owed = view.facts.owed + view.running(self._now) + view.owed
             self.dispatch.observe(view.cluster.name, owed / view.power)
 
@@ -743,7 +766,7 @@ class Core:
         task.attempts += 1
         task.attempt = Attempt(task.attempts, sending, cluster, State.QUEUED, now)
         self._sendings.setdefault((job, sending), {})[task.index] = task
-        view.live[job, task.index] = task
+        view.live[job, task.index] = view.uneasy[job, task.index] = task
         cause = "pulled: it can start there now" if task.target == cluster else "load and ordering"
         task.target = None
         self._advance(task, Event.SEND, now, cause, out)
@@ -763,23 +786,23 @@ class Core:
     def _pull(self, view: _View, now: float, out: Outcome) -> None:
         """Withdraw pending tasks elsewhere that would start on this cluster now."""
         name = view.cluster.name
+        if view.facts is None or view.facts.used >= view.facts.cpus:
+            return
         pending = [
             task
             for other in self._views.values()
             if other is not view and other.up
-            for task in other.live.values()
+            for task in other.unstarted.values()
             if self._may_move(task, now)
         ]
-        if not pending or view.facts is None:
+        if not pending:
             return
         on_their_way = [
-            task.job
-            for task in view.live.values()
-            if task.state in UNSTARTED and not self._attempt(task).seen
+            task.job for task in view.unstarted.values() if not self._attempt(task).seen
         ] + [
             task.job
             for other in self._views.values()
-            for task in other.live.values()
+            for task in other.uneasy.values()
             if self._attempt(task).target == name
         ]
         room = Room(view.facts, now, [(j.cpus, j.time_limit or j.estimated) for j in on_their_way])
@@ -939,7 +962,7 @@ class Core:
         view = self._views[cluster]
         if self._waiting and self._may_probe(view, now):
             return True
-        for task in view.live.values():
+        for task in view.uneasy.values():
             attempt = self._attempt(task)
             if attempt.given_up:
                 if self._look_due(attempt, now):
@@ -954,7 +977,7 @@ class Core:
             task.state is State.PENDING
             for name, other in self._views.items()
             if name != cluster
-            for task in other.live.values()
+            for task in other.unstarted.values()
         )
 
     def sending(self, job: int, sending: int) -> list[Task]:
@@ -978,16 +1001,20 @@ class Core:
     def _record(
         self, task: Task, event: Event | None, before: State | None, cause: str, out: Outcome
     ) -> None:
-        out.tasks[task.job.id, task.index] = task
+        attempt, key = task.attempt, (task.job.id, task.index)
+        if attempt is not None and not attempt.calm:
+            view = self._views.get(attempt.cluster)
+            if view is not None and key in view.live:
+                view.uneasy[key] = task
+        out.tasks[key] = task
         out.changes.append(
             Change(
-                task.job.id,
-                task.index,
-                task.attempt.number if task.attempt else 0,
+                *key,
+                attempt.number if attempt else 0,
                 event,
                 before,
                 task.state,
-                task.attempt.cluster if task.attempt else None,
+                attempt.cluster if attempt else None,
                 task.reason,
                 cause,
             )

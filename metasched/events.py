@@ -295,6 +295,11 @@ class Attempt:
     max_memory: int | None = None
     refused: bool = False
 
+    @property
+    def calm(self) -> bool:
+        """The last listing held it, and nobody wants anything of it."""
+        return self.seen and self.intent is None and not self.given_up
+
 
 @dataclass
 class Task:

@@ -19,6 +19,8 @@ MAX_PRIORITY = 10
 class State(StrEnum):
     """Where a task, or one attempt at it, is. Tasks use the first block and the shared ones."""
 
+    __hash__ = str.__hash__  # that of Enum is not in C, and every decision looks states up
+
     QUEUED = "queued"  # with us, waiting to be sent
     HELD = "held"  # with us until released
     REJECTED = "rejected"  # accepted by us, then refused by every eligible cluster

@@ -18,6 +18,8 @@ S = State
 class Event(StrEnum):
     """What can happen to a task, with whose word we have for it."""
 
+    __hash__ = str.__hash__  # as of State
+
     SEND = "send"  # we: the intent to hand it to a cluster is stored
     ACCEPT = "accept"  # manager: it is in the queue
     REFUSE = "refuse"  # manager: it is certainly not in the queue

@@ -181,7 +181,10 @@ class Classifier:
 
     def peek(self, job: Job) -> int:
         """The priority the job would get now; nothing is remembered."""
-        parts = self.parts(job)
+        return self.weighed(self.parts(job))
+
+    def weighed(self, parts: Sequence[Part]) -> int:
+        """The priority that these parts make: their weighted mean, rounded half up, in bounds."""
         total = sum(part.weight for part in parts)
         mean = sum(part.weight * part.contribution for part in parts) / total
         # weights like 0.7 leave a mean a hair below the half that it is
