@@ -182,8 +182,7 @@ class Engine:
                     (task,) = self.core.sending(action.job, action.sending)
                     manager.submit(task.job, task.priority, self._by_id[action.job].ran)
                     self._tags[action.job] = tag_of(INSTANCE, action.job, action.sending)
-                    if self._tells:
-                        self._sent[action.job] = place
+                    self._sent[action.job] = place
                 case Withdraw() if action.job in manager.queue:
                     manager.withdraw(action.job)
                     self._news[place].append(
@@ -209,8 +208,7 @@ class Engine:
             if polled:
                 told = [c for c, m in enumerate(self._managers) if m.free > 0 or c in told]
                 polled = False
-            if self._tells:
-                self._show_waiting(now)
+            self._show_waiting(now)
             self._report(now, told)
 
     def _due(self, place: int, now: float) -> bool:
