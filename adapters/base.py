@@ -134,6 +134,11 @@ class Adapter(ABC):
         """
         self.cluster, self.options, self.instance, self.folder = cluster, options, instance, folder
 
+    @property
+    def access(self) -> str:
+        """By what it speaks to its manager, where there is a choice: shown to users."""
+        return ""
+
     @abstractmethod
     def submit(self, order: Order) -> dict[int, str]:
         """Queue every task of the order; return index -> native id.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +25,7 @@ from metasched.adapters.base import (
     Withdrawal,
 )
 from metasched.adapters.slurm_access import Access, SlurmOptions
-from metasched.adapters.slurm_commands import Commands
+from metasched.adapters.slurm_pyslurm import choose
 from metasched.model import Cluster, Facts, Job, Listing
 
 __all__ = ["Slurm", "SlurmOptions"]
@@ -34,6 +35,8 @@ class Slurm(Adapter):
     """One Slurm cluster, spoken to by the means of its own release."""
 
     Options: ClassVar[type[Any]] = SlurmOptions
+    # pyslurm reads scripts in the encoding of the locale
+    environment: ClassVar[Mapping[str, str]] = {"PYTHONUTF8": "1"}
     capabilities: ClassVar[Capabilities] = Capabilities(
         gres=True, memory=True, suspends=True, limit_granularity=60.0
     )
@@ -44,7 +47,18 @@ class Slurm(Adapter):
         super().__init__(cluster, options, instance, folder)
         self._settings = options
         self._facts: Facts | None = None  # of the last poll
-        self._access: Access = Commands(options, cluster.name)
+        self._chosen: Access | None = None
+
+    @property
+    def access(self) -> str:
+        return self._chosen.name if self._chosen else ""
+
+    @property
+    def _access(self) -> Access:
+        """The way to the cluster, chosen at the first call. Unreachable if it cannot be had."""
+        if self._chosen is None:
+            self._chosen = choose(self._settings, self.cluster.name)
+        return self._chosen
 
     def submit(self, order: Order) -> dict[int, str]:
         """Queue each task as a job of its own, in the order of the indices.

@@ -23,7 +23,7 @@ class SlurmOptions:
 
     config: str
     bin_dir: str | None = None
-    access: Literal["auto", "commands"] = "auto"
+    access: Literal["auto", "pyslurm", "commands"] = "auto"
     tag_field: Literal["comment", "name"] = "comment"
     timeout: float = 15.0
     settle: float = 20.0
@@ -33,7 +33,7 @@ class SlurmOptions:
             if path is not None and not os.path.isabs(path):
                 raise ValueError(f"{key} is {path!r}; it must be an absolute path")
         for key, choice, choices in (
-            ("access", self.access, ("auto", "commands")),
+            ("access", self.access, ("auto", "pyslurm", "commands")),
             ("tag_field", self.tag_field, ("comment", "name")),
         ):
             if choice not in choices:
@@ -55,8 +55,10 @@ class Access(Protocol):
         """Queue one task of the order; its native id. Refused: it is certainly not queued."""
 
     def jobs(self, *, ids: Sequence[str] = (), user: int | None = None) -> list[QueueLine]:
-        """What Slurm lists of these jobs, of this user's that have not ended, or, by default,
-        of all that it knows. None of `ids` known: an empty list."""
+        """What Slurm lists, and at the least these jobs, or those of this user.
+
+        An empty list if it knows none of `ids`.
+        """
 
     def nodes(self) -> list[NodeLine]:
         """Each node in each of its partitions."""

@@ -56,11 +56,11 @@ def arguments(order: Order, index: int, tag_field: str) -> list[str]:
     options: dict[str, str | None] = {  # None: the option has no value
         "parsable": None,
         "ignore-pbs": None,
-        "job-name": label if tag_field == "name" else _name(job.name) or order.tag,
-        "comment": label if tag_field == "comment" else _name(job.name),
+        "job-name": label if tag_field == "name" else name(job.name) or order.tag,
+        "comment": label if tag_field == "comment" else name(job.name),
         "chdir": payload.directory,
         "input": "/dev/null",
-        "output": _path(payload.output, index),
+        "output": path(payload.output, index),
         "open-mode": "truncate",
         "requeue" if job.requeue else "no-requeue": None,
         "ntasks": str(job.tasks),
@@ -68,16 +68,14 @@ def arguments(order: Order, index: int, tag_field: str) -> list[str]:
         **_sizes(job),
     }
     if payload.error is not None:
-        options["error"] = _path(payload.error, index)
-    if job.time_limit is not None:
-        options["time"] = str(max(1, math.ceil(job.time_limit / 60)))
-    for name in ("account", "partition", "qos", "constraint"):
-        value = getattr(job, name)
+        options["error"] = path(payload.error, index)
+    if (limit := minutes(job)) is not None:
+        options["time"] = str(limit)
+    for wish in ("account", "partition", "qos", "constraint"):
+        value = getattr(job, wish)
         if value is not None:
-            options[name] = value
-    words = [
-        f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()
-    ]
+            options[wish] = value
+    words = [f"--{key}" if value is None else f"--{key}={value}" for key, value in options.items()]
     _check(order.options, tag_field)
     words += [*order.options, "/dev/stdin", *payload.arguments]
     if any("\0" in word for word in words):
@@ -100,16 +98,21 @@ def _sizes(job: Job) -> dict[str, str | None]:
     return options
 
 
-def _name(name: str) -> str:
+def minutes(job: Job) -> int | None:
+    """The job's time limit as Slurm counts it."""
+    return None if job.time_limit is None else max(1, math.ceil(job.time_limit / 60))
+
+
+def name(given: str) -> str:
     """The name as far as Slurm can carry it: one line, not too long, no half characters."""
-    clean = "".join(c if c.isprintable() else " " for c in name[:_NAME_CHARACTERS])
+    clean = "".join(c if c.isprintable() else " " for c in given[:_NAME_CHARACTERS])
     return clean.encode("utf-8", "replace").decode().strip()
 
 
-def _path(path: str, index: int) -> str:
+def path(literal: str, index: int) -> str:
     """A path for sbatch, which fills in %N; in one with a backslash it fills in nothing."""
-    parts = pieces(path, index)
-    if "\\" not in path:
+    parts = pieces(literal, index)
+    if "\\" not in literal:
         return "%N".join(part.replace("%", "%%") for part in parts)
     if len(parts) > 1:
         raise Refused("Slurm fills in no %N in a path with a backslash")
@@ -139,11 +142,15 @@ def _check(options: tuple[str, ...], tag_field: str) -> None:
             value_may_follow = False
 
 
+def variables(order: Order, index: int, cluster: str) -> dict[str, str]:
+    """The environment of a task, with what sbatch would take from where it runs."""
+    return order.environment(index, cluster) | {"SLURM_SUBMIT_DIR": order.payload.directory}
+
+
 def environment(order: Order, index: int, cluster: str) -> bytes:
-    """The job's own environment as --export-file reads it: NAME=value, each ended by a NUL."""
-    variables = order.environment(index, cluster)
-    variables["SLURM_SUBMIT_DIR"] = order.payload.directory  # else where sbatch runs
-    return "".join(f"{n}={v}\0" for n, v in variables.items()).encode("utf-8", "surrogateescape")
+    """The environment of a task as --export-file reads it: NAME=value, each ended by a NUL."""
+    found = variables(order, index, cluster)
+    return "".join(f"{n}={v}\0" for n, v in found.items()).encode("utf-8", "surrogateescape")
 
 
 def script(source: str) -> bytes:

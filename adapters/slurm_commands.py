@@ -73,24 +73,27 @@ class Commands:
         return native
 
     def jobs(self, *, ids: Sequence[str] = (), user: int | None = None) -> list[text.QueueLine]:
+        chosen = ["--states=all"]
         if 0 < len(ids) <= _IDS_PER_CALL:
-            chosen = f"--jobs={','.join(ids)}"
+            chosen.append(f"--jobs={','.join(ids)}")
         elif user is not None:
-            chosen = f"--user={user}"
-        else:
-            chosen = "--states=all"
+            chosen.append(f"--user={user}")
         delimiter = _delimiter()
         names = (*text.QUEUE_FIELDS, self._settings.tag_field)
         fields = ",".join(f"{name}:{delimiter}" for name in names)
         try:
             return self._read(
                 lambda out: text.queue(out, delimiter),
-                *("squeue", "--noheader", "--all", "--noconvert", chosen, f"--Format={fields}"),
+                *("squeue", "--noheader", "--all", "--noconvert", *chosen, f"--Format={fields}"),
             )
         except Unreachable as error:
             if ids and "Invalid job id" in error.reason:
                 return []
             raise
+
+    def version(self) -> tuple[int, int]:
+        """Major and minor number of the cluster's release, as its commands tell it."""
+        return self._read(text.release, "sinfo", "--version")
 
     def nodes(self) -> list[text.NodeLine]:
         delimiter = _delimiter()

@@ -179,6 +179,14 @@ def controller(text: str) -> Controller:
     return Controller(found["now"], found["boot"], found["age"] or None)
 
 
+def release(text: str) -> tuple[int, int]:
+    """Major and minor number in `slurm 24.11.5` or `slurm-wlm 22.05.8`."""
+    match = re.match(r"slurm\S* (\d+)\.(\d+)", text)
+    if match is None:
+        raise ValueError(f"{text[:40]!r} tells no release of Slurm")
+    return int(match[1]), int(match[2])
+
+
 def when(text: str) -> float | None:
     """A time of day; None where Slurm has none."""
     return None if text in _NOTHING else float(int(text))

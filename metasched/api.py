@@ -674,6 +674,7 @@ def _cluster(engine: Engine, name: str, adapter: str) -> dict[str, Any]:
     return {
         "cluster": name,
         "adapter": adapter,
+        "access": link.access,
         "state": state,
         "cpus": facts.cpus if facts else 0,
         "used": facts.used if facts else 0,

@@ -325,7 +325,8 @@ class Core:
             attempt.native_id = event.natives.get(task.index)
             attempt.accepted = event.time
             attempt.tried = None
-            self._advance(task, Event.ACCEPT, event.time, "the manager took it", out)
+            cause = "the manager took it" + (f", by {event.access}" if event.access else "")
+            self._advance(task, Event.ACCEPT, event.time, cause, out)
             self._pursue(task, event.time, out)
             view = self._views.get(attempt.cluster)
             if view is not None and view.full:

@@ -81,6 +81,7 @@ class Link:
 
     def __init__(self, engine: Engine, settings: ClusterSettings) -> None:
         self.name, self.settings = settings.cluster.name, settings
+        self.access = ""  # by what its worker speaks to it, once that is known
         self._engine = engine
         self._sends: list[tuple[float, int, int, Send]] = []
         self._wishes: dict[tuple[int, int], _Wish] = {}
@@ -242,7 +243,7 @@ class Link:
         now = time.time()
         match answer.error:
             case "":
-                engine.take(Accepted(now, send.job, send.sending, answer.natives))
+                engine.take(Accepted(now, send.job, send.sending, answer.natives, answer.access))
             case "refused":
                 engine.take(Declined(now, send.job, send.sending, answer.reason, answer.again))
             case _:
@@ -297,6 +298,7 @@ class Link:
         except msgspec.DecodeError as error:
             log.error("cluster %s: an answer that makes no sense: %s", self.name, error)
             return self._lost(f"its worker's answer makes no sense ({error})")
+        self.access = answer.access
         if answer.error == "defect":
             log.error("cluster %s: %s", self.name, answer.reason)
             return Answer("unreachable", answer.reason.strip().rpartition("\n")[2])

@@ -66,12 +66,16 @@ class Tried:
 
 @dataclass(frozen=True)
 class Accepted:
-    """The manager took a sending; `natives` maps task index to native id."""
+    """The manager took a sending; `natives` maps task index to native id.
+
+    `access` is by what it was told, where there is a choice.
+    """
 
     time: float
     job: int
     sending: int
     natives: dict[int, str]
+    access: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
@@ -70,6 +70,7 @@ class Answer:
     natives: dict[int, str] = field(default_factory=dict)
     news: News | None = None
     trace: Trace | None = None
+    access: str = ""  # by what the adapter speaks to its manager, where there is a choice
 
 
 @dataclass
@@ -83,6 +84,9 @@ class Host:
 
     def answer(self, call: Call) -> Answer:
         """Carry out one call; every failure becomes an answer."""
+        return replace(self._answer(call), access=self.adapter.access)
+
+    def _answer(self, call: Call) -> Answer:
         try:
             match call:
                 case Call(call="submit", order=Order() as order):

@@ -91,7 +91,9 @@ def _show(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
         ),
         (
             (
-                *(r[k] for k in ("cluster", "adapter", "state", "cpus", "used", "pending")),
+                r["cluster"],
+                " by ".join(filter(None, (r["adapter"], r["access"]))),
+                *(r[k] for k in ("state", "cpus", "used", "pending")),
                 *(number(r[k][0]) if r[k] else "" for k in ("load", "count")),
                 *_since(r),
             )

@@ -26,7 +26,7 @@ from metasched.adapters.slurm import Slurm, SlurmOptions
 from metasched.model import Cluster, Facts, Job, Listing, Payload, Row, State, tag_of
 from metasched.transitions import ATTEMPT_FINAL
 from tests import gridengine as ge
-from tests import processes
+from tests import processes, pyslurm
 from tests.conftest import require
 from tests.slurm import ALPHA, SlurmSite, missing
 
@@ -68,6 +68,21 @@ def slurm(folder: Path) -> Iterator[Connect]:
 
 
 @contextmanager
+def by_pyslurm(folder: Path) -> Iterator[Connect]:
+    """The same cluster as `slurm`, through a worker whose Python has pyslurm."""
+    for component, reason in (("slurm", missing()), ("pyslurm", pyslurm.missing())):
+        if reason is not None:
+            require(component, reason)
+    with SlurmSite(folder, [ALPHA]) as site:
+        options = SlurmOptions(config=str(site["alpha"].conf), access="pyslurm", settle=1.0)
+
+        def connect(instance: str) -> Adapter:
+            return pyslurm.hosted(site["alpha"], options, instance, folder)
+
+        yield connect
+
+
+@contextmanager
 def gridengine(folder: Path) -> Iterator[Connect]:
     """A real Grid Engine cell of one host with 8 slots and 2 GPUs, through a worker inside it."""
     reason = ge.missing()
@@ -89,7 +104,12 @@ def plugged(name: str) -> Boot:
     return boot
 
 
-BOOTS: dict[str, Boot] = {"local": local, "slurm": slurm, "gridengine": gridengine}
+BOOTS: dict[str, Boot] = {
+    "local": local,
+    "slurm": slurm,
+    "pyslurm": by_pyslurm,
+    "gridengine": gridengine,
+}
 if named := os.environ.get("METASCHED_CONTRACT"):
     BOOTS = {named: plugged(named)}
 

@@ -632,7 +632,8 @@ def test_clusters(daemon: Fake, run: Run) -> None:
     rows = [
         {
             "cluster": "left",
-            "adapter": "local",
+            "adapter": "slurm",
+            "access": "commands",
             "state": "up",
             "cpus": 8,
             "used": 3,
@@ -643,7 +644,7 @@ def test_clusters(daemon: Fake, run: Run) -> None:
     ]
     daemon.answer("/clusters", rows)
     told = run("clusters").out.splitlines()[1].split()
-    assert told == ["left", "local", "up", "8", "3", "2", "1235", "4"]
+    assert told == ["left", "slurm", "by", "commands", "up", "8", "3", "2", "1235", "4"]
     assert json.loads(run("clusters", "--json").out) == rows
 
 

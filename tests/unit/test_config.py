@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from metasched.adapters.slurm import Slurm
 from metasched.config import ConfigError, find, load, read_policy
 from metasched.events import Policy
 
@@ -69,7 +70,7 @@ def test_a_whole_configuration(file: Path) -> None:
     assert left.cluster.maps == {"account": {"*": "*"}}
     assert (alpha.poll_interval, alpha.call_timeout) == (5, 60)
     assert alpha.cluster.filesystems == ("home",)
-    assert alpha.environment == {"A": "b"}
+    assert alpha.environment == {**Slurm.environment, "A": "b"}
 
 
 def test_the_first_class_that_names_a_user_wins_then_groups(file: Path) -> None:

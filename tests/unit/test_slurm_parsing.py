@@ -660,7 +660,7 @@ def test_a_complaint_is_one_line_without_the_commands_name() -> None:
     [
         ({"config": "slurm.conf"}, "config is 'slurm.conf'; it must be an absolute path"),
         ({"bin_dir": "bin"}, "bin_dir is 'bin'"),
-        ({"access": "pyslurm"}, "access is 'pyslurm'; it must be one of auto, commands"),
+        ({"access": "drmaa"}, "access is 'drmaa'; it must be one of auto, pyslurm, commands"),
         ({"tag_field": "wckey"}, "tag_field is 'wckey'"),
         ({"timeout": 0.0}, "timeout is 0.0"),
         ({"timeout": float("inf")}, "timeout is inf"),

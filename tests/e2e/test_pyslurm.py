@@ -1,0 +1,124 @@
+"""A cluster by pyslurm behind the daemon: which access is used, and workers that hang and crash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import pyslurm
+from tests.conftest import require
+from tests.e2e.conftest import Site
+from tests.slurm import SlurmSite
+
+ACCESSES = ["stand-in", "pyslurm"]
+
+
+@pytest.fixture(params=ACCESSES)
+def python_path(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    """(interpreter, PYTHONPATH) of a worker that finds a pyslurm."""
+    if request.param == "stand-in":
+        return "", f"{pyslurm.stand_in(tmp_path / 'stand-in')}"
+    reason = pyslurm.missing()
+    if reason is not None:
+        require("pyslurm", reason)
+    return pyslurm.PYTHON, str(pyslurm.ROOT)
+
+
+def configured(
+    site: Site, clusters: SlurmSite, path: str, python: str = "", more: str = ""
+) -> None:
+    """alpha with access `pyslurm`, its modules from `path`; beta by the commands."""
+    alpha, beta = clusters["alpha"], clusters["beta"]
+    for cluster in clusters:
+        cluster.empty()
+    interpreter = f'python = "{python}"\n' if python else ""
+    site.configure(
+        f'[[cluster]]\nname = "alpha"\nadapter = "slurm"\nconfig = "{alpha.conf}"\n'
+        f'access = "pyslurm"\npoll_interval = 0.5\n{interpreter}{more}'
+        f'environment = {{ PYTHONPATH = "{path}" }}\n'
+        f'[[cluster]]\nname = "beta"\nadapter = "slurm"\nconfig = "{beta.conf}"\n'
+        'access = "commands"\npoll_interval = 0.5\n'
+    )
+
+
+def state(site: Site, cluster: str) -> str:
+    return next(str(c["state"]) for c in site.json("clusters") if c["cluster"] == cluster)
+
+
+def test_clusters_and_story_say_which_access_was_used(
+    site: Site, slurm_site: SlurmSite, python_path: tuple[str, str]
+) -> None:
+    python, path = python_path
+    configured(site, slurm_site, path, python)
+    site.start()
+    used = {c["cluster"]: c["access"] for c in site.json("clusters")}
+    assert used["alpha"].startswith("pyslurm 2")
+    assert used["beta"] == "commands"
+    ran = site.folder / "ran"
+    jobs = {
+        name: site.submit(
+            "--wrap", f"echo {name} >> {ran}; exit {code}", "-t", "5", "--cluster", name
+        )
+        for name, code in (("alpha", 0), ("beta", 200))
+    }
+    rows = {row["cluster"]: row for row in site.until_ended()}
+    assert {name: row["exit_code"] for name, row in rows.items()} == {"alpha": 0, "beta": 200}
+    assert sorted(ran.read_text().split()) == ["alpha", "beta"]
+    for name, job in jobs.items():
+        causes = [line["cause"] for line in site.json("story", str(job))]
+        assert f"the manager took it, by {used[name]}" in causes
+    waiting = site.submit("--wrap", "sleep 600", "-t", "5", "--cluster", "alpha")
+    site.until(lambda: site.row(waiting)["state"] == "running")
+    site.run("cancel", str(waiting))
+    assert site.until_ended(waiting)[0]["state"] == "cancelled"
+    assert site.stop() == 0
+    site.replayed()
+
+
+@pytest.mark.parametrize("way", ["crash", "hang"])
+def test_a_pyslurm_that_fails_in_c_loses_and_repeats_nothing(
+    site: Site, slurm_site: SlurmSite, tmp_path: Path, way: str
+) -> None:
+    stand_in = pyslurm.stand_in(tmp_path / "stand-in")
+    configured(site, slurm_site, str(stand_in), more="call_timeout = 8\nsettle = 1\n")
+    site.start()
+    ran = site.folder / "ran"
+    request = stand_in / f"{way}-submit"
+    request.touch()
+    job = site.submit("--wrap", f"echo once >> {ran}", "-t", "5", "--cluster", "alpha")
+    site.until(lambda: not request.exists())
+    request = stand_in / "crash-list"
+    request.touch()
+    site.until(lambda: not request.exists())
+    elsewhere = site.submit("--wrap", "true", "-t", "5", "--cluster", "beta")
+    rows = site.until_ended(job, elsewhere)
+    assert [row["state"] for row in rows] == ["completed", "completed"]
+    assert ran.read_text() == "once\n"
+    told = "its worker died of signal 11" if way == "crash" else "no answer in 8 s"
+    causes = [line["cause"] for line in site.json("story", str(job))]
+    assert any(cause.startswith(f"no answer: {told}") for cause in causes), causes
+    site.until(lambda: state(site, "alpha") == "up")
+    assert site.stop() == 0
+
+
+@pytest.mark.parametrize("way", ["crash", "hang"])
+def test_a_pyslurm_that_cannot_be_imported_is_a_reason_and_the_daemon_goes_on(
+    site: Site, slurm_site: SlurmSite, tmp_path: Path, way: str
+) -> None:
+    stand_in = pyslurm.stand_in(tmp_path / "stand-in")
+    source = (stand_in / "pyslurm.py").read_text()
+    (stand_in / "pyslurm.py").write_text(source.replace("unlink()", "touch()"))  # again and again
+    (stand_in / f"{way}-import").touch()
+    configured(site, slurm_site, str(stand_in), more="timeout = 2\n")
+    site.start("down:")
+    told = "cannot import it" if way == "crash" else "took more than 2 s"
+    site.until(lambda: told in state(site, "alpha"))
+    assert 'access is "pyslurm"' in state(site, "alpha")
+    site.until(lambda: state(site, "beta") == "up")
+    job = site.submit("--wrap", "true", "-t", "5")
+    [row] = site.until_ended(job)
+    assert (row["state"], row["cluster"]) == ("completed", "beta")
+    (stand_in / f"{way}-import").unlink()
+    site.until(lambda: state(site, "alpha") == "up")
+    assert site.stop() == 0

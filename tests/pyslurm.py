@@ -1,0 +1,62 @@
+"""The Python with pyslurm that the tests may use: METASCHED_PYSLURM_PYTHON names it.
+
+It must have pyslurm of the installed Slurm's release and what metasched depends on; metasched
+itself is taken from this checkout.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from metasched.adapters.slurm import Slurm, SlurmOptions
+from metasched.model import Cluster
+from tests.hosted import Hosted
+from tests.slurm import SlurmCluster
+
+VARIABLE = "METASCHED_PYSLURM_PYTHON"
+PYTHON = os.environ.get(VARIABLE, "")
+ROOT = Path(__file__).parents[1]
+# what a worker needs there: the site's `environment` of the cluster
+ENVIRONMENT = {**Slurm.environment, "PYTHONPATH": str(ROOT)}
+
+
+def missing() -> str | None:
+    """Why there is no such Python, or None if there is one."""
+    if not PYTHON:
+        return f"{VARIABLE} names no Python with pyslurm"
+    # whether pyslurm itself can be imported shows only with a slurm.conf
+    tried = subprocess.run(
+        [
+            PYTHON,
+            "-c",
+            "import importlib.util as u, metasched.worker; assert u.find_spec('pyslurm')",
+        ],
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return None if tried.returncode == 0 else f"{PYTHON}: {tried.stderr.strip()[-300:]}"
+
+
+def hosted(cluster: SlurmCluster, options: SlurmOptions, instance: str, folder: Path) -> Hosted:
+    """The adapter in a worker under that Python; `folder` is the cluster's own."""
+    return Hosted(
+        Cluster(name=cluster.name, adapter="slurm"),
+        options,
+        instance,
+        folder,
+        Slurm.capabilities,
+        [PYTHON],
+        ENVIRONMENT,
+    )
+
+
+def stand_in(folder: Path) -> Path:
+    """The folder, with a module `pyslurm` in it that fails on request (tests/stand_in)."""
+    folder.mkdir()
+    shutil.copy(ROOT / "tests" / "stand_in" / "pyslurm.py", folder)
+    return folder

@@ -1,0 +1,124 @@
+"""A stand-in for pyslurm that any Python can import: it asks the commands, and fails on request.
+
+The folder on PYTHONPATH that holds a copy of it also holds the requests: a file `crash-CALL` makes
+the next such call end the process as a fault in C does, `hang-CALL` makes it stay in C for an hour
+with the interpreter's lock held; CALL is `import`, `list` or `submit`. A submission fails only
+after the job has been queued. What is here is what metasched uses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from metasched.adapters.slurm_access import SlurmOptions
+from metasched.adapters.slurm_commands import Commands
+from metasched.adapters.slurm_text import QueueLine, duration, exit_status, when
+
+_HERE = Path(__file__).parent
+_CONF = os.environ["SLURM_CONF"]
+_COMMANDS = Commands(SlurmOptions(config=_CONF), "stand-in")
+
+__version__ = "{}.{}.0".format(*_COMMANDS.version())
+
+
+class RPCError(Exception):
+    """An answer of the controller; `errno` as in slurm_errno.h."""
+
+    errno = 2000
+
+
+def _fail(call: str) -> None:
+    crash, hang = _HERE / f"crash-{call}", _HERE / f"hang-{call}"
+    if crash.exists():
+        crash.unlink()
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if hang.exists():
+        hang.unlink()
+        ctypes.PyDLL(None).sleep(3600)  # a PyDLL keeps the interpreter's lock
+
+
+_fail("import")
+
+
+class JobSubmitDescription:
+    def __init__(self, **wishes: Any) -> None:
+        self._wishes = wishes
+
+    def submit(self) -> int:
+        wishes = self._wishes
+        words = ["sbatch", "--parsable", "--export=NONE", f"--comment={wishes['comment']}"]
+        words += [f"--output={wishes['standard_output']}", f"--chdir={wishes['working_directory']}"]
+        words += [f"--ntasks={wishes['ntasks']}", f"--time={wishes['time_limit']}"]
+        ran = subprocess.run(
+            words,
+            env={"SLURM_CONF": _CONF, "PATH": os.environ["PATH"]},
+            input=Path(wishes["script"]).read_text(),
+            capture_output=True,
+            text=True,
+        )
+        if ran.returncode != 0:
+            raise RPCError(ran.stderr.strip().rpartition(": ")[2])
+        _fail("submit")
+        return int(ran.stdout)
+
+
+class Jobs:
+    @staticmethod
+    def load() -> dict[int, SimpleNamespace]:
+        _fail("list")
+        return {int(line.id): _listed(line) for line in _COMMANDS.jobs()}
+
+
+class Job:
+    def __init__(self, native: int) -> None:
+        self._native = str(native)
+
+    @staticmethod
+    def load(native: int) -> SimpleNamespace:
+        return Jobs.load()[native]
+
+    def hold(self) -> None:
+        _COMMANDS.hold([self._native])
+
+    def release(self) -> None:
+        _COMMANDS.release([self._native])
+
+    def cancel(self) -> None:
+        _COMMANDS.cancel([self._native])
+
+
+def _time(text: str) -> int | None:
+    moment = when(text)
+    return None if moment is None else int(moment)
+
+
+def _listed(line: QueueLine) -> SimpleNamespace:
+    code, signal_ = exit_status(line.status)
+    limit = duration(line.limit)
+    return SimpleNamespace(
+        id=int(line.id),
+        array_id=None,
+        user_id=int(line.user),
+        state=line.state,
+        partition=line.partition,
+        cpus=int(line.cpus),
+        time_limit=None if limit is None else int(limit / 60),
+        submit_time=_time(line.submitted),
+        eligible_time=_time(line.eligible),
+        start_time=_time(line.start),
+        end_time=_time(line.end),
+        requeue_count=int(line.restarts),
+        exit_code=code or 0,
+        exit_code_signal=signal_ or 0,
+        priority=int(line.priority),
+        allocated_nodes=line.nodes or None,
+        state_reason=line.reason,
+        comment=line.tag,
+        name="",
+    )
