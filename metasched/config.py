@@ -78,6 +78,7 @@ class ClusterTable(BaseModel):
     map: dict[str, dict[str, str]] = Field(default_factory=dict)
     poll_interval: Seconds | None = None
     call_timeout: Seconds = 60.0
+    move_after: Seconds | None = None
     python: str | None = None
     environment: dict[str, str] = Field(default_factory=dict)
 
@@ -343,6 +344,7 @@ def _cluster(table: ClusterTable, path: Path | None) -> ClusterSettings:
             benchmark=table.benchmark,
             filesystems=table.filesystems,
             maps=table.map,
+            move_after=table.move_after,
         ),
         options=asdict(options),
         poll_interval=table.poll_interval or kind.poll_interval,

@@ -82,7 +82,9 @@ class _View:
     `full` is what its manager said when it took no more for now: until `probe_at` nothing is
     sent, then one task, to see. `ends` and `left` give the cpu seconds that running jobs still
     owe; `owed` are those of ours that have not begun, which are `unstarted`. What is live and not
-    `Attempt.calm` is `uneasy`, so that a listing need not look at all the rest.
+    `Attempt.calm` is `uneasy`, so that a listing need not look at all the rest. `watched` are the
+    seconds for which it has answered us, `missed` those of its present silence in which another
+    cluster answered: what expires goes by these, and stands still while nobody could see anything.
     """
 
     cluster: Cluster
@@ -91,6 +93,8 @@ class _View:
     word: str = "not heard from since the start"
     full: str = ""
     full_since: float = 0.0
+    watched: float = 0.0
+    missed: float = 0.0
     probe_at: float = 0.0
     pause: float = 0.0
     ends: list[float] = field(default_factory=list)
@@ -154,6 +158,7 @@ class Core:
         self._facts: dict[str, Facts] = {}  # also of clusters that are not configured now
         self._drains: dict[str, Drained] = {}  # likewise
         self._now = 0.0
+        self._ticked = 0.0
         self.classifier: Classifier
         self.dispatch: LoadOrdering
 
@@ -162,7 +167,7 @@ class Core:
     def step(self, event: CoreEvent) -> Outcome:
         """Apply one event; return what changed and what to do. Never raises on a valid event."""
         out = Outcome()
-        self._now = event.time
+        self._tick(event.time)
         match event:
             case Submitted():
                 self._submitted(event, out)
@@ -205,6 +210,16 @@ class Core:
                 self._begin(event.time)
                 self._place(event.time, out)
         return out
+
+    def _tick(self, now: float) -> None:
+        """Let time pass for the clusters that answer, and for those that alone do not."""
+        passed, self._ticked, self._now = max(now - self._ticked, 0.0), now, now
+        some = any(view.up for view in self._views.values())
+        for view in self._views.values():
+            if view.up:
+                view.watched += passed
+            elif some:
+                view.missed += passed
 
     # Restoring what a database knows
 
@@ -276,6 +291,7 @@ class Core:
                 if task.state is State.QUEUED:
                     self._wait(task, event.time)
                 continue
+            attempt.watched = 0.0
             attempt.seen, attempt.given_up, attempt.asked = False, False, None
             attempt.listed, attempt.looks, attempt.look_at = None, 0, 0.0
             never_tried = attempt.state is State.DISPATCHING and attempt.tried is None
@@ -391,6 +407,9 @@ class Core:
             self._pursue(task, event.time, out)
         if event.facts is not None and known != _shape(view.facts, passing=False):
             self._recall(view, event.time, out)
+        missed, view.missed = view.missed, 0.0
+        if view.cluster.move_after is not None and missed >= view.cluster.move_after:
+            self._leave(view, f"it was silent for {missed:.0f} s", event.time, out)
         self._look(view, event.time, out)
         self._weigh(view)
         self._begin(event.time)
@@ -628,15 +647,27 @@ class Core:
                 if never is not None and never.reason in PERMANENT:
                     self._want_back(task, view, never.text, now, out)
 
-    def _want_back(self, task: Task, view: _View, why: str, now: float, out: Outcome) -> None:
+    def _leave(self, view: _View, why: str, now: float, out: Outcome) -> None:
+        """Move what has not begun on a cluster, as far as another one can take it."""
+        for task in sorted(view.live.values(), key=lambda t: (t.key, t.job.id, t.index)):
+            others = [
+                name
+                for name, other in self._views.items()
+                if other is not view and self._unfit(task, other) is None
+            ]
+            if others and self._want_back(task, view, why, now, out):
+                self._attempt(task).target = self.dispatch.choose(task.job, task.priority, others)
+
+    def _want_back(self, task: Task, view: _View, why: str, now: float, out: Outcome) -> bool:
         """Recall a task, unless it has begun or is wished for otherwise."""
         attempt = self._attempt(task)
         if task.state in BEGUN or attempt.started is not None or attempt.intent is not None:
-            return
+            return False
         attempt.intent = Intent.RECALL
         self._note(task, f"recalled from {view.cluster.name}: {why}", out)
         if view.up:
             self._pursue(task, now, out)
+        return True
 
     def drain(self, cluster: str) -> Drained | None:
         """Who keeps new work from a cluster, since when and why; None: nobody."""
@@ -765,10 +796,12 @@ class Core:
         if view.full:
             view.probe_at = now + view.pause
         task.attempts += 1
-        task.attempt = Attempt(task.attempts, sending, cluster, State.QUEUED, now)
+        task.attempt = Attempt(
+            task.attempts, sending, cluster, State.QUEUED, now, watched=view.watched
+        )
         self._sendings.setdefault((job, sending), {})[task.index] = task
         view.live[job, task.index] = view.uneasy[job, task.index] = task
-        cause = "pulled: it can start there now" if task.target == cluster else "load and ordering"
+        cause = "moved on purpose" if task.target == cluster else "load and ordering"
         task.target = None
         self._advance(task, Event.SEND, now, cause, out)
 
@@ -794,7 +827,7 @@ class Core:
             for other in self._views.values()
             if other is not view and other.up
             for task in other.unstarted.values()
-            if self._may_move(task, now)
+            if self._may_move(task, other)
         ]
         if not pending:
             return
@@ -820,14 +853,14 @@ class Core:
                 self._note(task, f"would start on {name} now", out)
                 self._pursue(task, now, out)
 
-    def _may_move(self, task: Task, now: float) -> bool:
+    def _may_move(self, task: Task, view: _View) -> bool:
         attempt = self._attempt(task)
         patience = self.policy.pull_after * 2.0**task.moves
         return (
             task.state is State.PENDING
             and attempt.seen
             and attempt.intent is None
-            and now - attempt.sent >= patience
+            and view.watched - attempt.watched >= patience
         )
 
     def _unfit(self, task: Task, view: _View) -> Unfit | None:

@@ -298,6 +298,7 @@ class Attempt:
     cpu_seconds: float | None = None
     max_memory: int | None = None
     refused: bool = False
+    watched: float = 0.0  # reading of its cluster's clock `watched` when it was sent
 
     @property
     def calm(self) -> bool:

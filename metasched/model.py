@@ -174,6 +174,7 @@ class Cluster:
 
     `benchmark` is the speed of one processor relative to the other clusters; `maps` translates
     (what, our name) to the manager's: {"partition": {"long": "week"}}, "*" = "*" keeps any name.
+    After a silence of `move_after` seconds what has not begun there goes elsewhere (None: stays).
     """
 
     name: str
@@ -181,6 +182,7 @@ class Cluster:
     benchmark: float = 1.0
     filesystems: tuple[str, ...] = ()
     maps: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    move_after: float | None = None
 
     def __post_init__(self) -> None:
         _positive(f"cluster {self.name}: benchmark", self.benchmark)

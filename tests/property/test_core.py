@@ -144,7 +144,9 @@ class World(RuleBasedStateMachine):
         self.step(self.booted())
 
     def booted(self, max_priority: int = 10) -> Booted:
-        clusters = tuple(Cluster(name=name, adapter="local") for name in self.configured)
+        clusters = tuple(
+            Cluster(name=name, adapter="local", move_after=20.0) for name in self.configured
+        )
         policy = replace(self.policy, max_priority=max_priority)
         return Booted(self.now, INSTANCE, policy, clusters)
 

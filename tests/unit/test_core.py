@@ -62,10 +62,14 @@ def job(id: int = 1, cpus: int = 1, **more: object) -> Job:
 class Site:
     """A core with two clusters that have been heard from: left (8 processors), right (4)."""
 
-    def __init__(self, seen: bool = True, **policy: object) -> None:
+    def __init__(
+        self, seen: bool = True, move_after: float | None = None, **policy: object
+    ) -> None:
         self.core = Core()
         self.out = Outcome()
-        clusters = tuple(Cluster(name=n, adapter="local") for n in ("left", "right"))
+        clusters = tuple(
+            Cluster(name=n, adapter="local", move_after=move_after) for n in ("left", "right")
+        )
         policy = {"pull_after": 5.0, **policy}
         self.step(Booted(NOW, "cafe", Policy(**policy), clusters))  # type: ignore[arg-type]
         if seen:
@@ -735,3 +739,50 @@ def test_a_job_that_leaves_a_cluster_by_its_owners_wish() -> None:
     assert site.seen("left", None, site.row(State.RUNNING, started=NOW)) == []
     assert "had begun" in site.out.changes[-1].cause
     assert site.core.tasks[1, 0].attempt.intent is None  # type: ignore[union-attr]
+
+
+def silent_site(move_after: float | None) -> Site:
+    """One task waits and one runs on left, which then falls silent."""
+    site = Site(pull=False, move_after=move_after)
+    for id in (1, 2):
+        site.step(Submitted(NOW, job(id, cpus=4, clusters=("left",))))
+        site.sent(id)
+        site.step(Modified(NOW, job(id, cpus=4), "clusters", False))
+    site.seen("left", None, site.row(State.PENDING, 1), site.row(State.RUNNING, 2, started=NOW))
+    site.step(Silent(NOW, "left", "no answer"))
+    return site
+
+
+@pytest.mark.parametrize(("move_after", "moves"), [(None, False), (90.0, True), (101.0, False)])
+def test_what_has_not_begun_leaves_a_cluster_that_was_silent_for_long(
+    move_after: float | None, moves: bool
+) -> None:
+    site = silent_site(move_after)
+    site.seen("right", facts(4), at=NOW + 60)
+    back = [site.row(State.PENDING, 1), site.row(State.RUNNING, 2, started=NOW)]
+    away = site.seen("left", None, *back, full=True, at=NOW + 100)
+    assert away == ([Withdraw(1, 1, "left", {0: "7"}, unstarted=True)] if moves else [])
+    if moves:
+        gone = site.row(State.CANCELLED, 1, ended=NOW)
+        assert site.seen("left", None, gone, at=NOW + 101) == [Send(1, 2, "right", (0,))]
+
+
+def test_a_silence_of_all_clusters_is_ours_and_does_not_count() -> None:
+    site = silent_site(90.0)
+    site.step(Silent(NOW, "right", "no answer"))
+    back = [site.row(State.PENDING, 1), site.row(State.RUNNING, 2, started=NOW)]
+    assert site.seen("left", None, *back, full=True, at=NOW + 1000) == []
+
+
+def test_patience_stands_still_while_a_cluster_is_silent() -> None:
+    site = Site(pull_after=5.0)
+    site.step(Submitted(NOW, job(1, cpus=4)))
+    site.sent(1)
+    site.seen("left", facts(8, 0), site.row(State.PENDING), at=NOW + 1)
+    site.step(Silent(NOW + 2, "left", "no answer"))
+    pending = site.row(State.PENDING)
+    site.seen("left", facts(8, 0), pending, full=True, at=NOW + 500)
+    assert site.seen("right", facts(4), at=NOW + 501) == []
+    assert site.seen("right", facts(4), at=NOW + 504) == [
+        Withdraw(1, 1, "left", {0: "7"}, unstarted=True)
+    ]
