@@ -7,8 +7,10 @@
     attempt    each try in a manager; also the outbox     one live attempt per task (unique index)
     event      what the core was told, in order           append-only; replay gives every decision
     change     the story: each step with its cause        append-only; refers to its event
-    cluster    the last facts of each cluster             primary key
+    cluster    the lasting facts of each cluster          primary key
     drain      clusters that operators keep closed        primary key
+    checkpoint what a start began from: replay may, too   primary key, an event's
 
-`schema` declares it, `migrations` makes it, `store` opens it, `ledger` reads and writes it.
+`schema` declares it, `migrations` makes it, `store` opens it, `ledger` reads and writes it, `facts`
+says what of a cluster's facts is stored, `upkeep` backs up, checks and prunes.
 """

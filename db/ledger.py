@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import msgspec
@@ -25,9 +26,11 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 
 from metasched.core import Core
+from metasched.db.facts import applied, changed, lasting
 from metasched.db.schema import (
     attempt,
     change,
+    checkpoint,
     cluster,
     content,
     drain,
@@ -36,9 +39,11 @@ from metasched.db.schema import (
     job,
     task,
 )
+from metasched.db.upkeep import prune_some
 from metasched.events import (
     Again,
     Attempt,
+    Booted,
     CoreEvent,
     Drained,
     Intent,
@@ -57,6 +62,9 @@ _ATTEMPT = [c.name for c in attempt.c if c.name not in ("job", "task_index")]
 _CHANGED = [c for c in _ATTEMPT if c != "number"]
 
 
+CHECKPOINT_AFTER = 50_000  # events since the last one, at the next start
+
+
 class StorageFailed(Exception):
     """The database did not take a transaction: nothing of it is stored."""
 
@@ -69,6 +77,24 @@ class Stored:
     script: str
     environment: str
     payload: Payload  # its script and environment are empty: they are in the texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What a core is restored from: the arguments of `Core.restore`."""
+
+    tasks: list[Task]
+    last_sendings: dict[int, int]
+    facts: dict[str, Facts]
+    margins: list[Job]
+    drains: list[Drained]
+
+    def packed(self) -> bytes:
+        return zlib.compress(msgspec.msgpack.encode(self), 1)
+
+    @staticmethod
+    def unpacked(data: bytes) -> Known:
+        return msgspec.msgpack.decode(zlib.decompress(data), type=Known)
 
 
 def digest(text: str) -> str:
@@ -85,6 +111,9 @@ class Ledger:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._connection = engine.connect()
+        self._facts: dict[str, Facts] = {}  # the last ones stored, of which the next are news
+        self._lasting: dict[str, str] = {}
+        self._checkpoint: bytes | None = None  # goes with the next start
         with self._connection.begin():
             self._next_event = self._highest(event.c.id) + 1
             self._next_job = self._highest(job.c.id) + 1
@@ -143,9 +172,13 @@ class Ledger:
                     "id": id,
                     "time": what.time,
                     "kind": type(what).__name__.lower(),
-                    "data": encode(what),
+                    "data": self._encoded(what),
                 }
             )
+            if isinstance(what, Booted) and self._checkpoint is not None:
+                row = {"event": id, "time": what.time, "data": self._checkpoint}
+                run(insert(checkpoint), row)
+                self._checkpoint = None
             if isinstance(what, Modified):
                 self._modify(what, out)
             if isinstance(what, Drained | Resumed):
@@ -153,7 +186,10 @@ class Ledger:
             if isinstance(what, Drained):
                 run(insert(drain), vars(what))
             if isinstance(what, Seen) and what.facts is not None:
-                facts.append({"name": what.cluster, "facts": encode(what.facts), "time": what.time})
+                kept = encode(lasting(what.facts))
+                if self._lasting.get(what.cluster) != kept:
+                    facts.append({"name": what.cluster, "facts": kept, "time": what.time})
+                    self._lasting[what.cluster] = kept
             for line in out.changes:
                 key = (line.job, line.index)
                 if line.before is None and line.event is None:
@@ -196,6 +232,16 @@ class Ledger:
         for row in facts:
             if not run(update(cluster).where(cluster.c.name == row["name"]).values(row)).rowcount:
                 run(insert(cluster), row)
+
+    def _encoded(self, what: CoreEvent) -> str:
+        """An event as it is stored; of facts what is new since the cluster's last ones."""
+        if not isinstance(what, Seen) or what.facts is None:
+            return encode(what)
+        before, self._facts[what.cluster] = self._facts.get(what.cluster), what.facts
+        if before is None:
+            return encode(what)
+        told = msgspec.to_builtins(replace(what, facts=None))
+        return encode({**told, "changed": changed(before, what.facts)})
 
     def _insert_jobs(
         self,
@@ -249,6 +295,8 @@ class Ledger:
 
     def restore(self, into: Core, window: int) -> None:
         """Give a fresh core its open tasks, its clusters' last facts and the last margins."""
+        self._facts.clear()  # also those of a transaction that failed
+        self._lasting.clear()
         with self._connection.begin():
             run = self._connection.execute
             tasks = list(self._open_tasks())
@@ -264,16 +312,20 @@ class Ledger:
             margins = run(
                 select(job.c.job).where(job.c.margin >= 0).order_by(job.c.id.desc()).limit(window)
             ).scalars()
-            into.restore(
-                tasks,
-                {row[0]: row[1] for row in sendings},
-                {
+            known = Known(
+                tasks=tasks,
+                last_sendings={row[0]: row[1] for row in sendings},
+                facts={
                     row.name: msgspec.json.decode(row.facts, type=Facts)
                     for row in run(select(cluster))
                 },
-                [msgspec.json.decode(text, type=Job) for text in margins][::-1],
-                [Drained(**row) for row in run(select(drain)).mappings()],
+                margins=[msgspec.json.decode(text, type=Job) for text in margins][::-1],
+                drains=[Drained(**row) for row in run(select(drain)).mappings()],
             )
+            last = run(select(func.max(checkpoint.c.event))).scalar() or 0
+            due = self._next_event - last > CHECKPOINT_AFTER
+            self._checkpoint = known.packed() if due else None
+            into.restore(**vars(known))
 
     def _open_tasks(self) -> Iterator[Task]:
         run = self._connection.execute
@@ -322,12 +374,28 @@ class Ledger:
             )
 
     def events(self, since: int = 0) -> Iterator[CoreEvent]:
-        """The recorded events in order: what `core.replay` needs."""
+        """The recorded events in order: what `core.replay` needs.
+
+        `since` is the first one, or one at which the daemon started: what is stored of facts is
+        relative to earlier ones of the same life.
+        """
+        facts: dict[str, Facts] = {}
         with self._engine.connect() as reading:
             for row in reading.execute(
                 select(event).where(event.c.id >= since).order_by(event.c.id)
             ):
-                yield msgspec.json.decode(row.data, type=KINDS[row.kind])
+                kind = KINDS[row.kind]
+                if kind is not Seen:
+                    yield msgspec.json.decode(row.data, type=kind)
+                    continue
+                told = msgspec.json.decode(row.data)
+                news = told.pop("changed", None)
+                seen = msgspec.convert(told, Seen)
+                if news is not None:
+                    seen = replace(seen, facts=applied(facts[seen.cluster], news))
+                if seen.facts is not None:
+                    facts[seen.cluster] = seen.facts
+                yield seen
 
     def payload(self, id: int) -> Payload:
         """What a job runs, with its texts."""
@@ -340,6 +408,19 @@ class Ledger:
                 .where(job.c.id == id)
             ).one()
         return _with_texts(*row)
+
+    # Keeping it small
+
+    def prune(self, before: float) -> bool:
+        """Forget some of what ended before a time (epoch seconds); False: nothing is left.
+
+        One small transaction: call it until it answers False, and let others work in between.
+        """
+        try:
+            with self._connection.begin():
+                return any(prune_some(self._connection, before).values())
+        except DBAPIError as error:
+            raise StorageFailed(str(error.orig)) from error
 
     # Reading for people
 

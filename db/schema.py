@@ -15,6 +15,7 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     Table,
     Text,
@@ -23,7 +24,7 @@ from sqlalchemy import (
 
 from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, WITH_US
 
-REVISION = "0003"  # of the newest migration, which makes exactly these tables
+REVISION = "0004"  # of the newest migration, which makes exactly these tables
 
 metadata = MetaData(
     naming_convention={
@@ -72,6 +73,8 @@ job = Table(
     Column("payload", Text, nullable=False),
     Column("changed", Text),  # the job as users have modified it since; null: as submitted
     Index("ix_job_margin", "id", sqlite_where=_on_time, postgresql_where=_on_time),
+    Index("ix_job_script", "script"),  # these two: a content is dropped with its last job
+    Index("ix_job_environment", "environment"),
 )
 
 task = Table(
@@ -165,6 +168,7 @@ change = Table(
     Column("reason", Text, nullable=False),
     Column("cause", Text, nullable=False),
     Index("ix_change_job", "job", "id"),
+    Index("ix_change_event", "event"),  # an event is kept for its changes
 )
 
 cluster = Table(
@@ -184,4 +188,13 @@ drain = Table(
     Column("by", Text, nullable=False),
     Column("reason", Text, nullable=False),
     Column("keep_pending", Boolean(create_constraint=False), nullable=False),
+)
+
+# From time to time, what a core was restored from just before the event: older events may go.
+checkpoint = Table(
+    "checkpoint",
+    metadata,
+    Column("event", Integer, primary_key=True, autoincrement=False),
+    Column("time", Float, nullable=False),
+    Column("data", LargeBinary, nullable=False),
 )

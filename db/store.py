@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,6 +101,20 @@ def open_sqlite(path: Path) -> Engine:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}; give a file you can write") from None
+    return _opened(path, _migrate)
+
+
+def open_existing(path: Path) -> Engine:
+    """An engine on a database at the newest schema; nothing is made or migrated.
+
+    StoreError if there is none, or it has another schema.
+    """
+    if not path.is_file():
+        raise StoreError(f"no database {path}; start the daemon once, or name another file")
+    return _opened(path, _at_newest)
+
+
+def _opened(path: Path, prepare: Callable[[Connection, Path], None]) -> Engine:
     engine = create_engine(f"sqlite:///{path}", connect_args={"check_same_thread": False})
 
     @event.listens_for(engine, "connect")
@@ -114,7 +128,7 @@ def open_sqlite(path: Path) -> Engine:
 
     try:
         with engine.connect() as connection:
-            _migrate(connection, path)
+            prepare(connection, path)
     except DBAPIError as error:
         engine.dispose()
         raise StoreError(
@@ -127,6 +141,23 @@ def open_sqlite(path: Path) -> Engine:
     return engine
 
 
+def schema_of(path: Path) -> str | None:
+    """The schema that a database has; None if it is empty. StoreError if it is none of ours."""
+    found: list[str | None] = []
+    if not path.is_file():
+        raise StoreError(f"no database {path}; start the daemon once, or name its configuration")
+    _opened(path, lambda connection, at: found.append(revision(connection, at))).dispose()
+    return found[0]
+
+
+def _at_newest(connection: Connection, path: Path) -> None:
+    found = revision(connection, path)
+    if found != REVISION:
+        raise StoreError(
+            f"{path} has schema {found}, this metasched {REVISION}; run `metasched db upgrade`"
+        )
+
+
 def scripts() -> Config:
     """Alembic's configuration of our migrations."""
     from alembic.config import Config
@@ -136,7 +167,7 @@ def scripts() -> Config:
     return config
 
 
-def _revision(connection: Connection, path: Path) -> str | None:
+def revision(connection: Connection, path: Path) -> str | None:
     """The schema that the file has, None if it is empty."""
     tables = connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars().all()
     if "alembic_version" in tables:
@@ -150,7 +181,7 @@ def _revision(connection: Connection, path: Path) -> str | None:
 
 
 def _migrate(connection: Connection, path: Path) -> None:
-    current = _revision(connection, path)
+    current = revision(connection, path)
     if current == REVISION:
         return
     from alembic import command

@@ -54,6 +54,7 @@ class _Table(BaseModel):
 class DaemonTable(_Table):
     database: str | None = None
     socket: str | None = None
+    keep: Seconds = 365 * 86400.0
 
 
 class PolicyTable(_Table):
@@ -125,12 +126,16 @@ class ClusterSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """A whole, valid configuration. `origin` is the file it came from, None the defaults."""
+    """A whole, valid configuration. `origin` is the file it came from, None the defaults.
+
+    `keep` are the seconds for which ended jobs are remembered.
+    """
 
     origin: Path | None
     database: Path
     socket: Path
     folder: Path
+    keep: float
     policy: Policy
     clusters: tuple[ClusterSettings, ...]
     classes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
@@ -211,6 +216,7 @@ def load(path: Path | None) -> Settings:
         database=database,
         socket=socket,
         folder=database.with_suffix(".clusters"),
+        keep=site.daemon.keep,
         policy=policy,
         clusters=clusters,
         classes={c.name: (c.users, c.groups) for c in site.user_class},

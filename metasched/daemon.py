@@ -62,6 +62,8 @@ QUIET = 10.0  # seconds between polls, at the most, while jobs of ours run
 IDLE = 60.0  # likewise while there are none; a submission makes them quick again
 SLOWEST = 60.0  # seconds between tries of a cluster that does not answer, at the most
 SILENT_AFTER = 2  # failed polls in a row after which a cluster counts as silent
+PRUNE_EVERY = 3600.0  # seconds between looks for jobs that ended too long ago to be kept
+PRUNE_PAUSE = 0.1  # seconds between two portions of them
 RESTART = 2.0  # seconds before an engine that broke is started again
 WORKER_AGAIN = 0.5  # seconds before a worker that died is started again, doubled each time
 HEALTHY = 60.0  # seconds of life after which the earlier deaths of a worker are forgotten
@@ -412,7 +414,15 @@ class Engine:
             for link in self.links.values():
                 group.create_task(link.run(), name=link.name)
             group.create_task(self._begin_times())
+            group.create_task(self._prune())
             await self._broken
+
+    async def _prune(self) -> None:
+        """Forget what ended long ago, a little at a time."""
+        while True:
+            while self.ledger.prune(time.time() - self.settings.keep):
+                await asyncio.sleep(PRUNE_PAUSE)
+            await asyncio.sleep(min(PRUNE_EVERY, self.settings.keep))
 
     async def _begin_times(self) -> None:
         while True:

@@ -33,6 +33,7 @@ COMMANDS = {
     "explain": "why",
     "clusters": "clusters",
     "cluster": "clusters",
+    "db": "database",
     "serve": "services",
     "demo": "services",
     "simulate": "laboratory",

@@ -1,0 +1,199 @@
+"""Backups, checks and pruning of a database that a core really wrote."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+
+from metasched.core import Core
+from metasched.db import ledger as ledgers
+from metasched.db.checks import check
+from metasched.db.ledger import Ledger, Stored
+from metasched.db.schema import attempt, change, checkpoint, content, event, job, metadata, task
+from metasched.db.store import StoreError, open_existing, open_sqlite
+from metasched.db.upkeep import backup, prune
+from metasched.events import Accepted, Booted, CoreEvent, Policy, Seen, Submitted, Tried
+from metasched.model import Cluster, Facts, Job, Nodes, Partition, Payload, Row, State, tag_of
+
+NOW = 1_000_000.0
+FACTS = Facts(cpus=8, used=0, partitions=(Partition("p", (Nodes(1, 8, 8),), default=True),))
+
+
+class Life:
+    """One life of a daemon on the database, without its workers."""
+
+    def __init__(self, path: Path, at: float = NOW) -> None:
+        self.ledger = Ledger(open_sqlite(path))
+        self.core = Core()
+        self.ledger.restore(self.core, 100)
+        self.name = self.ledger.instance(NOW)
+        clusters = (Cluster(name="left", adapter="local"),)
+        self.take(Booted(at, self.name, Policy(), clusters), Seen(at, "left", facts=FACTS))
+
+    def take(self, *events: CoreEvent) -> None:
+        for what in events:
+            self.ledger.record([(what, self.core.step(what))])
+
+    def submit(self, id: int, at: float, **more: object) -> None:
+        new = Job(id=id, submitted=at, estimated=60.0, **more)  # type: ignore[arg-type]
+        what = Submitted(at, new)
+        kept = Stored(job=new, script=f"s{id}", environment="e", payload=Payload(script=""))
+        texts = {f"s{id}": f"#!/bin/sh\n# {id}\n", "e": "{}"}
+        self.ledger.record([(what, self.core.step(what))], [kept], texts)
+
+    def run(self, id: int, at: float) -> None:
+        row = Row(tag_of(self.name, id, 1), 0, "7", State.COMPLETED, started=at, ended=at)
+        self.take(Tried(at, id, 1), Accepted(at, id, 1, {0: "7"}), Seen(at, "left", (row,)))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ms.db"
+
+
+@pytest.fixture
+def life(path: Path) -> Iterator[Life]:
+    made = Life(path)
+    yield made
+    made.ledger.close()
+
+
+def counts(path: Path) -> dict[str, int]:
+    engine = open_existing(path)
+    with engine.connect() as connection:
+        found = {
+            table.name: connection.execute(select(func.count()).select_from(table)).scalar() or 0
+            for table in metadata.sorted_tables
+        }
+    engine.dispose()
+    return found
+
+
+def pruned(path: Path, before: float) -> dict[str, int]:
+    engine = open_existing(path)
+    try:
+        return prune(engine, before)
+    finally:
+        engine.dispose()
+
+
+def test_a_sound_database_passes_and_each_kind_of_damage_is_found(life: Life, path: Path) -> None:
+    for id in (1, 2, 3):
+        life.submit(id, NOW + id)
+    life.run(1, NOW + 10)
+    assert [(f.check, f.ok) for f in check(path)] == [
+        ("integrity", True),
+        ("counters", True),
+        ("replay", True),
+    ]
+    for damage, found in (
+        ("UPDATE task SET attempts = 7 WHERE job = 2", "counters"),
+        ("UPDATE task SET state = 'completed', ended = 1 WHERE job = 3", "replay"),
+        ("DELETE FROM content", "integrity"),
+    ):
+        with sqlite3.connect(path) as other:
+            other.execute("PRAGMA foreign_keys = OFF")
+            other.execute(damage)
+        other.close()
+        wrong = {f.check: f.text for f in check(path) if not f.ok}
+        assert found in wrong, (damage, wrong)
+    assert [p.name for p in path.parent.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_backup_is_whole_calls_itself_otherwise_and_proves_nothing_absent(
+    life: Life, path: Path, tmp_path: Path
+) -> None:
+    life.submit(1, NOW + 1)
+    life.submit(2, NOW + 2)
+    life.take(Tried(NOW + 3, 1, 1))
+    copy = tmp_path / "copy.db"
+    assert backup(path, copy) == copy.stat().st_size
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    life.submit(3, NOW + 4)  # the daemon goes on
+    assert all(finding.ok for finding in check(copy))
+    again = Life(copy)
+    try:
+        assert again.name != life.name
+        assert set(again.core.tasks) == {(1, 0), (2, 0)}
+        again.take(Seen(NOW + 9, "left", facts=FACTS, full=True, since=NOW - 9, until=NOW + 9))
+        assert again.core.tasks[1, 0].state is State.UNKNOWN
+    finally:
+        again.ledger.close()
+    with pytest.raises(StoreError, match="already"):
+        backup(path, copy)
+    with pytest.raises(StoreError, match="name a file"):
+        backup(path, tmp_path / "nowhere" / "copy.db")
+    with pytest.raises(StoreError, match="no database"):
+        backup(tmp_path / "none.db", tmp_path / "other.db")
+
+
+def test_pruning_forgets_ended_jobs_whole_and_nothing_else(life: Life, path: Path) -> None:
+    for id in (1, 2, 3, 4):
+        life.submit(id, NOW + id, deadline=NOW + 1000 if id == 2 else None)
+    for id in (1, 2, 3):
+        life.run(id, NOW + 100 * id)
+    assert pruned(path, NOW + 250) == {"jobs": 1, "events": 0}
+    engine = open_existing(path)
+    with engine.connect() as connection:
+        for table, column in ((job, job.c.id), (task, task.c.job), (attempt, attempt.c.job)):
+            ids = connection.execute(select(column).select_from(table).distinct()).scalars()
+            # 2 has a deadline: the priorities of later jobs come from it
+            assert set(ids) == {2, 3, 4}, table.name
+        assert 1 not in set(connection.execute(select(change.c.job)).scalars())
+        texts = set(connection.execute(select(content.c.digest)).scalars())
+    engine.dispose()
+    assert texts == {"s2", "s3", "s4", "e"}
+    assert pruned(path, NOW + 250) == {"jobs": 0, "events": 0}
+    assert {f.check for f in check(path) if not f.ok} == set()
+
+
+def test_events_go_up_to_a_checkpoint_from_which_they_are_replayed(
+    life: Life, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for id in (1, 2):
+        life.submit(id, NOW + id)
+    life.run(1, NOW + 10)
+    monkeypatch.setattr(ledgers, "CHECKPOINT_AFTER", 3)
+    second = Life(path, NOW + 15)
+    second.submit(5, NOW + 20)
+    monkeypatch.setattr(ledgers, "CHECKPOINT_AFTER", 1000)
+    third = Life(path, NOW + 25)
+    third.run(2, NOW + 30)
+    assert pruned(path, NOW + 15) == {"jobs": 1, "events": 0}
+    before = counts(path)["event"]
+    gone = pruned(path, NOW + 16)["events"]
+    assert 0 < gone == before - counts(path)["event"]
+    engine = open_existing(path)
+    with engine.connect() as connection:
+        start = connection.execute(select(checkpoint.c.event)).scalar()
+        assert start is not None
+        told = select(change.c.event).where(change.c.event < start)
+        kept = connection.execute(select(event.c.id).where(event.c.id < start)).scalars()
+        # the story of job 2, which was open then, keeps its events
+        assert set(kept) == set(connection.execute(told).scalars()) != set()
+    engine.dispose()
+    findings = {finding.check: finding for finding in check(path)}
+    assert all(finding.ok for finding in findings.values()), findings
+    assert "from the checkpoint" in findings["replay"].text
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE task SET state = 'held' WHERE job = 5")
+    other.close()
+    assert "task 5_0 is stored held" in {f.check: f.text for f in check(path)}["replay"]
+    second.ledger.close()
+    third.ledger.close()
+
+
+def test_an_older_schema_is_not_touched_by_what_only_looks(path: Path) -> None:
+    with pytest.raises(StoreError, match="no database"):
+        open_existing(path)
+    open_sqlite(path).dispose()
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE alembic_version SET version_num = '0001'")
+    other.close()
+    with pytest.raises(StoreError, match="db upgrade"):
+        open_existing(path)
