@@ -256,6 +256,9 @@ class Cell:
         for name in ("bin", "lib", "utilbin"):
             (self.root / name).mkdir()
             (self.root / name / "lx-amd64").symlink_to(_BINARIES)
+        temporary = self.folder / "tmp"
+        temporary.mkdir()
+        temporary.chmod(0o1777)
         kill = self.folder / "kill"
         kill.write_text(f"#!{sys.executable} -IS\n{_KILL}")
         kill.chmod(0o755)
@@ -330,7 +333,9 @@ class Cell:
             "pe_list": "smp",
             "rerun": "FALSE",
             "slots": self._slots,
-            "tmpdir": "/tmp",
+            # of its own: a folder of the same job number left in /tmp by a cell that was killed
+            # would put the queue in error
+            "tmpdir": self.folder / "tmp",
             "shell": "/bin/sh",
             "shell_start_mode": "unix_behavior",
             "terminate_method": f"{self.folder}/kill {self.root} $job_id",

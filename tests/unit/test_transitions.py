@@ -18,8 +18,14 @@ from metasched.transitions import (
 )
 
 
-def test_ended_states_have_no_way_out() -> None:
-    assert not [key for key in TABLE if key[0] in FINAL | ATTEMPT_FINAL]
+def test_only_a_requeue_leads_out_of_an_ended_state_and_to_a_new_attempt() -> None:
+    out = {(state, event): step for (state, event), step in TABLE.items() if state in FINAL}
+    assert {event for _, event in out} == {Event.REQUEUE}
+    assert {(step.task, step.attempt) for step in out.values()} == {(State.QUEUED, None)}
+
+
+def test_ended_attempts_stay_ended() -> None:
+    assert not [state for state, _ in TABLE if state in ATTEMPT_FINAL - FINAL]
 
 
 def test_tasks_and_attempts_stay_in_their_own_states() -> None:
@@ -37,7 +43,11 @@ def test_a_live_task_shares_the_state_of_its_attempt() -> None:
 
 
 def test_only_what_has_not_begun_comes_back_to_us() -> None:
-    back = {state for (state, _), step in TABLE.items() if step.task is State.QUEUED}
+    back = {
+        state
+        for (state, event), step in TABLE.items()
+        if step.task is State.QUEUED and event is not Event.REQUEUE
+    }
     assert back == {State.HELD, State.DISPATCHING, State.PENDING, State.UNKNOWN}
 
 
