@@ -306,6 +306,7 @@ def live_row(job: Job, tag: str, task: int) -> Row:
         started=started,
         word="" if job.state in ("r", "qw") else job.state,
         node=job.host,
+        restarts=int("R" in job.state),
     )
 
 

@@ -26,6 +26,7 @@ from metasched.adapters.base import (
 )
 from metasched.adapters.slurm_access import Access, SlurmOptions
 from metasched.adapters.slurm_pyslurm import choose
+from metasched.adapters.slurm_reach import Reach
 from metasched.model import Cluster, Facts, Job, Listing
 
 __all__ = ["Slurm", "SlurmOptions"]
@@ -47,6 +48,7 @@ class Slurm(Adapter):
         super().__init__(cluster, options, instance, folder)
         self._settings = options
         self._facts: Facts | None = None  # of the last poll
+        self._reach = Reach()
         self._chosen: Access | None = None
 
     @property
@@ -131,10 +133,12 @@ class Slurm(Adapter):
         """
         taken = time.time()
         jobs = self._access.jobs()
-        listed = time.time()
+        listed = time.monotonic()
         places = self._access.nodes()
         config = self._access.controller()
-        since = config.remembers_since(time.time(), listed)
+        now = time.monotonic()
+        since, up = self._reach.look(config, listed, now)
+        wall = time.time() - now  # what turns our monotonic times into those of day
         try:
             rows = text.rows(jobs, self.instance, os.geteuid())
             facts = text.facts(jobs, places, taken, {row.native_id for row in rows})
@@ -143,8 +147,9 @@ class Slurm(Adapter):
         self._facts = facts
         return Listing(
             taken=taken,
-            since=since,
+            since=wall + since,
             until=taken - self._settings.settle,
             rows=tuple(rows),
             facts=facts,
+            up_since=wall + up,
         )

@@ -128,16 +128,6 @@ class Controller:
     boot: float
     min_job_age: float | None
 
-    def remembers_since(self, asked: float, listed: float) -> float:
-        """From when on (our clock) nothing that reached the controller can lack in a listing.
-
-        `asked` is our time after this answer came, `listed` after the listing came. The
-        controller's clock may differ from ours: at the latest it read `now` at `asked`. Its
-        times are whole seconds, rounded down.
-        """
-        since = self.boot + 1 + (asked - self.now)
-        return since if self.min_job_age is None else max(since, listed - self.min_job_age)
-
 
 def records(text: str, delimiter: str, width: int) -> list[list[str]]:
     """Lines of `width` fields that each end in `delimiter`, whatever newlines they hold."""
@@ -288,6 +278,7 @@ def _row(line: QueueLine, tag: str, task: int) -> Row:
         signal=signal,
         word="" if line.reason in _NOTHING else line.reason,
         node="" if line.nodes in _NOTHING else line.nodes,
+        restarts=int(line.restarts),
     )
 
 

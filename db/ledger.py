@@ -6,7 +6,7 @@ import hashlib
 import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import msgspec
@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
-from metasched.core import Core
+from metasched.core import ENDED_KEPT, Core
 from metasched.db.facts import applied, changed, lasting
 from metasched.db.schema import (
     attempt,
@@ -46,9 +46,11 @@ from metasched.events import (
     Booted,
     CoreEvent,
     Drained,
+    Ended,
     Intent,
     Modified,
     Outcome,
+    Past,
     Resumed,
     Seen,
     Submitted,
@@ -59,7 +61,9 @@ from metasched.transitions import LIVE, Event
 
 KINDS: dict[str, type[CoreEvent]] = {k.__name__.lower(): k for k in get_args(CoreEvent)}
 _ATTEMPT = [c.name for c in attempt.c if c.name not in ("job", "task_index")]
+_OF_TASK = and_(task.c.job == attempt.c.job, task.c.task_index == attempt.c.task_index)
 _CHANGED = [c for c in _ATTEMPT if c != "number"]
+_OPENING = (Event.SEND, Event.RESTART, Event.ADOPT)  # with these a task gets a new attempt
 
 
 CHECKPOINT_AFTER = 50_000  # events since the last one, at the next start
@@ -88,6 +92,7 @@ class Known:
     facts: dict[str, Facts]
     margins: list[Job]
     drains: list[Drained]
+    ended: dict[tuple[int, int], Ended] = field(default_factory=dict)
 
     def packed(self) -> bytes:
         return zlib.compress(msgspec.msgpack.encode(self), 1)
@@ -194,7 +199,7 @@ class Ledger:
                 key = (line.job, line.index)
                 if line.before is None and line.event is None:
                     new_tasks.add(key)
-                if line.event is Event.SEND:
+                if line.event in _OPENING:
                     new_attempts.add((*key, line.attempt))
                 changes.append(
                     {
@@ -227,6 +232,12 @@ class Ledger:
             run(_UPDATE_ATTEMPT, rows)
         if rows := [row for key, row in attempts.items() if key in new_attempts]:
             run(insert(attempt), rows)
+        if rows := [
+            _bound({"job": job, "task_index": index, "sending": sending, "begun": True})
+            for _, out in steps
+            for job, index, sending in out.begun
+        ]:
+            run(_UPDATE_BEGUN, rows)
         if changes:
             run(insert(change), changes)
         for row in facts:
@@ -302,10 +313,7 @@ class Ledger:
             tasks = list(self._open_tasks())
             sendings = run(
                 select(attempt.c.job, func.max(attempt.c.sending))
-                .join(
-                    task,
-                    and_(task.c.job == attempt.c.job, task.c.task_index == attempt.c.task_index),
-                )
+                .join(task, _OF_TASK)
                 .where(task.c.ended.is_(None))
                 .group_by(attempt.c.job)
             )
@@ -321,28 +329,53 @@ class Ledger:
                 },
                 margins=[msgspec.json.decode(text, type=Job) for text in margins][::-1],
                 drains=[Drained(**row) for row in run(select(drain)).mappings()],
+                ended=self._ended_tasks(),
             )
             last = run(select(func.max(checkpoint.c.event))).scalar() or 0
             due = self._next_event - last > CHECKPOINT_AFTER
             self._checkpoint = known.packed() if due else None
             into.restore(**vars(known))
 
+    def _ended_tasks(self) -> dict[tuple[int, int], Ended]:
+        """The last tasks that have ended, oldest first."""
+        run = self._connection.execute
+        last = select(task).order_by(task.c.ended.desc()).where(task.c.ended.is_not(None))
+        rows = run(last.limit(ENDED_KEPT)).all()
+        past: dict[tuple[int, int], dict[int, Past]] = {}
+        if rows:
+            oldest = rows[-1].ended
+            of = attempt.c
+            for row in run(
+                select(of.job, of.task_index, of.sending, of.cluster, of.begun)
+                .join(task, _OF_TASK)
+                .where(task.c.ended >= oldest)
+                .order_by(of.number)
+            ):
+                sent = past.setdefault((row.job, row.task_index), {})
+                sent[row.sending] = Past(row.cluster, row.begun)
+        return {
+            (row.job, row.task_index): Ended(
+                State(row.state), row.attempts, past.get((row.job, row.task_index), {})
+            )
+            for row in reversed(rows)
+        }
+
     def _open_tasks(self) -> Iterator[Task]:
         run = self._connection.execute
         jobs: dict[int, Job] = {}
         refused: dict[tuple[int, int], set[str]] = {}
-        for row in run(
-            select(attempt.c.job, attempt.c.task_index, attempt.c.cluster)
-            .join(
-                task, and_(task.c.job == attempt.c.job, task.c.task_index == attempt.c.task_index)
-            )
-            .where(
-                task.c.ended.is_(None),
-                attempt.c.refused.is_(True),
-                attempt.c.number > task.c.forgiven,
-            )
-        ):
-            refused.setdefault((row.job, row.task_index), set()).add(row.cluster)
+        past: dict[tuple[int, int], dict[int, Past]] = {}
+        earlier = (
+            select(attempt, task.c.forgiven)
+            .join(task, _OF_TASK)
+            .where(task.c.ended.is_(None), attempt.c.state.not_in(sorted(LIVE)))
+            .order_by(attempt.c.number)
+        )
+        for row in run(earlier):
+            key = (row.job, row.task_index)
+            past.setdefault(key, {})[row.sending] = Past(row.cluster, row.begun)
+            if row.refused and row.number > row.forgiven:
+                refused.setdefault(key, set()).add(row.cluster)
         rows = run(
             select(task, job.c.priority, func.coalesce(job.c.changed, job.c.job).label("spec"))
             .join(job, job.c.id == task.c.job)
@@ -356,7 +389,10 @@ class Ledger:
         for row in rows:
             if row.job not in jobs:
                 jobs[row.job] = msgspec.json.decode(row.spec, type=Job)
-            found = live.get((row.job, row.task_index))
+            key = (row.job, row.task_index)
+            found = live.get(key)
+            if found is not None:
+                past.get(key, {}).pop(found.sending, None)
             yield Task(
                 jobs[row.job],
                 row.task_index,
@@ -369,8 +405,9 @@ class Ledger:
                 moves=row.moves,
                 target=row.target,
                 attempt=_attempt_of(found) if found is not None else None,
-                refused=refused.get((row.job, row.task_index), set()),
+                refused=refused.get(key, set()),
                 forgiven=row.forgiven,
+                past=past.get(key, {}),
             )
 
     def events(self, since: int = 0) -> Iterator[CoreEvent]:
@@ -581,6 +618,7 @@ _UPDATE_TASK = _update(
     ("state", "reason", "held", "target", "attempts", "moves", "ended", "forgiven"),
 )
 _UPDATE_ATTEMPT = _update(attempt, ("job", "task_index", "number"), _CHANGED)
+_UPDATE_BEGUN = _update(attempt, ("job", "task_index", "sending"), ("begun",))
 
 _STATUS: Select[Any] = (
     select(

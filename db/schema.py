@@ -19,12 +19,13 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    false,
     text,
 )
 
 from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, WITH_US
 
-REVISION = "0004"  # of the newest migration, which makes exactly these tables
+REVISION = "0005"  # of the newest migration, which makes exactly these tables
 
 metadata = MetaData(
     naming_convention={
@@ -126,6 +127,9 @@ attempt = Table(
     Column("cpu_seconds", Float),
     Column("max_memory", Integer),
     Column("refused", Boolean(create_constraint=False), nullable=False),
+    Column("rival", Integer),
+    Column("restarts", Integer, nullable=False, server_default="0"),
+    Column("begun", Boolean(create_constraint=False), nullable=False, server_default=false()),
     ForeignKeyConstraint(
         ["job", "task_index"], ["task.job", "task.task_index"], name="fk_attempt_task"
     ),

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from metasched.events import (
@@ -28,14 +29,17 @@ from metasched.events import (
     Attempt,
     Booted,
     Change,
+    ClockSet,
     CoreEvent,
     Declined,
     Drained,
     Due,
+    Ended,
     Intent,
     Look,
     Modified,
     Outcome,
+    Past,
     Policy,
     Requeued,
     Resumed,
@@ -73,6 +77,20 @@ MARGINS = 1000  # jobs whose margins are kept: the largest window
 FULL_AGAIN = (10.0, 300.0)  # seconds until a full cluster is tried again: first, at the most
 LOOK_AGAIN = (5.0, 600.0)  # seconds until accounting is asked again: first, at the most
 PURSUE_AGAIN = 60.0  # seconds after which a wish that shows no effect is told to the manager again
+LATER_START = 5.0  # seconds by which a start must differ to be another; managers round their times
+ENDED_KEPT = 20_000  # ended tasks that are remembered, in case an attempt of theirs comes back
+
+
+@dataclass
+class _Stray:
+    """An attempt that is listed although we had given it up; `asked`: when its end was asked for.
+
+    `wish` is None (let it be), or the `unstarted` of the withdrawal that is asked for.
+    """
+
+    row: Row
+    wish: bool | None = None
+    asked: float = 0.0
 
 
 @dataclass
@@ -85,6 +103,7 @@ class _View:
     `Attempt.calm` is `uneasy`, so that a listing need not look at all the rest. `watched` are the
     seconds for which it has answered us, `missed` those of its present silence in which another
     cluster answered: what expires goes by these, and stands still while nobody could see anything.
+    `strays` are by job, index and sending.
     """
 
     cluster: Cluster
@@ -104,6 +123,8 @@ class _View:
     unstarted: dict[tuple[int, int], Task] = field(default_factory=dict)
     live: dict[tuple[int, int], Task] = field(default_factory=dict)
     uneasy: dict[tuple[int, int], Task] = field(default_factory=dict)
+    strays: dict[tuple[int, int, int], _Stray] = field(default_factory=dict)
+    up_since: float = 0.0  # when its manager last started, as far as it tells
 
     def learn(self, facts: Facts) -> None:
         self.facts, self.power = facts, facts.cpus * self.cluster.benchmark
@@ -149,6 +170,7 @@ class Core:
         self.instance = ""
         self.tasks: dict[tuple[int, int], Task] = {}
         self._open: dict[int, dict[int, Task]] = {}
+        self._ended: dict[tuple[int, int], Ended] = {}
         self._views: dict[str, _View] = {}
         self._sendings: dict[tuple[int, int], dict[int, Task]] = {}
         self._last_sending: dict[int, int] = {}
@@ -167,6 +189,8 @@ class Core:
     def step(self, event: CoreEvent) -> Outcome:
         """Apply one event; return what changed and what to do. Never raises on a valid event."""
         out = Outcome()
+        if isinstance(event, ClockSet):
+            self._ticked += event.by
         self._tick(event.time)
         match event:
             case Submitted():
@@ -204,6 +228,8 @@ class Core:
                 self._drained(event, out)
             case Resumed():
                 self._resumed(event, out)
+            case ClockSet():
+                self._clock_set(event, out)
             case Booted():
                 self._booted(event, out)
             case Due():
@@ -230,16 +256,19 @@ class Core:
         facts: dict[str, Facts],
         margins: Iterable[Job],
         drains: Iterable[Drained] = (),
+        ended: Mapping[tuple[int, int], Ended] | None = None,
     ) -> None:
         """Take over stored tasks before the first event, which must be `Booted`.
 
         `last_sendings` maps each open job to its highest sending, `margins` are the last jobs
-        with a deadline that could be met, oldest first, `drains` what operators keep closed.
+        with a deadline that could be met, oldest first, `drains` what operators keep closed,
+        `ended` the last tasks that ended, oldest first.
         """
         self._drains = {drain.cluster: drain for drain in drains}
         self._margins = list(margins)
         self._last_sending = dict(last_sendings)
         self._facts = dict(facts)
+        self._ended = dict(ended or {})
         for task in tasks:
             self._keep_open(task)
             if task.attempt is not None:
@@ -292,8 +321,11 @@ class Core:
                     self._wait(task, event.time)
                 continue
             attempt.watched = 0.0
-            attempt.seen, attempt.given_up, attempt.asked = False, False, None
+            attempt.seen, attempt.given_up = False, False
+            attempt.asked = None if attempt.intent is None else 0.0  # it may have been told
             attempt.listed, attempt.looks, attempt.look_at = None, 0, 0.0
+            if attempt.sent > event.time:
+                attempt.sent = 0.0  # the clock was set back meanwhile: no listing proves so much
             never_tried = attempt.state is State.DISPATCHING and attempt.tried is None
             if attempt.cluster in self._views:
                 view = self._views[attempt.cluster]
@@ -315,6 +347,33 @@ class Core:
 
     def _key(self, job: Job, priority: int) -> float:
         return job.submitted - self.policy.age * (priority - 1)
+
+    def _clock_set(self, event: ClockSet, out: Outcome) -> None:
+        """Move what durations are counted from: a step of the clock is no time that has passed.
+
+        What bounds a proof from below is moved back, never forward: perhaps the time did pass,
+        and this host slept.
+        """
+        back = min(event.by, 0.0)
+        for task in self.tasks.values():
+            if (attempt := task.attempt) is None:
+                continue
+            attempt.sent += back
+            attempt.look_at += event.by
+            for name, by in (
+                *(("accepted", back), ("listed", back)),
+                *(("tried", event.by), ("asked", event.by)),
+            ):
+                if (moment := getattr(attempt, name)) is not None:
+                    setattr(attempt, name, moment + by)
+            out.tasks[task.job.id, task.index] = task
+        for view in self._views.values():
+            view.full_since += back
+            view.probe_at += event.by
+            for stray in view.strays.values():
+                stray.asked += event.by
+        self._begin(event.time)
+        self._place(event.time, out)
 
     # 1. Apply
 
@@ -383,17 +442,28 @@ class Core:
         if event.facts is not None:
             view.learn(event.facts)
             self._facts[event.cluster] = event.facts
-        listed = set()
+        view.up_since = event.up_since
+        if event.full:
+            view.strays.clear()
         for row in event.rows:
+            sending = parse_tag(row.tag, self.instance)
             task = self._of(row.tag, row.task)
-            if task is not None and self._attempt(task).cluster == event.cluster:
-                listed.add((task.job.id, task.index))
+            if task is None and sending is not None:
+                self._stray(view, *sending, row, event.time, out)
+            elif task is not None and self._attempt(task).cluster == event.cluster:
                 self._row(task, row, event.time, out)
-        gone = {
+        listed = {  # now, as some of them may just have been adopted
             (task.job.id, task.index)
-            for tag, index in event.vanished
-            if (task := self._of(tag, index)) is not None
+            for row in event.rows
+            if (task := self._of(row.tag, row.task)) is not None
+            and self._attempt(task).cluster == event.cluster
         }
+        gone = set()
+        for tag, index in event.vanished:
+            if (sending := parse_tag(tag, self.instance)) is not None:
+                view.strays.pop((sending[0], index, sending[1]), None)
+            if (task := self._of(tag, index)) is not None:
+                gone.add((task.job.id, task.index))
         for key, task in self._to_look_at(view, event, gone):
             attempt = self._attempt(task)
             if attempt.calm:
@@ -411,6 +481,8 @@ class Core:
         if view.cluster.move_after is not None and missed >= view.cluster.move_after:
             self._leave(view, f"it was silent for {missed:.0f} s", event.time, out)
         self._look(view, event.time, out)
+        for known_by, stray in view.strays.items():
+            self._chase(view, known_by, stray, event.time, out)
         self._weigh(view)
         self._begin(event.time)
         after = (True, _shape(view.facts) if self._waiting and event.facts else None)
@@ -431,10 +503,15 @@ class Core:
 
     def _row(self, task: Task, row: Row, now: float, out: Outcome) -> None:
         """What a manager lists of a live attempt."""
+        if self._restarted(self._attempt(task), row):
+            self._restart(task, row, now, out)
         attempt = self._attempt(task)
         attempt.seen, attempt.given_up, attempt.tried = True, False, None
         attempt.native_id = row.native_id
-        attempt.started, attempt.ended = row.started, row.ended
+        # what waits to begin again has no start of its own yet
+        attempt.started = None if row.state is State.PENDING else row.started
+        attempt.begun |= row.started is not None
+        attempt.ended = row.ended
         attempt.exit_code, attempt.signal = row.exit_code, row.signal
         attempt.word, attempt.node = row.word, row.node
         attempt.cpu_seconds, attempt.max_memory = row.cpu_seconds, row.max_memory
@@ -447,14 +524,206 @@ class Core:
             self._advance(task, event, now, f"gone unstarted, for the {attempt.intent}", out)
         elif event is not None:
             self._advance(task, event, now, row.word, out)
-        elif attempt.state is State.PENDING and row.word:
+        elif attempt.state is State.PENDING and row.word and task.reason != Reason.DUPLICATE:
             task.reason = MANAGER_REASON + row.word
-        if attempt.state in BEGUN and moving:
-            if attempt.intent is Intent.RECALL:
+        if moving and task.attempt is attempt and attempt.begun:
+            if attempt.intent is Intent.RECALL and attempt.state in BEGUN:
                 self._note(task, "it had begun before it could be taken back", out)
-            attempt.intent = attempt.target = attempt.asked = None
+            if attempt.rival is not None:
+                self._duplicate(task, attempt.rival, out)
+            attempt.intent = attempt.target = attempt.asked = attempt.rival = None
             task.held = False
+            out.tasks[task.job.id, task.index] = task
         self._pursue(task, now, out)
+
+    @staticmethod
+    def _restarted(attempt: Attempt, row: Row) -> bool:
+        """Whether the manager has begun the payload anew since we last saw the attempt.
+
+        By its own count, or because what ran waits, or has another start: a controller that
+        lost its last seconds no longer counts. It may count while the payload has yet to end:
+        then the start is still the one that we know.
+        """
+        if row.restarts > attempt.restarts:
+            return row.state is State.PENDING or row.started != attempt.started
+        if attempt.started is None:
+            return False
+        if row.state is State.PENDING:
+            return True
+        again = row.started is not None and row.started > attempt.started + LATER_START
+        return again and row.state is State.RUNNING
+
+    def _restart(self, task: Task, row: Row, now: float, out: Outcome) -> None:
+        """Open the attempt that the manager has begun by itself; the last one ended with that."""
+        last = self._attempt(task)
+        before = last.state
+        self._count(task, before, -1)
+        last.state = State.NODE_FAIL
+        last.ended = last.ended or now
+        last.word = last.word or row.word
+        out.closed.append((task, last))
+        task.attempts += 1
+        task.attempt = replace(
+            last,
+            number=task.attempts,
+            state=State.PENDING,
+            intent=None if last.intent in BACK else last.intent,
+            target=None,
+            rival=None,
+            asked=None,
+            started=None,
+            ended=None,
+            word="",
+            restarts=row.restarts,
+        )
+        task.state, task.held = advance(before, Event.RESTART, task.name).task, False
+        self._count(task, task.state, +1)
+        cause = f"the manager restarted it by itself (restart {row.restarts})"
+        self._record(task, Event.RESTART, before, cause, out)
+
+    # Attempts that come back
+
+    def _stray(
+        self, view: _View, job: int, sending: int, row: Row, now: float, out: Outcome
+    ) -> None:
+        """An attempt is listed that is nobody's live one.
+
+        A manager that lost its last seconds brings back what was cancelled; an operator may
+        have called lost what was not. One that waits is withdrawn; one that began goes before a
+        newer one that has not; two that began are both left alone, and told.
+        """
+        key = (job, row.task, sending)
+        known = view.strays.pop(key, None)
+        task = self.tasks.get((job, row.task))
+        began = row.started is not None or row.state in (State.RUNNING, State.SUSPENDED)
+        if not began and row.state is not State.PENDING:
+            return
+        stray = known or _Stray(row)
+        stray.row = row
+        if task is None:
+            self._after_end(view, key, stray, began, out)
+            return
+        past = task.past.get(sending)
+        if past is None:
+            if row.state in LIVE:
+                out.warnings.append(f"{view.cluster.name} lists {row.tag}, which was never sent")
+            return
+        view.strays[key] = stray
+        attempt = task.attempt
+        where = f"sending {sending} on {past.cluster} is back"
+        if began and past.began:
+            return
+        if began:
+            past.began = True
+            out.begun.append(key)
+        if attempt is None:
+            self._adopt(task, sending, now, "it was given up, and is there after all", out)
+        elif not began:
+            if stray.wish is None:
+                stray.wish = True
+                self._note(task, f"{where}: it is withdrawn", out)
+        elif attempt.intent is Intent.CANCEL:
+            stray.wish, stray.asked = False, 0.0
+            self._note(task, f"{where}: it is cancelled", out)
+        elif not attempt.begun:
+            attempt.intent, attempt.rival = Intent.YIELD, sending
+            attempt.target = attempt.asked = None
+            self._note(task, f"{where} and has begun: it goes before", out)
+            self._pursue(task, now, out)
+        else:
+            self._duplicate(task, sending, out)
+
+    def _after_end(
+        self,
+        view: _View,
+        key: tuple[int, int, int],
+        stray: _Stray,
+        began: bool,
+        out: Outcome,
+    ) -> None:
+        """An attempt of a task that has ended is listed as live, or as having begun."""
+        job, index, sending = key
+        row = stray.row
+        ended = self._ended.get((job, index))
+        past = ended.past.get(sending) if ended is not None else None
+        live = row.state in LIVE
+        if ended is None or past is None:
+            if live:
+                out.warnings.append(f"{view.cluster.name} lists {row.tag}, and nobody knows why")
+            return
+        if past.began and not live:
+            return
+        where = f"sending {sending} on {view.cluster.name}"
+        view.strays[key] = stray
+        if not began:
+            wish, cause = True, f"{where} is back: it is withdrawn"
+        elif live and ended.state is State.CANCELLED:
+            wish, cause = False, f"{where} is back: it is cancelled again"
+        elif past.began:
+            return
+        else:
+            wish, cause = None, f"DUPLICATE: {where} has begun, too"
+            past.began = True
+            out.begun.append(key)
+            out.warnings.append(f"job {job}: {cause}")
+        if wish is not None and wish == stray.wish:
+            return
+        stray.wish, stray.asked = wish, 0.0
+        out.changes.append(
+            Change(
+                *(job, index, ended.attempt, None, ended.state, ended.state),
+                *(view.cluster.name, "", cause),
+            )
+        )
+
+    def _chase(
+        self,
+        view: _View,
+        key: tuple[int, int, int],
+        stray: _Stray,
+        now: float,
+        out: Outcome,
+    ) -> None:
+        """Ask for the end of a stray that must not go on, again if that shows no effect."""
+        if stray.wish is None or (stray.asked and now - stray.asked < PURSUE_AGAIN):
+            return
+        stray.asked = now
+        job, index, sending = key
+        natives: dict[int, str | None] = {index: stray.row.native_id}
+        out.actions.append(Withdraw(job, sending, view.cluster.name, natives, stray.wish))
+
+    def _duplicate(self, task: Task, sending: int, out: Outcome) -> None:
+        """Two attempts have begun. Both go on; the newer one's end is the task's."""
+        task.reason = Reason.DUPLICATE
+        cause = f"DUPLICATE: sending {sending} on {task.past[sending].cluster} has begun, too"
+        self._note(task, cause, out)
+        out.warnings.append(f"job {task.name}: {cause}")
+
+    def _adopt(self, task: Task, sending: int, now: float, cause: str, out: Outcome) -> None:
+        """Go on with an earlier sending, as a new attempt; the task waits with us.
+
+        If it has not begun it is only taken back: a withdrawal of ours may still be under way.
+        """
+        past = task.past.pop(sending)
+        task.attempts += 1
+        task.held &= not past.began
+        view = self._views.get(past.cluster)
+        stray = view.strays.pop((task.job.id, task.index, sending), None) if view else None
+        task.attempt = Attempt(
+            *(task.attempts, sending, past.cluster, State.QUEUED, now),
+            accepted=now,
+            begun=past.began,
+            restarts=stray.row.restarts if stray else 0,
+        )
+        if not past.began:
+            task.attempt.intent = Intent.HOLD if task.held else Intent.RECALL
+        self._sendings.setdefault((task.job.id, sending), {})[task.index] = task
+        self._advance(task, Event.ADOPT, now, cause, out)
+        if view is not None:
+            key = (task.job.id, task.index)
+            view.live[key] = view.uneasy[key] = task
+            if stray is not None:
+                self._row(task, stray.row, now, out)
 
     def _missing(self, task: Task, seen: Seen, out: Outcome) -> None:
         """A complete listing lacks a live attempt: gone for certain, or nobody knows.
@@ -464,14 +733,14 @@ class Core:
         tasks without a record (Slurm: tasks of an array).
         """
         attempt = self._attempt(task)
-        if attempt.native_id is None:
+        if attempt.accepted is None and attempt.native_id is None:
             if attempt.tried is None or attempt.tried > seen.until:
                 return  # not tried yet, or a late command of ours may still arrive
             if seen.since <= attempt.sent:
                 cause = "a complete listing proves that it never arrived"
                 self._advance(task, Event.ABSENT, seen.time, cause, out)
                 return
-        elif attempt.started is None:
+        elif not attempt.begun:
             begun, there = attempt.sent, attempt.accepted or attempt.sent
             if attempt.listed is not None:
                 begun = there = attempt.listed
@@ -487,8 +756,18 @@ class Core:
             self._advance(task, Event.SILENCE, seen.time, cause, out)
 
     def _gone(self, task: Task, now: float, out: Outcome) -> None:
-        """A manager that had the attempt has it no more, and it certainly never began."""
-        moving = self._attempt(task).intent in (Intent.PULL, Intent.HOLD)
+        """A manager that had the attempt has it no more, and it certainly never began.
+
+        Either somebody cancelled it, or the manager started anew without it; then it is sent
+        again.
+        """
+        attempt = self._attempt(task)
+        there = attempt.listed or attempt.accepted
+        if there is not None and there < self._views[attempt.cluster].up_since:
+            cause = "its manager lost it when it started anew; it certainly never began"
+            self._advance(task, Event.ABSENT, now, cause, out)
+            return
+        moving = attempt.intent in BACK
         cause = "gone from the manager; it certainly never began"
         self._advance(task, Event.WITHDRAW if moving else Event.KILL, now, cause, out)
 
@@ -541,13 +820,17 @@ class Core:
                     assert attempt is not None
                     attempt.intent, attempt.target, attempt.asked = Intent.CANCEL, None, None
                     self._note(task, f"cancel asked for {by}", out)
+                    for view in self._views.values():
+                        for (job, index, _), stray in view.strays.items():
+                            if (job, index) == (task.job.id, task.index):
+                                stray.wish, stray.asked = False, 0.0
                 case "hold" if attempt is None:
                     task.held = True
                     if task.state is State.QUEUED:
                         self._advance(task, Event.HOLD, event.time, f"held {by}", out)
-                case "hold" if attempt is not None and attempt.state in UNSTARTED:
+                case "hold" if attempt is not None and self._unstarted(attempt):
                     task.held = True
-                    if attempt.intent is not Intent.CANCEL:
+                    if attempt.intent not in (Intent.CANCEL, Intent.YIELD):
                         attempt.intent, attempt.target = Intent.HOLD, None
                         self._note(task, f"hold asked for {by}", out)
                 case "release":
@@ -565,6 +848,7 @@ class Core:
                 case "lost" if task.state is State.UNKNOWN:
                     self._advance(task, Event.WRITE_OFF, event.time, f"lost, says {event.by}", out)
                 case "ran" if task.state is State.UNKNOWN:
+                    self._attempt(task).begun = True
                     self._advance(task, Event.VOUCH, event.time, f"it ran, says {event.by}", out)
             self._pursue(task, event.time, out)
         self._begin(event.time)
@@ -580,6 +864,8 @@ class Core:
             if (event.job.id, again.index) not in self.tasks:
                 task = Task(event.job, again.index, priority, self._key(event.job, priority))
                 task.state, task.attempts = again.state, again.attempts
+                if (ended := self._ended.get((event.job.id, again.index))) is not None:
+                    task.past = copy(ended.past)
                 self._reopen(task, event.last_sending, event.time, f"requeued {by}", out)
                 tasks.append(task)
         self._begin(event.time)
@@ -589,6 +875,7 @@ class Core:
         """Let an ended task wait again, as if no cluster had ever refused it."""
         task.ended, task.attempt, task.target, task.held = None, None, None, False
         task.forgiven, task.refused = task.attempts, set()
+        task.reason = ""
         self._keep_open(task)
         self._last_sending[task.job.id] = max(last, self._last_sending.get(task.job.id, 0))
         self._advance(task, Event.REQUEUE, now, cause, out)
@@ -642,7 +929,7 @@ class Core:
         for task in view.live.values():
             if drained:
                 self._want_back(task, view, str(drain), now, out)
-            elif task.state not in BEGUN:
+            elif not self._attempt(task).begun:
                 never = unfit(task.job, view.cluster, view.facts)
                 if never is not None and never.reason in PERMANENT:
                     self._want_back(task, view, never.text, now, out)
@@ -661,7 +948,7 @@ class Core:
     def _want_back(self, task: Task, view: _View, why: str, now: float, out: Outcome) -> bool:
         """Recall a task, unless it has begun or is wished for otherwise."""
         attempt = self._attempt(task)
-        if task.state in BEGUN or attempt.started is not None or attempt.intent is not None:
+        if attempt.begun or attempt.intent is not None:
             return False
         attempt.intent = Intent.RECALL
         self._note(task, f"recalled from {view.cluster.name}: {why}", out)
@@ -684,13 +971,16 @@ class Core:
             attempt.state = step.attempt
             if joined and not left:
                 self._count(task, step.task, +1)
-        task.state, task.reason = step.task, Reason.HELD if step.task is State.HELD else ""
+        if task.reason != Reason.DUPLICATE:
+            task.reason = Reason.HELD if step.task is State.HELD else ""
+        task.state = step.task
         self._record(task, event, before, cause, out)
         if attempt is not None and step.task not in LIVE:
             self._close(task, attempt, now, out)
         if step.task in FINAL:
             task.ended = attempt.ended if attempt is not None else now
             self._waiting.pop((task.job.id, task.index), None)
+            self._remember(task)
             del self.tasks[task.job.id, task.index]
             del self._open[task.job.id][task.index]
             last = self._last_sending.get(task.job.id, 0)
@@ -702,6 +992,9 @@ class Core:
         elif step.task is State.QUEUED:
             if attempt is not None and attempt.intent is Intent.CANCEL:
                 self._advance(task, Event.CANCEL, now, "cancelled as asked", out)
+            elif attempt is not None and attempt.rival in task.past:
+                assert attempt.rival is not None
+                self._adopt(task, attempt.rival, now, "it goes before the one that left", out)
             elif task.held:
                 self._advance(task, Event.HOLD, now, "held as asked", out)
             else:
@@ -714,6 +1007,7 @@ class Core:
         if attempt.ended is None:
             attempt.ended = now
         out.closed.append((task, attempt))
+        task.past[attempt.sending] = Past(attempt.cluster, attempt.begun)
         chunk = self._sendings[task.job.id, attempt.sending]
         del chunk[task.index]
         if not chunk:
@@ -726,6 +1020,12 @@ class Core:
             task.attempt = None
             task.target = attempt.target
             task.moves += attempt.target is not None
+
+    def _remember(self, task: Task) -> None:
+        """Keep what matters if an attempt of a task that has ended comes back."""
+        self._ended[task.job.id, task.index] = Ended(task.state, task.attempts, task.past)
+        if len(self._ended) > ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
 
     def _count(self, task: Task, state: State, sign: Literal[1, -1]) -> None:
         """Keep the loads of a cluster in step with what waits there unstarted."""
@@ -858,6 +1158,7 @@ class Core:
         patience = self.policy.pull_after * 2.0**task.moves
         return (
             task.state is State.PENDING
+            and self._unstarted(attempt)
             and attempt.seen
             and attempt.intent is None
             and view.watched - attempt.watched >= patience
@@ -996,6 +1297,8 @@ class Core:
         view = self._views[cluster]
         if self._waiting and self._may_probe(view, now):
             return True
+        if any(s.wish is not None and now - s.asked >= PURSUE_AGAIN for s in view.strays.values()):
+            return True
         for task in view.uneasy.values():
             attempt = self._attempt(task)
             if attempt.given_up:
@@ -1021,6 +1324,11 @@ class Core:
     def _of(self, tag: str, index: int) -> Task | None:
         key = parse_tag(tag, self.instance)
         return self._sendings.get(key, {}).get(index) if key else None
+
+    @staticmethod
+    def _unstarted(attempt: Attempt) -> bool:
+        """Whether it can still be moved: what its manager has restarted waits, but has begun."""
+        return attempt.state in UNSTARTED and not attempt.begun
 
     @staticmethod
     def _attempt(task: Task) -> Attempt:

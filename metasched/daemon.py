@@ -28,6 +28,7 @@ import msgspec
 
 from metasched.adapters.base import Order, Withdrawal
 from metasched.breaker import Breaker
+from metasched.clock import Clock
 from metasched.config import ClusterSettings, Settings
 from metasched.core import Core
 from metasched.db.ledger import Ledger, StorageFailed, Stored
@@ -35,6 +36,7 @@ from metasched.events import (
     Accepted,
     Action,
     Booted,
+    ClockSet,
     CoreEvent,
     Declined,
     Due,
@@ -86,7 +88,7 @@ class Link:
         self.access = ""  # by what its worker speaks to it, once that is known
         self._engine = engine
         self._sends: list[tuple[float, int, int, Send]] = []
-        self._wishes: dict[tuple[int, int], _Wish] = {}
+        self._wishes: dict[tuple[int, int, bool], _Wish] = {}
         self._look: Look | None = None
         self._listed = 0.0  # when the listing was taken that news is relative to
         self._wake = asyncio.Event()
@@ -111,13 +113,13 @@ class Link:
         match action:
             case Send():
                 tasks = self._engine.core.sending(action.job, action.sending)
-                key = min((task.key for task in tasks), default=0.0)
-                heapq.heappush(self._sends, (key, action.job, action.sending, action))
+                first = min((task.key for task in tasks), default=0.0)
+                heapq.heappush(self._sends, (first, action.job, action.sending, action))
             case Withdraw():
-                pair = (action.job, action.sending)
-                earlier = self._wishes.pop(pair, None)
+                key = (action.job, action.sending, action.unstarted)
+                earlier = self._wishes.pop(key, None)
                 natives = {**earlier.what.natives, **action.natives} if earlier else action.natives
-                self._wishes[pair] = _Wish(replace(action, natives=natives), self._new_breaker())
+                self._wishes[key] = _Wish(replace(action, natives=natives), self._new_breaker())
             case Look():
                 self._look = action
         self.stir()
@@ -162,7 +164,13 @@ class Link:
     # Polls
 
     async def _poll(self) -> None:
+        clock = Clock()
         answer = await self._call(Call("poll", full=self._full))
+        if by := clock.step():
+            # its times are those of another clock, and what it told as news it tells no more
+            log.warning("cluster %s: the clock was set by %+.0f s during a poll", self.name, by)
+            self._full, self._next_poll = True, 0.0
+            return
         now, core = time.time(), self._engine.core
         if answer.news is None:
             self._failed(answer.reason)
@@ -186,6 +194,7 @@ class Link:
                     news.since,
                     news.until,
                     self._listed,
+                    news.up_since,
                 )
             )
         self._listed = news.taken
@@ -258,8 +267,9 @@ class Link:
         order = Withdrawal(tag=tag, natives=what.natives, unstarted=what.unstarted)
         answer = await self._call(Call("withdraw", withdrawal=order))
         if answer.error in ("", "refused"):
-            if self._wishes.get((what.job, what.sending)) is wish:
-                del self._wishes[what.job, what.sending]
+            key = (what.job, what.sending, what.unstarted)
+            if self._wishes.get(key) is wish:
+                del self._wishes[key]
             self._poll_in(0.2)
         else:
             wish.breaker.fail(answer.reason, time.time(), time.monotonic())
@@ -365,6 +375,7 @@ class Engine:
     def __init__(self, settings: Settings, ledger: Ledger) -> None:
         self.settings, self.ledger = settings, ledger
         self.core = Core()
+        self._clock = Clock()
         self.changed = asyncio.Event()
         self.links = {c.cluster.name: Link(self, c) for c in settings.clusters}
         self._due = asyncio.Event()
@@ -389,6 +400,9 @@ class Engine:
         """Let events happen: step, store in one transaction, then act. StorageFailed: none did."""
         if self._broken.done():
             raise StorageFailed("the last write failed; starting again from the database")
+        if by := self._clock.step():
+            log.warning("the clock was set by %+.0f s", by)
+            events = (ClockSet(time.time(), by), *events)
         try:
             outcomes = [self.core.step(event) for event in events]
             self.ledger.record(list(zip(events, outcomes, strict=True)), stored, texts)
@@ -398,6 +412,8 @@ class Engine:
                 self._broken.set_exception(error)
             raise
         for outcome in outcomes:
+            for warning in outcome.warnings:
+                log.warning("%s", warning)
             for action in outcome.actions:
                 self.links[action.cluster].add(action)
         if any(isinstance(event, Submitted) for event in events):
@@ -406,7 +422,7 @@ class Engine:
         self._due.set()
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
-        return outcomes
+        return outcomes[1:] if by else outcomes
 
     async def run(self) -> None:
         """Run all clusters and timers until cancelled, or until an event could not be taken."""

@@ -113,7 +113,8 @@ class Seen:
 
     `full`: the rows are all there are (the first listing of a worker, or after a silence).
     `facts` None: as before. `since`..`until`: absence is proved for what was sent in it.
-    `before` is when the listing was taken that the news is relative to, 0 if none is known.
+    `before` is when the listing was taken that the news is relative to, 0 if none is known;
+    `up_since` when the manager last started.
     """
 
     time: float
@@ -125,6 +126,7 @@ class Seen:
     since: float = 0.0
     until: float = 0.0
     before: float = 0.0
+    up_since: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -229,8 +231,17 @@ class Due:
     time: float
 
 
+@dataclass(frozen=True)
+class ClockSet:
+    """The wall clock was set: since the last event it has gone `by` seconds more than time has."""
+
+    time: float
+    by: float
+
+
 CoreEvent = (
     Booted
+    | ClockSet
     | Submitted
     | Tried
     | Accepted
@@ -260,9 +271,11 @@ class Intent(StrEnum):
     PULL = "pull"
     RECALL = "recall"  # it must not, or can never, start where it is
     REQUEUE = "requeue"
+    YIELD = "yield"  # an older attempt is back and has begun: that goes before
 
 
-BACK = frozenset({Intent.HOLD, Intent.PULL, Intent.RECALL})  # only while it has not begun
+# These are wishes only for as long as it has not begun.
+BACK = frozenset({Intent.HOLD, Intent.PULL, Intent.RECALL, Intent.YIELD})
 
 
 @dataclass
@@ -271,6 +284,8 @@ class Attempt:
 
     `listed` is when the last listing was taken that held it before it was missed; missed, it is
     looked for in the manager's accounting again at `look_at`, after `looks` times.
+    `rival` is the sending that it yields to, `restarts` how many its manager tells, `begun`
+    whether the payload has ever begun under this sending.
     """
 
     number: int
@@ -299,11 +314,34 @@ class Attempt:
     max_memory: int | None = None
     refused: bool = False
     watched: float = 0.0  # reading of its cluster's clock `watched` when it was sent
+    rival: int | None = None
+    restarts: int = 0
+    begun: bool = False
 
     @property
     def calm(self) -> bool:
         """The last listing held it, and nobody wants anything of it."""
         return self.seen and self.intent is None and not self.given_up
+
+
+@dataclass
+class Past:
+    """An earlier sending of a task: where it went, whether it began. It may come back."""
+
+    cluster: str
+    began: bool = False
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What is remembered of a task that has ended, in case an attempt comes back.
+
+    `attempt` is its last one's number, `past` are all of them.
+    """
+
+    state: State
+    attempt: int
+    past: dict[int, Past]
 
 
 @dataclass
@@ -324,6 +362,7 @@ class Task:
     attempt: Attempt | None = None
     refused: set[str] = field(default_factory=set)
     forgiven: int = 0  # refusals of attempts up to this number count no more
+    past: dict[int, Past] = field(default_factory=dict)  # by sending
 
     @property
     def name(self) -> str:
@@ -380,12 +419,16 @@ class Outcome:
     """The result of a step: the story's new lines, the tasks to store, what to do.
 
     `closed` are attempts that ended in this step, with the task they belonged to; a task's new
-    attempt, if any, is in the task itself. `parts` made the priority of a new job.
+    attempt, if any, is in the task itself. `begun` are sendings of the past that were found to
+    have begun, as (job, index, sending). `parts` made the priority of a new job, `warnings` are
+    for the site's log.
     """
 
     changes: list[Change] = field(default_factory=list)
     tasks: dict[tuple[int, int], Task] = field(default_factory=dict)
     closed: list[tuple[Task, Attempt]] = field(default_factory=list)
+    begun: list[tuple[int, int, int]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
 

@@ -53,6 +53,7 @@ class Reason(StrEnum):
     FILESYSTEM = "filesystem"
     RECALLED = "recalled"
     PRIORITY = "priority"
+    DUPLICATE = "duplicate"  # two attempts have begun: a manager brought one back
 
 
 MANAGER_REASON = "manager:"  # prefix of a reason in the manager's own words
@@ -259,7 +260,8 @@ class Row:
 
     `started` is None until it began, and stays None if it ended without ever having begun: that
     is the proof on which a moved job is sent again. `exit_code` is the payload's own (None if a
-    signal ended it), `signal` the number of that signal; `word` the manager's own reason.
+    signal ended it), `signal` the number of that signal; `word` the manager's own reason;
+    `restarts` how often the manager has begun it anew by itself.
     """
 
     tag: str
@@ -274,6 +276,7 @@ class Row:
     node: str = ""
     cpu_seconds: float | None = None
     max_memory: int | None = None
+    restarts: int = 0
 
 
 @dataclass(frozen=True)
@@ -283,6 +286,7 @@ class Listing:
     The listing proves absence for the span `since`..`until`: whatever reached the manager in it
     would be in `rows`. (Slurm: since the controller's boot and no longer ago than MinJobAge;
     until `settle` seconds before the listing began, as a command of ours may still be under way.)
+    `up_since` is when the manager last started (0: it keeps all that it takes over a restart).
     """
 
     taken: float
@@ -290,6 +294,7 @@ class Listing:
     until: float
     rows: tuple[Row, ...]
     facts: Facts
+    up_since: float = 0.0
 
 
 @dataclass(frozen=True)

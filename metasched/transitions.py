@@ -35,6 +35,8 @@ class Event(StrEnum):
     PREEMPT = "preempt"
     EXHAUST = "exhaust"  # manager: ended for lack of memory
     WITHDRAW = "withdraw"  # manager: gone unstarted, as we wished (pull, recall, hold)
+    RESTART = "restart"  # manager: it has begun the payload anew; a new attempt goes on
+    ADOPT = "adopt"  # manager: an attempt that was given up is there after all
     SILENCE = "silence"  # the manager does not answer, or has lost sight of it
     HOLD = "hold"  # user
     RELEASE = "release"  # user
@@ -90,10 +92,13 @@ TABLE: dict[tuple[State, Event], Step] = {
     (S.QUEUED, E.REJECT): Step(S.REJECTED, None),
     (S.HELD, E.RELEASE): Step(S.QUEUED, None),
     (S.HELD, E.CANCEL): Step(S.CANCELLED, None),
+    (S.QUEUED, E.ADOPT): _both(S.UNKNOWN),
+    (S.HELD, E.ADOPT): _both(S.UNKNOWN),
     (S.DISPATCHING, E.ACCEPT): _both(S.PENDING),
     (S.DISPATCHING, E.REFUSE): Step(S.QUEUED, S.FAILED),
     (S.DISPATCHING, E.ABSENT): _GONE_UNSTARTED,
     (S.DISPATCHING, E.WITHDRAW): _GONE_UNSTARTED,
+    (S.PENDING, E.ABSENT): _GONE_UNSTARTED,
     (S.PENDING, E.WITHDRAW): _GONE_UNSTARTED,
     (S.UNKNOWN, E.ABSENT): _GONE_UNSTARTED,
     (S.UNKNOWN, E.ACCEPT): _both(S.PENDING),
@@ -103,8 +108,9 @@ TABLE: dict[tuple[State, Event], Step] = {
     (S.UNKNOWN, E.VOUCH): _both(S.COMPLETED),
     **{(state, event): step for state in LIVE for event, step in _SEEN.items()},
     **{(state, E.REQUEUE): Step(S.QUEUED, None) for state in FINAL},
+    **{(state, E.RESTART): _both(S.PENDING) for state in LIVE},
 }
-# What has begun cannot be unbegun: a manager that says so has restarted the payload by itself.
+# What has begun cannot be unbegun: a manager that says so restarts it, which is E.RESTART.
 del TABLE[S.RUNNING, E.SEE], TABLE[S.SUSPENDED, E.SEE]
 # Nothing new is no transition.
 del TABLE[S.PENDING, E.SEE], TABLE[S.RUNNING, E.START], TABLE[S.SUSPENDED, E.SUSPEND]
@@ -145,8 +151,7 @@ _REPORTED = {
 def reported(known: State, listed: State) -> Event | None:
     """The event by which a manager's `listed` state reaches us in state `known`.
 
-    None when it tells nothing new: the same state, or `pending` again for what has begun (the
-    manager restarted it by itself; it stays `running` until its new end).
+    None when it tells nothing new.
     """
     event = _REPORTED[listed]
     return event if (known, event) in TABLE else None

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from metasched.adapters.base import Adapter, Order, Refused, Unreachable, Withdrawal
+from metasched.clock import Clock
 from metasched.model import Cluster, Facts, Listing, Missing, Row, Trace
 
 GROUP = "metasched.adapters"
@@ -58,6 +59,7 @@ class News:
     vanished: tuple[tuple[str, int], ...] = ()
     facts: Facts | None = None
     full: bool = False
+    up_since: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Host:
                     self.adapter.withdraw(withdrawal)
                     return Answer()
                 case Call(call="poll"):
-                    return Answer(news=self._news(self.adapter.poll(), call.full))
+                    return self._poll(call.full)
                 case Call(call="trace"):
                     return Answer(trace=self.adapter.trace(call.missing))
                 case _:
@@ -106,6 +108,14 @@ class Host:
             return Answer("unreachable", error.reason)
         except Exception:
             return Answer("defect", traceback.format_exc())
+
+    def _poll(self, full: bool) -> Answer:
+        """A listing during which the clock was set proves nothing: its spans are wrong."""
+        clock = Clock()
+        listing = self.adapter.poll()
+        if by := clock.step():
+            return Answer("unreachable", f"the clock was set by {by:+.0f} s meanwhile")
+        return Answer(news=self._news(listing, full))
 
     def _news(self, listing: Listing, full: bool) -> News:
         full = full or not self._told
@@ -118,6 +128,7 @@ class Host:
             vanished=tuple(key for key in self._rows if key not in rows),
             facts=listing.facts if full or listing.facts != self._facts else None,
             full=full,
+            up_since=listing.up_since,
         )
         self._rows, self._facts, self._told = rows, listing.facts, True
         return news

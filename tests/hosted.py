@@ -71,6 +71,7 @@ class Hosted(Adapter):
             until=news.until,
             rows=tuple(self._rows.values()),
             facts=self._facts,
+            up_since=news.up_since,
         )
 
     def trace(self, missing: Sequence[Missing]) -> Trace:

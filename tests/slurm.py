@@ -6,6 +6,7 @@ and jobs, which leave their parents, too: none survives it, and it does not surv
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import random
@@ -182,6 +183,24 @@ class SlurmCluster:
     def kill_controller(self) -> None:
         """Kill slurmctld: what it has not saved is lost."""
         self._end_controller(signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def forgetting(self) -> Iterator[None]:
+        """What the controller learns within the block it does not know after it.
+
+        As if it were killed at the end of the block, and had last saved its state before it.
+        """
+        state, saved = self.folder / "state", self.folder / "saved"
+        self.stop_controller()
+        shutil.copytree(state, saved)
+        self.start_controller()
+        try:
+            yield
+        finally:
+            self.kill_controller()
+            shutil.rmtree(state)
+            saved.rename(state)
+            self.start_controller()
 
     @property
     def controller(self) -> int:

@@ -1,7 +1,9 @@
 """The core against a small world of managers that answer, fall silent and lose answers.
 
-Whatever the order of events: no illegal transition, no job lost, none begun twice, the loads
-equal a recount, and the recorded events replayed give the same decisions.
+Managers lose what they had acknowledged and issue its id again, bring back what was cancelled,
+and restart jobs; the clock is set, operators err. Whatever the order of events: no illegal
+transition, no job lost, none begun twice by our doing, nothing left behind in a manager, the
+loads equal a recount, and the recorded events replayed give the same decisions.
 """
 
 from __future__ import annotations
@@ -12,7 +14,13 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from metasched.core import Core, replay
 from metasched.events import (
@@ -21,6 +29,7 @@ from metasched.events import (
     Again,
     Asked,
     Booted,
+    ClockSet,
     CoreEvent,
     Declined,
     Drained,
@@ -62,11 +71,13 @@ class Manager:
     up_since: float = 0.0
     boot: float = 0.0
     forgot: dict[str, Row] = field(default_factory=dict)
+    ids: int = 0
     told: set[str] = field(default_factory=set)
     told_at: float = 0.0
 
     def submit(self, tag: str, cpus: int) -> str:
-        self.rows[tag] = Row(tag, 0, f"n{len(self.sizes)}", State.PENDING)
+        self.ids += 1
+        self.rows[tag] = Row(tag, 0, f"n{self.ids}", State.PENDING)
         self.sizes[tag] = cpus
         return self.rows[tag].native_id
 
@@ -92,15 +103,25 @@ class Manager:
         if row.state is State.PENDING or not unstarted:
             self.rows[tag] = replace(row, state=State.CANCELLED, ended=now)
 
+    def those(self, state: State, begun: bool | None = None) -> list[str]:
+        """The tags in a state; `begun`: only those that have, or have not."""
+        return [
+            tag
+            for tag, row in self.rows.items()
+            if row.state is state and begun in (None, row.started is not None)
+        ]
+
+    def boots(self, now: float) -> None:
+        """It was killed and started: its listings prove less now."""
+        self.up_since = self.boot = now
+
     def trace(self, look: Look, now: float) -> Traced:
         known = self.rows.keys() | self.forgot.keys()
         return Traced(
             now,
             look.cluster,
             tuple(self.forgot[m.tag] for m in look.missing if m.tag in self.forgot),
-            tuple(
-                (m.tag, m.task) for m in look.missing if m.tag not in known and m.sent > self.boot
-            ),
+            tuple((m.tag, m.task) for m in look.missing if m.tag not in known),
         )
 
     def facts(self) -> Facts:
@@ -119,11 +140,20 @@ class Manager:
         )
 
 
+def job_of(tag: str) -> int:
+    return int(tag.split("-")[2])
+
+
 class World(RuleBasedStateMachine):
     """Users, managers, a shell that may crash between any two steps, and the clock."""
 
-    @initialize(pull=st.booleans(), load=st.sampled_from(["observed", "paper"]))
-    def boot(self, pull: bool, load: str) -> None:
+    @initialize(
+        pull=st.booleans(),
+        load=st.sampled_from(["observed", "paper"]),
+        sizes=st.lists(st.sampled_from([1, 2, 4, 6, 8]), max_size=6),
+    )
+    def boot(self, pull: bool, load: str, sizes: list[int]) -> None:
+        """Both clusters have been heard from, and have what `sizes` asks for."""
         self.now = 1000.0
         self.policy = Policy(pull=pull, load=load, pull_after=5.0)  # type: ignore[arg-type]
         self.managers = {name: Manager(cpus) for name, cpus in SIZES.items()}
@@ -138,10 +168,17 @@ class World(RuleBasedStateMachine):
         self.requeued: Counter[int] = Counter()
         self.cancelled: set[int] = set()
         self.lost: set[int] = set()
+        self.excused: Counter[int] = Counter()  # starts that were not of our doing
         self.final: dict[int, State] = {}
         self.ended_attempts: dict[tuple[int, int], State] = {}
         self.pushed: dict[int, str] = {}
         self.step(self.booted())
+        for name in SIZES:
+            self.poll(name, True)
+        for cpus in sizes:
+            self.submit(cpus, None, None, False)
+        while self.actions:
+            self.act(None, "done")
 
     def booted(self, max_priority: int = 10) -> Booted:
         clusters = tuple(
@@ -243,11 +280,10 @@ class World(RuleBasedStateMachine):
 
     # The shell
 
+    @precondition(lambda self: self.actions)
     @rule(data=st.data(), fate=st.sampled_from(["done", "done", "lost answer", "lost", "refused"]))
     def act(self, data: st.DataObject, fate: str) -> None:
         """Carry out the next action; its answer, or the request itself, may be lost."""
-        if not self.actions:
-            return
         action = self.actions.pop(0)
         manager = self.managers[action.cluster]
         if isinstance(action, Look):
@@ -311,6 +347,7 @@ class World(RuleBasedStateMachine):
             stored._facts,
             [j for j in self.submitted.values() if (j.margin or -1) >= 0],
             stored._drains.values(),
+            ended=stored._ended,
         )
         self.configured = configured
         self.step(self.booted(max_priority))
@@ -331,6 +368,7 @@ class World(RuleBasedStateMachine):
                 since=manager.up_since,
                 until=self.now,
                 before=manager.told_at,
+                up_since=manager.boot,
             )
         )
         manager.told, manager.told_at = set(manager.rows), self.now
@@ -384,12 +422,60 @@ class World(RuleBasedStateMachine):
         """The manager restarts without what it had taken last; its listings prove less now."""
         manager = self.managers[name]
         self.now += 1.0
-        manager.up_since = manager.boot = self.now
-        for tag, row in reversed(list(manager.rows.items())):
-            if row.state is State.PENDING:
-                del manager.rows[tag]
-                self.lost.add(int(tag.split("-")[2]))
-                return
+        manager.boots(self.now)
+        for tag in reversed(manager.those(State.PENDING, begun=False)):
+            del manager.rows[tag]
+            manager.ids -= 1  # the next job gets its id
+            self.lost.add(job_of(tag))
+            return
+
+    @precondition(lambda self: self.those(State.CANCELLED, begun=False))
+    @rule(data=st.data())
+    def bring_back(self, data: st.DataObject) -> None:
+        """A manager restarts without its last cancel: what was withdrawn waits again."""
+        manager, tag = data.draw(st.sampled_from(self.those(State.CANCELLED, begun=False)))
+        self.now += 1.0
+        manager.boots(self.now)
+        manager.rows[tag] = replace(manager.rows[tag], state=State.PENDING, ended=None)
+        self.excused[job_of(tag)] += 1
+
+    @precondition(lambda self: self.those(State.RUNNING))
+    @rule(data=st.data(), counted=st.booleans())
+    def restart(self, data: st.DataObject, counted: bool) -> None:
+        """A manager begins a job anew, after a lost node or because it lost its last seconds."""
+        manager, tag = data.draw(st.sampled_from(self.those(State.RUNNING)))
+        self.now += 1.0
+        row = manager.rows[tag]
+        again = replace(row, state=State.PENDING, started=None)
+        if counted:
+            again = replace(again, restarts=row.restarts + 1, started=self.now)
+        else:
+            manager.boots(self.now)
+        manager.rows[tag] = again
+        self.excused[job_of(tag)] += 1
+
+    @precondition(lambda self: self.unknown())
+    @rule(data=st.data())
+    def write_off(self, data: st.DataObject) -> None:
+        """An operator calls lost what nobody knows of; it may be there."""
+        job = data.draw(st.sampled_from(self.unknown()))
+        self.excused[job] += 1
+        self.step(Asked(self.now, "lost", job, by="root"))
+
+    def unknown(self) -> list[int]:
+        return sorted(j for (j, _), t in self.core.tasks.items() if t.state is State.UNKNOWN)
+
+    def those(self, state: State, begun: bool | None = None) -> list[tuple[Manager, str]]:
+        return [(m, tag) for m in self.managers.values() for tag in m.those(state, begun)]
+
+    @rule(by=st.sampled_from([-3600.0, -5.0, 5.0, 3600.0]))
+    def set_clock(self, by: float) -> None:
+        self.now += by
+        for manager in self.managers.values():
+            manager.up_since += by
+            manager.boot += by
+            manager.told_at += by
+        self.step(ClockSet(self.now, by))
 
     @rule(name=st.sampled_from(sorted(SIZES)))
     def forget(self, name: str) -> None:
@@ -409,7 +495,7 @@ class World(RuleBasedStateMachine):
         for tag, row in manager.rows.items():
             if row.state is State.PENDING:
                 del manager.rows[tag]
-                self.cancelled.add(int(tag.split("-")[2]))
+                self.cancelled.add(job_of(tag))
                 return
 
     # What must always hold
@@ -419,8 +505,9 @@ class World(RuleBasedStateMachine):
         begun: Counter[int] = Counter()
         for manager in self.managers.values():
             for tag, times in manager.begun.items():
-                begun[int(tag.split("-")[2])] += times
-        assert all(times <= 1 + self.requeued[job] for job, times in begun.items()), begun
+                begun[job_of(tag)] += times
+        for job, times in begun.items():
+            assert times <= 1 + self.requeued[job] + self.excused[job], (job, times)
 
     @invariant()
     def one_place_each(self) -> None:
@@ -464,23 +551,32 @@ class World(RuleBasedStateMachine):
             if (job, 0) in self.core.tasks:
                 self.step(Asked(self.now, "release", job))
         for _ in range(20 * (len(self.jobs) + 2)):
-            if all(t.state is State.UNKNOWN for t in self.core.tasks.values()):
-                break
             self.now += 301.0
             self.step(Due(self.now))
             for name in SIZES:
                 self.poll(name, True)
             while self.actions:
                 self.act(None, "done")
+            for name in SIZES:
+                self.poll(name, False)
+            while self.actions:
+                self.act(None, "done")
+            for _, tag in self.those(State.PENDING):
+                assert self.core._of(tag, 0), f"{tag} was left behind"
             for name, manager in self.managers.items():
                 self.poll(name, False)
                 manager.start(self.now)
                 while manager.used():
                     manager.end(self.now, State.COMPLETED)
+            if all(t.state is State.UNKNOWN for t in self.core.tasks.values()):
+                break
         for (job, _), task in self.core.tasks.items():
             assert task.state is State.UNKNOWN, (task.name, task.state, task.reason)
             assert job in self.lost or any(m.boot for m in self.managers.values())
-        begun = {int(tag.split("-")[2]) for m in self.managers.values() for tag in m.begun}
+        for manager in self.managers.values():
+            for tag, row in manager.rows.items():
+                assert row.state in ATTEMPT_FINAL or (job_of(tag), 0) in self.core.tasks, row
+        begun = {job_of(tag) for m in self.managers.values() for tag in m.begun}
         for job, state in self.final.items():
             if state is State.REJECTED:
                 assert job not in begun
@@ -493,4 +589,4 @@ class World(RuleBasedStateMachine):
 
 
 TestWorld = World.TestCase
-TestWorld.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestWorld.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -184,6 +184,7 @@ def test_states_of_live_jobs(letters: str, state: State, begun: bool) -> None:
     row = text.live_row(job, TAG, 0)
     assert row.state is state
     assert (row.started is not None) == begun
+    assert row.restarts == ("R" in letters)
 
 
 def test_jobs_of_qstat() -> None:

@@ -10,6 +10,7 @@ from metasched.adapters import slurm_batch as batch
 from metasched.adapters import slurm_text as text
 from metasched.adapters.base import Order, Refused
 from metasched.adapters.slurm import SlurmOptions
+from metasched.adapters.slurm_reach import Reach
 from metasched.model import Facts, Job, Nodes, Payload, Row, State
 
 TAKEN = 1795228098.0
@@ -134,14 +135,32 @@ def test_recorded_configuration() -> None:
     assert text.controller(CONFIG.replace("300 sec", "0 sec")).min_job_age is None
 
 
-def test_a_listing_remembers_no_longer_than_boot_and_min_job_age() -> None:
-    told = text.Controller(now=1000.0, boot=900.0, min_job_age=300.0)
-    assert told.remembers_since(asked=1000.5, listed=1000.4) == pytest.approx(901.5)
-    assert told.remembers_since(asked=1050.5, listed=1050.4) == pytest.approx(951.5)  # it is slow
-    old = text.Controller(now=1000.0, boot=100.0, min_job_age=300.0)
-    assert old.remembers_since(asked=1000.5, listed=1000.4) == pytest.approx(700.4)
-    for_ever = text.Controller(now=1000.0, boot=100.0, min_job_age=None)
-    assert for_ever.remembers_since(asked=1000.5, listed=1000.4) == pytest.approx(101.5)
+@pytest.mark.parametrize(
+    ("boot", "age", "since", "up"),
+    [(900, 300, -48.5, -48.5), (100, 300, -249.6, -848.5), (100, None, -848.5, -848.5)],
+)
+def test_a_listing_reaches_no_further_back_than_boot_and_min_job_age(
+    boot: float, age: float | None, since: float, up: float
+) -> None:
+    told = text.Controller(now=1000.0, boot=boot, min_job_age=age)
+    assert Reach().look(told, listed=50.4, asked=50.5) == pytest.approx((since, up))
+
+
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+def test_a_controller_whose_clock_is_set_has_not_been_up_longer_or_shorter(step: float) -> None:
+    reach = Reach()
+    reach.look(text.Controller(1000.0, 900.0, None), 50.4, 50.5)
+    since, up = reach.look(text.Controller(1010.0 + step, 900.0, None), 60.4, 60.5)
+    assert up == pytest.approx(-48.5)
+    # set forward, it has forgotten what had ended before
+    assert since == pytest.approx(50.4 if step > 0 else -48.5)
+
+
+def test_a_controller_that_was_started_anew_was_not_up_before_it_was_last_seen() -> None:
+    reach = Reach()
+    reach.look(text.Controller(1000.0, 900.0, None), 50.4, 50.5)
+    told = text.Controller(4610.0, 1005.0, None)  # it started, then its clock was set
+    assert reach.look(told, 60.4, 60.5) == pytest.approx((50.4, 50.4))
 
 
 # Listings that cannot be trusted.

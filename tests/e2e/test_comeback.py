@@ -1,0 +1,114 @@
+"""Real controllers that lose their last seconds, give ids again, and begin jobs anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Site
+from tests.slurm import SlurmCluster, SlurmSite
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def beta(over_slurm: Site, slurm_site: SlurmSite) -> SlurmCluster:
+    """A real cluster behind a running daemon; other people's work fills it for now."""
+    cluster = slurm_site["beta"]
+    cluster.run("sbatch", "--job-name=others", "-N3", "--exclusive", "--wrap", "sleep 600")
+    over_slurm.until(lambda: "RUNNING" in state(cluster, "--name=others"))
+    return cluster
+
+
+def state(cluster: SlurmCluster, *which: str) -> str:
+    return cluster.run("squeue", "-h", "-t", "all", *which, "-o", "%T").strip()
+
+
+def waiting(site: Site) -> tuple[int, str, Path]:
+    """A job that waits in the full cluster, its id there, and a file that tells that it began."""
+    ran = site.folder / "ran"
+    job = site.submit("--wrap", f"echo x >> '{ran}'", "--cluster", "beta", "-t", "5")
+    site.until(lambda: site.row(job)["reason"].startswith("manager:"))
+    return job, site.row(job)["native_id"], ran
+
+
+def until_told(site: Site, job: int, what: str) -> None:
+    site.until(lambda: any(what in line["cause"] for line in site.json("story", str(job))))
+
+
+def ended_once(site: Site, cluster: SlurmCluster, job: int, ran: Path) -> None:
+    """With room for it, the job runs to its end; it has begun once, and the story adds up."""
+    cluster.run("scancel", "--name=others")
+    assert site.until_ended(job)[0]["state"] == "completed"
+    assert ran.read_text() == "x\n"
+    assert site.stop() == 0
+    site.replayed()
+
+
+def test_a_withdrawal_that_the_controller_forgot_is_told_again(
+    over_slurm: Site, beta: SlurmCluster
+) -> None:
+    job, native, ran = waiting(over_slurm)
+    with beta.forgetting():
+        over_slurm.run("hold", str(job))
+        over_slurm.until(lambda: over_slurm.row(job)["state"] == "held")
+    until_told(over_slurm, job, "it was given up, and is there after all")
+    over_slurm.until(lambda: over_slurm.row(job)["state"] == "held")
+    assert state(beta, "-j", native) == "CANCELLED"
+    over_slurm.run("release", str(job))
+    over_slurm.until(lambda: over_slurm.row(job)["state"] == "pending")
+    ended_once(over_slurm, beta, job, ran)
+
+
+def test_a_cancelled_job_that_comes_back_is_cancelled_again(
+    over_slurm: Site, beta: SlurmCluster
+) -> None:
+    job, native, _ = waiting(over_slurm)
+    with beta.forgetting():
+        over_slurm.run("cancel", str(job))
+        over_slurm.until_ended(job)
+    until_told(over_slurm, job, "sending 1 on beta is back: it is withdrawn")
+    over_slurm.until(lambda: state(beta, "-j", native) == "CANCELLED")
+    assert over_slurm.row(job)["state"] == "cancelled"
+    assert over_slurm.stop() == 0
+    over_slurm.replayed()
+
+
+def test_an_id_given_again_is_not_taken_for_ours_and_what_was_lost_runs_once(
+    over_slurm: Site, beta: SlurmCluster
+) -> None:
+    with beta.forgetting():
+        job, native, ran = waiting(over_slurm)
+    other = beta.run("sbatch", "--parsable", "--job-name=another", "--wrap", "sleep 600").strip()
+    assert other == native
+    until_told(over_slurm, job, "the manager lists it no more")
+    assert over_slurm.row(job)["state"] == "unknown"
+    over_slurm.run("resolve", str(job), "lost")
+    over_slurm.until(lambda: over_slurm.row(job)["state"] == "pending")
+    ended_once(over_slurm, beta, job, ran)
+    assert state(beta, "-j", other) in ("PENDING", "RUNNING")
+
+
+def test_a_restart_by_the_manager_is_an_attempt_of_its_own(
+    over_slurm: Site, slurm_site: SlurmSite
+) -> None:
+    ran, go = over_slurm.folder / "ran", over_slurm.folder / "go"
+    payload = f"echo x >> '{ran}'; while [ ! -e '{go}' ]; do sleep 0.1; done; exit 3"
+    job = over_slurm.submit("--wrap", payload, "--requeue", "--cluster", "beta", "-t", "5")
+    over_slurm.until(ran.exists)
+    over_slurm.until(lambda: over_slurm.row(job)["state"] == "running")
+    native = over_slurm.row(job)["native_id"]
+    beta = slurm_site["beta"]
+    beta.run("scontrol", "requeue", native)
+    until_told(over_slurm, job, "the manager restarted it by itself (restart 1)")
+    over_slurm.until(lambda: state(beta, "-j", native) == "PENDING")
+    beta.run("scontrol", "update", f"JobId={native}", "StartTime=now")  # it would wait a minute
+    over_slurm.until(lambda: ran.read_text() == "x\nx\n")
+    go.touch()
+    assert over_slurm.until_ended(job)[0]["exit_code"] == 3
+    story = over_slurm.json("story", str(job))
+    assert [line["to"] for line in story if line["event"] == "restart"] == ["pending"]
+    assert [line["attempt"] for line in story][-1] == 2
+    assert over_slurm.stop() == 0
+    over_slurm.replayed()

@@ -1,0 +1,246 @@
+"""What comes back although it was given up, starts anew by itself, or depends on a set clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from metasched.core import PURSUE_AGAIN
+from metasched.events import (
+    Accepted,
+    Asked,
+    Booted,
+    ClockSet,
+    Intent,
+    Policy,
+    Seen,
+    Send,
+    Silent,
+    Submitted,
+    Traced,
+    Tried,
+    Unsure,
+    Withdraw,
+)
+from metasched.model import Cluster, Reason, Row, State, tag_of
+from tests.unit.test_core import NOW, Site, facts, job
+
+
+def sent_twice(site: Site | None = None) -> Site:
+    """Sending 1 on left was called lost by an operator; sending 2 waits on right."""
+    site = site or Site(pull=False)
+    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.sent()
+    site.step(Silent(NOW, "left", "no answer"))
+    site.core.tasks[1, 0].job = job()
+    site.step(Asked(NOW, "lost", 1, by="root"))
+    assert site.out.actions == [Send(1, 2, "right", (0,))]
+    site.step(Tried(NOW, 1, 2))
+    site.step(Accepted(NOW, 1, 2, {0: "8"}))
+    return site
+
+
+def causes(site: Site) -> list[str]:
+    return [change.cause for change in site.out.changes]
+
+
+def test_one_that_waits_is_withdrawn_and_told_again() -> None:
+    site = sent_twice()
+    withdrawal = [Withdraw(1, 1, "left", {0: "7"}, unstarted=True)]
+    assert site.seen("left", facts(8), site.row(State.PENDING), full=True) == withdrawal
+    assert causes(site) == ["sending 1 on left is back: it is withdrawn"]
+    assert site.seen("left", None, site.row(State.PENDING, word="Priority")) == []
+    assert causes(site) == []
+    later = NOW + PURSUE_AGAIN
+    assert site.core.expects("left", later)
+    assert site.seen("left", None, at=later) == withdrawal
+    site.seen("left", None, site.row(State.CANCELLED, ended=later), at=later)
+    assert not site.core.expects("left", later + PURSUE_AGAIN)
+    assert site.core.tasks[1, 0].attempt.sending == 2  # type: ignore[union-attr]
+
+
+def test_one_that_has_begun_goes_before_a_newer_one_that_has_not() -> None:
+    site = sent_twice()
+    running = site.row(State.RUNNING, started=NOW)
+    assert site.seen("left", facts(8), running, full=True) == [
+        Withdraw(1, 2, "right", {0: "8"}, unstarted=True)
+    ]
+    gone = Row(tag_of("cafe", 1, 2), 0, "8", State.CANCELLED, ended=NOW)
+    assert site.seen("right", None, gone) == []
+    task = site.core.tasks[1, 0]
+    assert task.attempt is not None
+    assert (task.attempt.number, task.attempt.sending, task.state) == (3, 1, State.RUNNING)
+    site.seen("left", None, site.row(State.COMPLETED, started=NOW, ended=NOW + 9, exit_code=0))
+    assert not site.core.tasks
+
+
+def test_two_that_have_begun_go_on_and_are_told_loudly() -> None:
+    site = sent_twice()
+    site.seen("right", None, Row(tag_of("cafe", 1, 2), 0, "8", State.RUNNING, started=NOW))
+    assert site.seen("left", facts(8), site.row(State.RUNNING, started=NOW), full=True) == []
+    assert causes(site) == ["DUPLICATE: sending 1 on left has begun, too"]
+    assert site.out.warnings == ["job 1: DUPLICATE: sending 1 on left has begun, too"]
+    assert site.core.tasks[1, 0].reason == Reason.DUPLICATE
+    site.step(Asked(NOW, "cancel", 1, by="ada"))
+    assert site.out.actions == [Withdraw(1, 2, "right", {0: "8"}, unstarted=False)]
+    assert site.seen("left", None, at=NOW) == [Withdraw(1, 1, "left", {0: "7"}, unstarted=False)]
+
+
+def test_a_newer_one_that_began_before_it_could_yield_makes_two() -> None:
+    site = sent_twice()
+    site.seen("left", facts(8), site.row(State.RUNNING, started=NOW), full=True)
+    site.seen("right", None, Row(tag_of("cafe", 1, 2), 0, "8", State.RUNNING, started=NOW))
+    assert "DUPLICATE: sending 1 on left has begun, too" in causes(site)
+    assert site.core.tasks[1, 0].attempt.intent is None  # type: ignore[union-attr]
+
+
+def test_one_that_waits_while_its_task_waits_with_us_is_only_taken_back() -> None:
+    site = Site(pull=False)
+    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.sent()
+    site.step(Silent(NOW, "left", "no answer"))
+    site.step(Asked(NOW, "lost", 1, by="root"))
+    assert site.state() is State.QUEUED
+    actions = site.seen("left", facts(8), site.row(State.PENDING), full=True)
+    assert actions == [Withdraw(1, 1, "left", {0: "7"}, unstarted=True)]
+    assert site.core.tasks[1, 0].attempt.intent is Intent.RECALL  # type: ignore[union-attr]
+    # a withdrawal of an earlier life may end it; the task is not cancelled by that
+    assert site.seen("left", None, site.row(State.CANCELLED, ended=NOW)) == [
+        Send(1, 2, "left", (0,))
+    ]
+
+
+@pytest.mark.parametrize("state", [State.PENDING, State.RUNNING])
+def test_a_cancel_that_the_manager_forgot_is_told_again(state: State) -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    site.step(Asked(NOW, "cancel", 1))
+    site.seen("left", None, site.row(State.CANCELLED, ended=NOW))
+    assert not site.core.tasks
+    back = site.row(state, started=None if state is State.PENDING else NOW)
+    assert site.seen("left", None, back) == [
+        Withdraw(1, 1, "left", {0: "7"}, unstarted=state is State.PENDING)
+    ]
+    assert [(c.before, c.after) for c in site.out.changes] == [(State.CANCELLED, State.CANCELLED)]
+
+
+def test_a_tag_that_nobody_sent_is_only_warned_of() -> None:
+    site = Site()
+    row = Row(tag_of("cafe", 99, 1), 0, "4", State.RUNNING, started=NOW)
+    assert site.seen("left", None, row) == []
+    assert site.out.warnings == ["left lists ms-cafe-99-1, and nobody knows why"]
+
+
+def test_a_restart_by_the_manager_is_a_new_attempt() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    site.seen("left", None, site.row(State.RUNNING, started=NOW))
+    site.seen("left", None, site.row(State.RUNNING, started=NOW, restarts=1))  # it is ending
+    assert not site.out.closed
+    site.seen("left", None, site.row(State.PENDING, started=NOW + 9, restarts=1))
+    [(_, first)] = site.out.closed
+    assert (first.number, first.state, first.started) == (1, State.NODE_FAIL, NOW)
+    assert causes(site) == ["the manager restarted it by itself (restart 1)"]
+    task = site.core.tasks[1, 0]
+    assert task.attempt is not None
+    assert (task.attempt.number, task.attempt.sending, task.state) == (2, 1, State.PENDING)
+    assert task.attempt.started is None
+    assert site.step(Asked(NOW, "hold", 1)) == []  # it has begun once: nothing takes it back
+    site.seen("left", None, site.row(State.RUNNING, started=NOW + 20, restarts=1))
+    site.seen("left", None, site.row(State.RUNNING, started=NOW + 90, restarts=1))
+    assert task.attempt.number == 3  # a manager that does not count has another start
+    site.seen("left", None, site.row(State.COMPLETED, started=NOW + 90, restarts=1, exit_code=0))
+    assert not site.core.tasks
+
+
+def test_what_a_manager_lost_with_its_last_seconds_is_sent_again_if_accounting_lacks_it() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    site.seen("left", None, at=NOW + 9, since=NOW + 5, until=NOW + 9, up_since=NOW + 5)
+    assert site.state() is State.UNKNOWN
+    missing = ((tag_of("cafe", 1, 1), 0),)
+    assert site.step(Traced(NOW + 9, "left", unstarted=missing)) == [Send(1, 2, "left", (0,))]
+
+
+def test_what_somebody_cancelled_without_a_record_is_not_sent_again() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    site.seen("left", None, at=NOW + 9, since=NOW + 5, until=NOW + 9, up_since=NOW - 5)
+    missing = ((tag_of("cafe", 1, 1), 0),)
+    assert site.step(Traced(NOW + 9, "left", unstarted=missing)) == []
+    assert not site.core.tasks
+
+
+@pytest.mark.parametrize("by", [-3600.0, 3600.0])
+def test_a_doubtful_send_does_not_wait_out_a_set_clock(by: float) -> None:
+    site = Site()
+    site.step(Submitted(NOW, job(1)))
+    site.step(Tried(NOW, 1, 1))
+    site.step(Unsure(NOW, 1, 1, "time-out"))
+    now = NOW + 30 + by
+    site.step(ClockSet(now, by))
+    assert site.step(Seen(now, "left", since=NOW - 4000, until=NOW + by - 1)) == []
+    assert site.state() is State.DISPATCHING
+    site.step(Seen(now, "left", since=NOW - 4000, until=NOW + by))
+    assert site.state() is State.DISPATCHING  # of the next attempt
+    assert site.core.tasks[1, 0].attempts == 2
+
+
+@pytest.mark.parametrize("by", [-3600.0, 3600.0])
+def test_a_wish_is_told_again_as_soon_as_if_the_clock_had_not_been_set(by: float) -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    site.seen("left", None, site.row(State.PENDING))
+    assert len(site.step(Asked(NOW, "cancel", 1))) == 1
+    site.step(ClockSet(NOW + by + 1, by))
+    assert site.seen("left", None, at=NOW + by + PURSUE_AGAIN - 1) == []
+    assert len(site.seen("left", None, at=NOW + by + PURSUE_AGAIN)) == 1
+
+
+def test_a_set_clock_is_no_time_for_which_a_cluster_has_been_watched() -> None:
+    site = Site(pull_after=100.0)
+    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.sent()
+    site.seen("left", None, site.row(State.PENDING))
+    site.core.tasks[1, 0].job = job()
+    site.step(ClockSet(NOW + 3601, 3600.0))
+    assert site.seen("right", facts(8), at=NOW + 3602) == []
+    assert site.seen("right", facts(8), at=NOW + 3710) == [
+        Withdraw(1, 1, "left", {0: "7"}, unstarted=True)
+    ]
+
+
+def test_what_ran_as_an_operator_said_is_no_duplicate() -> None:
+    site = Site(pull=False)
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    site.step(Silent(NOW, "left", "no answer"))
+    site.step(Asked(NOW, "ran", 1, by="root"))
+    assert site.seen("left", facts(8), site.row(State.RUNNING, started=NOW), full=True) == []
+    assert not site.out.warnings
+
+
+def test_an_adopted_one_brings_its_restarts_along() -> None:
+    site = Site(pull=False)
+    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.sent()
+    site.step(Silent(NOW, "left", "no answer"))
+    site.step(Asked(NOW, "lost", 1, by="root"))
+    running = site.row(State.RUNNING, started=NOW, restarts=1)
+    site.seen("left", facts(8), running, full=True)
+    assert (site.state(), site.core.tasks[1, 0].attempts) == (State.RUNNING, 2)
+
+
+def test_a_clock_set_back_while_we_were_down_proves_nothing() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.step(Tried(NOW, 1, 1))
+    earlier = NOW - 3600
+    clusters = tuple(Cluster(name=n, adapter="local") for n in ("left", "right"))
+    site.step(Booted(earlier, "cafe", Policy(), clusters))
+    site.step(Seen(earlier + 30, "left", full=True, since=earlier - 9, until=earlier + 10))
+    assert site.state() is State.UNKNOWN
