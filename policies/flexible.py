@@ -9,9 +9,10 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from metasched.policies.queueing import (
+    NOWHERE,
     Free,
     Room,
     Running,
@@ -55,6 +56,21 @@ class Weights:
             raise ValueError(f'late is "{self.late}"; it must be "zero" or "least"')
 
 
+class _Known(NamedTuple):
+    """What of a job's priority does not change while it waits.
+
+    The deadline is worth `least` until `rise`, then `slope` more per second until `fall`.
+    """
+
+    job: Waiting
+    rank: float  # without what changes, at time 0
+    shortness: float
+    licences: tuple[str, ...]
+    rise: float
+    slope: float
+    fall: float
+
+
 class FlexibleBackfilling:
     """EASY on a queue ordered by `P = anti-aging + deadline + licences + wait minimisation`.
 
@@ -71,63 +87,102 @@ class FlexibleBackfilling:
     ) -> None:
         self.weights = weights or Weights()
         self.licences = dict(licences or {})
+        self._known: dict[int, _Known] = {}
+        self._asked: Counter[str] = Counter()  # licences, by queued jobs
 
     def starts(
         self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
     ) -> list[Start]:
         space = room(now, running, free)
+        self._learn(queue)
         if queue and not space.full:
-            self._pass(now, list(queue), space)
+            self._pass(now, queue, space)
         return space.starts
 
-    def _pass(self, now: float, queue: Sequence[Waiting], space: Room) -> None:
-        backfill(self.ordered(now, queue), space)
+    def _pass(self, now: float, queue: Collection[Waiting], space: Room) -> None:
+        fitting = [job for job in queue if space.place(job) != NOWHERE]
+        if fitting:
+            backfill(self._ordered(now, queue, fitting), space)
 
-    def ordered(self, now: float, queue: Sequence[Waiting]) -> list[Waiting]:
-        """The queue, the highest priority first; equal ones keep their order."""
+    def _ordered(
+        self, now: float, queue: Collection[Waiting], fitting: Sequence[Waiting]
+    ) -> list[Waiting]:
+        """The jobs that matter in this pass, the highest priority first, equal ones as queued.
+
+        Those are what fits now, and of all others the first: nothing else can start or be head.
+        """
         ranks = self.priorities(now, queue)
-        order = sorted(range(len(queue)), key=ranks.__getitem__, reverse=True)
-        return [queue[place] for place in order]
+        order = sorted(fitting, key=lambda job: -ranks[job.id])
+        fits = {job.id for job in fitting}
+        others = [job for job in queue if job.id not in fits]
+        if others:
+            head = max(others, key=lambda job: ranks[job.id])
+            earlier = {job.id: place for place, job in enumerate(queue)}
+            place = sum(
+                (-ranks[job.id], earlier[job.id]) < (-ranks[head.id], earlier[head.id])
+                for job in order
+            )
+            order.insert(place, head)
+        return order
 
-    def priorities(self, now: float, queue: Sequence[Waiting]) -> list[float]:
-        """P of every job of a queue that is not empty."""
-        weights = self.weights
-        age, boost = weights.age_factor, weights.boost
-        shortest = boost * min([job.estimated for job in queue])
-        ranks = [age * (now - job.since) + shortest / job.estimated for job in queue]
-        for place, job in enumerate(queue):
-            if job.deadline is not None:
-                ranks[place] += self.urgency(now, job, job.deadline)
-        if self.licences:
-            worth = self._worth(queue)
-            for place, job in enumerate(queue):
-                for name in job.counts:
-                    ranks[place] += worth.get(name, 0.0)
+    def priorities(self, now: float, queue: Collection[Waiting]) -> dict[int, float]:
+        """P of every job of a queue, by its id."""
+        self._learn(queue)
+        weights, known = self.weights, self._known
+        aged = weights.age_factor * now
+        late = 0.0 if weights.late == "zero" else weights.least
+        worth = self._worth()
+        shortest = weights.boost * min([job.estimated for job in queue], default=0.0)
+        ranks = {}
+        for job in queue:
+            _, rank, shortness, licences, rise, slope, fall = known[job.id]
+            rank += aged + shortest * shortness
+            if now > fall:
+                rank += late
+            elif now > rise:
+                rank += weights.least + slope * (now - rise)
+            elif fall < math.inf:
+                rank += weights.least
+            for name in licences:
+                rank += worth[name]
+            ranks[job.id] = rank
         return ranks
 
-    def urgency(self, now: float, job: Waiting, deadline: float) -> float:
-        """What the deadline adds: `least`, rising to `most` for a run that would just meet it."""
-        weights = self.weights
-        seconds = job.estimated
-        if weights.run == "best" and job.machines:
-            seconds = min(job.machines.values())
-        end, rise = now + seconds, deadline - weights.lead * seconds
-        if end <= rise:
-            return weights.least
-        if end > deadline:
-            return 0.0 if weights.late == "zero" else weights.least
-        slope = (weights.most - weights.least) / (deadline - rise)
-        return slope * (end - rise) + weights.least
+    def _learn(self, queue: Collection[Waiting]) -> None:
+        """Take note of jobs that joined the queue or left it since the last pass."""
+        known = self._known
+        for job in queue:
+            if job.id not in known:
+                known[job.id] = self._look_at(job)
+                self._asked.update(known[job.id].licences)
+        if len(known) > len(queue):
+            here = {job.id for job in queue}
+            for gone in [id for id in known if id not in here]:
+                self._asked.subtract(known.pop(gone).licences)
 
-    def _worth(self, queue: Sequence[Waiting]) -> dict[str, float]:
+    def _look_at(self, job: Waiting) -> _Known:
+        weights = self.weights
+        rise = fall = math.inf
+        slope = 0.0
+        if job.deadline is not None:
+            seconds = job.estimated
+            if weights.run == "best" and job.machines:
+                seconds = min(job.machines.values())
+            fall = job.deadline - seconds
+            rise = fall - weights.lead * seconds
+            slope = (weights.most - weights.least) / (fall - rise)
+        licences = tuple(name for name in job.counts if name in self.licences)
+        rank = -weights.age_factor * job.since
+        return _Known(job, rank, 1 / job.estimated, licences, rise, slope, fall)
+
+    def _worth(self) -> dict[str, float]:
         """What asking for each licence adds: queued jobs per copy, times d if it is critical.
 
         d is the number of different licences asked for that are not critical, at least 1: by the
         formula of Pasquali 2008, (3.6)-(3.8).
         """
-        copies = self.licences
-        asked = Counter(name for job in queue for name in job.counts if name in copies)
-        rho = {name: jobs / max(copies[name], 1) for name, jobs in asked.items()}
+        copies, asked = self.licences, self._asked
+        rho = {name: jobs / max(copies[name], 1) for name, jobs in asked.items() if jobs > 0}
         d = max(sum(value <= 1 for value in rho.values()), 1)
         weight = self.weights.licence
         return {name: weight * (value if value <= 1 else d * value) for name, value in rho.items()}
@@ -144,11 +199,13 @@ class KeptReservation(FlexibleBackfilling):
         super().__init__(weights, licences)
         self._reserved: int | None = None
 
-    def _pass(self, now: float, queue: Sequence[Waiting], space: Room) -> None:
-        order = self.ordered(now, queue)
-        for place, job in enumerate(order):
-            if job.id == self._reserved:
-                order.insert(0, order.pop(place))
-                break
+    def _pass(self, now: float, queue: Collection[Waiting], space: Room) -> None:
+        reserved = self._known.get(self._reserved) if self._reserved is not None else None
+        fitting = [job for job in queue if space.place(job) != NOWHERE]
+        if reserved is not None and not fitting:
+            return
+        order = self._ordered(now, queue, fitting)
+        if reserved is not None:
+            order = [reserved.job, *(job for job in order if job.id != reserved.job.id)]
         head = backfill(order, space)
         self._reserved = None if head is None else head.id

@@ -1,0 +1,100 @@
+"""Flexible Backfilling: its four heuristics worked by hand, and its two variants."""
+
+from __future__ import annotations
+
+import pytest
+
+from metasched.policies.flexible import FlexibleBackfilling, KeptReservation, Weights
+from metasched.policies.named import POLICIES, make
+from metasched.policies.queueing import Free, Running, Waiting
+
+NONE = {"age_factor": 0.0, "least": 0.0, "most": 0.0, "licence": 0.0, "boost": 0.0}
+
+
+def ranks(now: float, *queue: Waiting, licences: dict[str, int] | None = None, **weights: object):  # type: ignore[no-untyped-def]
+    policy = FlexibleBackfilling(Weights(**{**NONE, **weights}), licences)  # type: ignore[arg-type]
+    return list(policy.priorities(now, queue).values())
+
+
+def test_waiting_counts_by_the_second() -> None:
+    queue = [Waiting(1, 1, 10.0, since=0.0), Waiting(2, 1, 10.0, since=40.0)]
+    assert ranks(100.0, *queue, age_factor=0.01) == pytest.approx([1.0, 0.6])
+
+
+def test_the_shortest_job_gets_the_whole_boost() -> None:
+    queue = [Waiting(1, 1, 10.0), Waiting(2, 1, 40.0)]
+    assert ranks(0.0, *queue, boost=2.0) == [2.0, 0.5]
+
+
+def test_a_deadline_presses_from_lead_run_times_before_it() -> None:
+    """Run 100, deadline 1000, k 1.4: T = 860; the run ends by T up to 760, late from 900 on."""
+    job = Waiting(1, 1, 100.0, deadline=1000.0)
+    seen = [ranks(now, job, least=0.1, most=20.0, lead=1.4)[0] for now in (0, 760, 830, 900, 900.1)]
+    assert seen == pytest.approx([0.1, 0.1, 10.05, 20.0, 0.0])
+    assert ranks(901.0, job, least=0.1, most=20.0, late="least") == [0.1]
+    assert ranks(901.0, Waiting(1, 1, 100.0), least=0.1, most=20.0) == [0.0]
+
+
+def test_the_deadline_counts_the_run_on_the_best_machine_or_the_estimate() -> None:
+    job = Waiting(1, 1, 100.0, {}, {0: 50.0, 1: 200.0}, deadline=1000.0)
+    assert ranks(900.0, job, least=0.1, most=20.0)[0] == pytest.approx(0.1 + 19.9 * 20 / 70)
+    assert ranks(900.0, job, least=0.1, most=20.0, run="estimate") == pytest.approx([20.0])
+
+
+def test_critical_licences_count_more() -> None:
+    """Two jobs ask for one copy of a (rho 2, critical), one for two of b, one for four of c."""
+    queue = [
+        Waiting(1, 1, 10.0, {"a": 1}),
+        Waiting(2, 1, 10.0, {"a": 1, "b": 1}),
+        Waiting(3, 1, 10.0, {"c": 1, "memory": 99}),
+        Waiting(4, 1, 10.0),
+    ]
+    copies = {"a": 1, "b": 2, "c": 4, "d": 1}
+    # d = 2: b and c are asked for and not critical
+    assert ranks(0.0, *queue, licences=copies, licence=1.0) == [4.0, 4.5, 0.25, 0.0]
+
+
+def test_who_has_left_the_queue_asks_for_nothing() -> None:
+    policy = FlexibleBackfilling(Weights(**{**NONE, "licence": 1.0}), {"a": 1})  # type: ignore[arg-type]
+    one, two = Waiting(1, 1, 10.0, {"a": 1}), Waiting(2, 1, 10.0, {"a": 1})
+    assert policy.priorities(0.0, [one, two])[1] == 2.0
+    assert policy.priorities(0.0, [one])[1] == 1.0
+
+
+def started(policy: FlexibleBackfilling, now: float, queue: list[Waiting], free: int) -> list[int]:
+    running = [Running(9, 4 - free, 200.0)] if free < 4 else []
+    return [start.id for start in policy.starts(now, queue, running, Free(free))]
+
+
+def test_the_reservation_is_kept_or_goes_to_who_comes_first() -> None:
+    """Job 1 was first and is blocked; the shorter job 2 comes first now and is blocked, too."""
+    one, two = Waiting(1, 2, 100.0), Waiting(2, 3, 10.0)
+    three = Waiting(3, 1, 201.0)
+    weights = Weights(**{**NONE, "boost": 2.0})  # type: ignore[arg-type]
+    kept, given_up = KeptReservation(weights), FlexibleBackfilling(weights)
+    for policy in (kept, given_up):
+        assert started(policy, 0.0, [one], 1) == []
+    assert kept._reserved == 1
+    assert started(kept, 100.0, [one, two, three], 1) == [3]
+    assert started(given_up, 100.0, [one, two, three], 1) == [3]
+    assert kept._reserved == 1
+    assert started(kept, 200.0, [one, two], 4) == [1]
+    assert started(given_up, 200.0, [one, two], 4) == [2]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"age_factor": -1.0}, {"lead": 1.0}, {"run": "slow"}, {"late": "never"}]
+)
+def test_weights_make_sense(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        Weights(**wrong)  # type: ignore[arg-type]
+
+
+def test_policies_have_names() -> None:
+    for name in POLICIES:
+        assert make(name).name == name  # type: ignore[attr-defined]
+        assert make(name) is not make(name)
+    with pytest.raises(ValueError, match='write "conservative"'):
+        make("conservativ")
+    with pytest.raises(ValueError, match="it has none"):
+        make("easy", {"period": 1.0})
