@@ -1,0 +1,69 @@
+"""What the daemon decides is what the laboratory's core decides: a long run, replayed."""
+
+from __future__ import annotations
+
+import os
+from random import Random
+
+import pytest
+
+from metasched.client import Client
+from metasched.submit import Request, Submission
+from tests.e2e.conftest import Site
+
+JOBS = 240
+THREE_LOCAL = "".join(
+    f'[[cluster]]\nname = "{name}"\nadapter = "local"\ncpus = {cpus}\npoll_interval = 0.2\n'
+    f'policy = "{policy}"\n'
+    for name, cpus, policy in (
+        ("large", 16, "fb-unmod"),
+        ("middle", 6, "easy"),
+        ("small", 3, "sjf"),
+    )
+)
+
+
+def requests(site: Site, draw: Random) -> list[Request]:
+    """Short jobs of all sizes and kinds, more than the clusters can run at once."""
+    return [
+        Request(
+            script=f"sleep{draw.choice('123')}",
+            environment="e",
+            directory=str(site.folder),
+            output="/dev/null",
+            tasks=draw.choice([1, 1, 1, 2, 3, 4, 6, 10]),
+            time_limit=draw.choice([60.0, 120.0, 600.0]),
+            urgency=draw.randrange(4),
+        )
+        for _ in range(JOBS)
+    ]
+
+
+@pytest.mark.slow
+def test_a_long_run_with_a_cancel_and_a_drain_is_decided_the_same_again(site: Site) -> None:
+    site.configure(THREE_LOCAL)
+    site.start()
+    client = Client(site.folder / "ms.sock")
+    scripts = {f"sleep{n}": f"#!/bin/sh\nsleep 0.{n}\n" for n in "123"}
+    long = site.submit("--wrap", "sleep 600")
+    drawn = requests(site, Random(4))
+    jobs: list[int] = []
+    for first in range(0, JOBS, 80):
+        submission = Submission(
+            jobs=tuple(drawn[first : first + 80]),
+            scripts=scripts,
+            environments={"e": dict(os.environ)},
+        )
+        jobs += [accepted["job"] for accepted in client.submit(submission)]
+        if first == 0:
+            site.run("cancel", str(long))
+            site.run("cluster", "drain", "middle", "--reason", "a test")
+        if first == 80:
+            site.run("cluster", "resume", "middle")
+    rows = site.until_ended(*jobs, patience=240.0)
+    assert [row["state"] for row in rows] == ["completed"] * JOBS
+    [cancelled] = site.until_ended(long)
+    assert cancelled["state"] == "cancelled"
+    assert {row["cluster"] for row in rows} == {"large", "middle", "small"}
+    site.stop()
+    site.replayed()
