@@ -37,6 +37,7 @@ COMMANDS = {
     "serve": "services",
     "demo": "services",
     "simulate": "laboratory",
+    "experiment": "laboratory",
 }
 
 

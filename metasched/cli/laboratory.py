@@ -1,10 +1,11 @@
-"""The commands of the laboratory: simulate."""
+"""The commands of the laboratory: simulate, experiment."""
 
 from __future__ import annotations
 
 import csv
 import gc
 import json as json_format
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import typer
 from metasched.cli.connect import Json
 from metasched.cli.messages import warn
 from metasched.cli.show import table
+from metasched.errors import UserError
 
 COLUMNS = ["job", "submit", "start", "end", "cpus", "cluster", "machine", "priority", "reservation"]
 
@@ -76,7 +78,7 @@ def simulate(
     gc.disable()  # nothing here makes cycles, and looking for them takes a third of the time
     chosen = read_settings(policy, settings or [], seed)
     read, described = read_workload(workload, clusters, jobs, chosen)
-    with _bar(len(read.requests)) as progress:
+    with _bar("jobs ended", len(read.requests), 1000) as progress:
         begun = time.perf_counter()
         done = run(read, described, chosen, progress)
         wall = time.perf_counter() - begun
@@ -93,13 +95,111 @@ def simulate(
         _show(figures)
 
 
+def experiment(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", show_default=False, help="Which; see --list.")
+    ] = None,
+    list_them: Annotated[bool, typer.Option("--list", help="List what there is.")] = False,
+    runs: Annotated[
+        int | None, typer.Option("--runs", min=1, max=10000, help="Seeds [as many as the paper].")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="DIR", help="Draw a picture of each figure.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run a published experiment again; print its figures beside the published ones.
+
+    \b
+    Examples:
+      metasched experiment --list
+      metasched experiment licence-ratios --runs 3
+      METASCHED_TRACES=traces metasched experiment local-periods --json --plot pictures
+    """
+    from metasched.simulate import experiments
+    from metasched.simulate.plots import check_folder, draw_results
+
+    if list_them:
+        _list(list(experiments.EXPERIMENTS.values()), json)
+        return
+    if name is None:
+        raise UserError("no NAME, metasched experiment; choose one of metasched experiment --list")
+    chosen = experiments.find(name)
+    if plot is not None:
+        check_folder(plot)
+    runs = runs or chosen.runs
+    with _bar("runs", runs * len(chosen.cases())) as progress:
+        results = experiments.run(chosen, runs, progress)
+    if plot is not None:
+        draw_results(chosen.name, results, plot)
+    if json:
+        print(json_format.dumps([_as_json(chosen.name, runs, r) for r in results], indent=2))
+        return
+    print(f"{chosen.about} ({chosen.source}); {runs} of {chosen.runs} runs\n")
+    table(
+        ("SETTING", "POLICY", "FIGURE", "OURS", "PUBLISHED", "PERCENT", f"MINUS {chosen.baseline}"),
+        [_row(result) for result in results],
+    )
+
+
+def _list(them: list[Any], json: bool) -> None:
+    if json:
+        print(
+            json_format.dumps(
+                [
+                    {"experiment": e.name, "about": e.about, "source": e.source, "runs": e.runs}
+                    for e in them
+                ],
+                indent=2,
+            )
+        )
+        return
+    table(
+        ("EXPERIMENT", "RUNS", "ABOUT", "SOURCE"),
+        [(e.name, e.runs, e.about, e.source) for e in them],
+    )
+
+
+def _as_json(name: str, runs: int, result: Any) -> dict[str, Any]:
+    paired = result.paired
+    return {
+        "experiment": name,
+        "runs": runs,
+        "setting": result.row,
+        "policy": result.column,
+        "figure": result.figure,
+        "mean": result.mean,
+        "values": list(result.values),
+        "published": result.published,
+        "difference_percent": result.difference,
+        "minus_baseline": None if paired is None else paired[0],
+        "minus_baseline_95": paired[1] if paired and math.isfinite(paired[1]) else None,
+    }
+
+
+def _row(result: Any) -> list[str]:
+    paired = ""
+    if result.paired is not None:
+        mean, half = result.paired
+        paired = f"{mean:+.4g}" + (f" +- {round(half, 6):.2g}" if math.isfinite(half) else "")
+    return [
+        result.row,
+        result.column,
+        result.figure,
+        f"{result.mean:.4g}" if abs(result.mean) < 1e4 else f"{result.mean:.0f}",
+        "" if result.published is None else f"{result.published:g}",
+        "" if result.difference is None else f"{result.difference:+.1f}%",
+        paired,
+    ]
+
+
 class Advance(Protocol):
-    def __call__(self, jobs: int, /) -> None: ...
+    def __call__(self, steps: int, /) -> None: ...
 
 
 @contextmanager
-def _bar(total: int) -> Iterator[Advance | None]:
-    """A progress bar on a terminal, nothing in a pipe."""
+def _bar(what: str, total: int, every: int = 1) -> Iterator[Advance | None]:
+    """A progress bar on a terminal, nothing in a pipe; drawn again after `every` steps."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -109,13 +209,13 @@ def _bar(total: int) -> Iterator[Advance | None]:
     with Progress(
         *Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)
     ) as progress:
-        task = progress.add_task("jobs ended", total=total)
+        task = progress.add_task(what, total=total)
         waiting = 0
 
-        def advance(jobs: int) -> None:
+        def advance(steps: int) -> None:
             nonlocal waiting
-            waiting += jobs
-            if waiting >= 1000:
+            waiting += steps
+            if waiting >= every:
                 progress.advance(task, waiting)
                 waiting = 0
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from metasched.errors import UserError
 from metasched.simulate.engine import Schedule
+from metasched.simulate.experiments import Result, interval
 from metasched.simulate.metrics import over_time
 
 KINDS = (".png", ".svg", ".pdf")
@@ -18,14 +21,60 @@ class PlotError(UserError):
 
 def check_plot(path: Path) -> None:
     """Find out before a long run whether its picture can be drawn after it. PlotError if not."""
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise PlotError("no matplotlib, --plot; install it with pip install 'metasched[plot]'")
+    _check_library()
     if path.suffix.lower() not in KINDS:
         raise PlotError(f"{path} is no known kind of picture, --plot; write {', '.join(KINDS)}")
     if not path.absolute().parent.is_dir():
         raise PlotError(f"{path} is in no folder, --plot; make it first")
+
+
+def check_folder(path: Path) -> None:
+    """The same for a folder of pictures, which is made. PlotError if it cannot be."""
+    _check_library()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlotError(f"{error.strerror}, --plot {path}; name another folder") from None
+
+
+def _check_library() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise PlotError("no matplotlib, --plot; install it with pip install 'metasched[plot]'")
+
+
+def draw_results(name: str, results: Sequence[Result], folder: Path) -> None:
+    """A picture `<name>-<figure>.png` of each figure: bars by setting, the published ones marked.
+
+    Whiskers are 95% intervals of the mean over the seeds.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    for figure in dict.fromkeys(result.figure for result in results):
+        of_figure = [result for result in results if result.figure == figure]
+        rows = list(dict.fromkeys(result.row for result in of_figure))
+        columns = list(dict.fromkeys(result.column for result in of_figure))
+        picture, axis = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
+        width = 0.8 / len(columns)
+        for place, column in enumerate(columns):
+            of_column = [result for result in of_figure if result.column == column]
+            at = [rows.index(r.row) + (place - (len(columns) - 1) / 2) * width for r in of_column]
+            means = [interval(r.values) for r in of_column]
+            halves = [half if math.isfinite(half) else 0.0 for _, half in means]
+            heights = [mean for mean, _ in means]
+            axis.bar(at, heights, width * 0.9, yerr=halves, label=column, capsize=2)
+            published = [(x, r.published) for x, r in zip(at, of_column, strict=True)]
+            marks = [(x, value) for x, value in published if value is not None]
+            axis.scatter([x for x, _ in marks], [v for _, v in marks], marker="x", color="black")
+        axis.set_xticks(range(len(rows)), rows)
+        axis.set(ylabel=figure, title=f"{name} (x: published)")
+        axis.legend()
+        picture.savefig(folder / f"{name}-{figure}.png", dpi=120)
+        pyplot.close(picture)
 
 
 def draw_schedule(schedule: Schedule, path: Path) -> None:

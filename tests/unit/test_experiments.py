@@ -1,0 +1,116 @@
+"""The published experiments: their settings, their arithmetic, and one run of each kind."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from metasched.cli import main
+from metasched.simulate import experiments
+from metasched.simulate.experiments import EXPERIMENTS, Result, interval, run
+from tests.traces import trace
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in EXPERIMENTS if n not in ("local-periods", "random-queues")]
+)
+def test_every_case_can_be_drawn_and_compared(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    cases = experiment.cases()
+    assert {case.column for case in cases} >= {experiment.baseline}
+    for case in cases:
+        assert set(case.published) <= set(experiment.figures)
+        case.settings.local()
+    workload, clusters = cases[0].grid(1)
+    assert workload == cases[0].grid(1)[0] != cases[0].grid(2)[0]
+    assert len(workload.requests) in (1000, 5000)
+    assert sum(len(c.machines) for c in clusters) in (100, 225)
+
+
+def test_intervals_of_paired_differences() -> None:
+    assert interval([1.0, 3.0]) == pytest.approx((2.0, 12.706))
+    assert interval([1.0, 3.0] * 500) == pytest.approx((2.0, 1.962 / math.sqrt(999)), rel=1e-3)
+    assert interval([4.0]) == (4.0, math.inf)
+    result = Result("row", "easy", "late", (10.0, 14.0), 10.0, None)
+    assert (result.mean, result.difference) == (12.0, 20.0)
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    monkeypatch.setattr("sys.argv", ["metasched", "experiment", *map(str, words)])
+    return main()
+
+
+def test_the_list_names_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, "--list", "--json") == 0
+    assert [e["experiment"] for e in json.loads(capsys.readouterr().out)] == list(EXPERIMENTS)
+    assert command(monkeypatch, "--list") == 0
+    assert "Pasquali 2008, Table 6" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [([], "no NAME"), (["two-leve"], "write two-level"), (["local-periods"], "no trace nowhere/")],
+)
+def test_wrong_usage_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    told: str,
+) -> None:
+    monkeypatch.setenv("METASCHED_TRACES", "nowhere")
+    experiments._kurowski.cache_clear()
+    assert command(monkeypatch, *words) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert err.count("\n") == 1
+
+
+def test_the_local_policies_of_kurowski(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The published order in F: LSF loses by its period, FCFS at ticks of an hour by far."""
+    monkeypatch.setenv("METASCHED_TRACES", str(trace("S1-jobs-0-1000.swf").parent))
+    experiments._kurowski.cache_clear()
+    assert command(monkeypatch, "local-periods", "--plot", tmp_path / "made", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    flow = {row["policy"]: row["mean"] for row in rows if row["figure"] == "F"}
+    assert flow["LSF-10"] < flow["LSF-60"] < flow["LSF-600"] < flow["LSF-3600"]
+    assert flow["LSF-3600"] > 5 * flow["FCFS"]
+    assert f"{flow['FCFS']:.0f}" == "15658"
+    assert {p.name for p in (tmp_path / "made").iterdir()} == {
+        "local-periods-F.png",
+        "local-periods-U.png",
+    }
+
+
+@pytest.mark.slow
+def test_flexible_backfilling_misses_fewer_deadlines_than_easy_and_fcfs() -> None:
+    """Pasquali 2008, Table 3, ratio 50-70%: the robust order, seed by seed."""
+    cases = [case for case in EXPERIMENTS["licence-ratios"].cases() if "50" in case.row[6:8]]
+    assert len(cases) == 4
+    late: dict[str, float] = {}
+    for case in cases:
+        values = [
+            experiments._one("licence-ratios", 8 + cases.index(case), seed) for seed in (1, 2)
+        ]
+        late[case.column] = sum(v["late"] for v in values)
+    assert late["fb-unmod"] < late["easy"] - 2
+    assert late["fb-mod"] < late["easy"] - 2
+    assert late["easy"] < late["fcfs"] - 5
+
+
+def test_runs_are_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METASCHED_TRACES", str(trace("S1-jobs-0-1000.swf").parent))
+    experiments._kurowski.cache_clear()
+    done: list[int] = []
+    first = run(EXPERIMENTS["random-queues"], 2, done.append)
+    assert sum(done) == 12
+    again = run(EXPERIMENTS["random-queues"], 1)
+    assert [r.values[:1] for r in first] == [r.values for r in again]
+    usage = {(r.row, r.column): r.mean for r in first if r.figure == "U"}
+    assert usage["2 x 64", "FCFS"] > usage["4 x 64", "FCFS"] > usage["8 x 64", "FCFS"]
