@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Mapping
 
 from metasched.adapters.base import Order, Refused
+from metasched.adapters.interpreter import interpreter
 from metasched.patterns import pieces
 
 # Variables that Grid Engine makes for the job: its own values, not those of the submit host.
@@ -67,11 +68,3 @@ def script(order: Order, index: int, cluster: str, hidden: Mapping[int, int]) ->
 def _path(path: str, index: int) -> str:
     """A path as a word of the shell."""
     return '"$(uname -n | cut -d. -f1)"'.join(map(shlex.quote, pieces(path, index)))
-
-
-def interpreter(script: str) -> list[str]:
-    """The command that the kernel would run the script by: at most one argument."""
-    first = script.partition("\n")[0]
-    if not first.startswith("#!") or not first[2:].strip():
-        return ["/bin/sh"]
-    return first[2:].strip().split(None, 1)

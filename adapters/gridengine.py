@@ -123,7 +123,8 @@ class GridEngine:
                     self._configuration().known,
                 )
                 wrapper = script(order, index, self._cluster.name, text.HIDDEN_CODES)
-                with memory_file(wrapper) as path:
+                with memory_file(wrapper) as file:
+                    path = f"/proc/self/fd/{file}"
                     natives[index] = self._session.submit(path, native, text.mark(order.tag, index))
             except Refused as refusal:
                 if not natives:

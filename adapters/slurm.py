@@ -1,8 +1,9 @@
 """One Slurm cluster: what is asked of it is decided here, how it is asked by its access.
 
-A task is one Slurm job; its comment (or name) carries the tag. Native arrays are not used:
-Slurm 22.05 forgets tasks of an array that are cancelled while pending, at once and without a
-record, and a listing could then no longer prove that a tag never arrived.
+A task is one Slurm job, or one task of an array where several are sent together; its comment (or
+wckey, or name) carries the tag. Slurm 22.05 forgets tasks of an array that are cancelled while
+they wait, at once and without a record. What we withdraw we hold before, which gives each task a
+record of its own; what others cancel the core infers (`Core._missing`).
 
 What has been found out about Slurm, and rests on its word only, is tested in tests/real.
 """
@@ -11,10 +12,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from metasched.adapters import slurm_batch as batch
 from metasched.adapters import slurm_text as text
 from metasched.adapters.base import (
     Adapter,
@@ -25,9 +28,11 @@ from metasched.adapters.base import (
     Withdrawal,
 )
 from metasched.adapters.slurm_access import Access, SlurmOptions
+from metasched.adapters.slurm_accounting import Accounting
+from metasched.adapters.slurm_commands import Commands
 from metasched.adapters.slurm_pyslurm import choose
 from metasched.adapters.slurm_reach import Reach
-from metasched.model import Cluster, Facts, Job, Listing
+from metasched.model import Cluster, Facts, Job, Listing, Missing, Trace
 
 __all__ = ["Slurm", "SlurmOptions"]
 
@@ -39,7 +44,7 @@ class Slurm(Adapter):
     # pyslurm reads scripts in the encoding of the locale
     environment: ClassVar[Mapping[str, str]] = {"PYTHONUTF8": "1"}
     capabilities: ClassVar[Capabilities] = Capabilities(
-        gres=True, memory=True, suspends=True, limit_granularity=60.0
+        arrays=True, gres=True, memory=True, suspends=True, limit_granularity=60.0
     )
 
     def __init__(
@@ -49,7 +54,11 @@ class Slurm(Adapter):
         self._settings = options
         self._facts: Facts | None = None  # of the last poll
         self._reach = Reach()
+        self._array_size: int | None = None
         self._chosen: Access | None = None
+        # whichever way is chosen: there is no other to accounting
+        commands = Commands(options, cluster.name)
+        self._accounting = Accounting(commands, options.tag_field, os.geteuid())
 
     @property
     def access(self) -> str:
@@ -63,22 +72,36 @@ class Slurm(Adapter):
         return self._chosen
 
     def submit(self, order: Order) -> dict[int, str]:
-        """Queue each task as a job of its own, in the order of the indices.
+        """Queue the tasks: those that can be as one array, each other as a job of its own.
 
         A refusal after some were taken is Unreachable: these are found by the tag, the others
         proved absent.
         """
         self._check_size(order.job)
+        array = self._array(order)
         natives: dict[int, str] = {}
-        for index in order.indices:
-            try:
-                natives[index] = self._access.submit(order, index)
-            except Refused as refusal:
-                if not natives:
-                    raise
-                taken = f"{len(natives)} of {len(order.indices)} tasks were taken"
-                raise Unreachable(f"{taken}, then: {refusal.reason}") from None
+        try:
+            if array:
+                id = self._access.submit_array(order, array)
+                natives = {index: f"{id}_{index}" for index in array}
+            for index in order.indices:
+                if index not in natives:
+                    natives[index] = self._access.submit(order, index)
+        except Refused as refusal:
+            if not natives:
+                raise
+            taken = f"{len(natives)} of {len(order.indices)} tasks were taken"
+            raise Unreachable(f"{taken}, then: {refusal.reason}") from None
         return natives
+
+    def _array(self, order: Order) -> list[int]:
+        """The tasks to send as an array: those whose indices can be its task ids."""
+        if order.job.array is None or len(order.indices) < 2 or not batch.shares(order):
+            return []
+        if self._array_size is None:
+            self._array_size = self._access.controller().array_size
+        some = [index for index in order.indices if index < self._array_size]
+        return some if len(some) > 1 else []
 
     def _check_size(self, job: Job) -> None:
         """Slurm itself takes what can never start, and lets it wait for ever."""
@@ -98,12 +121,13 @@ class Slurm(Adapter):
         """
         live = self._find(withdrawal)
         if not withdrawal.unstarted:
+            self._hold(line.id for line in live if line.state == "PENDING" and "_" in line.id)
             self._access.cancel([line.id for line in live])
             return
         pending = {line.id for line in live if line.state == "PENDING" and line.restarts == "0"}
         if not pending:
             return
-        complaint = self._access.hold(pending)
+        complaint = self._hold(pending)
         after = [line for line in self._find(withdrawal) if line.id in pending]
         held = [line.id for line in after if line.state == "PENDING" and line.priority == "0"]
         self._access.cancel(held)
@@ -113,16 +137,23 @@ class Slurm(Adapter):
         if len(held) + len(begun) < len(after):
             raise Unreachable(f"hold: {complaint or 'not held'}")
 
+    def _hold(self, ids: Iterable[str]) -> str:
+        """Hold jobs, and each task of an array apart; what was said against it."""
+        said = [self._access.hold(some) for some in text.apart(ids) if some]
+        return "; ".join(filter(None, said))
+
     def _find(self, withdrawal: Withdrawal) -> list[text.QueueLine]:
-        """Our jobs that carry this tag, have not ended, and are asked for."""
-        wanted = {text.mark(withdrawal.tag, index) for index in withdrawal.natives}
+        """Our tasks that are asked for and have not ended, a line each."""
+        wanted = {(withdrawal.tag, index) for index in withdrawal.natives}
         user = os.geteuid()
         ids = [native for native in withdrawal.natives.values() if native]
         lines = self._access.jobs(ids=ids if len(ids) == len(wanted) else (), user=user)
         return [
-            line
+            line._replace(id=native)
             for line in lines
-            if line.tag in wanted and line.user == str(user) and text.lives(line)
+            if line.user == str(user) and text.lives(line)
+            for key, native in text.read_mark(line.tag, line.id).items()
+            if key in wanted
         ]
 
     def poll(self) -> Listing:
@@ -141,15 +172,21 @@ class Slurm(Adapter):
         wall = time.time() - now  # what turns our monotonic times into those of day
         try:
             rows = text.rows(jobs, self.instance, os.geteuid())
-            facts = text.facts(jobs, places, taken, {row.native_id for row in rows})
+            ours = {job.id for job in jobs if text.is_ours(job, self.instance, os.geteuid())}
+            facts = text.facts(jobs, places, taken, ours)
         except ValueError as error:
             raise Unreachable(f"the listing cannot be read: {error}") from None
-        self._facts = facts
+        records = self._accounting.kind(config, self._access.name == Commands.name)
+        self._facts = replace(facts, records=records)
+        self._array_size = config.array_size
         return Listing(
             taken=taken,
             since=wall + since,
             until=taken - self._settings.settle,
             rows=tuple(rows),
-            facts=facts,
+            facts=self._facts,
             up_since=wall + up,
         )
+
+    def trace(self, missing: Sequence[Missing]) -> Trace:
+        return self._accounting.trace(missing)

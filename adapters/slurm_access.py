@@ -24,7 +24,7 @@ class SlurmOptions:
     config: str
     bin_dir: str | None = None
     access: Literal["auto", "pyslurm", "commands"] = "auto"
-    tag_field: Literal["comment", "name"] = "comment"
+    tag_field: Literal["comment", "wckey", "name"] = "comment"
     timeout: float = 15.0
     settle: float = 20.0
 
@@ -34,7 +34,7 @@ class SlurmOptions:
                 raise ValueError(f"{key} is {path!r}; it must be an absolute path")
         for key, choice, choices in (
             ("access", self.access, ("auto", "pyslurm", "commands")),
-            ("tag_field", self.tag_field, ("comment", "name")),
+            ("tag_field", self.tag_field, ("comment", "wckey", "name")),
         ):
             if choice not in choices:
                 raise ValueError(f"{key} is {choice!r}; it must be one of {', '.join(choices)}")
@@ -54,10 +54,14 @@ class Access(Protocol):
     def submit(self, order: Order, index: int) -> str:
         """Queue one task of the order; its native id. Refused: it is certainly not queued."""
 
+    def submit_array(self, order: Order, indices: Sequence[int]) -> str:
+        """Queue these tasks as one array, their indices its task ids; its native id."""
+
     def jobs(self, *, ids: Sequence[str] = (), user: int | None = None) -> list[QueueLine]:
         """What Slurm lists, and at the least these jobs, or those of this user.
 
-        An empty list if it knows none of `ids`.
+        An empty list if it knows none of `ids`. Pending tasks of an array may share a line if
+        they are alike in all else.
         """
 
     def nodes(self) -> list[NodeLine]:

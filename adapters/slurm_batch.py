@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from shlex import quote
 
 from metasched.adapters.base import Order, Refused
+from metasched.adapters.interpreter import interpreter
 from metasched.adapters.slurm_text import mark
+from metasched.arrays import folded
 from metasched.model import Job
 from metasched.patterns import pieces
 
@@ -19,6 +22,7 @@ _RESERVED_LONG = (
     *("quiet", "requeue", "test-only", "uid", "gid", "usage", "version", "wait", "wrap"),
 )
 _RESERVED_SHORT = "aMhQVW"
+_LONG = {"comment": "comment", "wckey": "wckey", "name": "job-name"}  # what carries the tag
 _SHORT_FLAGS = "HkOsv"  # short options without a value
 
 # Answers to a submission that are certain: it was not queued.
@@ -45,19 +49,22 @@ _UNSENT = re.compile(
 )
 
 
-def arguments(order: Order, index: int, tag_field: str) -> list[str]:
+def arguments(
+    order: Order, index: int | None, tag_field: str, array: Sequence[int] = ()
+) -> list[str]:
     """The words that follow `sbatch --export-file=...`; the script comes on standard input.
 
-    Every option is one word, so that no value can become an option. Refused if something asked
-    for cannot be said to Slurm.
+    They are those of one task, or, with `index` None, of an array of these tasks. Every option is
+    one word, so that no value can become an option. Refused if something asked for cannot be said
+    to Slurm.
     """
     job, payload = order.job, order.payload
     label = mark(order.tag, index)
     options: dict[str, str | None] = {  # None: the option has no value
+        # first, since accounting is searched for the first one in the words of the submission
+        _LONG[tag_field]: label,
         "parsable": None,
         "ignore-pbs": None,
-        "job-name": label if tag_field == "name" else name(job.name) or order.tag,
-        "comment": label if tag_field == "comment" else name(job.name),
         "chdir": payload.directory,
         "input": "/dev/null",
         "output": path(payload.output, index),
@@ -67,6 +74,12 @@ def arguments(order: Order, index: int, tag_field: str) -> list[str]:
         "cpus-per-task": str(job.cpus_per_task),
         **_sizes(job),
     }
+    if tag_field != "name":
+        options["job-name"] = name(job.name) or order.tag
+    if tag_field != "comment":
+        options["comment"] = name(job.name)
+    if array:
+        options["array"] = folded(array)
     if payload.error is not None:
         options["error"] = path(payload.error, index)
     if (limit := minutes(job)) is not None:
@@ -109,10 +122,15 @@ def name(given: str) -> str:
     return clean.encode("utf-8", "replace").decode().strip()
 
 
-def path(literal: str, index: int) -> str:
-    """A path for sbatch, which fills in %N; in one with a backslash it fills in nothing."""
-    parts = pieces(literal, index)
-    if "\\" not in literal:
+def path(pattern: str, index: int | None) -> str:
+    """A path for sbatch, which fills in %N; in one with a backslash it fills in nothing.
+
+    For an array it fills in %a, too.
+    """
+    if index is None:
+        return re.sub(r"%(\d{0,2}a|N|%)?", lambda found: "%" + (found[1] or "%"), pattern)
+    parts = pieces(pattern, index)
+    if "\\" not in pattern:
         return "%N".join(part.replace("%", "%%") for part in parts)
     if len(parts) > 1:
         raise Refused("Slurm fills in no %N in a path with a backslash")
@@ -121,7 +139,7 @@ def path(literal: str, index: int) -> str:
 
 def _check(options: tuple[str, ...], tag_field: str) -> None:
     """Refused if a word of the user's would take from us what we rely on, or is no option."""
-    tag_long, tag_short = ("comment", "") if tag_field == "comment" else ("job-name", "J")
+    tag_long, tag_short = _LONG[tag_field], "J" if tag_field == "name" else ""
     value_may_follow = False
     for word in options:
         if word in ("--", ":", "-") or not (word.startswith("-") or value_may_follow):
@@ -166,6 +184,42 @@ def script(source: str) -> bytes:
         elif line.strip(" \t\r\v\f") and not line.lstrip(" \t\r\v\f").startswith("#"):
             break
     return "\n".join(lines).encode("utf-8", "surrogateescape")
+
+
+def shares(order: Order) -> bool:
+    """Whether tasks of the order may be sent as an array: paths and script allow for it."""
+    payload = order.payload
+    paths = f"{payload.output}{payload.error}"
+    return (
+        payload.script.startswith("#!")
+        and not re.search(r"[\0\r]", payload.script)
+        and ("\\" not in paths)
+    )
+
+
+def array_script(order: Order, indices: Sequence[int], cluster: str) -> bytes:
+    """The script of an array: it sets what differs from task to task, then becomes the user's.
+
+    Slurm itself sets SLURM_ARRAY_*, as if the array were all of the job; and a shell drops
+    variables whose names it cannot have.
+    """
+    first, last = (order.environment(index, cluster) for index in (indices[0], indices[-1]))
+    words = []
+    for name, value in first.items():
+        if value != last[name]:
+            words.append(f'{name}="$SLURM_ARRAY_TASK_ID"')
+        elif name.startswith("SLURM_ARRAY_") or not re.fullmatch(r"[A-Za-z_]\w*", name):
+            words.append(quote(f"{name}={value}"))
+    words += map(quote, interpreter(order.payload.script))
+    lines = [
+        "#!/bin/sh",
+        'script=$(/usr/bin/mktemp "${TMPDIR:-/tmp}/metasched.XXXXXX") || exit 1',
+        f'printf %s {quote(order.payload.script)} >"$script" || exit 1',
+        'exec 9<"$script"',
+        '/bin/rm -f "$script"',
+        f'exec /usr/bin/env {" ".join(words)} /proc/self/fd/9 "$@"',
+    ]
+    return "\n".join([*lines, ""]).encode("utf-8", "surrogateescape")
 
 
 def refusal(stderr: str) -> Refused | None:

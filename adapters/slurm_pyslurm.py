@@ -50,6 +50,8 @@ def choose(options: SlurmOptions, cluster: str) -> Access:
 
 def _lacking(options: SlurmOptions, commands: Commands) -> str | None:
     """Why pyslurm cannot be used here; None if it can."""
+    if options.tag_field == "wckey":
+        return "it is not used where the tag is in the wckey"
     if importlib.util.find_spec("pyslurm") is None:
         return f"{sys.executable} has no pyslurm"
     wanted = commands.version()
@@ -95,7 +97,7 @@ class Pyslurm(Commands):
             return super().submit(order, index)
         with memory_file(order.payload.script.encode("utf-8", "surrogateescape")) as script:
             try:
-                wishes = self._wishes(order, index, script)
+                wishes = self._wishes(order, index, f"/proc/self/fd/{script}")
                 return str(self._pyslurm.JobSubmitDescription(**wishes).submit())
             except self._pyslurm.RPCError as error:
                 said = f"sbatch: error: Batch job submission failed: {error}"
@@ -266,6 +268,8 @@ def _native(job: Any) -> str:
         return str(job.id)
     if job.array_tasks_waiting is not None:
         return f"{job.array_id}_[{job.array_tasks_waiting}]"
+    if job.array_task_id is None and job.state == "CANCELLED" and not job.allocated_nodes:
+        return str(job.array_id)  # all that waited, cancelled at once; or task 0, which none misses
     return f"{job.array_id}_{job.array_task_id or 0}"  # task 0 is told as none
 
 

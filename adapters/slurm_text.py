@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from metasched.arrays import folded, parse_array
 from metasched.model import Facts, Nodes, Partition, Row, State, parse_tag
 
+IDS_PER_CALL = 500
 NO_LIMIT = 365 * 86400.0  # seconds; stands for a job's UNLIMITED where a number is needed
 
 QUEUE_FIELDS = (
@@ -61,7 +63,7 @@ _HAS_STATUS = {
     *(State.COMPLETED, State.FAILED, State.TIMEOUT, State.CANCELLED),
     *(State.PREEMPTED, State.OUT_OF_MEMORY),
 }
-_NOTHING = {"", "(null)", "None", "N/A", "Unknown", "NONE"}
+NOTHING = {"", "(null)", "None", "N/A", "Unknown", "NONE"}
 
 # Reasons with which a pending job takes no part in the competition for processors. Limits of
 # accounts and of QOS (Assoc..., QOS...) too: Slurm passes such jobs over.
@@ -121,12 +123,51 @@ class NodeLine(NamedTuple):
 class Controller:
     """What `scontrol show config` says, in the controller's clock (seconds).
 
-    `min_job_age` None: ended jobs are never forgotten.
+    `min_job_age` None: ended jobs are never forgotten. Task ids of an array are below
+    `array_size`. `slurmdbd`: there is accounting, which keeps comments if `comments`; `completions`
+    is the file of jobcomp/filetxt.
     """
 
     now: float
     boot: float
     min_job_age: float | None
+    array_size: int = 0
+    slurmdbd: bool = False
+    comments: bool = False
+    completions: str | None = None
+
+
+def joined(ids: Collection[str]) -> Iterator[str]:
+    """The ids as comma-separated lists, none too long for a command line."""
+    some = list(ids)
+    for start in range(0, len(some), IDS_PER_CALL):
+        yield ",".join(some[start : start + IDS_PER_CALL])
+
+
+def grouped(ids: Collection[str]) -> Iterator[list[str]]:
+    """The ids as words for scontrol and scancel, which take `7_[1-3,9]` for tasks of an array."""
+    arrays: dict[str, list[int]] = {}
+    for id in ids:
+        job, _, task = id.partition("_")
+        arrays.setdefault(job, []).extend([int(task)] if task else [])
+    words = [f"{job}_[{folded(sorted(some))}]" if some else job for job, some in arrays.items()]
+    for start in range(0, len(words), IDS_PER_CALL):
+        yield words[start : start + IDS_PER_CALL]
+
+
+def apart(ids: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The ids in two parts, no array whole in the first one, and one task of each in the second.
+
+    Held so, every task gets a record of its own, which tells what has become of it.
+    """
+    first, last = [], {}
+    for id in ids:
+        array, mark, _ = id.partition("_")
+        if mark and array not in last:
+            last[array] = id
+        else:
+            first.append(id)
+    return first, list(last.values())
 
 
 def records(text: str, delimiter: str, width: int) -> list[list[str]]:
@@ -155,18 +196,22 @@ def nodes(text: str, delimiter: str) -> list[NodeLine]:
 
 
 def controller(text: str) -> Controller:
-    """The times in the answer of `scontrol show config`."""
-    found = {}
-    for name, pattern in (
-        ("now", r"^Configuration data as of (\d+)"),
-        ("boot", r"^BOOT_TIME\s*=\s*(\d+)"),
-        ("age", r"^MinJobAge\s*=\s*(\d+)"),
-    ):
-        match = re.search(pattern, text, re.MULTILINE)
-        if match is None:
-            raise ValueError(f"no {name} time in the answer of scontrol show config")
-        found[name] = float(match[1])
-    return Controller(found["now"], found["boot"], found["age"] or None)
+    """What the answer of `scontrol show config` says. ValueError if a time is not in it."""
+    now = re.search(r"^Configuration data as of (\d+)", text, re.MULTILINE)
+    found = dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", text, re.MULTILINE))
+    if now is None or "BOOT_TIME" not in found or "MinJobAge" not in found:
+        raise ValueError("no times in the answer of scontrol show config")
+    return Controller(
+        now=float(now[1]),
+        boot=float(found["BOOT_TIME"]),
+        min_job_age=float(found["MinJobAge"].split()[0]) or None,
+        array_size=int(found.get("MaxArraySize", 0)),
+        slurmdbd=found.get("AccountingStorageType") == "accounting_storage/slurmdbd",
+        comments="job_comment" in found.get("AccountingStoreFlags", "").split(","),
+        completions=found.get("JobCompLoc")
+        if found.get("JobCompType") == "jobcomp/filetxt"
+        else None,
+    )
 
 
 def release(text: str) -> tuple[int, int]:
@@ -179,7 +224,7 @@ def release(text: str) -> tuple[int, int]:
 
 def when(text: str) -> float | None:
     """A time of day; None where Slurm has none."""
-    return None if text in _NOTHING else float(int(text))
+    return None if text in NOTHING else float(int(text))
 
 
 def duration(text: str) -> float | None:
@@ -233,51 +278,73 @@ def gres(text: str) -> dict[str, int]:
     return dict(found)
 
 
-def mark(tag: str, index: int) -> str:
-    """What a task carries in Slurm: the tag of its sending, with its index if that is not 0."""
-    return f"{tag}/{index}" if index else tag
+def mark(tag: str, index: int | None) -> str:
+    """What a job carries in Slurm: the tag of its sending, with its index if that is not 0.
+
+    None: an array, whose tasks are told by their ids.
+    """
+    return f"{tag}/a" if index is None else f"{tag}/{index}" if index else tag
 
 
-def read_mark(text: str) -> tuple[str, int] | None:
-    """(tag, index) of what `mark` made; None for other people's texts."""
-    tag, slash, index = text.partition("/")
-    if slash and not index.isdecimal():
-        return None
-    return tag, int(index or 0)
+def read_mark(text: str, job: str) -> dict[tuple[str, int], str]:
+    """The tasks, as (tag, index), that a job with this mark and id stands for, with their ids.
+
+    None for other people's texts, nor for an array of which all that waited was cancelled at once.
+    """
+    tag, _, index = text.partition("/")
+    if index != "a":
+        return {(tag, int(index or 0)): job} if not index or index.isdecimal() else {}
+    array, _, tasks = job.partition("_")
+    if not tasks:
+        return {}
+    return {(tag, i): f"{array}_{i}" for i in parse_array(tasks.strip("[]")).indices}
+
+
+def state(word: str) -> State:
+    """The state that a word of Slurm's means."""
+    return _STATES.get(word, State.UNKNOWN)
+
+
+def has_ended(state: State) -> bool:
+    return state in _HAS_STATUS or state is State.NODE_FAIL
 
 
 def lives(line: QueueLine) -> bool:
     """Whether the job has not ended."""
-    return _STATES.get(line.state, State.UNKNOWN) in _LIVES
+    return state(line.state) in _LIVES
+
+
+def is_ours(line: QueueLine, instance: str, user: int) -> bool:
+    """Whether it is a job of `instance`, and of `user`: others may forge a tag."""
+    return int(line.user) == user and parse_tag(line.tag.partition("/")[0], instance) is not None
 
 
 def rows(lines: Iterable[QueueLine], instance: str, user: int) -> list[Row]:
-    """Our tasks: jobs of `user` (others may forge a tag) with a tag of `instance`."""
-    found = []
-    for line in lines:
-        marked = read_mark(line.tag)
-        if marked and int(line.user) == user and parse_tag(marked[0], instance):
-            found.append(_row(line, *marked))
-    return found
+    """Our tasks."""
+    return [
+        _row(line, *key, native)
+        for line in lines
+        if is_ours(line, instance, user)
+        for key, native in read_mark(line.tag, line.id).items()
+    ]
 
 
-def _row(line: QueueLine, tag: str, task: int) -> Row:
-    state = _STATES.get(line.state, State.UNKNOWN)
-    ended = state in _HAS_STATUS or state is State.NODE_FAIL
-    started, code, signal = _started(line, state), None, None
-    if started is not None and state in _HAS_STATUS:
+def _row(line: QueueLine, tag: str, task: int, native: str) -> Row:
+    now = state(line.state)
+    started, code, signal = _started(line, now), None, None
+    if started is not None and now in _HAS_STATUS:
         code, signal = exit_status(line.status)
     return Row(
         tag=tag,
         task=task,
-        native_id=line.id,
-        state=state,
+        native_id=native,
+        state=now,
         started=started,
-        ended=when(line.end) if ended else None,
+        ended=when(line.end) if has_ended(now) else None,
         exit_code=code,
         signal=signal,
-        word="" if line.reason in _NOTHING else line.reason,
-        node="" if line.nodes in _NOTHING else line.nodes,
+        word="" if line.reason in NOTHING else line.reason,
+        node="" if line.nodes in NOTHING else line.nodes,
         restarts=int(line.restarts),
     )
 
@@ -292,7 +359,7 @@ def _started(line: QueueLine, state: State) -> float | None:
         return when(line.submitted)
     if state is State.PENDING:
         return None
-    if state in _HOLDS_PROCESSORS or line.nodes not in _NOTHING or int(line.restarts) > 0:
+    if state in _HOLDS_PROCESSORS or line.nodes not in NOTHING or int(line.restarts) > 0:
         start = when(line.start)
         return when(line.submitted) if start is None else start
     return None
@@ -388,7 +455,7 @@ def _alike(lines: Iterable[NodeLine]) -> tuple[Nodes, ...]:
                 free_memory=max(0, int(memory) - int(used_memory)) if up else 0,
                 gres=gres(has),
                 free_gres={n: c - held.get(n, 0) if up else 0 for n, c in gres(has).items()},
-                features=() if features in _NOTHING else tuple(features.split(",")),
+                features=() if features in NOTHING else tuple(features.split(",")),
                 up=up,
             )
         )

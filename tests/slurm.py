@@ -2,6 +2,10 @@
 
 `SlurmSite` starts one guardian (tests/guardian.py) whose children all daemons are, and slurmstepd
 and jobs, which leave their parents, too: none survives it, and it does not survive its starter.
+
+With `accounting` there are MariaDB and slurmdbd too. That one listens on every interface and
+cannot be told otherwise, so all live in a network namespace of their own; clients are run inside
+it (`SlurmSite.inside`), an adapter in a worker there.
 """
 
 from __future__ import annotations
@@ -23,8 +27,14 @@ from types import TracebackType
 from tests.guardian import Guardian, dying_with
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "slurm-wlm-basic-plugins")
+ACCOUNTING_PACKAGES = ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server", "iproute2")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "sinfo", "scontrol", "scancel")
+_ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "ip", "nsenter")
+_AS_USER = ("--user", "--map-current-user", "--keep-caps")
+_NAMESPACE = ("unshare", *(() if os.geteuid() == 0 else _AS_USER), "--net", "--")
+# Slurm resolves no address there until one exists that is not loopback's.
+_BEGIN = ("sh", "-c", 'ip link set lo up && ip address add 10.99.0.1/32 dev lo && exec "$@"', "sh")
 _BOOT_SECONDS = 20.0
 _CALL_SECONDS = 20.0
 _EPHEMERAL_PORTS_BEGIN = 32768  # below, no outgoing connection takes a port away
@@ -40,6 +50,16 @@ def missing() -> str | None:
     if not lacking:
         return None
     return f"{', '.join(lacking)} not found; apt-get install {' '.join(PACKAGES)}"
+
+
+def accounting_missing() -> str | None:
+    """Why slurmdbd cannot be had here, or None if it can."""
+    lacking = [n for n in _ACCOUNTING_PROGRAMS if shutil.which(n, path=_PATH) is None]
+    if lacking:
+        packages = " ".join(ACCOUNTING_PACKAGES)
+        return f"{', '.join(lacking)} not found; apt-get install {packages}"
+    tried = subprocess.run([*_NAMESPACE, "true"], capture_output=True, text=True, check=False)
+    return None if tried.returncode == 0 else f"no network namespace: {tried.stderr.strip()}"
 
 
 @dataclass(frozen=True)
@@ -66,9 +86,14 @@ BETA = ClusterSpec("beta", "b", nodes=3, cpus=8)
 class SlurmSite:
     """Clusters that live as long as the `with` block: `site["alpha"].run("squeue")`."""
 
-    def __init__(self, folder: Path, specs: Sequence[ClusterSpec] = (ALPHA, BETA)) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        specs: Sequence[ClusterSpec] = (ALPHA, BETA),
+        accounting: bool = False,
+    ) -> None:
         self.folder = folder
-        self._specs = specs
+        self._specs, self._accounting = specs, accounting
         self._clusters: dict[str, SlurmCluster] = {}
         self._guardian: Guardian | None = None
         self._ports = _Ports()
@@ -95,13 +120,27 @@ class SlurmSite:
     def __iter__(self) -> Iterator[SlurmCluster]:
         return iter(self._clusters.values())
 
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """The words to put before a command that must reach the clusters."""
+        if not self._accounting or self._guardian is None:
+            return ()
+        user = () if os.geteuid() == 0 else ("--preserve-credentials", "--user")
+        return ("nsenter", *user, "--net", "--target", str(self._guardian.pid), "--")
+
     def _boot(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._guardian = Guardian(self.folder / "guardian.log")
+        log, inside = self.folder / "guardian.log", (*_NAMESPACE, *_BEGIN)
+        self._guardian = guardian = Guardian(log, inside if self._accounting else ())
+        _wait_until(lambda: guardian.begun, _BOOT_SECONDS, "the guardian", log.read_text)
         for spec in self._specs:
-            cluster = SlurmCluster(spec, self.folder / spec.name, self._guardian, self._ports)
+            folder = self.folder / spec.name
+            cluster = SlurmCluster(spec, folder, guardian, self._ports, self.inside)
             self._clusters[spec.name] = cluster
             cluster.start_munge()
+        if self._accounting:
+            (only,) = self
+            only.start_accounting()
         for cluster in self:
             cluster.start_controller(wait=False)
             cluster.start_nodes()
@@ -118,10 +157,18 @@ class SlurmSite:
 class SlurmCluster:
     """One running cluster; `conf` is its slurm.conf, `environment` what a client needs."""
 
-    def __init__(self, spec: ClusterSpec, folder: Path, guardian: Guardian, ports: _Ports) -> None:
-        self.spec, self.name, self.folder = spec, spec.name, folder
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        folder: Path,
+        guardian: Guardian,
+        ports: _Ports,
+        inside: tuple[str, ...],
+    ) -> None:
+        self.spec, self.name, self.folder, self.inside = spec, spec.name, folder, inside
         self._guardian = guardian
         self._controller: int | None = None
+        self._accountant: int | None = None
         for part in ("etc", "state", "spool", "log", "munge"):
             (folder / part).mkdir(parents=True)
         self.conf = folder / "etc" / "slurm.conf"
@@ -133,12 +180,18 @@ class SlurmCluster:
     def environment(self) -> dict[str, str]:
         return {"SLURM_CONF": str(self.conf), "PATH": _PATH, "LANG": "C.UTF-8"}
 
-    def run(self, *command: str, stdin: str | None = None, seconds: float = _CALL_SECONDS) -> str:
+    def run(
+        self,
+        *command: str,
+        stdin: str | None = None,
+        seconds: float = _CALL_SECONDS,
+        **variables: str,
+    ) -> str:
         """The standard output of a client command. SlurmError if it fails or takes too long."""
         try:
             done = subprocess.run(
-                command,
-                env=self.environment,
+                [*self.inside, *command],
+                env=self.environment | variables,
                 cwd=self.folder,  # sbatch's default output goes here
                 input=stdin or "",
                 capture_output=True,
@@ -165,6 +218,73 @@ class SlurmCluster:
             *(f"--log-file={munge}/munged.log", f"--seed-file={munge}/munged.seed"),
         )
         _wait_until(self.socket.exists, _BOOT_SECONDS, f"munged of {self.name}", self._story)
+
+    def _accounting_settings(self) -> dict[str, object]:
+        return {
+            "AccountingStorageType": "accounting_storage/slurmdbd",
+            "AccountingStorageHost": "127.0.0.1",
+            "AccountingStoragePass": self.socket,
+        }
+
+    def start_accounting(self) -> None:
+        """MariaDB, of which only this account knows, and slurmdbd."""
+        data, socket = self.folder / "mysql", self.folder / "mysql.sock"
+        common = ("--no-defaults", f"--datadir={data}")
+        subprocess.run(
+            ["mariadb-install-db", *common, "--skip-test-db", f"--user={_account()}"],
+            env={"PATH": _PATH},
+            check=True,
+            capture_output=True,
+            preexec_fn=dying_with(os.getpid()),
+        )
+        self._start(
+            "mariadbd",
+            *(*common, f"--user={_account()}", f"--socket={socket}", "--skip-networking"),
+            *(f"--pid-file={data}/pid", "--skip-grant-tables", "--skip-log-bin"),
+            *("--innodb-flush-log-at-trx-commit=0", "--innodb-doublewrite=0"),
+            *("--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900"),
+        )
+        _wait_until(socket.exists, _BOOT_SECONDS, "mariadbd", self._story)
+        self.start_accountant()
+
+    def start_accountant(self) -> None:
+        conf = self.folder / "etc" / "slurmdbd.conf"
+        settings = {
+            "AuthType": "auth/munge",
+            "AuthInfo": f"socket={self.socket}",
+            "DbdHost": "localhost",
+            "DbdAddr": "127.0.0.1",
+            "SlurmUser": _account(),
+            "LogFile": self.folder / "log/slurmdbd.log",
+            "PidFile": self.folder / "slurmdbd.pid",
+            "StorageType": "accounting_storage/mysql",
+            "StorageHost": "localhost",
+            "StorageUser": "slurm",
+            "StorageLoc": "slurm_acct",
+        }
+        conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        conf.chmod(0o600)
+        self._accountant = self._start(
+            "slurmdbd",
+            "-D",
+            SLURM_CONF=str(conf),
+            MYSQL_UNIX_PORT=str(self.folder / "mysql.sock"),  # slurmdbd.conf has no word for it
+        )
+        _wait_until(self._accounts, _BOOT_SECONDS, "slurmdbd", self._story)
+
+    def _accounts(self) -> bool:
+        try:
+            self.run("sacctmgr", "--noheader", "show", "cluster", seconds=3)
+        except SlurmError:
+            return False
+        return True
+
+    def stop_accountant(self) -> None:
+        """End slurmdbd: accounting does not answer until `start_accountant`."""
+        if self._accountant is None:
+            raise SlurmError(f"{self.name} has no accounting")
+        self._guardian.end(self._accountant, signal.SIGTERM)
+        self._accountant = None
 
     def start_nodes(self) -> None:
         for name in self._node_names:
@@ -240,11 +360,11 @@ class SlurmCluster:
     def _node_names(self) -> list[str]:
         return [f"{self.spec.prefix}{i}" for i in range(1, self.spec.nodes + 1)]
 
-    def _start(self, program: str, *arguments: str) -> int:
+    def _start(self, program: str, *arguments: str, **variables: str) -> int:
         path = shutil.which(program, path=_PATH)
         if path is None:
             raise SlurmError(f"{program} not found")
-        environment = {"PATH": _PATH, "LANG": "C.UTF-8"}
+        environment = {"PATH": _PATH, "LANG": "C.UTF-8", **variables}
         log = self.folder / "log" / f"{program}.out"
         return self._guardian.start([path, *arguments], environment, log)
 
@@ -305,6 +425,7 @@ class SlurmCluster:
             "AccountingStorageType": "accounting_storage/none",
             "JobCompType": "jobcomp/none",
             **({"GresTypes": "gpu"} if spec.gpus else {}),
+            **(self._accounting_settings() if self.inside else {}),
             **dict(line.split("=", 1) for line in spec.settings),
         }
         nodes = [

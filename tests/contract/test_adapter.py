@@ -404,6 +404,102 @@ def test_each_task_knows_itself_and_writes_its_own_files(manager: Manager) -> No
         assert error.name.partition("-")[0] not in ("", "%N")
 
 
+def test_tasks_of_one_order_run_as_a_job_alone_would(manager: Manager) -> None:
+    """A native array may need a wrapper of its own: environment, arguments, script, signals."""
+    given = {
+        "PATH": "/usr/bin:/bin",
+        "UNICODE": "żółw 🐢",
+        "LINES": "first\nsecond\n\nUNICODE=no",
+        "QUOTES": """'single' "double" `back` $PATH \\ ; & |""",
+        "BASH_FUNC_greet%%": "() {  echo hello\n}",
+    }
+    arguments = ("two words", "", "'", "$HOME", "a\nb", "-x", "żółw", "\\")
+    order = manager.submit(
+        "cat /proc/$$/environ > env.$METASCHED_TASK\n"
+        'printf "%s\\0" "$@" > args.$METASCHED_TASK\n'
+        "#SBATCH --hold\n"
+        "case $METASCHED_TASK in 4) kill -KILL $$;; 5) exit 9;; esac",
+        indices=(2, 4, 5),
+        environment=given,
+        arguments=arguments,
+    )
+    listing = manager.wait(
+        lambda found: len(found.rows) == 3 and all(row.ended for row in found.rows)
+    )
+    rows = {row.task: (row.state, row.exit_code, row.signal) for row in listing.rows}
+    assert rows == {
+        2: (State.COMPLETED, 0, None),
+        4: (State.FAILED, None, signal.SIGKILL),
+        5: (State.FAILED, 9, None),
+    }
+    for task in order.indices:
+        environ = (manager.folder / f"env.{task}").read_text()
+        seen = dict(line.split("=", 1) for line in environ.split("\0") if line)
+        assert {name: seen.get(name) for name in given} == given
+        told = (manager.folder / f"args.{task}").read_text()
+        assert told == "".join(f"{text}\0" for text in arguments)
+
+
+def test_the_script_of_tasks_is_run_by_its_interpreter_byte_for_byte(manager: Manager) -> None:
+    text = "#!/usr/bin/tail -n+3\n#SBATCH --hold\n🐢 'as it is' $HOME `id` \\n %s\n"
+    manager.submit("", script=text, indices=(1, 2), output=str(manager.folder / "%a"))
+    manager.wait(lambda found: [row.exit_code for row in found.rows] == [0, 0])
+    for task in "12":
+        assert (manager.folder / task).read_text() == text.split("\n")[2] + "\n"
+
+
+def test_tasks_withdrawn_unstarted_have_run_or_certainly_never_began(manager: Manager) -> None:
+    """They start all the time meanwhile; what the listing lacks never began, if it proves so."""
+    size = manager.adapter.poll().facts.cpus // 4
+    before = time.time()
+    order = manager.submit(
+        "sleep 0.05; echo $METASCHED_TASK >> ran", indices=tuple(range(1, 25)), cpus=size
+    )
+    dice = random.Random(11)
+    left = list(order.indices)
+    dice.shuffle(left)
+    for size in (3, 1, 7, 2, 5):
+        some = [left.pop() for _ in range(size)]
+        natives: dict[int, str | None] = dict.fromkeys(some)
+        manager.adapter.withdraw(Withdrawal(tag=order.tag, natives=natives, unstarted=True))
+    done = time.time()
+    listing = manager.wait(
+        lambda found: found.until >= done and all(row.ended for row in found.rows)
+    )
+    rows = {row.task: row for row in listing.rows}
+    ran = set(map(int, words(manager.folder / "ran")))
+    assert set(left) <= ran
+    assert listing.since <= before
+    for task in order.indices:
+        row = rows.get(task)
+        if task in ran:
+            assert row is not None
+            assert (row.state, row.exit_code) == (State.COMPLETED, 0)
+        elif row is not None:
+            assert (row.state, row.started) == (State.CANCELLED, None)
+
+
+@pytest.mark.slow
+def test_two_thousand_tasks_in_one_listing(manager: Manager) -> None:
+    blockers = manager.fill()
+    orders = [manager.submit("touch ran", indices=tuple(range(1000))) for _ in range(2)]
+    wanted = {(order.tag, task) for order in orders for task in order.indices}
+
+    def listed(state: State) -> set[tuple[str, int]]:
+        rows = manager.adapter.poll().rows
+        return {(r.tag, r.task) for r in rows if r.state is state and r.started is None}
+
+    assert listed(State.PENDING) == wanted
+    assert manager.adapter.poll().facts.pending == 2000
+    for order in orders:
+        manager.withdraw(order)
+    manager.wait(lambda _: listed(State.CANCELLED) >= wanted)
+    for blocker in blockers:
+        manager.withdraw(blocker)
+        manager.wait_end(blocker)
+    assert not (manager.folder / "ran").exists()
+
+
 @pytest.mark.slow
 def test_two_hundred_jobs_in_one_listing_each_run_once(manager: Manager) -> None:
     orders = [manager.submit(f"echo {n} >> ran", time_limit=60.0) for n in range(200)]

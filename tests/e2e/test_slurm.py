@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.conftest import require
 from tests.e2e.conftest import Site
-from tests.slurm import SlurmSite
+from tests.slurm import ClusterSpec, SlurmSite, missing
 
 JOBS = 200
 
@@ -94,3 +96,34 @@ def test_pulled_from_a_full_cluster_to_the_one_that_can_start_it(
     assert [e["to"] for e in events if e["event"] == "withdraw"] == ["queued"]
     assert over_slurm.stop() == 0
     over_slurm.replayed()
+
+
+def test_jobs_that_ended_and_were_forgotten_while_the_daemon_was_down(
+    site: Site, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    if (reason := missing()) is not None:
+        require("slurm", reason)
+    folder = tmp_path_factory.mktemp("forgetful")
+    completions = folder / "completions"
+    settings = ("MinJobAge=2", "JobCompType=jobcomp/filetxt", f"JobCompLoc={completions}")
+    with SlurmSite(folder, [ClusterSpec("gamma", "g", 1, 4, settings=settings)]) as slurm:
+        gamma = slurm["gamma"]
+        site.configure(
+            f'[[cluster]]\nname = "gamma"\nadapter = "slurm"\nconfig = "{gamma.conf}"\n'
+            "poll_interval = 1\nsettle = 1\n"
+        )
+        site.start()
+        go = site.folder / "go"
+        job = site.submit("--wrap", f'while [ ! -e "{go}" ]; do sleep 0.05; done; exit 7')
+        site.until(lambda: site.row(job)["state"] == "running")
+        site.stop(signal.SIGKILL)
+        go.touch()
+        site.until(lambda: gamma.run("squeue", "-h", "-t", "all") == "" and completions.exists())
+        site.start()
+        [row] = site.until_ended(job)
+        assert (row["state"], row["exit_code"]) == ("failed", 7)
+        causes = [line["cause"] for line in site.json("story", str(job))]
+        assert "found in the manager's accounting" in causes
+        assert site.json("clusters")[0]["records"].startswith("jobcomp/filetxt")
+        assert site.stop() == 0
+        site.replayed()

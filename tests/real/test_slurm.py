@@ -407,6 +407,65 @@ def test_slurm_does_not_requeue_by_itself(client: Client) -> None:
     assert (client.folder / "runs").read_text() == "run\n"
 
 
+# Arrays.
+
+
+def test_tasks_of_one_order_are_one_array_as_far_as_slurm_has_numbers(client: Client) -> None:
+    order = client.order("true", indices=(3, 5, 7, 2000), array="3,5,7,2000", options="--hold")
+    natives = client.adapter.submit(order)
+    array = natives[3].partition("_")[0]
+    assert natives == {3: f"{array}_3", 5: f"{array}_5", 7: f"{array}_7", 2000: natives[2000]}
+    assert natives[2000].isdecimal()
+    rows = {row.task: row.native_id for row in client.adapter.poll().rows}
+    assert rows == natives
+
+
+def test_withdrawn_tasks_of_an_array_each_keep_a_record(client: Client) -> None:
+    """Slurm drops tasks that are cancelled while they wait, unless each was held for itself."""
+    order = client.order(
+        "true", indices=(1, 2, 3, 4, 5, 6), array="1,2,3,4,5,6", options="--begin=now+1hour"
+    )
+    natives = client.adapter.submit(order)
+    array = natives[1].partition("_")[0]
+    client.adapter.withdraw(
+        Withdrawal(tag=order.tag, natives={2: natives[2], 3: None}, unstarted=True)
+    )
+    client.cluster.run("scancel", f"{array}_5")  # somebody else
+    rows = {row.task: row for row in client.adapter.poll().rows}
+    assert set(rows) == {1, 2, 3, 4, 6}
+    assert {rows[task].state for task in (2, 3)} == {State.CANCELLED}
+    assert {rows[task].state for task in (1, 4, 6)} == {State.PENDING}
+    client.adapter.withdraw(Withdrawal(tag=order.tag, natives=natives, unstarted=True))
+    rows = {row.task: row for row in client.adapter.poll().rows}
+    assert {(row.state, row.started) for row in rows.values()} == {(State.CANCELLED, None)}
+    assert set(rows) == {1, 2, 3, 4, 6}
+
+
+@pytest.mark.parametrize("unstarted", [True, False])
+def test_a_withdrawal_that_died_after_its_hold_is_finished_by_the_next(
+    client: Client, unstarted: bool
+) -> None:
+    order = client.order("true", indices=(1, 2, 3), array="1,2,3", options="--begin=now+1hour")
+    natives = client.adapter.submit(order)
+    client.cluster.run("scontrol", "hold", f"{natives[1].partition('_')[0]}_[1-2]")
+    wish = Withdrawal(tag=order.tag, natives=dict.fromkeys(natives), unstarted=unstarted)
+    client.adapter.withdraw(wish)
+    states = {row.task: row.state for row in client.adapter.poll().rows}
+    assert states == dict.fromkeys((1, 2, 3), State.CANCELLED)
+
+
+def test_a_cluster_without_arrays_is_sent_tasks_one_by_one(tmp_path: Path) -> None:
+    if (reason := missing()) is not None:
+        require("slurm", reason)
+    spec = ClusterSpec("tiny", "t", nodes=1, cpus=1, settings=("MaxArraySize=0",))
+    with SlurmSite(tmp_path / "site", [spec]) as site:
+        client = Client(site["tiny"], tmp_path)
+        natives = client.adapter.submit(client.order("true", indices=(1, 2), array="1-2"))
+        assert all(native.isdecimal() for native in natives.values())
+        listing = client.wait(lambda found: all(row.ended for row in found.rows))
+        assert {row.task: row.native_id for row in listing.rows} == natives
+
+
 # Facts.
 
 

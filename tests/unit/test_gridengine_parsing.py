@@ -11,9 +11,10 @@ from metasched.adapters import gridengine_text as text
 from metasched.adapters.base import Order, Refused
 from metasched.adapters.drmaa import DrmaaOptions
 from metasched.adapters.drmaa_generic import Templates
-from metasched.adapters.drmaa_script import interpreter, script
+from metasched.adapters.drmaa_script import script
 from metasched.adapters.gridengine_accounting import Accounting
 from metasched.adapters.gridengine_batch import native
+from metasched.adapters.interpreter import interpreter
 from metasched.model import Job, Payload, State
 
 INSTANCE = "k3f9"

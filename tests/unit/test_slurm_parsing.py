@@ -216,7 +216,33 @@ def test_rows_of_others_are_not_ours(changed: dict[str, str]) -> None:
 
 def test_marks_are_read_back() -> None:
     for index in (0, 1, 10000):
-        assert text.read_mark(text.mark("ms-a-1-2", index)) == ("ms-a-1-2", index)
+        assert text.read_mark(text.mark("ms-a-1-2", index), "7") == {("ms-a-1-2", index): "7"}
+
+
+@pytest.mark.parametrize(
+    ("id", "tasks"),
+    [
+        ("7_3", [3]),
+        ("7_[0]", [0]),
+        ("7_[1-3,9-13:2%4]", [1, 2, 3, 9, 11, 13]),
+        ("7", []),  # all that waited was cancelled at once: nothing says which tasks
+    ],
+)
+def test_the_tasks_of_an_array_are_told_by_their_ids(id: str, tasks: list[int]) -> None:
+    expected = {("ms-a-1-2", task): f"7_{task}" for task in tasks}
+    assert text.read_mark(text.mark("ms-a-1-2", None), id) == expected
+
+
+def test_ids_of_tasks_are_folded_for_commands() -> None:
+    assert list(text.grouped(["9", "7_1", "7_2", "7_3", "7_9", "8_4"])) == [
+        ["9", "7_[1-3,9]", "8_[4]"]
+    ]
+    assert [len(some) for some in text.grouped([str(i) for i in range(1200)])] == [500, 500, 200]
+
+
+def test_no_array_is_held_as_a_whole() -> None:
+    first, last = text.apart(["9", "7_1", "7_2", "8_4"])
+    assert (first, last) == (["9", "7_2"], ["7_1", "8_4"])
 
 
 # States, beginnings and ends.
@@ -680,7 +706,7 @@ def test_a_complaint_is_one_line_without_the_commands_name() -> None:
         ({"config": "slurm.conf"}, "config is 'slurm.conf'; it must be an absolute path"),
         ({"bin_dir": "bin"}, "bin_dir is 'bin'"),
         ({"access": "drmaa"}, "access is 'drmaa'; it must be one of auto, pyslurm, commands"),
-        ({"tag_field": "wckey"}, "tag_field is 'wckey'"),
+        ({"tag_field": "account"}, "tag_field is 'account'"),
         ({"timeout": 0.0}, "timeout is 0.0"),
         ({"timeout": float("inf")}, "timeout is inf"),
         ({"settle": -1.0}, "settle is -1.0"),

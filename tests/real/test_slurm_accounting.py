@@ -1,0 +1,265 @@
+"""Jobs that Slurm lists no more: what its accounting tells of them, and what it proves."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from metasched.adapters.base import Order, Unreachable, Withdrawal
+from metasched.adapters.slurm import Slurm, SlurmOptions
+from metasched.model import Cluster, Job, Listing, Missing, Payload, State, Trace, tag_of
+from tests.conftest import require
+from tests.hosted import Hosted
+from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting_missing, missing
+
+PATIENCE = 60.0
+LONG_AGO = (
+    "JobId=3 UserId=ada(1000) GroupId=ada(1000) Name=x JobState=COMPLETED Partition=main "
+    "TimeLimit=10 StartTime=2020-01-01T00:00:00 EndTime=2020-01-01T00:00:01 NodeList=a1 NodeCnt=1 "
+    "ProcCnt=1 WorkDir=/ ReservationName= Tres=cpu=1 Account= QOS= WcKey= Cluster=unknown "
+    "SubmitTime=2020-01-01T00:00:00 EligibleTime=2020-01-01T00:00:00 DerivedExitCode=0:0 "
+    "ExitCode=0:0 \n"
+)
+FORGETFUL = ("MinJobAge=2",)
+
+
+@dataclass
+class Client:
+    """An adapter in a worker beside the cluster, and what was sent through it and when."""
+
+    cluster: SlurmCluster
+    folder: Path
+    tag_field: str = "comment"
+    kind: str = ""
+    instance: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    sent: dict[str, tuple[float, Mapping[int, str], float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.adapter = Hosted(
+            Cluster(name=self.cluster.name, adapter="slurm"),
+            SlurmOptions(
+                config=str(self.cluster.conf),
+                tag_field=self.tag_field,  # type: ignore[arg-type]
+                settle=0.5,
+            ),
+            self.instance,
+            self.folder,
+            Slurm.capabilities,
+            [*self.cluster.inside, sys.executable],
+            {},
+        )
+
+    def submit(
+        self, commands: str, array: str | None = None, name: str = "", options: str = ""
+    ) -> Order:
+        number = len(self.sent) + 1
+        job = Job(id=number, submitted=time.time(), estimated=60.0, array=array, name=name)
+        order = Order(
+            tag=tag_of(self.instance, number, 1),
+            job=job,
+            payload=Payload(script=f"#!/bin/sh\n{commands}\n", directory=str(self.folder)),
+            indices=job.indices,
+            options=tuple(options.split()),
+        )
+        begun = time.time()
+        natives = self.adapter.submit(order)
+        self.sent[order.tag] = (begun, natives, time.time())
+        return order
+
+    def missing(self, order: Order, acknowledged: bool = True) -> list[Missing]:
+        """The order's tasks as the core would ask for them; or as if no answer had come."""
+        begun, natives, taken = self.sent[order.tag]
+        if not acknowledged:
+            return [Missing(order.tag, task, None, begun) for task in order.indices]
+        return [Missing(order.tag, task, native, begun, taken) for task, native in natives.items()]
+
+    def withdraw(self, order: Order) -> None:
+        self.adapter.withdraw(Withdrawal(tag=order.tag, natives=self.sent[order.tag][1]))
+
+    def boot(self) -> float:
+        """When the controller started."""
+        found = self.cluster.run("scontrol", "show", "config", SLURM_TIME_FORMAT="%s")
+        return float(next(x.split()[2] for x in found.splitlines() if x.startswith("BOOT_TIME")))
+
+    def up_for_a_while(self) -> None:
+        """Until the controller has been up for longer than clocks are read wrongly."""
+        while time.time() < self.boot() + 4:
+            time.sleep(0.2)
+
+    def wait_state(self, order: Order, state: State) -> None:
+        self.wait(lambda found: any(r.tag == order.tag and r.state is state for r in found.rows))
+
+    def wait(self, what: Callable[[Listing], bool]) -> Listing:
+        end = time.monotonic() + PATIENCE
+        while not what(listing := self.adapter.poll()):
+            assert time.monotonic() < end, listing
+            time.sleep(0.1)
+        return listing
+
+    def forgotten(self, *orders: Order) -> None:
+        tags = {order.tag for order in orders}
+        self.wait(lambda found: tags.isdisjoint(row.tag for row in found.rows))
+
+    def traced(self, asked: Sequence[Missing], rows: int) -> Trace:
+        """The answer once it tells of so many: slurmdbd hears of an end a little later."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            found = self.adapter.trace(asked)
+            if len(found.rows) == rows:
+                return found
+            assert time.monotonic() < end, found
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def with_slurmdbd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """One cluster with slurmdbd, which forgets ended jobs at once."""
+    if (reason := missing() or accounting_missing()) is not None:
+        require("slurm", reason)
+    folder = tmp_path_factory.mktemp("accounted")
+    spec = ClusterSpec("alpha", "a", nodes=2, cpus=8, settings=FORGETFUL)
+    with SlurmSite(folder, [spec], accounting=True) as site:
+        yield site["alpha"]
+
+
+@pytest.fixture(scope="module")
+def with_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """One cluster with jobcomp/filetxt, which forgets ended jobs at once."""
+    if (reason := missing()) is not None:
+        require("slurm", reason)
+    folder = tmp_path_factory.mktemp("completions")
+    lines = ("JobCompType=jobcomp/filetxt", f"JobCompLoc={folder / 'completions'}")
+    (folder / "completions").write_text(LONG_AGO)  # the file proves nothing of before its start
+    spec = ClusterSpec("alpha", "a", nodes=2, cpus=8, settings=(*FORGETFUL, *lines))
+    with SlurmSite(folder, [spec]) as site:
+        yield site["alpha"]
+
+
+KINDS = {
+    "sacct, by submit line": ("with_slurmdbd", "comment"),
+    "sacct, by name": ("with_slurmdbd", "name"),
+    "jobcomp/filetxt, by id and time of submission": ("with_file", "comment"),
+    "jobcomp/filetxt, by wckey": ("with_file", "wckey"),
+}
+
+
+@pytest.fixture(params=list(KINDS))
+def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
+    cluster, tag_field = KINDS[request.param]
+    made = Client(request.getfixturevalue(cluster), tmp_path, tag_field, request.param)
+    made.cluster.empty()
+    made.up_for_a_while()
+    try:
+        yield made
+    finally:
+        made.adapter.close()
+
+
+def test_each_end_is_told_as_the_listing_would_have(client: Client) -> None:
+    ends = {
+        "exit 0": (State.COMPLETED, 0, None),
+        "exit 3": (State.FAILED, 3, None),
+        "kill -KILL $$": (State.FAILED, None, signal.SIGKILL),
+    }
+    orders = [client.submit(commands, name="two words Name=x") for commands in ends]
+    array = client.submit("exit $METASCHED_TASK", array="0-4:2")
+    running, runs_on = client.submit("sleep 300"), client.submit("sleep 300")
+    client.wait_state(running, State.RUNNING)
+    client.withdraw(running)
+    client.forgotten(*orders, array, running)
+
+    assert client.adapter.poll().facts.records == client.kind
+    asked = [one for order in (*orders, array, running) for one in client.missing(order)]
+    rows = {(row.tag, row.task): row for row in client.traced(asked, len(asked)).rows}
+    for order, end in zip(orders, ends.values(), strict=True):
+        row = rows[order.tag, 0]
+        assert (row.state, row.exit_code, row.signal) == end
+        assert row.native_id == client.sent[order.tag][1][0]
+        assert row.started is not None
+        assert row.ended is not None
+        assert client.sent[order.tag][0] - 2 <= row.started <= row.ended <= time.time()
+        assert row.node
+    assert {task: rows[array.tag, task].exit_code for task in (0, 2, 4)} == {0: 0, 2: 2, 4: 4}
+    assert rows[running.tag, 0].state is State.CANCELLED
+    assert rows[running.tag, 0].started is not None
+
+    # An id that another job has now is not ours.
+    earlier = client.sent[orders[1].tag][0] - 60
+    native = client.sent[orders[1].tag][1][0]
+    ours = Missing(tag_of(client.instance, 97, 1), 0, native, earlier, earlier + 1)
+    assert client.adapter.trace([ours]).rows == ()
+    # What runs has not ended (the file says nothing of it, which slurmdbd does).
+    assert client.adapter.trace(client.missing(runs_on)).rows == ()
+    if client.cluster.inside:
+        assert client.adapter.trace(client.missing(runs_on)) == Trace()
+    # Without the manager's answer: only where accounting keeps the tag; what lacks never arrived.
+    lost = Missing(tag_of(client.instance, 99, 1), 0, None, client.sent[orders[1].tag][0])
+    found = client.adapter.trace([*client.missing(orders[1], acknowledged=False), lost])
+    if "time of submission" in client.kind:
+        assert found == Trace()
+    else:
+        assert [row.exit_code for row in found.rows] == [3]
+        assert found.unstarted == ((lost.tag, 0),)
+    # Of the time before the controller started nothing is proved: it may have died.
+    before = Missing(tag_of(client.instance, 99, 1), 0, None, client.boot() - 1)
+    known = Missing(tag_of(client.instance, 98, 1), 0, "424242", client.boot() - 1, client.boot())
+    assert client.adapter.trace([before, known]) == Trace()
+
+
+@pytest.mark.parametrize("cluster", ["with_slurmdbd", "with_file"])
+def test_what_was_cancelled_while_it_waited_never_began(
+    cluster: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    client = Client(request.getfixturevalue(cluster), tmp_path)
+    client.up_for_a_while()
+    waiting = client.submit("true", options="--begin=now+1hour")
+    array = client.submit("true", array="1-3", options="--begin=now+1hour")
+    client.wait_state(waiting, State.PENDING)
+    client.withdraw(waiting)
+    client.cluster.run("scancel", client.sent[array.tag][1][1].partition("_")[0])
+    client.forgotten(waiting, array)
+    asked = [*client.missing(waiting), *client.missing(array)]
+    found = client.adapter.trace(asked)
+    assert {row.started for row in found.rows} <= {None}
+    told = {(row.tag, row.task) for row in found.rows} | set(found.unstarted)
+    assert told == {(one.tag, one.task) for one in asked}
+    client.adapter.close()
+
+
+def test_accounting_that_does_not_answer_proves_nothing(
+    with_slurmdbd: SlurmCluster, tmp_path: Path
+) -> None:
+    client = Client(with_slurmdbd, tmp_path)
+    client.up_for_a_while()
+    with_slurmdbd.stop_accountant()
+    try:
+        order = client.submit("exit 7")
+        client.forgotten(order)
+        with pytest.raises(Unreachable, match=r"sacct|sacctmgr"):
+            client.adapter.trace(client.missing(order))
+    finally:
+        with_slurmdbd.start_accountant()
+    assert client.traced(client.missing(order), 1).rows[0].exit_code == 7
+    client.adapter.close()
+
+
+def test_a_file_that_cannot_be_read_is_no_accounting(
+    with_file: SlurmCluster, tmp_path: Path
+) -> None:
+    client = Client(with_file, tmp_path)
+    said = with_file.run("scontrol", "show", "config")
+    path = Path(next(line.split()[2] for line in said.splitlines() if "JobCompLoc" in line))
+    moved = path.rename(path.with_suffix(".rotated"))
+    try:
+        assert client.adapter.poll().facts.records == ""
+    finally:
+        moved.rename(path)
+    assert client.adapter.poll().facts.records
+    client.adapter.close()
