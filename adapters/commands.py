@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import selectors
 import signal
 import subprocess
 import time
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 from metasched.adapters.base import Refused, Unreachable
 
 _LOOK = 0.25  # seconds between looks at what a slow command has said so far
+_BLOCK = 2**16  # bytes
+_MOST = 2**28  # bytes of one answer; a listing of 100,000 jobs takes a tenth of it
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl
 
@@ -30,15 +33,14 @@ class Answer:
     @property
     def complaint(self) -> str:
         """What it said against it, in one line."""
-        said = "; ".join(line.strip() for line in self.err.splitlines() if line.strip())
-        return said[:500] or "no explanation"
+        return _line(self.err)
 
 
 class Stopped(Unreachable):
     """A command that was killed for what it `said`, at most `seconds` after it began to say it."""
 
     def __init__(self, name: str, said: str, seconds: float) -> None:
-        super().__init__(f"{name}: {said.strip()[-500:]}")
+        super().__init__(f"{name}: {_line(said)}")
         self.said, self.seconds = said, seconds
 
 
@@ -91,21 +93,34 @@ def _awaited(
     timeout: float,
     enough: Callable[[str], bool] | None,
 ) -> tuple[bytes, bytes]:
+    assert process.stdout is not None
+    assert process.stderr is not None
+    out, err = bytearray(), bytearray()
     begun = silent = time.monotonic()  # at `silent` it had not yet said enough
-    while True:
-        looked = time.monotonic()
-        left = begun + timeout - looked
-        try:
-            return process.communicate(timeout=max(0.0, min(_LOOK, left) if enough else left))
-        except subprocess.TimeoutExpired as waiting:
-            said = _text(waiting.stderr or b"")
-        if enough is not None and enough(said):
-            process.kill()
-            process.wait()
-            raise Stopped(name, said, time.monotonic() - silent)
-        if time.monotonic() >= begun + timeout:
-            raise Unreachable(f"{name}: no answer within {timeout:g} s")
-        silent = looked
+    with selectors.DefaultSelector() as pipes:
+        pipes.register(process.stdout, selectors.EVENT_READ, out)
+        pipes.register(process.stderr, selectors.EVENT_READ, err)
+        while pipes.get_map():
+            looked = time.monotonic()
+            if looked >= begun + timeout:
+                raise Unreachable(f"{name}: no answer within {timeout:g} s")
+            for key, _ in pipes.select(min(_LOOK, begun + timeout - looked)):
+                block = os.read(key.fd, _BLOCK)
+                key.data.extend(block)
+                if not block:
+                    pipes.unregister(key.fileobj)
+            if len(out) + len(err) > _MOST:
+                raise Unreachable(f"{name}: an answer of more than {_MOST >> 20} MiB")
+            if enough is not None and enough(_text(err)):
+                process.kill()
+                process.wait()
+                raise Stopped(name, _text(err), time.monotonic() - silent)
+            silent = looked
+    try:
+        process.wait(max(0.0, begun + timeout - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        raise Unreachable(f"{name}: no end within {timeout:g} s") from None
+    return bytes(out), bytes(err)
 
 
 def dying_with(caller: int) -> Callable[[], None]:
@@ -129,5 +144,9 @@ def memory_file(content: bytes) -> Iterator[int]:
         yield file.fileno()
 
 
-def _text(said: bytes) -> str:
+def _text(said: bytes | bytearray) -> str:
     return said.decode(errors="replace")
+
+
+def _line(said: str) -> str:
+    return "; ".join(filter(None, map(str.strip, said.splitlines())))[:500] or "no explanation"

@@ -15,14 +15,13 @@ import importlib.util
 import os
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from metasched.adapters import slurm_batch as batch
 from metasched.adapters.base import Order, Unreachable
-from metasched.adapters.commands import dying_with, memory_file
+from metasched.adapters.commands import memory_file, run
 from metasched.adapters.slurm_access import Access, SlurmOptions
 from metasched.adapters.slurm_commands import Commands
 from metasched.adapters.slurm_text import QueueLine, lives, mark
@@ -56,20 +55,17 @@ def _lacking(options: SlurmOptions, commands: Commands) -> str | None:
         return f"{sys.executable} has no pyslurm"
     wanted = commands.version()
     try:
-        tried = subprocess.run(
+        tried = run(
             [sys.executable, "-c", _TRY],
-            env=os.environ | {"SLURM_CONF": options.config},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=options.timeout,
-            preexec_fn=dying_with(os.getpid()),
+            os.environ | {"SLURM_CONF": options.config},
+            options.timeout,
         )
-    except subprocess.TimeoutExpired:
-        return f"its import took more than {options.timeout:g} s in {sys.executable}"
-    if tried.returncode != 0:
-        said = tried.stderr.decode(errors="replace").strip().splitlines() or ["no explanation"]
-        return f"{sys.executable} cannot import it: {said[-1][:300]}"
-    version = tried.stdout.decode(errors="replace").split()[-1]
+    except Unreachable as error:
+        return f"it cannot be imported by {sys.executable}: {error.reason}"
+    if tried.code != 0:
+        said = tried.err.strip().splitlines() or ["no explanation"]  # at last what was raised
+        return f"it cannot be imported by {sys.executable}: {said[-1][:300]}"
+    version = tried.out.split()[-1]
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or (int(found[1]), int(found[2])) != wanted:
         release = f"{wanted[0]}.{wanted[1]:02d}"
