@@ -196,6 +196,8 @@ def _migrate(connection: Connection, path: Path) -> None:
         )
     config.attributes["connection"] = connection
     try:
+        # sqlite3 begins no transaction for DDL by itself: a crash would leave some of the tables
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
         command.upgrade(config, "head")
         connection.commit()
     except DatabaseError as error:

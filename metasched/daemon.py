@@ -154,7 +154,9 @@ class Link:
     async def _sleep(self, until: float) -> None:
         """Wait for the time or for a new action; then poll soon, if all is well."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), max(until - time.monotonic(), 0.0))
+            # not wait_for, which in Python 3.11 may swallow a cancellation
+            async with asyncio.timeout(max(until - time.monotonic(), 0.0)):
+                await self._wake.wait()
             if not self.breaker.failures:
                 self._poll_in(self.settings.poll_interval)
 
@@ -449,7 +451,8 @@ class Engine:
                 continue
             wait = None if due is None else min(due - time.time(), QUIET)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._due.wait(), wait)
+                async with asyncio.timeout(wait):
+                    await self._due.wait()
 
 
 class Daemon:
