@@ -184,9 +184,20 @@ class Cell:
 
     def kill_qmaster(self) -> None:
         """Kill sge_qmaster: what it has not spooled is lost."""
+        self._kill("sge_qmaster")
+
+    def start_execd(self) -> None:
+        self._start("sge_execd")
+        self._until(self._ready, "an execution host that takes jobs")
+
+    def kill_execd(self) -> None:
+        """Kill sge_execd; its jobs go on."""
+        self._kill("sge_execd")
+
+    def _kill(self, program: str) -> None:
         if self._guardian is None:
             raise GridEngineError("the cell is not running")
-        self._guardian.end(self._daemons.pop("sge_qmaster"), signal.SIGKILL)
+        self._guardian.end(self._daemons.pop(program), signal.SIGKILL)
 
     def table(self, python: Path, more: str = "") -> str:
         """The table of this cell in metasched.toml; `python` is what `python()` made."""
@@ -214,8 +225,7 @@ class Cell:
         self._lay_out()
         self.start_qmaster()
         self._configure()
-        self._start("sge_execd")
-        self._until(self._ready, "an execution host that takes jobs")
+        self.start_execd()
 
     def _begun(self) -> bool:
         return self._guardian is not None and self._guardian.begun

@@ -169,6 +169,8 @@ class SlurmCluster:
         self._guardian = guardian
         self._controller: int | None = None
         self._accountant: int | None = None
+        self._munge = 0
+        self._nodes: dict[str, int] = {}
         for part in ("etc", "state", "spool", "log", "munge"):
             (folder / part).mkdir(parents=True)
         self.conf = folder / "etc" / "slurm.conf"
@@ -211,13 +213,18 @@ class SlurmCluster:
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(128))
         # --force: other accounts cannot enter the folder, which munged would refuse
-        self._start(
+        self._munge = self._start(
             "munged",
             *("--foreground", "--force", "--num-threads=2", f"--socket={self.socket}"),
             *(f"--key-file={key}", f"--pid-file={munge}/munged.pid"),
             *(f"--log-file={munge}/munged.log", f"--seed-file={munge}/munged.seed"),
         )
         _wait_until(self.socket.exists, _BOOT_SECONDS, f"munged of {self.name}", self._story)
+
+    def kill_munge(self) -> None:
+        """Kill munged: nobody is known to anybody until `start_munge`."""
+        self._guardian.end(self._munge, signal.SIGKILL)
+        self.socket.unlink()
 
     def _accounting_settings(self) -> dict[str, object]:
         return {
@@ -287,9 +294,16 @@ class SlurmCluster:
         self._accountant = None
 
     def start_nodes(self) -> None:
-        for name in self._node_names:
+        for name in self.nodes:
             (self.folder / "spool" / name).mkdir()
-            self._start("slurmd", "-D", "-N", name, "-f", str(self.conf))
+            self.start_node(name)
+
+    def start_node(self, name: str) -> None:
+        self._nodes[name] = self._start("slurmd", "-D", "-N", name, "-f", str(self.conf))
+
+    def kill_node(self, name: str) -> None:
+        """Kill the slurmd of a node; its jobs go on."""
+        self._guardian.end(self._nodes.pop(name), signal.SIGKILL)
 
     def start_controller(self, wait: bool = True) -> None:
         self._controller = self._start("slurmctld", "-D", "-f", str(self.conf))
@@ -357,7 +371,8 @@ class SlurmCluster:
         )
 
     @property
-    def _node_names(self) -> list[str]:
+    def nodes(self) -> list[str]:
+        """The names of the nodes."""
         return [f"{self.spec.prefix}{i}" for i in range(1, self.spec.nodes + 1)]
 
     def _start(self, program: str, *arguments: str, **variables: str) -> int:
@@ -378,7 +393,7 @@ class SlurmCluster:
         for number in range(self.spec.gpus):
             device = self.folder / f"gpu{number}"  # slurmd counts only what has a file
             device.touch()
-            lines.append(f"NodeName={self._node_names[-1]} Name=gpu File={device}\n")
+            lines.append(f"NodeName={self.nodes[-1]} Name=gpu File={device}\n")
         (self.folder / "etc" / "gres.conf").write_text("".join(lines))
 
     def _settings(self, ports: _Ports) -> str:
@@ -431,8 +446,8 @@ class SlurmCluster:
         nodes = [
             f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports.take()} "
             f"CPUs={spec.cpus} RealMemory={spec.memory} Feature=any"
-            + (f" Gres=gpu:{spec.gpus}" if spec.gpus and name == self._node_names[-1] else "")
-            for name in self._node_names
+            + (f" Gres=gpu:{spec.gpus}" if spec.gpus and name == self.nodes[-1] else "")
+            for name in self.nodes
         ]
         partitions = [
             f"PartitionName=main Nodes={names} Default=YES MaxTime=1-00:00:00 DefaultTime=10:00",

@@ -59,8 +59,8 @@ class Site:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("METASCHED_", "SLURM_"))}
         return kept | {"METASCHED_CONFIG": str(self.config), "COLUMNS": "200"}
 
-    def start(self, state: str = "up") -> None:
-        """Start the daemon and wait until every cluster is up (one of them: in that state)."""
+    def launch(self) -> None:
+        """Start the daemon, and do not wait for it."""
         with self.log.open("ab") as log:
             self._daemon = subprocess.Popen(
                 [COMMAND, "serve"],
@@ -70,6 +70,10 @@ class Site:
                 stderr=log,
                 start_new_session=True,
             )
+
+    def start(self, state: str = "up") -> None:
+        """Start the daemon and wait until every cluster is up (one of them: in that state)."""
+        self.launch()
         self.until(lambda: self._heard(state))
 
     def _heard(self, state: str) -> bool:
