@@ -1,5 +1,5 @@
 # The two commands are `make demo` and `make test`; see README.md.
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench chaos clean
 
 PYTHON := .venv/bin/python
 
@@ -18,10 +18,14 @@ lint: .venv/stamp
 bench: .venv/stamp
 	$(PYTHON) -m pytest tests/bench -m bench -q -s
 
+# faults by the thousand, about half an hour; writes docs/reliability.md
+chaos: .venv/stamp
+	$(PYTHON) -m tests.chaos $(CHAOS_ARGS)
+
 .venv/stamp: pyproject.toml tests/venv
 	tests/venv
 
 clean:
-	rm -rf .venv dist .coverage .coverage.* .hypothesis .import_linter_cache \
+	rm -rf .venv .chaos dist .coverage .coverage.* .hypothesis .import_linter_cache \
 		.mypy_cache .pytest_cache .ruff_cache
 	find metasched adapters policies db tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,226 @@
+"""Every crash point at least once, and the proof that no step which changes something has none.
+
+The steps are read from the source: each call that stores an event, each transaction, each call
+that goes to a worker. What a recorded run has passed is compared with them.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import fcntl
+import re
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import psutil
+
+import metasched
+from metasched.client import ClientError
+from metasched.events import CoreEvent
+from metasched.worker import Call
+from tests.chaos.points import Orders, deaths_in, passed_in
+from tests.chaos.round import settle
+from tests.chaos.site import PATIENCE, ChaosSite
+from tests.chaos.stream import Stream
+
+SOURCES = Path(metasched.__file__).parent
+EVENTS = {kind.__name__ for kind in get_args(CoreEvent)}
+STALE = 1.5  # seconds without a death after which the next life begins
+
+# A step, as parts that must all be in the name of one point.
+Step = tuple[str, ...]
+
+
+def steps() -> set[Step]:
+    """Every step that changes something, by the source as it is now."""
+    found: set[Step] = set()
+    for file in ("daemon.py", "api.py"):
+        for name, function in _functions(SOURCES / file):
+            if any(_calls(node, "take") for node in ast.walk(function)):
+                kinds = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)} & EVENTS
+                found |= {
+                    (f".{name} ", f"[{kind}]", f"{when} the commit")
+                    for kind in kinds
+                    for when in ("before", "after")
+                }
+    for file in ("db/ledger.py", "adapters/local.py"):
+        for name, function in _functions(SOURCES / file):
+            if any(_is_transaction(node) for node in ast.walk(function)):
+                found |= {(f".{name}", f"{when} the commit") for when in ("before", "after")}
+    for call in get_args(get_type_hints(Call)["call"]):
+        found |= {
+            (f"Link._call({call})", when)
+            for when in ("before the message", "after the message", "after the answer")
+        }
+        found |= {(f"{when} Host.answer({call})",) for when in ("before", "after")}
+    return found
+
+
+def _functions(path: Path) -> Iterator[tuple[str, ast.AST]]:
+    """Each function of a module by its qualified name, without those that it holds."""
+
+    def inside(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = f"{prefix}{child.name}"
+                below = list(inside(child, f"{name}."))
+                if not isinstance(child, ast.ClassDef) and not below:
+                    yield name, child
+                yield from below
+            else:
+                yield from inside(child, prefix)
+
+    yield from inside(ast.parse(path.read_bytes()), "")
+
+
+def _calls(node: ast.AST, name: str) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == name
+    )
+
+
+def _is_transaction(node: ast.AST) -> bool:
+    """`with self._db:` and `with self._connection.begin():`."""
+    if not isinstance(node, ast.With):
+        return False
+    texts = {ast.unparse(item.context_expr) for item in node.items}
+    return bool(texts & {"self._db", "self._connection.begin()"})
+
+
+def missed(steps: set[Step], points: set[str]) -> list[str]:
+    """The steps that no point stands for."""
+    told = [re.sub(r"record\(([\w+]*)\)", lambda m: _bracketed(m[1]), point) for point in points]
+    return sorted(
+        " ".join(step) for step in steps if not any(all(p in t for p in step) for t in told)
+    )
+
+
+def _bracketed(kinds: str) -> str:
+    return "record" + "".join(f"[{kind}]" for kind in kinds.split("+"))
+
+
+# Accounting is what a `local` cluster has not: these are passed on Slurm and Grid Engine only.
+ELSEWHERE = {("._trace ", "[Traced]"), ("_call(trace)",), ("answer(trace)",)}
+
+
+def steps_of_local() -> set[Step]:
+    """The steps that a site with local clusters must pass."""
+    return {
+        step
+        for step in steps()
+        if not any(all(part in " ".join(step) for part in other) for other in ELSEWHERE)
+    }
+
+
+def unusual(site: ChaosSite, stream: Stream) -> None:
+    """What a stream does not do by itself: refusals, begin times, drains, a silent cluster."""
+    deeds: tuple[Callable[[], object], ...] = (
+        stream.refused,
+        lambda: stream.submit(1, begin=time.time() + 0.2),
+        lambda: site.client.change(
+            "cancel", [str(id) for id in stream.submit(30, cancelled=True, seconds=1.0)]
+        ),
+        stream.modify,
+        stream.requeue,
+        stream.drain,
+        lambda: _silent(site, stream),
+    )
+    for deed in deeds:
+        with contextlib.suppress(ClientError):
+            deed()
+
+
+def _silent(site: ChaosSite, stream: Stream) -> None:
+    """Another process holds a cluster's folder until the daemon has given it up."""
+    name = stream.clusters[0]
+    with (site.clusters / name / "lock").open("a") as lock:
+        until = time.monotonic() + PATIENCE
+        while True:
+            for worker in site.workers:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    worker.kill()
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            assert time.monotonic() < until, f"somebody holds {lock.name}"
+        while site.alive and time.monotonic() < until:
+            stream.submit(3, clusters=(name,))
+            if any(c["state"] != "up" for c in site.client.clusters()):
+                return
+            time.sleep(0.05)
+
+
+def record(site: ChaosSite, stream: Stream) -> set[str]:
+    """The points that a site passes: an ordinary life, one that loses workers, a last one."""
+    needed = steps_of_local()
+    site.begin()
+    stream.start()
+    until = time.monotonic() + PATIENCE
+    while True:
+        unusual(site, stream)
+        known = len(deaths_in(site.chaos))
+        site.order(Orders(seed=str(known), mean=20, roles=("worker",)))
+        site.kill()
+        site.launch()
+        site.serving()
+        site.until(partial(_lost, site, known + 2), PATIENCE)
+        site.order(Orders())
+        site.kill()
+        site.begin()
+        points = {point for _, point in passed_in(site.chaos)}
+        left = [step for step in missed(needed, points) if "._forget" not in step]
+        if not left:
+            break
+        assert time.monotonic() < until, f"steps that no crash point stands for: {left}"
+    stream.stop()
+    settle(site, stream)
+    forget(site)
+    return {point for _, point in passed_in(site.chaos)}
+
+
+def _lost(site: ChaosSite, number: int) -> bool:
+    return len(deaths_in(site.chaos)) >= number
+
+
+def forget(site: ChaosSite) -> None:
+    """A life whose managers forget at once what has ended, and whose daemon knows of all of it."""
+    whole = site.config.read_text()
+    site.config.write_text(whole.replace("kill_wait", "keep = 0\nkill_wait"))
+    while not any("_forget" in point for _, point in passed_in(site.chaos)):
+        site.launch()
+        site.serving()
+        site.until(site.heard, PATIENCE)
+        site.end()
+    site.config.write_text(whole)
+
+
+def cover(site: ChaosSite, stream: Stream, points: set[str]) -> set[str]:
+    """Die at each of the points, from the very first start on; those at which nobody died."""
+    site.order(Orders(at=tuple(sorted(points))))
+    site.launch()
+    stream.start()
+    died, since = 0, time.monotonic()
+    until = since + 4 * PATIENCE
+    while time.monotonic() < until:
+        if not site.alive:
+            site.gone()
+            site.launch()
+        deaths = {point for _, point in deaths_in(site.chaos)}
+        if not points - deaths:
+            break
+        if len(deaths) > died:
+            died, since = len(deaths), time.monotonic()
+        elif time.monotonic() - since > STALE:
+            unusual(site, stream)
+            if site.alive:
+                site.kill()
+            since = time.monotonic()
+        time.sleep(0.01)
+    stream.stop()
+    return points - {point for _, point in deaths_in(site.chaos)}

@@ -1,0 +1,222 @@
+"""Crash points: every place at which the daemon or a worker changes something outside itself.
+
+No point is written down anywhere. `install` wraps the few primitives through which Python code
+touches the world - commits of SQLite, pipe messages, new processes, files, signals - and names
+each passage after the functions of metasched that are on the stack, so that code written tomorrow
+has its points, too. A process notes each point that it passes for the first time, and dies at the
+one that its `Orders` choose. Nothing of it is in the package.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import msgspec
+
+from metasched.worker import Answer, Call, Host
+
+FOLDER = "METASCHED_CHAOS"  # the environment variable that names the folder of orders and notes
+ROOT = str(Path(__file__).parents[2])
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_FILES = {"os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.kill"}
+
+# What tells passages through one function apart: the events it stores, the call it makes.
+_MEANING: dict[str, Callable[[dict[str, Any]], str]] = {
+    "Ledger.record": lambda seen: "+".join(sorted({type(e).__name__ for e, _ in seen["steps"]})),
+    "Link._call": lambda seen: str(seen["call"].call),
+    "Host.answer": lambda seen: str(seen["call"].call),
+}
+
+_ANSWER = "Host.answer"  # a worker carries out a call
+_MAIN = {("metasched.serve", "serve"), ("metasched.worker", "main")}
+
+Role = Literal["daemon", "worker"]
+
+
+class Orders(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the processes of one life die.
+
+    `at` names points: a process dies at the first of them at which none has died before. Without
+    it, it dies after a number of passages that it draws by `seed`, `mean` on average. `mean` 0:
+    nobody dies. `together`: a worker takes the daemon with it, as when the host fails.
+    """
+
+    at: tuple[str, ...] | None = None
+    seed: str = ""
+    mean: int = 0
+    roles: tuple[Role, ...] = ("daemon", "worker")
+    together: bool = False
+    in_c: bool = False  # by a fault in C instead of SIGKILL
+
+    def write(self, folder: Path) -> None:
+        draft = folder / "orders.draft"
+        draft.write_bytes(msgspec.json.encode(self))
+        draft.rename(folder / "orders")
+
+
+class Points:
+    """The points of this process."""
+
+    def __init__(self, role: Role, folder: Path) -> None:
+        self._role, self._pid = role, os.getpid()
+        self._orders = msgspec.json.decode((folder / "orders").read_bytes(), type=Orders)
+        self._passed = os.open(folder / "passed", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._deaths = os.open(folder / "deaths", os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        deaths = deaths_in(folder)
+        self._known: set[str] = set()
+        self._at = set(self._orders.at or ()) - {point for _, point in deaths}
+        draw = random.Random(f"{self._orders.seed} {role} {len(deaths)}")
+        self._left = draw.expovariate(1 / self._orders.mean) if self._orders.mean else None
+        # A worker that always died at its start would be left alone longer and longer: every
+        # second one lives until it has answered a poll.
+        workers = sum(dead == "worker" for dead, _ in deaths)
+        self._spared = role == "worker" and workers % 2 == 1
+
+    def passed(self, what: str, frame: FrameType) -> None:
+        """This process is about to do `what`, or has just done it."""
+        if os.getpid() != self._pid or (place := _place(frame)) is None:
+            return  # a child before its exec, or nothing of ours
+        point = f"{place}: {what}"
+        if point not in self._known:
+            self._known.add(point)
+            with contextlib.suppress(OSError):  # no file can grow now: that is the fault
+                os.write(self._passed, f"{self._role}\t{point}\n".encode())
+        if self._spared:
+            self._spared = not point.endswith(f"after {_ANSWER}(poll)")
+        elif self._dies(point):
+            self._die(point)
+
+    def _dies(self, point: str) -> bool:
+        if self._role not in self._orders.roles:
+            return False
+        if self._orders.at is not None:
+            return point in self._at
+        if self._left is None:
+            return False
+        self._left -= 1
+        return self._left < 0
+
+    def _die(self, point: str) -> None:
+        self._pid = 0  # the kill is no point
+        os.write(self._deaths, f"{self._role}\t{point}\n".encode())
+        if self._role == "worker" and self._orders.together:
+            os.kill(os.getppid(), signal.SIGKILL)
+        if self._orders.in_c:
+            ctypes.string_at(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def noted(path: Path) -> list[tuple[str, str]]:
+    """(role, point) of each line of notes."""
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines()
+    return [(role, point) for role, _, point in (line.partition("\t") for line in lines)]
+
+
+def deaths_in(folder: Path) -> list[tuple[str, str]]:
+    """(role, point) of every process that died as ordered, in their order."""
+    return noted(folder / "deaths")
+
+
+def passed_in(folder: Path) -> set[tuple[str, str]]:
+    """(role, point) of every point that any process passed."""
+    return set(noted(folder / "passed"))
+
+
+def _place(frame: FrameType | None) -> str | None:
+    """The functions of metasched on the stack, below `main`, outermost first; None: not ours."""
+    names: list[str] = []
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("metasched."):
+            name = frame.f_code.co_qualname.replace("<locals>.", "")
+            if (module, name) in _MAIN:
+                return " > ".join(reversed(names)) or name
+            meaning = _MEANING.get(name)
+            told = f"({meaning(frame.f_locals)})" if meaning else ""
+            names.append(f"{module.rpartition('.')[2]}.{name}{told}")
+        frame = frame.f_back
+    return " > ".join(reversed(names)) or None
+
+
+def install(role: Role) -> None:
+    """Make points of all that this process does from now on."""
+    points = Points(role, Path(os.environ[FOLDER]))
+
+    def wrap(owner: Any, name: str, before: str, after: str) -> None:
+        original = getattr(owner, name)
+
+        def wrapped(*args: Any, **options: Any) -> Any:
+            points.passed(before, sys._getframe(1))
+            result = original(*args, **options)
+            points.passed(after, sys._getframe(1))
+            return result
+
+        setattr(owner, name, wrapped)
+
+    class Connection(sqlite3.Connection):
+        def commit(self) -> None:
+            points.passed("before the commit", sys._getframe(1))
+            super().commit()
+            points.passed("after the commit", sys._getframe(1))
+
+        def __exit__(self, *error: Any) -> Literal[False]:
+            points.passed("before the commit", sys._getframe(1))
+            done = super().__exit__(*error)
+            points.passed("after the commit", sys._getframe(1))
+            return done
+
+    original_connect = sqlite3.connect
+
+    def connect(*args: Any, **options: Any) -> Any:
+        return original_connect(*args, **{"factory": Connection} | options)
+
+    sqlite3.connect = sqlite3.dbapi2.connect = connect
+    wrap(subprocess.Popen, "__init__", "before the process", "after the process began")
+    wrap(asyncio.StreamWriter, "write", "before the message", "after the message")
+    _wrap_answers(points)
+    readline = asyncio.StreamReader.readline
+
+    async def read(self: asyncio.StreamReader) -> bytes:
+        line = await readline(self)
+        points.passed("after the answer", sys._getframe(1))
+        return line
+
+    asyncio.StreamReader.readline = read  # type: ignore[method-assign]
+    sys.addaudithook(lambda event, args: _audited(points, event, args))
+
+
+def _wrap_answers(points: Points) -> None:
+    answer = Host.answer
+
+    def answered(self: Host, call: Call) -> Answer:
+        points.passed(f"before {_ANSWER}({call.call})", sys._getframe(1))
+        done = answer(self, call)
+        points.passed(f"after {_ANSWER}({call.call})", sys._getframe(1))
+        return done
+
+    Host.answer = answered  # type: ignore[method-assign]
+
+
+def _audited(points: Points, event: str, args: tuple[Any, ...]) -> None:
+    if event == "open":
+        path, mode, flags = args
+        writes = set(mode) & set("wax+") if mode else flags & _WRITING
+        ours = "__pycache__" in str(path) or str(path).startswith(("/dev/", "/proc/"))
+        if writes and not ours:
+            points.passed("before writing a file", sys._getframe(2))
+    elif event in _FILES or event == "signal.pidfd_send_signal":
+        points.passed(f"before {event}", sys._getframe(2))

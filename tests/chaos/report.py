@@ -1,0 +1,79 @@
+"""docs/reliability.md: what a run of `make chaos` measured, written by that run."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from tests.chaos.faults import FAULTS
+from tests.chaos.round import Result
+
+_TITLES = {"local": "local clusters", "slurm": "Slurm", "gridengine": "Grid Engine"}
+_HEAD = """# Reliability
+
+Jobs stream through a daemon - short ones, held, cancelled, refused, deferred ones - while faults
+strike it. Each job's payload appends a line to a file; afterwards every accepted job must have
+begun exactly once, or wait with a reason. *Lost*: accepted, and never began. *Duplicated*: began
+twice. *Wrong*: something of ours left in a manager, a counter that a recount contradicts, a story
+that replays to another state, an end that the payload did not have. *Resolved*: jobs that nobody
+could tell about, so that an operator decided (`metasched resolve`). *Recovery*: seconds from the
+death of a daemon to its successor's next answer, else from the end of the fault until a job that
+was handed in then has begun.
+
+"""
+_TAIL = """
+A crash point is a passage at which the daemon or a worker changes something outside itself: a
+commit, a message on a pipe, a new process, a file, a signal. They are found by wrapping these
+primitives (`tests/chaos/points.py`), not written down. The daemons die by SIGKILL and are forked
+from a process that has loaded their modules, so recovery leaves out the time that Python takes to
+load them.
+"""
+
+
+def write(path: Path, results: Sequence[Result], command: str, seed: int) -> None:
+    path.write_text(_HEAD + "\n".join(lines(results, command, seed)) + "\n" + _TAIL)
+
+
+def lines(results: Sequence[Result], command: str, seed: int) -> Iterable[str]:
+    """The facts of a run and its table."""
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    memory = psutil.virtual_memory().total / 2**30
+    yield f"`{command}` on {day}, seed {seed}: {platform.machine()}, {psutil.cpu_count()} cores,"
+    yield f"{memory:.0f} GiB, Linux {platform.release()}, Python {platform.python_version()};"
+    minutes = sum(result.seconds for result in results) / 60
+    kills = {m: sum(r.kills for r in results if r.manager == m) for m in _TITLES}
+    told = ", ".join(f"{kills[manager]} over {title}" for manager, title in _TITLES.items())
+    yield f"{minutes:.0f} minutes, {sum(r.jobs for r in results)} jobs."
+    yield f"Kills of a daemon or worker: {told}."
+    points = {m: {p for r in results if r.manager == m for p in r.points} for m in _TITLES}
+    died = ", ".join(f"{len(points[manager])} over {title}" for manager, title in _TITLES.items())
+    yield f"Crash points at which something died: {died}."
+    yield ""
+    yield (
+        "| manager | fault | trials | jobs | lost | duplicated | wrong | resolved "
+        "| recovery: median, worst |"
+    )
+    yield "|---|---|--:|--:|--:|--:|--:|--:|--:|"
+    grouped: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    for result in results:
+        grouped[result.manager, result.fault].append(result)
+    for fault in FAULTS:
+        if found := grouped.get((fault.manager, fault.name)):
+            yield _row(_TITLES[fault.manager], fault.name, found)
+    yield _row("all", "", list(results))
+
+
+def _row(manager: str, fault: str, found: Sequence[Result]) -> str:
+    seconds = [second for result in found for second in result.recoveries]
+    recovery = f"{median(seconds):.2f} s, {max(seconds):.2f} s" if seconds and fault else ""
+    counts = [
+        sum(getattr(result, name) for result in found)
+        for name in ("strikes", "jobs", "lost", "duplicated", "wrong", "resolved")
+    ]
+    return f"| {manager} | {fault} | {' | '.join(map(str, counts))} | {recovery} |"

@@ -1,0 +1,180 @@
+"""One round: a site of its own, jobs that stream, a fault that strikes, and the audit after it."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from metasched.client import ClientError
+from tests.chaos.audit import audit
+from tests.chaos.faults import Fault, Trial
+from tests.chaos.points import Orders, deaths_in
+from tests.chaos.site import LOCAL, PATIENCE, ChaosSite
+from tests.chaos.stream import Stream
+from tests.gridengine import Cell
+from tests.slurm import SlurmSite
+
+OPEN = "queued,held,dispatching,pending,running,suspended"
+QUIET = 3.0  # seconds for which what is unknown must have stayed so until we look at it
+PASSAGES = {"local": 80, "slurm": 60, "gridengine": 60}  # mean number until a death
+
+
+@dataclass
+class Result:
+    """What a round gave; `resolved` are jobs on which an operator had to decide."""
+
+    fault: str
+    manager: str
+    seed: str
+    strikes: int
+    kills: int
+    jobs: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    wrong: int = 0
+    resolved: int = 0
+    recoveries: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    found: str = ""
+    points: list[str] = field(default_factory=list)  # at which something died
+
+
+class Managers:
+    """The clusters of one kind, as a site's configuration, and what they hold."""
+
+    def __init__(self, slurm: SlurmSite | None = None, cell: Cell | None = None) -> None:
+        self.slurm, self.cell = slurm, cell
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        if self.slurm is not None:
+            return tuple(cluster.name for cluster in self.slurm)
+        return (self.cell.name,) if self.cell is not None else ("left", "right")
+
+    @property
+    def pause(self) -> float:
+        """Seconds between two calls of a stream: what these managers can take."""
+        return 0.1 if self.slurm is not None or self.cell is not None else 0.02
+
+    @property
+    def tables(self) -> str:
+        if self.slurm is not None:
+            return "".join(
+                f'[[cluster]]\nname = "{c.name}"\nadapter = "slurm"\nconfig = "{c.conf}"\n'
+                'poll_interval = 0.5\nsettle = 3\npython = "PYTHON"\n\n'
+                for c in self.slurm
+            )
+        if self.cell is not None:
+            return self.cell.table(Path("PYTHON"), "poll_interval = 0.5\nsettle = 1\n")
+        return LOCAL
+
+    def natives(self, site: ChaosSite) -> Iterable[str]:
+        """The tags of all that is queued or running there."""
+        if self.slurm is not None:
+            for cluster in self.slurm:
+                yield from cluster.run("squeue", "-h", "-o", "%k").split()
+        elif self.cell is not None:
+            yield from (
+                word for word in self.cell.run("qstat", "-r", "-u", "*").split() if "ms-" in word
+            )
+        else:
+            for name in self.names:
+                with closing(sqlite3.connect(site.clusters / name / "queue.db")) as queue:
+                    yield from (
+                        row[0] for row in queue.execute("SELECT tag FROM tasks WHERE ended IS NULL")
+                    )
+
+
+@contextlib.contextmanager
+def running(folder: Path, managers: Managers, seed: str) -> Iterator[tuple[ChaosSite, Stream]]:
+    """A site that serves, with jobs streaming through it."""
+    site = ChaosSite(folder, managers.tables, managers.cell.inside if managers.cell else ())
+    try:
+        site.begin()
+        stream = Stream(site.client, site.ran, managers.names, seed, managers.pause)
+        stream.start()
+        try:
+            yield site, stream
+        finally:
+            stream.stop()
+    finally:
+        site.close()
+
+
+def play(
+    folder: Path,
+    fault: Fault,
+    managers: Managers,
+    seed: str,
+    strikes: int,
+    struck: Callable[[], None] = lambda: None,
+) -> Result:
+    """Strike that often, let all end, look."""
+    begun = time.monotonic()
+    folder.mkdir(parents=True)
+    result = Result(fault.name, fault.manager, seed, strikes, kills=strikes if fault.kills else 0)
+    with running(folder, managers, seed) as (site, stream):
+        trial = Trial(site, stream, seed, PASSAGES[fault.manager], managers.slurm, managers.cell)
+        try:
+            for _ in range(strikes):
+                fault.strike(trial)
+                trial.strikes += 1
+                struck()
+            stream.stop()
+            result.resolved = settle(site, stream, managers.natives)
+        except AssertionError as error:
+            result.wrong, result.found = 1, f"it did not recover: {error}"
+        else:
+            found = audit(site.database, stream, [lambda: managers.natives(site)], fault.may_fail)
+            result.jobs, result.lost = found.jobs, len(found.lost)
+            result.duplicated, result.wrong = len(found.duplicated), len(found.wrong)
+            result.found = "" if found.well else str(found)
+        result.recoveries = trial.recoveries
+        result.points = sorted({point for _, point in deaths_in(site.chaos)})
+    result.seconds = time.monotonic() - begun
+    return result
+
+
+def settle(
+    site: ChaosSite, stream: Stream, natives: Callable[[ChaosSite], Iterable[str]] | None = None
+) -> int:
+    """Let every job end and stop the daemon; how many an operator had to decide on.
+
+    What stays unknown is decided as an operator would: by what has run, and only if its manager
+    does not have it any more.
+    """
+    site.order(Orders())
+    if site.alive:
+        site.kill()  # it may be under orders to die
+    else:
+        site.gone()
+    site.begin()
+    resolved: set[str] = set()
+    unknown_since: dict[str, float] = {}
+    until = time.monotonic() + 3 * PATIENCE
+    while True:
+        with contextlib.suppress(ClientError):
+            stream.release()
+            if not site.client.jobs(state=OPEN):
+                rows = site.client.jobs(state="unknown")
+                if not rows:
+                    break
+                now = time.monotonic()
+                began = stream.began()
+                held = " ".join(natives(site)) if natives is not None else ""
+                for row in rows:
+                    id, name = str(row["job"]), row["name"]
+                    if now - unknown_since.setdefault(id, now) < QUIET:
+                        continue
+                    if f"-{id}-" not in held:
+                        site.client.change("ran" if began[name] else "lost", [id])
+                        resolved.add(id)
+        assert time.monotonic() < until, f"still open: {site.client.jobs()}; {site.told()}"
+        time.sleep(0.2)
+    site.end()
+    return len(resolved)

@@ -1,0 +1,163 @@
+"""A daemon that is killed and started again, with jobs streaming through it meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.util
+import sys
+import tempfile
+import time
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import psutil
+
+from metasched.client import Client, ClientError
+from tests.chaos import victim
+from tests.chaos.points import FOLDER, ROOT, Orders
+from tests.e2e.conftest import Site
+
+_FORKED = multiprocessing.get_context("forkserver")
+_FORKED.set_forkserver_preload([*victim.MODULES, victim.__name__])
+PATIENCE = 300.0  # seconds for what must come on a machine that is busy with other things
+
+LOCAL = "".join(
+    f'[[cluster]]\nname = "{name}"\nadapter = "local"\ncpus = {cpus}\nbenchmark = {speed}\n'
+    'poll_interval = 0.2\ncall_timeout = 15\nkill_wait = 1\npython = "PYTHON"\n\n'
+    for name, cpus, speed in (("left", 8, 300), ("right", 4, 100))
+)
+
+
+def keep_temporaries_in(folder: Path) -> None:
+    """Before the first site: what multiprocessing leaves behind when it is killed goes there."""
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        multiprocessing.util.get_temp_dir()  # made once
+    finally:
+        tempfile.tempdir = before
+
+
+class ChaosSite(Site):
+    """A site whose daemon and workers have crash points and obey `order`."""
+
+    def __init__(self, folder: Path, clusters: str = LOCAL, inside: tuple[str, ...] = ()) -> None:
+        """`clusters` are tables of metasched.toml; in them PYTHON stands for an interpreter whose
+        workers have crash points, run by the command `inside`."""
+        super().__init__(folder)
+        self.chaos = folder / "chaos"
+        self.chaos.mkdir(parents=True)
+        self.clusters = self.database.with_suffix(".clusters")
+        self.ran = folder / "ran"
+        self.ran.touch()
+        self.log.touch()
+        (folder / "policy.toml").write_text("pull_after = 0.5\n")
+        self.configure(
+            clusters.replace("PYTHON", str(self._python(inside))),
+            more='[policy]\nfile = "policy.toml"\n',
+        )
+        self.client = Client(folder / "ms.sock", timeout=20)
+        self.more: dict[str, str] = {}  # variables for the daemons to come
+        self.recoveries: list[float] = []  # seconds from a death to the first answer
+        self._life: ForkServerProcess | None = None
+        self._died: float | None = None
+        self.order(Orders())
+
+    def _python(self, inside: tuple[str, ...]) -> Path:
+        path = self.folder / "python"
+        words = " ".join(f"'{word}'" for word in (*inside, sys.executable))
+        path.write_text(f'#!/bin/sh\nexec {words} -m {victim.__name__} "$@"\n')
+        path.chmod(0o700)
+        return path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        ours = {FOLDER: str(self.chaos), "PYTHONPATH": ROOT}
+        return super().environment | ours | self.more
+
+    def order(self, orders: Orders) -> None:
+        """For the processes that start from now on."""
+        orders.write(self.chaos)
+
+    # Lives
+
+    def launch(self) -> None:
+        """Start a daemon, whatever becomes of it."""
+        life = _FORKED.Process(
+            target=victim.daemon, args=(self.environment, str(self.log)), daemon=True
+        )
+        life.start()
+        self._life = life
+
+    def begin(self) -> None:
+        """Start a daemon and wait until it has heard from every cluster."""
+        self.launch()
+        assert self.serving(), self.told()
+        self.until(self.heard, PATIENCE)
+
+    def serving(self) -> bool:
+        """Wait for the first answer of this life; False if it died before."""
+        until = time.monotonic() + PATIENCE
+        while self.alive:
+            with contextlib.suppress(ClientError):
+                self.client.health()
+                if self._died is not None:
+                    self.recoveries.append(time.monotonic() - self._died)
+                    self._died = None
+                return True
+            assert time.monotonic() < until, f"does not serve; {self.told()}"
+            time.sleep(0.01)
+        return False
+
+    def heard(self) -> bool:
+        """Whether the daemon has heard from every cluster."""
+        with contextlib.suppress(ClientError):
+            return all(c["state"] == "up" for c in self.client.clusters())
+        return False
+
+    @property
+    def alive(self) -> bool:
+        return self._life is not None and self._life.is_alive()
+
+    @property
+    def pid(self) -> int:
+        assert self._life is not None
+        assert self._life.pid is not None
+        return self._life.pid
+
+    @property
+    def workers(self) -> list[psutil.Process]:
+        """The workers of this life, by no particular order."""
+        with contextlib.suppress(psutil.Error):
+            return [
+                child
+                for child in psutil.Process(self.pid).children()
+                if "metasched.worker" in child.cmdline()
+            ]
+        return []
+
+    def kill(self) -> None:
+        """SIGKILL, at this moment."""
+        assert self._life is not None
+        self._life.kill()
+        self.gone()
+
+    def gone(self) -> None:
+        """Wait for the end of this life, and note it."""
+        assert self._life is not None
+        self._life.join(PATIENCE)
+        assert not self._life.is_alive(), self.told()
+        assert self._life.exitcode == -9 or self._life.exitcode == -11, self.told()
+        self._died = time.monotonic()
+
+    def end(self) -> None:
+        """A gentle end, after which the database is at rest."""
+        assert self._life is not None
+        self._life.terminate()
+        self._life.join(PATIENCE)
+        assert self._life.exitcode == 0, self.told()
+
+    def close(self) -> None:
+        if self.alive:
+            self.kill()
+        super().close()

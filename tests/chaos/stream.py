@@ -1,0 +1,201 @@
+"""Jobs that stream through a daemon while it is killed, and a note of what was promised of each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from metasched.client import Client, ClientError
+from metasched.submit import Request, Submission
+
+# One appended line for each beginning: two beginnings are two lines, whoever writes them.
+SCRIPT = '#!/bin/sh\necho "$1" >> "$2"\nsleep "$3"\n'
+OPEN_AT_MOST = 40  # jobs; more would only wait for each other
+
+
+@dataclass
+class Promise:
+    """What may become of one job: `accepted` once the daemon has given its id."""
+
+    accepted: int | None = None
+    cancelled: bool = False  # we may have asked for it: it begins once at the most
+    refused: bool = False  # its manager will say no: it never begins
+    again: int = 0  # how often we may have asked for it to run once more
+
+
+class Stream:
+    """Submits, cancels, holds and releases from a thread of its own, by its seed alone.
+
+    A call that broke off may have been carried out or not: its job must then begin exactly once
+    if the database has it, and never if it has not.
+    """
+
+    def __init__(
+        self, client: Client, ran: Path, clusters: tuple[str, ...], seed: str, pause: float = 0.02
+    ) -> None:
+        """`pause` seconds between two calls; the first of `clusters` refuses native options."""
+        self.promises: dict[str, Promise] = {}
+        self._client, self._ran, self.clusters, self._pause = client, ran, clusters, pause
+        self._draw = random.Random(seed)
+        self._number = 0
+        self._probes = count()
+        self._held: list[int] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+
+    def start(self) -> None:
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No new job from now on; what is held or drained is for `release`."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self.error is not None:
+            raise self.error
+
+    def release(self) -> None:
+        """Let go of all that is held, and let all clusters have work."""
+        for cluster in self.clusters:
+            self._client.resume(cluster)
+        self._client.change("release", [], state="held")
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(self._pause):
+                with contextlib.suppress(ClientError):
+                    self.act()
+        except BaseException as error:
+            self.error = error
+
+    def act(self) -> None:
+        """One call, or a few that belong together."""
+        if self._number % 10 == 0 and len(self._client.jobs(state=_OPEN)) > OPEN_AT_MOST:
+            return
+        draw = self._draw.random()
+        if draw < 0.6:
+            self.submit(self._draw.randrange(1, 4))
+        elif draw < 0.68:
+            self.submit(1, begin=time.time() + self._draw.random())
+        elif draw < 0.76:
+            # cancelled before, while or after it begins
+            for id in self.submit(2, cancelled=True, seconds=1.0):
+                self._client.change("cancel", [str(id)])
+        elif draw < 0.88:
+            held = self.submit(1, held=self._draw.random() < 0.5)
+            self._client.change("hold", [str(id) for id in held])
+            self._held += held
+        elif draw < 0.96 and self._held:
+            self._client.change("release", [str(self._held.pop(0))])
+        elif draw < 0.97:
+            self.refused()
+        elif draw < 0.98:
+            self.modify()
+        elif draw < 0.99:
+            self.requeue()
+        else:
+            self.drain()
+
+    def modify(self) -> None:
+        """Change a job at whatever state it is."""
+        ids = self.submit(1)
+        limit = self._draw.choice((120.0, 240.0))
+        self._client.modify({"time_limit": limit}, [str(id) for id in ids])
+
+    def requeue(self) -> None:
+        """Have a job that has ended well run once more."""
+        ended = self._client.jobs(state="completed")
+        for row in self._draw.sample(ended, min(1, len(ended))):
+            self.promises[row["name"]].again += 1
+            self._client.change("requeue", [str(row["job"])])
+
+    def drain(self) -> None:
+        """Keep new work from a cluster for a moment."""
+        cluster = self.clusters[0]
+        self._client.drain(cluster, "chaos")
+        self._client.resume(cluster)
+
+    def refused(self) -> list[int]:
+        """A job that its manager will not take."""
+        cluster = self.clusters[0]
+        return self.submit(1, refused=True, native={cluster: "--no-such"}, clusters=(cluster,))
+
+    def submit(
+        self,
+        number: int,
+        *,
+        seconds: float | None = None,
+        cancelled: bool = False,
+        refused: bool = False,
+        held: bool = False,
+        begin: float | None = None,
+        native: dict[str, str] | None = None,
+        clusters: tuple[str, ...] | None = None,
+    ) -> list[int]:
+        """Hand in some like jobs; their ids. ClientError if the daemon does not say."""
+        names = [f"t{self._number + i}" for i in range(number)]
+        self._number += number
+        if clusters is None:
+            clusters = (self._draw.choice(self.clusters),) if self._draw.random() < 0.2 else ()
+        run = self._draw.choice((0.0, 0.0, 0.05, 0.2)) if seconds is None else seconds
+        requests = tuple(
+            self._request(
+                name,
+                run,
+                tasks=self._draw.choice((1, 1, 1, 2, 4)),
+                time_limit=self._draw.choice((60.0, 300.0, 600.0)),
+                held=held,
+                begin=begin,
+                native=native or {},
+                clusters=clusters,
+            )
+            for name in names
+        )
+        return self._hand_in(requests, Promise(cancelled=cancelled, refused=refused))
+
+    def probe(self, cluster: str) -> str:
+        """Hand in a job for that cluster, from whatever thread; its name."""
+        name = f"probe{next(self._probes)}"
+        request = self._request(name, 0.0, time_limit=60.0, urgency=3, clusters=(cluster,))
+        self._hand_in((request,), Promise())
+        return name
+
+    def _request(self, name: str, run: float, **more: Any) -> Request:
+        return Request(
+            script="s",
+            environment="e",
+            directory="/",
+            arguments=(name, str(self._ran), f"{run:g}"),
+            output="/dev/null",
+            name=name,
+            **more,
+        )
+
+    def _hand_in(self, requests: tuple[Request, ...], promise: Promise) -> list[int]:
+        for request in requests:
+            self.promises[request.name] = replace(promise)
+        environment = {"PATH": os.environ.get("PATH", os.defpath)}
+        answers = self._client.submit(
+            Submission(jobs=requests, scripts={"s": SCRIPT}, environments={"e": environment})
+        )
+        for request, answer in zip(requests, answers, strict=True):
+            self.promises[request.name].accepted = answer["job"]
+        return [answer["job"] for answer in answers]
+
+    def began(self) -> Counter[str]:
+        """How often each job has begun."""
+        return Counter(self._ran.read_text().split())
+
+
+_OPEN = "queued,dispatching,pending,running"

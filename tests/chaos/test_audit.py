@@ -1,0 +1,112 @@
+"""The audit itself: it must find what it is there to find, and steps without points."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.audit import Verdict, audit
+from tests.chaos.cover import missed, steps
+from tests.chaos.round import settle
+from tests.chaos.site import ChaosSite
+from tests.chaos.stream import Stream
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[ChaosSite, Stream]:
+    """A site at rest after an ordinary life, and what was promised to its users."""
+    site = ChaosSite(tmp_path_factory.mktemp("lived"))
+    stream = Stream(site.client, site.ran, ("left", "right"), "audit")
+    try:
+        site.begin()
+        for _ in range(4):
+            stream.submit(2, seconds=0.0)
+        settle(site, stream)
+    finally:
+        site.close()
+    return site, stream
+
+
+class Ruined:
+    """A copy of the site's database and notes, to be ruined."""
+
+    def __init__(self, site: ChaosSite, stream: Stream, folder: Path) -> None:
+        self.database, self.ran = folder / "db", folder / "ran"
+        with (
+            closing(sqlite3.connect(site.database)) as old,
+            closing(sqlite3.connect(self.database)) as new,
+        ):
+            old.backup(new)
+        self.ran.write_text(site.ran.read_text())
+        self.stream = Stream(site.client, self.ran, stream.clusters, "")
+        self.stream.promises = stream.promises
+
+    def sql(self, statement: str) -> None:
+        with closing(sqlite3.connect(self.database)) as database, database:
+            database.execute(statement)
+
+    def found(self, *tags: str) -> Verdict:
+        return audit(self.database, self.stream, [lambda: tags])
+
+
+@pytest.fixture
+def after(lived: tuple[ChaosSite, Stream], tmp_path: Path) -> Ruined:
+    return Ruined(*lived, tmp_path)
+
+
+def test_nothing_is_found_where_all_is_well(after: Ruined) -> None:
+    found = after.found()
+    assert found.well, found
+    assert (found.jobs, found.waiting) == (8, [])
+
+
+def test_a_second_beginning_is_found(after: Ruined) -> None:
+    with after.ran.open("a") as ran:
+        ran.write("t3\n")
+    assert len(after.found().duplicated) == 1
+
+
+def test_a_job_that_never_began_is_found(after: Ruined) -> None:
+    after.ran.write_text(after.ran.read_text().replace("t3\n", ""))
+    assert len(after.found().lost) == 1
+
+
+def test_an_accepted_job_that_is_not_stored_is_found(after: Ruined) -> None:
+    after.sql("UPDATE job SET name = 'other' WHERE name = 't3'")
+    found = after.found()
+    assert len(found.lost) == 1
+    assert "t3 began and is not stored" in found.wrong
+
+
+def test_a_state_that_the_story_does_not_give_is_found(after: Ruined) -> None:
+    after.sql("UPDATE task SET state = 'pending', ended = NULL WHERE job = 3")
+    assert any("differ" in wrong for wrong in after.found().wrong)
+
+
+def test_a_story_that_was_changed_is_found(after: Ruined) -> None:
+    after.sql("UPDATE change SET cause = 'magic' WHERE id = 5")
+    assert any("replays differently" in wrong for wrong in after.found().wrong)
+
+
+def test_an_orphan_is_found(after: Ruined) -> None:
+    with closing(sqlite3.connect(after.database)) as database:
+        [(instance,)] = database.execute("SELECT name FROM instance")
+    found = after.found(f"ms-{instance}-3-1", "ms-somebody-3-1")
+    assert [wrong for wrong in found.wrong if "manager" in wrong] == [
+        f"ms-{instance}-3-1 is in its manager and not live in the database"
+    ]
+
+
+def test_a_step_without_a_point_is_found() -> None:
+    needed = steps()
+    assert (".Link._send ", "[Tried]", "before the commit") in needed
+    points = {
+        "daemon.Link.run > daemon.Link._send > daemon.Engine.take > "
+        "ledger.Ledger.record(Tried): before the commit"
+    }
+    left = missed(needed, points)
+    assert len(needed) - len(left) == 2  # the event, and the transaction
+    assert ".Link._send  [Accepted] before the commit" in left

@@ -1,0 +1,72 @@
+"""Faults on a few sites: nothing lost, nothing twice, all told; crash points for every step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.audit import audit
+from tests.chaos.cover import missed, record, steps_of_local
+from tests.chaos.faults import FAULTS, Fault, Manager, Trial
+from tests.chaos.round import Managers, play
+from tests.chaos.site import ChaosSite
+from tests.chaos.stream import Stream
+from tests.gridengine import Cell
+from tests.slurm import SlurmSite
+
+SEED = "test"
+STRIKES = {"local": 2, "slurm": 1, "gridengine": 1}  # kills; all other faults strike once
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def each_of(manager: Manager, may_fail: bool = False) -> Fault:
+    """The quick faults one after the other; those that may end what runs are apart."""
+    faults = [f for f in FAULTS if (f.manager, f.may_fail, f.quick) == (manager, may_fail, True)]
+
+    def strike(trial: Trial) -> None:
+        for fault in faults:
+            trial.strikes = 0
+            for _ in range(STRIKES[manager] if fault.kills else 1):
+                fault.strike(trial)
+                trial.strikes += 1
+
+    return Fault("each", manager, strike, 1, 1, may_fail=may_fail)
+
+
+def struck(folder: Path, fault: Fault, managers: Managers) -> None:
+    result = play(folder / "site", fault, managers, SEED, 1)
+    assert not result.found, result.found
+    assert result.jobs > 0
+    assert result.recoveries
+
+
+def test_over_local_clusters(tmp_path: Path) -> None:
+    struck(tmp_path, each_of("local"), Managers())
+
+
+@pytest.mark.parametrize("may_fail", [False, True])
+def test_over_slurm(may_fail: bool, tmp_path: Path, slurm_site: SlurmSite) -> None:
+    for cluster in slurm_site:
+        cluster.empty()
+    struck(tmp_path, each_of("slurm", may_fail), Managers(slurm=slurm_site))
+
+
+def test_over_gridengine(tmp_path: Path, gridengine_cell: Cell) -> None:
+    gridengine_cell.empty()
+    struck(tmp_path, each_of("gridengine"), Managers(cell=gridengine_cell))
+
+
+def test_every_step_has_a_crash_point(tmp_path: Path) -> None:
+    """`make chaos` dies at each of the points that this life passes."""
+    site = ChaosSite(tmp_path / "site")
+    stream = Stream(site.client, site.ran, ("left", "right"), SEED)
+    try:
+        points = record(site, stream)
+        assert not missed(steps_of_local(), points)
+        found = audit(site.database, stream)
+        assert found.well, found
+        assert not found.waiting, found
+    finally:
+        stream.stop()
+        site.close()

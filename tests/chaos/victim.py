@@ -1,0 +1,48 @@
+"""The processes that are killed: the real daemon and its workers, with crash points.
+
+`python -m tests.chaos.victim serve` is `metasched serve`, `... -m metasched.worker` a worker.
+`daemon` is the first for a process that was forked after all modules had been loaded, which
+saves most of the second that a daemon takes to start.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Mapping
+
+import metasched.worker
+from metasched.cli import main as command
+from tests.chaos import points
+
+# what a daemon loads before it serves
+MODULES = ("metasched.cli.app", "metasched.serve", "alembic.command", "alembic.script")
+_PR_SET_PDEATHSIG = 1
+
+
+def daemon(environment: Mapping[str, str], log: str) -> None:
+    """Become the daemon of that environment; standard error goes to `log`."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    said = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for descriptor, source in ((0, nothing), (1, said), (2, said)):
+        os.dup2(source, descriptor)
+    if "LD_PRELOAD" in environment:  # too late for this process
+        program = [sys.executable, "-m", __name__, "serve"]
+        os.execve(sys.executable, program, dict(environment))
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["metasched", "serve"]
+    points.install("daemon")
+    sys.exit(command())
+
+
+if __name__ == "__main__":
+    if "metasched.worker" in sys.argv:
+        points.install("worker")
+        sys.exit(metasched.worker.main())
+    points.install("daemon")
+    sys.exit(command())
