@@ -1,0 +1,58 @@
+"""How soon a daemon that was killed serves again, with 10,000 open jobs."""
+
+from __future__ import annotations
+
+import json
+import platform
+import signal
+import time
+from statistics import median
+
+import pytest
+
+from metasched.client import Client, ClientError
+from tests.bench.test_daemon import submission
+from tests.e2e.conftest import Site
+
+JOBS, BATCH, ROUNDS = 10_000, 1000, 5
+ASKED = 5.0  # seconds
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(900)
+def test_recovery_with_10_000_open_jobs(running: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half are held by us, half are in the queues of two clusters; from SIGKILL to an answer."""
+    client = Client(running.folder / "ms.sock", timeout=300)
+    for cluster, cpus in (("left", "8"), ("right", "4")):  # so that all others wait
+        running.submit("--wrap", "sleep 3600", "-n", cpus, "--cluster", cluster, "-t", "2:00:00")
+    running.until(lambda: len(client.jobs(state="running")) == 2)
+    for _ in range(JOBS // BATCH // 2):
+        client.submit(submission(running.folder, BATCH, held=True))
+        client.submit(submission(running.folder, BATCH))
+    running.until(lambda: len(client.jobs(state="pending")) == JOBS // 2, 600)
+    serving, heard = [], []
+    for _ in range(ROUNDS):
+        running.stop(signal.SIGKILL)
+        begun = time.monotonic()
+        running.launch()
+        while True:
+            try:
+                client.health()
+                break
+            except ClientError:
+                time.sleep(0.01)
+        serving.append(time.monotonic() - begun)
+        running.until(lambda: all(c["state"] == "up" for c in client.clusters()))
+        heard.append(time.monotonic() - begun)
+    figures = {
+        "bench": "recovery",
+        "open_jobs": len(client.jobs()),
+        "serving_s": round(median(serving), 2),
+        "serving_worst_s": round(max(serving), 2),
+        "all_clusters_heard_s": round(median(heard), 2),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+    }
+    with capsys.disabled():
+        print(json.dumps(figures))
+    assert median(serving) < ASKED
