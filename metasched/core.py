@@ -3,7 +3,8 @@
 One `Core.step(event)` runs in this order:
 1. apply the event to the tasks and clusters it speaks of (`transitions`);
 2. classify a job that is new (`policies.classify`);
-3. keep the clusters that may run a waiting task (`policies.eligible`);
+3. let go on what waits with us and may (`gates`), and keep the clusters that may run it
+   (`policies.eligible`);
 4. choose one (`policies.dispatch`), or pull a pending task to where it starts now
    (`policies.pulling`);
 5. pursue what is wished of tasks that are with a manager: cancel, hold, pull;
@@ -15,13 +16,13 @@ daemon gives its decisions again.
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from metasched.dependencies import Fate, Prospect
 from metasched.events import (
     BACK,
     Accepted,
@@ -55,6 +56,7 @@ from metasched.events import (
     Verdict,
     Withdraw,
 )
+from metasched.gates import Gates
 from metasched.model import (
     MANAGER_REASON,
     Cluster,
@@ -174,13 +176,14 @@ class Core:
         self._views: dict[str, _View] = {}
         self._sendings: dict[tuple[int, int], dict[int, Task]] = {}
         self._last_sending: dict[int, int] = {}
-        self._waiting: dict[tuple[int, int], Task] = {}
-        self._begins: list[tuple[float, int, int]] = []
+        self._gates = Gates()
         self._margins: list[Job] = []
         self._facts: dict[str, Facts] = {}  # also of clusters that are not configured now
         self._drains: dict[str, Drained] = {}  # likewise
         self._now = 0.0
         self._ticked = 0.0
+        self._look_again = False  # something has changed for all that wait
+        self._withdrawals: dict[tuple[int, int, bool], dict[int, str | None]] = {}  # of this step
         self.classifier: Classifier
         self.dispatch: LoadOrdering
 
@@ -192,6 +195,7 @@ class Core:
         if isinstance(event, ClockSet):
             self._ticked += event.by
         self._tick(event.time)
+        self._withdrawals = {}
         match event:
             case Submitted():
                 self._submitted(event, out)
@@ -215,7 +219,6 @@ class Core:
                 returned = [task for pair in event.sendings for task in self.sending(*pair)]
                 for task in returned:
                     self._advance(task, Event.ABSENT, event.time, "never tried", out)
-                self._place(event.time, out, returned)
             case Silent():
                 self._silent(event, out)
             case Asked():
@@ -232,9 +235,13 @@ class Core:
                 self._clock_set(event, out)
             case Booted():
                 self._booted(event, out)
+                self._look_again = True
             case Due():
-                self._begin(event.time)
-                self._place(event.time, out)
+                self._gates.pass_time(event.time)
+                self._look_again = True
+        self._place(event.time, out)
+        if isinstance(event, Seen) and self.policy.pull:
+            self._pull(self._views[event.cluster], event.time, out)
         return out
 
     def _tick(self, now: float) -> None:
@@ -257,12 +264,14 @@ class Core:
         margins: Iterable[Job],
         drains: Iterable[Drained] = (),
         ended: Mapping[tuple[int, int], Ended] | None = None,
+        fates: Mapping[int, Iterable[Fate]] | None = None,
     ) -> None:
         """Take over stored tasks before the first event, which must be `Booted`.
 
         `last_sendings` maps each open job to its highest sending, `margins` are the last jobs
         with a deadline that could be met, oldest first, `drains` what operators keep closed,
-        `ended` the last tasks that ended, oldest first.
+        `ended` the last tasks that ended, oldest first, `fates` maps an open job to what has
+        become of those that it depends on.
         """
         self._drains = {drain.cluster: drain for drain in drains}
         self._margins = list(margins)
@@ -275,10 +284,20 @@ class Core:
                 self._sendings.setdefault((task.job.id, task.attempt.sending), {})[task.index] = (
                     task
                 )
+        for id, found in (fates or {}).items():
+            self._depend(self.tasks_of(id)[0].job, tuple(found))
 
     def _keep_open(self, task: Task) -> None:
         self.tasks[task.job.id, task.index] = task
+        if task.job.id not in self._open:
+            self._gates.opened(task.job)
         self._open.setdefault(task.job.id, {})[task.index] = task
+
+    def _depend(self, job: Job, fates: tuple[Fate, ...]) -> None:
+        self._gates.depend(job, fates)
+        for id in {fate.target.job for fate in fates}:
+            for task in self.tasks_of(id):
+                self._gates.happened(task)
 
     def _configure(self, policy: Policy, clusters: tuple[Cluster, ...], licences: int) -> None:
         self.policy = policy
@@ -309,16 +328,16 @@ class Core:
     def _booted(self, event: Booted, out: Outcome) -> None:
         self.instance = event.instance
         self._configure(event.policy, event.clusters, event.licences)
-        self._waiting.clear()
-        self._begins.clear()
+        everything = [self.tasks[key] for key in sorted(self.tasks)]
+        self._gates.restart(task for task in everything if task.attempt is not None)
         untried: dict[tuple[int, int, str], list[int]] = {}
-        for task in list(self.tasks.values()):
+        for task in everything:
             task.priority = min(task.priority, event.policy.max_priority)
             task.key = self._key(task.job, task.priority)
             attempt = task.attempt
             if attempt is None:
                 if task.state is State.QUEUED:
-                    self._wait(task, event.time)
+                    self._wait(task, event.time, out)
                 continue
             attempt.watched = 0.0
             attempt.seen, attempt.given_up = False, False
@@ -326,7 +345,7 @@ class Core:
             attempt.listed, attempt.looks, attempt.look_at = None, 0, 0.0
             if attempt.sent > event.time:
                 attempt.sent = 0.0  # the clock was set back meanwhile: no listing proves so much
-            never_tried = attempt.state is State.DISPATCHING and attempt.tried is None
+            never_tried = attempt.untried
             if attempt.cluster in self._views:
                 view = self._views[attempt.cluster]
                 view.live[task.job.id, task.index] = view.uneasy[task.job.id, task.index] = task
@@ -343,7 +362,6 @@ class Core:
                 self._advance(task, happened, event.time, cause, out)
         for (job, sending, cluster), indices in untried.items():
             out.actions.append(Send(job, sending, cluster, tuple(indices)))
-        self._place(event.time, out)
 
     def _key(self, job: Job, priority: int) -> float:
         return job.submitted - self.policy.age * (priority - 1)
@@ -372,8 +390,8 @@ class Core:
             view.probe_at += event.by
             for stray in view.strays.values():
                 stray.asked += event.by
-        self._begin(event.time)
-        self._place(event.time, out)
+        self._gates.pass_time(event.time)
+        self._look_again = True
 
     # 1. Apply
 
@@ -384,15 +402,21 @@ class Core:
         self.classifier.remember(job)
         if job.margin is not None and job.margin >= 0:
             self._margins = [*self._margins[1 - MARGINS :], job]
-        for index in job.indices:
-            task = Task(job, index, priority, self._key(job, priority), held=job.held)
+        if job.dependency is not None:
+            self._depend(job, event.fates)
+        key = self._key(job, priority)
+        tasks = [Task(job, index, priority, key, held=job.held) for index in job.indices]
+        for task in tasks:  # all, before one of them may end
+            self._keep_open(task)
+        for task in tasks:
             if job.held:
                 task.state, task.reason = State.HELD, Reason.HELD
-            self._keep_open(task)
-            self._record(task, None, None, "submitted", out)
-            if not job.held:
-                self._wait(task, event.time)
-        self._place(event.time, out, [self.tasks[job.id, i] for i in job.indices])
+                self._record(task, None, None, "submitted", out)
+                continue
+            prospect = self._gates.queued(task, event.time)
+            waits = "" if prospect is Prospect.MET else f"; {self._gates.told(task, event.time)}"
+            self._record(task, None, None, f"submitted{waits}", out)
+            self._despair(task, prospect, event.time, out)
 
     def _accepted(self, event: Accepted, out: Outcome) -> None:
         for task in self.sending(event.job, event.sending):
@@ -406,7 +430,7 @@ class Core:
             view = self._views.get(attempt.cluster)
             if view is not None and view.full:
                 view.full, view.pause = "", 0.0
-                self._place(event.time, out)
+                self._look_again = True
 
     def _declined(self, event: Declined, out: Outcome) -> None:
         tasks = self.sending(event.job, event.sending)
@@ -422,21 +446,20 @@ class Core:
                 task.refused.add(attempt.cluster)
                 attempt.refused = True
             self._advance(task, Event.REFUSE, event.time, event.reason, out)
-        self._place(event.time, out, tasks)
 
     def _silent(self, event: Silent, out: Outcome) -> None:
         view = self._views[event.cluster]
         view.up, view.word = False, event.reason
         for task in list(view.live.values()):
             attempt = self._attempt(task)
-            untried = attempt.state is State.DISPATCHING and attempt.tried is None
-            if attempt.state is not State.UNKNOWN and not untried:
+            if attempt.state is not State.UNKNOWN and not attempt.untried:
                 self._advance(task, Event.SILENCE, event.time, event.reason, out)
-        self._place(event.time, out)
+        self._look_again = True
 
     def _seen(self, event: Seen, out: Outcome) -> None:
         view = self._views[event.cluster]
-        before = (view.up, _shape(view.facts) if self._waiting and event.facts else None)
+        waiting = bool(self._gates.ready)
+        before = (view.up, _shape(view.facts) if waiting and event.facts else None)
         known = _shape(view.facts, passing=False) if view.up and event.facts else None
         view.up, view.word = True, ""
         if event.facts is not None:
@@ -484,12 +507,10 @@ class Core:
         for known_by, stray in view.strays.items():
             self._chase(view, known_by, stray, event.time, out)
         self._weigh(view)
-        self._begin(event.time)
-        after = (True, _shape(view.facts) if self._waiting and event.facts else None)
-        if before != after or out.changes or self._may_probe(view, event.time):
-            self._place(event.time, out)
-        if self.policy.pull:
-            self._pull(view, event.time, out)
+        self._gates.pass_time(event.time)
+        after = (True, _shape(view.facts) if waiting and event.facts else None)
+        if before != after or self._may_probe(view, event.time):
+            self._look_again = True
 
     @staticmethod
     def _to_look_at(
@@ -580,6 +601,7 @@ class Core:
         self._count(task, task.state, +1)
         cause = f"the manager restarted it by itself (restart {row.restarts})"
         self._record(task, Event.RESTART, before, cause, out)
+        self._gates.happened(task)
 
     # Attempts that come back
 
@@ -807,19 +829,20 @@ class Core:
                 self._advance(task, Event.ABSENT, event.time, cause, out)
             else:
                 self._gone(task, event.time, out)
-        self._place(event.time, out)
 
     def _asked(self, event: Asked, out: Outcome) -> None:
         for task in self.tasks_of(event.job, event.indices):
             by = f"by {event.by}" if event.by else ""
             attempt = task.attempt
+            untried = attempt is not None and attempt.untried
             match event.wish:
                 case "cancel" if attempt is None:
                     self._advance(task, Event.CANCEL, event.time, f"cancelled {by}", out)
                 case "cancel":
                     assert attempt is not None
                     attempt.intent, attempt.target, attempt.asked = Intent.CANCEL, None, None
-                    self._note(task, f"cancel asked for {by}", out)
+                    if not untried:
+                        self._note(task, f"cancel asked for {by}", out)
                     for view in self._views.values():
                         for (job, index, _), stray in view.strays.items():
                             if (job, index) == (task.job.id, task.index):
@@ -832,7 +855,8 @@ class Core:
                     task.held = True
                     if attempt.intent not in (Intent.CANCEL, Intent.YIELD):
                         attempt.intent, attempt.target = Intent.HOLD, None
-                        self._note(task, f"hold asked for {by}", out)
+                        if not untried:
+                            self._note(task, f"hold asked for {by}", out)
                 case "release":
                     if task.state is State.HELD:
                         task.held = False
@@ -850,26 +874,31 @@ class Core:
                 case "ran" if task.state is State.UNKNOWN:
                     self._attempt(task).begun = True
                     self._advance(task, Event.VOUCH, event.time, f"it ran, says {event.by}", out)
+            if untried and attempt is not None and attempt.intent is not None:
+                self._advance(task, Event.ABSENT, event.time, "never tried", out)
             self._pursue(task, event.time, out)
-        self._begin(event.time)
-        self._place(event.time, out, self.tasks_of(event.job, event.indices))
+        self._gates.pass_time(event.time)
 
     # Ended tasks that run again, and jobs that are changed
 
     def _requeued(self, event: Requeued, out: Outcome) -> None:
         priority = min(event.priority, self.policy.max_priority)
         by = f"by {event.by}" if event.by else ""
-        tasks = []
-        for again in event.tasks:
-            if (event.job.id, again.index) not in self.tasks:
-                task = Task(event.job, again.index, priority, self._key(event.job, priority))
-                task.state, task.attempts = again.state, again.attempts
-                if (ended := self._ended.get((event.job.id, again.index))) is not None:
-                    task.past = copy(ended.past)
-                self._reopen(task, event.last_sending, event.time, f"requeued {by}", out)
-                tasks.append(task)
-        self._begin(event.time)
-        self._place(event.time, out, tasks)
+        if event.fates:
+            self._depend(event.job, event.fates)
+        key = self._key(event.job, priority)
+        tasks = [
+            Task(event.job, t.index, priority, key, state=t.state, attempts=t.attempts)
+            for t in event.tasks
+            if (event.job.id, t.index) not in self.tasks
+        ]
+        for task in tasks:  # all, before one of them may end again
+            self._keep_open(task)
+        for task in tasks:
+            if (ended := self._ended.get((event.job.id, task.index))) is not None:
+                task.past = copy(ended.past)
+            self._reopen(task, event.last_sending, event.time, f"requeued {by}", out)
+        self._gates.pass_time(event.time)
 
     def _reopen(self, task: Task, last: int, now: float, cause: str, out: Outcome) -> None:
         """Let an ended task wait again, as if no cluster had ever refused it."""
@@ -886,7 +915,10 @@ class Core:
         out.parts = self.classifier.parts(job)
         priority = event.priority or self.classifier.peek(job)
         by = f" by {event.by}" if event.by else ""
-        for task in self.tasks_of(job.id):
+        tasks = self.tasks_of(job.id)
+        if tasks:
+            self._gates.changed(tasks[0].job, job)
+        for task in tasks:
             if (attempt := task.attempt) is not None:
                 self._count(task, attempt.state, -1)
             task.job, task.priority, task.key = job, priority, self._key(job, priority)
@@ -896,14 +928,13 @@ class Core:
             self._note(task, f"changed{by}: {event.what}", out)
             if task.state is State.QUEUED:
                 task.reason = ""
-                self._waiting.pop((job.id, task.index), None)
-                self._wait(task, event.time)
+                self._gates.forget(task)
+                self._wait(task, event.time, out)
             elif attempt is not None and (view := self._views.get(attempt.cluster)) is not None:
                 never = unfit(job, view.cluster, view.facts)
                 if event.resend or (never is not None and never.reason in PERMANENT):
                     self._want_back(task, view, f"to be sent {event.what}", event.time, out)
-        self._begin(event.time)
-        self._place(event.time, out, self.tasks_of(job.id))
+        self._gates.pass_time(event.time)
 
     # Drained and shrunken clusters
 
@@ -911,7 +942,7 @@ class Core:
         self._drains[event.cluster] = event
         if event.cluster in self._views:
             self._recall(self._views[event.cluster], event.time, out)
-        self._place(event.time, out)
+        self._look_again = True
 
     def _resumed(self, event: Resumed, out: Outcome) -> None:
         self._drains.pop(event.cluster, None)
@@ -920,13 +951,13 @@ class Core:
             if attempt.intent is Intent.RECALL and attempt.asked is None:
                 attempt.intent = None
                 self._note(task, f"{event.cluster} resumed: it stays", out)
-        self._place(event.time, out)
+        self._look_again = True
 
     def _recall(self, view: _View, now: float, out: Outcome) -> None:
         """Want back what has not begun on a cluster that may not, or cannot ever, start it."""
         drain = self._drains.get(view.cluster.name)
         drained = drain is not None and not drain.keep_pending
-        for task in view.live.values():
+        for task in list(view.live.values()):
             if drained:
                 self._want_back(task, view, str(drain), now, out)
             elif not self._attempt(task).begun:
@@ -979,14 +1010,17 @@ class Core:
             self._close(task, attempt, now, out)
         if step.task in FINAL:
             task.ended = attempt.ended if attempt is not None else now
-            self._waiting.pop((task.job.id, task.index), None)
             self._remember(task)
+        self._gates.happened(task)
+        if step.task in FINAL:
+            self._gates.gone(task, now)
             del self.tasks[task.job.id, task.index]
             del self._open[task.job.id][task.index]
             last = self._last_sending.get(task.job.id, 0)
             if not self._open[task.job.id]:
                 del self._open[task.job.id]
                 self._last_sending.pop(task.job.id, None)
+                self._gates.closed(task.job)
             if attempt is not None and attempt.intent is Intent.REQUEUE:
                 self._reopen(task, last, now, "requeued as asked", out)
         elif step.task is State.QUEUED:
@@ -998,9 +1032,11 @@ class Core:
             elif task.held:
                 self._advance(task, Event.HOLD, now, "held as asked", out)
             else:
-                self._wait(task, now)
+                self._wait(task, now, out)
+        elif step.task is State.HELD:
+            self._gates.gone(task, now)
         else:
-            self._waiting.pop((task.job.id, task.index), None)
+            self._gates.sent(task)
 
     def _close(self, task: Task, attempt: Attempt, now: float, out: Outcome) -> None:
         """An attempt has ended; the task goes on without it, or has ended too."""
@@ -1053,18 +1089,24 @@ class Core:
 
     # 3 and 4. Where waiting tasks go
 
-    def _place(self, now: float, out: Outcome, only: Iterable[Task] | None = None) -> None:
-        """Send every waiting task (of `only`) that some cluster can take, in order of its key."""
-        if only is None:
-            waiting = list(self._waiting.values())
-        else:
-            waiting = [t for t in only if (t.job.id, t.index) in self._waiting]
+    def _place(self, now: float, out: Outcome) -> None:
+        """Send what waits for a cluster only, in order of its key.
+
+        The tasks that have just become ready, or all where something has changed for all.
+        """
+        for task, why in self._gates.settle(now):
+            self._note(task, why, out)
+            self._despair(task, Prospect.NEVER, now, out)
+        waiting = self._gates.take_fresh()
+        if self._look_again:
+            waiting, self._look_again = list(self._gates.ready.values()), False
         chunks: dict[tuple[int, str], tuple[int, list[int]]] = {}
         if waiting:
             for view in self._views.values():
                 self._weigh(view)
+        known: dict[tuple[int, str], Unfit | None] = {}
         for task in sorted(waiting, key=lambda t: (t.key, t.job.id, t.index)):
-            against = {name: self._unfit(task, view) for name, view in self._views.items()}
+            against = {name: self._unfit(task, view, known) for name, view in self._views.items()}
             fit = [name for name, reason in against.items() if reason is None]
             if fit:
                 if task.target in fit:
@@ -1085,14 +1127,15 @@ class Core:
         chunks: dict[tuple[int, str], tuple[int, list[int]]],
         out: Outcome,
     ) -> None:
-        """Intend a sending; tasks of one job that go to one cluster now share it."""
-        job = task.job.id
-        if (job, cluster) not in chunks:
+        """Intend a sending; tasks of one job that go to one cluster now share it, up to a chunk."""
+        job, view = task.job.id, self._views[cluster]
+        sending, indices = chunks.get((job, cluster), (0, []))
+        if len(indices) in (0, view.cluster.chunk):
+            if indices:
+                out.actions.append(Send(job, sending, cluster, tuple(indices)))
             self._last_sending[job] = self._last_sending.get(job, 0) + 1
-            chunks[job, cluster] = (self._last_sending[job], [])
-        sending, indices = chunks[job, cluster]
+            sending, indices = chunks[job, cluster] = (self._last_sending[job], [])
         indices.append(task.index)
-        view = self._views[cluster]
         if view.full:
             view.probe_at = now + view.pause
         task.attempts += 1
@@ -1119,42 +1162,54 @@ class Core:
 
     def _pull(self, view: _View, now: float, out: Outcome) -> None:
         """Withdraw pending tasks elsewhere that would start on this cluster now."""
-        name = view.cluster.name
-        if view.facts is None or view.facts.used >= view.facts.cpus:
-            return
-        pending = [
-            task
-            for other in self._views.values()
-            if other is not view and other.up
-            for task in other.unstarted.values()
-            if self._may_move(task, other)
-        ]
-        if not pending:
+        name, facts = view.cluster.name, view.facts
+        others = [v for v in self._views.values() if v is not view]
+        if facts is None or facts.cpus <= facts.used or not any(v.unstarted for v in others):
             return
         on_their_way = [
-            task.job for task in view.unstarted.values() if not self._attempt(task).seen
+            task.job
+            for task in view.uneasy.values()
+            if task.state in UNSTARTED and not self._attempt(task).seen
         ] + [
             task.job
-            for other in self._views.values()
+            for other in others
             for task in other.uneasy.values()
             if self._attempt(task).target == name
         ]
-        room = Room(view.facts, now, [(j.cpus, j.time_limit or j.estimated) for j in on_their_way])
-        for task in sorted(pending, key=lambda t: (t.key, t.job.id, t.index)):
-            if room.free <= 0:
-                return
-            if self._unfit(task, view) is not None:
+        room = Room(facts, now, [(j.cpus, j.time_limit or j.estimated) for j in on_their_way])
+        for tasks in self._pullable(others):
+            job = tasks[0].job
+            against = unfit(job, view.cluster, facts)
+            if against is not None or not room.admits(translated(job, view.cluster, facts)):
                 continue
-            here = translated(task.job, view.cluster, view.facts)
-            if room.admits(here):
+            here = translated(job, view.cluster, facts)
+            for task in tasks:
+                if not self._may_move(task) or self._unfit(task, view) is not None:
+                    continue
+                if not room.admits(here):
+                    break
                 room.take(here)
                 attempt = self._attempt(task)
                 attempt.intent, attempt.target = Intent.PULL, name
                 self._note(task, f"would start on {name} now", out)
                 self._pursue(task, now, out)
+            if room.free <= 0:
+                return
 
-    def _may_move(self, task: Task, view: _View) -> bool:
+    def _pullable(self, views: Iterable[_View]) -> list[list[Task]]:
+        """What has not begun on clusters that are up, by job, in the order in which it waits."""
+        jobs: dict[int, list[Task]] = {}
+        for view in views:
+            if view.up:
+                for task in view.unstarted.values():
+                    jobs.setdefault(task.job.id, []).append(task)
+        for tasks in jobs.values():
+            tasks.sort(key=lambda task: task.index)
+        return sorted(jobs.values(), key=lambda tasks: (tasks[0].key, tasks[0].job.id))
+
+    def _may_move(self, task: Task) -> bool:
         attempt = self._attempt(task)
+        view = self._views[attempt.cluster]
         patience = self.policy.pull_after * 2.0**task.moves
         return (
             task.state is State.PENDING
@@ -1164,11 +1219,17 @@ class Core:
             and view.watched - attempt.watched >= patience
         )
 
-    def _unfit(self, task: Task, view: _View) -> Unfit | None:
-        """Why a task cannot be sent to a cluster now."""
+    def _unfit(
+        self, task: Task, view: _View, known: dict[tuple[int, str], Unfit | None] | None = None
+    ) -> Unfit | None:
+        """Why a task cannot be sent to a cluster now; `known` keeps what its job shares."""
         if view.cluster.name in task.refused:
             return Unfit(Reason.NO_CLUSTER_FITS, "its manager refused the job")
-        against = unfit(task.job, view.cluster, view.facts)
+        known = {} if known is None else known
+        key = (task.job.id, view.cluster.name)
+        if key not in known:
+            known[key] = unfit(task.job, view.cluster, view.facts)
+        against = known[key]
         if against is not None and against.reason in PERMANENT:
             return against
         if not view.up:
@@ -1220,26 +1281,25 @@ class Core:
         told = "; ".join(f"{name}: {u.text}" for name, u in against.items())
         return f"no cluster can run the job ({told}); change what it asks for"
 
-    # Begin times
+    # Before any cluster
 
-    def _wait(self, task: Task, now: float) -> None:
-        if task.job.begin is not None and task.job.begin > now:
-            task.reason = Reason.BEGIN_TIME
-            heapq.heappush(self._begins, (task.job.begin, task.job.id, task.index))
-        else:
-            self._waiting[task.job.id, task.index] = task
+    def _wait(self, task: Task, now: float, out: Outcome) -> None:
+        self._despair(task, self._gates.queued(task, now), now, out)
+
+    def _despair(self, task: Task, prospect: Prospect, now: float, out: Outcome) -> None:
+        """Cancel a task whose dependency can never come, if its owner wants that."""
+        if prospect is Prospect.NEVER and task.job.kill_on_invalid_dep:
+            self._advance(task, Event.CANCEL, now, self._gates.told(task, now), out)
 
     @property
     def next_due(self) -> float | None:
-        """When the next begin time comes (epoch seconds), or None."""
-        return self._begins[0][0] if self._begins else None
+        """When time alone may let a waiting task go on (epoch seconds), or None."""
+        return self._gates.next_due
 
-    def _begin(self, now: float) -> None:
-        while self._begins and self._begins[0][0] <= now:
-            _, job, index = heapq.heappop(self._begins)
-            task = self.tasks.get((job, index))
-            if task is not None and task.state is State.QUEUED and (task.job.begin or now) <= now:
-                self._waiting[job, index] = task
+    def waits_for(self, task: Task) -> str:
+        """What a task's dependencies wait for, in words; empty if for nothing."""
+        waits = task.state is State.QUEUED and task.reason == Reason.DEPENDENCY
+        return self._gates.told(task, self._now) if waits else ""
 
     # 5. Pursue
 
@@ -1254,15 +1314,20 @@ class Core:
             return
         attempt.asked = now
         out.tasks[task.job.id, task.index] = task
-        out.actions.append(
-            Withdraw(
-                task.job.id,
-                attempt.sending,
-                attempt.cluster,
-                {task.index: attempt.native_id},
-                unstarted=attempt.intent in BACK,
+        unstarted = attempt.intent in BACK
+        key = (task.job.id, attempt.sending, unstarted)
+        if key not in self._withdrawals:
+            self._withdrawals[key] = {}
+            out.actions.append(
+                Withdraw(
+                    task.job.id,
+                    attempt.sending,
+                    attempt.cluster,
+                    self._withdrawals[key],
+                    unstarted=unstarted,
+                )
             )
-        )
+        self._withdrawals[key][task.index] = attempt.native_id
 
     # Looking things up
 
@@ -1270,6 +1335,10 @@ class Core:
         """The open tasks of a job: all, or those of `indices`."""
         of_job = self._open.get(job, {})
         return [of_job[i] for i in (of_job if indices is None else indices) if i in of_job]
+
+    def is_open(self, job: int, index: int | None = None) -> bool:
+        """Whether a task (None: any of the job) has not ended."""
+        return job in self._open if index is None else (job, index) in self.tasks
 
     def tasks_on(self, cluster: str) -> list[Task]:
         """The tasks that are live on a cluster."""
@@ -1295,7 +1364,7 @@ class Core:
         A task that it does not show, a wish to repeat, a full cluster to try again, a pull.
         """
         view = self._views[cluster]
-        if self._waiting and self._may_probe(view, now):
+        if self._gates.ready and self._may_probe(view, now):
             return True
         if any(s.wish is not None and now - s.asked >= PURSUE_AGAIN for s in view.strays.values()):
             return True

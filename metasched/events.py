@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from metasched.dependencies import Fate
 from metasched.model import Cluster, Facts, Job, Missing, Row, State
 from metasched.policies.classify import Part
 from metasched.policies.eligible import Unfit
@@ -51,8 +52,11 @@ class Booted:
 
 @dataclass(frozen=True)
 class Submitted:
+    """A job was accepted; `fates` tell what had become of the jobs that it depends on."""
+
     time: float
     job: Job
+    fates: tuple[Fate, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,7 @@ class Requeued:
     last_sending: int
     tasks: tuple[Again, ...]
     by: str = ""
+    fates: tuple[Fate, ...] = ()  # as in `Submitted`
 
 
 @dataclass(frozen=True)
@@ -322,6 +327,11 @@ class Attempt:
     def calm(self) -> bool:
         """The last listing held it, and nobody wants anything of it."""
         return self.seen and self.intent is None and not self.given_up
+
+    @property
+    def untried(self) -> bool:
+        """Certainly not with the manager: the call has not been made."""
+        return self.state is State.DISPATCHING and self.tried is None
 
 
 @dataclass

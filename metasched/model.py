@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from metasched.arrays import Array, parse_array
+from metasched.dependencies import parse_dependency
 
 MAX_PRIORITY = 10
 
@@ -45,7 +46,9 @@ class Reason(StrEnum):
     """Why a task is where it is; the order is the precedence (design §3)."""
 
     HELD = "held"
+    DEPENDENCY = "dependency"
     BEGIN_TIME = "begin_time"
+    LIMIT_ARRAY = "limit_array"
     NO_CLUSTER_FITS = "no_cluster_fits"
     CLUSTER_DOWN = "cluster_down"
     CLUSTER_DRAINED = "cluster_drained"
@@ -107,6 +110,8 @@ class Job:
     clusters: tuple[str, ...] = ()  # only these; empty: any
     native: Mapping[str, str] = field(default_factory=dict)  # cluster -> options passed as written
     array: str | None = None  # the range as submitted
+    dependency: str | None = None  # likewise; once submitted it may wait for what is there only
+    kill_on_invalid_dep: bool = False  # cancelled once its dependency can never come
     directory: str = ""  # where it runs; with `writes` it decides which filesystems it needs
     writes: tuple[str, ...] = ()  # output and error path
 
@@ -137,6 +142,8 @@ class Job:
             raise ValueError(f"owner priority is {self.owner_priority}; it must be 0..3")
         if self.array is not None:
             parse_array(self.array)
+        if self.dependency is not None:
+            parse_dependency(self.dependency)
 
     @cached_property
     def tasks_of_array(self) -> Array | None:
@@ -182,6 +189,7 @@ class Cluster:
     adapter: str
     benchmark: float = 1.0
     filesystems: tuple[str, ...] = ()
+    chunk: int = 1000  # tasks of an array in one sending, at the most
     maps: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     move_after: float | None = None
 

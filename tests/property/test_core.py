@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -22,7 +24,10 @@ from hypothesis.stateful import (
     rule,
 )
 
+from metasched.arrays import folded
 from metasched.core import Core, replay
+from metasched.dependencies import KINDS as AFTER
+from metasched.dependencies import SINGLETON, Fate, parse_dependency
 from metasched.events import (
     Accepted,
     Action,
@@ -45,16 +50,20 @@ from metasched.events import (
     Send,
     Silent,
     Submitted,
+    Task,
     Traced,
     Tried,
     Unsure,
     Withdraw,
 )
-from metasched.model import Cluster, Facts, Job, Nodes, Partition, Row, State, tag_of
+from metasched.model import Cluster, Facts, Job, Nodes, Partition, Reason, Row, State, tag_of
 from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, UNSTARTED, WITH_US, Event
 
 INSTANCE = "cafe"
 SIZES = {"left": 8, "right": 4}
+KINDS = (*AFTER, SINGLETON)
+Key = tuple[str, int]  # tag, task
+Place = tuple[int, int]  # job, task
 
 
 @dataclass
@@ -65,21 +74,24 @@ class Manager:
     """
 
     cpus: int
-    rows: dict[str, Row] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
-    begun: Counter[str] = field(default_factory=Counter)
+    rows: dict[Key, Row] = field(default_factory=dict)
+    sizes: dict[Key, int] = field(default_factory=dict)
+    begun: Counter[Key] = field(default_factory=Counter)
     up_since: float = 0.0
     boot: float = 0.0
-    forgot: dict[str, Row] = field(default_factory=dict)
+    forgot: dict[Key, Row] = field(default_factory=dict)
     ids: int = 0
-    told: set[str] = field(default_factory=set)
+    told: set[Key] = field(default_factory=set)
     told_at: float = 0.0
 
-    def submit(self, tag: str, cpus: int) -> str:
-        self.ids += 1
-        self.rows[tag] = Row(tag, 0, f"n{self.ids}", State.PENDING)
-        self.sizes[tag] = cpus
-        return self.rows[tag].native_id
+    def submit(self, tag: str, indices: Iterable[int], cpus: int) -> dict[int, str]:
+        taken = {}
+        for index in indices:
+            self.ids += 1
+            taken[index] = f"n{self.ids}"
+            self.rows[tag, index] = Row(tag, index, taken[index], State.PENDING)
+            self.sizes[tag, index] = cpus
+        return taken
 
     def used(self) -> int:
         return sum(self.sizes[t] for t, r in self.rows.items() if r.state is State.RUNNING)
@@ -96,18 +108,19 @@ class Manager:
                 self.rows[tag] = replace(row, state=state, ended=now, exit_code=0)
                 return
 
-    def withdraw(self, tag: str, unstarted: bool, now: float) -> None:
-        row = self.rows.get(tag)
-        if row is None or row.state not in (State.PENDING, State.RUNNING):
-            return
-        if row.state is State.PENDING or not unstarted:
-            self.rows[tag] = replace(row, state=State.CANCELLED, ended=now)
+    def withdraw(self, tag: str, indices: Iterable[int], unstarted: bool, now: float) -> None:
+        for index in indices:
+            row = self.rows.get((tag, index))
+            if row is None or row.state not in (State.PENDING, State.RUNNING):
+                continue
+            if row.state is State.PENDING or not unstarted:
+                self.rows[tag, index] = replace(row, state=State.CANCELLED, ended=now)
 
-    def those(self, state: State, begun: bool | None = None) -> list[str]:
-        """The tags in a state; `begun`: only those that have, or have not."""
+    def those(self, state: State, begun: bool | None = None) -> list[Key]:
+        """Those in a state; `begun`: only those that have, or have not."""
         return [
-            tag
-            for tag, row in self.rows.items()
+            key
+            for key, row in self.rows.items()
             if row.state is state and begun in (None, row.started is not None)
         ]
 
@@ -120,8 +133,10 @@ class Manager:
         return Traced(
             now,
             look.cluster,
-            tuple(self.forgot[m.tag] for m in look.missing if m.tag in self.forgot),
-            tuple((m.tag, m.task) for m in look.missing if m.tag not in known),
+            tuple(
+                self.forgot[m.tag, m.task] for m in look.missing if (m.tag, m.task) in self.forgot
+            ),
+            tuple((m.tag, m.task) for m in look.missing if (m.tag, m.task) not in known),
         )
 
     def facts(self) -> Facts:
@@ -140,8 +155,9 @@ class Manager:
         )
 
 
-def job_of(tag: str) -> int:
-    return int(tag.split("-")[2])
+def place(key: Key) -> Place:
+    """The job and the task that a manager's row is about."""
+    return int(key[0].split("-")[2]), key[1]
 
 
 class World(RuleBasedStateMachine):
@@ -164,19 +180,20 @@ class World(RuleBasedStateMachine):
         self.actions: list[Action] = []
         self.jobs: dict[int, Job] = {}
         self.submitted: dict[int, Job] = {}
-        self.again: dict[int, tuple[int, int]] = {}
-        self.requeued: Counter[int] = Counter()
-        self.cancelled: set[int] = set()
-        self.lost: set[int] = set()
-        self.excused: Counter[int] = Counter()  # starts that were not of our doing
-        self.final: dict[int, State] = {}
-        self.ended_attempts: dict[tuple[int, int], State] = {}
-        self.pushed: dict[int, str] = {}
+        self.again: dict[Place, tuple[int, int]] = {}
+        self.requeued: Counter[Place] = Counter()
+        self.cancelled: set[Place] = set()
+        self.lost: set[Place] = set()
+        self.excused: Counter[Place] = Counter()  # starts that were not of our doing
+        self.final: dict[Place, State] = {}
+        self.begun_at: dict[Place, float] = {}  # as we know it; of ended ones, too
+        self.came: set[Place] = set()  # their dependencies held at some time
+        self.ended_attempts: dict[tuple[int, int, int], State] = {}
         self.step(self.booted())
         for name in SIZES:
             self.poll(name, True)
         for cpus in sizes:
-            self.submit(cpus, None, None, False)
+            self.submit(cpus, None, None, False, None, [], False, False, "mine", None)
         while self.actions:
             self.act(None, "done")
 
@@ -193,20 +210,89 @@ class World(RuleBasedStateMachine):
         self.outcomes.append(copy.deepcopy(out))
         self.actions += out.actions
         for task, attempt in out.closed:
-            key = (task.job.id, attempt.number)
+            key = (task.job.id, task.index, attempt.number)
             assert key not in self.ended_attempts, "an ended attempt ended again"
             assert attempt.state in ATTEMPT_FINAL
             self.ended_attempts[key] = attempt.state
-            self.again[task.job.id] = (task.attempts, attempt.sending)
+            place = (task.job.id, task.index)
+            highest = max(attempt.sending, self.again.get(place, (0, 0))[1])
+            self.again[place] = (task.attempts, highest)
         for change in out.changes:
             if change.event is Event.REQUEUE:
-                self.requeued[change.job] += 1
-                self.cancelled.discard(change.job)
-                self.final.pop(change.job, None)
-        for task in out.tasks.values():
-            assert task.job.id not in self.final, "an ended task changed"
+                place = (change.job, change.index)
+                self.requeued[place] += 1
+                self.cancelled.discard(place)
+                self.final.pop(place, None)
+                self.begun_at.pop(place, None)
+        for place, task in out.tasks.items():
+            assert place not in self.final, "an ended task changed"
+            started = task.attempt.started if task.attempt else None
             if task.state in FINAL:
-                self.final[task.job.id] = task.state
+                self.final[place] = task.state
+                assert task.ended is not None
+                self.begun_at[place] = task.ended if started is None else started
+            elif started is not None:
+                self.begun_at[place] = started
+            else:
+                self.begun_at.pop(place, None)
+        for place, task in self.core.tasks.items():
+            if not task.attempts and task.job.dependency and self.has_come(task.job, task.index):
+                self.came.add(place)
+        for action in out.actions:
+            if isinstance(action, Send) and not isinstance(event, Booted):
+                for index in action.indices:
+                    self.may_be_sent(self.core.tasks[action.job, index])
+
+    def may_be_sent(self, task: Task) -> None:
+        """What it depends on has come, if it is sent for the first time; by the words of sbatch."""
+        if task.attempts == 1 and task.job.dependency is not None:
+            came = (task.job.id, task.index) in self.came
+            assert came or self.has_come(task.job, task.index), (task.name, task.job.dependency)
+
+    def has_come(self, job: Job, index: int) -> bool:
+        any_of = "?" in (job.dependency or "")
+        found = [
+            self.term_has_come(job, index, word)
+            for word in (job.dependency or "").replace("?", ",").split(",")
+        ]
+        return any(found) if any_of else all(found)
+
+    def term_has_come(self, job: Job, index: int, word: str) -> bool:
+        kind, _, target = word.partition(":")
+        if kind == "singleton":
+            earlier = [j for j in self.jobs.values() if j.name == job.name and j.id < job.id]
+            return all((j.id, i) in self.final for j in earlier for i in j.indices)
+        target, _, minutes = target.partition("+")
+        id, _, one = target.partition("_")
+        places = [(int(id), i) for i in ([int(one)] if one else self.jobs[int(id)].indices)]
+        if kind == "aftercorr" and not one and job.array and self.jobs[int(id)].array:
+            places = [(int(id), index)]
+        ends = [self.final.get(place) for place in places]
+        match kind:
+            case "after":
+                begun = [self.begun_at.get(place, 1e12) for place in places]
+                return self.now >= max(begun) + 60 * int(minutes or 0)
+            case "afterany":
+                return None not in ends
+            case "afternotok":
+                return None not in ends and any(end is not State.COMPLETED for end in ends)
+            case _:
+                return all(end is State.COMPLETED for end in ends)
+
+    def fates_of(self, job: Job) -> tuple[Fate, ...]:
+        """What the database knows of the jobs that one depends on."""
+        found = []
+        for target in parse_dependency(job.dependency or "").targets:
+            places = [
+                (target.job, i) for i in self.jobs[target.job].indices if target.index in (None, i)
+            ]
+            ended = [place for place in places if place in self.final]
+            good = [i for j, i in ended if self.final[j, i] is State.COMPLETED]
+            bad = [i for j, i in ended if self.final[j, i] is not State.COMPLETED]
+            begun = max((self.begun_at[place] for place in ended), default=0.0)
+            array = self.jobs[target.job].array is not None
+            found.append(Fate(target, len(places), array, folded(good), folded(bad), begun))
+        return tuple(found)
 
     # Users
 
@@ -215,8 +301,27 @@ class World(RuleBasedStateMachine):
         deadline=st.one_of(st.none(), st.floats(-100, 1e5)),
         begin=st.one_of(st.none(), st.floats(0, 50)),
         held=st.booleans(),
+        array=st.sampled_from([None, None, None, "0-2", "1-4%1", "1-6%2", "2,5%1", "3"]),
+        kinds=st.lists(st.sampled_from(KINDS), max_size=2),
+        any_of=st.booleans(),
+        kill=st.booleans(),
+        name=st.sampled_from(["mine", "yours"]),
+        data=st.data(),
     )
-    def submit(self, cpus: int, deadline: float | None, begin: float | None, held: bool) -> None:
+    def submit(
+        self,
+        cpus: int,
+        deadline: float | None,
+        begin: float | None,
+        held: bool,
+        array: str | None,
+        kinds: list[str],
+        any_of: bool,
+        kill: bool,
+        name: str,
+        data: Any,
+    ) -> None:
+        terms = [term for kind in kinds if (term := self.some_term(kind, array, data)) is not None]
         job = Job(
             id=len(self.jobs) + 1,
             submitted=self.now,
@@ -226,30 +331,54 @@ class World(RuleBasedStateMachine):
             deadline=None if deadline is None else self.now + deadline,
             begin=None if begin is None else self.now + begin,
             held=held,
+            name=name,
+            array=array,
+            dependency=("?" if any_of else ",").join(terms) or None,
+            kill_on_invalid_dep=kill,
         )
+        fates = self.fates_of(job) if job.dependency else ()
         self.jobs[job.id] = self.submitted[job.id] = job
-        self.step(Submitted(self.now, job))
+        self.step(Submitted(self.now, job, fates))
+
+    def some_term(self, kind: str, array: str | None, data: Any) -> str | None:
+        if kind == "singleton":
+            return kind
+        jobs = sorted(self.jobs)
+        if kind == "aftercorr" and array is not None:  # each of its tasks must have its like there
+            jobs = [j for j in jobs if self.jobs[j].array == array or not self.jobs[j].array]
+        if not jobs:
+            return None
+        job = data.draw(st.sampled_from(jobs))
+        index = data.draw(st.sampled_from((None, *self.jobs[job].indices)))
+        later = "+1" if kind == "after" and data.draw(st.booleans()) else ""
+        return f"{kind}:{job}{'' if index is None else f'_{index}'}{later}"
 
     @rule(data=st.data(), wish=st.sampled_from(["cancel", "hold", "release"]))
     def ask(self, data: st.DataObject, wish: str) -> None:
         if not self.jobs:
             return
         job = data.draw(st.sampled_from(sorted(self.jobs)))
-        if wish == "cancel" and job not in self.final:
-            self.cancelled.add(job)
-        self.step(Asked(self.now, wish, job, by="ada"))  # type: ignore[arg-type]
+        some = tuple(data.draw(st.sets(st.sampled_from(self.jobs[job].indices))))
+        if wish == "cancel":
+            self.cancelled |= {(job, i) for i in some or self.jobs[job].indices}
+        self.step(Asked(self.now, wish, job, some or None, by="ada"))  # type: ignore[arg-type]
 
     @rule(data=st.data())
     def requeue(self, data: st.DataObject) -> None:
         if not self.jobs:
             return
         job = data.draw(st.sampled_from(sorted(self.jobs)))
-        if job in self.final:
-            attempts, sending = self.again.get(job, (0, 0))
-            again = Again(0, self.final[job], attempts)
-            self.step(Requeued(self.now, self.jobs[job], 10, sending, (again,), "ada"))
-        else:
-            self.step(Asked(self.now, "requeue", job, by="ada"))
+        ended = [i for i in self.jobs[job].indices if (job, i) in self.final]
+        last = max(
+            sending for _, sending in (self.again.get((job, i), (0, 0)) for i in ended or [0])
+        )
+        tasks = tuple(
+            Again(i, self.final[job, i], self.again.get((job, i), (0, 0))[0]) for i in ended
+        )
+        fates = self.fates_of(self.jobs[job]) if self.jobs[job].dependency else ()
+        self.step(Asked(self.now, "requeue", job, by="ada"))
+        if tasks:
+            self.step(Requeued(self.now, self.jobs[job], 10, last, tasks, "ada", fates))
 
     @rule(
         data=st.data(),
@@ -293,7 +422,7 @@ class World(RuleBasedStateMachine):
         tag = tag_of(INSTANCE, action.job, action.sending)
         if isinstance(action, Withdraw):
             if fate in ("done", "lost answer"):
-                manager.withdraw(tag, action.unstarted, self.now)
+                manager.withdraw(tag, action.natives, action.unstarted, self.now)
             if fate != "done":
                 self.actions.append(action)
             return
@@ -301,19 +430,23 @@ class World(RuleBasedStateMachine):
             self.step(Returned(self.now, ((action.job, action.sending),)))
             return
         self.step(Tried(self.now, action.job, action.sending))
-        cpus = self.jobs[action.job].cpus
+        cpus, indices = self.jobs[action.job].cpus, self.indices(action)
         match fate:
             case "done":
-                native = manager.submit(tag, cpus)
-                self.step(Accepted(self.now, action.job, action.sending, {0: native}))
+                natives = manager.submit(tag, indices, cpus)
+                self.step(Accepted(self.now, action.job, action.sending, natives))
             case "lost answer":
-                manager.submit(tag, cpus)
+                taken = data.draw(st.integers(1, len(indices)))
+                manager.submit(tag, indices[:taken], cpus)
                 self.step(Unsure(self.now, action.job, action.sending, "time-out"))
             case "lost":
                 self.step(Unsure(self.now, action.job, action.sending, "time-out"))
             case "refused":
                 again = data.draw(st.booleans())
                 self.step(Declined(self.now, action.job, action.sending, "no", again))
+
+    def indices(self, send: Send) -> list[int]:
+        return [task.index for task in self.core.sending(send.job, send.sending)]
 
     def wanted(self, send: Send) -> bool:
         tasks = self.core.sending(send.job, send.sending)
@@ -337,7 +470,8 @@ class World(RuleBasedStateMachine):
             self.step(Tried(self.now, action.job, action.sending))
             if submitted:
                 tag = tag_of(INSTANCE, action.job, action.sending)
-                self.managers[action.cluster].submit(tag, self.jobs[action.job].cpus)
+                cpus = self.jobs[action.job].cpus
+                self.managers[action.cluster].submit(tag, self.indices(action), cpus)
         stored = copy.deepcopy(self.core)
         self.actions.clear()
         self.core = Core()
@@ -348,6 +482,11 @@ class World(RuleBasedStateMachine):
             [j for j in self.submitted.values() if (j.margin or -1) >= 0],
             stored._drains.values(),
             ended=stored._ended,
+            fates={
+                id: self.fates_of(self.jobs[id])
+                for id in sorted({id for id, _ in stored.tasks})
+                if self.jobs[id].dependency
+            },
         )
         self.configured = configured
         self.step(self.booted(max_priority))
@@ -362,7 +501,7 @@ class World(RuleBasedStateMachine):
                 self.now,
                 name,
                 rows=tuple(manager.rows.values()),
-                vanished=tuple((tag, 0) for tag in manager.told - manager.rows.keys()),
+                vanished=tuple(sorted(manager.told - manager.rows.keys())),
                 facts=manager.facts(),
                 full=full,
                 since=manager.up_since,
@@ -423,50 +562,50 @@ class World(RuleBasedStateMachine):
         manager = self.managers[name]
         self.now += 1.0
         manager.boots(self.now)
-        for tag in reversed(manager.those(State.PENDING, begun=False)):
-            del manager.rows[tag]
+        for key in reversed(manager.those(State.PENDING, begun=False)):
+            del manager.rows[key]
             manager.ids -= 1  # the next job gets its id
-            self.lost.add(job_of(tag))
+            self.lost.add(place(key))
             return
 
     @precondition(lambda self: self.those(State.CANCELLED, begun=False))
     @rule(data=st.data())
     def bring_back(self, data: st.DataObject) -> None:
         """A manager restarts without its last cancel: what was withdrawn waits again."""
-        manager, tag = data.draw(st.sampled_from(self.those(State.CANCELLED, begun=False)))
+        manager, key = data.draw(st.sampled_from(self.those(State.CANCELLED, begun=False)))
         self.now += 1.0
         manager.boots(self.now)
-        manager.rows[tag] = replace(manager.rows[tag], state=State.PENDING, ended=None)
-        self.excused[job_of(tag)] += 1
+        manager.rows[key] = replace(manager.rows[key], state=State.PENDING, ended=None)
+        self.excused[place(key)] += 1
 
     @precondition(lambda self: self.those(State.RUNNING))
     @rule(data=st.data(), counted=st.booleans())
     def restart(self, data: st.DataObject, counted: bool) -> None:
         """A manager begins a job anew, after a lost node or because it lost its last seconds."""
-        manager, tag = data.draw(st.sampled_from(self.those(State.RUNNING)))
+        manager, key = data.draw(st.sampled_from(self.those(State.RUNNING)))
         self.now += 1.0
-        row = manager.rows[tag]
+        row = manager.rows[key]
         again = replace(row, state=State.PENDING, started=None)
         if counted:
             again = replace(again, restarts=row.restarts + 1, started=self.now)
         else:
             manager.boots(self.now)
-        manager.rows[tag] = again
-        self.excused[job_of(tag)] += 1
+        manager.rows[key] = again
+        self.excused[place(key)] += 1
 
     @precondition(lambda self: self.unknown())
     @rule(data=st.data())
     def write_off(self, data: st.DataObject) -> None:
         """An operator calls lost what nobody knows of; it may be there."""
-        job = data.draw(st.sampled_from(self.unknown()))
-        self.excused[job] += 1
-        self.step(Asked(self.now, "lost", job, by="root"))
+        job, index = data.draw(st.sampled_from(self.unknown()))
+        self.excused[job, index] += 1
+        self.step(Asked(self.now, "lost", job, (index,), by="root"))
 
-    def unknown(self) -> list[int]:
-        return sorted(j for (j, _), t in self.core.tasks.items() if t.state is State.UNKNOWN)
+    def unknown(self) -> list[Place]:
+        return sorted(p for p, t in self.core.tasks.items() if t.state is State.UNKNOWN)
 
-    def those(self, state: State, begun: bool | None = None) -> list[tuple[Manager, str]]:
-        return [(m, tag) for m in self.managers.values() for tag in m.those(state, begun)]
+    def those(self, state: State, begun: bool | None = None) -> list[tuple[Manager, Key]]:
+        return [(m, key) for m in self.managers.values() for key in m.those(state, begun)]
 
     @rule(by=st.sampled_from([-3600.0, -5.0, 5.0, 3600.0]))
     def set_clock(self, by: float) -> None:
@@ -492,34 +631,64 @@ class World(RuleBasedStateMachine):
     def drop(self, name: str) -> None:
         """Somebody cancels a pending job, of which the manager keeps no record at all."""
         manager = self.managers[name]
-        for tag, row in manager.rows.items():
+        for key, row in manager.rows.items():
             if row.state is State.PENDING:
-                del manager.rows[tag]
-                self.cancelled.add(job_of(tag))
+                del manager.rows[key]
+                self.cancelled.add(place(key))
                 return
 
     # What must always hold
 
     @invariant()
     def none_begun_twice(self) -> None:
-        begun: Counter[int] = Counter()
+        begun: Counter[Place] = Counter()
         for manager in self.managers.values():
-            for tag, times in manager.begun.items():
-                begun[job_of(tag)] += times
-        for job, times in begun.items():
-            assert times <= 1 + self.requeued[job] + self.excused[job], (job, times)
+            for key, times in manager.begun.items():
+                begun[place(key)] += times
+        for task, times in begun.items():
+            assert times <= 1 + self.requeued[task] + self.excused[task], (task, times)
 
     @invariant()
     def one_place_each(self) -> None:
-        for (job, _), task in self.core.tasks.items():
-            assert job not in self.final
+        for key, task in self.core.tasks.items():
+            assert key not in self.final
             if task.state in WITH_US:
                 assert task.attempt is None
             else:
                 assert task.state in LIVE
                 assert task.attempt is not None
                 assert task.attempt.state is task.state
-        assert set(self.jobs) == set(self.final) | {job for job, _ in self.core.tasks}
+        every = {(job.id, index) for job in self.jobs.values() for index in job.indices}
+        assert every == self.final.keys() | self.core.tasks.keys()
+
+    @invariant()
+    def limits_are_kept_over_all_clusters(self) -> None:
+        for job in self.jobs.values():
+            limit = job.tasks_of_array.limit if job.tasks_of_array else None
+            if limit is None:
+                continue
+            ours = [t for t in self.core.tasks_of(job.id) if t.state not in WITH_US]
+            back = sum(times for key, times in self.excused.items() if key[0] == job.id)
+            assert len(ours) <= limit + back, [t.name for t in ours]
+            theirs = [
+                key
+                for manager in self.managers.values()
+                for key, row in manager.rows.items()
+                if row.state not in ATTEMPT_FINAL and place(key)[0] == job.id
+            ]
+            assert len(theirs) <= limit + back, theirs
+
+    @invariant()
+    def what_may_go_waits_for_a_cluster_only(self) -> None:
+        for task in self.core.tasks.values():
+            if task.state is State.QUEUED and not task.attempts and task.job.dependency:
+                due = self.core.next_due
+                if due is not None and due <= self.now:
+                    continue
+                if task.reason == Reason.DEPENDENCY:
+                    assert not self.has_come(task.job, task.index), task.name
+                else:
+                    assert (task.job.id, task.index) in self.came, task.name
 
     @invariant()
     def nothing_new_on_a_drained_cluster(self) -> None:
@@ -548,8 +717,7 @@ class World(RuleBasedStateMachine):
             self.resume(name)
             self.resize(name, 1)
         for job in self.jobs:
-            if (job, 0) in self.core.tasks:
-                self.step(Asked(self.now, "release", job))
+            self.step(Asked(self.now, "release", job))
         for _ in range(20 * (len(self.jobs) + 2)):
             self.now += 301.0
             self.step(Due(self.now))
@@ -561,31 +729,54 @@ class World(RuleBasedStateMachine):
                 self.poll(name, False)
             while self.actions:
                 self.act(None, "done")
-            for _, tag in self.those(State.PENDING):
-                assert self.core._of(tag, 0), f"{tag} was left behind"
+            for _, listed in self.those(State.PENDING):
+                assert self.core._of(*listed), f"{listed} was left behind"
             for name, manager in self.managers.items():
                 self.poll(name, False)
                 manager.start(self.now)
                 while manager.used():
                     manager.end(self.now, State.COMPLETED)
-            if all(t.state is State.UNKNOWN for t in self.core.tasks.values()):
+            if all(self.stuck(task) for task in self.core.tasks.values()):
                 break
-        for (job, _), task in self.core.tasks.items():
-            assert task.state is State.UNKNOWN, (task.name, task.state, task.reason)
-            assert job in self.lost or any(m.boot for m in self.managers.values())
+        for key, task in self.core.tasks.items():
+            assert self.stuck(task), (
+                task.name,
+                task.state,
+                task.reason,
+                task.job.dependency,
+                self.core.waits_for(task),
+                self.core.next_due,
+                self.now,
+            )
+            if task.state is State.UNKNOWN:
+                assert key in self.lost or any(m.boot for m in self.managers.values())
         for manager in self.managers.values():
-            for tag, row in manager.rows.items():
-                assert row.state in ATTEMPT_FINAL or (job_of(tag), 0) in self.core.tasks, row
-        begun = {job_of(tag) for m in self.managers.values() for tag in m.begun}
-        for job, state in self.final.items():
+            for listed, row in manager.rows.items():
+                assert row.state in ATTEMPT_FINAL or place(listed) in self.core.tasks, row
+        begun = {place(key) for m in self.managers.values() for key in m.begun}
+        for key, state in self.final.items():
             if state is State.REJECTED:
-                assert job not in begun
-            elif job not in self.cancelled:
-                assert job in begun, f"job {job} is {state} but never began"
+                assert key not in begun
+            elif key not in self.cancelled and key not in begun:
+                assert state is State.CANCELLED, f"{key} is {state} but never began"
+                assert self.jobs[key[0]].kill_on_invalid_dep, key
+                assert not self.has_come(self.jobs[key[0]], key[1])
         self.none_begun_twice()
         again = list(replay(self.events))
         assert [o.actions for o in again] == [o.actions for o in self.outcomes]
         assert [o.changes for o in again] == [o.changes for o in self.outcomes]
+
+    def stuck(self, task: Task) -> bool:
+        """Nothing that the world still does can end it."""
+        if task.state is State.UNKNOWN:
+            return True
+        if task.state is not State.QUEUED:
+            return False
+        if task.reason == Reason.DEPENDENCY:
+            return not self.has_come(task.job, task.index) and self.core.next_due is None
+        unknown = [t for t in self.core.tasks_of(task.job.id) if t.state is State.UNKNOWN]
+        limit = task.job.tasks_of_array.limit if task.job.tasks_of_array else None
+        return task.reason == Reason.LIMIT_ARRAY and limit is not None and len(unknown) >= limit
 
 
 TestWorld = World.TestCase

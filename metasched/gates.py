@@ -1,0 +1,349 @@
+"""What keeps a queued task with us before any cluster is looked at. Pure.
+
+In this order: its dependencies, its begin time, the limit of its array, which counts what is
+ready or with a manager, over all clusters together. Nothing here looks at every task for one
+event: what happens to a job is told to those that depend on it, and a slot that is given back
+lets in the next task of its array.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+
+from metasched.dependencies import (
+    SINGLETON,
+    Dependency,
+    Fate,
+    Progress,
+    Prospect,
+    Target,
+    Term,
+    combined,
+    parse_dependency,
+)
+from metasched.events import Task
+from metasched.model import Job, Reason, State
+from metasched.transitions import FINAL, LIVE, UNSTARTED
+
+Key = tuple[int, int]  # job, index
+Name = tuple[str, str]  # user, name of the job
+
+
+class Gates:
+    """Where the queued tasks stand; `ready` ones wait for a cluster only."""
+
+    def __init__(self) -> None:
+        self.ready: dict[Key, Task] = {}
+        self._fresh: dict[Key, Task] = {}
+        self._later: dict[Key, Task] = {}  # until their begin time
+        self._times: list[tuple[float, int, int]] = []  # at which to look again at a task
+        self._slots: dict[int, set[int]] = {}  # by job: the tasks that count for its limit
+        self._limited: dict[int, dict[int, Task]] = {}
+        self._next: dict[
+            int, list[int]
+        ] = {}  # heaps of the indices in `_limited`, and of some more
+        self._blocked: dict[int, dict[int, Task]] = {}  # by job: until their dependencies have come
+        self._hopeless: dict[int, set[int]] = {}  # of these: which never will
+        self._progress: dict[int, dict[Target, Progress]] = {}  # by the job that others wait for
+        self._dependents: dict[int, dict[int, Job]] = {}  # likewise
+        self._stirred: dict[int, set[int]] = {}  # likewise: what has happened to its tasks
+        self._names: dict[Name, set[int]] = {}  # open jobs
+        self._singles: dict[Name, dict[int, Job]] = {}
+        self._freed: set[Name] = set()
+
+    # Jobs that come and go
+
+    def opened(self, job: Job) -> None:
+        """A job has open tasks (again)."""
+        self._names.setdefault((job.user, job.name), set()).add(job.id)
+
+    def depend(self, job: Job, fates: Iterable[Fate]) -> None:
+        """Follow what a job depends on; `fates` tell what had become of its targets by now.
+
+        What happens to their open tasks from now on must be told by `happened`.
+        """
+        for fate in fates:
+            of_job = self._progress.setdefault(fate.target.job, {})
+            of_job.setdefault(fate.target, Progress.since(fate))
+            self._dependents.setdefault(fate.target.job, {})[job.id] = job
+        if any(term.kind == SINGLETON for term in _dependency(job).terms):
+            self._singles.setdefault((job.user, job.name), {})[job.id] = job
+
+    def changed(self, before: Job, job: Job) -> None:
+        """A job with open tasks asks for something else, perhaps under another name."""
+        self._leave_name(before)
+        self.opened(job)
+        if job.dependency is not None:
+            self.depend(job, ())
+            for target in _dependency(job).targets:
+                if target.job in self._dependents:
+                    self._dependents[target.job][job.id] = job
+
+    def closed(self, job: Job) -> None:
+        """The last task of a job has ended."""
+        self._leave_name(job)
+        self._slots.pop(job.id, None)
+        self._next.pop(job.id, None)
+        if job.dependency is not None:
+            for target in _dependency(job).targets:
+                self._dependents.get(target.job, {}).pop(job.id, None)
+                if not self._dependents.get(target.job):
+                    self._dependents.pop(target.job, None)
+                    self._progress.pop(target.job, None)
+
+    def _leave_name(self, job: Job) -> None:
+        name = (job.user, job.name)
+        self._names[name].discard(job.id)
+        self._singles.get(name, {}).pop(job.id, None)
+        if self._singles.get(name):
+            self._freed.add(name)
+        else:
+            self._singles.pop(name, None)
+        if not self._names[name]:
+            del self._names[name]
+
+    # Tasks that come and go
+
+    def restart(self, live: Iterable[Task]) -> None:
+        """Forget where queued tasks stand: each will be told again. `live` ones are sent."""
+        self.ready, self._fresh, self._later, self._times = {}, {}, {}, []
+        self._slots, self._limited, self._next = {}, {}, {}
+        self._blocked, self._hopeless = {}, {}
+        for task in live:
+            if _limit(task.job) is not None:
+                self._slots.setdefault(task.job.id, set()).add(task.index)
+
+    def queued(self, task: Task, now: float) -> Prospect:
+        """A task waits with us: find the gate before which it stands, and its reason.
+
+        What is said of its dependencies; a task that was sent before waits for none any more.
+        """
+        id, index = key = task.job.id, task.index
+        prospect = Prospect.MET
+        if task.job.dependency is not None and not task.attempts:
+            prospect, due = self._prospect(task.job, index, now)
+            if prospect is not Prospect.MET:
+                task.reason = Reason.DEPENDENCY
+                self._blocked.setdefault(id, {})[index] = task
+                if prospect is Prospect.NEVER:
+                    self._hopeless.setdefault(id, set()).add(index)
+                if due is not None:
+                    heapq.heappush(self._times, (due, id, index))
+                return prospect
+        if task.job.begin is not None and task.job.begin > now:
+            task.reason = Reason.BEGIN_TIME
+            self._later[key] = task
+            heapq.heappush(self._times, (task.job.begin, id, index))
+        elif not self._takes_slot(task):
+            task.reason = Reason.LIMIT_ARRAY
+            self._limited.setdefault(id, {})[index] = task
+            heapq.heappush(self._next.setdefault(id, []), index)
+        else:
+            if task.reason in (Reason.DEPENDENCY, Reason.BEGIN_TIME, Reason.LIMIT_ARRAY):
+                task.reason = ""
+            self.ready[key] = self._fresh[key] = task
+        return prospect
+
+    def sent(self, task: Task) -> None:
+        """A task is with a manager: it waits no more, and has a slot.
+
+        That is one more than the limit where a manager brought back what it had given up.
+        """
+        self.forget(task)
+        if _limit(task.job) is not None:
+            self._slots.setdefault(task.job.id, set()).add(task.index)
+
+    def forget(self, task: Task) -> None:
+        """A task stands before no gate any more; it keeps its slot."""
+        id, index = task.job.id, task.index
+        self.ready.pop((id, index), None)
+        self._fresh.pop((id, index), None)
+        self._later.pop((id, index), None)
+        _take(self._blocked, id, index)
+        _take(self._limited, id, index)
+        self._hope(id, index)
+
+    def gone(self, task: Task, now: float) -> None:
+        """A task is held or has ended: its slot is the next one's."""
+        self.forget(task)
+        id, index = task.job.id, task.index
+        slots = self._slots.get(id)
+        if slots is not None and index in slots:
+            slots.discard(index)
+            self._let_in(id, now)
+
+    def happened(self, task: Task) -> None:
+        """Tell those that depend on a task's job what has become of it."""
+        following = self._progress.get(task.job.id)
+        if following is None:
+            return
+        started = task.attempt.started if task.attempt is not None else None
+        ended = (task.state is State.COMPLETED) if task.state in FINAL else None
+        begun = None
+        if ended is not None:
+            begun = started if started is not None else task.ended
+        elif task.state in LIVE - UNSTARTED:
+            begun = started
+        for target, progress in following.items():
+            if target.index in (None, task.index):
+                progress.tell(task.index, ended, begun)
+        self._stirred.setdefault(task.job.id, set()).add(task.index)
+
+    def _takes_slot(self, task: Task) -> bool:
+        limit = _limit(task.job)
+        if limit is None:
+            return True
+        slots = self._slots.setdefault(task.job.id, set())
+        if task.index not in slots and len(slots) >= limit:
+            return False
+        slots.add(task.index)
+        return True
+
+    def _let_in(self, id: int, now: float) -> None:
+        """Give free slots of an array to its next tasks."""
+        limited, indices = self._limited.get(id, {}), self._next.get(id, [])
+        while limited and indices:
+            task = limited.get(indices[0])
+            if task is not None and not self._takes_slot(task):
+                return
+            index = heapq.heappop(indices)
+            if task is not None:
+                _take(self._limited, id, index)
+                self.queued(task, now)
+
+    # Time and dependencies
+
+    @property
+    def next_due(self) -> float | None:
+        """When time alone lets the next task go on (epoch seconds), or None."""
+        return self._times[0][0] if self._times else None
+
+    def pass_time(self, now: float) -> None:
+        """Let go on what waits for a time that has come."""
+        while self._times and self._times[0][0] <= now:
+            _, id, index = heapq.heappop(self._times)
+            task = self._later.pop((id, index), None)
+            if task is not None:
+                self.queued(task, now)
+            else:
+                self._let_go(id, [index], now)
+
+    def settle(self, now: float) -> Iterator[tuple[Task, str]]:
+        """Let go on whose dependencies have come; yield the tasks whose never will, with why.
+
+        Goes on until nothing more follows from what was made of these.
+        """
+        while self._stirred or self._freed:
+            stirred, self._stirred = self._stirred, {}
+            freed, self._freed = self._freed, set()
+            for target, indices in stirred.items():
+                for job in list(self._dependents.get(target, {}).values()):
+                    yield from self._judge(job, target, indices, now)
+            for name in sorted(freed):
+                first = self._singles.get(name, {}).get(min(self._names.get(name, {0})))
+                if first is not None:
+                    yield from self._judge(first, None, set(), now)
+
+    def _judge(
+        self, job: Job, target: int | None, indices: set[int], now: float
+    ) -> Iterator[tuple[Task, str]]:
+        """Look again at a job's blocked tasks, after `indices` of the job `target` have changed."""
+        blocked = self._blocked.get(job.id)
+        if not blocked:
+            return
+        terms = _dependency(job).terms
+        pairs = [term for term in terms if self._pairs(job, term)]
+        concerned = list(blocked)
+        if pairs and all(term in pairs for term in terms if _job(term) == target):
+            concerned = sorted(index for index in indices if index in blocked)
+        elif not pairs:
+            prospect, due = self._prospect(job, concerned[0], now)
+            if prospect is Prospect.WAIT and due is None and job.id not in self._hopeless:
+                return
+        yield from self._let_go(job.id, concerned, now)
+
+    def _pairs(self, job: Job, term: Term) -> bool:
+        """Whether each task of a job waits for its like in another."""
+        if term.kind != "aftercorr" or term.target is None or term.target.index is not None:
+            return False
+        return job.array is not None and self._progress[term.target.job][term.target].array
+
+    def _let_go(self, id: int, indices: Iterable[int], now: float) -> list[tuple[Task, str]]:
+        """Put blocked tasks to their gates again; those that are newly hopeless."""
+        found = []
+        for index in indices:
+            task = _take(self._blocked, id, index)
+            if task is None:
+                continue
+            known = self._hope(id, index)
+            if self.queued(task, now) is Prospect.NEVER and not known:
+                found.append((task, self.told(task, now)))
+        return found
+
+    def _hope(self, id: int, index: int) -> bool:
+        """Forget that a task was hopeless; whether it was."""
+        hopeless = self._hopeless.get(id, set())
+        was = index in hopeless
+        hopeless.discard(index)
+        if was and not hopeless:
+            del self._hopeless[id]
+        return was
+
+    def _prospect(self, job: Job, index: int, now: float) -> tuple[Prospect, float | None]:
+        dependency = _dependency(job)
+        found = [self._of_term(job, term, index, now) for term in dependency.terms]
+        dues = [due for _, due in found if due is not None]
+        return combined((v for v, _ in found), dependency.any), min(dues, default=None)
+
+    def _of_term(
+        self, job: Job, term: Term, index: int, now: float
+    ) -> tuple[Prospect, float | None]:
+        if term.target is None:
+            first = min(self._names[job.user, job.name]) >= job.id
+            return (Prospect.MET if first else Prospect.WAIT), None
+        progress = self._progress[term.target.job][term.target]
+        return progress.judge(term, None if job.array is None else index, now)
+
+    def told(self, task: Task, now: float) -> str:
+        """What a task's dependencies wait for, in words."""
+        job, dependency = task.job, _dependency(task.job)
+        parts = []
+        for term in dependency.terms:
+            prospect, _ = self._of_term(job, term, task.index, now)
+            if prospect is Prospect.MET:
+                continue
+            if term.target is None:
+                other = min(self._names[job.user, job.name])
+                parts.append(f"{term} {prospect.value}: job {other} of that name has not ended")
+            else:
+                progress = self._progress[term.target.job][term.target]
+                parts.append(f"{term} {prospect.value}: {progress.told()}")
+        return "; ".join(parts)
+
+    def take_fresh(self) -> list[Task]:
+        """The tasks that have become ready since this was asked last."""
+        fresh, self._fresh = list(self._fresh.values()), {}
+        return fresh
+
+
+def _take(by_job: dict[int, dict[int, Task]], id: int, index: int) -> Task | None:
+    """Take a task out; nothing stays behind of a job that has no other there."""
+    tasks = by_job.get(id, {})
+    task = tasks.pop(index, None)
+    if task is not None and not tasks:
+        del by_job[id]
+    return task
+
+
+def _limit(job: Job) -> int | None:
+    return None if job.tasks_of_array is None else job.tasks_of_array.limit
+
+
+def _dependency(job: Job) -> Dependency:
+    assert job.dependency is not None, job
+    return parse_dependency(job.dependency)
+
+
+def _job(term: Term) -> int | None:
+    return None if term.target is None else term.target.job
