@@ -123,6 +123,8 @@ class Adapter(ABC):
 
     Options: ClassVar[type[Any]]
     poll_interval: ClassVar[float] = 5.0  # seconds between polls while something goes on
+    # Tasks in one order, at the most: a call must not keep polls and withdrawals waiting for long.
+    chunk: ClassVar[int] = 50
     # What its library needs in the worker's environment before that begins; a site's own wins.
     environment: ClassVar[Mapping[str, str]] = {}
     capabilities: ClassVar[Capabilities]  # or an instance's own, where they depend on its options

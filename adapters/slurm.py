@@ -43,6 +43,7 @@ class Slurm(Adapter):
     Options: ClassVar[type[Any]] = SlurmOptions
     # pyslurm reads scripts in the encoding of the locale
     environment: ClassVar[Mapping[str, str]] = {"PYTHONUTF8": "1"}
+    chunk: ClassVar[int] = 200  # a call as an array; a few seconds where it must be one by one
     capabilities: ClassVar[Capabilities] = Capabilities(
         arrays=True, gres=True, memory=True, suspends=True, limit_granularity=60.0
     )

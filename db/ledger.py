@@ -25,6 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
+from metasched.arrays import folded, parse_array
 from metasched.core import ENDED_KEPT, Core
 from metasched.db.facts import applied, changed, lasting
 from metasched.db.schema import (
@@ -33,6 +34,7 @@ from metasched.db.schema import (
     checkpoint,
     cluster,
     content,
+    dependency,
     drain,
     event,
     instance,
@@ -40,6 +42,7 @@ from metasched.db.schema import (
     task,
 )
 from metasched.db.upkeep import prune_some
+from metasched.dependencies import Fate, Target, parse_dependency
 from metasched.events import (
     Again,
     Attempt,
@@ -93,6 +96,7 @@ class Known:
     margins: list[Job]
     drains: list[Drained]
     ended: dict[tuple[int, int], Ended] = field(default_factory=dict)
+    fates: dict[int, list[Fate]] = field(default_factory=dict)
 
     def packed(self) -> bytes:
         return zlib.compress(msgspec.msgpack.encode(self), 1)
@@ -287,6 +291,13 @@ class Ledger:
                 for new in stored
             ],
         )
+        waits = {s.job.id: parse_dependency(s.job.dependency) for s in stored if s.job.dependency}
+        if targets := [
+            {"job": id, "target": target}
+            for id, on in waits.items()
+            for target in sorted({target.job for target in on.targets})
+        ]:
+            run(insert(dependency), targets)
 
     def _modify(self, what: Modified, out: Outcome) -> None:
         """A job as it is sent from now on, beside what was submitted."""
@@ -313,8 +324,8 @@ class Ledger:
             tasks = list(self._open_tasks())
             sendings = run(
                 select(attempt.c.job, func.max(attempt.c.sending))
-                .join(task, _OF_TASK)
-                .where(task.c.ended.is_(None))
+                # of all their tasks: no tag may come twice
+                .where(attempt.c.job.in_(select(task.c.job).where(task.c.ended.is_(None))))
                 .group_by(attempt.c.job)
             )
             margins = run(
@@ -330,6 +341,7 @@ class Ledger:
                 margins=[msgspec.json.decode(text, type=Job) for text in margins][::-1],
                 drains=[Drained(**row) for row in run(select(drain)).mappings()],
                 ended=self._ended_tasks(),
+                fates=self._fates({t.job.id: t.job for t in tasks}.values()),
             )
             last = run(select(func.max(checkpoint.c.event))).scalar() or 0
             due = self._next_event - last > CHECKPOINT_AFTER
@@ -359,6 +371,56 @@ class Ledger:
             )
             for row in reversed(rows)
         }
+
+    def fate(self, target: Target) -> Fate | None:
+        """What has become of a job or a task that another is to depend on; None: there is none."""
+        with self._connection.begin():
+            found = self._fate(target)
+        return found if found.size else None
+
+    def _fates(self, jobs: Iterable[Job]) -> dict[int, list[Fate]]:
+        """What has become of the targets of each job that depends on some."""
+        targets = {j.id: parse_dependency(j.dependency).targets for j in jobs if j.dependency}
+        found = {t: self._fate(t) for t in dict.fromkeys(t for of in targets.values() for t in of)}
+        return {id: [found[target] for target in of] for id, of in targets.items()}
+
+    def _fate(self, target: Target) -> Fate:
+        query = (
+            select(task.c.task_index, task.c.state, task.c.ended, attempt.c.started, job.c.array)
+            .join(job, job.c.id == task.c.job)
+            .outerjoin(  # the attempt with which it ended, if it was with a manager then
+                attempt,
+                and_(
+                    _OF_TASK,
+                    attempt.c.number == task.c.attempts,
+                    attempt.c.ended == task.c.ended,
+                ),
+            )
+            .where(task.c.job == target.job)
+            .order_by(task.c.task_index)
+        )
+        if target.index is not None:
+            query = query.where(task.c.task_index == target.index)
+        rows = self._connection.execute(query).all()
+        ended = [row for row in rows if row.ended is not None]
+        return Fate(
+            target,
+            len(rows),
+            array=any(row.array is not None for row in rows),
+            ok=folded(row.task_index for row in ended if row.state == State.COMPLETED),
+            bad=folded(row.task_index for row in ended if row.state != State.COMPLETED),
+            begun=max((row.started or row.ended for row in ended), default=0.0),
+        )
+
+    def indices(self, id: int) -> tuple[int, ...]:
+        """The indices of an array; none of a job that is no array."""
+        stored = self.of_job(id)
+        return parse_array(stored["array"]).indices if stored and stored["array"] else ()
+
+    def owner(self, id: int) -> str | None:
+        """The user whose job it is; None: there is none."""
+        stored = self.of_job(id)
+        return stored["user"] if stored else None
 
     def _open_tasks(self) -> Iterator[Task]:
         run = self._connection.execute
@@ -533,13 +595,14 @@ class Ledger:
         )
         return tuple(again), sending
 
-    def story(self, id: int) -> list[dict[str, Any]]:
-        """Every change of a job's tasks, oldest first."""
+    def story(self, id: int, index: int | None = None) -> list[dict[str, Any]]:
+        """Every change of a job's tasks (of one of them), oldest first."""
+        of_task = [] if index is None else [change.c.task_index == index]
         with self._engine.connect() as reading:
             rows = reading.execute(
                 select(change, job.c.array)
                 .join(job, job.c.id == change.c.job)
-                .where(change.c.job == id)
+                .where(change.c.job == id, *of_task)
                 .order_by(change.c.id)
             )
             return [dict(row) for row in rows.mappings()]

@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, WITH_US
 
-REVISION = "0005"  # of the newest migration, which makes exactly these tables
+REVISION = "0006"  # of the newest migration, which makes exactly these tables
 
 metadata = MetaData(
     naming_convention={
@@ -143,6 +143,15 @@ Index(
     unique=True,
     sqlite_where=_live,
     postgresql_where=_live,
+)
+
+# Whose end a job waits for: what an open job depends on is not pruned. A target may be gone later.
+dependency = Table(
+    "dependency",
+    metadata,
+    Column("job", Integer, ForeignKey("job.id"), primary_key=True),
+    Column("target", Integer, primary_key=True),
+    Index("ix_dependency_target", "target"),
 )
 
 # What reached the core, in order: stepping a fresh core through it gives every decision again.

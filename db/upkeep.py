@@ -11,7 +11,16 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, delete, func, select
 from sqlalchemy.exc import DBAPIError
 
-from metasched.db.schema import attempt, change, checkpoint, content, event, job, task
+from metasched.db.schema import (
+    attempt,
+    change,
+    checkpoint,
+    content,
+    dependency,
+    event,
+    job,
+    task,
+)
 from metasched.db.store import StoreError
 from metasched.transitions import LIVE
 
@@ -92,6 +101,8 @@ def prune(engine: Engine, before: float) -> dict[str, int]:
 def prune_some(connection: Connection, before: float) -> dict[str, int]:
     """Forget some jobs all of whose tasks ended before a time, then events nothing refers to.
 
+    What an open job depends on stays.
+
     Events go up to the last checkpoint of that time, from which they can still be replayed.
     How many of each are gone: none if nothing is left to forget.
     """
@@ -100,11 +111,17 @@ def prune_some(connection: Connection, before: float) -> dict[str, int]:
     lately = select(task.c.job).where(
         task.c.job == job.c.id, (task.c.ended.is_(None)) | (task.c.ended >= before)
     )
+    waited_for = (
+        select(dependency.c.job)
+        .join(task, task.c.job == dependency.c.job)
+        .where(dependency.c.target == job.c.id, task.c.ended.is_(None))
+    )
     old = (
         select(job.c.id, job.c.script, job.c.environment)
         .where(
             job.c.id.in_(select(task.c.job).where(task.c.ended < before)),
             ~lately.exists(),
+            ~waited_for.exists(),
             job.c.id.not_in(yardstick),
         )
         .order_by(job.c.id)
@@ -114,6 +131,7 @@ def prune_some(connection: Connection, before: float) -> dict[str, int]:
         ids = [row.id for row in rows]
         for table, column in (
             (change, change.c.job),
+            (dependency, dependency.c.job),
             (attempt, attempt.c.job),
             (task, task.c.job),
             (job, job.c.id),

@@ -8,6 +8,7 @@ import shlex
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -21,9 +22,11 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from metasched.arrays import parse_array, parse_tasks
 from metasched.breaker import Breaker
 from metasched.daemon import Daemon, Engine
 from metasched.db.ledger import StorageFailed, Stored, digest, encode
+from metasched.dependencies import Fate, parse_dependency
 from metasched.events import (
     Asked,
     CoreEvent,
@@ -185,8 +188,7 @@ def make_app(daemon: Daemon) -> FastAPI:
         _all_known(daemon, wanted)
         async for _change in _changes(daemon, min(timeout, LONGEST_WAIT)):
             if daemon.engine is not running or not any(
-                running.core.tasks_of(id, None if index is None else [index])
-                for id, index in wanted
+                running.core.is_open(id, index) for id, index in wanted
             ):
                 break
         return [_row(row) for row in daemon.ledger.status(wanted)]
@@ -226,8 +228,7 @@ def make_app(daemon: Daemon) -> FastAPI:
                     "reason": line["reason"],
                     "cause": line["cause"],
                 }
-                for line in daemon.ledger.story(id)
-                if index is None or line["task_index"] == index
+                for line in daemon.ledger.story(id, index)
             ],
         }
 
@@ -273,9 +274,10 @@ def _submit(engine: Engine, user: str, submission: Submission) -> dict[str, Any]
     now = time.time()
     owner = (user, engine.settings.class_of(user))
     new = [_accepted(engine, owner, request, submission, now) for request in submission.jobs]
-    warnings = [_warnings(stored.job) for stored in new]
+    fates = [_fates(engine, stored.job) for stored in new]
+    warnings = [_warnings(stored.job) + _shared(stored) for stored in new]
     if submission.strict and (told := next((w[0] for w in warnings if w), None)):
-        raise Wrong(422, f"{told}; give a later one, or leave out --strict")
+        raise Wrong(422, f"{told}; mend it, or leave out --strict")
     if submission.dry_run:
         return {
             "jobs": [_trial(engine, stored.job, w) for stored, w in zip(new, warnings, strict=True)]
@@ -284,7 +286,7 @@ def _submit(engine: Engine, user: str, submission: Submission) -> dict[str, Any]
     texts |= {d: encode(e) for d, e in submission.environments.items()}
     keyed = {given: digest(text) for given, text in texts.items()}
     engine.take(
-        *(Submitted(now, stored.job) for stored in new),
+        *(Submitted(now, s.job, known) for s, known in zip(new, fates, strict=True)),
         stored=[replace(s, script=keyed[s.script], environment=keyed[s.environment]) for s in new],
         texts={keyed[given]: text for given, text in texts.items()},
     )
@@ -297,6 +299,7 @@ def _submit(engine: Engine, user: str, submission: Submission) -> dict[str, Any]
                 "job": stored.job.id,
                 "priority": first.priority if first else None,
                 "cluster": first.attempt.cluster if first and first.attempt else None,
+                "tasks": len(stored.job.indices) if stored.job.array else None,
                 "warnings": said,
             }
         )
@@ -333,14 +336,14 @@ def _accepted(
         except ValueError as error:
             raise Wrong(422, f"--native {cluster}: {error} in {words!r}; close it") from None
     id = 0 if submission.dry_run else engine.ledger.next_job()
-    array = request.array is not None
     try:
+        _check_array(request, engine.settings.max_array_tasks)
+        if request.dependency is not None:
+            parse_dependency(request.dependency)
+        default = DEFAULT if request.array is None else DEFAULT_OF_ARRAY
         out, err = (
             None if path is None else _settled(path, request, id, user)
-            for path in (
-                request.output or (DEFAULT_OF_ARRAY if array else DEFAULT),
-                request.error,
-            )
+            for path in (request.output or default, request.error)
         )
     except Unreadable as error:
         raise Wrong(422, f"{error.what}, in the request; {error.mend}") from None
@@ -373,6 +376,8 @@ def _accepted(
             clusters=request.clusters,
             native=request.native,
             array=request.array,
+            dependency=request.dependency,
+            kill_on_invalid_dep=request.kill_on_invalid_dep,
             directory=request.directory,
             writes=(out, err) if err else (out,),
         )
@@ -388,6 +393,46 @@ def _accepted(
         error=err,
     )
     return Stored(job=job, script=request.script, environment=request.environment, payload=payload)
+
+
+def _check_array(request: JobRequest, most: int) -> None:
+    """Unreadable if the range of an array is none; Wrong if the site allows no such number."""
+    if request.array is not None and (tasks := len(parse_array(request.array).indices)) > most:
+        raise Wrong(403, f"an array of {tasks} tasks, the site allows {most}; submit it in parts")
+
+
+def _fates(engine: Engine, job: Job) -> tuple[Fate, ...]:
+    """What has become of the jobs that one depends on.
+
+    Wrong if its owner has no such job, or one of its tasks would wait for a task that is none.
+    """
+    if job.dependency is None:
+        return ()
+    dependency = parse_dependency(job.dependency)
+    fates = {target: engine.ledger.fate(target) for target in dependency.targets}
+    for target, found in fates.items():
+        # another user's job is as good as none: the answer must not tell that it is there
+        if found is None or engine.ledger.owner(target.job) != job.user:
+            told = f"no job {target} of yours to wait for; see `metasched status --all`"
+            raise Wrong(404, told)
+    for term in dependency.terms:
+        if term.kind == "aftercorr" and term.target and job.array and term.target.index is None:
+            theirs = engine.ledger.indices(term.target.job)
+            if theirs and (alone := sorted(set(job.indices) - set(theirs))):
+                raise Wrong(
+                    422,
+                    f"{term}: job {term.target.job} has no task {alone[0]}, --dependency; "
+                    "give both the same tasks",
+                )
+    return tuple(found for found in fates.values() if found is not None)
+
+
+def _shared(stored: Stored) -> list[str]:
+    """A warning if the tasks of an array write over each other's output."""
+    for path in stored.job.writes:
+        if len(stored.job.indices) > 1 and not differs(path) and not path.startswith("/dev/"):
+            return [f"all tasks write to one file, {path}: put %a into its name"]
+    return []
 
 
 def _check_texts(request: JobRequest) -> None:
@@ -502,7 +547,10 @@ def _ask(
         if wish == "requeue":
             tasks, last = daemon.ledger.ended(job, of)
             if tasks:
-                events.append(Requeued(now, *daemon.ledger.asked(job), last, tasks, user))
+                asked, priority = daemon.ledger.asked(job)
+                waits = any(again.attempts == 0 for again in tasks)
+                fates = _fates(engine, asked) if waits else ()
+                events.append(Requeued(now, asked, priority, last, tasks, user, fates))
     if events:
         engine.take(*events)
     return _answers(daemon, rows, notes)
@@ -600,23 +648,34 @@ def _note(wish: str, state: State) -> str:
 def _explain(daemon: Daemon, engine: Engine, id: int, index: int | None) -> dict[str, Any]:
     stored = daemon.ledger.of_job(id)
     assert stored is not None
-    row = daemon.ledger.status([(id, index)])[0]
+    rows = daemon.ledger.status([(id, index)])
+    # of a whole array the first task that has not ended, and of these one that waits
+    row = min(rows, key=lambda r: (r["state"] in FINAL, State(r["state"]) not in WITH_US))
     task = engine.core.tasks.get((id, row["task_index"]))
     clusters: list[dict[str, Any]] = []
+    cause = daemon.ledger.story(id, row["task_index"])[-1]["cause"]
     if task is not None:
         chosen = task.attempt.cluster if task.attempt else None
         clusters = _clusters_for(engine, task, chosen)
-    last = daemon.ledger.story(id)[-1]
+        cause = engine.core.waits_for(task) or cause
+    whole = f"{_counted(rows)}; task {row['task_index']}: " if len(rows) > 1 else ""
     return {
         "job": id,
         "task": row["task_index"] if row["array"] else None,
         "state": row["state"],
         "reason": row["reason"],
-        "text": _why(row, clusters, last["cause"]),
+        "text": whole + _why(row, clusters, cause),
         "priority": stored["priority"],
         "parts": msgspec.json.decode(stored["parts"]),
         "clusters": clusters,
     }
+
+
+def _counted(rows: Sequence[dict[str, Any]]) -> str:
+    """How many tasks are in which state, in words."""
+    counts = Counter(row["state"] for row in rows)
+    told = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    return f"Of {len(rows)} tasks are {told}"
 
 
 def _why(row: dict[str, Any], clusters: Sequence[dict[str, Any]], cause: str) -> str:
@@ -627,6 +686,10 @@ def _why(row: dict[str, Any], clusters: Sequence[dict[str, Any]], cause: str) ->
             return "It is held; release it to let it go."
         case State.QUEUED if row["reason"] == "begin_time":
             return "It waits for its begin time."
+        case State.QUEUED if row["reason"] == "dependency":
+            return f"It waits for other jobs: {cause}."
+        case State.QUEUED if row["reason"] == "limit_array":
+            return f"It waits until fewer tasks of its array ({row['array']}) are under way."
         case State.QUEUED:
             told = "; ".join(f"{c['cluster']}: {c['text']}" for c in clusters if c["text"])
             return f"It waits {where}: {told or cause}."
@@ -722,15 +785,14 @@ def _output(daemon: Daemon, id: int, index: int | None) -> dict[str, Any]:
 
 
 def _ids(words: Sequence[str]) -> list[tuple[int, int | None]]:
-    """`17` and `17_3` as (17, None) and (17, 3)."""
-    found = []
+    """`17`, `17_3` and `17_[3-4]` as (17, None), (17, 3) and (17, 3), (17, 4)."""
+    found: list[tuple[int, int | None]] = []
     for word in words:
-        job, _, index = word.partition("_")
-        if not (job.isdecimal() and job.isascii() and len(job) < 19) or (
-            "_" in word and not (index.isdecimal() and index.isascii() and len(index) < 19)
-        ):
-            raise Wrong(422, f"{word!r} is no job id; write 17, or 17_3 for a task")
-        found.append((int(job), int(index) if index else None))
+        try:
+            job, indices = parse_tasks(word)
+        except Unreadable as error:
+            raise Wrong(422, str(error)) from None
+        found += [(job, None)] if indices is None else [(job, index) for index in indices]
     return found
 
 
@@ -742,6 +804,8 @@ def _all_known(daemon: Daemon, wanted: Sequence[tuple[int, int | None]]) -> None
 
 def _known(daemon: Daemon, word: str) -> tuple[int, int | None]:
     wanted = _ids([word])
+    if len(wanted) > 1:
+        raise Wrong(422, f"{word} are several tasks; name one, as {wanted[0][0]}_{wanted[0][1]}")
     _all_known(daemon, wanted)
     return wanted[0]
 

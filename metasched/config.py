@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
+from metasched.arrays import MOST_TASKS
 from metasched.core import MARGINS
 from metasched.db.store import StoreError, sqlite_path
 from metasched.errors import UserError
@@ -55,6 +56,7 @@ class DaemonTable(_Table):
     database: str | None = None
     socket: str | None = None
     keep: Seconds = 365 * 86400.0
+    max_array_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 100_000
 
 
 class PolicyTable(_Table):
@@ -139,6 +141,7 @@ class Settings:
     policy: Policy
     clusters: tuple[ClusterSettings, ...]
     classes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
+    max_array_tasks: int = DaemonTable.model_fields["max_array_tasks"].default
 
     def class_of(self, user: str) -> str:
         """The user's class: the first that names the user, else one of its groups, else regular."""
@@ -220,6 +223,7 @@ def load(path: Path | None) -> Settings:
         policy=policy,
         clusters=clusters,
         classes={c.name: (c.users, c.groups) for c in site.user_class},
+        max_array_tasks=site.daemon.max_array_tasks,
     )
 
 
@@ -349,6 +353,7 @@ def _cluster(table: ClusterTable, path: Path | None) -> ClusterSettings:
             adapter=table.adapter,
             benchmark=table.benchmark,
             filesystems=table.filesystems,
+            chunk=kind.chunk,
             maps=table.map,
             move_after=table.move_after,
         ),

@@ -77,7 +77,7 @@ OPTIONS = (
         scope="ours",
     ),
     Option("--name --job-name -J", "NAME", "Name of the job [the script's]."),
-    Option("--output -o", "PATH", "Output file; %j job, %x name, %u user [metasched-%j.out]."),
+    Option("--output -o", "PATH", "Output file; %j job, %a task, %x name, %u user, %N node."),
     Option("--error -e", "PATH", "File of the error stream [the output file]."),
     Option("--chdir -D", "DIR", "Directory to run in [the present one]."),
     Option("--export", "LIST", "Environment: ALL, NONE, or NAME,NAME=value [ALL]."),
@@ -100,17 +100,12 @@ OPTIONS = (
         scope="ours",
     ),
     Option(
-        "--array -a",
-        "1-100%10",
-        "Array of tasks (not built yet).",
-        refused="is not built yet; submit its tasks one by one",
+        "--array -a", "RANGE", "A task for each index: 1-100, 1,3,5-9:2; 1-100%10: 10 at a time."
     ),
     Option(
-        "--dependency -d",
-        "afterok:ID",
-        "Start after other jobs (not built yet).",
-        refused="is not built yet; submit after `metasched wait ID`",
+        "--dependency -d", "LIST", "Start after others: afterok:12:13,afterany:14_3, singleton."
     ),
+    Option("--kill-on-invalid-dep", "yes|no", "Cancel it if that can never come [no]."),
     Option(
         "--reservation",
         "ID",

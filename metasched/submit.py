@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from metasched.arrays import parse_array
+from metasched.dependencies import parse_dependency
 from metasched.options import COMMAND_LINE, MS, SBATCH, BadInput, read_line, unknown_option
 from metasched.patterns import check
 from metasched.units import (
@@ -27,7 +29,8 @@ class Request:
 
     `script` and `environment` are digests of texts that travel beside it, once per call.
     `output` and `error` may hold the patterns of `patterns.KNOWN`; the daemon, which knows the
-    id, fills them in. `cpus_per_task` x `tasks` processors in all.
+    id, fills them in. `array` and `dependency` are as the user wrote them. `cpus_per_task` x
+    `tasks` processors in all (of each task of an array).
     """
 
     script: str
@@ -57,6 +60,8 @@ class Request:
     clusters: tuple[str, ...] = ()
     native: Mapping[str, str] = field(default_factory=dict)
     array: str | None = None
+    dependency: str | None = None
+    kill_on_invalid_dep: bool = False
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - the API checks by it
 
@@ -90,6 +95,8 @@ _RIVALS = (
     {"mem", "mem_per_cpu"},
     {"requeue", "no_requeue"},
 )
+# Of the lines for other managers, those that make an array; under which name their value goes.
+_OTHERS = {"#$": {"-t": "array", "-tc": "task_limit"}, "#PBS": {"-J": "array", "-t": "array"}}
 _STRIPPED = ("SLURM_", "SBATCH_", "SGE_", "PBS_", "METASCHED_")
 LONGEST_NAME = 255  # characters
 _BIGGEST_SCRIPT = 4 * 1024 * 1024  # bytes
@@ -143,6 +150,9 @@ def prepare(
         constraint=_text(given, "constraint"),
         clusters=_read(given, "cluster", _names) or (),
         native=_native(given),
+        array=_array(given),
+        dependency=_read(given, "dependency", _dependency),
+        kill_on_invalid_dep=_read(given, "kill_on_invalid_dep", _yes) or False,
     )
     return Submission(
         jobs=(request,),
@@ -191,9 +201,10 @@ def _wrapped(command: str) -> str:
 
 
 def directives(script: str, path: str, warnings: list[str]) -> Given:
-    """The options of a script's `#MS` and `#SBATCH` lines, up to its first command.
+    """The options of a script's `#MS`, `#SBATCH`, `#$` and `#PBS` lines, up to its first command.
 
-    Later lines win over earlier ones, `#MS` over `#SBATCH`. What is not understood goes into
+    Later lines win over earlier ones, `#MS` over the others; of `#$` and `#PBS` lines only what
+    makes an array counts. What is not understood goes into
     one line of `warnings`. BadInput for an unknown `#MS` option, and for what a job cannot do
     without and we cannot do yet.
     """
@@ -221,12 +232,32 @@ def directives(script: str, path: str, warnings: list[str]) -> Given:
             options = [w.partition("=")[0] for w in others if w.startswith("-")]
             unknown += options or others
             theirs = over(theirs, {dest: (value, where) for dest, value in found.items()})
-        elif mark in ("#PBS", "#$") and rest.strip():
-            unknown.append(f"{mark} (line {number})")
+        elif mark in _OTHERS and rest.strip():
+            found, others = _of_array(_words(rest, where), _OTHERS[mark], where)
+            unknown += [f"{mark} (line {number})"] if others else []
+            theirs = over(theirs, {dest: (value, where) for dest, value in found.items()})
     if unknown:
         names = ", ".join(dict.fromkeys(unknown))
         warnings.append(f"not understood and without effect, {path}: {names}")
     return over(theirs, ours)
+
+
+def _of_array(
+    words: Sequence[str], known: Mapping[str, str], where: str
+) -> tuple[dict[str, object], list[str]]:
+    """What a line of another manager says of an array, by `dest`, and its other words."""
+    found: dict[str, object] = {}
+    others: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word not in known:
+            others.append(word)
+        elif not rest:
+            raise BadInput(f"{word}: expected one argument, {where}; write it")
+        else:
+            found[known[word]] = rest.pop(0)
+    return found, others
 
 
 def over(lower: Given, higher: Given) -> Given:
@@ -360,6 +391,31 @@ def _pattern(given: Given, dest: str) -> str | None:
         return text
 
     return _read(given, dest, checked)
+
+
+def _array(given: Given) -> str | None:
+    """The range of an array, with the limit that a line of its own may give it."""
+    text = _read(given, "array", _range)
+    limit = _read(given, "task_limit", parse_count)
+    if text is None or limit is None or "%" in text:
+        return text
+    return f"{text}%{limit}"
+
+
+def _range(text: str) -> str:
+    parse_array(text)
+    return text.strip()
+
+
+def _dependency(text: str) -> str:
+    parse_dependency(text)
+    return text.strip()
+
+
+def _yes(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise Unreadable(f"{shown(text)} is neither", "write yes or no")
+    return text == "yes"
 
 
 def _urgency(text: str) -> int:

@@ -1,14 +1,18 @@
 """What the commands that talk to the daemon have in common: finding it, ids, `--json`."""
 
-from collections.abc import Sequence
-from typing import Annotated
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any
 
 import typer
 
+from metasched.arrays import folded, parse_tasks
 from metasched.client import Client
 from metasched.errors import UserError
 from metasched.places import daemon_socket
-from metasched.units import shown
+from metasched.units import Unreadable
+
+LONGEST = 30  # characters of a list of tasks on a terminal
 
 Config = Annotated[
     str | None,
@@ -25,12 +29,33 @@ def connect(config: str | None) -> Client:
 def ids(words: Sequence[str]) -> list[str]:
     """Job ids as given. UserError for a word that is none."""
     for word in words:
-        job, mark, task = word.partition("_")
-        if not all(w.isascii() and w.isdecimal() for w in ((job, task) if mark else (job,))):
-            raise UserError(f"{shown(word)} is no job, JOB; write 17, or 17_3 for a task")
+        try:
+            parse_tasks(word)
+        except Unreadable as error:
+            raise UserError(f"{error.what}, JOB; {error.mend}") from None
     return list(words)
 
 
 def id_of(row: dict[str, object]) -> str:
     """How users write the job, or the task, of a row."""
     return str(row["job"]) if row.get("task") is None else f"{row['job']}_{row['task']}"
+
+
+def folded_rows(
+    rows: Sequence[dict[str, Any]], alike: Callable[[dict[str, Any]], object]
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The tasks of each array that look alike, together: `17_[3-9]`, as squeue does.
+
+    With the rows that stand behind it, of which there is at least one.
+    """
+    groups: dict[object, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["job"], row.get("task") is None, alike(row)), []).append(row)
+    for group in groups.values():
+        if len(group) == 1 or group[0].get("task") is None:
+            yield id_of(group[0]), group
+            continue
+        tasks = folded(sorted(row["task"] for row in group))
+        if sys.stdout.isatty() and "," in tasks[:LONGEST] and len(tasks) > LONGEST:
+            tasks = tasks[:LONGEST].rpartition(",")[0] + ",..."
+        yield f"{group[0]['job']}_[{tasks}]", group

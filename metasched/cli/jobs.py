@@ -9,7 +9,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from metasched.cli.connect import Config, Json, connect, id_of, ids
+from metasched.cli.connect import Config, Json, connect, folded_rows, ids
 from metasched.cli.messages import fail
 from metasched.cli.show import moment, table
 from metasched.client import Broken, Client, NotFound, Unreachable
@@ -45,10 +45,12 @@ def status(
 ) -> None:
     """List jobs: open ones and those that ended in the last hour.
 
+    Tasks of an array that look alike share a line; --json has a row for each.
+
     \b
     Examples:
       metasched status
-      metasched status 17 18_3
+      metasched status 17 18_3 '19_[4-9]'
       metasched status --state running,pending --user ada
       metasched status --all --since 2h --json
     """
@@ -64,11 +66,23 @@ def status(
         return
     table(
         ("JOB", *(column.upper() for column in _COLUMNS), *(m.upper() for m in _MOMENTS), "EXIT"),
-        (
-            (id_of(r), *(r[c] for c in _COLUMNS), *(moment(r[m]) for m in _MOMENTS), r["exit_code"])
-            for r in rows
-        ),
+        (_line(id, group) for id, group in folded_rows(rows, _looks)),
     )
+
+
+def _looks(row: dict[str, Any]) -> object:
+    """What tasks must share to stand on one line; one that runs has a line of its own."""
+    runs = row["task"] if row["state"] in ("running", "suspended") else None
+    return runs, *(row[key] for key in ("state", "reason", "cluster", "exit_code"))
+
+
+def _line(id: str, group: Sequence[dict[str, Any]]) -> tuple[object, ...]:
+    """A line for tasks that look alike: from the first begin to the last end."""
+    first = group[0] if len(group) == 1 else {**group[0], "native_id": None}
+    started = min((r["started"] for r in group if r["started"]), default=None)
+    ended = max((r["ended"] for r in group if r["ended"]), default=None)
+    moments = (first["submitted"], started, ended)
+    return (id, *(first[c] for c in _COLUMNS), *map(moment, moments), first["exit_code"])
 
 
 def _since(text: str) -> float:
@@ -89,7 +103,7 @@ def cancel(
 
     \b
     Examples:
-      metasched cancel 17 18_3
+      metasched cancel 17 18_3 '19_[4-9]'
       metasched cancel --user ada --state pending
     """
     _change("cancel", jobs, user, state, json, config)
@@ -190,7 +204,10 @@ def show_changed(rows: Sequence[dict[str, Any]], json: bool) -> None:
         return
     table(
         ("JOB", "WAS", "STATE", "NOTE"),
-        ((id_of(r), r["was"], r["state"], r.get("note")) for r in rows),
+        (
+            (id, group[0]["was"], group[0]["state"], group[0].get("note"))
+            for id, group in folded_rows(rows, lambda r: (r["was"], r["state"], r.get("note")))
+        ),
     )
 
 
@@ -209,7 +226,11 @@ def wait(jobs: Named, json: Json = False, config: Config = None) -> int:
     if json:
         print(json_format.dumps(rows, indent=2))
     else:
-        table(("JOB", "STATE", "EXIT"), ((id_of(r), r["state"], r["exit_code"]) for r in rows))
+        ends = folded_rows(rows, lambda r: (r["state"], r["exit_code"]))
+        table(
+            ("JOB", "STATE", "EXIT"),
+            ((id, group[0]["state"], group[0]["exit_code"]) for id, group in ends),
+        )
     return exit_code(rows)
 
 

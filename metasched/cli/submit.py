@@ -32,7 +32,10 @@ def submit(options: Mapping[str, object], command: Sequence[str]) -> int:
         print(answer["job"])
     else:
         where = f"cluster {answer['cluster']}" if answer["cluster"] else "waiting with us"
-        told = "Nothing submitted; it would be" if submission.dry_run else f"Job {answer['job']}:"
+        tasks = f" of {answer['tasks']} tasks" if answer.get("tasks") else ""
+        told = f"Job {answer['job']}{tasks}:"
+        if submission.dry_run:
+            told = "Nothing submitted; it would be"
         print(f"{told} priority {answer['priority']}, {where}")
         if answer.get("why"):
             from metasched.cli.why import print_why

@@ -22,6 +22,8 @@ def submit(**given: Any) -> int:
       metasched submit -n 4 -t 1:30:00 run.sh input.dat
       metasched submit --wrap 'make -j4' -c 4 --deadline +2h --urgency 3
       metasched submit --parsable --gres gpu:2 --partition gpu train.sh
+      metasched submit --array 1-1000%50 -o 'out/%a.txt' step.sh
+      metasched submit --dependency afterok:17,afterany:18 collect.sh
       metasched submit --dry-run --json run.sh
     """
     from metasched.cli.submit import submit

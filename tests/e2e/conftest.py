@@ -167,7 +167,7 @@ class Site:
         ledger = Ledger(open_sqlite(self.database))
         try:
             told = sorted(
-                (line for row in ledger.status() for line in ledger.story(row["job"])),
+                (line for job in {r["job"] for r in ledger.status()} for line in ledger.story(job)),
                 key=lambda line: line["id"],
             )
             priorities = {row["job"]: row["priority"] for row in ledger.status()}

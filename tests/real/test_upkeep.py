@@ -17,7 +17,8 @@ from metasched.db.ledger import Ledger, Stored
 from metasched.db.schema import attempt, change, checkpoint, content, event, job, metadata, task
 from metasched.db.store import StoreError, open_existing, open_sqlite
 from metasched.db.upkeep import backup, prune
-from metasched.events import Accepted, Booted, CoreEvent, Policy, Seen, Submitted, Tried
+from metasched.dependencies import parse_dependency
+from metasched.events import Accepted, Asked, Booted, CoreEvent, Policy, Seen, Submitted, Tried
 from metasched.model import Cluster, Facts, Job, Nodes, Partition, Payload, Row, State, tag_of
 
 NOW = 1_000_000.0
@@ -41,7 +42,9 @@ class Life:
 
     def submit(self, id: int, at: float, **more: object) -> None:
         new = Job(id=id, submitted=at, estimated=60.0, **more)  # type: ignore[arg-type]
-        what = Submitted(at, new)
+        targets = parse_dependency(new.dependency).targets if new.dependency else []
+        fates = tuple(self.ledger.fate(target) for target in targets)
+        what = Submitted(at, new, tuple(found for found in fates if found is not None))
         kept = Stored(job=new, script=f"s{id}", environment="e", payload=Payload(script=""))
         texts = {f"s{id}": f"#!/bin/sh\n# {id}\n", "e": "{}"}
         self.ledger.record([(what, self.core.step(what))], [kept], texts)
@@ -130,6 +133,20 @@ def test_a_backup_is_whole_calls_itself_otherwise_and_proves_nothing_absent(
         backup(path, tmp_path / "nowhere" / "copy.db")
     with pytest.raises(StoreError, match="no database"):
         backup(tmp_path / "none.db", tmp_path / "other.db")
+
+
+def test_what_an_open_job_depends_on_is_kept_as_long_as_that(life: Life, path: Path) -> None:
+    for id in (1, 2, 3):
+        life.submit(id, NOW + id)
+        life.run(id, NOW + 10 * id)
+    life.submit(4, NOW + 40, dependency="afterok:1,after:2_0", held=True)
+    assert pruned(path, NOW + 100)["jobs"] == 1
+    assert counts(path)["job"] == 3
+    again = Life(path, NOW + 50)
+    again.take(Asked(NOW + 60, "release", 4))
+    again.run(4, NOW + 70)
+    again.ledger.close()
+    assert pruned(path, NOW + 100)["jobs"] == 3
 
 
 def test_pruning_forgets_ended_jobs_whole_and_nothing_else(life: Life, path: Path) -> None:

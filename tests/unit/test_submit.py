@@ -309,11 +309,14 @@ def test_generic_resources_are_counted_per_node(
         ("--output 50%", 'unknown pattern "%"'),
         ("--chdir nowhere", 'no directory "nowhere", --chdir'),
         ("--export A,=b", "write ALL, NONE, or"),
-        ("--array 1-3", "--array is not built yet; "),
-        ("-a 1-3", "--array is not built yet; "),
+        ("--array 3-1", '"3-1" ends before it begins, --array; '),
+        ("-a 1-3%x", '"1-3%x" is no range of tasks, --array; write it as 1-100, '),
         ("--licence matlab", "--licence is not built yet; "),
         ("-L matlab:2", "--licence is not built yet; "),
-        ("--dependency afterok:1", "--dependency is not built yet; "),
+        ("--dependency after:x", '"x" in "after:x" is no job to wait for, --dependency; '),
+        ("--dependency before:1", '"before" in "before:1" is no dependency, --dependency; '),
+        ("-d afterok:1,afterany:2?after:3", "both , and ?"),
+        ("-d afterok:1 --kill-on-invalid-dep maybe", "write yes or no"),
         ("--reservation 3", "--reservation is not built yet; "),
         ("--arary 1-3", 'unknown option "--arary", metasched submit; did you mean --array?'),
         ("--zzzzzz=1", 'unknown option "--zzzzzz", metasched submit; see'),
@@ -459,6 +462,34 @@ def test_what_is_not_understood_is_named_in_one_warning() -> None:
     assert (submission.jobs[0].tasks, submission.jobs[0].exclusive) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("lines", "words", "array"),
+    [
+        (["#SBATCH --array=1-9:2%3"], "", "1-9:2%3"),
+        (["#SBATCH -a 1,3"], "", "1,3"),
+        (["#$ -t 1-100:1", "#$ -tc 7"], "", "1-100:1%7"),
+        (["#$ -tc 7", "#$ -t 5"], "", "5%7"),
+        (["#$ -tc 7"], "", None),
+        (["#PBS -J 1-9:4"], "", "1-9:4"),
+        (["#PBS -t 1-9%2"], "", "1-9%2"),
+        (["#PBS -t 1-9%2", "#$ -tc 7"], "", "1-9%2"),
+        (["#$ -t 1-100"], "--array 3-4", "3-4"),
+        (["#$ -t 1-100", "#MS --array 8"], "", "8"),
+        ([], "", None),
+    ],
+)
+def test_arrays_in_every_managers_words(lines: list[str], words: str, array: str | None) -> None:
+    submission, warnings = submitted(*words.split(), script(*lines))
+    assert submission.jobs[0].array == array
+    assert warnings == []
+
+
+def test_dependencies_travel_as_written() -> None:
+    job = request("-d", " afterok:12:13_4,singleton ", "--kill-on-invalid-dep", "yes", script())
+    assert (job.dependency, job.kill_on_invalid_dep) == ("afterok:12:13_4,singleton", True)
+    assert request(script("#SBATCH -d after:1+5?afterany:2")).dependency == "after:1+5?afterany:2"
+
+
 def test_a_range_of_nodes_is_its_least_with_a_warning() -> None:
     submission, warnings = submitted(script("#SBATCH -N 2-4"))
     assert submission.jobs[0].nodes == 2
@@ -469,9 +500,13 @@ def test_a_range_of_nodes_is_its_least_with_a_warning() -> None:
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("#SBATCH --array=1-3", "--array is not built yet, job.sh line 2; "),
-        ("#SBATCH -a 1-3", "--array is not built yet, job.sh line 2; "),
-        ("#SBATCH -d afterok:1", "--dependency is not built yet, job.sh line 2; "),
+        ("#SBATCH --array=x", '"x" is no range of tasks, --array, job.sh line 2; '),
+        ("#$ -t 1-", '"1-" is no range of tasks, --array, job.sh line 2; '),
+        ("#PBS -J", "-J: expected one argument, job.sh line 2; "),
+        (
+            "#SBATCH -d afterok",
+            '"" in "afterok" is no job to wait for, --dependency, job.sh line 2; ',
+        ),
         ("#SBATCH -L matlab", "--licenses "),
         ("#SBATCH --licenses=matlab@db:2", "--licenses "),
         ("#SBATCH --reservation=x", "--reservation is not built yet, job.sh line 2; "),
@@ -484,7 +519,7 @@ def test_a_range_of_nodes_is_its_least_with_a_warning() -> None:
         ("#SBATCH -J 'open", "no closing quotation, job.sh line 2; "),
         ("#MS --tmie 10", 'unknown option "--tmie", job.sh line 2; did you mean --time?'),
         ("#MS --wait", "write it on the command line"),
-        ("#MS --array 1-3", "--array is not built yet, job.sh line 2; "),
+        ("#MS --array 0-1000000", "more than 1000000 tasks"),
     ],
 )
 def test_directives_that_are_refused(line: str, told: str) -> None:

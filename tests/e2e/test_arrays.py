@@ -1,0 +1,198 @@
+"""Arrays and dependencies through the command line, over local and real Slurm clusters."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+
+from tests.e2e.conftest import Site
+from tests.slurm import SlurmSite
+
+GATE = 'while [ ! -e "$PWD/go" ]; do sleep 0.05; done'
+
+
+def states(site: Site, *jobs: int | str) -> Counter[str]:
+    return Counter(row["state"] for row in site.json("status", *map(str, jobs)))
+
+
+def lines(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()[1:]]
+
+
+def test_each_task_runs_once_and_writes_its_own_file(running: Site) -> None:
+    script = running.folder / "step.sh"
+    script.write_text(
+        "#!/bin/sh\n#$ -t 1-9:2\n#$ -tc 3\n"
+        "echo $METASCHED_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT to $SGE_TASK_LAST,"
+        " job $SLURM_ARRAY_JOB_ID\n[ $PBS_ARRAY_INDEX != 5 ] || exit 4\n"
+    )
+    job = running.submit(script)
+    assert running.run("wait", str(job), code=4).stderr == ""
+    rows = running.json("status", str(job))
+    assert [(r["task"], r["array"], r["exit_code"]) for r in rows] == [
+        (task, "1-9:2%3", 4 if task == 5 else 0) for task in (1, 3, 5, 7, 9)
+    ]
+    for task in (1, 3, 5, 7, 9):
+        told = f"{task} of 5 to 9, job {job}\n"
+        assert (running.folder / f"metasched-{job}_{task}.out").read_text() == told
+        assert running.run("output", f"{job}_{task}").stdout == told
+    assert f"name one, as {job}_1" in running.error("output", str(job), code=2)
+    # in a table, like tasks share a line
+    assert lines(running.run("wait", str(job), code=4).stdout) == [
+        [f"{job}_[1,3,7,9]", "completed", "0"],
+        [f"{job}_5", "failed", "4"],
+    ]
+    running.stop()
+    running.replayed()
+
+
+def test_the_limit_holds_over_all_clusters_and_across_a_crash(running: Site) -> None:
+    # two clusters with 12 processors could run all ten tasks at once
+    mark = 'echo $(ls running | wc -l) >> seen; rm "running/$METASCHED_TASK"'
+    (running.folder / "running").mkdir()
+    job = running.submit(
+        "--array=1-10%2", "--wrap", f'touch "running/$METASCHED_TASK"; sleep 0.3; {mark}'
+    )
+    running.until(lambda: states(running, job)["completed"] >= 2)
+    rows = running.json("status", str(job))
+    waiting = [row for row in rows if row["state"] == "queued"]
+    assert all(row["reason"] == "limit_array" for row in waiting)
+    running.stop(signal.SIGKILL)
+    running.start()
+    running.run("wait", str(job))
+    assert max(map(int, (running.folder / "seen").read_text().split())) <= 2
+    assert states(running, job) == {"completed": 10}
+    running.stop()
+    running.replayed()
+
+
+def test_tasks_are_cancelled_held_and_released_one_by_one(running: Site) -> None:
+    job = running.submit("--array=1-6%1", "--chdir", running.folder, "--wrap", GATE)
+    running.until(lambda: states(running, f"{job}_1")["running"])
+    running.run("hold", f"{job}_[4-5]")
+    running.run("cancel", f"{job}_3")
+    assert states(running, job) == {"running": 1, "queued": 2, "held": 2, "cancelled": 1}
+    assert [line[0] for line in lines(running.run("status", str(job)).stdout)] == [
+        f"{job}_1",
+        f"{job}_[2,6]",
+        f"{job}_3",
+        f"{job}_[4-5]",
+    ]
+    told = running.json("explain", f"{job}_6")
+    assert told["reason"] == "limit_array"
+    assert "1-6%1" in told["text"]
+    assert "2 held" in running.json("explain", str(job))["text"]
+    events = running.json("story", f"{job}_3")
+    assert {event["task"] for event in events} == {3}
+    running.run("release", f"{job}_5")
+    (running.folder / "go").touch()
+    running.run("wait", f"{job}_[1,2,5,6]")
+    assert states(running, job) == {"completed": 4, "held": 1, "cancelled": 1}
+    assert lines(running.run("cancel", str(job)).stdout)[-1][:2] == [f"{job}_4", "held"]
+    running.run("wait", str(job), code=130)
+    assert f"no job {job}_7" in running.error("status", f"{job}_7", code=5)
+    assert "is no job" in running.error("cancel", f"{job}_[3-", code=2)
+
+
+def test_a_chain_of_dependencies(running: Site) -> None:
+    first = running.submit("--chdir", running.folder, "--wrap", f"{GATE}; exit $(cat go)")
+    good = running.submit("-d", f"afterok:{first}", "--wrap", "true")
+    bad = running.submit("-d", f"afternotok:{first}", "--wrap", "true")
+    both = running.submit("-d", f"afterok:{good},afterany:{first}", "--wrap", "true")
+    either = running.submit("-d", f"afterok:{good}?afterok:{bad}", "--wrap", "true")
+    gone = running.submit("-d", f"afterok:{good}", "--kill-on-invalid-dep=yes", "--wrap", "true")
+    rows = running.json("status", *map(str, (good, bad, both, either, gone)))
+    assert {(row["state"], row["reason"]) for row in rows} == {("queued", "dependency")}
+    assert f"afterok:{first} has not come yet" in running.json("explain", str(good))["text"]
+    running.stop()
+    running.start()
+    (running.folder / "go").write_text("3")
+    running.run("wait", str(first), code=3)
+    running.run("wait", str(bad))
+    running.run("wait", str(either))
+    # what can never come is said, and waits for its owner
+    told = running.json("explain", str(good))
+    assert (told["state"], told["reason"]) == ("queued", "dependency")
+    assert f"afterok:{first} can never come: {first} ended without success" in told["text"]
+    assert states(running, both, gone) == {"queued": 2}
+    running.run("cancel", str(good))
+    running.run("wait", str(gone), code=130)
+    assert f"afterok:{good} can never come" in running.json("story", str(gone))[-1]["cause"]
+    running.run("cancel", str(both))
+    late = running.submit("-d", f"afterany:{gone}:{first},afterok:{bad}", "--wrap", "true")
+    running.run("wait", str(late))
+    running.stop()
+    running.replayed()
+
+
+def test_task_by_task_and_one_at_a_time(running: Site) -> None:
+    fails = running.folder / "fails"
+    first = running.submit(
+        *("--array=1-3", "-o", "/dev/null", "--chdir", running.folder),
+        *("--wrap", f'{GATE}; [ "$SLURM_ARRAY_TASK_ID" != 2 ]'),
+    )
+    second = running.submit(
+        "--array=1-3", "-d", f"aftercorr:{first}", "-o", "/dev/null", "--wrap", f"touch {fails}.$$"
+    )
+    one = running.submit("--name", "solo", "-d", f"after:{first}", "--wrap", "true")
+    next_one = running.submit("--name", "solo", "-d", "singleton", "--wrap", "true")
+    running.run("wait", str(one))  # the first has begun, not ended
+    running.run("wait", str(next_one))
+    assert states(running, second) == {"queued": 3}
+    (running.folder / "go").touch()
+    running.run("wait", str(first), code=1)
+    running.run("wait", f"{second}_1", f"{second}_3")
+    assert states(running, f"{second}_2") == {"queued": 1}
+    assert f"aftercorr:{first} can never come" in running.json("explain", f"{second}_2")["text"]
+    told = running.error(
+        "submit", "--array=3-4", "-d", f"aftercorr:{first}", "--wrap", "true", code=2
+    )
+    assert f"job {first} has no task 4" in told
+
+
+def test_what_makes_no_sense_is_refused(shared: Site) -> None:
+    more = ("--wrap", "true")
+    for dependency in ("afterok:999", "afterany:999_3", "singleton,after:999+5"):
+        told = shared.error("submit", "-d", dependency, *more, code=5)
+        assert "no job 999" in told
+    job = shared.submit("--hold", *more)
+    assert f"no job {job}_3" in shared.error("submit", "-d", f"afterok:{job}_3", *more, code=5)
+    told = shared.error("submit", "--array=1-9", "--strict", "-o", "one.txt", *more, code=2)
+    assert "all tasks write to one file" in told
+    shared.run("cancel", str(job))
+
+
+def test_one_array_over_two_slurm_clusters_and_this_host(site: Site, slurm_site: SlurmSite) -> None:
+    tasks = 24
+    for cluster in slurm_site:
+        cluster.empty()
+    clusters = "".join(
+        f'[[cluster]]\nname = "{name}"\nadapter = "slurm"\nconfig = "{slurm_site[name].conf}"\n'
+        "settle = 1.0\npoll_interval = 0.3\n"
+        for name in ("alpha", "beta")
+    )
+    here = '[[cluster]]\nname = "here"\nadapter = "local"\ncpus = 16\npoll_interval = 0.3\n'
+    site.configure(clusters + here)
+    site.start()
+    out = site.folder / "out"
+    out.mkdir()
+    (site.folder / "running").mkdir()
+    job = site.submit(
+        *(f"--array=1-{tasks}%6", "-c", "8", "-t", "5", "-o", f"{out}/%x-%A_%a", "--name", "wide"),
+        *("--chdir", site.folder, "--wrap"),
+        'touch "running/$SLURM_ARRAY_TASK_ID"; sleep 0.5; ls running | wc -l >> seen; '
+        'rm "running/$SLURM_ARRAY_TASK_ID"; echo $METASCHED_CLUSTER $SLURM_ARRAY_JOB_ID '
+        "$SLURM_ARRAY_TASK_ID $SGE_TASK_FIRST-$SGE_TASK_LAST $PBS_ARRAYID",
+    )
+    after = site.submit("-d", f"afterok:{job}", "-t", "5", "--wrap", "true")
+    rows = site.until_ended(job, after)
+    assert {row["state"] for row in rows} == {"completed"}
+    assert all(row["started"] <= rows[-1]["started"] for row in rows[:-1])
+    assert {row["cluster"] for row in rows[:-1]} == {"alpha", "beta", "here"}
+    for row in rows[:-1]:
+        told = (out / f"wide-{job}_{row['task']}").read_text()
+        task = row["task"]
+        assert told == f"{row['cluster']} {job} {task} 1-{tasks} {task}\n"
+    assert max(map(int, (site.folder / "seen").read_text().split())) <= 6
+    site.stop()
+    site.replayed()
