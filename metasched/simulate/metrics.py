@@ -147,13 +147,13 @@ def licence_usage(schedule: Schedule) -> float:
 
 
 def system_usage(schedule: Schedule) -> float:
-    """Busy machines / min(machines, jobs in the system), over time. Pasquali 2008, §4.1.
+    """What is busy / min(what there is, asked for by the jobs in the system), over time.
 
-    For machines that are not shared; where processors are counted, each counts as a machine.
+    Pasquali 2008, §4.1: machines, where none is shared between jobs; else processors.
     """
-    units = sum(len(c.machines) or c.cpus for c in schedule.clusters)
-    machines = any(c.machines for c in schedule.clusters)
-    return _usage(schedule.placed, units, lambda p: 1 if machines else p.cpus)
+    if all(c.machines and not c.shared for c in schedule.clusters):
+        return _usage(schedule.placed, sum(len(c.machines) for c in schedule.clusters), lambda _: 1)
+    return _usage(schedule.placed, sum(c.cpus for c in schedule.clusters), lambda p: p.cpus)
 
 
 def _usage(placed: Sequence[Placed], units: int, size: Callable[[Placed], int]) -> float:

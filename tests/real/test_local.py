@@ -273,6 +273,7 @@ def test_signals_and_input_are_as_in_a_fresh_process(site: Site) -> None:
 
 
 def test_easy_backfills_and_fcfs_does_not(site: Site) -> None:
+    site.reopen(policy="easy")
     site.submit("exec sleep 60", cpus=3, time_limit=100.0)
     head = site.submit("true", cpus=4)
     site.submit("exec sleep 60", time_limit=500.0)

@@ -154,6 +154,18 @@ def test_deadlines_and_licences_in_the_metrics() -> None:
     assert figures["licence_usage"] == 1.0
 
 
+@pytest.mark.parametrize(("shared", "usage"), [(True, 0.75), (False, 1.0)])
+def test_usage_is_of_processors_where_machines_are_shared(shared: bool, usage: float) -> None:
+    """Jobs of 2, 2 and 8 processors on one machine of 8: 4 are busy at first, then all."""
+    cluster = SimulatedCluster.of_machines("c", [Machine(8, 100.0)], shared=shared)
+    ask = tuple(
+        Request(Job(id=n, submitted=0.0, estimated=10.0, cpus=cpus, benchmark=100.0), 10.0, n)
+        for n, cpus in ((1, 2), (2, 2), (3, 8))
+    )
+    engine = Engine(Workload("w", ask), [cluster], Policy(), lambda _: make("fcfs"))
+    assert metrics.system_usage(engine.run()) == pytest.approx(usage)
+
+
 # Words
 
 
