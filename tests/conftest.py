@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -20,20 +22,29 @@ def require(component: str, reason: str) -> NoReturn:
 
 
 @pytest.fixture(scope="session")
-def slurm_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.SlurmSite]:
+def common_folder() -> Iterator[Path]:
+    """A folder through which every account may pass: pytest closes its own ones to others."""
+    with tempfile.TemporaryDirectory(prefix="metasched-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        folder.chmod(0o711)
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def slurm_site(common_folder: Path) -> Iterator[slurm.SlurmSite]:
     """Real Slurm clusters alpha (4 nodes of 16 processors) and beta (3 of 8), for all tests."""
     reason = slurm.missing()
     if reason is not None:
         require("slurm", reason)
-    with slurm.SlurmSite(tmp_path_factory.mktemp("slurm")) as site:
+    with slurm.SlurmSite(common_folder / "slurm") as site:
         yield site
 
 
 @pytest.fixture(scope="session")
-def gridengine_cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[gridengine.Cell]:
+def gridengine_cell(common_folder: Path) -> Iterator[gridengine.Cell]:
     """A real Grid Engine cell of one host with 8 slots, in a network namespace, for all tests."""
     reason = gridengine.missing()
     if reason is not None:
         require("gridengine", reason)
-    with gridengine.Cell(tmp_path_factory.mktemp("gridengine") / "cell") as cell:
+    with gridengine.Cell(common_folder / "gridengine") as cell:
         yield cell

@@ -64,3 +64,9 @@ def test_a_command_starts_without_what_only_the_daemon_needs(module: str) -> Non
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert HEAVY.isdisjoint(json.loads(ran.stdout))
+
+
+def test_what_runs_as_root_needs_nothing_but_the_standard_library() -> None:
+    taken = {module for where, module, _ in imports("metasched") if "/launcher.py:" in where}
+    assert "socket" in taken
+    assert {module.partition(".")[0] for module in taken} <= sys.stdlib_module_names

@@ -1,0 +1,47 @@
+"""Ordinary accounts for tests that act as several people; made once and kept, being harmless."""
+
+from __future__ import annotations
+
+import pwd
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+KEEPER = "metasched-test-d"  # the daemon's
+A, B = "metasched-test-a", "metasched-test-b"
+OPERATOR = "metasched-test-o"  # by its group, which has the same name
+
+
+def make(*names: str) -> None:
+    """See to it that the accounts are there and can run this interpreter."""
+    for name in names:
+        try:
+            pwd.getpwnam(name)
+        except KeyError:
+            subprocess.run(["useradd", "--shell", "/bin/sh", name], check=True)
+    tried = subprocess.run(
+        [sys.executable, "-c", "import metasched"],
+        **as_(names[0]),
+        capture_output=True,
+        check=False,
+    )
+    if tried.returncode != 0:
+        pytest.skip(f"{names[0]} cannot run {sys.executable}: {tried.stderr.decode()[-200:]}")
+
+
+def as_(name: str) -> dict[str, Any]:
+    """Words of `subprocess` for a process of that account, with its groups."""
+    account = pwd.getpwnam(name)
+    return {
+        "user": account.pw_uid,
+        "group": account.pw_gid,
+        "extra_groups": [account.pw_gid],
+        "cwd": "/",
+    }
+
+
+def become(name: str) -> tuple[str, ...]:
+    """Words before a command that make it that account's."""
+    return "setpriv", f"--reuid={name}", f"--regid={name}", "--init-groups", "--inh-caps=-all"

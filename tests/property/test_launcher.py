@@ -1,0 +1,74 @@
+"""Whatever a message holds, the launcher acts only for whom and by what its file permits."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metasched.launcher import ENTER, LEAST_UID, MOST_UID, Policy, Refused, understand
+
+ORDINARY = [a for a in pwd.getpwall() if LEAST_UID <= a.pw_uid <= MOST_UID and a.pw_gid]
+POLICY = Policy(
+    socket="/nowhere",
+    account=1,
+    deny=(ORDINARY[0].pw_name,) if len(ORDINARY) > 1 else (),
+    programs={
+        ("alpha", "submit"): ("/usr/bin/sbatch",),
+        ("alpha", "cancel"): ("/usr/bin/scancel",),
+        ("left", "supervise"): ("/usr/bin/python3", "supervisor.py"),
+    },
+    environments={"alpha": {"SLURM_CONF": "/etc/slurm.conf"}},
+)
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
+UIDS = st.sampled_from([0, 1, -1, 65534, 2**32, *(a.pw_uid for a in pwd.getpwall())])
+WORDS = st.sampled_from(
+    ["1", "1,2_3", "--uid=0", "-D/", "/bin/sh", "../x", "1\n", "a\0b", "", "1;x"]
+)
+MESSAGES = st.fixed_dictionaries(
+    {
+        "uid": UIDS | ANY,
+        "cluster": st.sampled_from(["alpha", "left", "../alpha"]) | ANY,
+        "verb": st.sampled_from(["submit", "cancel", "supervise", ENTER, "hold"]) | ANY,
+        "arguments": st.lists(WORDS | st.text(), max_size=4) | ANY,
+        "directory": st.sampled_from(["/", "/tmp", ".", "", "/a\0"]) | ANY,
+        "umask": st.integers(-1, 0o1000) | ANY,
+    },
+    optional={"environment": ANY, "gid": ANY},
+)
+
+
+@given(MESSAGES | ANY)
+def test_only_what_the_file_permits(message: object) -> None:
+    try:
+        request = understand(json.dumps(message).encode(), POLICY)
+    except Refused:
+        return
+    assert isinstance(message, dict)
+    assert request.owner.pw_uid == message["uid"]
+    assert LEAST_UID <= request.owner.pw_uid <= MOST_UID
+    assert request.owner.pw_gid != 0
+    assert request.owner.pw_name not in POLICY.deny
+    program = POLICY.programs.get((request.cluster, request.verb), ())
+    assert request.verb == ENTER or program
+    assert request.command == (*program, *message["arguments"])
+    if request.verb != "submit":
+        assert all(word[:1].isdigit() and "\n" not in word for word in message["arguments"])
+    assert not any("\0" in word for word in request.command)
+    assert os.path.isabs(request.directory)
+    own = {"PATH", "LANG", "TZ", "HOME", "SHELL", "USER", "LOGNAME"}
+    assert request.environment.keys() <= own | {"SLURM_CONF"}
+
+
+@given(st.binary())
+def test_bytes_that_are_no_message(body: bytes) -> None:
+    with pytest.raises(Refused):
+        understand(body, POLICY)

@@ -1,0 +1,422 @@
+"""The launcher as root runs it, against those who would misuse it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metasched import launcher
+from metasched.adapters.base import Refused, Unreachable
+from metasched.adapters.launching import Launcher
+from tests import accounts
+from tests.accounts import KEEPER, A, B
+from tests.guardian import dying_with
+
+pytestmark = pytest.mark.root
+
+PYTHON = "/usr/bin/python3"
+PROBE = """
+import ctypes, json, os, signal, sys
+def fds():
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            pass  # that of this listing
+    return found
+umask = os.umask(0)
+print(json.dumps({
+    "uids": os.getresuid(), "gids": os.getresgid(), "groups": os.getgroups(),
+    "environment": dict(os.environ), "directory": os.getcwd(), "umask": umask, "fds": fds(),
+    "arguments": sys.argv[1:], "said": sys.stdin.read(), "session": os.getsid(0) == os.getpid(),
+    "no_new_privs": ctypes.CDLL(None).prctl(39, 0, 0, 0, 0),
+    "ignored": [int(s) for s in signal.valid_signals()
+                if signal.getsignal(s) == signal.SIG_IGN and s not in (13, 25)],  # Python's own
+}), flush=True)
+"""
+WAIT = "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n"
+CHANGE = """
+import itertools, os, sys
+link, *targets = sys.argv[1:]
+for target in itertools.cycle(targets):
+    os.symlink(target, link + ".new")
+    os.rename(link + ".new", link)
+"""
+
+
+class Place:
+    """A launcher of its own with a few programs: `ask` sends one message as the daemon would."""
+
+    def __init__(self, folder: Path) -> None:
+        accounts.make(KEEPER, A, B)
+        folder.mkdir(mode=0o711)
+        self.folder = folder
+        self.socket = folder / "own" / "launcher.sock"
+        self.config = folder / "launcher.toml"
+        for name, text in (("probe.py", PROBE), ("wait.py", WAIT)):
+            (folder / name).write_text(text)
+        self.config.write_text(
+            f'socket = "{self.socket}"\naccount = "{KEEPER}"\ndeny = ["{B}"]\n'
+            '[cluster.alpha]\nenvironment = { CONF = "/etc/conf" }\n'
+            f'submit = ["{PYTHON}", "-I", "-S", "{folder}/probe.py"]\n'
+            'cancel = ["/bin/echo"]\n'
+            f'[cluster.slow]\nsubmit = ["{PYTHON}", "-I", "-S", "{folder}/wait.py"]\n'
+            f'supervise = ["{PYTHON}", "-I", "-S", "{folder}/wait.py"]\n'
+        )
+        (folder / "closed").mkdir(mode=0o700)
+        self.mine = folder / "mine"
+        self.mine.mkdir()
+        os.chown(self.mine, uid(A), -1)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        leak, self._leak = os.pipe()
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [PYTHON, "-I", "-S", launcher.__file__, "--config", str(self.config)],
+                env={**os.environ, "LD_LIBRARY_PATH": "/tmp/evil", "BASH_ENV": "/tmp/evil"},
+                stdout=log,
+                stderr=log,
+                pass_fds=[leak],
+                preexec_fn=dying_with(os.getpid()),
+            )
+        os.close(leak)
+        wait_for(self.socket.exists)
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            os.close(self._leak)
+
+    def client(self, cluster: str = "alpha") -> Launcher:
+        return Launcher(self.socket, cluster)
+
+    def ask(self, body: bytes, length: int | None = None, fds: Sequence[int] = ()) -> Any:
+        """The answer to a message, None if the launcher hangs up."""
+        with self.connected() as connection:
+            head = struct.pack(">I", len(body) if length is None else length)
+            socket.send_fds(connection, [head + body], fds)
+            if length is not None:
+                connection.shutdown(socket.SHUT_WR)
+            answer = connection.makefile("rb").readline()
+        return json.loads(answer) if answer else None
+
+    @contextmanager
+    def connected(self) -> Iterator[socket.socket]:
+        with socket.socket(socket.AF_UNIX) as connection, acting(KEEPER):
+            connection.settimeout(30)
+            connection.connect(str(self.socket))
+            yield connection
+
+
+def uid(name: str) -> int:
+    return pwd.getpwnam(name).pw_uid
+
+
+@contextmanager
+def acting(name: str) -> Iterator[None]:
+    """As the kernel tells the peer of a socket: by the effective uid."""
+    os.seteuid(uid(name))
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def wait_for(met: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def message(**other: object) -> bytes:
+    said: dict[str, object] = {
+        "uid": uid(A),
+        "cluster": "alpha",
+        "verb": "cancel",
+        "arguments": ["1"],
+        "directory": "/",
+        "umask": 0o022,
+    }
+    return json.dumps(said | other).encode()
+
+
+@pytest.fixture(scope="module")
+def place(common_folder: Path) -> Iterator[Place]:
+    made = Place(common_folder / "launcher")
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+def probe(place: Place, **words: Any) -> dict[str, Any]:
+    with acting(KEEPER):
+        started = place.client().start(A, "submit", **words)
+    with started:
+        out, err = started.communicate(30)
+    assert started.returncode == 0, err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_a_command_is_wholly_its_owners(place: Place) -> None:
+    reads, writes = os.pipe()
+    os.write(writes, b"of the user")
+    os.close(writes)
+    kept = os.memfd_create("kept")
+    try:
+        found = probe(
+            place,
+            arguments=["--x=1", "two words", "new\nline", "$(id)"],
+            directory=str(place.mine),
+            umask=0o027,
+            stdin=reads,
+            keep=kept,
+        )
+    finally:
+        os.close(reads)
+        os.close(kept)
+    owner = pwd.getpwnam(A)
+    assert found["uids"] == [owner.pw_uid] * 3
+    assert found["gids"] == [owner.pw_gid] * 3
+    assert set(found["groups"]) == set(os.getgrouplist(A, owner.pw_gid))
+    assert found["arguments"] == ["--x=1", "two words", "new\nline", "$(id)"]
+    assert (found["directory"], found["umask"]) == (str(place.mine), 0o027)
+    assert (found["said"], found["session"]) == ("of the user", True)
+    assert (found["no_new_privs"], found["ignored"]) == (1, [])
+    assert found["environment"] == {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "TZ": "UTC",
+        "HOME": owner.pw_dir,
+        "SHELL": owner.pw_shell,
+        "USER": A,
+        "LOGNAME": A,
+        "CONF": "/etc/conf",
+    }
+
+
+def test_no_descriptor_leaks(place: Place) -> None:
+    assert probe(place)["fds"].keys() == {"0", "1", "2"}
+    assert probe(place)["fds"]["0"] == "/dev/null"
+
+
+ATTACKS: dict[str, tuple[dict[str, object], str]] = {
+    "root": ({"uid": 0}, "user id 0 may not"),
+    "a system account": ({"uid": 1}, "user id 1 may not"),
+    "nobody": ({"uid": 65534}, "user id 65534 may not"),
+    "true for a uid": ({"uid": True}, "must be of type int"),
+    "a uid in words": ({"uid": "0"}, "must be of type int"),
+    "a uid below nothing": ({"uid": -1}, "user id -1 may not"),
+    "a uid that wraps round to root": ({"uid": 2**32}, "may not"),
+    "no such account": ({"uid": 59_998}, "no account with user id 59998"),
+    "an account that is denied": ({"uid": "B"}, f"user {B} may not"),
+    "the daemon itself": ({"uid": "KEEPER"}, "may not"),
+    "a program that is not configured": ({"verb": "release"}, "not configured"),
+    "no verb at all": ({"verb": "environment"}, "not configured"),
+    "a path for a verb": ({"verb": "/bin/sh"}, "not configured"),
+    "a path for a cluster": ({"cluster": "../alpha"}, "not configured"),
+    "an option among ids": ({"arguments": ["--user=root"]}, "not permitted"),
+    "a name among ids": ({"arguments": ["all"]}, "not permitted"),
+    "a newline among ids": ({"arguments": ["1\n2"]}, "not permitted"),
+    "a path among ids": ({"arguments": ["../1"]}, "not permitted"),
+    "nothing among ids": ({"arguments": [""]}, "not permitted"),
+    "arguments for a supervisor": (
+        {"cluster": "slow", "verb": "supervise", "arguments": ["-c"]},
+        "not permitted",
+    ),
+    "a NUL": ({"verb": "submit", "arguments": ["a\0b"]}, "no text"),
+    "half a character": ({"verb": "submit", "arguments": ["\ud800"]}, "no text"),
+    "arguments that are one": ({"arguments": "1"}, "must be of type list"),
+    "too many arguments": ({"arguments": ["1"] * 10_001}, "more than 10000"),
+    "a directory without a root": ({"directory": "tmp"}, "not absolute"),
+    "a directory with a NUL": ({"directory": "/\0"}, "no text"),
+    "a file for a directory": ({"directory": "/etc/passwd"}, "Not a directory"),
+    "a directory of root's": ({"directory": "/root"}, "directory /root: Permission denied"),
+    "a umask of another world": ({"umask": 0o1777}, "makes no sense"),
+    "an environment": ({"environment": {"LD_PRELOAD": "/tmp/evil.so"}}, "must have"),
+    "a group": ({"gid": 0}, "must have"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_attacks_are_refused(place: Place, attack: str) -> None:
+    changed, told = ATTACKS[attack]
+    names = {"B": B, "KEEPER": KEEPER}
+    if changed.get("uid") in names:
+        changed = {**changed, "uid": uid(names[str(changed["uid"])])}
+    answer = place.ask(message(**changed))
+    assert answer.keys() == {"refused"}, answer
+    assert told in answer["refused"]
+
+
+def test_messages_that_are_none(place: Place) -> None:
+    for body, length, told in (
+        (b"", 1 << 31, "longer than"),
+        (b"", (1 << 32) - 1, "longer than"),
+        (b"{}", None, "must have"),
+        (b"[" * 100_000, None, "no JSON"),
+        (b"\xff\xfe", None, "no JSON"),
+        (b'{"uid"', 500, "broke off"),
+        (b"", 0, "no JSON"),
+    ):
+        answer = place.ask(body, length)
+        assert told in answer["refused"], (body[:20], answer)
+    many = [os.open(os.devnull, os.O_RDONLY) for _ in range(5)]
+    try:
+        assert "descriptors" in place.ask(message(), fds=many)["refused"]
+    finally:
+        for descriptor in many:
+            os.close(descriptor)
+
+
+def test_who_sends_half_a_message_holds_up_nobody(place: Place) -> None:
+    with place.connected() as connection:
+        connection.sendall(b"\0\0")
+        assert place.ask(message()) == {"code": 0}
+
+
+def test_only_the_daemons_account_is_heard(place: Place) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:  # root passes the mode of the socket
+        connection.settimeout(30)
+        connection.connect(str(place.socket))
+        assert connection.recv(100) == b""
+    with acting(A), pytest.raises(Unreachable, match="Permission denied"):
+        place.client().enter(A, "/")
+    with acting(KEEPER):
+        place.client().enter(A, "/")
+
+
+def test_a_link_that_changes_leads_nobody_where_they_may_not_go(place: Place) -> None:
+    """The directory is entered by the owner, not looked at by root first."""
+    link = place.mine / "link"
+    link.symlink_to(place.mine)
+    changing = subprocess.Popen(
+        [PYTHON, "-c", CHANGE, str(link), str(place.mine), str(place.folder / "closed")],
+        preexec_fn=dying_with(os.getpid()),
+        **accounts.as_(A),
+    )
+    outcomes = set()
+    try:
+        for _ in range(20):
+            reads, writes = os.pipe()
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            body = message(verb="submit", directory=str(link), arguments=[])
+            answer = place.ask(body, fds=[nothing, writes])
+            os.close(nothing)
+            os.close(writes)
+            with open(reads) as file:
+                said = file.read()
+            outcomes.add(json.loads(said)["directory"] if said else answer["refused"])
+    finally:
+        changing.kill()
+        changing.wait()
+    assert outcomes <= {str(place.mine), f"directory {link}: Permission denied"}, outcomes
+
+
+def test_a_command_ends_with_who_waits_for_it_and_with_the_launcher(common_folder: Path) -> None:
+    place = Place(common_folder / "ends")
+    place.start()
+    try:
+        with acting(KEEPER):
+            first = place.client("slow").start(A, "submit")
+            second = place.client("slow").start(A, "submit")
+            reads, writes = os.pipe()
+            nothing = os.open(os.devnull, os.O_RDWR)
+            place.client("slow").detached(A, "supervise", nothing, writes, nothing)
+        os.close(writes)
+        with first, second, open(reads) as told:
+            pids = [int(os.read(one._reads[0], 100)) for one in (first, second)]
+            survivor = int(told.readline())
+            first.kill()
+            wait_for(lambda: not alive(pids[0]))
+            assert alive(pids[1])
+            place.stop()
+            place.process = None
+            wait_for(lambda: not alive(pids[1]))
+            assert alive(survivor)
+            os.kill(survivor, 9)
+        os.close(nothing)
+    finally:
+        place.stop()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
+    except FileNotFoundError:
+        return False
+
+
+def check(config: Path) -> str:
+    done = subprocess.run(
+        [PYTHON, "-I", "-S", launcher.__file__, "--check", "--config", str(config)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == (1 if done.stderr else 0)
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_file_that_others_could_have_written_is_refused(common_folder: Path) -> None:
+    place = Place(common_folder / "files")
+    assert check(place.config) == ""
+    good = place.config.read_text()
+    for wrong, told in (
+        (good.replace(KEEPER, "root"), "account is root"),
+        (good.replace(KEEPER, "no-such-account"), "no such account"),
+        (good.replace('"/bin/echo"', '"echo"'), "no absolute path"),
+        (good.replace('"/bin/echo"', '"/no/such/program"'), "No such file"),
+        (good.replace('"/bin/echo"', f'"{place.mine}/mine"'), "can be changed by others"),
+        (good.replace("cancel", "burn"), "unknown key burn"),
+        (good.replace("[cluster.alpha]", "min_uid = 5\n[cluster.alpha]"), "min_uid is 5"),
+        (good.replace("[cluster.alpha]", 'min_uid = "x"\n[cluster.alpha]'), "must be of type int"),
+        (good.replace("[cluster.alpha]", "shell = true\n[cluster.alpha]"), "unknown key shell"),
+        (good + "[", "mend that line"),
+    ):
+        place.config.write_text(wrong)
+        assert told in check(place.config), wrong
+    place.config.write_text(good)
+    place.config.chmod(0o666)
+    assert "can be changed by others" in check(place.config)
+    place.config.chmod(0o644)
+    os.chown(place.config, uid(A), -1)
+    assert "can be changed by others" in check(place.config)
+    os.chown(place.config, 0, -1)
+    link = place.mine / "mine"  # of root's own, but A could put another in its place
+    link.symlink_to("/bin/echo")
+    place.config.write_text(good.replace("/bin/echo", str(link)))
+    assert "can be changed by others" in check(place.config)
+
+
+def test_the_client_says_who_refused(place: Place) -> None:
+    with acting(KEEPER):
+        with pytest.raises(Refused, match="no account 'nobody-of-that-name'"):
+            place.client().enter("nobody-of-that-name", "/")
+        with pytest.raises(Refused, match="may not have jobs"):
+            place.client().enter("root", "/")
+        with pytest.raises(Unreachable, match="launcher at"):
+            Launcher(place.folder / "none", "alpha").enter(A, "/")
+        with place.client().start(A, "cancel", ["--help"]) as started, pytest.raises(Refused):
+            started.communicate(30)
+        with place.client().start(A, "cancel", ["1" * 2_000_000]) as started:  # noqa: SIM117
+            with pytest.raises(Refused, match="longer than"):
+                started.communicate(30)
