@@ -15,10 +15,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from metasched.arrays import Array
 from metasched.model import Cluster, Job, Listing, Missing, Payload, Trace
+
+if TYPE_CHECKING:
+    from metasched.adapters.launching import Launcher
 
 
 class AdapterError(Exception):
@@ -111,6 +114,7 @@ class Withdrawal:
     """
 
     tag: str
+    user: str = ""  # the job's owner
     natives: Mapping[int, str | None] = field(default_factory=dict)
     unstarted: bool = False
 
@@ -129,12 +133,22 @@ class Adapter(ABC):
     environment: ClassVar[Mapping[str, str]] = {}
     capabilities: ClassVar[Capabilities]  # or an instance's own, where they depend on its options
 
-    def __init__(self, cluster: Cluster, options: Any, instance: str, folder: Path) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        options: Any,
+        instance: str,
+        folder: Path,
+        launcher: Launcher | None = None,
+    ) -> None:
         """`folder` is the cluster's own, exists, and outlives the process.
 
+        `launcher` is there in site mode: what is done for a job is done through it as the job's
+        owner, and rows name their owners. Without one (personal mode) this account does all.
         Must not talk to the manager: an unreachable one is reported by the calls.
         """
         self.cluster, self.options, self.instance, self.folder = cluster, options, instance, folder
+        self.launcher = launcher
 
     @property
     def access(self) -> str:

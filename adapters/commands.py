@@ -12,8 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from metasched.adapters.base import Refused, Unreachable
+
+if TYPE_CHECKING:
+    from metasched.adapters.launching import Launched
 
 _LOOK = 0.25  # seconds between looks at what a slow command has said so far
 _BLOCK = 2**16  # bytes
@@ -51,15 +55,14 @@ def run(
     *,
     stdin: int | None = None,
     keep: Sequence[int] = (),
+    umask: int = -1,
     enough: Callable[[str], bool] | None = None,
 ) -> Answer:
-    """The answer of one command; Unreachable if it cannot start or gives none in `timeout` s.
+    """The answer of one command; Unreachable if it cannot start.
 
-    It reads from the descriptor `stdin` (None: nothing) and inherits those of `keep`. If `enough`
-    says so of what it has complained so far it is killed: Stopped. Refused: no command can be
-    given these arguments.
+    It reads from the descriptor `stdin` (None: nothing) and inherits those of `keep`. Refused: no
+    command can be given these arguments.
     """
-    name = os.path.basename(argv[0])
     try:
         process = subprocess.Popen(
             argv,
@@ -69,6 +72,7 @@ def run(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=keep,
+            umask=umask,
             preexec_fn=dying_with(os.getpid()),
         )
     except UnicodeEncodeError:
@@ -77,6 +81,19 @@ def run(
         if error.errno == errno.E2BIG:
             raise Refused("the arguments are too long") from None
         raise Unreachable(f"{argv[0]}: {error.strerror}") from None
+    return answer_of(process, os.path.basename(argv[0]), timeout, enough)
+
+
+def answer_of(
+    process: subprocess.Popen[bytes] | Launched,
+    name: str,
+    timeout: float,
+    enough: Callable[[str], bool] | None = None,
+) -> Answer:
+    """What a command that was just started answers; Unreachable if nothing in `timeout` s.
+
+    If `enough` says so of what it has complained so far it is killed: Stopped.
+    """
     with process:
         try:
             out, err = _awaited(process, name, timeout, enough)
@@ -88,7 +105,7 @@ def run(
 
 
 def _awaited(
-    process: subprocess.Popen[bytes],
+    process: subprocess.Popen[bytes] | Launched,
     name: str,
     timeout: float,
     enough: Callable[[str], bool] | None,

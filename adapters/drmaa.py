@@ -17,6 +17,7 @@ from metasched.adapters.base import Adapter, Capabilities, Order, Withdrawal
 from metasched.adapters.drmaa_generic import Generic, Templates
 from metasched.adapters.drmaa_session import Session
 from metasched.adapters.gridengine import CellSettings, GridEngine
+from metasched.adapters.launching import Launcher
 from metasched.model import Cluster, Listing
 
 
@@ -75,12 +76,19 @@ class Drmaa(Adapter):
     }
 
     def __init__(
-        self, cluster: Cluster, options: DrmaaOptions, instance: str, folder: Path
+        self,
+        cluster: Cluster,
+        options: DrmaaOptions,
+        instance: str,
+        folder: Path,
+        launcher: Launcher | None = None,
     ) -> None:
-        super().__init__(cluster, options, instance, folder)
+        super().__init__(cluster, options, instance, folder, launcher)
         session = Session(options.library)
         self._profile: GridEngine | Generic
         if options.profile == "generic":
+            if launcher is not None:
+                raise ValueError("profile generic: one DRMAA session cannot act as many users")
             self.capabilities = Capabilities(  # type: ignore[misc]
                 suspends=True, proves_absence=False
             )
@@ -100,7 +108,7 @@ class Drmaa(Adapter):
         settings = CellSettings(
             **{part.name: getattr(options, part.name) for part in fields(CellSettings)}
         )
-        self._profile = GridEngine(cluster, session, settings, instance, folder)
+        self._profile = GridEngine(cluster, session, settings, instance, folder, launcher)
 
     def submit(self, order: Order) -> dict[int, str]:
         return self._profile.submit(order)

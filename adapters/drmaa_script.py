@@ -39,6 +39,7 @@ def script(order: Order, index: int, cluster: str, hidden: Mapping[int, int]) ->
     error = "2>&1" if payload.error is None else f"2>{_path(payload.error, index)}"
     lines = [
         "#!/bin/sh",
+        f"umask {payload.umask:04o}",
         f"exec </dev/null >{output} {error} || exit 1",
         f"cd {quote(payload.directory)} || exit 1",
         'script=$(mktemp "${TMPDIR:-/tmp}/metasched.XXXXXX") || exit 1',

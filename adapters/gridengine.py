@@ -27,16 +27,30 @@ from metasched.adapters.commands import Answer, memory_file, run
 from metasched.adapters.drmaa_script import script
 from metasched.adapters.drmaa_session import Session
 from metasched.adapters.gridengine_accounting import Accounting
+from metasched.adapters.launching import Launcher
 from metasched.model import Cluster, Listing, Row, State
 
 _IDS_PER_CALL = 500
 _REFRESH = 60.0  # seconds between looks at the cell's own configuration
 _DELETED = re.compile(r"has deleted job (\d+)")
 _REGISTERED = re.compile(r"has registered the job (\d+) for deletion")
+# What qsub says when the qmaster, or qsub itself, has certainly taken nothing.
+_REFUSED = re.compile(
+    r"denied|no suitable queues|Unknown option|unknown resource|Invalid |ERROR! |error parsing"
+    r"|does not exist|not allowed|Unable to run job: (?!.*(timeout|unreachable|communication))"
+)
 _ABSENT = re.compile(r"does not exist|already in deletion|has deleted|has registered")
 
 T = TypeVar("T")
-Key = tuple[str, int]
+Key = tuple[str, int, str]  # tag, task, and in site mode its owner
+
+_PROGRAMS = {
+    "submit": ("qsub",),
+    "cancel": ("qdel",),
+    "hold": ("qhold", "-h", "u"),
+    "release": ("qrls", "-h", "u"),
+}
+_SUBMITTED = re.compile(r"^Your job (\d+) ", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +89,11 @@ class _Wish:
     asked: float
     held: bool = False
     never_began: bool = False
+    owner: str = ""
+
+    @property
+    def key(self) -> Key:
+        return self.tag, self.task, self.owner
 
 
 class GridEngine:
@@ -87,8 +106,10 @@ class GridEngine:
         settings: CellSettings,
         instance: str,
         folder: Path,
+        launcher: Launcher | None = None,
     ) -> None:
         self._cluster, self._session, self._settings = cluster, session, settings
+        self._launcher = launcher
         self._instance = instance
         self._user = pwd.getpwuid(os.geteuid()).pw_name
         self._environment = {
@@ -123,15 +144,35 @@ class GridEngine:
                     self._configuration().known,
                 )
                 wrapper = script(order, index, self._cluster.name, text.HIDDEN_CODES)
-                with memory_file(wrapper) as file:
-                    path = f"/proc/self/fd/{file}"
-                    natives[index] = self._session.submit(path, native, text.mark(order.tag, index))
+                natives[index] = self._queue(order, index, native, wrapper)
             except Refused as refusal:
                 if not natives:
                     raise
                 taken = f"{len(natives)} of {len(order.indices)} tasks were taken"
                 raise Unreachable(f"{taken}, then: {refusal.reason}") from None
         return natives
+
+    def _queue(self, order: Order, index: int, native: str, wrapper: bytes) -> str:
+        """One job, by DRMAA or, as one session is one account's, by the owner's qsub."""
+        name = text.mark(order.tag, index)
+        if self._launcher is None:
+            with memory_file(wrapper) as file:
+                return self._session.submit(f"/proc/self/fd/{file}", native, name)
+        words = ("-N", name, "-wd", "/", "-o", "/dev/null", "-j", "y", *native.split())
+        with memory_file(wrapper) as file:
+            answer = self._launcher.run(
+                order.job.user,
+                "submit",
+                words,
+                self._settings.timeout,
+                directory=order.payload.directory,
+                stdin=file,
+            )
+        if found := _SUBMITTED.search(answer.out):
+            return found[1]
+        if answer.code and _REFUSED.search(answer.err):
+            raise Refused(answer.complaint)
+        raise Unreachable(f"qsub: {answer.complaint}")
 
     def withdraw(self, withdrawal: Withdrawal) -> None:
         """End tasks, chosen by their tag in a listing of this moment, never by native id alone.
@@ -140,41 +181,53 @@ class GridEngine:
         job's version, and the qmaster throws away orders to start an older version.
         """
         found = self._find(withdrawal)
+        user = withdrawal.user
         if not withdrawal.unstarted:
-            self._delete(found, held=False)
+            self._delete(user, found, held=False)
             return
         waiting = {job.id for job in found.values() if job.waits and "R" not in job.state}
         if not waiting:
             return
-        answers = [self._run("qhold", "-h", "u", ids) for ids in _joined(waiting)]
+        answers = [self._act(user, "hold", ids) for ids in _joined(waiting)]
         after = {key: job for key, job in self._find(withdrawal).items() if job.id in waiting}
-        self._delete({k: job for k, job in after.items() if job.waits and "h" in job.state}, True)
+        held = {k: job for k, job in after.items() if job.waits and "h" in job.state}
+        self._delete(user, held, held=True)
         begun = [job.id for job in after.values() if not job.waits]
         for ids in _joined(begun):
-            self._run("qrls", "-h", "u", ids)
+            self._act(user, "release", ids)
         if any(job.waits and "h" not in job.state for job in after.values()):
             said = "; ".join(answer.complaint for answer in answers if answer.code != 0)
             raise Unreachable(f"qhold: {said or 'not held'}")
 
     def _find(self, withdrawal: Withdrawal) -> dict[Key, text.Job]:
         """Our jobs that carry this tag, live, and are asked for."""
-        wanted = {(withdrawal.tag, index) for index in withdrawal.natives}
-        return {k: job for k, job in self._ours(self._qstat(self._user)).items() if k in wanted}
+        user = self._user if self._launcher is None else withdrawal.user
+        owner = "" if self._launcher is None else user
+        wanted = {(withdrawal.tag, index, owner) for index in withdrawal.natives}
+        return {k: job for k, job in self._ours(self._qstat(user)).items() if k in wanted}
+
+    def _key(self, name: str, owner: str) -> Key | None:
+        """What a job is of ours by its name and owner; None if it is not."""
+        mark = text.read_mark(name, self._instance)
+        if mark is None:
+            return None
+        if self._launcher is not None:
+            return *mark, owner
+        return (*mark, "") if owner == self._user else None
 
     def _ours(self, jobs: Iterable[text.Job]) -> dict[Key, text.Job]:
-        found = {}
-        for job in jobs:
-            key = text.read_mark(job.name, self._instance)
-            if key is not None and job.owner == self._user:
-                found[key] = job
-        return found
+        keyed = ((self._key(job.name, job.owner), job) for job in jobs)
+        return {key: job for key, job in keyed if key is not None}
 
-    def _delete(self, jobs: Mapping[Key, text.Job], held: bool) -> None:
-        wishes = [_Wish(*key, job.id, time.time(), held and job.waits) for key, job in jobs.items()]
+    def _delete(self, user: str, jobs: Mapping[Key, text.Job], held: bool) -> None:
+        wishes = [
+            _Wish(tag, task, job.id, time.time(), held and job.waits, owner=owner)
+            for (tag, task, owner), job in jobs.items()
+        ]
         self._wishes.add(wishes)
         for start in range(0, len(wishes), _IDS_PER_CALL):
             some = wishes[start : start + _IDS_PER_CALL]
-            answer = self._run("qdel", ",".join(wish.native for wish in some))
+            answer = self._act(user, "cancel", ",".join(wish.native for wish in some))
             said = f"{answer.out}\n{answer.err}".strip()
             deleted = set(_DELETED.findall(said))
             self._wishes.add(
@@ -202,8 +255,8 @@ class GridEngine:
         except ValueError as error:
             raise Unreachable(f"the accounting cannot be read: {error}") from None
         for record in news:
-            key = text.read_mark(record.name, self._instance)
-            if key is not None and record.owner == self._user and record.started:
+            key = self._key(record.name, record.owner)
+            if key is not None and record.started:
                 self._records[key] = record
         lag = cell.delay + self._settings.settle
         ours = self._ours(listed)
@@ -232,16 +285,18 @@ class GridEngine:
         for key, record in self._records.items():
             job = ours.get(key)
             again = job is not None and (job.waits or "R" in job.state)
-            row = None if again else text.ended_row(record, *key, killed=key in self._wishes)
+            killed = key in self._wishes
+            row = None if again else text.ended_row(record, *key[:2], killed=killed)
             if row is not None:
                 before = self._live.get(key)
                 began = before.started if before and before.native_id == row.native_id else None
                 # execd and qmaster disagree by a second on when it began; keep what was told
-                ended[key] = replace(row, started=min(began or row.started or 0, row.ended or 0))
+                started = min(began or row.started or 0, row.ended or 0)
+                ended[key] = replace(row, started=started, owner=key[2])
         live = {}
         for key, job in ours.items():
             if key not in ended:
-                live[key] = text.live_row(job, *key)
+                live[key] = replace(text.live_row(job, *key[:2]), owner=key[2])
                 self._gone.pop(key, None)
         for key, row in self._live.items():
             if key in ours or key in ended:
@@ -262,6 +317,7 @@ class GridEngine:
                     started=ran.started if ran else None,
                     ended=wish.asked,
                     word="deleted while it waited",
+                    owner=wish.owner,
                 )
         self._live = live | {k: self._live[k] for k in ended if k in self._live}
         return [*live.values(), *ended.values()]
@@ -312,6 +368,12 @@ class GridEngine:
         except (ValueError, KeyError) as error:
             raise Unreachable(f"{program}: the answer cannot be read: {error}") from None
 
+    def _act(self, user: str, verb: str, ids: str) -> Answer:
+        """The answer of a command that changes jobs, given as their owner."""
+        if self._launcher is None:
+            return self._run(*_PROGRAMS[verb], ids)
+        return self._launcher.run(user, verb, (ids,), self._settings.timeout)
+
     def _run(self, program: str, *arguments: str) -> Answer:
         folder = self._settings.bin_dir
         path = os.path.join(folder, program) if folder else program
@@ -336,13 +398,13 @@ class _Wishes:
                 except (ValueError, TypeError):  # the last line of one that was killed
                     continue
                 if wish.asked >= oldest:
-                    self._found[(wish.tag, wish.task)] = wish
+                    self._found[wish.key] = wish
             self._write("w", self._found.values())
 
     def add(self, wishes: Iterable[_Wish]) -> None:
         some = list(wishes)
         self._write("a", some)
-        self._found |= {(wish.tag, wish.task): wish for wish in some}
+        self._found |= {wish.key: wish for wish in some}
 
     def _write(self, mode: str, wishes: Iterable[_Wish]) -> None:
         with self._path.open(mode) as file:

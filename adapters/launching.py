@@ -12,7 +12,6 @@ import pwd
 import select
 import socket
 import struct
-import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from metasched.adapters.base import Refused, Unreachable
-from metasched.adapters.commands import Answer
+from metasched.adapters.commands import Answer, answer_of
 
 ANSWER = 10.0  # seconds that the launcher may take where nothing but itself is waited for
 
@@ -58,7 +57,7 @@ class Launcher:
                 for descriptor in reads:
                     os.close(descriptor)
                 raise
-            return Launched(verb, connection, reads)
+            return Launched(connection, *reads)
 
     def run(
         self,
@@ -71,16 +70,8 @@ class Launcher:
         stdin: int | None = None,
     ) -> Answer:
         """The answer of a command within `timeout` seconds; as `commands.run` otherwise."""
-        with self.start(user, verb, arguments, directory=directory, stdin=stdin) as command:
-            try:
-                out, err = command.communicate(timeout)
-            except subprocess.TimeoutExpired:
-                raise Unreachable(f"{verb}: no answer within {timeout:g} s") from None
-        if command.returncode < 0:
-            raise Unreachable(f"{verb} was ended by signal {-command.returncode}")
-        return Answer(
-            command.returncode, out.decode(errors="replace"), err.decode(errors="replace")
-        )
+        command = self.start(user, verb, arguments, directory=directory, stdin=stdin)
+        return answer_of(command, verb, timeout)
 
     def detached(
         self, user: str, verb: str, stdin: int, stdout: int, stderr: int, directory: str = "/"
@@ -132,45 +123,30 @@ class Launcher:
 class Launched:
     """A command under way, to be used as a `subprocess.Popen`; leaving the block kills it."""
 
-    def __init__(self, name: str, connection: socket.socket, reads: Sequence[int]) -> None:
-        self._name, self._connection = name, connection
-        self._open = {reads[0]: b"", reads[1]: b""}
-        self._reads = tuple(reads)
-        self._left = set(reads)
+    def __init__(self, connection: socket.socket, out: int, err: int) -> None:
+        self._connection = connection
+        self.stdout, self.stderr = open(out, "rb", 0), open(err, "rb", 0)  # noqa: SIM115
         self.returncode = 0
 
-    def communicate(self, timeout: float) -> tuple[bytes, bytes]:
-        """Its output and errors once it has ended; TimeoutExpired with what it said so far.
+    def wait(self, timeout: float = ANSWER) -> None:
+        """Until it has ended, or once killed until nothing of it holds its output.
 
-        Refused: it was never executed. Unreachable: the launcher has died.
+        Refused: it was never executed. Unreachable: the launcher has died, or says nothing.
         """
+        if self._connection.fileno() != -1:
+            told = _read(self._connection, timeout)
+            self.returncode = told.get("code", -told.get("signal", 0))
+            return
         until = time.monotonic() + timeout
-        while self._left:
-            ready, _, _ = select.select([*self._left], [], [], max(until - time.monotonic(), 0.0))
-            if not ready:
-                out, err = (self._open[descriptor] for descriptor in self._reads)
-                raise subprocess.TimeoutExpired(self._name, timeout, out, err)
-            for descriptor in ready:
-                piece = os.read(descriptor, 1 << 16)
-                self._open[descriptor] += piece
-                if not piece:
-                    self._left.discard(descriptor)
-        answer = _read(self._connection, ANSWER)
-        self.returncode = answer.get("code", -answer.get("signal", 0))
-        out, err = (self._open[descriptor] for descriptor in self._reads)
-        return out, err
+        left = [self.stdout, self.stderr]
+        while left and time.monotonic() < until:
+            for pipe in select.select(left, [], [], timeout)[0]:
+                if not pipe.read(1 << 16):
+                    left.remove(pipe)
 
     def kill(self) -> None:
         """The launcher kills what nobody waits for."""
         self._connection.close()
-
-    def wait(self) -> None:
-        """Until the command holds its output no more: it has been killed."""
-        until = time.monotonic() + ANSWER
-        while self._left and time.monotonic() < until:
-            for descriptor in select.select([*self._left], [], [], ANSWER)[0]:
-                if not os.read(descriptor, 1 << 16):
-                    self._left.discard(descriptor)
 
     def __enter__(self) -> Launched:
         return self
@@ -182,8 +158,8 @@ class Launched:
         trace: TracebackType | None,
     ) -> None:
         self.kill()
-        for descriptor in self._reads:
-            os.close(descriptor)
+        self.stdout.close()
+        self.stderr.close()
 
 
 def uid_of(user: str) -> int:
@@ -214,7 +190,7 @@ def _read(connection: socket.socket, seconds: float) -> dict[str, int]:
             said += piece
     except OSError as error:
         raise Unreachable(f"the launcher: {error}") from None
-    answer: dict[str, int] = json.loads(said)
-    if "refused" in answer:
-        raise Refused(str(answer["refused"]))
-    return answer
+    told: dict[str, int] = json.loads(said)
+    if "refused" in told:
+        raise Refused(str(told["refused"]))
+    return told

@@ -30,6 +30,7 @@ from bisect import insort
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import ClassVar
 
@@ -38,6 +39,7 @@ import msgspec
 from metasched.adapters import supervisor
 from metasched.adapters.base import (
     Adapter,
+    AdapterError,
     Capabilities,
     Order,
     Refused,
@@ -45,14 +47,8 @@ from metasched.adapters.base import (
     Withdrawal,
     task_variables,
 )
-from metasched.adapters.local_host import (
-    Nursery,
-    kill_rest,
-    process_handle,
-    read_record,
-    spec_field,
-    tell,
-)
+from metasched.adapters.launching import Launcher, uid_of
+from metasched.adapters.local_host import Nursery, read_record, share, spec_field
 from metasched.arrays import parse_array
 from metasched.model import Cluster, Facts, Listing, Nodes, Partition, Row, State, parse_tag
 from metasched.patterns import filled, first_node
@@ -140,6 +136,7 @@ class _Needs(msgspec.Struct, frozen=True):
     priority: int = 1
     deadline: float | None = None
     user: str = ""
+    uid: int = 0  # of that account, in site mode
 
 
 @dataclass(slots=True, eq=False)
@@ -197,9 +194,14 @@ class Local(Adapter):
     options: LocalOptions
 
     def __init__(
-        self, cluster: Cluster, options: LocalOptions, instance: str, folder: Path
+        self,
+        cluster: Cluster,
+        options: LocalOptions,
+        instance: str,
+        folder: Path,
+        launcher: Launcher | None = None,
     ) -> None:
-        super().__init__(cluster, options, instance, folder)
+        super().__init__(cluster, options, instance, folder, launcher)
         self._policy: Policy = named.make(options.policy)
         self._lock = threading.Lock()
         self._resources: ExitStack | None = None
@@ -299,8 +301,10 @@ class Local(Adapter):
             self._jobs = self.folder / "jobs"
             self._jobs.mkdir(exist_ok=True)
             self._connect(stack)
-            self._nursery = Nursery(self.folder / "supervisor.log")
-            stack.callback(self._nursery.close)
+            if self.launcher is not None:
+                self._let_users_in()
+            self._nurseries: dict[str, Nursery] = {}
+            stack.callback(self._close_nurseries)
             self._epoll = stack.enter_context(select.epoll())
             self._bell = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # rung: a first pass
             stack.callback(os.close, self._bell)
@@ -313,6 +317,34 @@ class Local(Adapter):
             target=self._run, args=(self._resources,), name=f"local {self.folder}", daemon=True
         )
         self._thread.start()
+
+    def _let_users_in(self) -> None:
+        """Open the way to the jobs' folders to their owners; what lies on it is closed to them."""
+        for path in self.folder.iterdir():
+            if path.is_file():
+                path.chmod(0o600)  # it may be from before users came this way
+        self.folder.chmod(0o711)
+        self._jobs.chmod(0o755)
+        for folder in self.folder.parents:
+            if not folder.stat().st_mode & 0o001:
+                raise OSError(f"{folder} is closed to the owners of jobs; chmod o+x")
+        if not os.path.exists("/proc/1/stat"):
+            raise OSError("/proc hides other accounts' processes (hidepid); give us its gid")
+
+    def _nursery_of(self, task: _Task) -> Nursery:
+        owner = self._owner(task)
+        if owner not in self._nurseries:
+            errors = self.folder / "supervisor.log"
+            self._nurseries[owner] = Nursery(errors, self.launcher, owner)
+        return self._nurseries[owner]
+
+    def _owner(self, task: _Task) -> str:
+        """Whose account acts for a task; "": ours."""
+        return "" if self.launcher is None else task.needs.user
+
+    def _close_nurseries(self) -> None:
+        for nursery in self._nurseries.values():
+            nursery.close()
 
     def _connect(self, stack: ExitStack) -> None:
         self._db = sqlite3.connect(self.folder / "queue.db", check_same_thread=False)
@@ -338,10 +370,13 @@ class Local(Adapter):
         for native, tag, index, needs, row in self._db.execute(
             "SELECT native, tag, task, needs, row FROM tasks ORDER BY native"
         ):
+            wanted = msgspec.json.decode(needs, type=_Needs)
             task = _Task(
                 native,
-                msgspec.json.decode(needs, type=_Needs),
-                msgspec.json.decode(row, type=Row) if row else _pending(tag, index, native),
+                wanted,
+                msgspec.json.decode(row, type=Row)
+                if row
+                else _pending(tag, index, native, wanted.user),
                 self._is_ours(tag),
             )
             self._tasks[native] = task
@@ -404,9 +439,11 @@ class Local(Adapter):
         limit = options.max_time if job.time_limit is None else job.time_limit
         if options.max_time is not None and limit is not None and limit > options.max_time:
             raise Refused(f"{limit:g} s asked for; the cluster's limit is {options.max_time:g} s")
-        if not os.path.isdir(payload.directory):
+        if self.launcher is not None:
+            self.launcher.enter(job.user, payload.directory)
+        elif not os.path.isdir(payload.directory):
             raise Refused(f"directory {payload.directory!r} does not exist")
-        _check_texts(order)
+        _check_texts(order, look=self.launcher is None)
         return _Needs(
             cpus=options.cpus if job.exclusive else job.cpus,
             counts=counts,
@@ -416,6 +453,7 @@ class Local(Adapter):
             priority=order.priority,
             deadline=job.deadline,
             user=job.user,
+            uid=0 if self.launcher is None else uid_of(job.user),
         )
 
     def _insert(self, tag: str, index: int, needs: _Needs) -> _Task:
@@ -424,15 +462,18 @@ class Local(Adapter):
             (tag, index, msgspec.json.encode(needs).decode()),
         ).lastrowid
         assert native is not None
-        return _Task(native, needs, _pending(tag, index, native), self._is_ours(tag))
+        return _Task(native, needs, _pending(tag, index, native, needs.user), self._is_ours(tag))
 
     def _withdraw(self, task: _Task, unstarted: bool) -> None:
         folder = self._folder_of(task)
         # A supervisor may be on its way: whoever claims the folder first decides.
         if task.launched is None or supervisor.claim(str(folder), "state=cancelled\nword=\n"):
             self._finish(task, _unbegun(task.row, State.CANCELLED, ""))
-        elif not unstarted and (record := read_record(folder, "claim")):
-            tell(record, supervisor.CANCEL)
+        elif not unstarted:
+            try:
+                self._nursery_of(task).cancel(folder)
+            except OSError as error:
+                raise Unreachable(f"task {task.native}: {error}") from None
 
     # What is so.
 
@@ -564,6 +605,8 @@ class Local(Adapter):
         folder.mkdir(mode=0o700, exist_ok=True)
         draft = folder / "spec.draft"
         draft.write_bytes(b"\0".join([shared, *own]) + b"\0\0" + script)
+        if self.launcher is not None:
+            draft.chmod(0o644)
         draft.rename(folder / "spec")
 
     def _attend(self) -> None:
@@ -573,11 +616,28 @@ class Local(Adapter):
             self._unattended = unclaimed
             if not unclaimed:
                 return
-            born = self._nursery.fork([self._folder_of(task) for task in unclaimed])
-            for task, (pid, start) in zip(unclaimed, born, strict=True):
-                task.launches += 1
-                self._watch(task, pid, start)
+            for _, some in groupby(sorted(unclaimed, key=self._owner), key=self._owner):
+                self._launch(list(some))
             self._unattended = [task for task in unclaimed if task.watch is None]
+
+    def _launch(self, tasks: list[_Task]) -> None:
+        """Fork a supervisor for each of some tasks of one user."""
+        for task in tasks:
+            task.launches += 1
+            if self.launcher is not None:
+                # Not before its `spec` is there: we write no more where the owner may lay links.
+                share(self._folder_of(task), task.needs.uid)
+        try:
+            born = self._nursery_of(tasks[0]).fork([self._folder_of(task) for task in tasks])
+        except Unreachable as error:
+            raise OSError(error.reason) from None
+        except (OSError, Refused) as error:
+            if self.launcher is None:
+                raise  # ours to mend; a user's nursery may be against us, and is given up
+            log.warning("%s: no supervisor for %s: %s", self.folder, tasks[0].needs.user, error)
+            return
+        for task, (pid, start) in zip(tasks, born, strict=True):
+            self._watch(task, pid, start)
 
     def _look(self, task: _Task) -> bool:
         """Where a started task stands, from its folder alone; True if it needs a supervisor."""
@@ -608,7 +668,10 @@ class Local(Adapter):
     def _lost(self, task: _Task, same_boot: bool) -> Row:
         """Its supervisor died without a word: kill what is left of the job."""
         if same_boot:
-            kill_rest(task.row.tag, task.row.task)
+            try:
+                self._nursery_of(task).sweep(self._folder_of(task))
+            except (OSError, AdapterError):
+                log.exception("%s: what task %s left may still run", self.folder, task.native)
         word = "its supervisor was killed" if same_boot else "the host was restarted"
         return replace(task.row, state=State.NODE_FAIL, ended=time.time(), word=word)
 
@@ -644,7 +707,7 @@ class Local(Adapter):
         """Remove folders of which the database knows all that matters."""
         for folder in self._rubbish:
             # In one step, or a late supervisor could claim a folder that has lost its claim.
-            gone = folder.with_name(f"{folder.name}.gone")
+            gone = folder.with_suffix(".gone")
             with suppress(FileNotFoundError):
                 folder.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
@@ -675,7 +738,7 @@ class Local(Adapter):
 
     def _watch(self, task: _Task, pid: int, start: int) -> bool:
         """Have the thread woken when that process ends; False if it is gone already."""
-        descriptor = process_handle(pid, start)
+        descriptor = supervisor.process_handle(pid, start)
         if descriptor is None:
             return False
         task.watch = descriptor
@@ -695,8 +758,8 @@ class Local(Adapter):
             self._unwatch(descriptor)
 
 
-def _pending(tag: str, index: int, native: int) -> Row:
-    return Row(tag, index, str(native), State.PENDING, word="Priority")
+def _pending(tag: str, index: int, native: int, owner: str) -> Row:
+    return Row(tag, index, str(native), State.PENDING, word="Priority", owner=owner)
 
 
 def _devices(gres: Mapping[str, int]) -> dict[str, list[int]]:
@@ -720,6 +783,7 @@ def _head(order: Order, cluster: str, needs: _Needs, options: LocalOptions) -> b
     fields += [spec_field("argument", text) for text in payload.arguments]
     fields += [spec_field("environment", f"{name}={text}") for name, text in environment.items()]
     fields.append(spec_field("directory", payload.directory))
+    fields.append(spec_field("umask", str(payload.umask)))
     if needs.limit is not None:
         fields.append(spec_field("limit", repr(needs.limit)))
     memory = job.memory or (job.memory_per_cpu or 0) * job.cpus
@@ -745,15 +809,16 @@ def _script(order: Order) -> bytes:
     return order.payload.script.encode(errors="surrogateescape")
 
 
-def _check_texts(order: Order) -> None:
-    """Refused if the kernel could never execute this payload."""
+def _check_texts(order: Order, look: bool) -> None:
+    """Refused if the kernel could never execute this payload; `look`: as this account sees it."""
     payload = order.payload
     first = payload.script.partition("\n")[0]
     if not first.startswith("#!"):
         raise Refused('the script does not begin with "#!" and an interpreter')
     interpreter = re.split("[ \t]", first[2:].strip(" \t"), maxsplit=1)[0]
     path = os.path.join(payload.directory, interpreter)
-    if not (interpreter and os.path.isfile(path) and os.access(path, os.X_OK)):
+    there = not look or (os.path.isfile(path) and os.access(path, os.X_OK))
+    if not (interpreter and there):
         raise Refused(f"the script's interpreter {interpreter!r} does not exist on this host")
     texts = [*payload.arguments, payload.output, payload.error or ""]
     if any("\0" in text for text in texts):

@@ -27,6 +27,7 @@ from metasched.adapters.base import (
     Unreachable,
     Withdrawal,
 )
+from metasched.adapters.launching import Launcher, name_of, uid_of
 from metasched.adapters.slurm_access import Access, SlurmOptions
 from metasched.adapters.slurm_accounting import Accounting
 from metasched.adapters.slurm_commands import Commands
@@ -49,9 +50,14 @@ class Slurm(Adapter):
     )
 
     def __init__(
-        self, cluster: Cluster, options: SlurmOptions, instance: str, folder: Path
+        self,
+        cluster: Cluster,
+        options: SlurmOptions,
+        instance: str,
+        folder: Path,
+        launcher: Launcher | None = None,
     ) -> None:
-        super().__init__(cluster, options, instance, folder)
+        super().__init__(cluster, options, instance, folder, launcher)
         self._settings = options
         self._facts: Facts | None = None  # of the last poll
         self._reach = Reach()
@@ -59,7 +65,9 @@ class Slurm(Adapter):
         self._chosen: Access | None = None
         # whichever way is chosen: there is no other to accounting
         commands = Commands(options, cluster.name)
-        self._accounting = Accounting(commands, options.tag_field, os.geteuid())
+        self._accounting = Accounting(
+            commands, options.tag_field, os.geteuid() if launcher is None else None
+        )
 
     @property
     def access(self) -> str:
@@ -79,15 +87,16 @@ class Slurm(Adapter):
         proved absent.
         """
         self._check_size(order.job)
+        access = self._as(order.job.user)
         array = self._array(order)
         natives: dict[int, str] = {}
         try:
             if array:
-                id = self._access.submit_array(order, array)
+                id = access.submit_array(order, array)
                 natives = {index: f"{id}_{index}" for index in array}
             for index in order.indices:
                 if index not in natives:
-                    natives[index] = self._access.submit(order, index)
+                    natives[index] = access.submit(order, index)
         except Refused as refusal:
             if not natives:
                 raise
@@ -103,6 +112,12 @@ class Slurm(Adapter):
             self._array_size = self._access.controller().array_size
         some = [index for index in order.indices if index < self._array_size]
         return some if len(some) > 1 else []
+
+    def _as(self, user: str) -> Access:
+        """What acts on the jobs of a user: in site mode the commands, as that user."""
+        if self.launcher is None:
+            return self._access
+        return Commands(self._settings, self.cluster.name, self.launcher, user)
 
     def _check_size(self, job: Job) -> None:
         """Slurm itself takes what can never start, and lets it wait for ever."""
@@ -121,32 +136,35 @@ class Slurm(Adapter):
         cannot begin any more.
         """
         live = self._find(withdrawal)
+        access = self._as(withdrawal.user)
         if not withdrawal.unstarted:
-            self._hold(line.id for line in live if line.state == "PENDING" and "_" in line.id)
-            self._access.cancel([line.id for line in live])
+            self._hold(
+                access, (line.id for line in live if line.state == "PENDING" and "_" in line.id)
+            )
+            access.cancel([line.id for line in live])
             return
         pending = {line.id for line in live if line.state == "PENDING" and line.restarts == "0"}
         if not pending:
             return
-        complaint = self._hold(pending)
+        complaint = self._hold(access, pending)
         after = [line for line in self._find(withdrawal) if line.id in pending]
         held = [line.id for line in after if line.state == "PENDING" and line.priority == "0"]
-        self._access.cancel(held)
+        access.cancel(held)
         # Slurm "holds" what runs, too: if the user lets it requeue, it must not stay held.
         begun = [line.id for line in after if line.state != "PENDING"]
-        self._access.release(begun)
+        access.release(begun)
         if len(held) + len(begun) < len(after):
             raise Unreachable(f"hold: {complaint or 'not held'}")
 
-    def _hold(self, ids: Iterable[str]) -> str:
+    def _hold(self, access: Access, ids: Iterable[str]) -> str:
         """Hold jobs, and each task of an array apart; what was said against it."""
-        said = [self._access.hold(some) for some in text.apart(ids) if some]
+        said = [access.hold(some) for some in text.apart(ids) if some]
         return "; ".join(filter(None, said))
 
     def _find(self, withdrawal: Withdrawal) -> list[text.QueueLine]:
         """Our tasks that are asked for and have not ended, a line each."""
         wanted = {(withdrawal.tag, index) for index in withdrawal.natives}
-        user = os.geteuid()
+        user = os.geteuid() if self.launcher is None else uid_of(withdrawal.user)
         ids = [native for native in withdrawal.natives.values() if native]
         lines = self._access.jobs(ids=ids if len(ids) == len(wanted) else (), user=user)
         return [
@@ -172,8 +190,11 @@ class Slurm(Adapter):
         since, up = self._reach.look(config, listed, now)
         wall = time.time() - now  # what turns our monotonic times into those of day
         try:
-            rows = text.rows(jobs, self.instance, os.geteuid())
-            ours = {job.id for job in jobs if text.is_ours(job, self.instance, os.geteuid())}
+            user = os.geteuid() if self.launcher is None else None
+            rows = text.rows(jobs, self.instance, user)
+            names = {row.owner: row.owner and name_of(int(row.owner)) for row in rows}
+            rows = [replace(row, owner=names[row.owner]) for row in rows]
+            ours = {job.id for job in jobs if text.is_ours(job, self.instance, user)}
             facts = text.facts(jobs, places, taken, ours)
         except ValueError as error:
             raise Unreachable(f"the listing cannot be read: {error}") from None

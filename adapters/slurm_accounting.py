@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import IO, Protocol
 
 from metasched.adapters import slurm_records as records
+from metasched.adapters.base import Refused
+from metasched.adapters.launching import uid_of
 from metasched.adapters.slurm_text import Controller, joined
 from metasched.model import Missing, Trace
 
@@ -34,10 +38,10 @@ class Answers(Protocol):
 
 
 class Accounting:
-    """The accounting of one cluster; jobs are those of `user`."""
+    """The accounting of one cluster; jobs are those of `user`, or of who owns what is missing."""
 
-    def __init__(self, answers: Answers, tag_field: str, user: int) -> None:
-        self._answers, self._tag_field, self._user = answers, tag_field, str(user)
+    def __init__(self, answers: Answers, tag_field: str, user: int | None) -> None:
+        self._answers, self._tag_field, self._user = answers, tag_field, user
 
     def kind(self, controller: Controller, submit_lines: bool) -> str:
         """In words: how an ended job is found there; "" if there is no accounting to ask.
@@ -61,23 +65,35 @@ class Accounting:
         Proof that a task never began: the controller has been up since before it was sent, has
         told accounting all it had to tell, and accounting reaches back so far and lacks it.
         """
+        users = self._owners(missing)
+        missing = list(users)
+        if not missing:
+            return Trace()
         controller = self._answers.controller()
         skew = time.time() - controller.now
         if controller.slurmdbd:
             # asked first: what the controller tells later is new
             complete, age = self._answers.unsent() == 0, self._answers.purged()
-            found = self._of_slurmdbd(missing, skew)
+            found = self._of_slurmdbd(missing, skew, users.values())
             reaches = 0.0 if age is None else time.time() - age
         elif controller.completions:
             complete = True
             found, reaches = self._of_file(controller.completions, missing, skew)
         else:
             return Trace()
+        found = [record for record in found if record.user in users.values()]
         since = max(controller.boot + 1 + skew, reaches)
-        last = records.newest(found, missing, skew)
+        last: dict[Missing, records.Record | None] = {}
+        for user in set(users.values()):  # others may forge a mark
+            own = [one for one in missing if users[one] == user]
+            last |= records.newest((r for r in found if r.user == user), own, skew)
         unmarked = [r.submit + skew for r in found if r.mark is None]
         return Trace(
-            rows=tuple(row for one, record in last.items() if record and (row := record.row(one))),
+            rows=tuple(
+                replace(row, owner=one.user)
+                for one, record in last.items()
+                if record and (row := record.row(one))
+            ),
             unstarted=tuple(
                 (one.tag, one.task)
                 for one, record in last.items()
@@ -88,7 +104,17 @@ class Accounting:
             ),
         )
 
-    def _of_slurmdbd(self, missing: Sequence[Missing], skew: float) -> list[records.Record]:
+    def _owners(self, missing: Iterable[Missing]) -> dict[Missing, str]:
+        """The user id of each; without those whose owner has no account any more."""
+        found = {}
+        for one in missing:
+            with suppress(Refused):
+                found[one] = str(uid_of(one.user) if self._user is None else self._user)
+        return found
+
+    def _of_slurmdbd(
+        self, missing: Sequence[Missing], skew: float, users: Iterable[str]
+    ) -> list[records.Record]:
         found = []
         ids = sorted({one.native_id for one in missing if one.native_id is not None})
         for some in joined(ids):
@@ -97,9 +123,10 @@ class Accounting:
         if unnamed:
             begin = time.gmtime(min(unnamed) - skew - 2)
             found += self._answers.sacct(
-                f"--user={self._user}", f"--starttime={time.strftime('%Y-%m-%dT%H:%M:%S', begin)}"
+                f"--user={','.join(sorted(set(users)))}",
+                f"--starttime={time.strftime('%Y-%m-%dT%H:%M:%S', begin)}",
             )
-        return [record for record in found if record.user == self._user]
+        return found
 
     def _of_file(
         self, path: str, missing: Collection[Missing], skew: float
@@ -114,7 +141,6 @@ class Accounting:
                     record
                     for line in file
                     if (record := records.completion(_text(line), self._tag_field))
-                    and record.user == self._user
                 ]
         except OSError:
             return [], time.time()

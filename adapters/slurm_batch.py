@@ -18,10 +18,11 @@ _NAME_CHARACTERS = 256  # Slurm takes 1024 bytes; a character of UTF-8 has four 
 
 # What a user's own options may not say, since a task is known, found and ended by it.
 _RESERVED_LONG = (
-    *("array", "clusters", "cluster", "export", "export-file", "get-user-env", "help", "parsable"),
-    *("quiet", "requeue", "test-only", "uid", "gid", "usage", "version", "wait", "wrap"),
+    *("array", "chdir", "clusters", "cluster", "error", "export", "export-file", "get-user-env"),
+    *("gid", "help", "input", "output", "parsable", "quiet", "requeue", "test-only", "uid"),
+    *("usage", "version", "wait", "wrap"),
 )
-_RESERVED_SHORT = "aMhQVW"
+_RESERVED_SHORT = "aDeihMoQVW"
 _LONG = {"comment": "comment", "wckey": "wckey", "name": "job-name"}  # what carries the tag
 _SHORT_FLAGS = "HkOsv"  # short options without a value
 
@@ -89,8 +90,7 @@ def arguments(
         if value is not None:
             options[wish] = value
     words = [f"--{key}" if value is None else f"--{key}={value}" for key, value in options.items()]
-    _check(order.options, tag_field)
-    words += [*order.options, "/dev/stdin", *payload.arguments]
+    words += [*_own(order.options, tag_field), "/dev/stdin", *payload.arguments]
     if any("\0" in word for word in words):
         raise Refused("an option, a path or an argument holds a NUL character")
     return words
@@ -137,8 +137,12 @@ def path(pattern: str, index: int | None) -> str:
     return parts[0].replace("\\", "\\\\")
 
 
-def _check(options: tuple[str, ...], tag_field: str) -> None:
-    """Refused if a word of the user's would take from us what we rely on, or is no option."""
+def _own(options: tuple[str, ...], tag_field: str) -> list[str]:
+    """The user's options, each one word with its value: no value can then be a script.
+
+    Refused if one would take from us what we rely on, or is no option.
+    """
+    joined: list[str] = []
     tag_long, tag_short = _LONG[tag_field], "J" if tag_field == "name" else ""
     value_may_follow = False
     for word in options:
@@ -151,13 +155,17 @@ def _check(options: tuple[str, ...], tag_field: str) -> None:
             if reserved:
                 raise Refused(f"native option {word!r} is not allowed: metasched sets --{name}")
             value_may_follow = "=" not in word
+            joined.append(word)
         elif word.startswith("-"):
             flags = word[1:].lstrip(_SHORT_FLAGS)
             if flags[:1] and flags[0] in _RESERVED_SHORT + tag_short:
                 raise Refused(f"native option {word!r} is not allowed: metasched sets it")
             value_may_follow = len(flags) == 1
+            joined.append(word)
         else:
+            joined[-1] += word if not joined[-1].startswith("--") else f"={word}"
             value_may_follow = False
+    return joined
 
 
 def variables(order: Order, index: int, cluster: str) -> dict[str, str]:

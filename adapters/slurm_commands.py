@@ -5,30 +5,50 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from metasched.adapters import slurm_batch as batch
 from metasched.adapters import slurm_records as records
 from metasched.adapters import slurm_text as text
 from metasched.adapters.base import Order, Refused, Unreachable
-from metasched.adapters.commands import Answer, Stopped, memory_file, run
+from metasched.adapters.commands import Answer, Stopped, answer_of, memory_file, run
+from metasched.adapters.launching import Launcher
 from metasched.adapters.slurm_access import SlurmOptions
+from metasched.model import Payload
 
 # sbatch says so, sleeps for a second (later for two, three, ...) and tries again by itself.
 _RETRYING = re.compile(r"retrying$", re.MULTILINE)
 _RETRY_SLEEP = 1.0
 
+_PROGRAMS = {
+    "submit": ("sbatch",),
+    "cancel": ("scancel",),
+    "hold": ("scontrol", "hold"),
+    "release": ("scontrol", "release"),
+}
+
 T = TypeVar("T")
 
 
 class Commands:
-    """The commands of the cluster's own release, each started anew for every call."""
+    """The commands of the cluster's own release, each started anew for every call.
+
+    With a `launcher` what is done for a job is done as its owner, `user`.
+    """
 
     name = "commands"
 
-    def __init__(self, options: SlurmOptions, cluster: str) -> None:
+    def __init__(
+        self,
+        options: SlurmOptions,
+        cluster: str,
+        launcher: Launcher | None = None,
+        user: str = "",
+    ) -> None:
         self._settings, self._cluster = options, cluster
+        self._launcher, self._user = launcher, user
         self._environment = {
             "SLURM_CONF": options.config,
             "SLURM_TIME_FORMAT": "%s",
@@ -41,17 +61,24 @@ class Commands:
     def submit(self, order: Order, index: int) -> str:
         words = batch.arguments(order, index, self._settings.tag_field)
         script = batch.script(order.payload.script)
-        return self._sbatch(words, batch.environment(order, index, self._cluster), script)
+        variables = batch.environment(order, index, self._cluster)
+        return self._sbatch(order.payload, words, variables, script)
 
     def submit_array(self, order: Order, indices: Sequence[int]) -> str:
         words = batch.arguments(order, None, self._settings.tag_field, indices)
         script = batch.array_script(order, indices, self._cluster)
-        return self._sbatch(words, batch.environment(order, indices[0], self._cluster), script)
+        variables = batch.environment(order, indices[0], self._cluster)
+        return self._sbatch(order.payload, words, variables, script)
 
-    def _sbatch(self, words: list[str], variables: bytes, script: bytes) -> str:
+    def _sbatch(self, payload: Payload, words: list[str], variables: bytes, script: bytes) -> str:
         with memory_file(variables) as environment, memory_file(script) as body:
-            answer = self._run(
-                "sbatch", f"--export-file={environment}", *words, stdin=body, keep=(environment,)
+            number = environment if self._launcher is None else 3
+            answer = self._act(
+                "submit",
+                f"--export-file={number}",
+                *words,
+                files=(body, environment),
+                payload=payload,
             )
         if answer.code != 0:
             doubt = Unreachable(f"sbatch: {batch.complaint(answer.err)}")
@@ -97,16 +124,16 @@ class Commands:
         return self._read(text.controller, "scontrol", "show", "config")
 
     def hold(self, ids: Collection[str]) -> str:
-        answers = [self._run("scontrol", "hold", *some) for some in text.grouped(ids)]
+        answers = [self._act("hold", *some) for some in text.grouped(ids)]
         return "; ".join(batch.complaint(answer.err) for answer in answers if answer.code != 0)
 
     def release(self, ids: Collection[str]) -> None:
         for some in text.grouped(ids):
-            self._run("scontrol", "release", *some)
+            self._act("release", *some)
 
     def cancel(self, ids: Collection[str]) -> None:
         for some in text.grouped(ids):
-            answer = self._run("scancel", *some)
+            answer = self._act("cancel", *some)
             # It is no error that a job has ended meanwhile; scancel then says so or nothing.
             if answer.code != 0 and not re.search("Invalid job id|already", answer.err):
                 raise Unreachable(f"scancel: {batch.complaint(answer.err)}")
@@ -135,29 +162,73 @@ class Commands:
         except ValueError as error:
             raise Unreachable(f"{program}: the answer cannot be read: {error}") from None
 
+    def _act(
+        self,
+        verb: str,
+        *arguments: str,
+        files: tuple[int, int] | None = None,
+        payload: Payload | None = None,
+    ) -> Answer:
+        """The answer of a command that changes something, given as the owner of the job.
+
+        `files` are its standard input and another one that it reads.
+        """
+        stdin, keep = files or (None, None)
+        if self._launcher is None:
+            umask = -1 if payload is None else payload.umask
+            kept = () if keep is None else (keep,)
+            return self._run(*_PROGRAMS[verb], *arguments, stdin=stdin, keep=kept, umask=umask)
+        process = self._launcher.start(
+            self._user,
+            verb,
+            arguments,
+            directory="/" if payload is None else payload.directory,
+            umask=0o022 if payload is None else payload.umask,
+            stdin=stdin,
+            keep=keep,
+        )
+        program = _PROGRAMS[verb][0]
+        with _a_full_queue_refuses():
+            return answer_of(process, program, self._settings.timeout, _ENOUGH.get(program))
+
     def _run(
-        self, program: str, *arguments: str, stdin: int | None = None, keep: Sequence[int] = ()
+        self,
+        program: str,
+        *arguments: str,
+        stdin: int | None = None,
+        keep: Sequence[int] = (),
+        umask: int = -1,
     ) -> Answer:
         """The answer of one command of this cluster; Unreachable if none came in time."""
         path = os.path.join(self._settings.bin_dir, program) if self._settings.bin_dir else program
-        try:
+        with _a_full_queue_refuses():
             return run(
                 [path, *arguments],
                 self._environment,
                 self._settings.timeout,
                 stdin=stdin,
                 keep=keep,
-                enough=_retries if program == "sbatch" else None,
+                umask=umask,
+                enough=_ENOUGH.get(program),
             )
-        except Stopped as stopped:
-            # A full queue is a refusal, if sbatch was caught asleep between two tries.
-            if stopped.seconds < _RETRY_SLEEP:
-                raise Refused(batch.complaint(stopped.said), again=True) from None
-            raise
+
+
+@contextmanager
+def _a_full_queue_refuses() -> Iterator[None]:
+    """Refused instead of Stopped, if sbatch was caught asleep between two tries."""
+    try:
+        yield
+    except Stopped as stopped:
+        if stopped.seconds < _RETRY_SLEEP:
+            raise Refused(batch.complaint(stopped.said), again=True) from None
+        raise
 
 
 def _retries(said: str) -> bool:
     return _RETRYING.search(said) is not None
+
+
+_ENOUGH = {"sbatch": _retries}
 
 
 def _delimiter() -> str:

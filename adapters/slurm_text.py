@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from metasched.arrays import folded, parse_array
@@ -314,15 +314,18 @@ def lives(line: QueueLine) -> bool:
     return state(line.state) in _LIVES
 
 
-def is_ours(line: QueueLine, instance: str, user: int) -> bool:
-    """Whether it is a job of `instance`, and of `user`: others may forge a tag."""
-    return int(line.user) == user and parse_tag(line.tag.partition("/")[0], instance) is not None
+def is_ours(line: QueueLine, instance: str, user: int | None) -> bool:
+    """Whether it is a job of `instance`, and of `user`, if any: others may forge a tag."""
+    return (
+        user in (None, int(line.user))
+        and parse_tag(line.tag.partition("/")[0], instance) is not None
+    )
 
 
-def rows(lines: Iterable[QueueLine], instance: str, user: int) -> list[Row]:
-    """Our tasks."""
+def rows(lines: Iterable[QueueLine], instance: str, user: int | None) -> list[Row]:
+    """Our tasks; if `user` is None each with the user id of its owner."""
     return [
-        _row(line, *key, native)
+        replace(_row(line, *key, native), owner="" if user is not None else str(int(line.user)))
         for line in lines
         if is_ours(line, instance, user)
         for key, native in read_mark(line.tag, line.id).items()

@@ -4,11 +4,13 @@ Standard library only, and nothing of metasched: `python -I -S supervisor.py` is
 forks one supervisor for each job folder named on its standard input (NUL-terminated paths; the
 answer on its standard output is a line "pid start"). Forked, not executed: an interpreter of its
 own for each job would cost ten times the start-up time and four times the memory. Supervisors
-outlive the nursery and whoever started it.
+outlive the nursery and whoever started it. The nursery is the account of its jobs, so it also
+does what only that account may: `cancel` and `sweep` before a folder (and a NUL) have it signal
+that folder's supervisor, or kill what a dead one left behind; the answer is "0 0".
 
 A job's folder holds, written by the adapter, `spec`: NUL-separated `key=value` fields (`argument`,
-`environment`, `directory`, `output`, `error`, `limit` and `kill_wait` in seconds, `memory` in
-MiB, `devices`), two NULs, the script. A supervisor writes
+`environment`, `directory`, `output`, `error`, `umask`, `limit` and `kill_wait` in seconds,
+`memory` in MiB, `devices`), two NULs, the script. A supervisor writes
 
 1. `claim`, by link(2), so that of all who try exactly one succeeds; who fails leaves without a
    trace. It is on the disk before the payload begins: what has no claim has never begun.
@@ -34,6 +36,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MEMORY_INTERVAL = 0.5  # seconds between two looks at the memory of a job that is bounded in it
 KILL_INTERVAL = 0.05, 1.0  # seconds between rounds of SIGKILL: at first, and at most
+SWEEP_SECONDS = 5.0  # spent on killing what a dead supervisor left behind
 WRITE_INTERVAL = 1.0  # seconds between two tries to record the end on a full disk
 CANNOT_BEGIN = 126  # exit codes of a payload that cannot be executed, as in a shell
 NOT_FOUND = 127
@@ -71,7 +74,8 @@ def claim(folder: str, record: str) -> bool:
 
     The adapter claims in the same way what it withdraws before it has begun.
     """
-    draft = os.path.join(folder, f"claim.{os.getpid()}")
+    # a name that nobody else can have taken: the folder may be open to the owner of the job
+    draft = os.path.join(folder, f"claim.{os.urandom(8).hex()}")
     try:
         return _publish(folder, draft, "claim", record, os.link)
     except (FileExistsError, FileNotFoundError):
@@ -89,7 +93,12 @@ def _publish(
     Synced after the move, not before it as well: a disk takes milliseconds for each. What reads
     it after a loss of power must therefore know a whole record from a torn one.
     """
-    with open(draft, "w", encoding="utf-8", errors="replace") as file:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(draft)
+    # Not through a link: where jobs have owners, the folder is not the adapter's alone.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    descriptor = os.open(draft, flags, 0o644)
+    with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
         file.write(text)
         file.flush()
         move(draft, os.path.join(folder, name))
@@ -168,6 +177,7 @@ class Spec:
         self.kill_wait = float(fields[b"kill_wait"])
         self.limit = float(fields[b"limit"]) if b"limit" in fields else None
         self.memory = int(fields[b"memory"]) * 2**20 if b"memory" in fields else None
+        self.umask = int(fields[b"umask"]) if b"umask" in fields else None
 
 
 class Supervisor:
@@ -206,6 +216,8 @@ class Supervisor:
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(code)
+            if self.spec.umask is not None:
+                os.umask(self.spec.umask)
             at = os.fsdecode(self.spec.directory)
             os.chdir(self.spec.directory)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -336,8 +348,92 @@ def supervise(folder: str) -> None:
         Supervisor(folder, spec, started).run()
 
 
+def process_handle(pid: int, start: int) -> int | None:
+    """A pidfd of the process of that pid and start time; None if it is gone."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    try:
+        if start_time(pid) == start:
+            return descriptor
+    except ProcessLookupError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+def cancel(folder: str) -> None:
+    """Signal the supervisor that claimed this folder, if it lives."""
+    with open(os.path.join(folder, "claim"), encoding="utf-8") as file:
+        claimed = dict(line.rstrip("\n").split("=", 1) for line in file)
+    if claimed["boot"] != boot_id():
+        return
+    descriptor = process_handle(int(claimed["pid"]), int(claimed["start"]))
+    if descriptor is None:
+        return
+    try:
+        signal.pidfd_send_signal(descriptor, CANCEL)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def sweep(folder: str) -> None:
+    """Kill every process that carries the environment of the folder's task, and all below it.
+
+    What has cleared its environment and lost its parent at once cannot be told from other
+    processes; only the supervisor, now dead, could have held it.
+    """
+    with open(os.path.join(folder, "spec"), "rb") as file:
+        own = Spec(file.read()).environment
+    names = (b"METASCHED_TAG", b"METASCHED_TASK")
+    marks = {name + b"=" + own[name] for name in names}
+    until = time.monotonic() + SWEEP_SECONDS
+    while time.monotonic() < until:
+        found = [
+            pid
+            for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))
+            if marks <= _environment(pid)
+        ]
+        if not found:
+            return
+        for pid in found:
+            for below in [*descendants(pid), pid]:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(below, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _environment(pid: int) -> set[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return set(file.read().split(b"\0"))
+    except OSError:
+        return set()  # gone, or somebody else's
+
+
+def _serve(question: bytes) -> str:
+    """What one question is answered with: pid and start time of a new supervisor, or 0 0."""
+    what, _, folder = os.fsdecode(question).partition(" /")
+    if what in ("cancel", "sweep"):
+        try:
+            (cancel if what == "cancel" else sweep)("/" + folder)
+        except (OSError, ValueError, KeyError) as error:
+            print(f"{os.fsdecode(question)}: {error}", file=sys.stderr, flush=True)
+        return "0 0"
+    pid = os.fork()
+    if pid == 0:
+        _supervisor_of(os.fsdecode(question))
+    try:
+        return f"{pid} {start_time(pid)}"
+    except ProcessLookupError:
+        return f"{pid} 0"
+
+
 def nursery() -> None:
-    """Fork a supervisor per folder named on standard input, until that is closed."""
+    """Serve the questions on standard input (see the module) until that is closed."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors are reaped by the kernel
     gc.disable()
     gc.freeze()
@@ -348,15 +444,8 @@ def nursery() -> None:
             return
         *paths, rest = (rest + got).split(b"\0")
         for path in paths:
-            pid = os.fork()
-            if pid == 0:
-                _supervisor_of(os.fsdecode(path))
             try:
-                answer = f"{pid} {start_time(pid)}\n"
-            except ProcessLookupError:
-                answer = f"{pid} 0\n"
-            try:
-                os.write(1, answer.encode())
+                os.write(1, f"{_serve(path)}\n".encode())
             except BrokenPipeError:
                 return  # the adapter has died; the next one finds what was forked by its claims
 

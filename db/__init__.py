@@ -10,6 +10,7 @@
     cluster    the lasting facts of each cluster          primary key
     drain      clusters that operators keep closed        primary key
     checkpoint what a start began from: replay may, too   primary key, an event's
+    token      by which a user calls from other hosts     its hash only, unique
 
 `schema` declares it, `migrations` makes it, `store` opens it, `ledger` reads and writes it, `facts`
 says what of a cluster's facts is stored, `upkeep` backs up, checks and prunes.

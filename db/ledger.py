@@ -40,6 +40,7 @@ from metasched.db.schema import (
     instance,
     job,
     task,
+    token,
 )
 from metasched.db.upkeep import prune_some
 from metasched.dependencies import Fate, Target, parse_dependency
@@ -312,6 +313,26 @@ class Ledger:
                 parts=encode([part._asdict() for part in out.parts]),
             )
         )
+
+    def add_token(self, user: str, secret: str, now: float, expires: float) -> int:
+        """Keep the hash of a user's token; its id."""
+        try:
+            with self._connection.begin():
+                id = self._highest(token.c.id) + 1
+                row = {"id": id, "user": user, "digest": digest(secret)}
+                self._connection.execute(insert(token).values(**row, created=now, expires=expires))
+        except DBAPIError as error:
+            raise StorageFailed(str(error.orig)) from error
+        return id
+
+    def revoke_token(self, id: int, now: float) -> None:
+        """End a token; one that was revoked stays so."""
+        query = update(token).where(token.c.id == id, token.c.revoked.is_(None))
+        try:
+            with self._connection.begin():
+                self._connection.execute(query.values(revoked=now))
+        except DBAPIError as error:
+            raise StorageFailed(str(error.orig)) from error
 
     # Reading back what the core needs
 
@@ -594,6 +615,32 @@ class Ledger:
             if row.task_index in wanted
         )
         return tuple(again), sending
+
+    def token_user(self, secret: str, now: float) -> str | None:
+        """Whose a token is, if it is good at that time."""
+        query = select(token.c.user).where(
+            token.c.digest == digest(secret), token.c.expires > now, token.c.revoked.is_(None)
+        )
+        with self._engine.connect() as reading:
+            return reading.execute(query).scalar()
+
+    def tokens(self, user: str | None = None) -> list[dict[str, Any]]:
+        """Everybody's tokens, or one user's, without their hashes."""
+        shown = [column for column in token.c if column.name != "digest"]
+        query = select(*shown).order_by(token.c.id)
+        if user is not None:
+            query = query.where(token.c.user == user)
+        with self._engine.connect() as reading:
+            return [dict(row) for row in reading.execute(query).mappings()]
+
+    def owners(self, jobs: Iterable[int]) -> set[str]:
+        """The users to whom these jobs belong."""
+        found: set[str] = set()
+        with self._engine.connect() as reading:
+            for ids in _some(sorted(set(jobs))):
+                query = select(job.c.user).distinct().where(job.c.id.in_(ids))
+                found.update(reading.execute(query).scalars())
+        return found
 
     def story(self, id: int, index: int | None = None) -> list[dict[str, Any]]:
         """Every change of a job's tasks (of one of them), oldest first."""

@@ -25,12 +25,13 @@ from sqlalchemy import (
 
 from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, WITH_US
 
-REVISION = "0006"  # of the newest migration, which makes exactly these tables
+REVISION = "0007"  # of the newest migration, which makes exactly these tables
 
 metadata = MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
         "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
         "ck": "ck_%(table_name)s_%(constraint_name)s",
         "ix": "ix_%(table_name)s_%(column_0_name)s",
     }
@@ -190,6 +191,18 @@ cluster = Table(
     Column("name", Text, primary_key=True),
     Column("facts", Text, nullable=False),
     Column("time", Float, nullable=False),
+)
+
+# A token itself is never kept, only its hash.
+token = Table(
+    "token",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("user", Text, nullable=False),
+    Column("digest", Text, nullable=False, unique=True),
+    Column("created", Float, nullable=False),
+    Column("expires", Float, nullable=False),
+    Column("revoked", Float),
 )
 
 # Clusters that operators keep closed to new work.

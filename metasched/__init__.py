@@ -16,7 +16,9 @@ Round it:
     worker       the process that hosts one adapter
     config       metasched.toml and the policy file
     daemon       the shell: database, workers, timers
+    identity     who is calling, and what they may do
     api, serve   HTTP on a unix socket; the process that runs it all
+    launcher     alone, as root, in site mode: acts as the owners of jobs
 
 The laboratory, on the same core:
     simulate     workloads, simulated clusters, metrics, plots

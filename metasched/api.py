@@ -2,11 +2,8 @@
 
 import asyncio
 import math
-import os
-import pwd
+import secrets
 import shlex
-import socket
-import struct
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -20,8 +17,9 @@ from fastapi import Body, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from metasched.adapters.base import Refused, Unreachable
+from metasched.adapters.launching import Launcher
 from metasched.arrays import parse_array, parse_tasks
 from metasched.breaker import Breaker
 from metasched.daemon import Daemon, Engine
@@ -38,6 +36,7 @@ from metasched.events import (
     Task,
     Wish,
 )
+from metasched.identity import Caller, Forbidden, Unknown, caller
 from metasched.model import Job, Payload, State
 from metasched.modify import LATEST, OURS, Changes, different, must_be_sent_anew
 from metasched.modify import told as told_of
@@ -58,17 +57,7 @@ from metasched.units import MOST, Unreadable
 
 RECENT = 3600.0  # seconds for which ended jobs are listed without being asked for
 LONGEST_WAIT = 60.0  # seconds
-
-
-class PeerProtocol(H11Protocol):
-    """HTTP on a unix socket that notes the user id of whoever connected."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        connection = transport.get_extra_info("socket")
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        _, uid, _ = struct.unpack("iII", credentials)
-        self.app_state = {**self.app_state, "uid": uid}
+LONGEST_TOKEN = 366 * 86400.0  # seconds
 
 
 class Wrong(Exception):
@@ -77,6 +66,13 @@ class Wrong(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """How long a token is good for."""
+
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -101,11 +97,8 @@ class Drain:
 def make_app(daemon: Daemon) -> FastAPI:
     """The application; it holds no state of its own."""
 
-    async def own_user(request: Request) -> str:
-        uid = request.scope["state"]["uid"]
-        if uid != os.getuid():
-            raise Wrong(403, f"user id {uid} may not use this personal daemon; start your own")
-        return _user_name(uid)
+    async def who(request: Request) -> Caller:
+        return await caller(request, daemon.settings, daemon.ledger)
 
     async def engine() -> Engine:
         if daemon.engine is None:
@@ -113,12 +106,20 @@ def make_app(daemon: Daemon) -> FastAPI:
         return daemon.engine
 
     app = FastAPI(title="metasched", version=version("metasched"))
-    User = Annotated[str, Depends(own_user)]
+    Who = Annotated[Caller, Depends(who)]
     Running = Annotated[Engine, Depends(engine)]
 
     @app.exception_handler(Wrong)
     async def _wrong(_: Request, error: Wrong) -> JSONResponse:
         return JSONResponse({"error": str(error)}, error.status)
+
+    @app.exception_handler(Unknown)
+    async def _unknown(_: Request, error: Unknown) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, 401)
+
+    @app.exception_handler(Forbidden)
+    async def _forbidden(_: Request, error: Forbidden) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, 403)
 
     @app.exception_handler(StorageFailed)
     async def _storage(_: Request, error: StorageFailed) -> JSONResponse:
@@ -142,23 +143,26 @@ def make_app(daemon: Daemon) -> FastAPI:
         return JSONResponse({"error": f"{first['msg']}, {place or 'body'}; see /docs"}, 422)
 
     @app.get("/health")
-    async def health(user: User, running: Running) -> dict[str, Any]:
+    async def health(who: Who, running: Running) -> dict[str, Any]:
         return {
             "instance": running.core.instance,
             "version": version("metasched"),
             "started": _iso(daemon.started),
-            "user": user,
+            "user": who.user,
+            "operator": who.operator,
         }
 
     @app.post("/jobs")
     async def submit(
-        user: User, running: Running, submission: Annotated[Submission, Body()]
+        who: Who, running: Running, submission: Annotated[Submission, Body()]
     ) -> dict[str, Any]:
-        return _submit(running, user, submission)
+        if (path := running.settings.launcher) is not None:
+            await asyncio.to_thread(_may_submit, Launcher(path, ""), who.user, submission)
+        return _submit(running, who.user, submission)
 
     @app.get("/jobs")
     def status(
-        _: User,
+        who: Who,
         job: Annotated[list[str] | None, Query()] = None,
         user: str | None = None,
         state: str | None = None,
@@ -167,7 +171,11 @@ def make_app(daemon: Daemon) -> FastAPI:
     ) -> list[dict[str, Any]]:
         wanted = _ids(job) if job else None
         if wanted is not None:
-            _all_known(daemon, wanted)
+            who.may_see(_owners(daemon, wanted))
+        elif user is not None:
+            who.may_see([user])
+        elif not who.sees_all:
+            user = who.user
         rows = daemon.ledger.status(
             wanted,
             user=user,
@@ -179,13 +187,13 @@ def make_app(daemon: Daemon) -> FastAPI:
 
     @app.get("/jobs/wait")
     async def wait(
-        _: User,
+        who: Who,
         running: Running,
         job: Annotated[list[str], Query()],
         timeout: Annotated[float, Query(ge=0)] = 30.0,
     ) -> list[dict[str, Any]]:
         wanted = _ids(job)
-        _all_known(daemon, wanted)
+        who.may_see(_owners(daemon, wanted))
         async for _change in _changes(daemon, min(timeout, LONGEST_WAIT)):
             if daemon.engine is not running or not any(
                 running.core.is_open(id, index) for id, index in wanted
@@ -195,25 +203,25 @@ def make_app(daemon: Daemon) -> FastAPI:
 
     @app.post("/jobs/modify")
     async def modify(
-        user: User,
+        who: Who,
         running: Running,
         choice: Annotated[Choice, Body()],
         changes: Annotated[Changes, Body()],
     ) -> dict[str, Any]:
-        return {"jobs": _modify(daemon, running, user, choice, changes)}
+        return {"jobs": _modify(daemon, running, who, choice, changes)}
 
     @app.post("/jobs/{wish}")
     async def ask(
-        user: User,
+        who: Who,
         running: Running,
         wish: Wish,
         choice: Annotated[Choice, Body()],
     ) -> dict[str, Any]:
-        return {"jobs": _ask(daemon, running, user, wish, choice)}
+        return {"jobs": _ask(daemon, running, who, wish, choice)}
 
     @app.get("/jobs/{job}/story")
-    def story(_: User, job: str) -> dict[str, Any]:
-        id, index = _known(daemon, job)
+    def story(who: Who, job: str) -> dict[str, Any]:
+        id, index = _known(daemon, who, job)
         return {
             "job": id,
             "events": [
@@ -233,38 +241,77 @@ def make_app(daemon: Daemon) -> FastAPI:
         }
 
     @app.get("/jobs/{job}/explain")
-    async def explain(_: User, running: Running, job: str) -> dict[str, Any]:
-        return _explain(daemon, running, *_known(daemon, job))
+    async def explain(who: Who, running: Running, job: str) -> dict[str, Any]:
+        return _explain(daemon, running, *_known(daemon, who, job))
 
     @app.get("/jobs/{job}/output")
-    def output(_: User, job: str) -> dict[str, Any]:
-        return _output(daemon, *_known(daemon, job))
+    def output(who: Who, job: str) -> dict[str, Any]:
+        return _output(daemon, *_known(daemon, who, job))
 
     @app.get("/clusters")
-    async def clusters(_: User, running: Running) -> list[dict[str, Any]]:
+    async def clusters(_: Who, running: Running) -> list[dict[str, Any]]:
         return [_cluster(running, c.name, c.adapter) for c in running.core.clusters]
 
     @app.post("/clusters/{name}/drain")
     async def drain(
-        user: User, running: Running, name: str, how: Annotated[Drain, Body()]
+        who: Who, running: Running, name: str, how: Annotated[Drain, Body()]
     ) -> dict[str, Any]:
+        who.must_operate("drain clusters")
         adapter = _adapter(running, name)
         if len(how.reason) > LONGEST_NAME or not how.reason.isprintable():
             raise Wrong(422, f"reason: unprintable or more than {LONGEST_NAME}; write a line")
-        running.take(Drained(time.time(), name, user, how.reason, how.keep_pending))
+        running.take(Drained(time.time(), name, who.user, how.reason, how.keep_pending))
         return _cluster(running, name, adapter)
 
     @app.post("/clusters/{name}/resume")
-    async def resume(user: User, running: Running, name: str) -> dict[str, Any]:
+    async def resume(who: Who, running: Running, name: str) -> dict[str, Any]:
+        who.must_operate("resume clusters")
         adapter = _adapter(running, name)
         if running.core.drain(name) is not None:
-            running.take(Resumed(time.time(), name, user))
+            running.take(Resumed(time.time(), name, who.user))
         return _cluster(running, name, adapter)
+
+    @app.post("/tokens")
+    async def create_token(who: Who, wanted: Annotated[Lifetime, Body()]) -> dict[str, Any]:
+        if who.by_token:
+            raise Forbidden("a token makes no tokens; call with MUNGE or from the daemon's host")
+        if daemon.settings.tcp is None or not daemon.settings.tcp.tokens:
+            raise Forbidden("no tokens are taken here; the site allows them in [tcp]")
+        if not 0 < wanted.seconds <= LONGEST_TOKEN:
+            raise Wrong(422, f"a token lasts up to {LONGEST_TOKEN / 86400:g} days; ask for that")
+        secret, now = f"ms_{secrets.token_urlsafe(32)}", time.time()
+        id = daemon.ledger.add_token(who.user, secret, now, now + wanted.seconds)
+        return {"id": id, "token": secret, "expires": _iso(now + wanted.seconds)}
+
+    @app.get("/tokens")
+    async def tokens(who: Who) -> list[dict[str, Any]]:
+        rows = daemon.ledger.tokens(None if who.operator else who.user)
+        times = ("created", "expires", "revoked")
+        return [row | {name: _iso(row[name]) for name in times} for row in rows]
+
+    @app.post("/tokens/{id}/revoke")
+    async def revoke_token(who: Who, id: int) -> dict[str, Any]:
+        rows = daemon.ledger.tokens(None if who.operator else who.user)
+        if id not in {row["id"] for row in rows}:
+            raise Wrong(404, f"you have no token {id}; see `metasched token list`")
+        daemon.ledger.revoke_token(id, time.time())
+        return {"id": id}
 
     return app
 
 
 # Submitting
+
+
+def _may_submit(launcher: Launcher, user: str, submission: Submission) -> None:
+    """Wrong if the site lets the user have no jobs, or not in one of their directories."""
+    try:
+        for directory in {job.directory for job in submission.jobs}:
+            launcher.enter(user, directory)
+    except Refused as error:
+        raise Wrong(403, f"{error.reason}; choose a directory that is yours to enter") from None
+    except Unreachable as error:
+        raise Wrong(503, f"{error.reason}; nothing changed, try again soon") from None
 
 
 def _submit(engine: Engine, user: str, submission: Submission) -> dict[str, Any]:
@@ -391,6 +438,7 @@ def _accepted(
         directory=request.directory,
         output=out,
         error=err,
+        umask=request.umask,
     )
     return Stored(job=job, script=request.script, environment=request.environment, payload=payload)
 
@@ -451,6 +499,8 @@ def _check_texts(request: JobRequest) -> None:
     for key in ("begin", "deadline"):
         if not 0 <= (getattr(request, key) or 0) < LATEST:
             raise Wrong(422, f"{key} is no time of this world; give another")
+    if not 0 <= request.umask <= 0o777:
+        raise Wrong(422, f"umask {request.umask} makes no sense; give 0 to 511")
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -513,29 +563,37 @@ def _trial(engine: Engine, job: Job, warnings: list[str]) -> dict[str, Any]:
 # Changing
 
 
-def _chosen(daemon: Daemon, wish: str, choice: Choice) -> list[dict[str, Any]]:
-    """The rows of the chosen tasks: by id, else open ones (to requeue: lately ended ones, too)."""
+def _chosen(daemon: Daemon, who: Caller, wish: str, choice: Choice) -> list[dict[str, Any]]:
+    """The rows of the chosen tasks: by id, else open ones (to requeue: lately ended ones, too).
+
+    An unknown id, or another's, is refused as a whole.
+    """
     if not (choice.jobs or choice.user or choice.state):
         raise Wrong(422, f"nothing to {wish}; name jobs, --user or --state")
     wanted = _ids(choice.jobs) if choice.jobs else None
     since: float | None = time.time() - RECENT if wish == "requeue" else math.inf
+    user = choice.user
     if wanted is not None:
-        _all_known(daemon, wanted)
+        who.may_touch(_owners(daemon, wanted))
         since = None
-    return daemon.ledger.status(
-        wanted, user=choice.user, states=_states(choice.state), ended_since=since
-    )
+    elif user is not None:
+        who.may_touch([user])
+    elif not who.operator:
+        user = who.user
+    return daemon.ledger.status(wanted, user=user, states=_states(choice.state), ended_since=since)
 
 
 def _ask(
     daemon: Daemon,
     engine: Engine,
-    user: str,
+    who: Caller,
     wish: Wish,
     choice: Choice,
 ) -> list[dict[str, Any]]:
     """Carry out a wish on every chosen task; unknown ids change nothing at all."""
-    rows = _chosen(daemon, wish, choice)
+    if wish in ("lost", "ran"):
+        who.must_operate("resolve jobs")
+    rows = _chosen(daemon, who, wish, choice)
     now = time.time()
     indices: dict[int, list[int]] = {}
     for row in rows:
@@ -543,14 +601,14 @@ def _ask(
     notes = [_note(wish, State(row["state"])) for row in rows]
     events: list[CoreEvent] = []
     for job, of in indices.items():
-        events.append(Asked(now, wish, job, tuple(of), user))
+        events.append(Asked(now, wish, job, tuple(of), who.user))
         if wish == "requeue":
             tasks, last = daemon.ledger.ended(job, of)
             if tasks:
                 asked, priority = daemon.ledger.asked(job)
                 waits = any(again.attempts == 0 for again in tasks)
                 fates = _fates(engine, asked) if waits else ()
-                events.append(Requeued(now, asked, priority, last, tasks, user, fates))
+                events.append(Requeued(now, asked, priority, last, tasks, who.user, fates))
     if events:
         engine.take(*events)
     return _answers(daemon, rows, notes)
@@ -577,7 +635,7 @@ def _answers(
 
 
 def _modify(
-    daemon: Daemon, engine: Engine, user: str, choice: Choice, changes: Changes
+    daemon: Daemon, engine: Engine, who: Caller, choice: Choice, changes: Changes
 ) -> list[dict[str, Any]]:
     """Change every chosen job, or none at all if one of those named cannot be changed."""
     if not changes.model_fields_set:
@@ -587,7 +645,9 @@ def _modify(
     most = engine.settings.policy.max_priority
     if changes.priority is not None and changes.priority > most:
         raise Wrong(422, f"priority {changes.priority} is too high; it goes from 1 to {most}")
-    rows = _chosen(daemon, "modify", choice)
+    if changes.priority is not None:
+        who.must_operate("set priorities")
+    rows = _chosen(daemon, who, "modify", choice)
     now, events = time.time(), []
     states: dict[int, set[State]] = {}
     for row in rows:
@@ -611,7 +671,7 @@ def _modify(
         else:
             anew = must_be_sent_anew(job, new, now)
             words = told_of(job, new) or f"priority {changes.priority or 'as classified'}"
-            events.append(Modified(now, new, words, anew, changes.priority, user))
+            events.append(Modified(now, new, words, anew, changes.priority, who.user))
             told[id] = "; ".join(_warnings(new)) if ours else ""
             continue
         if choice.jobs:
@@ -796,17 +856,20 @@ def _ids(words: Sequence[str]) -> list[tuple[int, int | None]]:
     return found
 
 
-def _all_known(daemon: Daemon, wanted: Sequence[tuple[int, int | None]]) -> None:
+def _owners(daemon: Daemon, wanted: Sequence[tuple[int, int | None]]) -> set[str]:
+    """Whose the jobs are. Wrong if one was never stored."""
     if missing := daemon.ledger.unknown(wanted):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise Wrong(404, f"no job {', '.join(missing[:3])}{more}; see `metasched status --all`")
+    return daemon.ledger.owners(id for id, _ in wanted)
 
 
-def _known(daemon: Daemon, word: str) -> tuple[int, int | None]:
+def _known(daemon: Daemon, who: Caller, word: str) -> tuple[int, int | None]:
+    """The job that a word names, if the caller may look into it."""
     wanted = _ids([word])
     if len(wanted) > 1:
         raise Wrong(422, f"{word} are several tasks; name one, as {wanted[0][0]}_{wanted[0][1]}")
-    _all_known(daemon, wanted)
+    who.may_touch(_owners(daemon, wanted))
     return wanted[0]
 
 
@@ -848,13 +911,6 @@ def _iso(moment: float | None) -> str | None:
     if moment is None:
         return None
     return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 async def _changes(daemon: Daemon, timeout: float) -> AsyncIterator[None]:

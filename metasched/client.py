@@ -10,10 +10,10 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from metasched.errors import UserError
-from metasched.places import LONGEST_SOCKET
+from metasched.places import LONGEST_BODY, LONGEST_SOCKET, is_url
 
 if TYPE_CHECKING:
     from metasched.submit import Submission
@@ -57,16 +57,27 @@ class Broken(ClientError):
 
 
 _LENGTH = "content-length"
-_BY_STATUS = {400: BadRequest, 422: BadRequest, 403: Forbidden, 404: NotFound, 503: Unreachable}
+_BY_STATUS = {
+    400: BadRequest,
+    401: Forbidden,
+    403: Forbidden,
+    404: NotFound,
+    422: BadRequest,
+    503: Unreachable,
+}
 
 
 class Client:
     """Calls of one daemon; every call is a connection of its own, so none can go stale."""
 
     def __init__(self, path: Path | str, timeout: float = TIMEOUT) -> None:
-        """`timeout` in seconds. Unreachable if the kernel takes no socket of that path."""
+        """`path` is a socket, or the URL of a daemon on another host; `timeout` in seconds.
+
+        Unreachable if the kernel takes no socket of that path.
+        """
         self.path, self.timeout = str(path), timeout
-        if len(self.path.encode(errors="surrogateescape")) > LONGEST_SOCKET:
+        self._remote = is_url(path)
+        if not self._remote and len(self.path.encode(errors="surrogateescape")) > LONGEST_SOCKET:
             raise Unreachable(
                 f"more than {LONGEST_SOCKET} bytes, socket {self.path}; name a shorter path"
             )
@@ -135,6 +146,16 @@ class Client:
         """Let a cluster have work again; the cluster as it is then."""
         return self._table(self._call("POST", f"/clusters/{quote(cluster, safe='')}/resume"))
 
+    def create_token(self, seconds: float) -> dict[str, Any]:
+        """A new token for the caller: `id`, `token`, `expires`."""
+        return self._table(self._call("POST", "/tokens", body={"seconds": seconds}))
+
+    def tokens(self) -> list[dict[str, Any]]:
+        return self._rows(self._call("GET", "/tokens"))
+
+    def revoke_token(self, id: int) -> None:
+        self._call("POST", f"/tokens/{id}/revoke")
+
     def health(self) -> dict[str, Any]:
         return self._table(self._call("GET", "/health"))
 
@@ -142,7 +163,8 @@ class Client:
         self, method: str, path: str, query: Mapping[str, object] | None = None, body: object = None
     ) -> Any:
         given = {k: v for k, v in (query or {}).items() if v is not None}
-        where = f"{path}?{urlencode(given, doseq=True)}" if given else path
+        encoded = urlencode(given, doseq=True)
+        where = f"{path}?{encoded}" if encoded else path
         status, content = self._exchange(method, where, b"" if body is None else _json(body))
         try:
             answer = json.loads(content)
@@ -156,9 +178,15 @@ class Client:
 
     def _exchange(self, method: str, where: str, body: bytes) -> tuple[int, bytes]:
         """One request in HTTP/1.0, so that the answer is one piece and ends the connection."""
+        if len(body) > LONGEST_BODY:
+            raise BadRequest(f"more than {LONGEST_BODY} bytes, the request; submit fewer at once")
         head = f"{method} {where} HTTP/1.0\r\nContent-Length: {len(body)}\r\n"
         if body:
             head += "Content-Type: application/json\r\n"
+        if self._remote:
+            from metasched.credentials import authorization
+
+            head += f"Authorization: {authorization(method, where, body)}\r\n"
         with self._connected() as connection:
             try:
                 connection.sendall(f"{head}\r\n".encode("ascii") + body)
@@ -178,6 +206,27 @@ class Client:
         return int(rest[:3]), content
 
     def _connected(self) -> socket.socket:
+        return self._connected_far() if self._remote else self._connected_here()
+
+    def _connected_far(self) -> socket.socket:
+        url = urlsplit(self.path)
+        try:
+            port = url.port or (443 if url.scheme == "https" else 80)
+            connection = socket.create_connection((url.hostname or "", port), self.timeout)
+            if url.scheme == "https":
+                import ssl
+
+                context = ssl.create_default_context()
+                connection = context.wrap_socket(connection, server_hostname=url.hostname)
+        except (OSError, ValueError) as error:
+            told = getattr(error, "strerror", None) or str(error)
+            raise Unreachable(
+                f"no daemon answers ({told}), {self.path}; look at the URL, the daemon's [tcp] "
+                "and, for https, at SSL_CERT_FILE"
+            ) from None
+        return connection
+
+    def _connected_here(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(self.timeout)
         try:

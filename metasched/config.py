@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import getpass
 import grp
@@ -11,7 +12,7 @@ import pwd
 import tomllib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -23,6 +24,7 @@ from metasched.events import Policy
 from metasched.model import Cluster
 from metasched.places import (
     LONGEST_SOCKET,
+    is_url,
     personal_config,
     personal_data,
     personal_socket,
@@ -59,6 +61,26 @@ class DaemonTable(_Table):
     max_array_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 100_000
 
 
+class SiteTable(_Table):
+    """One daemon for all users: how it acts as them, and who may do what."""
+
+    launcher: str
+    operators: tuple[str, ...] = ()
+    operator_groups: tuple[str, ...] = ()
+    others_jobs: Literal["hidden", "listed"] = "hidden"
+
+
+class TcpTable(_Table):
+    """For clients on other hosts: where to listen, and how they say who they are."""
+
+    listen: str
+    munge: bool = False
+    munge_socket: str | None = None
+    tokens: bool = True
+    certificate: str | None = None
+    key: str | None = None
+
+
 class PolicyTable(_Table):
     file: str | None = None
 
@@ -90,6 +112,8 @@ class Site(_Table):
     """The whole file."""
 
     daemon: DaemonTable = DaemonTable()
+    site: SiteTable | None = None
+    tcp: TcpTable | None = None
     policy: PolicyTable = PolicyTable()
     cluster: tuple[ClusterTable, ...] = ()
     user_class: tuple[ClassTable, ...] = ()
@@ -142,21 +166,44 @@ class Settings:
     clusters: tuple[ClusterSettings, ...]
     classes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
     max_array_tasks: int = DaemonTable.model_fields["max_array_tasks"].default
+    site: SiteTable | None = None  # None: personal mode
+    tcp: TcpTable | None = None  # None: unix socket only
+
+    @property
+    def launcher(self) -> Path | None:
+        """The launcher's socket; None in personal mode."""
+        return None if self.site is None else Path(self.site.launcher)
+
+    def is_operator(self, user: str) -> bool:
+        """Whether a user may see and change everybody's jobs."""
+        own = pwd.getpwuid(os.geteuid()).pw_name
+        if self.site is None or user in ("root", own, *self.site.operators):
+            return True
+        return not groups_of(user).isdisjoint(self.site.operator_groups)
 
     def class_of(self, user: str) -> str:
         """The user's class: the first that names the user, else one of its groups, else regular."""
         for name, (users, _) in self.classes.items():
             if user in users:
                 return name
-        try:
-            gid = pwd.getpwnam(user).pw_gid
-            groups = {grp.getgrgid(g).gr_name for g in os.getgrouplist(user, gid)}
-        except KeyError:
-            return "regular"
+        groups = groups_of(user)
         for name, (_, members) in self.classes.items():
             if groups.intersection(members):
                 return name
         return "regular"
+
+
+def groups_of(user: str) -> set[str]:
+    """The names of a user's groups; none if there is no such account."""
+    try:
+        gid = pwd.getpwnam(user).pw_gid
+    except KeyError:
+        return set()
+    found = set()
+    for number in os.getgrouplist(user, gid):
+        with contextlib.suppress(KeyError):  # a group without a name
+            found.add(grp.getgrgid(number).gr_name)
+    return found
 
 
 def find(path: Path | None) -> Path | None:
@@ -209,6 +256,8 @@ def load(path: Path | None) -> Settings:
             database = base / sqlite_path(site.daemon.database)
         except StoreError as error:
             raise ConfigError(f"{error}, {path}, [daemon]") from None
+    if is_url(site.daemon.socket or ""):
+        raise ConfigError(f"socket is a URL, {path}, [daemon]; that is for clients, name a path")
     socket = base / site.daemon.socket if site.daemon.socket else personal_socket()
     if len(os.fsencode(socket)) > LONGEST_SOCKET:
         raise ConfigError(
@@ -224,7 +273,39 @@ def load(path: Path | None) -> Settings:
         clusters=clusters,
         classes={c.name: (c.users, c.groups) for c in site.user_class},
         max_array_tasks=site.daemon.max_array_tasks,
+        site=None if site.site is None else _site(site.site, base),
+        tcp=None if site.tcp is None else _tcp(site.tcp, base),
     )
+
+
+def _site(table: SiteTable, base: Path) -> SiteTable:
+    if os.geteuid() == 0:
+        raise ConfigError(
+            "[site] and root: the daemon must not be root; start it by its own account"
+        )
+    return table.model_copy(update={"launcher": str(base / table.launcher)})
+
+
+def _tcp(table: TcpTable, base: Path) -> TcpTable:
+    """ConfigError if tokens and answers would travel in clear, or nobody could say who they are."""
+    host, colon, port = table.listen.rpartition(":")
+    if not (host and colon and port.isdecimal() and int(port) < 1 << 16):
+        raise ConfigError(f'listen = "{table.listen}", [tcp]; write "address:port"')
+    if (table.certificate is None) != (table.key is None):
+        raise ConfigError("certificate and key, [tcp]; give both or neither")
+    if table.certificate is None and host.strip("[]") not in ("127.0.0.1", "::1", "localhost"):
+        raise ConfigError(
+            f'listen = "{table.listen}" without a certificate, [tcp]; give certificate and key, '
+            "or listen on 127.0.0.1 behind a proxy that speaks TLS"
+        )
+    if not (table.munge or table.tokens):
+        raise ConfigError("neither munge nor tokens, [tcp]; allow one, or leave the table out")
+    paths = {
+        name: str(base / path)
+        for name, path in (("certificate", table.certificate), ("key", table.key))
+        if path is not None
+    }
+    return table.model_copy(update=paths)
 
 
 def read_policy(path: Path | None) -> Policy:

@@ -52,9 +52,9 @@ from metasched.events import (
     Unsure,
     Withdraw,
 )
-from metasched.model import Trace, tag_of
+from metasched.model import Trace, parse_tag, tag_of
 from metasched.policies.eligible import NoMapping, translated
-from metasched.worker import Answer, Boot, Call
+from metasched.worker import Answer, Boot, Call, News
 
 log = logging.getLogger("metasched")
 
@@ -177,7 +177,7 @@ class Link:
         if answer.news is None:
             self._failed(answer.reason)
             return
-        news = answer.news
+        news = self._genuine(answer.news)
         _, silent = core.view(self.name)
         if silent or self.breaker.failures:
             log.info("cluster %s answers", self.name)
@@ -190,7 +190,7 @@ class Link:
                     now,
                     self.name,
                     news.rows,
-                    news.vanished,
+                    tuple((tag, index) for tag, index, _ in news.vanished),
                     news.facts,
                     news.full,
                     news.since,
@@ -212,6 +212,15 @@ class Link:
             least = quickest if core.tasks_on(self.name) else QUIET
             self._pace = max(min(max(self._pace * SLOWER, least), slowest), quickest)
         return self._pace
+
+    def _genuine(self, news: News) -> News:
+        """Without what others than its owner have marked with a task's tag."""
+        owns = self._engine.owns
+        return replace(
+            news,
+            rows=tuple(row for row in news.rows if owns(row.tag, row.owner)),
+            vanished=tuple(gone for gone in news.vanished if owns(gone[0], gone[2])),
+        )
 
     def _failed(self, reason: str) -> None:
         """A poll failed: wait longer, and say so to the core once it lasts."""
@@ -266,7 +275,12 @@ class Link:
     async def _withdraw(self, wish: _Wish) -> None:
         what = wish.what
         tag = tag_of(self._engine.core.instance, what.job, what.sending)
-        order = Withdrawal(tag=tag, natives=what.natives, unstarted=what.unstarted)
+        order = Withdrawal(
+            tag=tag,
+            user=self._engine.owner_of(tag),
+            natives=what.natives,
+            unstarted=what.unstarted,
+        )
         answer = await self._call(Call("withdraw", withdrawal=order))
         if answer.error in ("", "refused"):
             key = (what.job, what.sending, what.unstarted)
@@ -280,12 +294,14 @@ class Link:
 
     async def _trace(self, look: Look) -> None:
         """What accounting does not tell now the core asks for again later."""
-        answer = await self._call(Call("trace", missing=look.missing))
+        missing = tuple(replace(one, user=self._engine.owner_of(one.tag)) for one in look.missing)
+        answer = await self._call(Call("trace", missing=missing))
         if answer.trace is None:
             log.warning("cluster %s: its accounting does not answer: %s", self.name, answer.reason)
         elif answer.trace != Trace():
             found = answer.trace
-            self._engine.take(Traced(time.time(), self.name, found.rows, found.unstarted))
+            rows = tuple(row for row in found.rows if self._engine.owns(row.tag, row.owner))
+            self._engine.take(Traced(time.time(), self.name, rows, found.unstarted))
 
     # The worker process
 
@@ -321,8 +337,11 @@ class Link:
     async def _start(self) -> asyncio.subprocess.Process:
         settings = self.settings
         self._born = time.monotonic()
-        folder = self._engine.settings.folder / self.name
+        every = self._engine.settings.folder
+        folder = every / self.name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self._engine.settings.launcher is not None:
+            every.chmod(0o711)  # to reach their own part users pass through this
         self._worker = await asyncio.create_subprocess_exec(
             settings.python or sys.executable,
             "-m",
@@ -339,6 +358,7 @@ class Link:
             settings.options,
             self._engine.core.instance,
             str(folder),
+            str(self._engine.settings.launcher or ""),
         )
         assert self._worker.stdin is not None
         self._worker.stdin.write(msgspec.json.encode(boot) + b"\n")
@@ -425,6 +445,19 @@ class Engine:
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
         return outcomes[1:] if by else outcomes
+
+    def owns(self, tag: str, owner: str) -> bool:
+        """Whether that account owns the job of a tag, if jobs have owners here."""
+        return self.settings.launcher is None or self.owner_of(tag) == owner
+
+    def owner_of(self, tag: str) -> str:
+        """The user to whom the job of a tag belongs; "" if it was never stored."""
+        named = parse_tag(tag, self.core.instance)
+        if named is None:
+            return ""
+        if tasks := self.core.tasks_of(named[0]):
+            return tasks[0].job.user
+        return self.ledger.owner(named[0]) or ""
 
     async def run(self) -> None:
         """Run all clusters and timers until cancelled, or until an event could not be taken."""

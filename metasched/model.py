@@ -174,6 +174,7 @@ class Payload:
     directory: str = "/"
     output: str = "/dev/null"  # absolute; %a, %N and %% are filled in for each task (`patterns`)
     error: str | None = None  # None: together with output
+    umask: int = 0o022
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,6 +271,8 @@ class Row:
     is the proof on which a moved job is sent again. `exit_code` is the payload's own (None if a
     signal ended it), `signal` the number of that signal; `word` the manager's own reason;
     `restarts` how often the manager has begun it anew by itself.
+    `owner` is in site mode the account that the manager names: anybody can write a tag, so a row
+    counts only if the task is that user's.
     """
 
     tag: str
@@ -285,6 +288,7 @@ class Row:
     cpu_seconds: float | None = None
     max_memory: int | None = None
     restarts: int = 0
+    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -309,7 +313,8 @@ class Listing:
 class Missing:
     """A task of ours that a complete listing lacks: intended at `sent`.
 
-    `native_id` None: the manager never said that it took it. `accepted` is when it did.
+    `native_id` None: the manager never said that it took it. `accepted` is when it did. `user` is
+    in site mode the job's owner: what others have marked is not ours.
     """
 
     tag: str
@@ -317,6 +322,7 @@ class Missing:
     native_id: str | None
     sent: float
     accepted: float | None = None
+    user: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from metasched.errors import UserError
 
 LONGEST_SOCKET = 107  # bytes that the kernel takes for the path of a unix socket
+LONGEST_BODY = 64 << 20  # bytes of a request
 
 
 class BadPlace(UserError):
@@ -31,6 +32,12 @@ def personal_socket() -> Path:
     return _folder("XDG_RUNTIME_DIR", "~/.local/state") / "metasched.sock"
 
 
+def personal_token() -> Path:
+    """The file of the token by which daemons on other hosts know the user."""
+    given = os.environ.get("METASCHED_TOKEN_FILE")
+    return Path(given) if given else _folder("XDG_CONFIG_HOME", "~/.config") / "token"
+
+
 def site_config() -> Path:
     return Path("/etc/metasched/metasched.toml")
 
@@ -39,11 +46,16 @@ def site_socket() -> Path:
     return Path("/run/metasched/metasched.sock")
 
 
-def socket_of(config: Path, otherwise: Path | None = None) -> Path:
+def is_url(place: str | Path) -> bool:
+    """Whether a daemon is reached over the network, at `https://host:port` or `http://...`."""
+    return isinstance(place, str) and place.startswith(("http://", "https://"))
+
+
+def socket_of(config: Path, otherwise: Path | None = None) -> Path | str:
     """The socket that a configuration names, read without checking the rest of the file.
 
-    A relative one is taken from the file's folder. If the file names none it is `otherwise`,
-    by default the personal one. BadPlace if the file cannot be read.
+    A relative one is taken from the file's folder, a URL is kept as it is. If the file names
+    none it is `otherwise`, by default the personal one. BadPlace if the file cannot be read.
     """
     import tomllib
 
@@ -59,11 +71,11 @@ def socket_of(config: Path, otherwise: Path | None = None) -> Path:
         return otherwise or personal_socket()
     if not isinstance(socket, str) or not socket:
         raise BadPlace(f"socket is {socket!r}, {config}, [daemon]; write a path in quotes")
-    return config.parent / socket
+    return socket if is_url(socket) else config.parent / socket
 
 
-def daemon_socket(config: str | None = None) -> Path:
-    """The socket of the daemon to talk to.
+def daemon_socket(config: str | None = None) -> Path | str:
+    """The socket of the daemon to talk to, or the URL of one on another host.
 
     The configuration given, else METASCHED_CONFIG, else METASCHED_SOCKET, else the personal
     place if something is there, else the site's; with neither, the personal one. BadPlace if a
@@ -72,13 +84,17 @@ def daemon_socket(config: str | None = None) -> Path:
     if named := config or os.environ.get("METASCHED_CONFIG"):
         return socket_of(Path(named))
     if given := os.environ.get("METASCHED_SOCKET"):
-        return Path(given)
+        return given if is_url(given) else Path(given)
     personal = _default(personal_config(), personal_socket())
-    if personal.exists():
+    if _is_there(personal):
         return personal
     site = _default(site_config(), site_socket())
-    return site if site.exists() else personal
+    return site if _is_there(site) else personal
 
 
-def _default(config: Path, socket: Path) -> Path:
+def _is_there(place: Path | str) -> bool:
+    return isinstance(place, str) or place.exists()
+
+
+def _default(config: Path, socket: Path) -> Path | str:
     return socket_of(config, socket) if config.exists() else socket

@@ -8,26 +8,29 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
 
-from metasched.api import PeerProtocol, make_app
-from metasched.config import ConfigError, find, load
+from metasched.api import make_app
+from metasched.config import ConfigError, TcpTable, find, load
 from metasched.daemon import Daemon
 from metasched.db.ledger import Ledger
 from metasched.db.store import active, open_sqlite
+from metasched.identity import PeerProtocol, bounded
 
 log = logging.getLogger("metasched")
 
 
 @contextlib.contextmanager
-def _listening(path: Path) -> Iterator[socket.socket]:
-    """The unix socket, for its owner only; a dead one in its place is removed."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+def _listening(path: Path, everybody: bool) -> Iterator[socket.socket]:
+    """The unix socket, for its owner only or for `everybody`; a dead one is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o755 if everybody else 0o700)
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
         raise ConfigError(f"{path} is no socket; name another in [daemon] socket, or remove it")
     with contextlib.suppress(FileNotFoundError):
@@ -41,7 +44,7 @@ def _listening(path: Path) -> Iterator[socket.socket]:
                 raise ConfigError(f"another daemon answers at {path}; stop it, or name another")
         path.unlink()
     with socket.socket(socket.AF_UNIX) as listener:
-        before = os.umask(0o177)
+        before = os.umask(0o111 if everybody else 0o177)
         try:
             listener.bind(str(path))
         finally:
@@ -72,8 +75,11 @@ def serve(config: Path | None, *, standby: bool = False, check: bool = False) ->
         with active(settings.database, standby):
             ledger = Ledger(open_sqlite(settings.database))
             try:
-                with _listening(settings.socket) as listener:
-                    asyncio.run(_serve(Daemon(settings, ledger), listener))
+                with (
+                    _listening(settings.socket, settings.site is not None) as listener,
+                    _listening_far(settings.tcp) as far,
+                ):
+                    asyncio.run(_serve(Daemon(settings, ledger), listener, far))
             finally:
                 ledger.close()
     except OSError as error:
@@ -109,29 +115,61 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(stop)
 
 
-async def _serve(daemon: Daemon, listener: socket.socket) -> None:
-    server = _Server(
-        uvicorn.Config(
-            make_app(daemon),
-            http=PeerProtocol,
-            ws="none",
-            lifespan="off",
-            loop="asyncio",
-            proxy_headers=False,
-            server_header=False,
-            access_log=False,
-            log_config=None,
-            log_level="warning",
-            timeout_graceful_shutdown=2,
-        ),
-        daemon,
+@contextlib.contextmanager
+def _listening_far(tcp: TcpTable | None) -> Iterator[socket.socket | None]:
+    """The socket for other hosts, if there is to be one. ConfigError if it cannot be had."""
+    if tcp is None:
+        yield None
+        return
+    host, _, port = tcp.listen.rpartition(":")
+    if tcp.certificate is not None:
+        try:
+            ssl.create_default_context().load_cert_chain(tcp.certificate, tcp.key)
+        except OSError as error:
+            raise ConfigError(
+                f"{error.strerror}, certificate {tcp.certificate}, [tcp]; name readable PEM files"
+            ) from None
+    try:
+        listener = socket.create_server(
+            (host.strip("[]"), int(port)),
+            family=socket.AF_INET6 if host.startswith("[") else socket.AF_INET,
+        )
+    except OSError as error:
+        raise ConfigError(f"{error.strerror}, listen {tcp.listen}, [tcp]; name another") from None
+    with listener:
+        yield listener
+
+
+def _served(app: ASGIApp, tcp: TcpTable | None = None) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=PeerProtocol,
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        timeout_graceful_shutdown=2,
+        ssl_certfile=tcp.certificate if tcp else None,
+        ssl_keyfile=tcp.key if tcp else None,
     )
+
+
+async def _serve(daemon: Daemon, listener: socket.socket, far: socket.socket | None) -> None:
+    app = bounded(make_app(daemon))
+    servers = [(_Server(_served(app), daemon), listener)]
+    if far is not None:
+        servers.append((_Server(_served(app, daemon.settings.tcp), daemon), far))
     engine = asyncio.create_task(daemon.run())
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = [asyncio.create_task(server.serve(sockets=[at])) for server, at in servers]
     log.info("metasched serves at %s", daemon.settings.socket)
-    await asyncio.wait({engine, serving}, return_when=asyncio.FIRST_COMPLETED)
-    server.should_exit = True
-    await serving
+    await asyncio.wait({engine, *serving}, return_when=asyncio.FIRST_COMPLETED)
+    for server, _ in servers:
+        server.should_exit = True
+    await asyncio.gather(*serving)
     engine.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await engine

@@ -36,6 +36,7 @@ class Request:
     script: str
     environment: str
     directory: str
+    umask: int = 0o022
     arguments: tuple[str, ...] = ()
     output: str | None = None
     error: str | None = None
@@ -132,6 +133,7 @@ def prepare(
         script=_digest(script),
         environment=_digest("\0".join(f"{k}={v}" for k, v in sorted(environment.items()))),
         directory=_directory(given),
+        umask=_umask(),
         arguments=tuple(_utf8(word, "an argument of the script") for word in command[1:]),
         output=_pattern(given, "output"),
         error=_pattern(given, "error"),
@@ -381,6 +383,13 @@ def _directory(given: Given) -> str:
     if wanted and not os.path.isdir(directory):
         raise BadInput(f"no directory {shown(wanted)}, {_place(given, 'chdir')}; make it first")
     return _utf8(directory, "the present directory")
+
+
+def _umask() -> int:
+    """This process's; the kernel tells it only to who sets it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _pattern(given: Given, dest: str) -> str | None:

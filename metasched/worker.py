@@ -19,6 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from metasched.adapters.base import Adapter, Order, Refused, Unreachable, Withdrawal
+from metasched.adapters.launching import Launcher
 from metasched.clock import Clock
 from metasched.model import Cluster, Facts, Listing, Missing, Row, Trace
 
@@ -35,6 +36,7 @@ class Boot:
     options: dict[str, Any]
     instance: str
     folder: str
+    launcher: str = ""  # site mode: the launcher's socket
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class News:
     since: float
     until: float
     rows: tuple[Row, ...] = ()
-    vanished: tuple[tuple[str, int], ...] = ()
+    vanished: tuple[tuple[str, int, str], ...] = ()  # tag, task, owner
     facts: Facts | None = None
     full: bool = False
     up_since: float = 0.0
@@ -80,7 +82,7 @@ class Host:
     """An adapter with the last listing that was told, so that only news travels."""
 
     adapter: Adapter
-    _rows: dict[tuple[str, int], Row] = field(default_factory=dict)
+    _rows: dict[tuple[str, int, str], Row] = field(default_factory=dict)
     _facts: Facts | None = None
     _told: bool = False
 
@@ -119,7 +121,7 @@ class Host:
 
     def _news(self, listing: Listing, full: bool) -> News:
         full = full or not self._told
-        rows = {(row.tag, row.task): row for row in listing.rows}
+        rows = {(row.tag, row.task, row.owner): row for row in listing.rows}
         news = News(
             taken=listing.taken,
             since=listing.since,
@@ -154,7 +156,11 @@ def main() -> int:
     boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=Boot)
     kind = adapter_class(boot.adapter)
     options = msgspec.convert(boot.options, kind.Options)
-    host = Host(kind(boot.cluster, options, boot.instance, Path(boot.folder)))
+    acting = {}
+    if boot.launcher:
+        os.umask(0o077)  # users pass through some of its folders
+        acting["launcher"] = Launcher(Path(boot.launcher), boot.cluster.name)
+    host = Host(kind(boot.cluster, options, boot.instance, Path(boot.folder), **acting))
     try:
         for line in sys.stdin.buffer:
             answers.write(msgspec.json.encode(host.answer(msgspec.json.decode(line, type=Call))))

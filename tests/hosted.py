@@ -46,7 +46,7 @@ class Hosted(Adapter):
         self._command = [*interpreter, "-m", "metasched.worker"]
         self._environment = os.environ | environment
         self._worker: subprocess.Popen[bytes] | None = None
-        self._rows: dict[tuple[str, int], Row] = {}
+        self._rows: dict[tuple[str, int, str], Row] = {}
         self._facts: Facts | None = None
 
     def submit(self, order: Order) -> dict[int, str]:
@@ -62,7 +62,7 @@ class Hosted(Adapter):
             self._rows.clear()
         for key in news.vanished:
             del self._rows[key]
-        self._rows |= {(row.tag, row.task): row for row in news.rows}
+        self._rows |= {(row.tag, row.task, row.owner): row for row in news.rows}
         self._facts = news.facts or self._facts
         assert self._facts is not None
         return Listing(

@@ -34,6 +34,7 @@ COMMANDS = {
     "clusters": "clusters",
     "cluster": "clusters",
     "db": "database",
+    "token": "tokens",
     "serve": "services",
     "demo": "services",
     "simulate": "laboratory",

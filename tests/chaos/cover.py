@@ -106,7 +106,11 @@ def _bracketed(kinds: str) -> str:
 
 
 # Accounting is what a `local` cluster has not: these are passed on Slurm and Grid Engine only.
-ELSEWHERE = {("._trace ", "[Traced]"), ("_call(trace)",), ("answer(trace)",)}
+# Tokens are no part of any job, and are taken only where other hosts may call.
+ELSEWHERE = {
+    *(("._trace ", "[Traced]"), ("_call(trace)",), ("answer(trace)",)),
+    *((".Ledger.add_token",), (".Ledger.revoke_token",)),
+}
 
 
 def steps_of_local() -> set[Step]:

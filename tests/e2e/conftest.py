@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,9 @@ poll_interval = 0.2
 class Site:
     """One configuration with its daemon; `run` is the command line."""
 
+    before: Sequence[str] = ()  # words before the daemon's command, such as for another account
+    caller: Mapping[str, Any] = {}  # words of subprocess of who calls, such as `user`
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config = folder / "metasched.toml"
@@ -63,7 +66,7 @@ class Site:
         """Start the daemon, and do not wait for it."""
         with self.log.open("ab") as log:
             self._daemon = subprocess.Popen(
-                [COMMAND, "serve"],
+                [*self.before, COMMAND, "serve"],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -100,11 +103,11 @@ class Site:
         done = subprocess.run(
             [COMMAND, *arguments],
             env=self.environment | (env or {}),
-            cwd=self.folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=120,
+            **{"cwd": self.folder, **self.caller},
         )
         assert done.returncode == code, f"{arguments}: {done}"
         assert "Traceback" not in done.stderr

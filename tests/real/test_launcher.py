@@ -18,6 +18,7 @@ import pytest
 
 from metasched import launcher
 from metasched.adapters.base import Refused, Unreachable
+from metasched.adapters.commands import answer_of
 from metasched.adapters.launching import Launcher
 from tests import accounts
 from tests.accounts import KEEPER, A, B
@@ -168,10 +169,9 @@ def place(common_folder: Path) -> Iterator[Place]:
 def probe(place: Place, **words: Any) -> dict[str, Any]:
     with acting(KEEPER):
         started = place.client().start(A, "submit", **words)
-    with started:
-        out, err = started.communicate(30)
-    assert started.returncode == 0, err
-    found: dict[str, Any] = json.loads(out)
+    told = answer_of(started, "probe", 30)
+    assert told.code == 0, told
+    found: dict[str, Any] = json.loads(told.out)
     return found
 
 
@@ -342,7 +342,7 @@ def test_a_command_ends_with_who_waits_for_it_and_with_the_launcher(common_folde
             place.client("slow").detached(A, "supervise", nothing, writes, nothing)
         os.close(writes)
         with first, second, open(reads) as told:
-            pids = [int(os.read(one._reads[0], 100)) for one in (first, second)]
+            pids = [int(one.stdout.read(100)) for one in (first, second)]
             survivor = int(told.readline())
             first.kill()
             wait_for(lambda: not alive(pids[0]))
@@ -415,8 +415,7 @@ def test_the_client_says_who_refused(place: Place) -> None:
             place.client().enter("root", "/")
         with pytest.raises(Unreachable, match="launcher at"):
             Launcher(place.folder / "none", "alpha").enter(A, "/")
-        with place.client().start(A, "cancel", ["--help"]) as started, pytest.raises(Refused):
-            started.communicate(30)
-        with place.client().start(A, "cancel", ["1" * 2_000_000]) as started:  # noqa: SIM117
-            with pytest.raises(Refused, match="longer than"):
-                started.communicate(30)
+        with pytest.raises(Refused, match="not permitted"):
+            place.client().run(A, "cancel", ["--help"], 30)
+        with pytest.raises(Refused, match="longer than"):
+            place.client().run(A, "cancel", ["1" * 2_000_000], 30)

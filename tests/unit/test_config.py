@@ -111,3 +111,22 @@ def test_where_it_is_looked_for(
     monkeypatch.setenv("METASCHED_CONFIG", str(file))
     assert find(None) == file
     assert find(personal) == personal
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ('listen = "0.0.0.0:7410"', "without a certificate"),
+        ('listen = "nowhere"', "address:port"),
+        ('listen = "127.0.0.1:99999"', "address:port"),
+        ('listen = "127.0.0.1:7410"\ncertificate = "cert.pem"', "give both or neither"),
+        ('listen = "127.0.0.1:7410"\ntokens = false', "neither munge nor tokens"),
+    ],
+)
+def test_other_hosts_are_not_served_without_proof_or_in_clear(
+    tmp_path: Path, table: str, told: str
+) -> None:
+    path = tmp_path / "metasched.toml"
+    path.write_text(f"[tcp]\n{table}\n[[cluster]]\nname = 'left'\nadapter = 'local'\ncpus = 4\n")
+    with pytest.raises(ConfigError, match=told):
+        load(path)

@@ -12,7 +12,15 @@ from metasched.adapters.drmaa import DrmaaOptions
 from metasched.adapters.local import LocalOptions
 from metasched.adapters.slurm import SlurmOptions
 from metasched.cli.app import COMMANDS
-from metasched.config import ClassTable, ClusterTable, DaemonTable, PolicyTable, Site
+from metasched.config import (
+    ClassTable,
+    ClusterTable,
+    DaemonTable,
+    PolicyTable,
+    Site,
+    SiteTable,
+    TcpTable,
+)
 from metasched.events import Policy
 from metasched.model import Reason, State
 from metasched.policies import named
@@ -26,7 +34,9 @@ ADMIN, USER, POLICY, README = (
 )
 
 
-@pytest.mark.parametrize("table", [DaemonTable, PolicyTable, ClassTable, ClusterTable, Site])
+@pytest.mark.parametrize(
+    "table", [DaemonTable, SiteTable, TcpTable, PolicyTable, ClassTable, ClusterTable, Site]
+)
 def test_every_key_of_the_configuration(table: type[Site]) -> None:
     for key in table.model_fields:
         assert f"`{key}`" in ADMIN or f"[{key}]" in ADMIN, key

@@ -499,8 +499,8 @@ def test_every_wish_is_said_in_words_of_its_own() -> None:
         *("--gres=gpu:a100:2,shard:1", "--account=-a", "--partition=--wrap=x", "--qos=high"),
         *("--constraint=a&b", "--input=/dev/null", "--open-mode=truncate", "--chdir=/home/ada"),
     }
-    assert said[-5:] == ["--nice", "5", "/dev/stdin", "-z", ""]
-    assert all(word.startswith("--") for word in said[:-5])
+    assert said[-4:] == ["--nice=5", "/dev/stdin", "-z", ""]
+    assert all(word.startswith("--") for word in said[:-4])
 
 
 def test_what_is_not_wished_is_not_said() -> None:
@@ -553,6 +553,15 @@ def test_names_as_slurm_can_carry_them(name: str, said: str) -> None:
             ("--pars",),
             ("--uid=0",),
         ),
+        *(
+            ("-D", "/"),
+            ("-D/",),
+            ("--chdir=/",),
+            ("-o", "x"),
+            ("--output=x",),
+            ("-vex",),
+            ("-i", "x"),
+        ),
         *(("script.sh",), ("--nice", "5", "script.sh"), ("--",), (":",), ("-",), ("--nice=5", "x")),
         ("--nice=\0",),
     ],
@@ -564,19 +573,21 @@ def test_native_options_that_would_harm_are_refused(options: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "words"),
     [
-        ("--licenses=matlab:2",),
-        ("--nice", "5", "--begin", "now+1hour"),
-        ("-w", "a[1-2]", "-x", "a3"),
-        ("-wa2", "-H", "-vvk"),
-        ("--job-name=other",),
-        ("--dependency=afterok:5",),
+        (("--licenses=matlab:2",), ("--licenses=matlab:2",)),
+        (("--nice", "5", "--begin", "now+1hour"), ("--nice=5", "--begin=now+1hour")),
+        (("-w", "a[1-2]", "-x", "a3"), ("-wa[1-2]", "-xa3")),
+        (("-wa2", "-H", "-vvk"), ("-wa2", "-H", "-vvk")),
+        (("--job-name=other",), ("--job-name=other",)),
+        (("--exclusive", "/tmp/script"), ("--exclusive=/tmp/script",)),
     ],
 )
-def test_native_options_that_are_the_users_own(options: tuple[str, ...]) -> None:
+def test_native_options_are_the_users_own_but_never_a_script(
+    options: tuple[str, ...], words: tuple[str, ...]
+) -> None:
     said = batch.arguments(order(options=options), 0, "comment")
-    assert tuple(said[-len(options) - 1 : -1]) == options
+    assert tuple(said[-len(words) - 1 : -1]) == words
 
 
 def test_with_the_tag_in_the_name_the_name_is_ours() -> None:

@@ -1,0 +1,99 @@
+"""The commands about tokens: token create, token list, token revoke."""
+
+import json as json_format
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from metasched.cli.connect import Config, Json, connect
+from metasched.cli.show import moment, table
+from metasched.errors import UserError
+from metasched.units import Unreadable, parse_duration
+
+token = typer.Typer(
+    help="""Tokens by which hosts without MUNGE know you.
+
+    \b
+    Examples:
+      metasched token create --expires 30-00:00:00 --file ~/.config/metasched/token
+      metasched token list
+      metasched token revoke 3
+    """,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@token.command()
+def create(
+    expires: Annotated[
+        str, typer.Option("--expires", metavar="DUR", help="How long it is good for.")
+    ] = "30-00:00:00",
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", metavar="PATH", help="Write it there (0600) instead of printing."),
+    ] = None,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Make a token. It is shown once: the daemon keeps a hash of it only.
+
+    \b
+    Examples:
+      metasched token create > token && chmod 600 token
+      metasched token create --expires 8:00:00 --file ~/.config/metasched/token
+    """
+    try:
+        seconds = parse_duration(expires)
+    except Unreadable as error:
+        raise UserError(f"{error.what}, --expires; {error.mend}") from None
+    client = connect(config)
+    if file is None:
+        made = client.create_token(seconds)
+        print(json_format.dumps(made) if json else made["token"])
+        return
+    # made first, so that a token that cannot be kept is never made
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "w", encoding="ascii") as target:
+        try:
+            made = client.create_token(seconds)
+        except BaseException:
+            file.unlink()
+            raise
+        target.write(f"{made.pop('token')}\n")
+    told = f"Token {made['id']}, good until {moment(made['expires'])}, is in {file}"
+    print(json_format.dumps(made) if json else told)
+
+
+@token.command(name="list")
+def list_(json: Json = False, config: Config = None) -> None:
+    """List your tokens; operators see everybody's.
+
+    \b
+    Examples:
+      metasched token list
+      metasched token list --json
+    """
+    rows = connect(config).tokens()
+    if json:
+        print(json_format.dumps(rows, indent=2))
+        return
+    times = ("created", "expires", "revoked")
+    table(
+        ("ID", "USER", *(name.upper() for name in times)),
+        ((row["id"], row["user"], *(moment(row[name]) for name in times)) for row in rows),
+    )
+
+
+@token.command()
+def revoke(
+    id: Annotated[int, typer.Argument(metavar="ID", show_default=False)], config: Config = None
+) -> None:
+    """Make a token worthless, at once.
+
+    \b
+    Examples:
+      metasched token revoke 3
+    """
+    connect(config).revoke_token(id)

@@ -1,0 +1,94 @@
+"""Site mode for real: root's launcher, a daemon of an ordinary account, users of others."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pwd
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from metasched import launcher
+from metasched.adapters import supervisor
+from tests import accounts
+from tests.e2e.conftest import Site
+from tests.guardian import dying_with
+
+PYTHON = "/usr/bin/python3"  # the launcher's own: it needs nothing but the standard library
+SUPERVISE = f'supervise = ["{PYTHON}", "-I", "-S", "{supervisor.__file__}"]\n'
+
+
+class ManyUsers(Site):
+    """`by(account)` is the same site as that account sees it."""
+
+    def __init__(self, folder: Path, inside: Sequence[str] = ()) -> None:
+        """`folder` is made; `inside`: words before launcher and daemon, as into a namespace."""
+        super().__init__(folder)
+        accounts.make(accounts.KEEPER, accounts.A, accounts.B, accounts.OPERATOR)
+        folder.mkdir(mode=0o711)
+        self.state = self._folder_of(accounts.KEEPER, "state", 0o711)
+        self.database = self.state / "metasched.db"
+        self.before = (*inside, *accounts.become(accounts.KEEPER))
+        self._inside = inside
+        self._launcher: subprocess.Popen[bytes] | None = None
+
+    def _folder_of(self, account: str, name: str, mode: int) -> Path:
+        made = self.folder / name
+        made.mkdir()
+        made.chmod(mode)
+        owner = pwd.getpwnam(account)
+        os.chown(made, owner.pw_uid, owner.pw_gid)
+        return made
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+            "COLUMNS": "200",
+            "METASCHED_CONFIG": str(self.config),
+        }
+
+    def by(self, account: str) -> ManyUsers:
+        seen = copy.copy(self)
+        home = self.folder / account
+        if not home.exists():
+            self._folder_of(account, account, 0o700)
+        seen.caller = {**accounts.as_(account), "cwd": home}
+        return seen
+
+    def set_up(self, clusters: str, programs: str, more: str = "", policy: str = "") -> None:
+        """Write both files and start the launcher; `programs` are its tables of clusters.
+
+        `more` goes on with the table [site], `policy` with the launcher's own keys.
+        """
+        socket = self.folder / "launcher" / "launcher.sock"
+        self.config.write_text(
+            f'[daemon]\ndatabase = "sqlite:///{self.database}"\nsocket = "state/ms.sock"\n'
+            f'[site]\nlauncher = "{socket}"\noperator_groups = ["{accounts.OPERATOR}"]\n'
+            f"{more}{clusters}"
+        )
+        own = self.folder / "launcher.toml"
+        own.write_text(f'socket = "{socket}"\naccount = "{accounts.KEEPER}"\n{policy}{programs}')
+        with (self.folder / "launcher.log").open("wb") as log:
+            self._launcher = subprocess.Popen(
+                [*self._inside, PYTHON, "-I", "-S", launcher.__file__, "--config", str(own)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=dying_with(os.getpid()),
+            )
+        self.until(socket.exists)
+
+    def end_launcher(self) -> None:
+        if self._launcher is not None:
+            self._launcher.kill()
+            self._launcher.wait()
+
+    def told(self) -> str:
+        return super().told() + (self.folder / "launcher.log").read_text()[-2000:]
+
+    def close(self) -> None:
+        super().close()
+        self.end_launcher()

@@ -1,0 +1,310 @@
+"""One daemon for all users: everything is done as the owner of a job, and for nobody else."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import accounts
+from tests.accounts import OPERATOR, A, B
+from tests.e2e.many_users import SUPERVISE, ManyUsers
+from tests.gridengine import Cell
+from tests.slurm import SlurmSite
+
+pytestmark = pytest.mark.root
+
+LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n'
+WHO = "#!/bin/sh\nid -u; id -g; id -G; umask; pwd; echo $0\n"
+
+
+def check_identity(site: ManyUsers, account: str, **options: str) -> None:
+    """A job's process and its output are wholly its owner's, with the owner's umask."""
+    user = site.by(account)
+    home = site.folder / account
+    (home / "who.sh").write_text(WHO)
+    words = [word for key, value in options.items() for word in (f"--{key}", value)]
+    before = os.umask(0o027)
+    try:
+        job = user.submit(*words, "-o", "out", "-t", "5", home / "who.sh")
+    finally:
+        os.umask(before)
+    [row] = user.until_ended(job)
+    assert (row["state"], row["user"]) == ("completed", account), user.run("story", str(job)).stdout
+    owner = pwd.getpwnam(account)
+    found = (home / "out").stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (
+        owner.pw_uid,
+        owner.pw_gid,
+        0o640,
+    )
+    uid, gid, groups, umask, directory, _ = (home / "out").read_text().splitlines()
+    assert (uid, gid, umask) == (str(owner.pw_uid), str(owner.pw_gid), "0027")
+    wanted = set(os.getgrouplist(account, owner.pw_gid))
+    # a manager may mark a job's processes by one more group
+    assert wanted <= set(map(int, groups.split())) <= wanted | set(range(20000, 21000))
+    assert directory == str(home)
+
+
+def check_cancel(site: ManyUsers, **options: str) -> None:
+    """Others are refused, and change nothing; an operator is not."""
+    words = [word for key, value in options.items() for word in (f"--{key}", value)]
+    a, b = site.by(A), site.by(B)
+    job = a.submit(*words, "-t", "5", "-o", "/dev/null", "--wrap", "sleep 600")
+    a.until(lambda: a.row(job)["state"] == "running")
+    for wish in ("cancel", "hold", "status", "story", "explain", "output", "wait"):
+        assert A in b.error(wish, str(job), code=3), wish
+    assert "operators" in b.error("resolve", str(job), "lost", code=3)
+    assert a.row(job)["state"] == "running"
+    site.by(OPERATOR).run("cancel", str(job))
+    assert a.until_ended(job)[0]["state"] == "cancelled"
+
+
+@pytest.fixture(scope="module")
+def local(common_folder: Path) -> Iterator[ManyUsers]:
+    site = ManyUsers(common_folder / "local")
+    site.set_up(LOCAL, f"[cluster.left]\n{SUPERVISE}", policy=f'deny = ["{accounts.KEEPER}"]\n')
+    try:
+        site.start()
+        yield site
+    finally:
+        site.close()
+
+
+def test_jobs_are_their_owners_on_local(local: ManyUsers) -> None:
+    check_identity(local, A)
+    check_identity(local, B)
+
+
+def test_only_owner_and_operator_change_a_job_on_local(local: ManyUsers) -> None:
+    check_cancel(local)
+
+
+def test_users_see_their_own_jobs_and_operators_all(local: ManyUsers) -> None:
+    a, b = local.by(A), local.by(B)
+    jobs = {
+        user: site.submit("-o", "/dev/null", "--wrap", "true") for user, site in ((A, a), (B, b))
+    }
+    a.until_ended(jobs[A])
+    b.until_ended(jobs[B])
+    assert {row["user"] for row in a.json("status", "--all")} == {A}
+    assert B in a.error("status", "--user", B, code=3)
+    for operator in (local, local.by(OPERATOR)):  # root is one, too
+        assert {A, B} <= {row["user"] for row in operator.json("status", "--all")}
+    assert a.run("cancel", "--state", "completed", "--json").stdout.strip() == "[]"
+
+
+def test_a_directory_that_is_closed_to_the_user_is_refused(local: ManyUsers) -> None:
+    a = local.by(A)
+    local.by(B)
+    before = len(local.json("status", "--all"))
+    told = a.error("submit", "--chdir", local.folder / B, "--wrap", "true", code=3)
+    assert told.startswith(f"directory {local.folder / B}: Permission denied; ")
+    assert len(local.json("status", "--all")) == before
+
+
+def test_root_may_have_no_jobs(local: ManyUsers) -> None:
+    assert "user id 0 may not have jobs here" in local.error("submit", "--wrap", "true", code=3)
+
+
+def test_a_user_who_spoils_a_jobs_folder_harms_nobody_else(local: ManyUsers) -> None:
+    a, b = local.by(A), local.by(B)
+    job = a.submit("-o", "/dev/null", "--wrap", "sleep 600")
+    a.until(lambda: a.row(job)["state"] == "running")
+    jobs = local.state / "metasched.clusters" / "left" / "jobs"
+    spoil = (
+        "pid=$(sed -n s/^pid=//p claim); kill -STOP $pid; rm claim; mkdir claim ended keep;"
+        "touch keep/it; chmod 0 keep; ln -s ../../../../metasched.db spec.draft;"
+        "echo mine > spec && exit 1; rm -f spec && exit 1; kill -KILL $pid"
+    )
+    done = subprocess.run(
+        ["/bin/sh", "-c", spoil],
+        capture_output=True,
+        text=True,
+        **{**accounts.as_(A), "cwd": jobs / a.row(job)["native_id"]},
+    )
+    assert done.returncode == 0, done
+    [row] = a.until_ended(job)
+    assert row["state"] == "failed"
+    assert b.until_ended(b.submit("-o", "/dev/null", "--wrap", "true"))[0]["state"] == "completed"
+    again = local.by(A).submit("-o", "/dev/null", "--wrap", "sleep 600")
+    a.until(lambda: a.row(again)["state"] == "running")
+    a.run("cancel", str(again))
+    assert a.until_ended(again)[0]["state"] == "cancelled"
+
+
+def test_jobs_outlive_launcher_and_daemon(common_folder: Path) -> None:
+    site = ManyUsers(common_folder / "outlive")
+    site.set_up(LOCAL, f"[cluster.left]\n{SUPERVISE}")
+    try:
+        site.start()
+        a = site.by(A)
+        go = site.folder / A / "go"
+        job = a.submit(
+            "-o", "out", "--wrap", f"until test -e {go}; do sleep 0.1; done; echo done; exit 7"
+        )
+        a.until(lambda: a.row(job)["state"] == "running")
+        site.stop()
+        site.end_launcher()
+        go.touch()
+        go.chmod(0o644)
+        site.set_up(LOCAL, f"[cluster.left]\n{SUPERVISE}")
+        site.start()
+        [row] = a.until_ended(job)
+        assert (row["state"], row["exit_code"]) == ("failed", 7)
+        assert (site.folder / A / "out").read_text() == "done\n"
+        site.stop()
+        site.replayed()
+    finally:
+        site.close()
+
+
+@pytest.fixture(scope="module")
+def over_slurm(common_folder: Path, slurm_site: SlurmSite) -> Iterator[ManyUsers]:
+    cluster = slurm_site["beta"]
+    site = ManyUsers(common_folder / "over-slurm")
+    site.set_up(
+        f'[[cluster]]\nname = "beta"\nadapter = "slurm"\nconfig = "{cluster.conf}"\n'
+        "poll_interval = 0.5\n",
+        "[cluster.beta]\n"
+        f'environment = {{ SLURM_CONF = "{cluster.conf}" }}\n'
+        'submit = ["/usr/bin/sbatch"]\ncancel = ["/usr/bin/scancel"]\n'
+        'hold = ["/usr/bin/scontrol", "hold"]\nrelease = ["/usr/bin/scontrol", "release"]\n',
+    )
+    try:
+        site.start()
+        yield site
+    finally:
+        site.close()
+        for account in (A, B):
+            cluster.run("scancel", "--user", account)
+
+
+def test_jobs_are_their_owners_on_slurm(over_slurm: ManyUsers) -> None:
+    check_identity(over_slurm, A)
+    check_cancel(over_slurm)
+
+
+def test_a_user_can_neither_hide_nor_steal_anothers_job_by_its_tag(
+    over_slurm: ManyUsers, slurm_site: SlurmSite
+) -> None:
+    cluster, a, b = slurm_site["beta"], over_slurm.by(A), over_slurm.by(B)
+    job = a.submit("-t", "5", "-o", "/dev/null", "--wrap", "sleep 600")
+    a.until(lambda: a.row(job)["state"] == "running")
+    native = a.row(job)["native_id"]
+    tag = cluster.run("squeue", "-h", "-j", native, "-O", "comment:100").strip()
+    fake = subprocess.run(
+        [
+            "/usr/bin/sbatch",
+            "--parsable",
+            f"--comment={tag}",
+            "-o",
+            "/dev/null",
+            "--wrap",
+            "exit 3",
+        ],
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        **accounts.as_(B),
+    ).stdout.strip()
+
+    def ended() -> bool:
+        return (
+            cluster.run("squeue", "-h", "-t", "all", "-j", fake, "-O", "state").strip() == "FAILED"
+        )
+
+    a.until(ended)
+    # the listing in which the forgery has ended is the one that lists this job's end, too
+    other = b.submit("-t", "5", "-o", "/dev/null", "--wrap", "true")
+    b.until_ended(other)
+    assert a.row(job)["state"] == "running"
+    assert a.row(job)["native_id"] == native
+    a.run("cancel", str(job))
+    assert a.until_ended(job)[0]["state"] == "cancelled"
+
+
+def test_hold_and_move_are_done_as_the_owner_on_slurm(over_slurm: ManyUsers) -> None:
+    a = over_slurm.by(A)
+    full = a.submit("-n", "24", "-t", "5", "-o", "/dev/null", "--wrap", "sleep 600")
+    a.until(lambda: a.row(full)["state"] == "running")
+    waiting = a.submit("-n", "8", "-t", "5", "-o", "/dev/null", "--wrap", "true")
+    a.until(lambda: a.row(waiting)["state"] == "pending")
+    a.run("hold", str(waiting))
+    a.until(lambda: a.row(waiting)["state"] == "held")
+    a.run("cancel", str(full))
+    a.run("release", str(waiting))
+    assert a.until_ended(waiting)[0]["state"] == "completed"
+
+
+def test_native_options_do_not_escape(over_slurm: ManyUsers) -> None:
+    a = over_slurm.by(A)
+    jobs = [
+        a.submit("-t", "5", "-o", f"{name}.out", "--native", f"beta:{words}", "--wrap", "id -u")
+        for name, words in (
+            ("uid", "--uid=0"),
+            ("chdir", "-D /"),
+            ("script", "--exclusive /tmp/other.sh"),
+            ("program", "/bin/sh"),
+            ("output", "--output=/tmp/elsewhere"),
+        )
+    ]
+    assert {row["state"] for row in a.until_ended(*jobs)} == {"rejected"}
+    assert list((over_slurm.folder / A).glob("*.out")) == []
+
+
+@pytest.fixture(scope="module")
+def over_gridengine(common_folder: Path, gridengine_cell: Cell) -> Iterator[ManyUsers]:
+    cell = gridengine_cell
+    site = ManyUsers(common_folder / "over-gridengine", inside=cell.inside)
+    variables = ", ".join(f'{name} = "{value}"' for name, value in cell.environment.items())
+    site.set_up(
+        cell.table(Path(sys.executable), "poll_interval = 0.5\nsettle = 2\n"),
+        f"[cluster.{cell.name}]\nenvironment = {{ {variables} }}\n"
+        'submit = ["/usr/lib/gridengine/qsub"]\ncancel = ["/usr/lib/gridengine/qdel"]\n'
+        'hold = ["/usr/lib/gridengine/qhold", "-h", "u"]\n'
+        'release = ["/usr/lib/gridengine/qrls", "-h", "u"]\n',
+    )
+    try:
+        site.start()
+        yield site
+    finally:
+        site.close()
+        cell.empty()
+
+
+def test_jobs_are_their_owners_on_gridengine(over_gridengine: ManyUsers) -> None:
+    check_identity(over_gridengine, A)
+    check_cancel(over_gridengine)
+
+
+CONNECT = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as peer:
+    peer.connect(sys.argv[1])
+    peer.sendall(b"GET /health HTTP/1.1\\r\\nHost: x\\r\\nX-Forwarded-For: 127.0.0.1\\r\\n"
+                 b"X-Remote-User: root\\r\\nUid: 0\\r\\nAuthorization: Bearer root\\r\\n"
+                 b"Connection: close\\r\\n\\r\\n")
+    while part := peer.recv(65536):
+        sys.stdout.buffer.write(part)
+"""
+
+
+def test_forged_headers_make_nobody_else(local: ManyUsers) -> None:
+    for account in (A, B):
+        words: dict[str, Any] = accounts.as_(account)
+        done = subprocess.run(
+            [sys.executable, "-c", CONNECT, str(local.state / "ms.sock")],
+            capture_output=True,
+            text=True,
+            check=True,
+            **words,
+        )
+        assert f'"user":"{account}","operator":false' in done.stdout

@@ -1,0 +1,278 @@
+"""Callers on other hosts: tokens and MUNGE credentials over TCP, and what proves nothing."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import pwd
+import shutil
+import socket
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metasched.credentials import request_digest
+from metasched.places import LONGEST_BODY
+from tests import accounts
+from tests.accounts import A, B
+from tests.conftest import require
+from tests.e2e.conftest import TWO_LOCAL, Site
+from tests.e2e.many_users import SUPERVISE, ManyUsers
+from tests.guardian import dying_with
+
+LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n'
+
+
+class Far:
+    """A port for a daemon and a munged for it: what its hosts would share."""
+
+    def __init__(self, folder: Path) -> None:
+        if shutil.which("munged") is None and shutil.which("/usr/sbin/munged") is None:
+            require("munge", "munged not found; apt-get install munge")
+        self._holder = socket.socket()  # keeps the port from others; the daemon may share it
+        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._holder.bind(("127.0.0.1", 0))
+        self.port = self._holder.getsockname()[1]
+        munge = folder / "munge"
+        munge.mkdir()
+        key = munge / "key"
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(128))
+        self.socket = munge / "socket"
+        with (munge / "out").open("wb") as out:
+            self._munged = subprocess.Popen(
+                [
+                    *("/usr/sbin/munged", "--foreground", "--force", f"--socket={self.socket}"),
+                    *(f"--key-file={key}", f"--pid-file={munge}/pid"),
+                    *(f"--log-file={munge}/log", f"--seed-file={munge}/seed"),
+                ],
+                stdout=out,
+                stderr=out,
+                preexec_fn=dying_with(os.getpid()),
+            )
+        end = time.monotonic() + 30
+        while not self.socket.exists():
+            assert time.monotonic() < end, (munge / "out").read_text()
+            time.sleep(0.02)
+
+    @property
+    def table(self) -> str:
+        return (
+            f'[tcp]\nlisten = "127.0.0.1:{self.port}"\nmunge = true\n'
+            f'munge_socket = "{self.socket}"\n'
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of a client on another host, without a token."""
+        return {
+            "METASCHED_CONFIG": "",
+            "METASCHED_SOCKET": f"http://127.0.0.1:{self.port}",
+            "METASCHED_MUNGE_SOCKET": str(self.socket),
+            "METASCHED_TOKEN_FILE": "/nonexistent/token",
+        }
+
+    def credential(self, payload: str, **words: Any) -> str:
+        done: subprocess.CompletedProcess[str] = subprocess.run(
+            ["munge", f"--socket={self.socket}", "-s", payload],
+            capture_output=True,
+            text=True,
+            check=True,
+            **words,
+        )
+        return done.stdout.strip()
+
+    def ask(self, headers: dict[str, str], method: str = "GET", path: str = "/health") -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+    def close(self) -> None:
+        self._munged.terminate()
+        self._munged.wait()
+        self._holder.close()
+
+
+@pytest.fixture(scope="module")
+def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, Far]]:
+    folder = tmp_path_factory.mktemp("far")
+    site, there = Site(folder), Far(folder)
+    site.configure(TWO_LOCAL, there.table)
+    try:
+        site.start()
+        yield site, there
+    finally:
+        site.close()
+        there.close()
+
+
+def me() -> str:
+    return pwd.getpwuid(os.geteuid()).pw_name
+
+
+def test_a_token_is_its_user_until_it_is_revoked(far: tuple[Site, Far], tmp_path: Path) -> None:
+    site, there = far
+    file = tmp_path / "token"
+    made = json.loads(site.run("token", "create", "--file", file, "--json").stdout)
+    secret = file.read_text().strip()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert "token" not in made
+    stored = sqlite3.connect(site.database).execute("SELECT * FROM token").fetchall()
+    assert not any(secret in str(row) for row in stored)
+    remote = there.environment | {"METASCHED_TOKEN_FILE": str(file)}
+    job = site.run("submit", "--parsable", "-o", "/dev/null", "--wrap", "true", env=remote).stdout
+    assert json.loads(site.run("status", job.strip(), "--json", env=remote).stdout)
+    told = site.run("token", "create", code=3, env=remote).stderr
+    assert "a token makes no tokens" in told
+    site.run("token", "revoke", str(made["id"]))
+    told = site.run("status", code=3, env=remote).stderr
+    assert "unknown, expired or revoked" in told
+    rows = {row["id"]: row for row in site.json("token", "list")}
+    assert rows[made["id"]]["revoked"]
+    assert "digest" not in rows[made["id"]]
+    assert "no token 999" in site.error("token", "revoke", "999", code=5)
+    assert "File exists" in site.error("token", "create", "--file", file, code=1)
+
+
+def test_a_token_expires(far: tuple[Site, Far]) -> None:
+    site, there = far
+    secret = site.run("token", "create", "--expires", "1").stdout.strip()
+    headers = {"Authorization": f"Bearer {secret}"}
+    site.until(lambda: there.ask(headers)[0] == 401)
+
+
+def test_a_token_that_others_may_read_is_not_sent(far: tuple[Site, Far], tmp_path: Path) -> None:
+    site, there = far
+    file = tmp_path / "token"
+    site.run("token", "create", "--file", file)
+    remote = there.environment | {"METASCHED_TOKEN_FILE": str(file)}
+    file.chmod(0o644)
+    assert "chmod 600" in site.run("status", code=3, env=remote).stderr
+    file.chmod(0o600)
+    for nonsense in ("", "one\r\nTwo: three", "\N{BLACK STAR}"):
+        file.write_text(nonsense)
+        assert "there is no token in it" in site.run("status", code=3, env=remote).stderr
+    file.unlink()
+    file.mkdir()
+    assert "Is a directory" in site.run("status", code=3, env=remote).stderr
+
+
+def test_who_is_not_known_cannot_fill_the_daemons_memory(far: tuple[Site, Far]) -> None:
+    _, there = far
+    with socket.create_connection(("127.0.0.1", there.port), timeout=30) as sender:
+        sender.sendall(b"POST /jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+        sender.sendall(b"Content-Length: 99999999999\r\n\r\n")
+        sender.sendall(bytes(LONGEST_BODY + 1))
+        assert sender.recv(100).startswith(b"HTTP/1.1 413 ")
+    assert there.ask({})[0] == 401
+
+
+def test_munge_says_who_is_calling_once_and_for_one_request(far: tuple[Site, Far]) -> None:
+    site, there = far
+    site.run("status", env=there.environment)
+    digest = request_digest("GET", "/health", b"")
+    headers = {"Authorization": f"MUNGE {there.credential(digest)}"}
+    status, answer = there.ask(headers)
+    assert (status, answer["user"]) == (200, me())
+    status, answer = there.ask(headers)
+    assert status == 401
+    assert "replayed" in answer["error"]
+    other = {"Authorization": f"MUNGE {there.credential(digest)}"}
+    status, answer = there.ask(other, path="/jobs")
+    assert (status, "another request" in answer["error"]) == (401, True)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"X-Forwarded-For": "127.0.0.1", "X-Remote-User": "root", "Uid": "0", "Forwarded": "for=_"},
+        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer ' OR 1=1 --"},
+        {"Authorization": "Basic cm9vdDo="},
+        {"Authorization": "MUNGE "},
+        {"Authorization": "MUNGE MUNGE:AwQFAAA=:"},
+        {"Authorization": "MUNGE --socket=/tmp/mine"},
+        {"Cookie": "user=root"},
+    ],
+)
+def test_nobody_is_believed_without_proof(far: tuple[Site, Far], headers: dict[str, str]) -> None:
+    _, there = far
+    for method, path in (("GET", "/health"), ("GET", "/jobs"), ("POST", "/jobs/cancel")):
+        status, answer = there.ask(headers, method, path)
+        assert status == 401, answer
+        assert answer["error"].count("\n") == 0
+
+
+def test_a_certificate_that_is_not_there_is_one_line(site: Site) -> None:
+    table = '[tcp]\nlisten = "127.0.0.1:0"\ncertificate = "c.pem"\nkey = "k.pem"\n'
+    site.configure(TWO_LOCAL, table)
+    assert "certificate" in site.error("serve", code=2)
+
+
+def test_tls_with_a_certificate_of_the_sites(site: Site) -> None:
+    if shutil.which("openssl") is None:
+        require("openssl", "it makes the certificate")
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        made = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+        subprocess.run(
+            [*made.split(), "-addext", "subjectAltName=DNS:localhost", "-keyout", "k", "-out", "c"],
+            cwd=site.folder,
+            capture_output=True,
+            check=True,
+        )
+        table = f'[tcp]\nlisten = "localhost:{port}"\ncertificate = "c"\nkey = "k"\n'
+        site.configure(TWO_LOCAL, table)
+        site.start()
+        token = site.folder / "token"
+        site.run("token", "create", "--file", token)
+        remote = {
+            "METASCHED_CONFIG": "",
+            "METASCHED_SOCKET": f"https://localhost:{port}",
+            "METASCHED_TOKEN_FILE": str(token),
+        }
+        told = site.run("status", code=4, env=remote).stderr
+        assert "certificate" in told.lower()
+        site.run("status", env=remote | {"SSL_CERT_FILE": str(site.folder / "c")})
+
+
+@pytest.mark.root
+def test_users_of_other_hosts_are_who_they_are(common_folder: Path) -> None:
+    site = ManyUsers(common_folder / "tcp")
+    there = Far(site.folder)
+    try:
+        site.set_up(
+            LOCAL, f"[cluster.left]\n{SUPERVISE}", more=f'others_jobs = "listed"\n{there.table}'
+        )
+        site.start()
+        a, b = site.by(A), site.by(B)
+        job = a.run(
+            *("submit", "--parsable", "-o", "out", "--wrap", "id -un; sleep 600"),
+            env=there.environment,
+        ).stdout.strip()
+        a.until(lambda: a.row(int(job))["state"] == "running")
+        assert b.row(int(job))["user"] == A  # listed, and no more than that
+        for wish in ("cancel", "story"):
+            told = b.run(wish, job, code=3, env=there.environment).stderr
+            assert f"a job of {A}, and you are {B}" in told
+        mine = {"Authorization": f"MUNGE {there.credential('x', **accounts.as_(B))}"}
+        assert there.ask(mine)[0] == 401
+        site.run("cancel", job, env=there.environment)  # root is an operator by MUNGE,
+        secret = site.run("token", "create").stdout.strip()  # but not by a token
+        status, answer = there.ask({"Authorization": f"Bearer {secret}"})
+        assert (status, answer["user"], answer["operator"]) == (200, "root", False)
+        a.until_ended(int(job))
+        assert (site.folder / A / "out").read_text() == f"{A}\n"
+    finally:
+        site.close()
+        there.close()
