@@ -76,10 +76,10 @@ def main(arguments: Sequence[str]) -> int:
         bad = _run(chosen, given.seed, given.trials / KILLS, notes, console)
     except KeyboardInterrupt:
         console.print("interrupted; the same command goes on from here")
-        return 130
+        bad = True
     results = _noted(notes)
     if whole:
-        report.write(REPORT, results, command, given.seed)
+        REPORT.write_text(report.text(results, command, given.seed))
         console.print(f"written: {REPORT}")
     for line in report.lines(results, command, given.seed):
         print(line)

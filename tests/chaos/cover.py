@@ -1,4 +1,4 @@
-"""Every crash point at least once, and the proof that no step which changes something has none.
+"""The proof that no step which changes something is without a crash point.
 
 The steps are read from the source: each call that stores an event, each transaction, each call
 that goes to a worker. What a recorded run has passed is compared with them.
@@ -29,7 +29,6 @@ from tests.chaos.stream import Stream
 
 SOURCES = Path(metasched.__file__).parent
 EVENTS = {kind.__name__ for kind in get_args(CoreEvent)}
-STALE = 1.5  # seconds without a death after which the next life begins
 
 # A step, as parts that must all be in the name of one point.
 Step = tuple[str, ...]
@@ -202,29 +201,3 @@ def forget(site: ChaosSite) -> None:
         site.until(site.heard, PATIENCE)
         site.end()
     site.config.write_text(whole)
-
-
-def cover(site: ChaosSite, stream: Stream, points: set[str]) -> set[str]:
-    """Die at each of the points, from the very first start on; those at which nobody died."""
-    site.order(Orders(at=tuple(sorted(points))))
-    site.launch()
-    stream.start()
-    died, since = 0, time.monotonic()
-    until = since + 4 * PATIENCE
-    while time.monotonic() < until:
-        if not site.alive:
-            site.gone()
-            site.launch()
-        deaths = {point for _, point in deaths_in(site.chaos)}
-        if not points - deaths:
-            break
-        if len(deaths) > died:
-            died, since = len(deaths), time.monotonic()
-        elif time.monotonic() - since > STALE:
-            unusual(site, stream)
-            if site.alive:
-                site.kill()
-            since = time.monotonic()
-        time.sleep(0.01)
-    stream.stop()
-    return points - {point for _, point in deaths_in(site.chaos)}

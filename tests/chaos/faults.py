@@ -114,17 +114,39 @@ _MISSING: dict[Manager, Callable[[], str | None]] = {
 def daemon_at_a_point(trial: Trial) -> None:
     """SIGKILL at a drawn passage of a drawn point, of the daemon's or of a worker's."""
     site = trial.site
-    until = time.monotonic() + LIFE
-    while site.alive and time.monotonic() < until:
-        time.sleep(0.005)
+    _wait_for_a_death(site)
     site.order(Orders(seed=f"{trial.seed} {trial.strikes}", mean=trial.passages, together=True))
     _replace(trial)
+
+
+def daemon_at_each_point(trial: Trial) -> None:
+    """SIGKILL at the first point at which nothing has died on this site, life after life."""
+    site = trial.site
+    if trial.strikes == 0:
+        site.order(Orders(new=True, together=True))
+        site.kill()
+        site.launch()
+    known = len(site.recoveries)
+    site.serving()
+    trial.recoveries += site.recoveries[known:]
+    _wait_for_a_death(site)
+    if site.alive:
+        site.kill()
+    else:
+        site.gone()
+    site.launch()
 
 
 def daemon_at_random(trial: Trial) -> None:
     """SIGKILL at a drawn time."""
     time.sleep(trial.draw.random() * trial.passages / 150)
     _replace(trial)
+
+
+def _wait_for_a_death(site: ChaosSite) -> None:
+    until = time.monotonic() + LIFE
+    while site.alive and time.monotonic() < until:
+        time.sleep(0.005)
 
 
 def _replace(trial: Trial) -> None:
@@ -158,10 +180,17 @@ def worker_in_c(trial: Trial) -> None:
 def _wait_for_a_worker(trial: Trial, in_c: bool) -> None:
     site = trial.site
     known = len(deaths_in(site.chaos))
-    seed = f"{trial.seed} {trial.strikes}"
-    site.order(Orders(seed=seed, mean=trial.passages, roles=("worker",), in_c=in_c))
     if trial.strikes % AT_ONCE == 0:
-        # these workers began without orders, or die so often that they are started ever later
+        # those who die more often are started ever later
+        site.order(
+            Orders(
+                seed=f"{trial.seed} {trial.strikes}",
+                mean=trial.passages,
+                most=known + AT_ONCE,
+                roles=("worker",),
+                in_c=in_c,
+            )
+        )
         site.kill()
         site.launch()
         site.serving()
@@ -313,9 +342,10 @@ def execd_killed(trial: Trial) -> None:
 
 
 FAULTS = (
-    Fault("daemon killed at a crash point", "local", daemon_at_a_point, 500, 50, kills=True),
-    Fault("daemon killed at a random time", "local", daemon_at_random, 300, 50, kills=True),
-    Fault("worker killed at a crash point", "local", worker_at_a_point, 200, 50, kills=True),
+    Fault("daemon killed at each crash point", "local", daemon_at_each_point, 300, 300, kills=True),
+    Fault("daemon killed at a crash point", "local", daemon_at_a_point, 300, 50, kills=True),
+    Fault("daemon killed at a random time", "local", daemon_at_random, 250, 50, kills=True),
+    Fault("worker killed at a crash point", "local", worker_at_a_point, 150, 30, kills=True),
     Fault("worker crashed in C", "local", worker_in_c, 30, 30, kills=True),
     Fault("worker hung", "local", worker_hung, 10, 5, quick=False),
     Fault("database locked by another program", "local", database_locked, 4, 2, quick=False),
@@ -336,6 +366,6 @@ FAULTS = (
     Fault("daemon killed at a random time", "gridengine", daemon_at_random, 15, 15, kills=True),
     Fault("worker killed at a crash point", "gridengine", worker_at_a_point, 10, 10, kills=True),
     Fault("qmaster stopped", "gridengine", qmaster_hung, 3, 3),
-    Fault("qmaster killed", "gridengine", qmaster_killed, 5, 5),
-    Fault("execd killed", "gridengine", execd_killed, 3, 3),
+    Fault("qmaster killed", "gridengine", qmaster_killed, 5, 5, quick=False),
+    Fault("execd killed", "gridengine", execd_killed, 3, 3, quick=False),
 )

@@ -48,14 +48,16 @@ Role = Literal["daemon", "worker"]
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """Where the processes of one life die.
 
-    `at` names points: a process dies at the first of them at which none has died before. Without
-    it, it dies after a number of passages that it draws by `seed`, `mean` on average. `mean` 0:
-    nobody dies. `together`: a worker takes the daemon with it, as when the host fails.
+    `new`: a process dies at the first point at which none has died before. Without it, it dies
+    after a number of passages that it draws by `seed`, `mean` on average. `mean` 0: nobody dies.
+    `most`: who starts after that many deaths lives. `together`: a worker takes the daemon with
+    it, as when the host fails.
     """
 
-    at: tuple[str, ...] | None = None
+    new: bool = False
     seed: str = ""
     mean: int = 0
+    most: int | None = None
     roles: tuple[Role, ...] = ("daemon", "worker")
     together: bool = False
     in_c: bool = False  # by a fault in C instead of SIGKILL
@@ -76,9 +78,11 @@ class Points:
         self._deaths = os.open(folder / "deaths", os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         deaths = deaths_in(folder)
         self._known: set[str] = set()
-        self._at = set(self._orders.at or ()) - {point for _, point in deaths}
+        self._died_at = {point for _, point in deaths}
         draw = random.Random(f"{self._orders.seed} {role} {len(deaths)}")
         self._left = draw.expovariate(1 / self._orders.mean) if self._orders.mean else None
+        if self._orders.most is not None and len(deaths) >= self._orders.most:
+            self._left = None
         # A worker that always died at its start would be left alone longer and longer: every
         # second one lives until it has answered a poll.
         workers = sum(dead == "worker" for dead, _ in deaths)
@@ -101,8 +105,8 @@ class Points:
     def _dies(self, point: str) -> bool:
         if self._role not in self._orders.roles:
             return False
-        if self._orders.at is not None:
-            return point in self._at
+        if self._orders.new:
+            return point not in self._died_at
         if self._left is None:
             return False
         self._left -= 1

@@ -6,7 +6,6 @@ import platform
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from statistics import median
 
 import psutil
@@ -36,8 +35,8 @@ load them.
 """
 
 
-def write(path: Path, results: Sequence[Result], command: str, seed: int) -> None:
-    path.write_text(_HEAD + "\n".join(lines(results, command, seed)) + "\n" + _TAIL)
+def text(results: Sequence[Result], command: str, seed: int) -> str:
+    return _HEAD + "\n".join(lines(results, command, seed)) + "\n" + _TAIL
 
 
 def lines(results: Sequence[Result], command: str, seed: int) -> Iterable[str]:
