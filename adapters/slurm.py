@@ -147,11 +147,11 @@ class Slurm(Adapter):
         if not pending:
             return
         complaint = self._hold(access, pending)
-        after = [line for line in self._find(withdrawal) if line.id in pending]
-        held = [line.id for line in after if line.state == "PENDING" and line.priority == "0"]
-        access.cancel(held)
+        after = [line for line in self._find(withdrawal, apart=True) if line.id in pending]
         # Slurm "holds" what runs, too: if the user lets it requeue, it must not stay held.
-        begun = [line.id for line in after if line.state != "PENDING"]
+        begun = {line.id for line in after if line.state != "PENDING" or line.restarts != "0"}
+        held = [line.id for line in after if line.id not in begun and line.priority == "0"]
+        access.cancel(held)
         access.release(begun)
         if len(held) + len(begun) < len(after):
             raise Unreachable(f"hold: {complaint or 'not held'}")
@@ -161,12 +161,13 @@ class Slurm(Adapter):
         said = [access.hold(some) for some in text.apart(ids) if some]
         return "; ".join(filter(None, said))
 
-    def _find(self, withdrawal: Withdrawal) -> list[text.QueueLine]:
+    def _find(self, withdrawal: Withdrawal, apart: bool = False) -> list[text.QueueLine]:
         """Our tasks that are asked for and have not ended, a line each."""
         wanted = {(withdrawal.tag, index) for index in withdrawal.natives}
         user = os.geteuid() if self.launcher is None else uid_of(withdrawal.user)
         ids = [native for native in withdrawal.natives.values() if native]
-        lines = self._access.jobs(ids=ids if len(ids) == len(wanted) else (), user=user)
+        known = ids if len(ids) == len(wanted) else ()
+        lines = self._access.jobs(ids=known, user=user, apart=apart)
         return [
             line._replace(id=native)
             for line in lines

@@ -57,11 +57,14 @@ class Access(Protocol):
     def submit_array(self, order: Order, indices: Sequence[int]) -> str:
         """Queue these tasks as one array, their indices its task ids; its native id."""
 
-    def jobs(self, *, ids: Sequence[str] = (), user: int | None = None) -> list[QueueLine]:
+    def jobs(
+        self, *, ids: Sequence[str] = (), user: int | None = None, apart: bool = False
+    ) -> list[QueueLine]:
         """What Slurm lists, and at the least these jobs, or those of this user.
 
-        An empty list if it knows none of `ids`. Pending tasks of an array may share a line if
-        they are alike in all else.
+        An empty list if it knows none of `ids`. Pending tasks of an array may share the line of
+        one of them; `apart`: those with a record of their own do not, but of the others one may
+        be lacking.
         """
 
     def nodes(self) -> list[NodeLine]:

@@ -249,7 +249,7 @@ def refusal(stderr: str) -> Refused | None:
 
 def _sayings(stderr: str) -> Iterator[str]:
     for line in stderr.splitlines():
-        text = re.sub(r"^\w+: (error: |fatal: )?", "", line).strip()
+        text = re.sub(r"^(/.*/)?\w+: (error: |fatal: )?", "", line).strip()
         if text and not text.startswith('Try "'):
             yield text
 

@@ -88,13 +88,16 @@ class Commands:
             raise Unreachable(f"sbatch answered {answer.out[:80]!r}, not a job id")
         return native
 
-    def jobs(self, *, ids: Sequence[str] = (), user: int | None = None) -> list[text.QueueLine]:
-        chosen = ["--states=all"]
+    def jobs(
+        self, *, ids: Sequence[str] = (), user: int | None = None, apart: bool = False
+    ) -> list[text.QueueLine]:
+        # --array of 22.05 leaves the last task of 0-8:2 out
+        chosen = ["--states=all", *(["--array"] if apart else [])]
         jobs = sorted({id.partition("_")[0] for id in ids})
         if 0 < len(jobs) <= text.IDS_PER_CALL:
-            chosen += ["--array", f"--jobs={','.join(jobs)}"]
+            chosen.append(f"--jobs={','.join(jobs)}")
         elif user is not None:
-            chosen += ["--array", f"--user={user}"]
+            chosen.append(f"--user={user}")
         delimiter = _delimiter()
         names = (*text.QUEUE_FIELDS, self._settings.tag_field)
         fields = ",".join(f"{name}:{delimiter}" for name in names)

@@ -85,7 +85,8 @@ class Pyslurm(Commands):
         for name in [name for name in os.environ if name.startswith("SLURM_")]:
             del os.environ[name]
         self._pyslurm: Any = pyslurm
-        self._known: dict[tuple[str, ...], QueueLine] = {}  # our failed jobs, by squeue
+        # our failed jobs, by squeue; None: it has no such record
+        self._known: dict[tuple[str, ...], QueueLine | None] = {}
         self.name = f"pyslurm {pyslurm.__version__}"
 
     def submit(self, order: Order, index: int) -> str:
@@ -141,7 +142,9 @@ class Pyslurm(Commands):
             "constraints": job.constraint,
         }
 
-    def jobs(self, *, ids: Sequence[str] = (), user: int | None = None) -> list[QueueLine]:
+    def jobs(
+        self, *, ids: Sequence[str] = (), user: int | None = None, apart: bool = False
+    ) -> list[QueueLine]:
         if 0 < len(ids) <= _FEW and all(native.isdecimal() for native in ids):
             found = [job for native in ids for job in self._load(native)]
         else:
@@ -151,10 +154,13 @@ class Pyslurm(Commands):
         return self._exact(lines)
 
     def _all(self) -> list[Any]:
+        os.environ["SLURM_BITSTR_LEN"] = "0"  # the tasks of an array in full
         try:
             return list(self._pyslurm.Jobs.load().values())
         except self._pyslurm.RPCError as error:
             raise Unreachable(f"pyslurm: {error}") from None
+        finally:
+            del os.environ["SLURM_BITSTR_LEN"]
 
     def _load(self, native: str) -> list[Any]:
         try:
@@ -194,15 +200,17 @@ class Pyslurm(Commands):
     def _exact(self, lines: list[QueueLine]) -> list[QueueLine]:
         """The lines, those of our failed jobs by squeue: pyslurm takes 128 off larger exit codes.
 
-        What has ended changes no more, so that each is asked for once.
+        And it cannot tell task 0 from tasks that were cancelled together. What has ended changes
+        no more, so that each is asked for once.
         """
         doubtful = {_end(line) for line in lines if line.tag and _failed(line)}
         self._known = {end: line for end, line in self._known.items() if end in doubtful}
         asked = [end[0] for end in doubtful if end not in self._known]
         if asked:
+            self._known |= dict.fromkeys(doubtful - self._known.keys())  # until squeue tells them
             self._known |= {_end(line): line for line in super().jobs(ids=asked)}
-        exact = (self._known.get(_end(line)) if _end(line) in doubtful else line for line in lines)
-        return [line for line in exact if line]  # one that squeue lacks has just been forgotten
+        exact = (self._known[_end(line)] if _end(line) in doubtful else line for line in lines)
+        return [line for line in exact if line]
 
     def hold(self, ids: Collection[str]) -> str:
         plain, tasks = _sorted(ids)
@@ -264,9 +272,8 @@ def _native(job: Any) -> str:
         return str(job.id)
     if job.array_tasks_waiting is not None:
         return f"{job.array_id}_[{job.array_tasks_waiting}]"
-    if job.array_task_id is None and job.state == "CANCELLED" and not job.allocated_nodes:
-        return str(job.array_id)  # all that waited, cancelled at once; or task 0, which none misses
-    return f"{job.array_id}_{job.array_task_id or 0}"  # task 0 is told as none
+    # task 0 is told as none, and so are all that waited and were cancelled at once: see `_exact`
+    return f"{job.array_id}_{job.array_task_id or 0}"
 
 
 def _text(value: object) -> str:

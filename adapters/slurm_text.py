@@ -11,9 +11,10 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple
 
-from metasched.arrays import folded, parse_array
+from metasched.arrays import parse_array
 from metasched.model import Facts, Nodes, Partition, Row, State, parse_tag
 
 IDS_PER_CALL = 500
@@ -145,14 +146,29 @@ def joined(ids: Collection[str]) -> Iterator[str]:
 
 
 def grouped(ids: Collection[str]) -> Iterator[list[str]]:
-    """The ids as words for scontrol and scancel, which take `7_[1-3,9]` for tasks of an array."""
+    """The ids as words for scontrol and scancel, which take `7_[1-3,9]` for tasks of an array.
+
+    They take no steps (`1-9:2`), unlike sbatch.
+    """
     arrays: dict[str, list[int]] = {}
     for id in ids:
         job, _, task = id.partition("_")
         arrays.setdefault(job, []).extend([int(task)] if task else [])
-    words = [f"{job}_[{folded(sorted(some))}]" if some else job for job, some in arrays.items()]
-    for start in range(0, len(words), IDS_PER_CALL):
-        yield words[start : start + IDS_PER_CALL]
+    parts = [(job, part) for job, tasks in arrays.items() for part in _runs(sorted(tasks)) or [""]]
+    for start in range(0, len(parts), IDS_PER_CALL):
+        words: dict[str, list[str]] = {}
+        for job, part in parts[start : start + IDS_PER_CALL]:
+            words.setdefault(job, []).append(part)
+        yield [f"{job}_[{','.join(some)}]" if some[0] else job for job, some in words.items()]
+
+
+def _runs(tasks: Sequence[int]) -> list[str]:
+    """Ascending numbers as ranges: `1-3`, `7`."""
+    found = []
+    for _, run in groupby(enumerate(tasks), key=lambda pair: pair[1] - pair[0]):
+        some = [task for _, task in run]
+        found.append(str(some[0]) if len(some) == 1 else f"{some[0]}-{some[-1]}")
+    return found
 
 
 def apart(ids: Iterable[str]) -> tuple[list[str], list[str]]:

@@ -237,7 +237,10 @@ def test_ids_of_tasks_are_folded_for_commands() -> None:
     assert list(text.grouped(["9", "7_1", "7_2", "7_3", "7_9", "8_4"])) == [
         ["9", "7_[1-3,9]", "8_[4]"]
     ]
-    assert [len(some) for some in text.grouped([str(i) for i in range(1200)])] == [500, 500, 200]
+    assert list(text.grouped(["7_5", "7_1", "7_3"])) == [["7_[1,3,5]"]]  # not 7_[1-5:2]
+    for scattered in ([str(i) for i in range(1200)], [f"7_{i}" for i in range(0, 2400, 2)]):
+        calls = list(text.grouped(scattered))
+        assert [" ".join(some).count(",") + len(some) for some in calls] == [500, 500, 200]
 
 
 def test_no_array_is_held_as_a_whole() -> None:
@@ -654,6 +657,7 @@ FAILED = "sbatch: error: Batch job submission failed: "
         ("sbatch: error: Invalid generic resource (gres) specification\n", False),
         ("sbatch: unrecognized option '--frob'\nTry \"sbatch --help\" for more information\n",
          False),
+        ("/opt/slurm 26/bin/sbatch: unrecognized option '--frob'\n", False),
         ("sbatch: option '--ti=3x' is ambiguous; possibilities: '--time' '--time-min'\n", False),
         ("sbatch: error: Batch script is empty!\n", False),
         ("sbatch: error: Batch script contains DOS line breaks (\\r\\n)\n", False),
