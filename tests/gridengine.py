@@ -33,6 +33,9 @@ SLOTS = 8
 GPUS = 2
 MEMORY = "memory"  # the consumable that counts it; h_vmem would limit each process, too
 TOKENS = 3  # of the cluster-wide consumable `matlab`
+# An execd of root's kills whatever on the host has the group of a job of its own that has ended:
+# another cell's jobs, too, if they are marked by the same groups.
+GROUPS = range(start := 20_000 + os.getpid() % 80 * 500, start + 500)
 
 _BINARIES = Path("/usr/lib/gridengine")
 _SHARE = Path("/usr/share/gridengine")
@@ -298,7 +301,7 @@ class Cell:
                 (_SHARE / "default-configuration").read_text(),
                 {
                     "execd_spool_dir": self._spool / "execd",
-                    "gid_range": "20000-20999",
+                    "gid_range": f"{GROUPS[0]}-{GROUPS[-1]}",
                     "mailer": "/bin/true",
                     "administrator_mail": "none",
                     "load_report_time": "00:00:01",
