@@ -88,14 +88,15 @@ def active(path: Path, standby: bool = False) -> Iterator[None]:
         os.close(lock)
 
 
-def _filesystem(path: Path) -> str:
+def filesystem(path: Path) -> str:
+    """The kind of filesystem on which a path lies, such as ext4 or nfs4."""
     parts = [p for p in psutil.disk_partitions(all=True) if path.is_relative_to(p.mountpoint)]
     return max(parts, key=lambda p: len(p.mountpoint)).fstype if parts else ""
 
 
 def open_sqlite(path: Path) -> Engine:
     """An engine on the file, at the newest schema. StoreError if that cannot be."""
-    if (kind := _filesystem(path.parent.resolve())) in NETWORK_FILESYSTEMS:
+    if (kind := filesystem(path.parent.resolve())) in NETWORK_FILESYSTEMS:
         raise StoreError(f"{path} is on {kind}, where SQLite loses data; use a local disk")
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

@@ -18,6 +18,7 @@ Round it:
     daemon       the shell: database, workers, timers
     identity     who is calling, and what they may do
     api, serve   HTTP on a unix socket; the process that runs it all
+    doctor       what is wrong, on one page
     launcher     alone, as root, in site mode: acts as the owners of jobs
 
 The laboratory, on the same core:

@@ -273,17 +273,10 @@ def load(path: Path | None) -> Settings:
         clusters=clusters,
         classes={c.name: (c.users, c.groups) for c in site.user_class},
         max_array_tasks=site.daemon.max_array_tasks,
-        site=None if site.site is None else _site(site.site, base),
+        site=site.site
+        and site.site.model_copy(update={"launcher": str(base / site.site.launcher)}),
         tcp=None if site.tcp is None else _tcp(site.tcp, base),
     )
-
-
-def _site(table: SiteTable, base: Path) -> SiteTable:
-    if os.geteuid() == 0:
-        raise ConfigError(
-            "[site] and root: the daemon must not be root; start it by its own account"
-        )
-    return table.model_copy(update={"launcher": str(base / table.launcher)})
 
 
 def _tcp(table: TcpTable, base: Path) -> TcpTable:

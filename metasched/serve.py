@@ -67,6 +67,8 @@ def serve(config: Path | None, *, standby: bool = False, check: bool = False) ->
     settings = load(find(config))
     if check:
         return 0
+    if settings.site is not None and os.geteuid() == 0:
+        raise ConfigError("[site] and root: the daemon is not root; start it by its own account")
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )

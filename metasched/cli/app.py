@@ -35,6 +35,7 @@ COMMANDS = {
     "cluster": "clusters",
     "db": "database",
     "token": "tokens",
+    "doctor": "doctor",
     "serve": "services",
     "demo": "services",
     "simulate": "laboratory",

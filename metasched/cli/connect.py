@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +18,10 @@ LONGEST = 30  # characters of a list of tasks on a terminal
 Config = Annotated[
     str | None,
     typer.Option("--config", metavar="FILE", help="Configuration that names the daemon."),
+]
+Nearest = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", metavar="FILE", help="Configuration [the nearest one]."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

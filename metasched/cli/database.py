@@ -8,15 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from metasched.cli.connect import Json
+from metasched.cli.connect import Json, Nearest
 from metasched.cli.show import table
 from metasched.errors import UserError
 from metasched.units import Unreadable, parse_duration
-
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", metavar="FILE", help="Configuration [the nearest one]."),
-]
 
 db = typer.Typer(
     help="""Look after the database; all but `upgrade` may be done while the daemon runs.
@@ -32,7 +27,7 @@ db = typer.Typer(
 
 
 @db.command()
-def upgrade(json: Json = False, config: ConfigFile = None) -> None:
+def upgrade(json: Json = False, config: Nearest = None) -> None:
     """Bring the database to the schema of this version, as the daemon does when it starts.
 
     \b
@@ -50,7 +45,7 @@ def upgrade(json: Json = False, config: ConfigFile = None) -> None:
 
 
 @db.command()
-def check(json: Json = False, config: ConfigFile = None) -> int:
+def check(json: Json = False, config: Nearest = None) -> int:
     """Check a copy of the database: pages, counters, and whether its events give its state.
 
     Exits with 1 if something is wrong.
@@ -77,7 +72,7 @@ def check(json: Json = False, config: ConfigFile = None) -> int:
 def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)],
     json: Json = False,
-    config: ConfigFile = None,
+    config: Nearest = None,
 ) -> None:
     """Copy the database, as it is at one moment, to a new file.
 
@@ -101,7 +96,7 @@ def prune(
         typer.Option("--older-than", metavar="DUR", help="Ended so long ago [`keep`]."),
     ] = None,
     json: Json = False,
-    config: ConfigFile = None,
+    config: Nearest = None,
 ) -> None:
     """Forget jobs that ended long ago, with their scripts, environments and stories.
 

@@ -5,14 +5,11 @@ from typing import Annotated
 
 import typer
 
-from metasched.cli.connect import Json
+from metasched.cli.connect import Json, Nearest
 
 
 def serve(
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", "-c", metavar="FILE", help="Configuration [the nearest one]."),
-    ] = None,
+    config: Nearest = None,
     standby: Annotated[
         bool, typer.Option("--standby", help="Wait while another daemon has the database.")
     ] = False,

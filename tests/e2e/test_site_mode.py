@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import subprocess
@@ -13,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests import accounts
-from tests.accounts import OPERATOR, A, B
+from tests.accounts import KEEPER, OPERATOR, A, B
 from tests.e2e.many_users import SUPERVISE, ManyUsers
-from tests.gridengine import Cell
+from tests.gridengine import GROUPS, Cell
 from tests.slurm import SlurmSite
 
 pytestmark = pytest.mark.root
@@ -48,7 +49,7 @@ def check_identity(site: ManyUsers, account: str, **options: str) -> None:
     assert (uid, gid, umask) == (str(owner.pw_uid), str(owner.pw_gid), "0027")
     wanted = set(os.getgrouplist(account, owner.pw_gid))
     # a manager may mark a job's processes by one more group
-    assert wanted <= set(map(int, groups.split())) <= wanted | set(range(20000, 21000))
+    assert wanted <= set(map(int, groups.split())) <= wanted | set(GROUPS)
     assert directory == str(home)
 
 
@@ -137,6 +138,18 @@ def test_a_user_who_spoils_a_jobs_folder_harms_nobody_else(local: ManyUsers) -> 
     a.until(lambda: a.row(again)["state"] == "running")
     a.run("cancel", str(again))
     assert a.until_ended(again)[0]["state"] == "cancelled"
+
+
+def test_the_doctor_asks_the_launcher(local: ManyUsers) -> None:
+    found = {finding["check"]: finding for finding in local.by(KEEPER).json("doctor")}
+    assert found["launcher"]["ok"]
+    by_root = json.loads(local.run("doctor", "--json", code=1).stdout)
+    [wrong] = [finding for finding in by_root if not finding["ok"]]
+    assert (wrong["check"], "daemon's account" in wrong["mend"]) == ("launcher", True)
+
+
+def test_the_daemon_is_not_root(local: ManyUsers) -> None:
+    assert "start it by its own account" in local.error("serve", code=2)
 
 
 def test_jobs_outlive_launcher_and_daemon(common_folder: Path) -> None:
@@ -242,6 +255,21 @@ def test_hold_and_move_are_done_as_the_owner_on_slurm(over_slurm: ManyUsers) -> 
     a.run("cancel", str(full))
     a.run("release", str(waiting))
     assert a.until_ended(waiting)[0]["state"] == "completed"
+
+
+def test_an_array_is_its_owners_on_slurm(over_slurm: ManyUsers) -> None:
+    a = over_slurm.by(A)
+    job = a.submit("--array", "1-3", "-t", "5", "-o", "task-%a", "--wrap", "id -un")
+    assert {row["state"] for row in a.until_ended(job)} == {"completed"}
+    told = [(over_slurm.folder / A / f"task-{task}").read_text() for task in (1, 2, 3)]
+    assert told == [f"{A}\n"] * 3
+    waiting = a.submit(
+        *("--array", "1-4", "-n", "24", "-t", "5", "-o", "/dev/null", "--wrap", "sleep 600")
+    )
+    a.until(lambda: "running" in {row["state"] for row in a.json("status", str(waiting))})
+    assert A in over_slurm.by(B).error("cancel", f"{waiting}_2", code=3)
+    a.run("cancel", str(waiting))
+    assert {row["state"] for row in a.until_ended(waiting)} == {"cancelled"}
 
 
 def test_native_options_do_not_escape(over_slurm: ManyUsers) -> None:

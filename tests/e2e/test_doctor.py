@@ -1,0 +1,62 @@
+"""What `metasched doctor` tells of a healthy site, and of each thing that is wrong."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import Any
+
+from tests.e2e.conftest import TWO_LOCAL, Site
+
+
+def findings(site: Site, code: int) -> dict[str, dict[str, Any]]:
+    return {f["check"]: f for f in json.loads(site.run("doctor", "--json", code=code).stdout)}
+
+
+def test_a_healthy_site_then_one_thing_wrong_after_the_other(running: Site) -> None:
+    job = running.submit("--wrap", "sleep 300", "--cluster", "right")
+    running.until(lambda: running.row(job)["state"] == "running")
+    found = findings(running, 0)
+    assert {"configuration", "filesystem", "database", "daemon", "cluster left"} <= set(found)
+    assert found["clock of right"]["ok"]
+    running.stop()
+    gone = findings(running, 1)["daemon"]
+    assert "no daemon answers" in gone["text"]
+    assert "metasched serve" in gone["mend"]
+
+    whole = running.config.read_text()
+    running.configure(TWO_LOCAL.partition('\n[[cluster]]\nname = "right"')[0])
+    with sqlite3.connect(running.database) as other:
+        other.execute("UPDATE attempt SET started = started - 100")
+    other.close()
+    running.start()
+    found = findings(running, 1)
+    assert not found[f"job {job}"]["ok"]
+    assert f"metasched resolve {job} lost" in found[f"job {job}"]["mend"]
+    clock = found["clock of right"]
+    assert not clock["ok"]
+    assert "s behind this host's" in clock["text"]
+    assert "resolve" in running.run("doctor", code=1).stdout
+    running.stop()
+
+    running.config.write_text(whole.replace("cpus = 8", "cups = 8"))
+    wrong = findings(running, 1)
+    assert list(wrong) == ["configuration"]
+    assert 'write "cpus"' in wrong["configuration"]["mend"]
+    running.config.write_text(whole)
+    running.start()
+    running.run("cancel", str(job))
+    running.until_ended(job)
+
+
+def test_a_cluster_that_does_not_answer(site: Site) -> None:
+    missing = site.folder / "none.conf"
+    site.configure(
+        f'[[cluster]]\nname = "alpha"\nadapter = "slurm"\nconfig = "{missing}"\n'
+        f'bin_dir = "{site.folder}"\naccess = "commands"\npoll_interval = 0.2\n'
+    )
+    site.start("down:")
+    site.until(lambda: "squeue" in findings(site, 1)["cluster alpha"]["text"])
+    found = findings(site, 1)["cluster alpha"]
+    assert "next try" in found["text"]
+    assert found["mend"]
