@@ -91,7 +91,8 @@ def _term(kind: str, word: str, text: str) -> Term:
     delay = 0.0
     if plus:
         if kind != "after" or not (minutes.isascii() and minutes.isdecimal() and len(minutes) < 9):
-            raise Unreadable(f"{shown(word + plus + minutes)} in {shown(text)}", "write after:12+5")
+            what = f"{shown(word + plus + minutes)} in {shown(text)} is no delay"
+            raise Unreadable(what, "write after:12+5, for minutes after its start")
         delay = 60.0 * min(int(minutes), _MOST_MINUTES)
     try:
         job, indices = parse_tasks(word)

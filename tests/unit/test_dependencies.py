@@ -1,0 +1,194 @@
+"""Dependencies: what is read, when each kind has come, and what the core makes of it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from metasched.dependencies import (
+    Dependency,
+    Fate,
+    Progress,
+    Prospect,
+    Target,
+    Term,
+    combined,
+    parse_dependency,
+)
+from metasched.errors import Unreadable
+from metasched.events import Asked, Due, Submitted
+from metasched.model import Reason, State
+from tests.unit.test_core import NOW, Site, job
+
+WAIT, MET, NEVER = Prospect.WAIT, Prospect.MET, Prospect.NEVER
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("afterok:12", Dependency((Term("afterok", Target(12)),))),
+        (
+            "afterok:12:13,AfterAny:14_3",
+            Dependency(
+                (
+                    Term("afterok", Target(12)),
+                    Term("afterok", Target(13)),
+                    Term("afterany", Target(14, 3)),
+                )
+            ),
+        ),
+        (
+            "after:12+5?singleton",
+            Dependency((Term("after", Target(12), 300.0), Term("singleton")), any=True),
+        ),
+        ("afterok:7:7", Dependency((Term("afterok", Target(7)),))),
+    ],
+)
+def test_what_is_read(text: str, read: Dependency) -> None:
+    assert parse_dependency(text) == read
+    assert parse_dependency(("?" if read.any else ",").join(map(str, read.terms))) == read
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", '"" in "" is no dependency'),
+        ("12", '"12" in "12" is no dependency'),
+        ("afterok", "is no job to wait for"),
+        ("afterok:0", "is no job to wait for"),
+        ("afterok:12_[1-3]", "is no job to wait for"),
+        ("afterok:12+5", '"12+5" in "afterok:12+5" is no delay; write after:12+5'),
+        ("after:12+x", "is no delay; write after:12+5, for minutes after its start"),
+        ("singleton:12", '"singleton" in "singleton:12" is no dependency'),
+        ("afterok:1,after:2?after:3", "both , and"),
+        ("afterok:" + ":".join(map(str, range(1, 1002))), "more than 1000"),
+    ],
+)
+def test_what_cannot_be_read(text: str, told: str) -> None:
+    with pytest.raises(Unreadable, match=re.escape(told)):
+        parse_dependency(text)
+
+
+@pytest.mark.parametrize(
+    ("ok", "bad", "begun", "prospects"),
+    [
+        #                     after afterany afterok afternotok
+        ("", "", 0, (WAIT, WAIT, WAIT, WAIT)),
+        ("", "", 3, (MET, WAIT, WAIT, WAIT)),
+        ("1", "2", 3, (MET, WAIT, NEVER, WAIT)),
+        ("1-3", "", 3, (MET, MET, MET, NEVER)),
+        ("1,3", "2", 3, (MET, MET, NEVER, MET)),
+    ],
+)
+def test_when_each_kind_has_come(
+    ok: str, bad: str, begun: int, prospects: tuple[Prospect, ...]
+) -> None:
+    target = Target(12)
+    progress = Progress.since(Fate(target, 3, array=True, ok=ok, bad=bad, begun=NOW))
+    for index in range(1, begun + 1):
+        if index not in progress.begun:
+            progress.tell(index, None, NOW)
+    kinds = ("after", "afterany", "afterok", "afternotok")
+    found = tuple(progress.judge(Term(kind, target), None, NOW)[0] for kind in kinds)
+    assert found == prospects
+
+
+def test_task_by_task() -> None:
+    progress = Progress.since(Fate(Target(12), 3, array=True, ok="1", bad="2"))
+    term = Term("aftercorr", Target(12))
+    assert [progress.judge(term, index, NOW)[0] for index in (1, 2, 3)] == [MET, NEVER, WAIT]
+    assert progress.judge(term, None, NOW)[0] is NEVER  # of no array: as afterok
+    progress.tell(2, None, None)  # it was requeued
+    assert progress.judge(term, 2, NOW)[0] is WAIT
+
+
+def test_a_delay_counts_from_the_last_start() -> None:
+    progress = Progress(Target(12), 2)
+    progress.tell(0, None, NOW)
+    progress.tell(1, None, NOW + 60)
+    term = Term("after", Target(12), 300.0)
+    assert progress.judge(term, None, NOW + 300) == (WAIT, NOW + 360)
+    assert progress.judge(term, None, NOW + 360) == (MET, None)
+
+
+def test_all_or_any() -> None:
+    assert combined([MET, WAIT], any_of=False) is WAIT
+    assert combined([MET, WAIT], any_of=True) is MET
+    assert combined([NEVER, WAIT], any_of=False) is NEVER
+    assert combined([NEVER, WAIT], any_of=True) is WAIT
+    assert combined([NEVER, NEVER], any_of=True) is NEVER
+
+
+def fate(id: int, size: int = 1, **more: object) -> Fate:
+    return Fate(Target(id), size, **more)  # type: ignore[arg-type]
+
+
+def test_every_task_of_an_array_is_cancelled_that_can_never_begin() -> None:
+    site = Site()
+    hopeless = job(2, array="1-3", dependency="afterok:1", kill_on_invalid_dep=True)
+    assert site.step(Submitted(NOW, hopeless, (fate(1, bad="0"),))) == []
+    assert [c.after for c in site.out.changes] == [State.QUEUED, State.CANCELLED] * 3
+    assert site.out.changes[1].cause == "afterok:1 can never come: 1 ended without success"
+    assert not site.core.tasks
+
+
+def test_what_can_never_come_waits_until_its_owner_decides() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job(2, dependency="afterok:1"), (fate(1, bad="0"),)))
+    assert (site.state(2), site.core.tasks[2, 0].reason) == (State.QUEUED, Reason.DEPENDENCY)
+    assert "can never come" in site.core.waits_for(site.core.tasks[2, 0])
+    site.step(Asked(NOW, "cancel", 2))
+    assert not site.core.tasks
+
+
+def test_hopelessness_spreads_along_a_chain() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job(1, held=True)))
+    for id in (2, 3):
+        waits = job(id, dependency=f"afterok:{id - 1}", kill_on_invalid_dep=True)
+        site.step(Submitted(NOW, waits, (fate(id - 1),)))
+    site.step(Asked(NOW, "cancel", 1))
+    assert not site.core.tasks
+    assert [c.job for c in site.out.changes if c.after is State.CANCELLED] == [1, 2, 3]
+
+
+def test_a_chain_of_delays_is_due() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job(2, dependency="after:1+1"), (fate(1, ok="0", begun=NOW),)))
+    assert site.core.next_due == NOW + 60
+    assert site.step(Due(NOW + 59)) == []
+    assert [send.job for send in site.step(Due(NOW + 60))] == [2]  # type: ignore[union-attr]
+
+
+def test_one_job_of_a_name_at_a_time() -> None:
+    site = Site()
+    for id in (1, 2, 3):
+        alone = "singleton" if id > 1 else None
+        site.step(Submitted(NOW, job(id, name="solo", held=id == 1, dependency=alone)))
+    site.step(Submitted(NOW, job(4, name="other", dependency="singleton")))
+    assert [site.state(id) for id in (2, 3, 4)] == [State.QUEUED, State.QUEUED, State.DISPATCHING]
+    assert "job 1 of that name has not ended" in site.core.waits_for(site.core.tasks[2, 0])
+    assert [send.job for send in site.step(Asked(NOW, "cancel", 1))] == [2]  # type: ignore[union-attr]
+    assert site.state(3) is State.QUEUED
+
+
+def test_a_slot_of_an_array_goes_to_its_next_task() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job(1, array="1-9%2")))
+    tasks = site.core.tasks
+
+    def states() -> list[tuple[State, str]]:
+        return [(task.state, task.reason) for task in site.core.tasks_of(1)]
+
+    sent, waits = (State.DISPATCHING, ""), (State.QUEUED, Reason.LIMIT_ARRAY)
+    assert states() == [sent] * 2 + [waits] * 7
+    site.step(Asked(NOW, "cancel", 1, (3,)))  # it had no slot
+    assert states() == [sent] * 2 + [waits] * 6
+    site.step(Asked(NOW, "hold", 1, (1,)))
+    assert states() == [(State.HELD, Reason.HELD), sent, sent] + [waits] * 5
+    assert tasks[1, 4].state is State.DISPATCHING
+    site.step(Asked(NOW, "release", 1, (1,)))
+    assert tasks[1, 1].reason == Reason.LIMIT_ARRAY
+    site.step(Asked(NOW, "cancel", 1, (2,)))
+    assert tasks[1, 1].state is State.DISPATCHING  # the lowest that waits
