@@ -28,6 +28,8 @@ from metasched.transitions import FINAL, LIVE, UNSTARTED
 
 Key = tuple[int, int]  # job, index
 Name = tuple[str, str]  # user, name of the job
+_Outlook = tuple[Prospect, float | None]  # of a term, and when time alone lets it come
+_ALL = -1  # all the blocked tasks of a job
 
 
 class Gates:
@@ -37,14 +39,14 @@ class Gates:
         self.ready: dict[Key, Task] = {}
         self._fresh: dict[Key, Task] = {}
         self._later: dict[Key, Task] = {}  # until their begin time
-        self._times: list[tuple[float, int, int]] = []  # at which to look again at a task
+        self._times: list[tuple[float, int, int]] = []  # when to look again at a task, or at all
+        self._dues: dict[int, float] = {}  # by job: the last of `_times` for its dependencies
         self._slots: dict[int, set[int]] = {}  # by job: the tasks that count for its limit
         self._limited: dict[int, dict[int, Task]] = {}
-        self._next: dict[
-            int, list[int]
-        ] = {}  # heaps of the indices in `_limited`, and of some more
+        self._next: dict[int, list[int]] = {}  # heaps of indices: all of `_limited`, and more
         self._blocked: dict[int, dict[int, Task]] = {}  # by job: until their dependencies have come
         self._hopeless: dict[int, set[int]] = {}  # of these: which never will
+        self._shared: dict[int, list[_Outlook]] = {}  # by job: what its tasks have in common
         self._progress: dict[int, dict[Target, Progress]] = {}  # by the job that others wait for
         self._dependents: dict[int, dict[int, Job]] = {}  # likewise
         self._stirred: dict[int, set[int]] = {}  # likewise: what has happened to its tasks
@@ -85,6 +87,8 @@ class Gates:
         self._leave_name(job)
         self._slots.pop(job.id, None)
         self._next.pop(job.id, None)
+        self._dues.pop(job.id, None)
+        self._shared.pop(job.id, None)
         if job.dependency is not None:
             for target in _dependency(job).targets:
                 self._dependents.get(target.job, {}).pop(job.id, None)
@@ -109,7 +113,7 @@ class Gates:
         """Forget where queued tasks stand: each will be told again. `live` ones are sent."""
         self.ready, self._fresh, self._later, self._times = {}, {}, {}, []
         self._slots, self._limited, self._next = {}, {}, {}
-        self._blocked, self._hopeless = {}, {}
+        self._blocked, self._hopeless, self._shared, self._dues = {}, {}, {}, {}
         for task in live:
             if _limit(task.job) is not None:
                 self._slots.setdefault(task.job.id, set()).add(task.index)
@@ -126,10 +130,12 @@ class Gates:
             if prospect is not Prospect.MET:
                 task.reason = Reason.DEPENDENCY
                 self._blocked.setdefault(id, {})[index] = task
+                self._slots.get(id, set()).discard(index)
                 if prospect is Prospect.NEVER:
                     self._hopeless.setdefault(id, set()).add(index)
-                if due is not None:
-                    heapq.heappush(self._times, (due, id, index))
+                if due is not None and self._dues.get(id) != due:
+                    self._dues[id] = due
+                    heapq.heappush(self._times, (due, id, _ALL))
                 return prospect
         if task.job.begin is not None and task.job.begin > now:
             task.reason = Reason.BEGIN_TIME
@@ -223,11 +229,11 @@ class Gates:
         """Let go on what waits for a time that has come."""
         while self._times and self._times[0][0] <= now:
             _, id, index = heapq.heappop(self._times)
-            task = self._later.pop((id, index), None)
-            if task is not None:
+            if index == _ALL:
+                self._dues.pop(id, None)
+                self._let_go(id, list(self._blocked.get(id, ())), now)
+            elif (task := self._later.pop((id, index), None)) is not None:
                 self.queued(task, now)
-            else:
-                self._let_go(id, [index], now)
 
     def settle(self, now: float) -> Iterator[tuple[Task, str]]:
         """Let go on whose dependencies have come; yield the tasks whose never will, with why.
@@ -252,16 +258,17 @@ class Gates:
         blocked = self._blocked.get(job.id)
         if not blocked:
             return
-        terms = _dependency(job).terms
-        pairs = [term for term in terms if self._pairs(job, term)]
-        concerned = list(blocked)
-        if pairs and all(term in pairs for term in terms if _job(term) == target):
-            concerned = sorted(index for index in indices if index in blocked)
-        elif not pairs:
-            prospect, due = self._prospect(job, concerned[0], now)
-            if prospect is Prospect.WAIT and due is None and job.id not in self._hopeless:
-                return
-        yield from self._let_go(job.id, concerned, now)
+        shared, paired, first = [], False, next(iter(blocked))
+        for term in _dependency(job).terms:
+            if self._pairs(job, term):
+                paired |= term.target is not None and term.target.job == target
+            else:
+                shared.append(self._of_term(job, term, first, now))
+        if shared != self._shared.get(job.id):
+            self._shared[job.id] = shared
+            yield from self._let_go(job.id, list(blocked), now)
+        elif paired:
+            yield from self._let_go(job.id, sorted(blocked.keys() & indices), now)
 
     def _pairs(self, job: Job, term: Term) -> bool:
         """Whether each task of a job waits for its like in another."""
@@ -290,15 +297,13 @@ class Gates:
             del self._hopeless[id]
         return was
 
-    def _prospect(self, job: Job, index: int, now: float) -> tuple[Prospect, float | None]:
+    def _prospect(self, job: Job, index: int, now: float) -> _Outlook:
         dependency = _dependency(job)
         found = [self._of_term(job, term, index, now) for term in dependency.terms]
         dues = [due for _, due in found if due is not None]
         return combined((v for v, _ in found), dependency.any), min(dues, default=None)
 
-    def _of_term(
-        self, job: Job, term: Term, index: int, now: float
-    ) -> tuple[Prospect, float | None]:
+    def _of_term(self, job: Job, term: Term, index: int, now: float) -> _Outlook:
         if term.target is None:
             first = min(self._names[job.user, job.name]) >= job.id
             return (Prospect.MET if first else Prospect.WAIT), None
@@ -343,7 +348,3 @@ def _limit(job: Job) -> int | None:
 def _dependency(job: Job) -> Dependency:
     assert job.dependency is not None, job
     return parse_dependency(job.dependency)
-
-
-def _job(term: Term) -> int | None:
-    return None if term.target is None else term.target.job

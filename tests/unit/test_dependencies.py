@@ -17,7 +17,8 @@ from metasched.dependencies import (
     parse_dependency,
 )
 from metasched.errors import Unreadable
-from metasched.events import Asked, Due, Submitted
+from metasched.events import Again, Asked, Due, Requeued, Submitted, Task
+from metasched.gates import Gates
 from metasched.model import Reason, State
 from tests.unit.test_core import NOW, Site, job
 
@@ -192,3 +193,46 @@ def test_a_slot_of_an_array_goes_to_its_next_task() -> None:
     assert tasks[1, 1].reason == Reason.LIMIT_ARRAY
     site.step(Asked(NOW, "cancel", 1, (2,)))
     assert tasks[1, 1].state is State.DISPATCHING  # the lowest that waits
+
+
+@pytest.mark.parametrize("dependency", ["afterok:1", "afterany:1", "after:1+5", "aftercorr:1"])
+def test_what_happens_to_one_task_concerns_few(
+    dependency: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks, looked = 300, 0
+    queued = Gates.queued
+
+    def counted(gates: Gates, task: Task, now: float) -> Prospect:
+        nonlocal looked
+        looked += 1
+        return queued(gates, task, now)
+
+    monkeypatch.setattr(Gates, "queued", counted)
+    site = Site()
+    site.step(Submitted(NOW, job(1, array=f"1-{tasks}", held=True)))
+    site.step(
+        Submitted(
+            NOW, job(2, array=f"1-{tasks}", dependency=dependency), (fate(1, tasks, array=True),)
+        )
+    )
+    for index in range(1, tasks + 1):
+        site.step(Asked(NOW, "cancel", 1, (index,)))
+    site.step(Due(NOW + 300))
+    assert looked <= 4 * tasks
+    gone = dependency in ("afterany:1", "after:1+5")
+    assert {t.reason == Reason.DEPENDENCY for t in site.core.tasks_of(2)} == {not gone}
+
+
+def test_a_task_that_must_wait_again_keeps_no_slot() -> None:
+    site = Site()
+    pairs = job(2, array="1-3%1", dependency="aftercorr:1", held=True)
+    site.step(Submitted(NOW, pairs, (fate(1, 3, array=True, ok="1-3"),)))
+    for index in (2, 1, 3):
+        site.step(Asked(NOW, "release", 2, (index,)))
+    waits = [task.reason for task in site.core.tasks_of(2, (1, 2, 3))]
+    assert waits == [Reason.LIMIT_ARRAY, "", Reason.LIMIT_ARRAY]
+    again = (Again(1, State.COMPLETED, 1),)
+    site.step(Requeued(NOW, job(1, array="1-3", held=True), 1, 1, again))
+    site.step(Asked(NOW, "cancel", 2, (2,)))
+    assert site.core.tasks[2, 1].reason == Reason.DEPENDENCY
+    assert site.core.tasks[2, 3].state is State.DISPATCHING
