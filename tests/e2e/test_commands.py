@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -132,9 +133,10 @@ def test_clusters_lists_load_and_count_by_priority(running: Site) -> None:
 
 
 def test_begin_time_is_kept(running: Site) -> None:
-    job = running.submit("--begin", "+2s", "--wrap", "true")
+    job = running.submit("--begin", "+1h", "--wrap", "true")
     row = running.row(job)
     assert (row["state"], row["reason"]) == ("queued", "begin_time")
+    running.run("modify", str(job), "--begin", "+1s")
     [row] = running.until_ended(job)
     assert row["state"] == "completed"
     assert row["started"] > row["submitted"]
@@ -155,9 +157,12 @@ def test_ctrl_c_ends_a_wait_without_a_traceback(running: Site) -> None:
     waiting = subprocess.Popen(
         [COMMAND, "wait", str(job)], env=running.environment, stderr=subprocess.PIPE, text=True
     )
-    time.sleep(1)
+    files = Path(f"/proc/{waiting.pid}/fd")
+    running.until(  # it has asked
+        lambda: any("socket:" in os.path.realpath(f) for f in files.iterdir() if int(f.name) > 2)
+    )
     waiting.send_signal(signal.SIGINT)
-    _, told = waiting.communicate(timeout=10)
+    _, told = waiting.communicate(timeout=60)
     assert waiting.returncode == 130
     assert "Traceback" not in told
     running.run("cancel", str(job))
