@@ -130,6 +130,7 @@ def unusual(site: ChaosSite, stream: Stream) -> None:
             "cancel", [str(id) for id in stream.submit(30, cancelled=True, seconds=1.0)]
         ),
         stream.modify,
+        stream.depend,
         stream.requeue,
         stream.drain,
         lambda: _silent(site, stream),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import multiprocessing.util
 import sys
-import tempfile
 import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -31,11 +29,8 @@ LOCAL = "".join(
 
 def keep_temporaries_in(folder: Path) -> None:
     """Before the first site: what multiprocessing leaves behind when it is killed goes there."""
-    before, tempfile.tempdir = tempfile.tempdir, str(folder)
-    try:
-        multiprocessing.util.get_temp_dir()  # made once
-    finally:
-        tempfile.tempdir = before
+    # it has no setting for this; a folder that it made itself it would also remove, too late
+    multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
 
 
 class ChaosSite(Site):

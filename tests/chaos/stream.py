@@ -98,6 +98,8 @@ class Stream:
             self._held += held
         elif draw < 0.96 and self._held:
             self._client.change("release", [str(self._held.pop(0))])
+        elif draw < 0.965:
+            self.depend()
         elif draw < 0.97:
             self.refused()
         elif draw < 0.98:
@@ -112,6 +114,11 @@ class Stream:
         ids = self.submit(1)
         limit = self._draw.choice((120.0, 240.0))
         self._client.modify({"time_limit": limit}, [str(id) for id in ids])
+
+    def depend(self) -> None:
+        """A job that waits for the end of another."""
+        [first] = self.submit(1)
+        self.submit(1, dependency=f"afterany:{first}")
 
     def requeue(self) -> None:
         """Have a job that has ended well run once more."""
@@ -141,6 +148,7 @@ class Stream:
         held: bool = False,
         begin: float | None = None,
         native: dict[str, str] | None = None,
+        dependency: str | None = None,
         clusters: tuple[str, ...] | None = None,
     ) -> list[int]:
         """Hand in some like jobs; their ids. ClientError if the daemon does not say."""
@@ -158,6 +166,7 @@ class Stream:
                 held=held,
                 begin=begin,
                 native=native or {},
+                dependency=dependency,
                 clusters=clusters,
             )
             for name in names
