@@ -188,7 +188,7 @@ class Local(Adapter):
 
     Options = LocalOptions
     poll_interval: ClassVar[float] = 1.0
-    chunk: ClassVar[int] = 1000
+    chunk: ClassVar[int] = 200
     capabilities: ClassVar[Capabilities] = Capabilities(arrays=True, gres=True, memory=True)
 
     options: LocalOptions
