@@ -5,7 +5,7 @@ import math
 import secrets
 import shlex
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -95,7 +95,8 @@ class Drain:
 
 
 def make_app(daemon: Daemon) -> FastAPI:
-    """The application; it holds no state of its own."""
+    """The application; what must last is the daemon's."""
+    entering: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def who(request: Request) -> Caller:
         return await caller(request, daemon.settings, daemon.ledger)
@@ -157,7 +158,9 @@ def make_app(daemon: Daemon) -> FastAPI:
         who: Who, running: Running, submission: Annotated[Submission, Body()]
     ) -> dict[str, Any]:
         if (path := running.settings.launcher) is not None:
-            await asyncio.to_thread(_may_submit, Launcher(path, ""), who.user, submission)
+            # one thread for each user, whose directories may be slow to answer
+            async with entering[who.user]:
+                await asyncio.to_thread(_may_submit, Launcher(path, ""), who.user, submission)
         return _submit(running, who.user, submission)
 
     @app.get("/jobs")

@@ -371,6 +371,7 @@ def act(request: Request, descriptors: list[int], connection: socket.socket) -> 
     for descriptor in descriptors:
         os.close(descriptor)
     with open(told, "rb") as reader:
+        _wait_for(told, pid, connection)  # a directory may be one that never answers
         complaint = reader.read()  # ends with the child's exec, or with the child
     if complaint:
         os.waitpid(pid, 0)
@@ -381,17 +382,21 @@ def act(request: Request, descriptors: list[int], connection: socket.socket) -> 
 
 
 def _await(pid: int, connection: socket.socket) -> dict[str, Any]:
-    """How the command ended; it is killed if it takes too long or nobody waits for it."""
-    ends = os.pidfd_open(pid)
-    ready, _, _ = select.select([ends, connection.fileno()], [], [], RUN_SECONDS)
-    if ends not in ready:
-        signal.pidfd_send_signal(ends, signal.SIGKILL)  # it may have left its group
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
+    """How the command ended."""
+    _wait_for(os.pidfd_open(pid), pid, connection)
     _, status = os.waitpid(pid, 0)
     if os.WIFSIGNALED(status):
         return {"signal": os.WTERMSIG(status)}
     return {"code": os.WEXITSTATUS(status)}
+
+
+def _wait_for(what: int, pid: int, connection: socket.socket) -> None:
+    """Until it can be read; the child is killed if that takes too long or nobody waits for it."""
+    ready, _, _ = select.select([what, connection.fileno()], [], [], RUN_SECONDS)
+    if what not in ready:
+        os.kill(pid, signal.SIGKILL)  # it is our child, not waited for, and may leave its group
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def converse(connection: socket.socket, policy: Policy) -> None:
