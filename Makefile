@@ -1,5 +1,5 @@
 # The two commands are `make demo` and `make test`; see README.md.
-.PHONY: demo test lint bench chaos clean
+.PHONY: demo test test-matrix lint bench chaos clean
 
 PYTHON := .venv/bin/python
 
@@ -8,6 +8,10 @@ demo: .venv/stamp
 
 test: .venv/stamp
 	tests/run $(PYTEST_ARGS)
+
+# the Slurm of later Debian releases, each in a folder of its own
+test-matrix: .venv/stamp
+	tests/matrix trixie forky
 
 # ruff does not follow links, mypy does
 lint: .venv/stamp

@@ -64,6 +64,7 @@ def arguments(
     options: dict[str, str | None] = {  # None: the option has no value
         # first, since accounting is searched for the first one in the words of the submission
         _LONG[tag_field]: label,
+        "export": "ALL",  # of --export-file; from 26.05 on that alone hands nothing on
         "parsable": None,
         "ignore-pbs": None,
         "chdir": payload.directory,

@@ -28,7 +28,10 @@ from tests.guardian import Guardian, dying_with
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "slurm-wlm-basic-plugins")
 ACCOUNTING_PACKAGES = ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server", "iproute2")
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+BIN_DIR = os.environ.get("METASCHED_SLURM_BIN")  # programs of another release (tests/matrix)
+_PATH = ":".join(
+    (*filter(None, [BIN_DIR]), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+)
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "sinfo", "scontrol", "scancel")
 _ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "ip", "nsenter")
 _AS_USER = ("--user", "--map-current-user", "--keep-caps")
@@ -177,6 +180,8 @@ class SlurmCluster:
         self.socket = folder / "munge" / "munge.sock"
         self.conf.write_text(self._settings(ports))
         self._write_gres()
+        # read from 24.11 on, where slurmd would set up control groups
+        (folder / "etc" / "cgroup.conf").write_text("CgroupPlugin=disabled\n" if BIN_DIR else "")
 
     @property
     def environment(self) -> dict[str, str]:

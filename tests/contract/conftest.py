@@ -28,7 +28,7 @@ from metasched.transitions import ATTEMPT_FINAL
 from tests import gridengine as ge
 from tests import processes, pyslurm
 from tests.conftest import require
-from tests.slurm import ALPHA, SlurmSite, missing
+from tests.slurm import ALPHA, BIN_DIR, SlurmSite, missing
 
 Connect = Callable[[str], Adapter]
 Boot = Callable[[Path], AbstractContextManager[Connect]]
@@ -59,7 +59,7 @@ def slurm(folder: Path) -> Iterator[Connect]:
     if reason is not None:
         require("slurm", reason)
     with SlurmSite(folder, [ALPHA]) as site:
-        options = SlurmOptions(config=str(site["alpha"].conf), settle=1.0)
+        options = SlurmOptions(config=str(site["alpha"].conf), bin_dir=BIN_DIR, settle=1.0)
 
         def connect(instance: str) -> Adapter:
             return Slurm(Cluster(name="alpha", adapter="slurm"), options, instance, folder)

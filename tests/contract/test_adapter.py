@@ -482,6 +482,7 @@ def test_tasks_withdrawn_unstarted_have_run_or_certainly_never_began(manager: Ma
 @pytest.mark.slow
 def test_two_thousand_tasks_in_one_listing(manager: Manager) -> None:
     blockers = manager.fill()
+    before = time.time()
     every_second = [tuple(range(first, 1000, 2)) for first in (0, 1, 0, 1)]
     orders = [manager.submit("touch ran", indices=indices) for indices in every_second]
     wanted = {(order.tag, task) for order in orders for task in order.indices}
@@ -494,7 +495,14 @@ def test_two_thousand_tasks_in_one_listing(manager: Manager) -> None:
     assert manager.adapter.poll().facts.pending == 2000
     for order in orders:
         manager.withdraw(order)
-    manager.wait(lambda _: listed(State.CANCELLED) >= wanted)
+    done = time.time()
+    listing = manager.wait(
+        lambda found: (
+            found.until >= done and all(row.state is not State.PENDING for row in found.rows)
+        )
+    )
+    assert listing.since <= before  # so that what it lacks never began
+    assert wanted - listed(State.CANCELLED) <= {(order.tag, min(order.indices)) for order in orders}
     for blocker in blockers:
         manager.withdraw(blocker)
         manager.wait_end(blocker)

@@ -1,0 +1,26 @@
+"""What the Slurm that runs here says of a known state, and whether it is read as that."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from tests import slurm_answers as answers
+from tests.conftest import require
+from tests.slurm import SlurmSite, missing
+
+
+def test_answers_of_this_release(tmp_path: Path) -> None:
+    if (reason := missing()) is not None:
+        require("slurm", reason)
+    completions = tmp_path / "completions"
+    completions.touch()
+    settings = ("JobCompType=jobcomp/filetxt", f"JobCompLoc={completions}")
+    with SlurmSite(tmp_path / "site", [replace(answers.CLUSTER, settings=settings)]) as site:
+        told = answers.record(site["alpha"], tmp_path, completions)
+    answers.check(told, os.geteuid())
+    if os.environ.get("METASCHED_RECORD"):
+        file = answers.RECORDED / f"{told['version'][0].replace(' ', '-')}.json"
+        file.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n")

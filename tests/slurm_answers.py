@@ -1,0 +1,184 @@
+"""A known state of a Slurm cluster: how it is made, what its commands say of it, what that means.
+
+`record` asks the Slurm that runs here, tests/recorded holds what the releases have said:
+METASCHED_RECORD=yes pytest tests/real/test_slurm_answers.py writes that of this one.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metasched.adapters import slurm_batch as batch
+from metasched.adapters import slurm_records as records
+from metasched.adapters import slurm_text as text
+from metasched.adapters.base import Order, Refused, Withdrawal
+from metasched.adapters.commands import Answer
+from metasched.adapters.slurm import Slurm, SlurmOptions
+from metasched.adapters.slurm_commands import Commands
+from metasched.model import Cluster, Job, Payload, Row, State, tag_of
+from metasched.transitions import ATTEMPT_FINAL
+from tests.slurm import BIN_DIR, ClusterSpec, SlurmCluster
+
+RECORDED = Path(__file__).parent / "recorded"
+INSTANCE = "recorded"
+CLUSTER = ClusterSpec("alpha", "a", nodes=4, cpus=16, gpus=2)
+REFUSED = {
+    "partition": "--partition=nowhere",
+    "gres": "--gres=unobtainium:1",
+    "licence": "--licenses=nothing:1",
+    "time": "--time=soon",
+    "option": "--frobnicate",
+    "feature": "--constraint=nothing",
+}
+_SETTINGS = (
+    *("Configuration data as of", "BOOT_TIME", "MinJobAge", "MaxArraySize"),
+    *("AccountingStor", "JobComp"),
+)
+_PATIENCE = 60.0  # seconds
+
+# The tasks by (job, index): state, exit code, signal, whether it began.
+MEANT = {
+    (1, 0): (State.COMPLETED, 0, None, True),
+    (2, 0): (State.FAILED, 9, None, True),
+    (3, 0): (State.FAILED, None, 9, True),
+    (4, 1): (State.PENDING, None, None, False),
+    (4, 3): (State.PENDING, None, None, False),
+    (4, 5): (State.PENDING, None, None, False),
+    (5, 0): (State.CANCELLED, None, None, False),
+    (5, 2): (State.PENDING, None, None, False),
+    (5, 4): (State.CANCELLED, None, None, False),
+    (6, 0): (State.RUNNING, None, None, True),
+    (7, 0): (State.PENDING, None, None, False),
+}
+# The same in the file of completions, by the position of what has ended: state, code, signal.
+COMPLETIONS = [(State.COMPLETED, 0, None), (State.FAILED, 9, None), (State.FAILED, None, 9)]
+
+
+class Recorder(Commands):
+    """Keeps what the last command said, its fields ending in `~`."""
+
+    last: Answer
+
+    def _run(self, program: str, *arguments: str, **more: Any) -> Answer:
+        answer = super()._run(program, *arguments, **more)
+        delimiter = re.search(r"--Format=\w+:([^,]*)", " ".join(arguments))
+        out = answer.out.replace(delimiter[1], "~") if delimiter else answer.out
+        self.last = Answer(answer.code, out, answer.err)
+        return answer
+
+
+def record(cluster: SlurmCluster, folder: Path, completions: Path) -> dict[str, list[str]]:
+    """The answers of an idle cluster that is brought to the known state, each as lines."""
+    options = SlurmOptions(config=str(cluster.conf), bin_dir=BIN_DIR, access="commands")
+    recorder = Recorder(options, "alpha")
+    answers = {}
+    for kind, option in REFUSED.items():
+        with pytest.raises(Refused):
+            recorder.submit(_order(9, "true", options=(option,)), 0)
+        answers[f"refused {kind}"] = recorder.last.err
+    _bring(Slurm(Cluster(name="alpha", adapter="slurm"), options, INSTANCE, folder))
+    for name, ask in (
+        ("version", recorder.version),
+        ("queue", recorder.jobs),
+        ("nodes", recorder.nodes),
+        ("config", recorder.controller),
+    ):
+        ask()
+        answers[name] = recorder.last.out
+    lines = {name: said.splitlines() for name, said in answers.items()}
+    lines["config"] = [line for line in lines["config"] if line.startswith(_SETTINGS)]
+    lines["config"] = [line.replace(str(completions), "/completions") for line in lines["config"]]
+    lines["completions"] = completions.read_text().splitlines()
+    return lines
+
+
+def _order(number: int, commands: str, options: tuple[str, ...] = (), **wishes: Any) -> Order:
+    job = Job(id=number, submitted=time.time(), estimated=600.0, time_limit=600.0, **wishes)
+    payload = Payload(
+        script=f"#!/bin/sh\n{commands}\n", environment={"PATH": "/usr/bin:/bin"}, directory="/"
+    )
+    tag = tag_of(INSTANCE, number, 1)
+    return Order(tag=tag, job=job, payload=payload, indices=job.indices, options=options)
+
+
+def _bring(adapter: Slurm) -> None:
+    """Bring the cluster to the known state."""
+    later = ("--begin=now+1hour",)
+    for number, commands in enumerate(("exit 0", "exit 9", "kill -KILL $$"), 1):
+        adapter.submit(_order(number, commands))
+        _wait(adapter, (number, 0), lambda row: row.ended is not None)
+    adapter.submit(_order(4, "true", array="1,3,5", options=later))
+    scattered = _order(5, "true", array="0,2,4", options=later)
+    natives = adapter.submit(scattered)
+    some: dict[int, str | None] = {index: natives[index] for index in (0, 4)}
+    adapter.withdraw(Withdrawal(tag=scattered.tag, natives=some, unstarted=True))
+    adapter.submit(_order(6, "exec sleep 300", cpus=2))
+    _wait(adapter, (6, 0), lambda row: row.state is State.RUNNING)
+    adapter.submit(_order(7, "true", cpus=64, tasks=64))
+    _wait(adapter, (7, 0), lambda row: row.word == "Resources")
+
+
+def _wait(adapter: Slurm, task: tuple[int, int], met: Callable[[Row], bool]) -> None:
+    end = time.monotonic() + _PATIENCE
+    tag = tag_of(INSTANCE, task[0], 1)
+    while True:
+        rows = adapter.poll().rows
+        if any(met(row) for row in rows if (row.tag, row.task) == (tag, task[1])):
+            return
+        assert time.monotonic() < end, rows
+        time.sleep(0.1)
+
+
+def check(lines: Mapping[str, Sequence[str]], user: int) -> None:
+    """That the answers are read as what the cluster was."""
+    said = {name: "\n".join([*some, ""]) for name, some in lines.items()}
+    queue, nodes = text.queue(said["queue"], "~"), text.nodes(said["nodes"], "~")
+    controller = text.controller(said["config"])
+
+    rows = text.rows(queue, INSTANCE, user)
+    assert {
+        (int(row.tag.split("-")[2]), row.task): (
+            row.state,
+            row.exit_code,
+            row.signal,
+            row.started is not None,
+        )
+        for row in rows
+    } == MEANT
+    assert len(rows) == len(MEANT)
+    for row in rows:
+        assert (row.ended is not None) == (row.state in ATTEMPT_FINAL)
+        assert bool(row.node) == (row.started is not None)
+
+    ours = {line.id for line in queue}
+    facts = text.facts(queue, nodes, controller.now, ours)
+    assert (facts.cpus, facts.used, facts.pending) == (64, 2, 1)
+    assert [cpus for _, cpus in facts.running] == [2]
+    assert facts.head == (64, 600.0)
+    main = facts.partition(None)
+    assert main is not None
+    assert sum(some.count * some.cpus for some in main.nodes) == 64
+    assert sum(some.count * some.gres.get("gpu", 0) for some in main.nodes) == 2
+
+    assert controller.boot <= controller.now
+    assert (controller.min_job_age, controller.array_size) == (300.0, 1001)
+    assert not controller.slurmdbd
+    assert str(controller.completions).endswith("/completions")
+    found = [records.completion(line, "comment") for line in lines["completions"]]
+    ended = [one for one in found if one is not None]
+    assert len(ended) == len(found)
+    assert {one.user for one in ended} == {str(user)}
+    assert [
+        (one.state, *text.exit_status(one.status)) for one in ended if one.start is not None
+    ] == COMPLETIONS
+
+    for kind in REFUSED:
+        refusal = batch.refusal(said[f"refused {kind}"])
+        assert refusal is not None
+        assert not refusal.again
