@@ -30,6 +30,8 @@ def daemon(environment: Mapping[str, str], log: str) -> None:
     said = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for descriptor, source in ((0, nothing), (1, said), (2, said)):
         os.dup2(source, descriptor)
+    # one of them is the pipe whose end tells the fork server to end, and us with it
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     if "LD_PRELOAD" in environment:  # too late for this process
         program = [sys.executable, "-m", __name__, "serve"]
         os.execve(sys.executable, program, dict(environment))
