@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 
-from metasched.arrays import folded, parse_array, parse_tasks
+from metasched.arrays import parse_array, parse_tasks
 from metasched.errors import Unreadable, shown
 
 KINDS = ("after", "afterany", "afterok", "afternotok", "aftercorr")
@@ -179,11 +179,11 @@ class Progress:
         return (Prospect.NEVER if bad else Prospect.MET if ok else Prospect.WAIT), None
 
     def told(self) -> str:
-        """How far it is, in words."""
+        """How far it is, in words. O(1): each of many tasks may be told so."""
         if self.size == 1:
             done = "completed" if self.ok else "ended without success" if self.bad else ""
             return f"{self.target} {done or ('has begun' if self.begun else 'has not begun')}"
-        bad = f", without success {folded(sorted(self.bad))}" if self.bad else ""
+        bad = f", {len(self.bad)} without success" if self.bad else ""
         ended = len(self.ok) + len(self.bad)
         return f"of {self.size} tasks {len(self.begun)} have begun and {ended} ended{bad}"
 
