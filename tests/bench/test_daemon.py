@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import psutil
 import pytest
@@ -24,9 +25,9 @@ ENVIRONMENT = dict(os.environ)
 ONE_BY_ONE, PROCESSES, BATCH, ROUNDS = 200, 20, 1000, 5
 
 
-def submission(folder: Path, jobs: int = 1, held: bool = False) -> Submission:
+def submission(folder: Path, jobs: int = 1, **more: Any) -> Submission:
     request = Request(
-        script="s", environment="e", directory=str(folder), output="/dev/null", held=held
+        script="s", environment="e", directory=str(folder), output="/dev/null", **more
     )
     return Submission(
         jobs=(request,) * jobs, scripts={"s": SCRIPT}, environments={"e": ENVIRONMENT}

@@ -1,0 +1,119 @@
+"""Arrays of 10,000 tasks: what calls on them take, and whether the rest slows those that run."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import pytest
+
+from metasched.client import Client
+from tests.bench.test_daemon import seconds, submission
+from tests.e2e.conftest import Site
+from tests.slurm import SlurmSite
+
+TASKS, AT_A_TIME, RUN, ROUNDS = 10_000, 50, 500, 1
+OPEN = "queued,held,dispatching,pending,running"
+SENT = 1_000  # to two Slurm clusters, as native arrays
+
+
+def shown(capsys: pytest.CaptureFixture[str], **figures: object) -> None:
+    with capsys.disabled():
+        machine = {"machine": platform.machine(), "python": platform.python_version()}
+        print(json.dumps({**figures, **machine}))
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(900)
+def test_calls_on_ten_thousand_tasks(running: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    client = Client(running.folder / "ms.sock", timeout=300)
+    spent: dict[str, list[float]] = {}
+
+    def submit(name: str, limit: str = "", **more: Any) -> str:
+        found: list[dict[str, Any]] = []
+        new = submission(running.folder, array=f"1-{TASKS}{limit}", **more)
+        timed(name, lambda: found.extend(client.submit(new)))
+        return str(found[0]["job"])
+
+    def timed(name: str, call: Callable[[], object]) -> None:
+        spent.setdefault(name, []).append(seconds(call))
+
+    for _ in range(ROUNDS):
+        limited = submit("submit_limited", limit=f"%{AT_A_TIME}", held=True)
+        paired = submit("submit_dependent", dependency=f"aftercorr:{limited}")
+        sent = submit("submit_sent")
+        timed("list", lambda: client.jobs([limited]))  # noqa: B023 - called at once
+        timed("explain_one", lambda: client.explain(f"{limited}_{TASKS}"))  # noqa: B023
+        timed("story_of_one", lambda: client.story(f"{limited}_{TASKS}"))  # noqa: B023
+        timed("cancel_sent", lambda: client.change("cancel", [sent]))  # noqa: B023
+        timed("release", lambda: client.change("release", [limited]))  # noqa: B023
+        timed("cancel_limited", lambda: client.change("cancel", [limited, paired]))  # noqa: B023
+        running.until(lambda: not client.jobs(state=OPEN), 300)
+    figures = {f"{name}_s": round(median(each), 2) for name, each in spent.items()}
+    shown(capsys, bench="array_calls", tasks=TASKS, **figures)
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(900)
+def test_running_tasks_do_not_feel_the_rest(
+    running: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first 500 tasks that end, 50 at a time: alone, and with 9,500 more that wait."""
+    client = Client(running.folder / "ms.sock", timeout=300)
+
+    def rate(tasks: int) -> float:
+        begun = time.perf_counter()
+        array = submission(running.folder, array=f"1-{tasks}%{AT_A_TIME}")
+        job = str(client.submit(array)[0]["job"])
+        running.until(lambda: len(client.jobs([f"{job}_[1-{RUN}]"], state="completed")) == RUN, 300)
+        took = time.perf_counter() - begun
+        client.change("cancel", [job])
+        running.until(lambda: not client.jobs(state=OPEN), 300)
+        return RUN / took
+
+    alone, among = [], []
+    for _ in range(ROUNDS):
+        alone.append(rate(RUN))
+        among.append(rate(TASKS))
+    shown(
+        capsys,
+        bench="array_running",
+        at_a_time=AT_A_TIME,
+        ended_per_s_of_500=round(median(alone), 1),
+        ended_per_s_of_10_000=round(median(among), 1),
+        ratio=round(median(among) / median(alone), 2),
+    )
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(900)
+def test_an_array_is_sent_to_two_slurm_clusters(
+    site: Site, slurm_site: SlurmSite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the call until both managers have taken all 1,000 tasks; they wait there."""
+    for cluster in slurm_site:
+        cluster.empty()
+    site.configure(
+        "".join(
+            f'[[cluster]]\nname = "{name}"\nadapter = "slurm"\n'
+            f'config = "{slurm_site[name].conf}"\nsettle = 1.0\npoll_interval = 1.0\n'
+            for name in ("alpha", "beta")
+        )
+    )
+    site.start()
+    site.until(lambda: all(c["state"] == "up" for c in site.json("clusters")))
+    client = Client(site.folder / "ms.sock", timeout=300)
+    rates = []
+    for _ in range(ROUNDS):
+        new = submission(site.folder, array=f"1-{SENT}", time_limit=600.0)
+        begun = time.perf_counter()
+        job = str(client.submit(new)[0]["job"])
+        site.until(lambda: not client.jobs([job], state="queued,dispatching"), 300)  # noqa: B023
+        rates.append(SENT / (time.perf_counter() - begun))
+        client.change("cancel", [job])
+        site.until(lambda: not client.jobs(state=OPEN), 300)
+    shown(capsys, bench="array_sent_to_slurm", tasks=SENT, sent_per_s=round(median(rates)))
