@@ -70,7 +70,8 @@ class Order:
     """One sending: these tasks of a job, under one tag, in this manager's own names.
 
     `job.account`, `.partition`, `.qos` and `.constraint` are already translated. `options` are
-    the words that the user wrote for this cluster (`--native`), already split.
+    the words that the user wrote for this cluster (`--native`), already split. A `fence` is
+    the folder in which the payload is to claim its attempt; adapters never see one (`claims`).
     """
 
     tag: str
@@ -79,6 +80,7 @@ class Order:
     indices: tuple[int, ...] = (0,)
     priority: int = 1
     options: tuple[str, ...] = ()
+    fence: str = ""
 
     def environment(self, index: int, cluster: str) -> dict[str, str]:
         """The whole environment of one task on the cluster of that name: ours wins.

@@ -1,6 +1,9 @@
-"""What the kernel would run a script by: for wrappers, which run it themselves. Pure."""
+"""How wrappers in plain sh run the user's script: by what the kernel would. Pure."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from shlex import quote
 
 
 def interpreter(script: str) -> list[str]:
@@ -9,3 +12,22 @@ def interpreter(script: str) -> list[str]:
     if not first.startswith("#!") or not first[2:].strip():
         return ["/bin/sh"]
     return first[2:].strip().split(None, 1)
+
+
+def becoming(script: str, environment: Sequence[str] = ()) -> list[str]:
+    """Lines of sh that end in the script's interpreter, with the shell's own arguments.
+
+    `environment` are words for env, already quoted. The script is read from an open file without
+    a name: nothing is left to clean up, and signals reach the interpreter itself.
+    """
+    words = [
+        *(["/usr/bin/env", *environment] if environment else []),
+        *map(quote, interpreter(script)),
+    ]
+    return [
+        '_ms_script=$(/usr/bin/mktemp "${TMPDIR:-/tmp}/metasched.XXXXXX") || exit 1',
+        f'printf %s {quote(script)} >"$_ms_script" || exit 1',
+        'exec 9<"$_ms_script" || exit 1',
+        '/bin/rm -f "$_ms_script"',
+        f'exec {" ".join(words)} /proc/self/fd/9 "$@"',
+    ]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from metasched.adapters.base import Order, Refused
-from metasched.adapters.interpreter import interpreter
+from metasched.adapters.interpreter import becoming
 from metasched.adapters.slurm_text import mark
 from metasched.arrays import folded
 from metasched.model import Job
@@ -219,16 +219,8 @@ def array_script(order: Order, indices: Sequence[int], cluster: str) -> bytes:
             words.append(f'{name}="$SLURM_ARRAY_TASK_ID"')
         elif name.startswith("SLURM_ARRAY_") or not re.fullmatch(r"[A-Za-z_]\w*", name):
             words.append(quote(f"{name}={value}"))
-    words += map(quote, interpreter(order.payload.script))
-    lines = [
-        "#!/bin/sh",
-        'script=$(/usr/bin/mktemp "${TMPDIR:-/tmp}/metasched.XXXXXX") || exit 1',
-        f'printf %s {quote(order.payload.script)} >"$script" || exit 1',
-        'exec 9<"$script"',
-        '/bin/rm -f "$script"',
-        f'exec /usr/bin/env {" ".join(words)} /proc/self/fd/9 "$@"',
-    ]
-    return "\n".join([*lines, ""]).encode("utf-8", "surrogateescape")
+    lines = ["#!/bin/sh", *becoming(order.payload.script, words), ""]
+    return "\n".join(lines).encode("utf-8", "surrogateescape")
 
 
 def refusal(stderr: str) -> Refused | None:

@@ -238,11 +238,14 @@ class Ledger:
         if rows := [row for key, row in attempts.items() if key in new_attempts]:
             run(insert(attempt), rows)
         if rows := [
-            _bound({"job": job, "task_index": index, "sending": sending, "begun": True})
+            _bound(
+                {"job": job, "task_index": index, "sending": sending}
+                | {"begun": past.began, "revoked": past.revoked}
+            )
             for _, out in steps
-            for job, index, sending in out.begun
+            for (job, index, sending), past in out.past.items()
         ]:
-            run(_UPDATE_BEGUN, rows)
+            run(_UPDATE_PAST, rows)
         if changes:
             run(insert(change), changes)
         for row in facts:
@@ -379,13 +382,16 @@ class Ledger:
             oldest = rows[-1].ended
             of = attempt.c
             for row in run(
-                select(of.job, of.task_index, of.sending, of.cluster, of.begun)
+                select(
+                    *(of.job, of.task_index, of.sending),
+                    *(of.cluster, of.begun, of.fence, of.revoked),
+                )
                 .join(task, _OF_TASK)
                 .where(task.c.ended >= oldest)
                 .order_by(of.number)
             ):
                 sent = past.setdefault((row.job, row.task_index), {})
-                sent[row.sending] = Past(row.cluster, row.begun)
+                sent[row.sending] = Past(row.cluster, row.begun, row.fence, row.revoked)
         return {
             (row.job, row.task_index): Ended(
                 State(row.state), row.attempts, past.get((row.job, row.task_index), {})
@@ -456,7 +462,9 @@ class Ledger:
         )
         for row in run(earlier):
             key = (row.job, row.task_index)
-            past.setdefault(key, {})[row.sending] = Past(row.cluster, row.begun)
+            past.setdefault(key, {})[row.sending] = Past(
+                row.cluster, row.begun, row.fence, row.revoked
+            )
             if row.refused and row.number > row.forgiven:
                 refused.setdefault(key, set()).add(row.cluster)
         rows = run(
@@ -728,7 +736,7 @@ _UPDATE_TASK = _update(
     ("state", "reason", "held", "target", "attempts", "moves", "ended", "forgiven"),
 )
 _UPDATE_ATTEMPT = _update(attempt, ("job", "task_index", "number"), _CHANGED)
-_UPDATE_BEGUN = _update(attempt, ("job", "task_index", "sending"), ("begun",))
+_UPDATE_PAST = _update(attempt, ("job", "task_index", "sending"), ("begun", "revoked"))
 
 _STATUS: Select[Any] = (
     select(

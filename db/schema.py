@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, WITH_US
 
-REVISION = "0007"  # of the newest migration, which makes exactly these tables
+REVISION = "0008"  # of the newest migration, which makes exactly these tables
 
 metadata = MetaData(
     naming_convention={
@@ -131,6 +131,9 @@ attempt = Table(
     Column("rival", Integer),
     Column("restarts", Integer, nullable=False, server_default="0"),
     Column("begun", Boolean(create_constraint=False), nullable=False, server_default=false()),
+    Column("fence", Text, nullable=False, server_default=""),
+    Column("revoking", Boolean(create_constraint=False), nullable=False, server_default=false()),
+    Column("revoked", Boolean(create_constraint=False), nullable=False, server_default=false()),
     ForeignKeyConstraint(
         ["job", "task_index"], ["task.job", "task.task_index"], name="fk_attempt_task"
     ),

@@ -14,7 +14,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
 
 from metasched.arrays import MOST_TASKS
 from metasched.core import MARGINS
@@ -43,6 +51,12 @@ class ConfigError(UserError):
 
 def _duration(value: object) -> object:
     return parse_duration(value) if isinstance(value, str) else value
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError("write an absolute path, which the nodes see, too")
+    return path
 
 
 # ten years: beyond that a number is a slip, and sums of such numbers are no times any more
@@ -104,6 +118,7 @@ class ClusterTable(BaseModel):
     poll_interval: Seconds | None = None
     call_timeout: Seconds = 60.0
     move_after: Seconds | None = None
+    fence_dir: Annotated[str, AfterValidator(_absolute)] = ""
     python: str | None = None
     environment: dict[str, str] = Field(default_factory=dict)
 
@@ -430,6 +445,7 @@ def _cluster(table: ClusterTable, path: Path | None) -> ClusterSettings:
             chunk=kind.chunk,
             maps=table.map,
             move_after=table.move_after,
+            fence_dir=table.fence_dir,
         ),
         options=asdict(options),
         poll_interval=table.poll_interval or kind.poll_interval,

@@ -45,6 +45,8 @@ from metasched.events import (
     Requeued,
     Resumed,
     Returned,
+    Revoke,
+    Revoked,
     Seen,
     Send,
     Silent,
@@ -59,6 +61,7 @@ from metasched.events import (
 from metasched.gates import Gates
 from metasched.model import (
     MANAGER_REASON,
+    Claim,
     Cluster,
     Facts,
     Job,
@@ -105,7 +108,8 @@ class _View:
     `Attempt.calm` is `uneasy`, so that a listing need not look at all the rest. `watched` are the
     seconds for which it has answered us, `missed` those of its present silence in which another
     cluster answered: what expires goes by these, and stands still while nobody could see anything.
-    `strays` are by job, index and sending.
+    `strays` are by job, index and sending, `withheld` are rows of tasks whose claims are being
+    revoked.
     """
 
     cluster: Cluster
@@ -126,6 +130,7 @@ class _View:
     live: dict[tuple[int, int], Task] = field(default_factory=dict)
     uneasy: dict[tuple[int, int], Task] = field(default_factory=dict)
     strays: dict[tuple[int, int, int], _Stray] = field(default_factory=dict)
+    withheld: dict[tuple[int, int], Row] = field(default_factory=dict)
     up_since: float = 0.0  # when its manager last started, as far as it tells
 
     def learn(self, facts: Facts) -> None:
@@ -203,6 +208,8 @@ class Core:
                 self._seen(event, out)
             case Traced():
                 self._traced(event, out)
+            case Revoked():
+                self._revoked(event, out)
             case Accepted():
                 self._accepted(event, out)
             case Declined():
@@ -280,10 +287,6 @@ class Core:
         self._ended = dict(ended or {})
         for task in tasks:
             self._keep_open(task)
-            if task.attempt is not None:
-                self._sendings.setdefault((task.job.id, task.attempt.sending), {})[task.index] = (
-                    task
-                )
         for id, found in (fates or {}).items():
             self._depend(self.tasks_of(id)[0].job, tuple(found))
 
@@ -292,6 +295,8 @@ class Core:
         if task.job.id not in self._open:
             self._gates.opened(task.job)
         self._open.setdefault(task.job.id, {})[task.index] = task
+        if task.attempt is not None:
+            self._sendings.setdefault((task.job.id, task.attempt.sending), {})[task.index] = task
 
     def _depend(self, job: Job, fates: tuple[Fate, ...]) -> None:
         self._gates.depend(job, fates)
@@ -329,8 +334,12 @@ class Core:
         self.instance = event.instance
         self._configure(event.policy, event.clusters, event.licences)
         everything = [self.tasks[key] for key in sorted(self.tasks)]
+        for kept in (self.tasks, self._open, self._sendings):
+            kept.clear()  # from now on in the order in which a database gives them
         self._gates.restart(task for task in everything if task.attempt is not None)
         untried: dict[tuple[int, int, str], list[int]] = {}
+        for task in everything:
+            self._keep_open(task)
         for task in everything:
             task.priority = min(task.priority, event.policy.max_priority)
             task.key = self._key(task.job, task.priority)
@@ -362,6 +371,8 @@ class Core:
                 self._advance(task, happened, event.time, cause, out)
         for (job, sending, cluster), indices in untried.items():
             out.actions.append(Send(job, sending, cluster, tuple(indices)))
+        for view in self._views.values():
+            self._revoke(view, [t for t in view.live.values() if self._attempt(t).revoking], out)
 
     def _key(self, job: Job, priority: int) -> float:
         return job.submitted - self.policy.age * (priority - 1)
@@ -468,6 +479,7 @@ class Core:
         view.up_since = event.up_since
         if event.full:
             view.strays.clear()
+            view.withheld.clear()
         for row in event.rows:
             sending = parse_tag(row.tag, self.instance)
             task = self._of(row.tag, row.task)
@@ -487,6 +499,7 @@ class Core:
                 view.strays.pop((sending[0], index, sending[1]), None)
             if (task := self._of(tag, index)) is not None:
                 gone.add((task.job.id, task.index))
+                view.withheld.pop((task.job.id, task.index), None)
         for key, task in self._to_look_at(view, event, gone):
             attempt = self._attempt(task)
             if attempt.calm:
@@ -523,7 +536,14 @@ class Core:
         return list(keys.items())
 
     def _row(self, task: Task, row: Row, now: float, out: Outcome) -> None:
-        """What a manager lists of a live attempt."""
+        """What a manager lists of a live attempt.
+
+        While its claim is being revoked that may be a payload which only finds its claim taken.
+        """
+        if self._attempt(task).revoking:
+            view = self._views[self._attempt(task).cluster]
+            view.withheld[task.job.id, task.index] = row
+            return
         if self._restarted(self._attempt(task), row):
             self._restart(task, row, now, out)
         attempt = self._attempt(task)
@@ -616,36 +636,54 @@ class Core:
         """
         key = (job, row.task, sending)
         known = view.strays.pop(key, None)
-        task = self.tasks.get((job, row.task))
         began = row.started is not None or row.state in (State.RUNNING, State.SUSPENDED)
         if not began and row.state is not State.PENDING:
             return
         stray = known or _Stray(row)
         stray.row = row
+        past = self._past(job, row.task).get(sending)
+        task = self.tasks.get((job, row.task))
+        if past is None:
+            if row.state in LIVE:
+                out.warnings.append(f"{view.cluster.name} lists {row.tag}, and nobody knows why")
+            return
+        if past.revoked:
+            if not began:  # else it has found its claim taken
+                stray.wish = True
+                view.strays[key] = stray
+            return
         if task is None:
             self._after_end(view, key, stray, began, out)
             return
-        past = task.past.get(sending)
-        if past is None:
-            if row.state in LIVE:
-                out.warnings.append(f"{view.cluster.name} lists {row.tag}, which was never sent")
-            return
         view.strays[key] = stray
-        attempt = task.attempt
-        where = f"sending {sending} on {past.cluster} is back"
-        if began and past.began:
-            return
         if began:
-            past.began = True
-            out.begun.append(key)
+            self._older_began(task, sending, now, out)
+        elif task.attempt is None:
+            self._adopt(task, sending, now, "it was given up, and is there after all", out)
+        elif stray.wish is None:
+            stray.wish = True
+            cause = f"sending {sending} on {past.cluster} is back: it is withdrawn"
+            self._note(task, cause, out)
+
+    def _past(self, job: int, index: int) -> dict[int, Past]:
+        """The earlier sendings of a task: of one that has ended, all."""
+        if (task := self.tasks.get((job, index))) is not None:
+            return task.past
+        ended = self._ended.get((job, index))
+        return {} if ended is None else ended.past
+
+    def _older_began(self, task: Task, sending: int, now: float, out: Outcome) -> None:
+        """An earlier sending of a task has begun, which was not known."""
+        past, attempt = task.past[sending], task.attempt
+        if past.began:
+            return
+        past.began = True
+        out.past[task.job.id, task.index, sending] = past
+        where = f"sending {sending} on {past.cluster} is back"
         if attempt is None:
             self._adopt(task, sending, now, "it was given up, and is there after all", out)
-        elif not began:
-            if stray.wish is None:
-                stray.wish = True
-                self._note(task, f"{where}: it is withdrawn", out)
         elif attempt.intent is Intent.CANCEL:
-            stray.wish, stray.asked = False, 0.0
+            self._end_strays(task)
             self._note(task, f"{where}: it is cancelled", out)
         elif not attempt.begun:
             attempt.intent, attempt.rival = Intent.YIELD, sending
@@ -654,6 +692,13 @@ class Core:
             self._pursue(task, now, out)
         else:
             self._duplicate(task, sending, out)
+
+    def _end_strays(self, task: Task) -> None:
+        """Wish for the end of whatever is back of a task that is to be cancelled."""
+        for view in self._views.values():
+            for (job, index, _), stray in view.strays.items():
+                if (job, index) == (task.job.id, task.index):
+                    stray.wish, stray.asked = False, 0.0
 
     def _after_end(
         self,
@@ -665,14 +710,8 @@ class Core:
     ) -> None:
         """An attempt of a task that has ended is listed as live, or as having begun."""
         job, index, sending = key
-        row = stray.row
-        ended = self._ended.get((job, index))
-        past = ended.past.get(sending) if ended is not None else None
-        live = row.state in LIVE
-        if ended is None or past is None:
-            if live:
-                out.warnings.append(f"{view.cluster.name} lists {row.tag}, and nobody knows why")
-            return
+        ended, live = self._ended[job, index], stray.row.state in LIVE
+        past = ended.past[sending]
         if past.began and not live:
             return
         where = f"sending {sending} on {view.cluster.name}"
@@ -686,7 +725,7 @@ class Core:
         else:
             wish, cause = None, f"DUPLICATE: {where} has begun, too"
             past.began = True
-            out.begun.append(key)
+            out.past[key] = past
             out.warnings.append(f"job {job}: {cause}")
         if wish is not None and wish == stray.wish:
             return
@@ -735,6 +774,7 @@ class Core:
             *(task.attempts, sending, past.cluster, State.QUEUED, now),
             accepted=now,
             begun=past.began,
+            fence=past.fence,
             restarts=stray.row.restarts if stray else 0,
         )
         if not past.began:
@@ -796,18 +836,64 @@ class Core:
     def _look(self, view: _View, now: float, out: Outcome) -> None:
         """Ask the accounting of a cluster's manager for what its listings lack."""
         due = [task for task in view.uneasy.values() if self._look_due(self._attempt(task), now)]
-        missing = []
+        missing, unclaimed = [], []
+        records = bool(view.facts is not None and view.facts.records)
         for task in due:
             attempt = self._attempt(task)
             first, most = LOOK_AGAIN
             attempt.look_at = now + min(first * 2.0**attempt.looks, most)
             attempt.looks += 1
+            if not records or attempt.looks > 1:  # accounting may tell more
+                unclaimed.append(task)
             tag = tag_of(self.instance, task.job.id, attempt.sending)
             missing.append(
                 Missing(tag, task.index, attempt.native_id, attempt.sent, attempt.accepted)
             )
-        if missing and view.facts is not None and view.facts.records:
+        if missing and records:
             out.actions.append(Look(view.cluster.name, tuple(missing)))
+        self._revoke(view, unclaimed, out)
+
+    def _revoke(self, view: _View, tasks: Iterable[Task], out: Outcome) -> None:
+        """Keep what has claimed nothing yet from ever beginning, as far as there is a fence."""
+        claims = []
+        for task in tasks:
+            attempt = self._attempt(task)
+            if not attempt.fence or attempt.begun:
+                continue
+            attempt.revoking = True
+            out.tasks[task.job.id, task.index] = task
+            tag = tag_of(self.instance, task.job.id, attempt.sending)
+            claims.append(Claim(attempt.fence, tag, task.index))
+        if claims:
+            out.actions.append(Revoke(view.cluster.name, tuple(claims)))
+
+    def _revoked(self, event: Revoked, out: Outcome) -> None:
+        """Claims have been revoked: the tasks can be sent again. Or they were made before."""
+        for tag, index in event.tasks:
+            if (task := self._of(tag, index)) is not None:
+                attempt = self._attempt(task)
+                attempt.revoking, attempt.revoked = False, True
+                self._views[attempt.cluster].withheld.pop((task.job.id, index), None)
+                cause = "its claim is revoked: it can never begin"
+                self._advance(task, Event.ABSENT, event.time, cause, out)
+            elif (sending := parse_tag(tag, self.instance)) is not None:
+                past = self._past(sending[0], index).get(sending[1])
+                if past is not None:
+                    past.revoked = True
+                    out.past[sending[0], index, sending[1]] = past
+        for tag, index in event.begun:
+            if (task := self._of(tag, index)) is not None:
+                attempt = self._attempt(task)
+                attempt.revoking, attempt.begun = False, True
+                self._note(task, "it has begun: its claim is made", out)
+                row = self._views[attempt.cluster].withheld.pop((task.job.id, index), None)
+                if row is not None:
+                    self._row(task, row, event.time, out)
+            elif (sending := parse_tag(tag, self.instance)) is not None:
+                newer = self.tasks.get((sending[0], index))
+                if newer is not None and sending[1] in newer.past:
+                    self._older_began(newer, sending[1], event.time, out)
+        self._place(event.time, out)
 
     @staticmethod
     def _look_due(attempt: Attempt, now: float) -> bool:
@@ -843,10 +929,7 @@ class Core:
                     attempt.intent, attempt.target, attempt.asked = Intent.CANCEL, None, None
                     if not untried:
                         self._note(task, f"cancel asked for {by}", out)
-                    for view in self._views.values():
-                        for (job, index, _), stray in view.strays.items():
-                            if (job, index) == (task.job.id, task.index):
-                                stray.wish, stray.asked = False, 0.0
+                    self._end_strays(task)
                 case "hold" if attempt is None:
                     task.held = True
                     if task.state is State.QUEUED:
@@ -1043,7 +1126,13 @@ class Core:
         if attempt.ended is None:
             attempt.ended = now
         out.closed.append((task, attempt))
-        task.past[attempt.sending] = Past(attempt.cluster, attempt.begun)
+        task.past[attempt.sending] = Past(
+            attempt.cluster, attempt.begun, attempt.fence, attempt.revoked
+        )
+        tried = attempt.tried is not None or attempt.accepted is not None
+        if tried and attempt.cluster in self._views and not (attempt.revoked or attempt.refused):
+            # its manager may bring it back
+            self._revoke(self._views[attempt.cluster], [task], out)
         chunk = self._sendings[task.job.id, attempt.sending]
         del chunk[task.index]
         if not chunk:
@@ -1140,7 +1229,9 @@ class Core:
             view.probe_at = now + view.pause
         task.attempts += 1
         task.attempt = Attempt(
-            task.attempts, sending, cluster, State.QUEUED, now, watched=view.watched
+            *(task.attempts, sending, cluster, State.QUEUED, now),
+            watched=view.watched,
+            fence=view.cluster.fence_dir,
         )
         self._sendings.setdefault((job, sending), {})[task.index] = task
         view.live[job, task.index] = view.uneasy[job, task.index] = task

@@ -43,6 +43,8 @@ from metasched.events import (
     Look,
     Outcome,
     Returned,
+    Revoke,
+    Revoked,
     Seen,
     Send,
     Silent,
@@ -52,7 +54,7 @@ from metasched.events import (
     Unsure,
     Withdraw,
 )
-from metasched.model import Trace, parse_tag, tag_of
+from metasched.model import Claim, Trace, parse_tag, tag_of
 from metasched.policies.eligible import NoMapping, translated
 from metasched.worker import Answer, Boot, Call, News
 
@@ -90,6 +92,7 @@ class Link:
         self._sends: list[tuple[float, int, int, Send]] = []
         self._wishes: dict[tuple[int, int, bool], _Wish] = {}
         self._look: Look | None = None
+        self._claims: set[Claim] = set()  # to be revoked
         self._listed = 0.0  # when the listing was taken that news is relative to
         self._wake = asyncio.Event()
         self._worker: asyncio.subprocess.Process | None = None
@@ -122,6 +125,8 @@ class Link:
                 self._wishes[key] = _Wish(replace(action, natives=natives), self._new_breaker())
             case Look():
                 self._look = action
+            case Revoke():
+                self._claims.update(action.claims)
         self.stir()
 
     async def run(self) -> None:
@@ -133,6 +138,8 @@ class Link:
                 wish = min(self._wishes.values(), key=lambda w: w.breaker.until, default=None)
                 if now >= self._next_poll:
                     await self._poll()
+                elif self._claims:
+                    await self._revoke()
                 elif self.breaker.failures:
                     await self._sleep(self._next_poll)
                 elif wish is not None and now >= wish.breaker.until:
@@ -259,6 +266,7 @@ class Link:
             indices=tuple(task.index for task in tasks),
             priority=tasks[0].priority,
             options=tuple(shlex.split(job.native.get(self.name, ""))),
+            fence=wanted[0].fence,
         )
         engine.take(Tried(time.time(), send.job, send.sending))
         answer = await self._call(Call("submit", order=order))
@@ -302,6 +310,19 @@ class Link:
             found = answer.trace
             rows = tuple(row for row in found.rows if self._engine.owns(row.tag, row.owner))
             self._engine.take(Traced(time.time(), self.name, rows, found.unstarted))
+
+    async def _revoke(self) -> None:
+        """What is not known now the core asks for again later."""
+        claims = tuple(sorted(self._claims, key=lambda claim: (claim.tag, claim.task)))
+        self._claims.clear()
+        answer = await self._call(Call("revoke", claims=claims))
+        if answer.reason:
+            log.warning("cluster %s: claims not revoked: %s", self.name, answer.reason)
+        told = [(revoked, claims[number]) for number, revoked in answer.revoked.items()]
+        if told:
+            never = tuple((claim.tag, claim.task) for revoked, claim in told if revoked)
+            begun = tuple((claim.tag, claim.task) for revoked, claim in told if not revoked)
+            self._engine.take(Revoked(time.time(), never, begun))
 
     # The worker process
 

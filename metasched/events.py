@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Literal
 
 from metasched.dependencies import Fate
-from metasched.model import Cluster, Facts, Job, Missing, Row, State
+from metasched.model import Claim, Cluster, Facts, Job, Missing, Row, State
 from metasched.policies.classify import Part
 from metasched.policies.eligible import Unfit
 from metasched.transitions import Event
@@ -144,6 +144,18 @@ class Traced:
 
 
 @dataclass(frozen=True)
+class Revoked:
+    """What became of claims that we wanted to revoke.
+
+    Those of `tasks`, as (tag, task), can never begin now; those `begun` have been made before.
+    """
+
+    time: float
+    tasks: tuple[tuple[str, int], ...] = ()
+    begun: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
 class Silent:
     time: float
     cluster: str
@@ -255,6 +267,7 @@ CoreEvent = (
     | Returned
     | Seen
     | Traced
+    | Revoked
     | Silent
     | Asked
     | Requeued
@@ -290,7 +303,8 @@ class Attempt:
     `listed` is when the last listing was taken that held it before it was missed; missed, it is
     looked for in the manager's accounting again at `look_at`, after `looks` times.
     `rival` is the sending that it yields to, `restarts` how many its manager tells, `begun`
-    whether the payload has ever begun under this sending.
+    whether the payload has ever begun under this sending. Its payload claims it in the folder
+    `fence`; `revoking`: we may have taken that claim; `revoked`: we have.
     """
 
     number: int
@@ -322,6 +336,9 @@ class Attempt:
     rival: int | None = None
     restarts: int = 0
     begun: bool = False
+    fence: str = ""
+    revoking: bool = False
+    revoked: bool = False
 
     @property
     def calm(self) -> bool:
@@ -340,6 +357,8 @@ class Past:
 
     cluster: str
     began: bool = False
+    fence: str = ""
+    revoked: bool = False  # it can never begin, whatever its manager says
 
 
 @dataclass(frozen=True)
@@ -421,7 +440,15 @@ class Look:
     missing: tuple[Missing, ...]
 
 
-Action = Send | Withdraw | Look
+@dataclass(frozen=True)
+class Revoke:
+    """Take the claims of tasks in their payloads' stead, so that they can never begin."""
+
+    cluster: str
+    claims: tuple[Claim, ...]
+
+
+Action = Send | Withdraw | Look | Revoke
 
 
 @dataclass
@@ -429,15 +456,15 @@ class Outcome:
     """The result of a step: the story's new lines, the tasks to store, what to do.
 
     `closed` are attempts that ended in this step, with the task they belonged to; a task's new
-    attempt, if any, is in the task itself. `begun` are sendings of the past that were found to
-    have begun, as (job, index, sending). `parts` made the priority of a new job, `warnings` are
-    for the site's log.
+    attempt, if any, is in the task itself. `past` are sendings of the past of which something new
+    is known, by job, index and sending. `parts` made the priority of a new job, `warnings` are for
+    the site's log.
     """
 
     changes: list[Change] = field(default_factory=list)
     tasks: dict[tuple[int, int], Task] = field(default_factory=dict)
     closed: list[tuple[Task, Attempt]] = field(default_factory=list)
-    begun: list[tuple[int, int, int]] = field(default_factory=list)
+    past: dict[tuple[int, int, int], Past] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)

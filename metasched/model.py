@@ -184,6 +184,7 @@ class Cluster:
     `benchmark` is the speed of one processor relative to the other clusters; `maps` translates
     (what, our name) to the manager's: {"partition": {"long": "week"}}, "*" = "*" keeps any name.
     After a silence of `move_after` seconds what has not begun there goes elsewhere (None: stays).
+    In the folder `fence_dir` its payloads claim their attempts ("": they do not).
     """
 
     name: str
@@ -193,6 +194,7 @@ class Cluster:
     chunk: int = 1000  # tasks of an array in one sending, at the most
     maps: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     move_after: float | None = None
+    fence_dir: str = ""
 
     def __post_init__(self) -> None:
         _positive(f"cluster {self.name}: benchmark", self.benchmark)
@@ -323,6 +325,15 @@ class Missing:
     sent: float
     accepted: float | None = None
     user: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the payload of one task takes before it begins, in the folder `fence`."""
+
+    fence: str
+    tag: str
+    task: int
 
 
 @dataclass(frozen=True)

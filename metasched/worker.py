@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -19,9 +20,10 @@ from typing import Any, Literal
 import msgspec
 
 from metasched.adapters.base import Adapter, Order, Refused, Unreachable, Withdrawal
+from metasched.adapters.claims import fenced, revoke
 from metasched.adapters.launching import Launcher
 from metasched.clock import Clock
-from metasched.model import Cluster, Facts, Listing, Missing, Row, Trace
+from metasched.model import Claim, Cluster, Facts, Listing, Missing, Row, Trace
 
 GROUP = "metasched.adapters"
 _PR_SET_PDEATHSIG = 1
@@ -41,13 +43,17 @@ class Boot:
 
 @dataclass(frozen=True)
 class Call:
-    """One request; `order` is for submit, `withdrawal` for withdraw, `missing` for trace."""
+    """One request.
 
-    call: Literal["submit", "withdraw", "poll", "trace"]
+    `order` is for submit, `withdrawal` for withdraw, `missing` for trace, `claims` for revoke.
+    """
+
+    call: Literal["submit", "withdraw", "poll", "trace", "revoke"]
     order: Order | None = None
     withdrawal: Withdrawal | None = None
     full: bool = False  # a poll is to tell everything, not what is new
     missing: tuple[Missing, ...] = ()
+    claims: tuple[Claim, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ class Answer:
     natives: dict[int, str] = field(default_factory=dict)
     news: News | None = None
     trace: Trace | None = None
+    revoked: dict[int, bool] = field(default_factory=dict)  # by the claim's place in the call
     access: str = ""  # by what the adapter speaks to its manager, where there is a choice
 
 
@@ -94,7 +101,7 @@ class Host:
         try:
             match call:
                 case Call(call="submit", order=Order() as order):
-                    return Answer(natives=self.adapter.submit(order))
+                    return Answer(natives=self.adapter.submit(fenced(order)))
                 case Call(call="withdraw", withdrawal=Withdrawal() as withdrawal):
                     self.adapter.withdraw(withdrawal)
                     return Answer()
@@ -102,6 +109,8 @@ class Host:
                     return self._poll(call.full)
                 case Call(call="trace"):
                     return Answer(trace=self.adapter.trace(call.missing))
+                case Call(call="revoke"):
+                    return self._revoke(call.claims)
                 case _:
                     return Answer("defect", f"{call.call} came without its argument")
         except Refused as error:
@@ -118,6 +127,17 @@ class Host:
         if by := clock.step():
             return Answer("unreachable", f"the clock was set by {by:+.0f} s meanwhile")
         return Answer(news=self._news(listing, full))
+
+    @staticmethod
+    def _revoke(claims: Sequence[Claim]) -> Answer:
+        """What became of each; of one whose folder does not answer nothing is told."""
+        revoked, reason = {}, ""
+        for number, claim in enumerate(claims):
+            try:
+                revoked[number] = revoke(claim)
+            except OSError as error:
+                reason = str(error)
+        return Answer(reason=reason, revoked=revoked)
 
     def _news(self, listing: Listing, full: bool) -> News:
         full = full or not self._told

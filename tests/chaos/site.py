@@ -22,8 +22,12 @@ PATIENCE = 300.0  # seconds for what must come on a machine that is busy with ot
 
 LOCAL = "".join(
     f'[[cluster]]\nname = "{name}"\nadapter = "local"\ncpus = {cpus}\nbenchmark = {speed}\n'
-    'poll_interval = 0.2\ncall_timeout = 15\nkill_wait = 1\npython = "PYTHON"\n\n'
-    for name, cpus, speed in (("left", 8, 300), ("right", 4, 100))
+    'poll_interval = 0.2\ncall_timeout = 15\nkill_wait = 1\npython = "PYTHON"\n'
+    f"{fence}\n"
+    for name, cpus, speed, fence in (
+        ("left", 8, 300, ""),
+        ("right", 4, 100, 'fence_dir = "FENCE"\n'),
+    )
 )
 
 
@@ -38,7 +42,7 @@ class ChaosSite(Site):
 
     def __init__(self, folder: Path, clusters: str = LOCAL, inside: tuple[str, ...] = ()) -> None:
         """`clusters` are tables of metasched.toml; in them PYTHON stands for an interpreter whose
-        workers have crash points, run by the command `inside`."""
+        workers have crash points, run by the command `inside`, FENCE for a folder of claims."""
         super().__init__(folder)
         self.chaos = folder / "chaos"
         self.chaos.mkdir(parents=True)
@@ -47,8 +51,10 @@ class ChaosSite(Site):
         self.ran.touch()
         self.log.touch()
         (folder / "policy.toml").write_text("pull_after = 0.5\n")
+        fence = folder / "claims"
+        fence.mkdir()
         self.configure(
-            clusters.replace("PYTHON", str(self._python(inside))),
+            clusters.replace("PYTHON", str(self._python(inside))).replace("FENCE", str(fence)),
             more='[policy]\nfile = "policy.toml"\n',
         )
         self.client = Client(folder / "ms.sock", timeout=20)

@@ -14,13 +14,15 @@ from __future__ import annotations
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from metasched.adapters.base import Refused, Withdrawal
-from metasched.model import State, tag_of
+from metasched.adapters.claims import TAKEN, fenced, revoke
+from metasched.model import Claim, Listing, State, tag_of
 
 if TYPE_CHECKING:
     from tests.contract.conftest import Manager
@@ -143,6 +145,24 @@ def test_a_script_is_run_by_its_interpreter_byte_for_byte(manager: Manager) -> N
     output = manager.folder / "output"
     assert manager.wait_end(manager.submit("", script=text, output=str(output))).exit_code == 0
     assert output.read_text() == text.split("\n")[2] + "\n"
+
+
+def test_a_task_begins_only_if_its_payload_makes_the_claim(manager: Manager) -> None:
+    claims = manager.folder / "claims"
+    claims.mkdir()
+    claims.chmod(0o1777)  # the jobs may be another account's
+    plain = manager.order("echo $METASCHED_TASK >> ran; exit 3", indices=(1, 2))
+    order = fenced(replace(plain, fence=str(claims)))
+    assert revoke(Claim(str(claims), order.tag, 2))
+    manager.adapter.submit(order)
+
+    def codes(listing: Listing) -> dict[int, int | None]:
+        rows = [row for row in listing.rows if row.tag == order.tag]
+        return {row.task: row.exit_code for row in rows if row.state is State.FAILED}
+
+    assert codes(manager.wait(lambda listing: len(codes(listing)) == 2)) == {1: 3, 2: TAKEN}
+    assert words(manager.folder / "ran") == ["1"]
+    assert not revoke(Claim(str(claims), order.tag, 1))
 
 
 # Withdrawing.

@@ -103,7 +103,7 @@ def test_a_restart_by_the_manager_is_an_attempt_of_its_own(
     beta.run("scontrol", "requeue", native)
     until_told(over_slurm, job, "the manager restarted it by itself (restart 1)")
     over_slurm.until(lambda: state(beta, "-j", native) == "PENDING")
-    beta.run("scontrol", "update", f"JobId={native}", "StartTime=now")  # it would wait a minute
+    beta.run("scontrol", "update", f"JobId={native}", "StartTime=now+3")  # not a minute
     over_slurm.until(lambda: ran.read_text() == "x\nx\n")
     go.touch()
     assert over_slurm.until_ended(job)[0]["exit_code"] == 3
@@ -112,3 +112,55 @@ def test_a_restart_by_the_manager_is_an_attempt_of_its_own(
     assert [line["attempt"] for line in story][-1] == 2
     assert over_slurm.stop() == 0
     over_slurm.replayed()
+
+
+# With a fence: what is uncertain is kept from beginning, and sent again without an operator.
+
+
+@pytest.fixture
+def behind_fence(over_slurm: Site) -> Site:
+    """The site over two Slurm clusters whose payloads claim their attempts."""
+    over_slurm.stop()
+    fence = over_slurm.folder / "claims"
+    fence.mkdir()
+    whole = over_slurm.config.read_text()
+    poll = "poll_interval = 1\n"
+    over_slurm.config.write_text(whole.replace(poll, f'{poll}fence_dir = "{fence}"\n'))
+    over_slurm.start()
+    return over_slurm
+
+
+def test_what_the_controller_lost_is_sent_again_and_can_never_begin_twice(
+    behind_fence: Site, beta: SlurmCluster
+) -> None:
+    with beta.forgetting():
+        job, _, ran = waiting(behind_fence)
+        script = beta.run(
+            "scontrol", "write", "batch_script", behind_fence.row(job)["native_id"], "-"
+        )
+    until_told(behind_fence, job, "its claim is revoked: it can never begin")
+    behind_fence.until(lambda: behind_fence.row(job)["state"] == "pending")
+    variables = "--export=ALL,METASCHED_TASK=0"
+    beta.run("sbatch", "--job-name=again", "-o", "again.out", variables, stdin=script)
+    ended_once(behind_fence, beta, job, ran)
+    behind_fence.until(lambda: state(beta, "--name=again") == "FAILED")
+    assert "this attempt may not begin" in (beta.folder / "again.out").read_text()
+    assert ran.read_text() == "x\n"
+
+
+def test_what_its_manager_reruns_against_our_wish_does_not_begin_again(
+    behind_fence: Site, slurm_site: SlurmSite
+) -> None:
+    ran, go = behind_fence.folder / "ran", behind_fence.folder / "go"
+    payload = f"echo x >> '{ran}'; while [ ! -e '{go}' ]; do sleep 0.1; done"
+    job = behind_fence.submit("--wrap", payload, "--cluster", "beta", "-t", "5")
+    behind_fence.until(ran.exists)
+    behind_fence.until(lambda: behind_fence.row(job)["state"] == "running")
+    native, beta = behind_fence.row(job)["native_id"], slurm_site["beta"]
+    beta.run("scontrol", "update", f"JobId={native}", "Requeue=1")
+    beta.run("scontrol", "requeue", native)
+    behind_fence.until(lambda: state(beta, "-j", native) == "PENDING")
+    beta.run("scontrol", "update", f"JobId={native}", "StartTime=now+3")  # not a minute
+    [row] = behind_fence.until_ended(job)
+    assert (row["state"], row["exit_code"]) == ("failed", 75), behind_fence.json("story", str(job))
+    assert ran.read_text() == "x\n"

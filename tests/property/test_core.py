@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from metasched.adapters.claims import TAKEN
 from metasched.arrays import folded
 from metasched.core import Core, replay
 from metasched.dependencies import KINDS as AFTER
@@ -46,6 +47,8 @@ from metasched.events import (
     Requeued,
     Resumed,
     Returned,
+    Revoke,
+    Revoked,
     Seen,
     Send,
     Silent,
@@ -70,10 +73,13 @@ Place = tuple[int, int]  # job, task
 class Manager:
     """The truth on one cluster: what was queued under which tag, what began, what ended.
 
-    Its listing proves absence from `up_since` on; its accounting keeps what it `forgot`.
+    Its listing proves absence from `up_since` on; its accounting keeps what it `forgot`. With a
+    `fence` what begins makes its claim first: `claims` tells of each whether it is revoked.
     """
 
     cpus: int
+    fence: str = ""
+    claims: dict[Key, bool] = field(default_factory=dict)
     rows: dict[Key, Row] = field(default_factory=dict)
     sizes: dict[Key, int] = field(default_factory=dict)
     begun: Counter[Key] = field(default_factory=Counter)
@@ -100,13 +106,20 @@ class Manager:
         for tag, row in self.rows.items():
             if row.state is State.PENDING and self.sizes[tag] <= self.cpus - self.used():
                 self.rows[tag] = replace(row, state=State.RUNNING, started=now)
+                if self.fence and tag in self.claims:
+                    self.end_one(tag, now, State.FAILED, TAKEN)
+                    continue
+                self.claims[tag] = False
                 self.begun[tag] += 1
 
     def end(self, now: float, state: State) -> None:
         for tag, row in self.rows.items():
             if row.state is State.RUNNING:
-                self.rows[tag] = replace(row, state=state, ended=now, exit_code=0)
+                self.end_one(tag, now, state, 0)
                 return
+
+    def end_one(self, key: Key, now: float, state: State, code: int) -> None:
+        self.rows[key] = replace(self.rows[key], state=state, ended=now, exit_code=code)
 
     def withdraw(self, tag: str, indices: Iterable[int], unstarted: bool, now: float) -> None:
         for index in indices:
@@ -167,12 +180,15 @@ class World(RuleBasedStateMachine):
         pull=st.booleans(),
         load=st.sampled_from(["observed", "paper"]),
         sizes=st.lists(st.sampled_from([1, 2, 4, 6, 8]), max_size=6),
+        fences=st.sampled_from([[], [], ["left"], ["left", "right"]]),
     )
-    def boot(self, pull: bool, load: str, sizes: list[int]) -> None:
+    def boot(self, pull: bool, load: str, sizes: list[int], fences: list[str]) -> None:
         """Both clusters have been heard from, and have what `sizes` asks for."""
         self.now = 1000.0
         self.policy = Policy(pull=pull, load=load, pull_after=5.0)  # type: ignore[arg-type]
-        self.managers = {name: Manager(cpus) for name, cpus in SIZES.items()}
+        self.managers = {
+            name: Manager(cpus, "/fence" if name in fences else "") for name, cpus in SIZES.items()
+        }
         self.core = Core()
         self.configured = sorted(SIZES)
         self.events: list[CoreEvent] = []
@@ -199,7 +215,13 @@ class World(RuleBasedStateMachine):
 
     def booted(self, max_priority: int = 10) -> Booted:
         clusters = tuple(
-            Cluster(name=name, adapter="local", move_after=20.0) for name in self.configured
+            Cluster(
+                name=name,
+                adapter="local",
+                move_after=20.0,
+                fence_dir=self.managers[name].fence,
+            )
+            for name in self.configured
         )
         policy = replace(self.policy, max_priority=max_priority)
         return Booted(self.now, INSTANCE, policy, clusters)
@@ -419,6 +441,9 @@ class World(RuleBasedStateMachine):
             if fate == "done":
                 self.step(manager.trace(action, self.now))
             return
+        if isinstance(action, Revoke):
+            self.revoke(manager, action, fate)
+            return
         tag = tag_of(INSTANCE, action.job, action.sending)
         if isinstance(action, Withdraw):
             if fate in ("done", "lost answer"):
@@ -448,6 +473,17 @@ class World(RuleBasedStateMachine):
     def indices(self, send: Send) -> list[int]:
         return [task.index for task in self.core.sending(send.job, send.sending)]
 
+    def revoke(self, manager: Manager, action: Revoke, fate: str) -> None:
+        if fate in ("done", "lost answer"):
+            told = [
+                ((c.tag, c.task), manager.claims.setdefault((c.tag, c.task), True))
+                for c in action.claims
+            ]
+            if fate == "done":
+                never = tuple(key for key, revoked in told if revoked)
+                begun = tuple(key for key, revoked in told if not revoked)
+                self.step(Revoked(self.now, never, begun))
+
     def wanted(self, send: Send) -> bool:
         tasks = self.core.sending(send.job, send.sending)
         return any(task.attempt and task.attempt.intent is None for task in tasks)
@@ -476,7 +512,7 @@ class World(RuleBasedStateMachine):
         self.actions.clear()
         self.core = Core()
         self.core.restore(
-            stored.tasks.values(),
+            [task for _, task in sorted(stored.tasks.items())],
             stored._last_sending,
             stored._facts,
             [j for j in self.submitted.values() if (j.margin or -1) >= 0],
@@ -749,6 +785,8 @@ class World(RuleBasedStateMachine):
                 self.now,
             )
             if task.state is State.UNKNOWN:
+                assert task.attempt is not None
+                assert task.attempt.begun or not task.attempt.fence, task  # else it was sent again
                 assert key in self.lost or any(m.boot for m in self.managers.values())
         for manager in self.managers.values():
             for listed, row in manager.rows.items():
@@ -760,7 +798,8 @@ class World(RuleBasedStateMachine):
             elif key not in self.cancelled and key not in begun:
                 assert state is State.CANCELLED, f"{key} is {state} but never began"
                 assert self.jobs[key[0]].kill_on_invalid_dep, key
-                assert not self.has_come(self.jobs[key[0]], key[1])
+                # what it depended on may have been requeued since
+                assert self.requeued or not self.has_come(self.jobs[key[0]], key[1])
         self.none_begun_twice()
         again = list(replay(self.events))
         assert [o.actions for o in again] == [o.actions for o in self.outcomes]

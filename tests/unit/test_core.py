@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Literal
 
 import pytest
@@ -63,12 +64,17 @@ class Site:
     """A core with two clusters that have been heard from: left (8 processors), right (4)."""
 
     def __init__(
-        self, seen: bool = True, move_after: float | None = None, **policy: object
+        self,
+        seen: bool = True,
+        move_after: float | None = None,
+        fence_dir: str = "",
+        **policy: object,
     ) -> None:
         self.core = Core()
         self.out = Outcome()
         clusters = tuple(
-            Cluster(name=n, adapter="local", move_after=move_after) for n in ("left", "right")
+            Cluster(name=n, adapter="local", move_after=move_after, fence_dir=fence_dir)
+            for n in ("left", "right")
         )
         policy = {"pull_after": 5.0, **policy}
         self.step(Booted(NOW, "cafe", Policy(**policy), clusters))  # type: ignore[arg-type]
@@ -786,3 +792,21 @@ def test_patience_stands_still_while_a_cluster_is_silent() -> None:
     assert site.seen("right", facts(4), at=NOW + 504) == [
         Withdraw(1, 1, "left", {0: "7"}, unstarted=True)
     ]
+
+
+def test_a_restored_core_tells_the_story_that_one_replayed_tells() -> None:
+    site = Site()
+    for id in (1, 2):
+        site.step(Submitted(NOW, job(id, clusters=("left",))))
+        site.sent(id)
+    site.seen("left", None, site.row(State.RUNNING, started=NOW), site.row(State.PENDING, 2))
+    site.step(Asked(NOW, "requeue", 1))
+    site.seen("left", None, site.row(State.COMPLETED, started=NOW, ended=NOW))
+    assert list(site.core.tasks) == [(2, 0), (1, 0)]
+    site.step(Tried(NOW, 1, 2))
+    restored = Core()
+    tasks = [copy.deepcopy(task) for _, task in sorted(site.core.tasks.items())]
+    restored.restore(tasks, {1: 2, 2: 1}, {}, [])
+    clusters = (Cluster(name="left", adapter="local"),)
+    for event in (Booted(NOW, "cafe", Policy(), clusters), Silent(NOW, "left", "no answer")):
+        assert site.core.step(event).changes == restored.step(event).changes

@@ -1,0 +1,119 @@
+"""Claims: what an attempt's payload takes before it begins, or its scheduler in its stead.
+
+A claim is a file of its own for each task of a sending, in a folder on a filesystem that the
+daemon and the cluster's nodes share. The payload's first act is to create it, exclusively, or to
+exit; the daemon revokes it by creating it first. Whoever comes first wins, so that an attempt of
+which nobody knows whether it ever reached its manager either is shown to have begun or never can.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from shlex import quote
+
+from metasched.adapters.base import Order, Refused
+from metasched.adapters.interpreter import becoming
+from metasched.model import Claim
+
+TAKEN = 75  # exit code of a payload that may not begin: EX_TEMPFAIL of sysexits.h
+KEPT = 365 * 86400.0  # seconds for which claims are kept; no manager brings back what is older
+_PER_FOLDER = 1000  # jobs
+_BEGAN, _REVOKED = "began", "revoked"
+
+
+def fenced(order: Order) -> Order:
+    """The order without a fence, its script wrapped in the claim if there was one.
+
+    Refused, for now, if no claim could be made there.
+    """
+    if not order.fence:
+        return order
+    folder = _folder(order.fence, order.tag)
+    try:
+        _prepare(folder)
+    except OSError as error:
+        raise Refused(f"no claim can be made in {folder}: {error.strerror}", again=True) from None
+    script = wrapped(order.payload.script, str(folder / order.tag), order.job.requeue)
+    return replace(order, payload=replace(order.payload, script=script), fence="")
+
+
+def wrapped(script: str, claim: str, again: bool) -> str:
+    """The script as a shell's that begins it only if it makes the file `claim`.TASK.
+
+    `again`: the same attempt may begin several times, since the user lets its manager rerun it.
+    The claim is made by what the shell has built in, whatever PATH the job is given.
+    """
+    begun_before = (
+        f'read -r _ms_word 2>/dev/null <"$_ms_claim" && [ "$_ms_word" = {_BEGAN} ]'
+        if again
+        else "false"
+    )
+    lines = [
+        "#!/bin/sh",
+        f'_ms_claim={quote(claim)}".${{METASCHED_TASK:-0}}"',
+        f'if ! (set -C; echo {_BEGAN} >"$_ms_claim") 2>/dev/null && ! {{ {begun_before}; }}; then',
+        '  echo "metasched: this attempt may not begin: its claim is taken, $_ms_claim" >&2',
+        f"  exit {TAKEN}",
+        "fi",
+        *becoming(script),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def revoke(claim: Claim) -> bool:
+    """Take a claim in its payload's stead, for ever: True. False: the payload has begun.
+
+    Idempotent. OSError: not known, and perhaps done.
+    """
+    folder = _folder(claim.fence, claim.tag)
+    path = folder / f"{claim.tag}.{claim.task}"
+    descriptor, draft = tempfile.mkstemp(dir=folder, prefix=".")
+    try:
+        with open(descriptor, "w") as file:
+            file.write(f"{_REVOKED}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(draft, path)  # at once with what it says
+    except FileExistsError:
+        try:
+            return path.read_text().startswith(_REVOKED)
+        except PermissionError:
+            return False  # ours could be read
+    finally:
+        os.unlink(draft)
+    _sync(folder)
+    return True
+
+
+def _folder(fence: str, tag: str) -> Path:
+    return Path(fence, str(int(tag.split("-")[2]) // _PER_FOLDER))
+
+
+def _prepare(folder: Path) -> None:
+    """Make a folder for claims, with the mode of the fence, unless it is there.
+
+    A new one, every thousand jobs, is also the time to drop those of long ago.
+    """
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return
+    folder.chmod(folder.parent.stat().st_mode & 0o7777)
+    _sync(folder.parent)
+    for old in folder.parent.iterdir():
+        if old.name.isdecimal() and old.stat().st_mtime < time.time() - KEPT:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,206 @@
+"""Claims: of all who would begin an attempt one does, unless its scheduler came first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from metasched.adapters.base import Order, Refused
+from metasched.adapters.claims import TAKEN, fenced, revoke
+from metasched.core import LOOK_AGAIN
+from metasched.events import Asked, Booted, Policy, Revoke, Revoked, Send, Submitted, Traced
+from metasched.model import Claim, Cluster, Job, Payload, Reason, Row, State, tag_of
+from tests.unit.test_core import NOW, Site, facts, job
+
+TAG = tag_of("cafe", 17, 1)
+
+
+def order(fence: Path, script: str, requeue: bool = False) -> Order:
+    made = Job(id=17, submitted=0.0, estimated=1.0, requeue=requeue)
+    return fenced(Order(tag=TAG, job=made, payload=Payload(script=script), fence=str(fence)))
+
+
+def run(sent: Order, *arguments: str, task: int = 0) -> subprocess.CompletedProcess[bytes]:
+    """The script as a manager would run it, without anything in the PATH."""
+    script = sent.payload.script.encode("utf-8", "surrogateescape")
+    return subprocess.run(
+        ["/bin/sh", "-s", *arguments],
+        input=script,
+        env={"PATH": "/nowhere", "METASCHED_TASK": str(task)},
+        capture_output=True,
+        check=False,
+    )
+
+
+def test_a_payload_begins_once_and_each_task_by_itself(tmp_path: Path) -> None:
+    sent = order(tmp_path, "#!/bin/sh\necho begun $1; exit 3\n")
+    first = run(sent, "here", task=4)
+    assert (first.stdout, first.stderr, first.returncode) == (b"begun here\n", b"", 3)
+    second = run(sent, task=4)
+    assert (second.stdout, second.returncode) == (b"", TAKEN)
+    assert second.stderr.count(b"\n") == 1
+    assert run(sent, "there", task=5).stdout == b"begun there\n"
+
+
+def test_what_its_manager_may_rerun_begins_again(tmp_path: Path) -> None:
+    sent = order(tmp_path, "#!/bin/sh\necho begun\n", requeue=True)
+    assert [run(sent).stdout for _ in range(2)] == [b"begun\n", b"begun\n"]
+
+
+@pytest.mark.parametrize("requeue", [False, True])
+def test_what_is_revoked_never_begins(tmp_path: Path, requeue: bool) -> None:
+    sent = order(tmp_path, "#!/bin/sh\necho begun\n", requeue)
+    claim = Claim(str(tmp_path), TAG, 0)
+    assert [revoke(claim), revoke(claim)] == [True, True]
+    assert [(run(sent).stdout, run(sent).returncode)] == [(b"", TAKEN)]
+
+
+def test_what_has_begun_cannot_be_revoked(tmp_path: Path) -> None:
+    run(order(tmp_path, "#!/bin/sh\n"))
+    claim = Claim(str(tmp_path), TAG, 0)
+    assert [revoke(claim), revoke(claim)] == [False, False]
+    assert [path.name for path in Path(tmp_path, "0").iterdir()] == [f"{TAG}.0"]
+
+
+def test_either_it_begins_or_it_is_revoked(tmp_path: Path) -> None:
+    sent = order(tmp_path, "#!/bin/sh\necho begun\n")
+    for task in range(20):
+        began: list[bytes] = []
+        starting = threading.Thread(
+            target=lambda t=task, b=began: b.append(run(sent, task=t).stdout)
+        )
+        starting.start()
+        revoked = revoke(Claim(str(tmp_path), TAG, task))
+        starting.join()
+        assert began == [b"" if revoked else b"begun\n"]
+
+
+def test_the_script_reaches_its_own_interpreter_byte_for_byte(tmp_path: Path) -> None:
+    script = (
+        f"#!{sys.executable} -I\nimport sys\nprint(sys.argv[1:], '''it's $HOME `x` \\\\ ü''')\n"
+    )
+    assert run(order(tmp_path, script), "a b", "$c").stdout.decode() == (
+        "['a b', '$c'] it's $HOME `x` \\ ü\n"
+    )
+
+
+def test_without_a_place_for_claims_nothing_is_sent_for_now(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="no claim can be made") as refused:
+        order(tmp_path / "absent", "#!/bin/sh\n")
+    assert refused.value.again
+
+
+def test_a_payload_that_cannot_reach_the_place_of_claims_does_not_begin(tmp_path: Path) -> None:
+    sent = order(tmp_path, "#!/bin/sh\necho begun\n")
+    Path(tmp_path, "0").rmdir()
+    assert (run(sent).stdout, run(sent).returncode) == (b"", TAKEN)
+    with pytest.raises(FileNotFoundError):
+        revoke(Claim(str(tmp_path), TAG, 0))
+
+
+def test_folders_of_claims_have_the_mode_of_the_fence(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    order(tmp_path, "#!/bin/sh\n")
+    assert Path(tmp_path, "0").stat().st_mode & 0o7777 == 0o1777
+
+
+# What the core makes of them.
+
+
+def lost(records: str = "") -> Site:
+    """A job that left, with a fence, lists no more and cannot prove never to have had."""
+    site = Site(fence_dir="/fence", pull=False)
+    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.sent()
+    site.seen(
+        "left", facts(8, records=records), full=True, at=NOW + 9, since=NOW + 5, up_since=NOW + 5
+    )
+    assert site.state() is State.UNKNOWN
+    return site
+
+
+def claimed(sending: int = 1) -> tuple[str, int]:
+    return (tag_of("cafe", 1, sending), 0)
+
+
+def test_what_has_claimed_nothing_is_revoked_and_sent_again() -> None:
+    site = lost()
+    assert site.out.actions == [Revoke("left", (Claim("/fence", *claimed()),))]
+    assert site.step(Revoked(NOW + 9, (claimed(),))) == [Send(1, 2, "left", (0,))]
+    # should it come back, it can only find its claim taken
+    running = site.row(State.RUNNING, started=NOW + 10)
+    assert site.seen("left", None, running, at=NOW + 11) == []
+    assert site.core.tasks[1, 0].attempt.sending == 2  # type: ignore[union-attr]
+    assert site.core.tasks[1, 0].reason != Reason.DUPLICATE
+
+
+def test_what_has_begun_stays_unknown() -> None:
+    site = lost()
+    assert site.step(Revoked(NOW + 9, begun=(claimed(),))) == []
+    assert site.state() is State.UNKNOWN
+    later = NOW + 9 + LOOK_AGAIN[1]
+    assert site.seen("left", None, at=later, since=NOW + 5) == []
+
+
+def test_accounting_is_asked_first() -> None:
+    site = lost(records="all")
+    assert [type(action).__name__ for action in site.out.actions] == ["Look"]
+    site.seen("left", None, at=NOW + 9 + LOOK_AGAIN[0], since=NOW + 5)
+    assert [type(action).__name__ for action in site.out.actions] == ["Look", "Revoke"]
+    done = site.row(State.COMPLETED, started=NOW, ended=NOW + 1, exit_code=0)
+    site.step(Traced(NOW + 20, "left", (done,)))
+    assert site.state() is State.UNKNOWN  # the claim tells whether it was its payload that ended
+    site.step(Revoked(NOW + 20, begun=(claimed(),)))
+    assert not site.core.tasks
+
+
+def test_what_comes_back_while_its_claim_is_taken_waits_for_the_answer() -> None:
+    site = lost()
+    failed = site.row(State.FAILED, started=NOW + 9, ended=NOW + 9, exit_code=TAKEN)
+    site.seen("left", None, failed, at=NOW + 10)
+    assert site.state() is State.UNKNOWN
+    assert site.step(Revoked(NOW + 11, (claimed(),))) == [Send(1, 2, "left", (0,))]
+
+
+def test_a_claim_that_was_perhaps_taken_is_taken_again_after_a_restart() -> None:
+    site = lost()
+    clusters = tuple(
+        Cluster(name=n, adapter="local", fence_dir="/fence") for n in ("left", "right")
+    )
+    revoke_again = [Revoke("left", (Claim("/fence", *claimed()),))]
+    assert site.step(Booted(NOW + 20, "cafe", Policy(), clusters)) == revoke_again
+    site.seen("left", facts(8), site.row(State.PENDING), at=NOW + 21, full=True)
+    assert site.step(Revoked(NOW + 22, (claimed(),))) == [Send(1, 2, "left", (0,))]
+
+
+def test_what_was_withdrawn_is_revoked_lest_it_come_back() -> None:
+    site = Site(fence_dir="/fence")
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    site.step(Asked(NOW, "hold", 1))
+    site.seen("left", None, site.row(State.CANCELLED, ended=NOW))
+    assert site.out.actions == [Revoke("left", (Claim("/fence", *claimed()),))]
+    site.step(Revoked(NOW, (claimed(),)))
+    site.step(Asked(NOW, "release", 1))
+    back = Row(*claimed(), "7", State.PENDING)
+    assert [type(action).__name__ for action in site.seen("left", None, back)] == ["Withdraw"]
+    assert site.seen("left", None, site.row(State.RUNNING, started=NOW)) == []
+    assert site.core.tasks[1, 0].attempt.intent is None  # type: ignore[union-attr]
+
+
+def test_what_an_operator_called_lost_too_early_goes_before() -> None:
+    site = Site(fence_dir="/fence", pull=False)
+    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.sent()
+    site.seen("left", facts(8, records="all"), full=True, at=NOW + 9, since=NOW + 5)
+    site.core.tasks[1, 0].job = job(clusters=("right",))
+    actions = site.step(Asked(NOW + 9, "lost", 1, by="root"))
+    assert actions == [Revoke("left", (Claim("/fence", *claimed()),)), Send(1, 2, "right", (0,))]
+    site.sent(cluster="right", sending=2, native="8")
+    assert [type(a).__name__ for a in site.step(Revoked(NOW + 9, begun=(claimed(),)))] == [
+        "Withdraw"
+    ]
