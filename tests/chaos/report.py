@@ -44,7 +44,7 @@ def lines(results: Sequence[Result], command: str, seed: int) -> Iterable[str]:
     day = time.strftime("%Y-%m-%d", time.gmtime())
     memory = psutil.virtual_memory().total / 2**30
     yield f"`{command}` on {day}, seed {seed}: {platform.machine()}, {psutil.cpu_count()} cores,"
-    yield f"{memory:.0f} GiB, Linux {platform.release()}, Python {platform.python_version()};"
+    yield f"{memory:.0f} GiB, Linux, Python {platform.python_version()};"
     minutes = sum(result.seconds for result in results) / 60
     kills = {m: sum(r.kills for r in results if r.manager == m) for m in _TITLES}
     told = ", ".join(f"{kills[manager]} over {title}" for manager, title in _TITLES.items())
@@ -53,6 +53,9 @@ def lines(results: Sequence[Result], command: str, seed: int) -> Iterable[str]:
     points = {m: {p for r in results if r.manager == m for p in r.points} for m in _TITLES}
     died = ", ".join(f"{len(points[manager])} over {title}" for manager, title in _TITLES.items())
     yield f"Crash points at which something died: {died}."
+    made, whole = sum(r.strikes for r in results), sum(fault.times for fault in FAULTS)
+    if made < whole:
+        yield f"This run was ended early: {made} of the {whole} trials of a whole one were made."
     yield ""
     yield (
         "| manager | fault | trials | jobs | lost | duplicated | wrong | resolved "
