@@ -658,6 +658,8 @@ class Core:
         view.strays[key] = stray
         if began:
             self._older_began(task, sending, now, out)
+            if task.attempt is not None and task.attempt.begun:
+                self._end_waiting(view, key)
         elif task.attempt is None:
             self._adopt(task, sending, now, "it was given up, and is there after all", out)
         elif stray.wish is None:
@@ -693,6 +695,13 @@ class Core:
         else:
             self._duplicate(task, sending, out)
 
+    @staticmethod
+    def _end_waiting(view: _View, key: tuple[int, int, int]) -> None:
+        """Wish for the end of one that its manager is to begin anew, though another has begun."""
+        stray = view.strays.get(key)
+        if stray is not None and stray.row.state is State.PENDING and stray.wish is None:
+            stray.wish = False
+
     def _end_strays(self, task: Task) -> None:
         """Wish for the end of whatever is back of a task that is to be cancelled."""
         for view in self._views.values():
@@ -716,8 +725,8 @@ class Core:
             return
         where = f"sending {sending} on {view.cluster.name}"
         view.strays[key] = stray
-        if not began:
-            wish, cause = True, f"{where} is back: it is withdrawn"
+        if stray.row.state is State.PENDING:
+            wish, cause = not began, f"{where} is back: it is withdrawn"
         elif live and ended.state is State.CANCELLED:
             wish, cause = False, f"{where} is back: it is cancelled again"
         elif past.began:
@@ -756,6 +765,8 @@ class Core:
     def _duplicate(self, task: Task, sending: int, out: Outcome) -> None:
         """Two attempts have begun. Both go on; the newer one's end is the task's."""
         task.reason = Reason.DUPLICATE
+        for view in self._views.values():
+            self._end_waiting(view, (task.job.id, task.index, sending))
         cause = f"DUPLICATE: sending {sending} on {task.past[sending].cluster} has begun, too"
         self._note(task, cause, out)
         out.warnings.append(f"job {task.name}: {cause}")

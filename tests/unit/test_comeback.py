@@ -85,6 +85,14 @@ def test_two_that_have_begun_go_on_and_are_told_loudly() -> None:
     assert site.seen("left", None, at=NOW) == [Withdraw(1, 1, "left", {0: "7"}, unstarted=False)]
 
 
+def test_one_that_is_to_begin_anew_is_ended_if_a_newer_one_has_begun() -> None:
+    site = sent_twice()
+    site.seen("right", None, Row(tag_of("cafe", 1, 2), 0, "8", State.RUNNING, started=NOW))
+    again = site.row(State.PENDING, started=NOW, restarts=1)
+    end = [Withdraw(1, 1, "left", {0: "7"}, unstarted=False)]
+    assert site.seen("left", facts(8), again, full=True) == end
+
+
 def test_a_newer_one_that_began_before_it_could_yield_makes_two() -> None:
     site = sent_twice()
     site.seen("left", facts(8), site.row(State.RUNNING, started=NOW), full=True)
