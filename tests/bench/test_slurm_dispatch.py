@@ -1,0 +1,136 @@
+"""How fast jobs reach two real Slurm clusters, against a bare loop of sbatch in the same run.
+
+Both clusters are full, so that what is sent only waits: no job takes processors from the sending.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sqlite3
+import subprocess
+import time
+from contextlib import closing
+from pathlib import Path
+from statistics import median
+
+import psutil
+import pytest
+
+from metasched.client import Client
+from metasched.submit import Request, Submission
+from tests.e2e.conftest import Site
+from tests.slurm import SlurmSite
+
+SCRIPT = "#!/bin/sh\ntrue\n"
+JOBS, BARE, ROUNDS = 1000, 300, 1
+
+
+def full(slurm: SlurmSite) -> None:
+    for cluster in slurm:
+        cluster.empty()
+        nodes = str(cluster.spec.nodes)
+        cluster.run("sbatch", "-N", nodes, "--exclusive", "-t", "600", "--wrap", "sleep 6000")
+
+
+def bare(slurm: SlurmSite, script: Path) -> float:
+    """Jobs per second of sbatch after sbatch, to each cluster in turn."""
+    clusters = list(slurm)
+    begun = time.perf_counter()
+    for number in range(BARE):
+        cluster = clusters[number % len(clusters)]
+        subprocess.run(
+            ["sbatch", "--parsable", "-t", "5", "-o", "/dev/null", script],
+            env=cluster.environment,
+            check=True,
+            capture_output=True,
+        )
+    return BARE / (time.perf_counter() - begun)
+
+
+def cpu(pid: int) -> float:
+    """Seconds of the daemon, its workers, and the commands that they ran."""
+    daemon = psutil.Process(pid)
+    return sum(sum(p.cpu_times()[:4]) for p in [daemon, *daemon.children(recursive=True)])
+
+
+def request(folder: Path, array: str | None = None) -> Request:
+    return Request(
+        script="s",
+        environment="e",
+        directory=str(folder),
+        output="/dev/null",
+        time_limit=300.0,
+        array=array,
+    )
+
+
+def taken(site: Site) -> int:
+    """Attempts that a cluster has ever taken: a question to the daemon would cost it something."""
+    with closing(sqlite3.connect(f"file:{site.database}?mode=ro", uri=True)) as read:
+        [[number]] = read.execute("SELECT count(native_id) FROM attempt")
+    return int(number)
+
+
+def dispatched(
+    site: Site, slurm: SlurmSite, client: Client, *requests: Request
+) -> tuple[float, float]:
+    """(jobs per second, cpu seconds per job) from their submission until all are taken."""
+    before, used, begun = taken(site), cpu(site.pid), time.perf_counter()
+    client.submit(
+        Submission(
+            jobs=requests, scripts={"s": SCRIPT}, environments={"e": {"PATH": "/usr/bin:/bin"}}
+        )
+    )
+    while taken(site) - before < JOBS:
+        time.sleep(0.02)
+    seconds = time.perf_counter() - begun
+    used = cpu(site.pid) - used
+    for cluster in slurm:
+        cluster.run("scancel", "--state=PENDING", f"--user={os.geteuid()}")
+    site.until(lambda: not client.jobs(state="pending,unknown,queued,dispatching"))
+    return JOBS / seconds, used / JOBS
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(900)
+def test_many_jobs_to_two_clusters(
+    site: Site, slurm_site: SlurmSite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.configure(
+        "".join(
+            f'[[cluster]]\nname = "{c.name}"\nadapter = "slurm"\nconfig = "{c.conf}"\n'
+            'access = "commands"\n'
+            for c in slurm_site
+        )
+    )
+    script = site.folder / "job.sh"
+    script.write_text(SCRIPT)
+    full(slurm_site)
+    site.start()
+    client = Client(site.folder / "ms.sock")
+    ones, arrays, loops = [], [], []
+    for _ in range(ROUNDS):
+        loops.append(bare(slurm_site, script))
+        ones.append(dispatched(site, slurm_site, client, *[request(site.folder)] * JOBS))
+        arrays.append(dispatched(site, slurm_site, client, request(site.folder, array=f"1-{JOBS}")))
+    for cluster in slurm_site:
+        cluster.empty()
+    loop, one, array = (
+        median(rates) for rates in (loops, *([r for r, _ in x] for x in (ones, arrays)))
+    )
+    figures = {
+        "bench": "slurm, commands",
+        "bare_loop_per_s": round(loop),
+        "one_by_one_per_s": round(one),
+        "ratio": round(one / loop, 2),
+        "cpu_ms_per_job": round(median(used for _, used in ones) * 1e3, 2),
+        "array_per_s": round(array),
+        "array_ratio": round(array / loop, 1),
+        "array_cpu_ms_per_job": round(median(used for _, used in arrays) * 1e3, 2),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+    }
+    with capsys.disabled():
+        print(f"\n{json.dumps(figures)}")
