@@ -22,7 +22,7 @@ lint: .venv/stamp
 bench: .venv/stamp
 	$(PYTHON) -m pytest tests/bench -m bench -q -s
 
-# faults by the thousand, about half an hour; writes docs/reliability.md
+# faults by the thousand; writes docs/reliability.md
 chaos: .venv/stamp
 	$(PYTHON) -m tests.chaos $(CHAOS_ARGS)
 

@@ -69,7 +69,8 @@ def wrapped(script: str, claim: str, again: bool) -> str:
 def revoke(claim: Claim) -> bool:
     """Take a claim in its payload's stead, for ever: True. False: the payload has begun.
 
-    Idempotent. OSError: not known, and perhaps done.
+    Idempotent. OSError: not known, and perhaps done. No folder is made here: that it is missing may
+    mean that the shared filesystem is not mounted.
     """
     folder = _folder(claim.fence, claim.tag)
     path = folder / f"{claim.tag}.{claim.task}"
@@ -98,14 +99,17 @@ def _folder(fence: str, tag: str) -> Path:
 def _prepare(folder: Path) -> None:
     """Make a folder for claims, with the mode of the fence, unless it is there.
 
-    A new one, every thousand jobs, is also the time to drop those of long ago.
+    A new one, every thousand jobs, is also the time to drop those of long ago. The mode is what is
+    set last: a folder without it is one whose maker died.
     """
+    mode = folder.parent.stat().st_mode & 0o7777
     try:
         folder.mkdir()
     except FileExistsError:
-        return
-    folder.chmod(folder.parent.stat().st_mode & 0o7777)
+        if folder.stat().st_mode & 0o7777 == mode:
+            return
     _sync(folder.parent)
+    folder.chmod(mode)
     for old in folder.parent.iterdir():
         if old.name.isdecimal() and old.stat().st_mtime < time.time() - KEPT:
             shutil.rmtree(old, ignore_errors=True)

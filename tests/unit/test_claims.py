@@ -104,8 +104,12 @@ def test_a_payload_that_cannot_reach_the_place_of_claims_does_not_begin(tmp_path
 
 def test_folders_of_claims_have_the_mode_of_the_fence(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
+    folder = tmp_path / "0"
     order(tmp_path, "#!/bin/sh\n")
-    assert Path(tmp_path, "0").stat().st_mode & 0o7777 == 0o1777
+    assert folder.stat().st_mode & 0o7777 == 0o1777
+    folder.chmod(0o700)  # as if its maker had died in between
+    order(tmp_path, "#!/bin/sh\n")
+    assert folder.stat().st_mode & 0o7777 == 0o1777
 
 
 # What the core makes of them.
