@@ -5,6 +5,7 @@ Pure, each knowing only those above it:
     patterns     output paths with %A, %a and their like
     model        jobs, attempts, clusters, what a cluster says of itself
     transitions  the one table (state, event) -> state
+    licences     floating licences as tokens: pools, counts of them
     carts        free processors over time under advance reservations
     policies     priorities, eligibility, dispatch, pulling, local queues
     events       what the core is told and what it answers

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Literal
 
 from metasched.dependencies import Fate
+from metasched.licences import LicenceCount
 from metasched.model import Claim, Cluster, Facts, Job, Missing, Row, State
 from metasched.policies.classify import Part
 from metasched.policies.eligible import Unfit
@@ -242,6 +243,14 @@ class Resumed:
 
 
 @dataclass(frozen=True)
+class LicencesCounted:
+    """What servers of licences told; of those that they do not name nothing new is known."""
+
+    time: float
+    counts: tuple[LicenceCount, ...]
+
+
+@dataclass(frozen=True)
 class Due:
     """Time has passed; begin times may have come."""
 
@@ -274,6 +283,7 @@ CoreEvent = (
     | Modified
     | Drained
     | Resumed
+    | LicencesCounted
     | Due
 )
 
