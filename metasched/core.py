@@ -657,7 +657,7 @@ class Core:
             return
         view.strays[key] = stray
         if began:
-            self._older_began(task, sending, now, out)
+            self._older_began(task, sending, row.state in LIVE, now, out)
             if task.attempt is not None and task.attempt.begun:
                 self._end_waiting(view, key)
         elif task.attempt is None:
@@ -674,25 +674,32 @@ class Core:
         ended = self._ended.get((job, index))
         return {} if ended is None else ended.past
 
-    def _older_began(self, task: Task, sending: int, now: float, out: Outcome) -> None:
-        """An earlier sending of a task has begun, which was not known."""
+    def _older_began(self, task: Task, sending: int, live: bool, now: float, out: Outcome) -> None:
+        """An earlier sending of a task has begun, which was not known, or is not over (`live`).
+
+        What an operator called lost may have been known to have begun; what had ended its
+        manager may begin anew.
+        """
         past, attempt = task.past[sending], task.attempt
-        if past.began:
+        news, past.began = not past.began, True
+        if news:
+            out.past[task.job.id, task.index, sending] = past
+        elif not live:
             return
-        past.began = True
-        out.past[task.job.id, task.index, sending] = past
         where = f"sending {sending} on {past.cluster} is back"
         if attempt is None:
             self._adopt(task, sending, now, "it was given up, and is there after all", out)
         elif attempt.intent is Intent.CANCEL:
-            self._end_strays(task)
-            self._note(task, f"{where}: it is cancelled", out)
+            if self._end_strays(task):
+                self._note(task, f"{where}: it is cancelled", out)
         elif not attempt.begun:
+            if attempt.intent is Intent.YIELD:
+                return
             attempt.intent, attempt.rival = Intent.YIELD, sending
             attempt.target = attempt.asked = None
             self._note(task, f"{where} and has begun: it goes before", out)
             self._pursue(task, now, out)
-        else:
+        elif news or task.reason != Reason.DUPLICATE:
             self._duplicate(task, sending, out)
 
     @staticmethod
@@ -702,12 +709,17 @@ class Core:
         if stray is not None and stray.row.state is State.PENDING and stray.wish is None:
             stray.wish = False
 
-    def _end_strays(self, task: Task) -> None:
-        """Wish for the end of whatever is back of a task that is to be cancelled."""
-        for view in self._views.values():
-            for (job, index, _), stray in view.strays.items():
-                if (job, index) == (task.job.id, task.index):
-                    stray.wish, stray.asked = False, 0.0
+    def _end_strays(self, task: Task) -> bool:
+        """Wish for the end of whatever is back of a task that is to be cancelled; was any new?"""
+        back = [
+            stray
+            for view in self._views.values()
+            for (job, index, _), stray in view.strays.items()
+            if (job, index) == (task.job.id, task.index) and stray.wish is not False
+        ]
+        for stray in back:
+            stray.wish, stray.asked = False, 0.0
+        return bool(back)
 
     def _after_end(
         self,
@@ -903,7 +915,7 @@ class Core:
             elif (sending := parse_tag(tag, self.instance)) is not None:
                 newer = self.tasks.get((sending[0], index))
                 if newer is not None and sending[1] in newer.past:
-                    self._older_began(newer, sending[1], event.time, out)
+                    self._older_began(newer, sending[1], False, event.time, out)
         self._place(event.time, out)
 
     @staticmethod

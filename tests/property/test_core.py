@@ -681,13 +681,16 @@ class World(RuleBasedStateMachine):
 
     # What must always hold
 
-    @invariant()
-    def none_begun_twice(self) -> None:
+    def beginnings(self) -> Counter[Place]:
         begun: Counter[Place] = Counter()
         for manager in self.managers.values():
             for key, times in manager.begun.items():
                 begun[place(key)] += times
-        for task, times in begun.items():
+        return begun
+
+    @invariant()
+    def none_begun_twice(self) -> None:
+        for task, times in self.beginnings().items():
             assert times <= 1 + self.requeued[task] + self.excused[task], (task, times)
 
     @invariant()
@@ -797,10 +800,10 @@ class World(RuleBasedStateMachine):
         for manager in self.managers.values():
             for listed, row in manager.rows.items():
                 assert row.state in ATTEMPT_FINAL or place(listed) in self.core.tasks, row
-        begun = {place(key) for m in self.managers.values() for key in m.begun}
+        begun = self.beginnings()
         for key, state in self.final.items():
-            if state is State.REJECTED:
-                assert key not in begun
+            if state is State.REJECTED:  # but perhaps it ran before it was requeued, or called lost
+                assert begun[key] <= self.requeued[key] + self.excused[key]
             elif key not in self.cancelled and key not in begun:
                 assert state is State.CANCELLED, f"{key} is {state} but never began"
                 assert self.jobs[key[0]].kill_on_invalid_dep, key

@@ -39,6 +39,21 @@ def sent_twice(site: Site | None = None) -> Site:
     return site
 
 
+def ran_and_called_lost(*, again_on: str = "") -> Site:
+    """Sending 1 was seen to run on left, and was called lost; the task waits, or is sent again."""
+    site = Site(pull=False)
+    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.sent()
+    site.seen("left", None, site.row(State.RUNNING, started=NOW))
+    site.step(Silent(NOW, "left", "no answer"))
+    if again_on:
+        site.core.tasks[1, 0].job = job(clusters=(again_on,))
+    site.step(Asked(NOW, "lost", 1, by="root"))
+    if again_on:
+        site.sent(cluster=again_on, sending=2, native="8")
+    return site
+
+
 def causes(site: Site) -> list[str]:
     return [change.cause for change in site.out.changes]
 
@@ -91,6 +106,32 @@ def test_one_that_is_to_begin_anew_is_ended_if_a_newer_one_has_begun() -> None:
     again = site.row(State.PENDING, started=NOW, restarts=1)
     end = [Withdraw(1, 1, "left", {0: "7"}, unstarted=False)]
     assert site.seen("left", facts(8), again, full=True) == end
+
+
+@pytest.mark.parametrize("state", [State.PENDING, State.RUNNING])
+def test_what_was_seen_to_run_and_is_there_after_all_is_gone_on_with(state: State) -> None:
+    site = ran_and_called_lost()
+    assert site.seen("left", facts(8), site.row(state, started=NOW, restarts=1), full=True) == []
+    task = site.core.tasks[1, 0]
+    assert task.attempt is not None
+    assert (task.attempt.sending, task.state) == (1, state)
+
+
+@pytest.mark.parametrize("state", [State.PENDING, State.RUNNING])
+def test_what_was_seen_to_run_goes_before_a_newer_one_that_has_not(state: State) -> None:
+    site = ran_and_called_lost(again_on="right")
+    yields = [Withdraw(1, 2, "right", {0: "8"}, unstarted=True)]
+    assert site.seen("left", facts(8), site.row(state, started=NOW), full=True) == yields
+    assert site.seen("left", facts(8), site.row(state, started=NOW), full=True) == []  # told once
+
+
+def test_what_was_seen_to_run_and_a_newer_one_that_runs_are_told_once() -> None:
+    site = ran_and_called_lost(again_on="right")
+    site.seen("right", None, Row(tag_of("cafe", 1, 2), 0, "8", State.RUNNING, started=NOW))
+    told = "DUPLICATE: sending 1 on left has begun, too"
+    for expected in ([told], []):
+        site.seen("left", facts(8), site.row(State.RUNNING, started=NOW), full=True)
+        assert causes(site) == expected
 
 
 def test_a_newer_one_that_began_before_it_could_yield_makes_two() -> None:
