@@ -2,6 +2,7 @@
 
 All of it lies in one folder, which is removed even if this process is killed.
 
+Rounds are played side by side, each on a site of its own, over managers that a lane boots once.
 Every round is noted when it is done: a run that was interrupted goes on where it was, if it is
 started again with the same arguments.
 """
@@ -15,13 +16,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from functools import partial
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from tests import gridengine, slurm
 from tests.chaos import report
@@ -32,6 +43,7 @@ from tests.chaos.site import keep_temporaries_in
 
 NOTES = Path(ROOT) / ".chaos"
 REPORT = Path(ROOT) / "docs" / "reliability.md"
+LANES = {"local": 2, "slurm": 1, "gridengine": 1}  # rounds at a time
 KILLS = sum(fault.times for fault in FAULTS if fault.manager == "local" and fault.kills)
 
 
@@ -72,18 +84,20 @@ def main(arguments: Sequence[str]) -> int:
         notes.unlink(missing_ok=True)
     command = " ".join(["make chaos", *_make_words(given)])
     console = Console(stderr=True)
+    broken = False
     try:
-        bad = _run(chosen, given.seed, given.trials / KILLS, notes, console)
+        _run(chosen, given.seed, given.trials / KILLS, notes, console)
     except KeyboardInterrupt:
         console.print("interrupted; the same command goes on from here")
-        bad = True
+        broken = True
     results = _noted(notes)
     if whole:
         REPORT.write_text(report.text(results, command, given.seed))
         console.print(f"written: {REPORT}")
     for line in report.lines(results, command, given.seed):
         print(line)
-    return 1 if bad else 0
+    bad = any(result.lost or result.duplicated or result.wrong for result in results)
+    return 1 if bad or broken else 0
 
 
 def _make_words(given: argparse.Namespace) -> list[str]:
@@ -106,50 +120,111 @@ def _noted(notes: Path) -> list[Result]:
     return [msgspec.json.decode(line, type=Result) for line in notes.read_text().splitlines()]
 
 
+@dataclass(frozen=True)
+class _Round:
+    """One site's share of a fault's strikes; `seed` names it."""
+
+    fault: Fault
+    seed: str
+    strikes: int
+
+
+def _rounds(
+    chosen: Sequence[tuple[int, Fault]], seed: int, share: float, done: Collection[str]
+) -> dict[str, list[_Round]]:
+    """What is left to do over each kind of manager: the first round of every fault first."""
+    portions = [
+        (first // fault.at_once, number, _Round(fault, f"{seed}/{number}/{first}", strikes))
+        for number, fault in chosen
+        for first, strikes in _portions(math.ceil(fault.times * share), fault.at_once)
+    ]
+    portions.sort(key=lambda portion: portion[:2])
+    left = [one for _, _, one in portions if one.seed not in done]
+    return {kind: [one for one in left if one.fault.manager == kind] for kind in LANES}
+
+
+class _Run:
+    """Rounds side by side: each lane has managers of its own and takes one after the other."""
+
+    def __init__(self, base: Path, notes: Path, console: Console, bar: Progress) -> None:
+        self._base, self._notes, self._console, self._bar = base, notes, console, bar
+        self._tasks: dict[Fault, TaskID] = {}
+        self._note = threading.Lock()
+        self.stopped = threading.Event()
+
+    def play(self, kind: str, rounds: list[_Round]) -> None:
+        for one in rounds:
+            if one.fault not in self._tasks:
+                self._tasks[one.fault] = self._bar.add_task(_told(one.fault), total=0)
+            task = self._tasks[one.fault]
+            self._bar.update(task, total=(self._bar.tasks[task].total or 0) + one.strikes)
+        waiting: SimpleQueue[_Round] = SimpleQueue()
+        for one in rounds:
+            waiting.put(one)
+        lanes = range(min(LANES[kind], len(rounds)))
+        with ThreadPoolExecutor(len(lanes) or 1) as pool:
+            for done in [pool.submit(self._lane, kind, lane, waiting) for lane in lanes]:
+                done.result()
+
+    def _lane(self, kind: str, lane: int, waiting: SimpleQueue[_Round]) -> None:
+        with contextlib.suppress(Empty, _Stopped), _managers(kind, self._folder(kind, lane)) as of:
+            while True:
+                self._one(waiting.get_nowait(), of)
+
+    def _folder(self, kind: str, lane: int) -> Path:
+        return self._base / f"{kind}.{lane}"
+
+    def _one(self, one: _Round, managers: Managers) -> None:
+        # no folder's name may begin another's: a site ends the processes that name its own
+        folder = self._base / f"{one.seed.replace('/', '-')}.round"
+
+        def struck() -> None:
+            if self.stopped.is_set():
+                raise _Stopped
+            self._bar.advance(self._tasks[one.fault])
+
+        result = play(folder, one.fault, managers, one.seed, one.strikes, struck)
+        if result.found:
+            kept = NOTES / folder.stem
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("*.sock"))
+            self._console.print(f"{_told(one.fault)}: {result.found}; see {kept}")
+        shutil.rmtree(folder, ignore_errors=True)
+        with self._note, self._notes.open("ab") as file:
+            file.write(msgspec.json.encode(result) + b"\n")
+
+
+class _Stopped(Exception):
+    """The user wants no more."""
+
+
 def _run(
     chosen: Sequence[tuple[int, Fault]], seed: int, share: float, notes: Path, console: Console
-) -> bool:
-    """Play the rounds that are not noted yet; whether anything was found in any."""
-    done = {result.seed for result in _noted(notes)}
+) -> None:
+    """Play the rounds that are not noted yet."""
+    had = [(number, fault) for number, fault in chosen if not _left_out(fault, console)]
+    rounds = _rounds(had, seed, share, {result.seed for result in _noted(notes)})
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with (
         _removed_after_all() as base,
         Progress(
             *columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal
         ) as bar,
+        ThreadPoolExecutor(len(LANES)) as pool,
     ):
-        for kind in ("local", "slurm", "gridengine"):
-            rounds = [
-                (fault, f"{seed}/{number}/{first}", strikes)
-                for number, fault in chosen
-                if fault.manager == kind
-                for first, strikes in _portions(math.ceil(fault.times * share), fault.at_once)
-            ]
-            rounds = [one for one in rounds if one[1] not in done]
-            if not rounds:
-                continue
-            left_out = {fault: why for fault, *_ in rounds if (why := fault.missing())}
-            for fault, why in left_out.items():
-                console.print(f"{_told(fault)} is left out: {why}")
-            rounds = [one for one in rounds if one[0] not in left_out]
-            if not rounds:
-                continue
-            with _managers(kind, base / kind) as managers:
-                for fault, name, strikes in rounds:
-                    task = bar.add_task(_told(fault), total=strikes)
-                    folder = base / name.replace("/", "-")
-                    result = play(
-                        folder, fault, managers, name, strikes, partial(bar.advance, task)
-                    )
-                    if result.found:
-                        kept = NOTES / folder.name
-                        shutil.rmtree(kept, ignore_errors=True)
-                        shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("*.sock"))
-                        console.print(f"{_told(fault)}: {result.found}; see {kept}")
-                    shutil.rmtree(folder, ignore_errors=True)
-                    with notes.open("ab") as file:
-                        file.write(msgspec.json.encode(result) + b"\n")
-    return any(result.lost or result.duplicated or result.wrong for result in _noted(notes))
+        run = _Run(base, notes, console, bar)
+        kinds = [pool.submit(run.play, kind, of_kind) for kind, of_kind in rounds.items()]
+        try:
+            for done in kinds:
+                done.result()
+        finally:
+            run.stopped.set()
+
+
+def _left_out(fault: Fault, console: Console) -> bool:
+    if why := fault.missing():
+        console.print(f"{_told(fault)} is left out: {why}")
+    return why is not None
 
 
 # removes a folder once standard input ends, so when its owner dies, by whatever signal

@@ -15,7 +15,7 @@ from metasched.db.ledger import Ledger
 from metasched.db.store import open_sqlite
 from metasched.model import State, parse_tag
 from metasched.transitions import FINAL, LIVE, UNSTARTED
-from tests.chaos.stream import Stream
+from tests.chaos.stream import Stream, named
 
 # The tags of all that a manager has, queued or running, at this moment.
 Natives = Callable[[], Iterable[str]]
@@ -53,7 +53,10 @@ def audit(
     found = Verdict()
     ledger = Ledger(open_sqlite(database))
     try:
-        rows = {row["name"]: row for row in ledger.status()}
+        rows = {
+            named({**row, "task": row["task_index"] if row["array"] else None}): row
+            for row in ledger.status()
+        }
         found.jobs = len(rows)
         _promises(found, rows, stream, may_fail)
         found.wrong += _replayed(ledger, database)

@@ -9,12 +9,13 @@ import contextlib
 import random
 import resource
 import shutil
-import signal
 import sqlite3
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -26,10 +27,11 @@ from tests.chaos.points import Orders, deaths_in
 from tests.chaos.site import PATIENCE, ChaosSite
 from tests.chaos.stream import Stream
 from tests.gridengine import Cell
-from tests.slurm import SlurmSite
+from tests.slurm import SlurmCluster, SlurmSite
 
 AT_ONCE = 3  # workers that one daemon loses
-LIFE = 8.0  # seconds after which a daemon that has not come to its point is killed anyway
+LIFE = 4.0  # seconds after which a daemon that has not come to its point is killed anyway
+WORK = 1.5  # seconds that a daemon has at the most until it is killed at a drawn time
 SILENCE = 3.0  # seconds for which a manager, a disk or a database is gone
 
 Manager = Literal["local", "slurm", "gridengine"]
@@ -70,8 +72,20 @@ class Trial:
         self.site.until(lambda: self.stream.began()[name], PATIENCE)
         self.recoveries.append(time.monotonic() - begun)
 
+    @property
+    def alpha(self) -> SlurmCluster:
+        """The Slurm cluster that is struck."""
+        assert self.slurm is not None
+        return self.slurm["alpha"]
+
+    @property
+    def grid(self) -> Cell:
+        assert self.cell is not None
+        return self.cell
+
 
 Strike = Callable[[Trial], None]
+Mend = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -138,8 +152,10 @@ def daemon_at_each_point(trial: Trial) -> None:
 
 
 def daemon_at_random(trial: Trial) -> None:
-    """SIGKILL at a drawn time."""
-    time.sleep(trial.draw.random() * trial.passages / 150)
+    """SIGKILL at a drawn time after a job of this life was accepted."""
+    accepted = trial.stream.accepted
+    trial.site.until(lambda: trial.stream.accepted > accepted, PATIENCE)
+    time.sleep(trial.draw.random() * WORK)
     _replace(trial)
 
 
@@ -235,137 +251,156 @@ def _no_faketime() -> str | None:
 _FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 
 
-# Disk and database
+# What goes away and comes back
 
 
-def database_locked(trial: Trial) -> None:
-    """Another program holds the database for longer than we wait for it."""
-    with closing(sqlite3.connect(trial.site.database, isolation_level=None)) as holder:
-        trial.site.until(lambda: holder.execute("BEGIN IMMEDIATE"), PATIENCE)
-        time.sleep(5 + SILENCE)
-        holder.execute("ROLLBACK")
-    trial.recover()
+def outage(broken: Callable[[Trial], Mend], seconds: float = SILENCE) -> Strike:
+    """Break something for that long, mend it as `broken` says, and wait for the recovery."""
+
+    def strike(trial: Trial) -> None:
+        mend = broken(trial)
+        time.sleep(seconds)
+        mend()
+        trial.recover("alpha" if trial.slurm is not None else None)
+
+    return strike
 
 
-def disk_full(trial: Trial) -> None:
+def database_locked(trial: Trial) -> Mend:
+    """Another program holds the database."""
+    holder = sqlite3.connect(trial.site.database, isolation_level=None)
+    trial.site.until(lambda: holder.execute("BEGIN IMMEDIATE"), PATIENCE)
+    return holder.close
+
+
+def database_read_only(trial: Trial) -> Mend:
+    """Nothing in the database's files can be changed, as on a disk that was remounted so."""
+    # not -shm, which is mapped: the kernel would end the daemon, as other faults do
+    files = [f"{trial.site.database}{part}" for part in ("", "-wal")]
+
+    def mark(how: str) -> None:
+        subprocess.run(["chattr", how, *files], check=True)
+
+    mark("+i")
+    return partial(mark, "-i")
+
+
+def _no_immutable() -> str | None:
+    with tempfile.NamedTemporaryFile() as file:
+        for how in ("+i", "-i"):
+            try:
+                subprocess.run(["chattr", how, file.name], check=True, capture_output=True)
+            except (OSError, subprocess.CalledProcessError):
+                return "chattr +i is refused: it needs root and a filesystem that has it"
+    return None
+
+
+def disk_full(trial: Trial) -> Mend:
     """No file of the daemon, of its workers and of what they start can grow."""
-    site = trial.site
-    processes = [psutil.Process(site.pid), *site.workers]
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.rlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-    time.sleep(SILENCE)
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.rlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-    trial.recover()
+    processes = [psutil.Process(trial.site.pid), *trial.site.workers]
+
+    def limit(size: int) -> None:
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                process.rlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    limit(0)
+    return partial(limit, resource.RLIM_INFINITY)
 
 
-# Slurm
-
-
-def controller_stopped(trial: Trial) -> None:
-    """slurmctld is ended in order and comes back later."""
-    assert trial.slurm is not None
-    cluster = trial.slurm["alpha"]
+def controller_stopped(trial: Trial) -> Mend:
+    """slurmctld is ended in order."""
+    cluster = trial.alpha
     cluster.stop_controller()
-    time.sleep(SILENCE)
-    cluster.start_controller()
-    trial.recover(cluster.name)
+    return cluster.start_controller
 
 
-def controller_loses_seconds(trial: Trial) -> None:
+def controller_loses_seconds(trial: Trial) -> Mend:
     """SIGKILL of slurmctld, whose saved state is one of some seconds ago: ids are used again."""
-    assert trial.slurm is not None
-    cluster = trial.slurm["alpha"]
+    cluster = trial.alpha
     state, saved = cluster.folder / "state", trial.site.folder / "state"
     shutil.rmtree(saved, ignore_errors=True)
     shutil.copytree(state, saved, ignore_dangling_symlinks=True)
-    time.sleep(SILENCE)
-    cluster.kill_controller()
-    shutil.rmtree(state)
-    shutil.copytree(saved, state)
-    cluster.start_controller()
-    trial.recover(cluster.name)
+
+    def mend() -> None:
+        cluster.kill_controller()
+        shutil.rmtree(state)
+        shutil.copytree(saved, state)
+        cluster.start_controller()
+
+    return mend
 
 
-def node_killed(trial: Trial) -> None:
-    """SIGKILL of a slurmd, which comes back."""
-    assert trial.slurm is not None
-    cluster = trial.slurm["alpha"]
-    name = trial.draw.choice(cluster.nodes)
-    cluster.kill_node(name)
-    time.sleep(SILENCE)
-    cluster.start_node(name)
-    trial.recover(cluster.name)
+def node_killed(trial: Trial) -> Mend:
+    """SIGKILL of a slurmd."""
+    name = trial.draw.choice(trial.alpha.nodes)
+    trial.alpha.kill_node(name)
+    return partial(trial.alpha.start_node, name)
 
 
-def munge_killed(trial: Trial) -> None:
-    """SIGKILL of munged: nobody is who he says he is, until it is back."""
-    assert trial.slurm is not None
-    cluster = trial.slurm["alpha"]
-    cluster.kill_munge()
-    time.sleep(SILENCE)
-    cluster.start_munge()
-    trial.recover(cluster.name)
+def munge_killed(trial: Trial) -> Mend:
+    """SIGKILL of munged: nobody is who he says he is."""
+    trial.alpha.kill_munge()
+    return trial.alpha.start_munge
 
 
-# Grid Engine
+def qmaster_hung(trial: Trial) -> Mend:
+    """SIGSTOP of sge_qmaster."""
+    qmaster = psutil.Process(trial.grid.qmaster)
+    qmaster.suspend()
+    return qmaster.resume
 
 
-def qmaster_hung(trial: Trial) -> None:
-    """SIGSTOP of sge_qmaster for some seconds."""
-    assert trial.cell is not None
-    qmaster = psutil.Process(trial.cell.qmaster)
-    qmaster.send_signal(signal.SIGSTOP)
-    time.sleep(2 * SILENCE)
-    qmaster.send_signal(signal.SIGCONT)
-    trial.recover()
-
-
-def qmaster_killed(trial: Trial) -> None:
+def qmaster_killed(trial: Trial) -> Mend:
     """SIGKILL of sge_qmaster."""
-    assert trial.cell is not None
-    trial.cell.kill_qmaster()
-    time.sleep(SILENCE)
-    trial.cell.start_qmaster()
-    trial.recover()
+    trial.grid.kill_qmaster()
+    return trial.grid.start_qmaster
 
 
-def execd_killed(trial: Trial) -> None:
+def execd_killed(trial: Trial) -> Mend:
     """SIGKILL of sge_execd."""
-    assert trial.cell is not None
-    trial.cell.kill_execd()
-    time.sleep(SILENCE)
-    trial.cell.start_execd()
-    trial.recover()
+    trial.grid.kill_execd()
+    return trial.grid.start_execd
 
 
 FAULTS = (
-    Fault("daemon killed at each crash point", "local", daemon_at_each_point, 300, 300, kills=True),
-    Fault("daemon killed at a crash point", "local", daemon_at_a_point, 300, 50, kills=True),
-    Fault("daemon killed at a random time", "local", daemon_at_random, 250, 50, kills=True),
-    Fault("worker killed at a crash point", "local", worker_at_a_point, 150, 30, kills=True),
+    Fault("daemon killed at each crash point", "local", daemon_at_each_point, 160, 160, kills=True),
+    Fault("daemon killed at a crash point", "local", daemon_at_a_point, 390, 30, kills=True),
+    Fault("daemon killed at a random time", "local", daemon_at_random, 300, 30, kills=True),
+    Fault("worker killed at a crash point", "local", worker_at_a_point, 120, 30, kills=True),
     Fault("worker crashed in C", "local", worker_in_c, 30, 30, kills=True),
-    Fault("worker hung", "local", worker_hung, 10, 5, quick=False),
-    Fault("database locked by another program", "local", database_locked, 4, 2, quick=False),
-    Fault("disk full", "local", disk_full, 10, 5),
+    Fault("worker hung", "local", worker_hung, 6, 3, quick=False),
+    Fault(
+        *("database locked by another program", "local", outage(database_locked, 5 + SILENCE)),
+        *(4, 2),
+        quick=False,
+    ),
+    Fault(
+        *("database read-only", "local", outage(database_read_only), 4, 2),
+        quick=False,
+        needs=_no_immutable,
+    ),
+    Fault("disk full", "local", outage(disk_full), 6, 3),
     Fault(
         "clock stepped by an hour", "local", clock_stepped, 4, 2, quick=False, needs=_no_faketime
     ),
-    Fault("daemon killed at a crash point", "slurm", daemon_at_a_point, 120, 30, kills=True),
-    Fault("daemon killed at a random time", "slurm", daemon_at_random, 60, 30, kills=True),
-    Fault("worker killed at a crash point", "slurm", worker_at_a_point, 30, 15, kills=True),
-    Fault("slurmctld stopped and started", "slurm", controller_stopped, 5, 5),
+    Fault("daemon killed at a crash point", "slurm", daemon_at_a_point, 120, 20, kills=True),
+    Fault("daemon killed at a random time", "slurm", daemon_at_random, 60, 20, kills=True),
+    Fault("worker killed at a crash point", "slurm", worker_at_a_point, 24, 12, kills=True),
+    Fault("slurmctld stopped and started", "slurm", outage(controller_stopped), 4, 4),
     Fault(
-        "slurmctld killed, seconds lost", "slurm", controller_loses_seconds, 10, 5, may_fail=True
+        "slurmctld stopped for minutes", "slurm", outage(controller_stopped, 130), 1, 1, quick=False
     ),
-    Fault("slurmd killed", "slurm", node_killed, 5, 5, may_fail=True),
-    Fault("munged killed", "slurm", munge_killed, 5, 5),
+    Fault(
+        *("slurmctld killed, seconds lost", "slurm", outage(controller_loses_seconds), 6, 3),
+        may_fail=True,
+    ),
+    Fault("slurmd killed", "slurm", outage(node_killed), 4, 4, may_fail=True),
+    Fault("munged killed", "slurm", outage(munge_killed), 4, 4),
     Fault("daemon killed at a crash point", "gridengine", daemon_at_a_point, 30, 15, kills=True),
     Fault("daemon killed at a random time", "gridengine", daemon_at_random, 15, 15, kills=True),
     Fault("worker killed at a crash point", "gridengine", worker_at_a_point, 10, 10, kills=True),
-    Fault("qmaster stopped", "gridengine", qmaster_hung, 3, 3),
-    Fault("qmaster killed", "gridengine", qmaster_killed, 5, 5, quick=False),
-    Fault("execd killed", "gridengine", execd_killed, 3, 3, quick=False),
+    Fault("qmaster stopped", "gridengine", outage(qmaster_hung, 2 * SILENCE), 3, 3),
+    Fault("qmaster killed", "gridengine", outage(qmaster_killed), 4, 2, quick=False),
+    Fault("execd killed", "gridengine", outage(execd_killed), 3, 3, quick=False),
 )

@@ -10,12 +10,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from metasched.adapters.local_host import read_record
 from metasched.client import ClientError
 from tests.chaos.audit import audit
 from tests.chaos.faults import Fault, Trial
 from tests.chaos.points import Orders, deaths_in
 from tests.chaos.site import LOCAL, PATIENCE, ChaosSite
-from tests.chaos.stream import Stream
+from tests.chaos.stream import Stream, named, words
 from tests.gridengine import Cell
 from tests.slurm import SlurmSite
 
@@ -85,10 +86,15 @@ class Managers:
             )
         else:
             for name in self.names:
-                with closing(sqlite3.connect(site.clusters / name / "queue.db")) as queue:
-                    yield from (
-                        row[0] for row in queue.execute("SELECT tag FROM tasks WHERE ended IS NULL")
-                    )
+                place = site.clusters / name
+                with closing(sqlite3.connect(place / "queue.db")) as queue:
+                    open_tasks = "SELECT native, tag FROM tasks WHERE ended IS NULL"
+                    for native, tag in queue.execute(open_tasks):
+                        folder = place / "jobs" / str(native)
+                        # the ends of its last moments it reads from there at its next start
+                        claim = read_record(folder, "claim") or {}
+                        if "state" not in claim and not read_record(folder, "ended"):
+                            yield tag
 
 
 @contextlib.contextmanager
@@ -169,10 +175,10 @@ def settle(
                 began = stream.began()
                 held = " ".join(natives(site)) if natives is not None else ""
                 for row in rows:
-                    id, name = str(row["job"]), row["name"]
+                    id, name = words(row), named(row)
                     if now - unknown_since.setdefault(id, now) < QUIET:
                         continue
-                    if f"-{id}-" not in held:
+                    if f"-{row['job']}-" not in held:
                         site.client.change("ran" if began[name] else "lost", [id])
                         resolved.add(id)
         assert time.monotonic() < until, f"still open: {site.client.jobs()}; {site.told()}"

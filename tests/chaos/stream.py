@@ -8,22 +8,37 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from metasched.arrays import parse_array
 from metasched.client import Client, ClientError
 from metasched.submit import Request, Submission
 
 # One appended line for each beginning: two beginnings are two lines, whoever writes them.
-SCRIPT = '#!/bin/sh\necho "$1" >> "$2"\nsleep "$3"\n'
+SCRIPT = """#!/bin/sh
+echo "$1${METASCHED_ARRAY_TASK_ID:+_$METASCHED_ARRAY_TASK_ID}" >> "$2"
+sleep "$3"
+"""
 OPEN_AT_MOST = 40  # jobs; more would only wait for each other
+
+
+def named(row: Mapping[str, Any]) -> str:
+    """What the task of a row of `status` is called in promises and notes: `t7`, or `t7_2`."""
+    return str(row["name"]) if row["task"] is None else f"{row['name']}_{row['task']}"
+
+
+def words(row: Mapping[str, Any]) -> str:
+    """What commands call it: `17`, or `17_2`."""
+    return str(row["job"]) if row["task"] is None else f"{row['job']}_{row['task']}"
 
 
 @dataclass
 class Promise:
-    """What may become of one job: `accepted` once the daemon has given its id."""
+    """What may become of one task: `accepted` once the daemon has given its job's id."""
 
     accepted: int | None = None
     cancelled: bool = False  # we may have asked for it: it begins once at the most
@@ -46,6 +61,7 @@ class Stream:
         self._client, self._ran, self.clusters, self._pause = client, ran, clusters, pause
         self._draw = random.Random(seed)
         self._number = 0
+        self.accepted = 0  # jobs
         self._probes = count()
         self._held: list[int] = []
         self._stop = threading.Event()
@@ -96,8 +112,10 @@ class Stream:
             held = self.submit(1, held=self._draw.random() < 0.5)
             self._client.change("hold", [str(id) for id in held])
             self._held += held
-        elif draw < 0.96 and self._held:
+        elif draw < 0.93 and self._held:
             self._client.change("release", [str(self._held.pop(0))])
+        elif draw < 0.95:
+            self.submit(1, array=self._array())
         elif draw < 0.965:
             self.depend()
         elif draw < 0.97:
@@ -116,16 +134,23 @@ class Stream:
         self._client.modify({"time_limit": limit}, [str(id) for id in ids])
 
     def depend(self) -> None:
-        """A job that waits for the end of another."""
+        """A job that waits for the end of another, or for that of an array which one cancels."""
         [first] = self.submit(1)
-        self.submit(1, dependency=f"afterany:{first}")
+        [array] = self.submit(1, array=self._array(), dependency=f"afterany:{first}")
+        self.submit(1, dependency=f"afterany:{array}")
+        [other] = self.submit(1, array=self._array(), cancelled=True, seconds=1.0)
+        self.submit(1, dependency=f"afterany:{other}")
+        self._client.change("cancel", [f"{other}_2", str(other)])
+
+    def _array(self) -> str:
+        return self._draw.choice(("1-3", "1-4%2", "2-8:3%1", "1,2,5"))
 
     def requeue(self) -> None:
         """Have a job that has ended well run once more."""
         ended = self._client.jobs(state="completed")
         for row in self._draw.sample(ended, min(1, len(ended))):
-            self.promises[row["name"]].again += 1
-            self._client.change("requeue", [str(row["job"])])
+            self.promises[named(row)].again += 1
+            self._client.change("requeue", [words(row)])
 
     def drain(self) -> None:
         """Keep new work from a cluster for a moment."""
@@ -149,6 +174,7 @@ class Stream:
         begin: float | None = None,
         native: dict[str, str] | None = None,
         dependency: str | None = None,
+        array: str | None = None,
         clusters: tuple[str, ...] | None = None,
     ) -> list[int]:
         """Hand in some like jobs; their ids. ClientError if the daemon does not say."""
@@ -167,6 +193,7 @@ class Stream:
                 begin=begin,
                 native=native or {},
                 dependency=dependency,
+                array=array,
                 clusters=clusters,
             )
             for name in names
@@ -192,19 +219,30 @@ class Stream:
         )
 
     def _hand_in(self, requests: tuple[Request, ...], promise: Promise) -> list[int]:
-        for request in requests:
-            self.promises[request.name] = replace(promise)
+        promises = [_promises(request, promise) for request in requests]
+        for of_job in promises:
+            self.promises |= of_job
         environment = {"PATH": os.environ.get("PATH", os.defpath)}
         answers = self._client.submit(
             Submission(jobs=requests, scripts={"s": SCRIPT}, environments={"e": environment})
         )
-        for request, answer in zip(requests, answers, strict=True):
-            self.promises[request.name].accepted = answer["job"]
+        for of_job, answer in zip(promises, answers, strict=True):
+            for one in of_job.values():
+                one.accepted = answer["job"]
+        self.accepted += len(answers)
         return [answer["job"] for answer in answers]
 
     def began(self) -> Counter[str]:
-        """How often each job has begun."""
+        """How often each task has begun."""
         return Counter(self._ran.read_text().split())
+
+
+def _promises(request: Request, promise: Promise) -> dict[str, Promise]:
+    """One for each task, under its name."""
+    if request.array is None:
+        return {request.name: replace(promise)}
+    indices = parse_array(request.array).indices
+    return {f"{request.name}_{index}": replace(promise) for index in indices}
 
 
 _OPEN = "queued,dispatching,pending,running"
