@@ -930,7 +930,8 @@ async def _changes(daemon: Daemon, timeout: float) -> AsyncIterator[None]:
         if left <= 0 or daemon.stopping:
             return
         try:
-            await asyncio.wait_for(changed.wait(), left)
+            async with asyncio.timeout(left):
+                await changed.wait()
         except TimeoutError:
             continue
         await asyncio.sleep(0.1)

@@ -161,7 +161,6 @@ class Link:
     async def _sleep(self, until: float) -> None:
         """Wait for the time or for a new action; then poll soon, if all is well."""
         with contextlib.suppress(TimeoutError):
-            # not wait_for, which in Python 3.11 may swallow a cancellation
             async with asyncio.timeout(max(until - time.monotonic(), 0.0)):
                 await self._wake.wait()
             if not self.breaker.failures:
@@ -389,7 +388,8 @@ class Link:
     async def _cause(worker: asyncio.subprocess.Process) -> str:
         """How a worker that closed its pipe has ended, if it tells at once."""
         try:
-            code = await asyncio.wait_for(worker.wait(), 1.0)
+            async with asyncio.timeout(1.0):
+                code = await worker.wait()
         except TimeoutError:
             return ""
         return f" of signal {-code}" if code < 0 else f" with exit code {code}"

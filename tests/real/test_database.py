@@ -7,13 +7,16 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
+from contextlib import closing, suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import insert, update
+from sqlalchemy import Engine, insert, update
+from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.exc import IntegrityError
 
 from metasched.core import Core
@@ -46,6 +49,37 @@ def test_migrations_make_exactly_the_schema(path: Path) -> None:
         context = MigrationContext.configure(connection)
         assert compare_metadata(context, metadata) == []
     assert ScriptDirectory.from_config(scripts()).get_current_head() == REVISION
+
+
+def test_a_migration_that_is_cut_short_leaves_nothing(path: Path) -> None:
+    """At whatever statement: the next start finds an empty file, and makes all of it."""
+    left, made = 0, False
+
+    def cut(_: object, __: object, statement: str, *more: object) -> None:
+        nonlocal left
+        if statement.lstrip().startswith(("CREATE", "ALTER", "DROP", "INSERT", "UPDATE")):
+            left -= 1
+            if left < 0:
+                raise Cut
+
+    sqlalchemy_event.listen(Engine, "before_cursor_execute", cut)
+    try:
+        for statements in count(step=11):
+            left = statements
+            with suppress(Cut):
+                open_sqlite(path).dispose()
+                made = True
+                break
+            with closing(sqlite3.connect(path)) as reading:
+                assert not reading.execute("SELECT name FROM sqlite_master").fetchall()
+    finally:
+        sqlalchemy_event.remove(Engine, "before_cursor_execute", cut)
+    assert made
+    assert statements > 0
+
+
+class Cut(Exception):
+    """The process would have died here."""
 
 
 def test_the_file_is_for_its_owner_and_keeps_what_is_committed(path: Path) -> None:

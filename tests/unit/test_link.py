@@ -1,0 +1,62 @@
+"""One cluster's share of the daemon: what it waits for, and that it can be stopped meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import pytest
+
+from metasched.config import ClusterSettings
+from metasched.daemon import Engine, Link
+from metasched.model import Cluster
+
+
+class Ending:
+    """A worker that may end at any moment."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    async def wait(self) -> int:
+        await self.ended.wait()
+        return -9
+
+
+def sleeping() -> tuple[Awaitable[object], Callable[[], None]]:
+    settings = ClusterSettings(Cluster(name="c", adapter="local"), {}, 1.0, 1.0, None, {})
+    link = Link(cast(Engine, None), settings)
+    return link._sleep(time.monotonic() + 60), link._wake.set
+
+
+def asking_for_a_cause() -> tuple[Awaitable[object], Callable[[], None]]:
+    worker = Ending()
+    return Link._cause(cast(asyncio.subprocess.Process, worker)), worker.ended.set
+
+
+@pytest.mark.parametrize("waiting", [sleeping, asking_for_a_cause])
+@pytest.mark.parametrize("turns", range(6))
+def test_a_stop_is_not_swallowed_by_what_comes_at_the_same_moment(
+    waiting: Callable[[], tuple[Awaitable[object], Callable[[], None]]], turns: int
+) -> None:
+    """`turns` of the loop lie between what was waited for and the cancellation."""
+
+    async def stopped() -> bool:
+        awaited, comes = waiting()
+
+        async def wait() -> None:
+            await awaited
+
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0.01)
+        comes()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        had_ended = task.done()
+        task.cancel()
+        await asyncio.wait([task])
+        return had_ended or task.cancelled()
+
+    assert asyncio.run(stopped())
