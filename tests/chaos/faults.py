@@ -30,7 +30,7 @@ from tests.gridengine import Cell
 from tests.slurm import SlurmCluster, SlurmSite
 
 AT_ONCE = 3  # workers that one daemon loses
-LIFE = 4.0  # seconds after which a daemon that has not come to its point is killed anyway
+LIFE = 3.0  # seconds after which a daemon that has not come to its point is killed anyway
 WORK = 1.5  # seconds that a daemon has at the most until it is killed at a drawn time
 SILENCE = 3.0  # seconds for which a manager, a disk or a database is gone
 
@@ -364,9 +364,9 @@ def execd_killed(trial: Trial) -> Mend:
 
 
 FAULTS = (
-    Fault("daemon killed at each crash point", "local", daemon_at_each_point, 160, 160, kills=True),
-    Fault("daemon killed at a crash point", "local", daemon_at_a_point, 390, 30, kills=True),
-    Fault("daemon killed at a random time", "local", daemon_at_random, 300, 30, kills=True),
+    Fault("daemon killed at each crash point", "local", daemon_at_each_point, 120, 120, kills=True),
+    Fault("daemon killed at a crash point", "local", daemon_at_a_point, 420, 30, kills=True),
+    Fault("daemon killed at a random time", "local", daemon_at_random, 310, 31, kills=True),
     Fault("worker killed at a crash point", "local", worker_at_a_point, 120, 30, kills=True),
     Fault("worker crashed in C", "local", worker_in_c, 30, 30, kills=True),
     Fault("worker hung", "local", worker_hung, 6, 3, quick=False),

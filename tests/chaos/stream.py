@@ -202,6 +202,7 @@ class Stream:
 
     def probe(self, cluster: str) -> str:
         """Hand in a job for that cluster, from whatever thread; its name."""
+        self._client.resume(cluster)  # a death may have come between `drain` and its end
         name = f"probe{next(self._probes)}"
         request = self._request(name, 0.0, time_limit=60.0, urgency=3, clusters=(cluster,))
         self._hand_in((request,), Promise())
