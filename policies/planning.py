@@ -133,6 +133,25 @@ class _Plan:
         return self.whole.get(machine, job.cpus)
 
 
+def planned_start(
+    now: float,
+    queue: Iterable[Waiting],
+    running: Collection[Running],
+    free: Free,
+    job: Waiting,
+) -> float:
+    """When `job` would start behind the jobs of `queue`, each planned as early as it can be.
+
+    `NEVER` if it does not fit at all. O(q v) for q jobs and v steps of the plan.
+    """
+    plan = _Plan(room(now, running, free))
+    for waiting in queue:
+        promise = plan.earliest(waiting)
+        if promise.start < NEVER:
+            plan.take(waiting, promise)
+    return plan.earliest(job).start
+
+
 class Conservative:
     """Every job keeps the start that it was promised, or gets an earlier one. O(q v)."""
 

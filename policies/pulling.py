@@ -28,17 +28,31 @@ class Room:
     def __post_init__(self) -> None:
         self.free = max(self.facts.cpus - self.facts.used, 0)
         self._running = list(self.facts.running)
-        self._head = self.facts.head
-        for cpus, seconds in self.incoming:
-            if self._head is None and cpus <= self.free:
-                self._take(cpus, seconds)
-            elif self._head is None:
-                self._head = (cpus, seconds)
+        self._head: tuple[int, float] | None = None
         self._shadow, self._extra = float("inf"), self.free
-        if self._head is not None:
-            self._shadow, self._extra = earliest_fit(
-                self._head[0], self.free, self._running, self.now
-            )
+        head = self.facts.head
+        for cpus, seconds in self.incoming:
+            if head is None and cpus <= self.free:
+                self._take(cpus, seconds)
+            elif head is None:
+                head = (cpus, seconds)
+        self._extra = self.free
+        if head is not None:
+            self.promise(*head)
+
+    @property
+    def promised(self) -> bool:
+        """Whether a job that waits heads the queue here."""
+        return self._head is not None
+
+    def fits_at(self, cpus: int) -> float:
+        """When so many processors are free, by the limits of what runs; `inf` if never."""
+        return earliest_fit(cpus, self.free, self._running, self.now)[0]
+
+    def promise(self, cpus: int, seconds: float) -> None:
+        """Let a job that does not fit now be the head, whom nothing admitted later delays."""
+        self._head = (cpus, seconds)
+        self._shadow, self._extra = earliest_fit(cpus, self.free, self._running, self.now)
 
     def _take(self, cpus: int, seconds: float) -> None:
         self.free -= cpus

@@ -108,12 +108,13 @@ def experiment(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Run a published experiment again; print its figures beside the published ones.
+    """Run an experiment; print its figures beside the published ones or the baseline's.
 
     \b
     Examples:
       metasched experiment --list
       metasched experiment licence-ratios --runs 3
+      METASCHED_TRACES=traces metasched experiment better --runs 5
       METASCHED_TRACES=traces metasched experiment local-periods --json --plot pictures
     """
     from metasched.simulate import experiments
@@ -136,9 +137,11 @@ def experiment(
         print(json_format.dumps([_as_json(chosen.name, runs, r) for r in results], indent=2))
         return
     print(f"{chosen.about} ({chosen.source}); {runs} of {chosen.runs} runs\n")
+    published = any(result.published is not None for result in results)
+    beside = ("PUBLISHED", "PERCENT") if published else (f"OVER {chosen.baseline}",)
     table(
-        ("SETTING", "POLICY", "FIGURE", "OURS", "PUBLISHED", "PERCENT", f"MINUS {chosen.baseline}"),
-        [_row(result) for result in results],
+        ("SETTING", "POLICY", "FIGURE", "OURS", *beside, f"MINUS {chosen.baseline}"),
+        [_row(result, published) for result in results],
     )
 
 
@@ -172,23 +175,30 @@ def _as_json(name: str, runs: int, result: Any) -> dict[str, Any]:
         "values": list(result.values),
         "published": result.published,
         "difference_percent": result.difference,
+        "over_baseline": result.ratio,
         "minus_baseline": None if paired is None else paired[0],
         "minus_baseline_95": paired[1] if paired and math.isfinite(paired[1]) else None,
     }
 
 
-def _row(result: Any) -> list[str]:
+def _row(result: Any, published: bool) -> list[str]:
     paired = ""
     if result.paired is not None:
         mean, half = result.paired
         paired = f"{mean:+.4g}" + (f" +- {round(half, 6):.2g}" if math.isfinite(half) else "")
+    if published:
+        beside = [
+            "" if result.published is None else f"{result.published:g}",
+            "" if result.difference is None else f"{result.difference:+.1f}%",
+        ]
+    else:
+        beside = ["" if result.ratio is None else f"{result.ratio:.2f}"]
     return [
         result.row,
         result.column,
         result.figure,
         f"{result.mean:.4g}" if abs(result.mean) < 1e4 else f"{result.mean:.0f}",
-        "" if result.published is None else f"{result.published:g}",
-        "" if result.difference is None else f"{result.difference:+.1f}%",
+        *beside,
         paired,
     ]
 

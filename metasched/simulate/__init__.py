@@ -3,8 +3,12 @@
 swf, workload, synthetic   what is run: traces, generators, rules laid over either
 clusters                   what it runs on: counted processors or machines
 manager                    a simulated resource manager: a queue and a local policy
+schemes                    how jobs reach clusters: through the core, or as users do without it
 engine                     time, events, and the core on top of the managers
 metrics                    what a run was worth
 settings                   what may be set by name, and its checks
-experiments, plots         the published tables and figures
+trials, experiments        what an experiment is, and all of them by name
+published                  the papers' tables and figures
+federations, better        real traces as federations; our ways of sending against the users'
+plots                      pictures
 """

@@ -8,7 +8,9 @@ At one moment, in this order:
    then (a pull) is done at once, and 3 and 4 are repeated until it wants nothing.
 
 The core decides everything that the daemon's core does, from the same events. Nothing is drawn
-here: the same workload, clusters and policy give the same run.
+here: the same workload, clusters and policy give the same run. Jobs of which a `Scheme` says that
+their owners submit them past the meta-scheduler go to their managers, and the core hears of them
+only as it would of other people's jobs.
 """
 
 from __future__ import annotations
@@ -25,13 +27,17 @@ from metasched.model import Cluster, Job, Row, State, tag_of
 from metasched.policies import queueing
 from metasched.simulate.clusters import ClusterError, SimulatedCluster
 from metasched.simulate.manager import Manager
+from metasched.simulate.schemes import Late, Planned, Scheme
 from metasched.simulate.workload import Request, Workload
 
 INSTANCE = "lab"
 
 
 class Placed(NamedTuple):
-    """How one job fared: seconds from the trace's origin; `machine` counts from 0."""
+    """How one job fared: seconds from the trace's origin; `machine` counts from 0.
+
+    `priority` is 0 for a job that did not pass the meta-scheduler.
+    """
 
     request: Request
     start: float
@@ -66,6 +72,7 @@ class Schedule:
     passes: int  # of local policies
 
 
+THROUGH_US = Scheme()
 Local = Callable[[SimulatedCluster], queueing.Policy]
 
 
@@ -79,6 +86,7 @@ class Engine:
         policy: Policy,
         local: Local,
         progress: Callable[[int], None] | None = None,
+        scheme: Scheme = THROUGH_US,
     ) -> None:
         if not clusters:
             raise ClusterError("there are no clusters; describe them with --clusters")
@@ -102,6 +110,10 @@ class Engine:
         self._tags: dict[int, str] = {}
         self._sent: dict[int, int] = {}  # at this moment, with the cluster
         self._begun: dict[int, Placed] = {}
+        self._scheme = scheme
+        self._past_us: dict[int, list[int]] = {}  # jobs that wait, and the places of their copies
+        self._late: Late | None = None
+        self._planned: Planned | None = None
         self._events = self._passes = 0
 
     def _possible(self, workload: Workload) -> list[Request]:
@@ -148,9 +160,9 @@ class Engine:
                 self._end(now, *heappop(ends)[1:])
             if place < arrivals and requests[place].job.submitted <= now:
                 if self._tells and self._stirred:
-                    self._report(now, [c for c in sorted(self._stirred) if self._news[c]])
+                    self._report(now, sorted(self._stirred))
                 while place < arrivals and requests[place].job.submitted <= now:
-                    self._step(Submitted(now, requests[place].job))
+                    self._arrive(now, requests[place])
                     place += 1
             polled = False
             while polls and polls[0] <= now:
@@ -169,6 +181,28 @@ class Engine:
         self._step(Booted(start, INSTANCE, self._policy, clusters, len(licences)))
         for manager in self._managers:
             self._step(Seen(start, manager.cluster.name, facts=manager.facts(), full=True))
+        if self._scheme.plan:
+            self._planned = self.core.dispatch = Planned(self._managers, self._policy)
+        if self._scheme.late:
+            self._late = Late(self._managers, self.core.classifier, self._policy.age)
+
+    def _arrive(self, now: float, request: Request) -> None:
+        """A job is submitted: by its owner to managers, or to the meta-scheduler."""
+        places = self._scheme.places(request, now, self._policy.seed, self._managers)
+        for place in places:
+            self._managers[place].submit(request.job, 1, request.ran, ours=False)
+            self._stirred.add(place)
+        if places:
+            self._past_us[request.job.id] = list(places)
+        elif self._late is not None:
+            self._late.hold(request)
+        else:
+            self._submit(now, request.job)
+
+    def _submit(self, now: float, job: Job) -> None:
+        if self._planned is not None:
+            self._planned.now = now
+        self._step(Submitted(now, job))
 
     def _step(self, event: CoreEvent) -> None:
         """The only way to the core; what it wants done is done."""
@@ -192,24 +226,35 @@ class Engine:
     def _end(self, now: float, job: int, place: int) -> None:
         self._managers[place].end(job)
         self._stirred.add(place)
-        start = self._begun[job].start
-        self._news[place].append(Row(self._tags[job], 0, str(job), State.COMPLETED, start, now, 0))
+        if job in self._tags:
+            start, tag = self._begun[job].start, self._tags[job]
+            self._news[place].append(Row(tag, 0, str(job), State.COMPLETED, start, now, 0))
         if self._progress is not None:
             self._progress(1)
 
     def _settle(self, now: float, polled: bool) -> None:
         """Let managers start what they can and tell the core, until nobody wants anything."""
-        while self._stirred or polled:
-            told = sorted(self._stirred)
-            self._stirred.clear()
-            for place in told:
+        while self._stirred or polled or self._send_late(now):
+            told = set(self._stirred)
+            while self._stirred:
+                place = min(self._stirred)
+                self._stirred.remove(place)
+                told.add(place)
                 if self._due(place, now):
                     self._schedule(place, now)
             if polled:
-                told = [c for c, m in enumerate(self._managers) if m.free > 0 or c in told]
+                told.update(c for c, m in enumerate(self._managers) if m.free > 0)
                 polled = False
             self._show_waiting(now)
-            self._report(now, told)
+            self._report(now, sorted(told))
+
+    def _send_late(self, now: float) -> bool:
+        """Submit what was held until it starts at once; whether there was anything."""
+        sent = self._late.sendable(now) if self._late is not None else []
+        for request, place in sent:
+            name = self.clusters[place].name
+            self._submit(now, replace(request.job, clusters=(name,)))
+        return bool(sent)
 
     def _due(self, place: int, now: float) -> bool:
         """Whether the local policy may look now: always, or at the ticks of its period."""
@@ -231,7 +276,13 @@ class Engine:
         self._passes += 1
         news = self._news[place]
         for job, machine, seconds in manager.schedule(now):
-            (task,) = self.core.tasks_of(job)
+            priority = moves = 0
+            if job in self._past_us:
+                self._withdraw_copies(job, place)
+            else:
+                (task,) = self.core.tasks_of(job)
+                priority, moves = task.priority, task.moves
+                news.append(Row(self._tags[job], 0, str(job), State.RUNNING, now))
             self._begun[job] = Placed(
                 self._by_id[job],
                 now,
@@ -239,11 +290,16 @@ class Engine:
                 manager.running[job].cpus,
                 place,
                 machine,
-                task.priority,
-                task.moves,
+                priority,
+                moves,
             )
             heappush(self._ends, (now + seconds, job, place))
-            news.append(Row(self._tags[job], 0, str(job), State.RUNNING, now))
+
+    def _withdraw_copies(self, job: int, begun: int) -> None:
+        for place in self._past_us.pop(job):
+            if place != begun:
+                self._managers[place].withdraw(job)
+                self._stirred.add(place)
 
     def _show_waiting(self, now: float) -> None:
         """List what was sent and did not begin at once; look again when it may be pulled."""
@@ -261,5 +317,7 @@ class Engine:
         for place in places:
             manager, rows = self._managers[place], self._news[place]
             self._news[place] = []
+            if not (rows or self._tells):
+                continue
             facts = manager.facts() if self._tells else None
             self._step(Seen(now, manager.cluster.name, tuple(rows), (), facts))

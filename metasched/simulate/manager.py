@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
+from dataclasses import replace
 from typing import NamedTuple
 
 from metasched.model import Facts, Job, Nodes, Partition
-from metasched.policies.queueing import Free, Policy, Running, Waiting
+from metasched.policies.planning import planned_start
+from metasched.policies.queueing import (
+    NEVER,
+    Free,
+    Policy,
+    Running,
+    Waiting,
+    earliest_fit,
+)
 from metasched.simulate.clusters import SimulatedCluster
 
 
@@ -30,7 +39,9 @@ class Manager:
         self._counts = dict(cluster.licences)
         self._machines = [m.cpus for m in cluster.machines] if cluster.machines else None
         self._ends: list[tuple[float, int]] = []  # of what runs, by estimates, with its processors
-        self._ran: dict[int, float] = {}
+        self._ran: dict[int, float] = {}  # of what waits
+        self._true_ends: dict[int, float] = {}  # of what runs
+        self._owed: dict[int, float] = {}  # cpu seconds of other people's jobs that wait
         self._able: dict[tuple[int, frozenset[str]], tuple[int, ...]] = {}
 
     def able(self, job: Job) -> bool:
@@ -56,21 +67,31 @@ class Manager:
             )
         return known
 
-    def submit(self, job: Job, priority: int, ran: float) -> None:
-        """Queue a job that runs `ran` seconds on a machine of its own benchmark."""
+    def submit(self, job: Job, priority: int, ran: float, *, ours: bool = True) -> None:
+        """Queue a job that runs `ran` seconds on a machine of its own benchmark.
+
+        `ours`: the meta-scheduler sent it; else it is told of the job only in sums.
+        """
+        counted = self._machines is None
+        speed = job.benchmark / self.cluster.benchmark if counted else job.benchmark
+        self._ran[job.id] = ran * speed
+        self.queue[job.id] = self._waiting(job, priority)
+        if not ours:
+            self._owed[job.id] = job.cpus * job.estimated
+
+    def _waiting(self, job: Job, priority: int) -> Waiting:
+        """The job as this cluster's local policy sees it."""
+        machines: dict[int, float] = {}
+        estimated = job.estimated
         if self._machines is None:
-            machines = {}
-            speed = job.benchmark / self.cluster.benchmark
-            estimated = job.estimated * speed
+            estimated *= job.benchmark / self.cluster.benchmark
         else:
-            speed, estimated = job.benchmark, job.estimated
             work = job.estimated * job.benchmark
             machines = {
                 place: work / self.cluster.machines[place].benchmark
                 for place in self._machines_for(job)
             }
-        self._ran[job.id] = ran * speed
-        self.queue[job.id] = Waiting(
+        return Waiting(
             job.id,
             job.cpus,
             estimated,
@@ -85,17 +106,19 @@ class Manager:
     def withdraw(self, job: int) -> None:
         """Let go of a job that waits. KeyError if it does not."""
         del self.queue[job], self._ran[job]
+        self._owed.pop(job, None)
 
     def schedule(self, now: float) -> list[Begun]:
         """One pass of the local policy: what it starts now."""
         queue = self.queue
         if not queue or self.free <= 0:
             return []
-        free = Free(self.free, self._counts, self._machines, self.cluster.shared)
         begun = []
-        for start in self.policy.starts(now, queue.values(), self.running.values(), free):
+        running = self.running.values()
+        for start in self.policy.starts(now, queue.values(), running, self._free()):
             job = queue.pop(start.id)
             seconds, cpus, ran = job.estimated, job.cpus, self._ran.pop(job.id)
+            self._owed.pop(job.id, None)
             if self._machines is not None:
                 machine = self.cluster.machines[start.machine]
                 seconds, ran = job.machines[start.machine], ran / machine.benchmark
@@ -105,6 +128,7 @@ class Manager:
             self.free -= cpus
             for name, amount in job.counts.items():
                 self._counts[name] -= amount
+            self._true_ends[job.id] = now + ran
             end = now + seconds
             self.running[job.id] = Running(job.id, cpus, end, job.counts, start.machine, job.user)
             insort(self._ends, (end, cpus))
@@ -114,12 +138,47 @@ class Manager:
     def end(self, job: int) -> None:
         """A running job has ended: what it held is free."""
         gone = self.running.pop(job)
+        del self._true_ends[job]
         self.free += gone.cpus
         if self._machines is not None:
             self._machines[gone.machine] += gone.cpus
         for name, amount in gone.counts.items():
             self._counts[name] += amount
         del self._ends[bisect_left(self._ends, (gone.end, gone.cpus))]
+
+    def _free(self) -> Free:
+        return Free(self.free, self._counts, self._machines, self.cluster.shared)
+
+    # When a job that is not here would start: what those go by who choose a cluster
+
+    def fits_at(self, job: Job, now: float) -> float:
+        """When the job would fit if nothing waited, by the limits of what runs; NEVER if never."""
+        if self._machines is None:
+            return earliest_fit(job.cpus, self.free, self._ends, now)[0]
+        ends: dict[int, list[tuple[float, int]]] = {}
+        for r in self.running.values():
+            ends.setdefault(r.machine, []).append((r.end, r.cpus))
+        able = self._machines_for(job)
+        fits = (earliest_fit(job.cpus, self._machines[m], ends.get(m, ()), now)[0] for m in able)
+        return min(fits, default=NEVER)
+
+    def waiting_work(self) -> float:
+        """Seconds of the whole cluster that what waits asks for."""
+        return sum(job.cpus * job.estimated for job in self.queue.values()) / self.cluster.cpus
+
+    def plans_at(self, job: Job, now: float, *, ran: float | None = None) -> float:
+        """Its start in a plan in which all that waits has its place, by limits.
+
+        With `ran`, its own true run time, by the true run times of all: an oracle, which no
+        scheduler has.
+        """
+        queue, running = list(self.queue.values()), list(self.running.values())
+        own = self._waiting(job, 1)
+        if ran is not None:
+            queue = [_lasting(waiting, self._ran[waiting.id]) for waiting in queue]
+            running = [replace(r, end=self._true_ends[r.id]) for r in running]
+            own = _lasting(own, ran * job.benchmark / self.cluster.benchmark)
+        return planned_start(now, queue, running, self._free(), own)
 
     def facts(self) -> Facts:
         """What the cluster says of itself to the meta-scheduler."""
@@ -137,6 +196,12 @@ class Manager:
             used=self.cluster.cpus - self.free,
             partitions=(Partition("all", nodes, default=True),),
             running=tuple(self._ends),
+            owed=sum(self._owed.values()),
             pending=len(self.queue),
             head=None if head is None else (head.cpus, head.estimated),
         )
+
+
+def _lasting(job: Waiting, seconds: float) -> Waiting:
+    """The job as if it had asked for so long where processors are counted."""
+    return replace(job, estimated=seconds)

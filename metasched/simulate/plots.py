@@ -8,8 +8,8 @@ from pathlib import Path
 
 from metasched.errors import UserError
 from metasched.simulate.engine import Schedule
-from metasched.simulate.experiments import Result, interval
 from metasched.simulate.metrics import over_time
+from metasched.simulate.trials import Result, interval
 
 KINDS = (".png", ".svg", ".pdf")
 MOST_BARS = 3000  # jobs: beyond that a Gantt chart shows nothing

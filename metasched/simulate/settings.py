@@ -15,7 +15,8 @@ from metasched.policies import named, queueing
 from metasched.policies.named import make
 from metasched.simulate import swf, synthetic
 from metasched.simulate.clusters import SimulatedCluster, parse
-from metasched.simulate.engine import Engine, Local, Schedule
+from metasched.simulate.engine import THROUGH_US, Engine, Local, Schedule
+from metasched.simulate.schemes import Scheme
 from metasched.simulate.workload import Overlay, Workload, from_trace
 from metasched.units import Unreadable, parse_duration, shown
 
@@ -227,6 +228,7 @@ def simulate(
     clusters: Sequence[SimulatedCluster],
     settings: Settings,
     progress: Callable[[int], None] | None = None,
+    scheme: Scheme = THROUGH_US,
 ) -> Schedule:
     """One run. UserError if it cannot be."""
-    return Engine(workload, clusters, settings.meta, settings.local(), progress).run()
+    return Engine(workload, clusters, settings.meta, settings.local(), progress, scheme).run()

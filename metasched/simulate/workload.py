@@ -18,13 +18,15 @@ class Request(NamedTuple):
     """One job to simulate. `job.id` counts from 1 in the order of the workload.
 
     `number` is its name in the trace; it runs `ran` seconds on a machine of its `benchmark`;
-    `home` is the cluster that its owner would have used ("": none).
+    `home` is the cluster that its owner would have used ("": none); `direct`: its owner submits
+    it there, past the meta-scheduler.
     """
 
     job: Job
     ran: float
     number: int
     home: str = ""
+    direct: bool = False
 
 
 @dataclass(frozen=True)

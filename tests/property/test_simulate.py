@@ -13,10 +13,12 @@ from metasched.events import Policy
 from metasched.model import Job
 from metasched.policies.flexible import FlexibleBackfilling, KeptReservation, Weights
 from metasched.policies.named import POLICIES, make
-from metasched.policies.queueing import EASY, Running, Waiting
+from metasched.policies.planning import planned_start
+from metasched.policies.queueing import EASY, Free, Running, Waiting
 from metasched.policies.queueing import Policy as LocalPolicy
 from metasched.simulate.clusters import Machine, SimulatedCluster
 from metasched.simulate.engine import Engine, Schedule
+from metasched.simulate.schemes import CHOICES, Scheme
 from metasched.simulate.workload import Request, Workload
 
 CPUS = 8
@@ -204,6 +206,40 @@ def test_a_federation_runs_every_job_once(found: list[Plan], pull: bool, load: s
     assert pull or not any(p.moves for p in schedule.placed)
 
 
+@pytest.mark.parametrize(
+    "scheme",
+    [*(Scheme(choice=name) for name in CHOICES), Scheme(plan=True), Scheme(late=True)],
+    ids=[*CHOICES, "plan", "late"],
+)
+@settings(max_examples=40)
+@given(
+    found=plans,
+    past_us=st.lists(st.booleans(), min_size=16, max_size=16),
+    pull=st.booleans(),
+    local=st.sampled_from(["easy", "priority", "fb-unmod"]),
+)
+def test_every_scheme_runs_every_job_once(
+    scheme: Scheme, found: list[Plan], past_us: list[bool], pull: bool, local: str
+) -> None:
+    """Also beside users who submit to clusters of their own."""
+    clusters = tuple(SimulatedCluster(name=f"c{n}", cpus=n) for n in (2, 4, CPUS))
+    jobs = workload(found)
+    requests = [
+        request._replace(home=f"c{2 << n % 3}", direct=direct)
+        for n, (request, direct) in enumerate(zip(jobs.requests, past_us, strict=False))
+    ]
+    jobs = Workload("random", tuple(requests))
+    policy = Policy(load="observed", pull=pull)
+    engine = Engine(jobs, clusters, policy, lambda _: make(local), scheme=scheme)
+    schedule = engine.run()
+    check(schedule, found)
+    assert not schedule.dropped
+    assert not engine.core.tasks
+    for p in schedule.placed:
+        if p.request.direct and p.job.cpus <= int(p.request.home[1:]):
+            assert clusters[p.cluster].name == p.request.home
+
+
 class Flat(FlexibleBackfilling):
     """Flexible Backfilling with all priorities equal."""
 
@@ -254,6 +290,16 @@ def test_conservative_promises_only_become_earlier(found: list[Plan]) -> None:
     for p in schedule.placed:
         promised = [*watched.promised.get(p.job.id, []), p.start]
         assert promised == sorted(promised, reverse=True)
+
+
+@given(exact_plans)
+def test_a_planned_start_is_the_one_that_conservative_backfilling_keeps(found: list[Plan]) -> None:
+    """All are submitted at once with exact estimates: each is planned behind those before it."""
+    together = [plan._replace(submitted=0.0) for plan in found]
+    kept = [p.start for p in run(together, lambda: make("conservative")).placed]
+    queue = [Waiting(n, plan.cpus, plan.estimated) for n, plan in enumerate(together)]
+    for place, job in enumerate(queue):
+        assert planned_start(0.0, queue[:place], [], Free(CPUS), job) == kept[place]
 
 
 # EASY on machines, tried by hand.
@@ -325,8 +371,6 @@ def on_machines(draw: st.DrawFn) -> tuple[list[Waiting], list[Running], list[int
 def test_easy_on_machines_agrees_with_a_naive_one(
     moment: tuple[list[Waiting], list[Running], list[int]],
 ) -> None:
-    from metasched.policies.queueing import Free
-
     queue, running, free = moment
     chosen = EASY().starts(100.0, queue, running, Free(sum(free), {}, tuple(free)))
     assert [tuple(start) for start in chosen] == naive_on_machines(100.0, queue, running, free)

@@ -10,12 +10,14 @@ import pytest
 
 from metasched.cli import main
 from metasched.simulate import experiments
-from metasched.simulate.experiments import EXPERIMENTS, Result, interval, run
+from metasched.simulate.experiments import EXPERIMENTS, run
+from metasched.simulate.federations import Federation, Site
+from metasched.simulate.trials import Result, interval
 from tests.traces import trace
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in EXPERIMENTS if n not in ("local-periods", "random-queues")]
+    "name", ["licence-ratios", "contention", "load-shares", "two-level", "better-table6"]
 )
 def test_every_case_can_be_drawn_and_compared(name: str) -> None:
     experiment = EXPERIMENTS[name]
@@ -36,6 +38,66 @@ def test_intervals_of_paired_differences() -> None:
     assert interval([4.0]) == (4.0, math.inf)
     result = Result("row", "easy", "late", (10.0, 14.0), 10.0, None)
     assert (result.mean, result.difference) == (12.0, 20.0)
+    assert (result.paired, result.ratio) == (None, None)
+    beside = Result("row", "fcfs", "late", (11.0, 17.0), None, (10.0, 14.0))
+    assert beside.paired == pytest.approx((2.0, 12.706))
+    assert beside.ratio == 14 / 12
+
+
+# Federations
+
+
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two logs of a job a minute: of 10 users each; the second one has two partitions."""
+    for name, cpus in (("a.swf", 2), ("b.swf", 4)):
+        lines = [
+            f"{n} {60 * n} -1 600 -1 -1 -1 {cpus} 900 -1 1 {n % 10} -1 -1 -1 {n % 2} -1 -1\n"
+            for n in range(1, 1001)
+        ]
+        (tmp_path / name).write_text("".join(lines))
+    monkeypatch.setenv("METASCHED_TRACES", str(tmp_path))
+
+
+SITES = (Site("a.swf", {"one": 16, "two": 8}), Site("b.swf", {"three": 20}, "1", 3))
+
+
+def test_a_federation_is_windows_at_a_load(logs: None) -> None:
+    grid = Federation("both", SITES, 300, 0.8)(1)
+    workload, clusters = grid
+    assert grid == Federation("both", SITES, 300, 0.8)(1)
+    assert workload != Federation("both", SITES, 300, 0.8)(3)[0]
+    assert [(c.name, c.cpus) for c in clusters] == [("three", 20), ("one", 16), ("two", 8)]
+    end = workload.requests[-1].job.submitted
+    for names, cpus in ((("one", "two"), 24), (("three",), 20)):
+        work = sum(r.ran * r.job.cpus for r in workload.requests if r.home in names)
+        assert work / (cpus * end) == pytest.approx(0.8, rel=0.05)
+    submitted = [r.job.submitted for r in workload.requests]
+    assert submitted[0] == 0
+    assert submitted == sorted(submitted)
+    assert not any(r.direct for r in workload.requests)
+    deadlines = [r.job.margin for r in workload.requests if r.job.margin is not None]
+    assert 0.6 < len(deadlines) / len(submitted) < 0.8
+    assert all(0.5 * 900 <= margin <= 8 * 900 for margin in deadlines)
+
+
+def test_a_user_has_one_home_and_one_habit(logs: None) -> None:
+    workload, _ = Federation("both", SITES, 300, 0.8, direct=0.5)(2)
+    habits = {(r.job.user, r.home, r.direct) for r in workload.requests}
+    assert len(habits) == len({r.job.user for r in workload.requests})
+    assert len({direct for _, _, direct in habits}) == 2
+
+
+def test_the_federations_are_those_that_are_compared() -> None:
+    for name in ("better", "better-half"):
+        trace("LCG-2005-1.swf.gz")
+        cases = EXPERIMENTS[name].cases()
+        rows = {case.row for case in cases}
+        assert len(rows) == (9 if name == "better" else 3)
+        assert all(
+            any(c.row == row and c.column == EXPERIMENTS[name].baseline for c in cases)
+            for row in rows
+        )
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
@@ -63,7 +125,6 @@ def test_wrong_usage_is_one_line(
     told: str,
 ) -> None:
     monkeypatch.setenv("METASCHED_TRACES", "nowhere")
-    experiments._kurowski.cache_clear()
     assert command(monkeypatch, *words) == 2
     err = capsys.readouterr().err
     assert told in err
@@ -75,7 +136,6 @@ def test_the_local_policies_of_kurowski(
 ) -> None:
     """The published order in F: LSF loses by its period, FCFS at ticks of an hour by far."""
     monkeypatch.setenv("METASCHED_TRACES", str(trace("S1-jobs-0-1000.swf").parent))
-    experiments._kurowski.cache_clear()
     assert command(monkeypatch, "local-periods", "--plot", tmp_path / "made", "--json") == 0
     rows = json.loads(capsys.readouterr().out)
     flow = {row["policy"]: row["mean"] for row in rows if row["figure"] == "F"}
@@ -106,7 +166,6 @@ def test_flexible_backfilling_misses_fewer_deadlines_than_easy_and_fcfs() -> Non
 
 def test_runs_are_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METASCHED_TRACES", str(trace("S1-jobs-0-1000.swf").parent))
-    experiments._kurowski.cache_clear()
     done: list[int] = []
     first = run(EXPERIMENTS["random-queues"], 2, done.append)
     assert sum(done) == 12

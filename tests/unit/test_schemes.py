@@ -1,0 +1,134 @@
+"""How jobs reach clusters in the laboratory, past the core or through it: small cases by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from metasched.events import CoreEvent, Outcome, Policy, Seen, Submitted
+from metasched.model import Job
+from metasched.policies.named import make
+from metasched.simulate.clusters import Machine, SimulatedCluster, parse
+from metasched.simulate.engine import Engine, Placed
+from metasched.simulate.schemes import CHOICES, Scheme
+from metasched.simulate.workload import Request, Workload
+
+PUSH = Policy(load="paper", pull=False)
+
+
+def request(
+    place: int, submitted: float, cpus: int, estimated: float, ran: float | None = None, **more: str
+) -> Request:
+    job = Job(id=place, submitted=submitted, estimated=estimated, cpus=cpus)
+    return Request(job, estimated if ran is None else ran, place, more.get("home", ""))
+
+
+def run(
+    scheme: Scheme,
+    *requests: Request,
+    clusters: str | list[SimulatedCluster] = "4,4",
+    policy: Policy = PUSH,
+) -> tuple[Placed, ...]:
+    described = parse(clusters) if isinstance(clusters, str) else clusters
+    workload = Workload("small", requests)
+    local = lambda c: make("easy", licences=c.licences)  # noqa: E731
+    return Engine(workload, described, policy, local, scheme=scheme).run().placed
+
+
+def where(placed: tuple[Placed, ...]) -> list[tuple[int, float]]:
+    return [(p.cluster, p.start) for p in placed]
+
+
+def test_at_home_a_job_waits_though_another_cluster_is_empty() -> None:
+    jobs = [request(n, 0, 4, 10, home="c2") for n in (1, 2)]
+    assert where(run(Scheme(choice="home"), *jobs)) == [(1, 0), (1, 10)]
+    # where its home cannot run it, the first that can
+    assert where(run(Scheme(choice="home"), *jobs, clusters="4,2")) == [(0, 0), (0, 10)]
+
+
+def test_duplicates_run_where_they_can_start_first_and_once() -> None:
+    jobs = [request(1, 0, 4, 10), request(2, 0, 4, 30), request(3, 1, 4, 5), request(4, 1, 4, 5)]
+    placed = run(Scheme(choice="duplicates"), *jobs)
+    assert where(placed) == [(0, 0), (1, 0), (0, 10), (0, 15)]
+    assert [(p.priority, p.moves) for p in placed] == [(0, 0)] * 4
+
+
+def test_sbatch_takes_what_waits_for_what_it_must_wait_for() -> None:
+    """Two jobs of one processor wait 100 s on c1, though they would run beside the new one.
+
+    Slurm's promise there is 10 s until it fits + 2 x 100 cpu seconds / 4 = 60; c2 promises 50.
+    """
+    before = [
+        *(request(1, 0, 4, 10, home="c1"), request(2, 0, 1, 100, home="c1")),
+        *(request(3, 0, 1, 100, home="c1"), request(4, 0, 4, 50, home="c2")),
+    ]
+    held = [r._replace(direct=True) for r in before]
+    last = request(5, 1, 2, 20)
+    assert where(run(Scheme(choice="slurm"), *held, last))[-1] == (1, 50)
+    assert where(run(Scheme(choice="foreseen"), *held, last))[-1] == (0, 10)
+    assert where(run(Scheme(plan=True), *held, last))[-1] == (0, 10)
+
+
+def test_sbatch_prefers_the_home_among_equals() -> None:
+    assert where(run(Scheme(choice="slurm"), request(1, 0, 1, 10, home="c2"))) == [(1, 0)]
+    assert where(run(Scheme(choice="slurm"), request(1, 0, 1, 10))) == [(0, 0)]
+
+
+def test_sbatch_looks_at_the_machines_that_can_run_the_job() -> None:
+    """Four processors are free on c1, but none of its machines has the two that are asked for."""
+    small = SimulatedCluster.of_machines("c1", [Machine(1) for _ in range(4)])
+    large = SimulatedCluster.of_machines("c2", [Machine(2)])
+    before = request(1, 0, 2, 30)
+    assert where(run(Scheme(choice="slurm"), before, clusters=[small, large])) == [(1, 0)]
+
+
+def test_the_plan_goes_by_limits_and_the_oracle_by_true_times() -> None:
+    """c1 is asked for 100 s and used for 5; c2 for 50 s, all of which it takes."""
+    before = [request(1, 0, 4, 100, 5, home="c1"), request(2, 0, 4, 50, home="c2")]
+    held = [r._replace(direct=True) for r in before]
+    last = request(3, 1, 4, 10)
+    assert where(run(Scheme(plan=True), *held, last))[-1] == (1, 50)
+    assert where(run(Scheme(choice="foreseen"), *held, last))[-1] == (0, 5)
+
+
+def test_what_is_sent_late_waits_for_no_cluster() -> None:
+    """Job 3 would be sent to c1, whose queue looks as empty, and wait there 100 s."""
+    jobs = [request(1, 0, 4, 100), request(2, 0, 4, 50), request(3, 1, 4, 10)]
+    assert where(run(Scheme(), *jobs))[-1] == (0, 100)
+    assert where(run(Scheme(late=True), *jobs))[-1] == (1, 50)
+
+
+def test_what_is_sent_late_goes_by_the_aged_key_and_keeps_a_place_for_the_first() -> None:
+    """Job 3 fits nowhere and is promised c2 at 50; job 4 would delay it there, job 5 would not."""
+    jobs = [
+        *(request(1, 0, 4, 100), request(2, 0, 3, 50), request(3, 1, 4, 10)),
+        *(request(4, 2, 1, 60), request(5, 2, 1, 40)),
+    ]
+    assert where(run(Scheme(late=True), *jobs))[2:] == [(1, 50), (1, 60), (1, 2)]
+    urgent = jobs[3]._replace(job=Job(id=4, submitted=2.0, estimated=60.0, deadline=62.0))
+    jobs[3] = urgent
+    assert where(run(Scheme(late=True), *jobs))[3] == (1, 2)
+
+
+def test_the_core_hears_of_other_peoples_jobs_in_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[CoreEvent] = []
+    step = Engine._step
+
+    def watched(engine: Engine, event: CoreEvent) -> Outcome | None:
+        seen.append(event)
+        return step(engine, event)
+
+    monkeypatch.setattr(Engine, "_step", watched)
+    theirs = [request(n, 0, 4, 10, home="c1")._replace(direct=True) for n in (1, 2)]
+    placed = run(Scheme(), *theirs, request(3, 1, 4, 10), policy=Policy())
+    assert where(placed) == [(0, 0), (0, 10), (1, 1)]
+    assert [e.job.id for e in seen if isinstance(e, Submitted)] == [3]
+    facts = [e.facts for e in seen if isinstance(e, Seen) and e.cluster == "c1" and e.facts]
+    assert max(f.owed for f in facts) == 40
+    assert facts[-1].owed == 0
+    assert not any(row.tag == "" for e in seen if isinstance(e, Seen) for row in e.rows)
+
+
+def test_an_unknown_choice_is_told() -> None:
+    with pytest.raises(ValueError, match="must be one of home, random"):
+        Scheme(choice="best")
+    assert set(CHOICES) == {"home", "random", "duplicates", "slurm", "foreseen"}
