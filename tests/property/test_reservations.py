@@ -1,0 +1,93 @@
+"""What can be promised of a request, against trying every window of whole seconds."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metasched.carts import Carts
+from metasched.reservations import Offer, Request, best, instead
+
+CAPACITY, END = 4, 30
+SIZES = st.integers(1, CAPACITY + 1)
+
+
+@st.composite
+def booked(draw: st.DrawFn) -> Carts:
+    carts = Carts(CAPACITY)
+    for _ in range(draw(st.integers(0, 8))):
+        start, length = draw(st.integers(0, END)), draw(st.integers(1, 12))
+        if free := carts.free(start, start + length):
+            carts.reserve(start, start + length, draw(st.integers(1, free)))
+    return carts
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    ready = draw(st.integers(0, END))
+    window = draw(st.integers(1, END))
+    duration = draw(st.integers(1, window))
+    size = draw(SIZES)
+    more = draw(st.sampled_from(["fixed", "flexible", "size", "time"]))
+    match more:
+        case "fixed":
+            return Request.fixed(size, ready, ready + window)
+        case "flexible":
+            return Request.flexible(size, duration, ready, ready + window)
+        case "size":
+            most = draw(st.integers(size, CAPACITY + 2))
+            return Request.best_size(size, most, duration, ready, ready + window)
+        case _:
+            longest = draw(st.integers(duration, END))
+            return Request.best_time(size, duration, longest, ready, ready + window)
+
+
+def every_offer(carts: Carts, request: Request) -> list[Offer]:
+    """Each one that meets the request, on whole seconds: all changes of `carts` are there."""
+    starts = range(int(request.ready), int(request.deadline))
+    ends = range(int(request.ready) + 1, int(request.deadline) + 1)
+    return [
+        Offer(start, end, size)
+        for start, end in product(starts, ends)
+        if request.shortest <= end - start <= request.longest
+        for size in range(request.least, min(request.most, carts.free(start, end)) + 1)
+    ]
+
+
+@settings(max_examples=600)
+@given(booked(), requests())
+def test_the_best_offer_is_the_best_of_all(carts: Carts, request: Request) -> None:
+    slots = carts.slots()
+    ranks = [offer.rank for offer in every_offer(carts, request)]
+    offer = best(carts, request)
+    assert (offer.rank if offer else None) == min(ranks, default=None)
+    assert carts.slots() == slots
+
+
+@settings(max_examples=400)
+@given(booked(), requests(), st.integers(1, 3 * END))
+def test_what_is_offered_instead_can_be_reserved(
+    carts: Carts, request: Request, until: int
+) -> None:
+    if best(carts, request) is not None:
+        return
+    for offer in instead(carts, request, until):
+        assert request.ready <= offer.start < offer.end <= max(until, request.deadline)
+        assert offer.size <= request.least
+        assert offer.end - offer.start <= request.shortest
+        carts.reserve(offer.start, offer.end, offer.size)
+        carts.release(offer.start, offer.end, offer.size)
+
+
+@given(st.floats(0, 4e9), st.floats(1e-3, 1e6), st.floats(0, 1e6), st.integers(1, CAPACITY))
+def test_a_fixed_window_is_given_whatever_floats_it_has(
+    start: float, length: float, before: float, size: int
+) -> None:
+    carts = Carts(CAPACITY, origin=max(start - before, 0.0))
+    offer = best(carts, Request.fixed(size, start, start + length))
+    assert offer is not None
+    assert offer.start == start
+    assert offer.end <= start + length
+    carts.reserve(offer.start, offer.end, offer.size)
