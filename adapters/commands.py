@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LOOK = 0.25  # seconds between looks at what a slow command has said so far
 _BLOCK = 2**16  # bytes
-_MOST = 2**28  # bytes of one answer; a listing of 100,000 jobs takes a tenth of it
+MOST = 2**28  # bytes of one answer; a listing of 100,000 jobs takes a tenth of it
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl
 
@@ -57,8 +57,9 @@ def run(
     keep: Sequence[int] = (),
     umask: int = -1,
     enough: Callable[[str], bool] | None = None,
+    most: int = MOST,
 ) -> Answer:
-    """The answer of one command; Unreachable if it cannot start.
+    """The answer of one command, `most` bytes at the most; Unreachable if it cannot start.
 
     It reads from the descriptor `stdin` (None: nothing) and inherits those of `keep`. Refused: no
     command can be given these arguments.
@@ -81,7 +82,7 @@ def run(
         if error.errno == errno.E2BIG:
             raise Refused("the arguments are too long") from None
         raise Unreachable(f"{argv[0]}: {error.strerror}") from None
-    return answer_of(process, os.path.basename(argv[0]), timeout, enough)
+    return answer_of(process, os.path.basename(argv[0]), timeout, enough, most)
 
 
 def answer_of(
@@ -89,6 +90,7 @@ def answer_of(
     name: str,
     timeout: float,
     enough: Callable[[str], bool] | None = None,
+    most: int = MOST,
 ) -> Answer:
     """What a command that was just started answers; Unreachable if nothing in `timeout` s.
 
@@ -96,7 +98,7 @@ def answer_of(
     """
     with process:
         try:
-            out, err = _awaited(process, name, timeout, enough)
+            out, err = _awaited(process, name, timeout, enough, most)
         finally:
             process.kill()
     if process.returncode < 0:
@@ -109,6 +111,7 @@ def _awaited(
     name: str,
     timeout: float,
     enough: Callable[[str], bool] | None,
+    most: int,
 ) -> tuple[bytes, bytes]:
     assert process.stdout is not None
     assert process.stderr is not None
@@ -126,8 +129,8 @@ def _awaited(
                 key.data.extend(block)
                 if not block:
                     pipes.unregister(key.fileobj)
-            if len(out) + len(err) > _MOST:
-                raise Unreachable(f"{name}: an answer of more than {_MOST >> 20} MiB")
+            if len(out) + len(err) > most:
+                raise Unreachable(f"{name}: an answer of more than {most >> 20} MiB")
             if enough is not None and enough(_text(err)):
                 process.kill()
                 process.wait()

@@ -14,6 +14,7 @@ Pure, each knowing only those above it:
 Round it:
     adapters     one resource manager each; `adapters.base` is the contract
     db           the ledger in SQL
+    probes       who counts licences, one probe a server; `probes.base` is the contract
     worker       the process that hosts one adapter
     config       metasched.toml and the policy file
     daemon       the shell: database, workers, timers

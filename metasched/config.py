@@ -10,6 +10,7 @@ import itertools
 import os
 import pwd
 import tomllib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -39,10 +40,13 @@ from metasched.places import (
     site_config,
 )
 from metasched.policies.classify import Classifier
+from metasched.probes.base import GROUP as SERVER_GROUP
+from metasched.probes.base import server_class
 from metasched.units import parse_duration
 from metasched.worker import GROUP, adapter_class
 
 T = TypeVar("T", bound=BaseModel)
+C = TypeVar("C")
 
 
 class ConfigError(UserError):
@@ -123,6 +127,18 @@ class ClusterTable(BaseModel):
     environment: dict[str, str] = Field(default_factory=dict)
 
 
+class LicenceServerTable(BaseModel):
+    """The keys of every server of licences; the rest are its kind's own options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+    kind: str
+    interval: Annotated[Seconds, Field(ge=1)] = 30.0
+    timeout: Seconds = 20.0
+    features: dict[str, str] = Field(default_factory=dict)
+
+
 class Site(_Table):
     """The whole file."""
 
@@ -132,6 +148,7 @@ class Site(_Table):
     policy: PolicyTable = PolicyTable()
     cluster: tuple[ClusterTable, ...] = ()
     user_class: tuple[ClassTable, ...] = ()
+    licence_server: tuple[LicenceServerTable, ...] = ()
 
 
 class PolicyFile(_Table):
@@ -166,6 +183,21 @@ class ClusterSettings:
 
 
 @dataclass(frozen=True)
+class LicenceServerSettings:
+    """Where licences are counted: asked every `interval` seconds, for `timeout` at the most.
+
+    `features` maps names of ours to the server's own; a licence that it lacks has the same there.
+    """
+
+    name: str
+    kind: str
+    options: dict[str, Any]
+    interval: float
+    timeout: float
+    features: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Settings:
     """A whole, valid configuration. `origin` is the file it came from, None the defaults.
 
@@ -183,6 +215,7 @@ class Settings:
     max_array_tasks: int = DaemonTable.model_fields["max_array_tasks"].default
     site: SiteTable | None = None  # None: personal mode
     tcp: TcpTable | None = None  # None: unix socket only
+    licence_servers: tuple[LicenceServerSettings, ...] = ()
 
     @property
     def launcher(self) -> Path | None:
@@ -252,9 +285,9 @@ def load(path: Path | None) -> Settings:
     if not site.cluster:
         raise ConfigError(f"no cluster in {path}; add a [[cluster]] table")
     clusters = tuple(_cluster(c, path) for c in site.cluster)
-    names = [c.cluster.name for c in clusters]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ConfigError(f'cluster "{min(twice)}" is there twice in {path}; rename one')
+    servers = tuple(_licence_server(table, path) for table in site.licence_server)
+    _differ("cluster", [c.cluster.name for c in clusters], path)
+    _differ("licence_server", [server.name for server in servers], path)
     base = path.parent.absolute() if path is not None else personal_data()
     policy_file = base / site.policy.file if site.policy.file is not None else None
     policy = read_policy(policy_file)
@@ -291,7 +324,14 @@ def load(path: Path | None) -> Settings:
         site=site.site
         and site.site.model_copy(update={"launcher": str(base / site.site.launcher)}),
         tcp=None if site.tcp is None else _tcp(site.tcp, base),
+        licence_servers=servers,
     )
+
+
+def _differ(kind: str, names: list[str], path: Path | None) -> None:
+    """ConfigError if a name is there twice."""
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ConfigError(f'{kind} "{min(twice)}" is there twice in {path}; rename one')
 
 
 def _tcp(table: TcpTable, base: Path) -> TcpTable:
@@ -411,25 +451,8 @@ def _first(error: ValidationError, table: dict[str, Any], path: str, known: tupl
 
 def _cluster(table: ClusterTable, path: Path | None) -> ClusterSettings:
     where = f'{path}, cluster "{table.name}"'
-    try:
-        kind = adapter_class(table.adapter)
-    except KeyError:
-        from importlib.metadata import entry_points
-
-        known = tuple(sorted(e.name for e in entry_points(group=GROUP)))
-        raise ConfigError(
-            f'unknown adapter "{table.adapter}", {where}; {_nearest(table.adapter, known)}'
-        ) from None
-    own = table.model_extra or {}
-    known_keys = tuple(f.name for f in fields(kind.Options))
-    for key in own:
-        if key not in known_keys:
-            every = (*known_keys, *ClusterTable.model_fields)
-            raise ConfigError(f'unknown key "{key}", {where}; {_nearest(key, every)}')
-    try:
-        options = TypeAdapter(kind.Options).validate_python(own)
-    except ValidationError as error:
-        raise ConfigError(_first(error, own, where, known_keys)) from None
+    kind = _kind("adapter", table.adapter, GROUP, adapter_class, where)
+    options = _options(kind.Options, table, where)
     for name in table.map:
         if name not in ("partition", "account", "qos", "feature"):
             raise ConfigError(
@@ -447,9 +470,47 @@ def _cluster(table: ClusterTable, path: Path | None) -> ClusterSettings:
             move_after=table.move_after,
             fence_dir=table.fence_dir,
         ),
-        options=asdict(options),
+        options=options,
         poll_interval=table.poll_interval or kind.poll_interval,
         call_timeout=table.call_timeout,
         python=table.python,
         environment={**kind.environment, **table.environment},
     )
+
+
+def _licence_server(table: LicenceServerTable, path: Path | None) -> LicenceServerSettings:
+    where = f'{path}, licence_server "{table.name}"'
+    kind = _kind("kind", table.kind, SERVER_GROUP, server_class, where)
+    return LicenceServerSettings(
+        name=table.name,
+        kind=table.kind,
+        options=_options(kind.Options, table, where),
+        interval=table.interval,
+        timeout=table.timeout,
+        features=table.features,
+    )
+
+
+def _kind(key: str, name: str, group: str, find: Callable[[str], type[C]], where: str) -> type[C]:
+    """What is registered under a name. ConfigError if nothing is."""
+    try:
+        return find(name)
+    except KeyError:
+        from importlib.metadata import entry_points
+
+        known = tuple(sorted(e.name for e in entry_points(group=group)))
+        raise ConfigError(f'unknown {key} "{name}", {where}; {_nearest(name, known)}') from None
+
+
+def _options(kind: type[Any], table: BaseModel, where: str) -> dict[str, Any]:
+    """The keys of a table that belong to what it names; ConfigError if one makes no sense."""
+    own = table.model_extra or {}
+    known = tuple(f.name for f in fields(kind))
+    for key in own:
+        if key not in known:
+            every = (*known, *type(table).model_fields)
+            raise ConfigError(f'unknown key "{key}", {where}; {_nearest(key, every)}')
+    try:
+        return asdict(TypeAdapter(kind).validate_python(own))
+    except ValidationError as error:
+        raise ConfigError(_first(error, own, where, known)) from None

@@ -33,6 +33,7 @@ COMMANDS = {
     "explain": "why",
     "clusters": "clusters",
     "cluster": "clusters",
+    "licence": "licences",
     "db": "database",
     "token": "tokens",
     "doctor": "doctor",

@@ -16,6 +16,7 @@ from metasched.config import (
     ClassTable,
     ClusterTable,
     DaemonTable,
+    LicenceServerTable,
     PolicyTable,
     Site,
     SiteTable,
@@ -24,6 +25,8 @@ from metasched.config import (
 from metasched.events import Policy
 from metasched.model import Reason, State
 from metasched.policies import named
+from metasched.probes.command import CommandOptions
+from metasched.probes.flexlm import FlexlmOptions
 from metasched.simulate.settings import GENERATED
 from metasched.simulate.workload import Overlay
 
@@ -35,15 +38,21 @@ ADMIN, USER, POLICY, README = (
 
 
 @pytest.mark.parametrize(
-    "table", [DaemonTable, SiteTable, TcpTable, PolicyTable, ClassTable, ClusterTable, Site]
+    "table",
+    [
+        *(DaemonTable, SiteTable, TcpTable, PolicyTable, ClassTable, ClusterTable),
+        *(LicenceServerTable, Site),
+    ],
 )
 def test_every_key_of_the_configuration(table: type[Site]) -> None:
     for key in table.model_fields:
         assert f"`{key}`" in ADMIN or f"[{key}]" in ADMIN, key
 
 
-@pytest.mark.parametrize("options", [LocalOptions, SlurmOptions, DrmaaOptions])
-def test_every_key_of_an_adapter(options: type[LocalOptions]) -> None:
+@pytest.mark.parametrize(
+    "options", [LocalOptions, SlurmOptions, DrmaaOptions, FlexlmOptions, CommandOptions]
+)
+def test_every_key_of_what_is_plugged_in(options: type[LocalOptions]) -> None:
     for field in fields(options):
         assert f"`{field.name}`" in ADMIN, field.name
 

@@ -1,0 +1,301 @@
+"""Probes in processes of their own. The `lmutil` here is our script: the real one is proprietary.
+
+What is tested is all that does not depend on a licence server of FlexLM's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from metasched.config import ConfigError, load
+from metasched.probes.base import Feature, ProbeError, Report, Use
+from metasched.probes.process import Question, probe
+
+ANSWER = """\
+Flexible License Manager status on Tue 3/10/2026 09:29
+License server status: 27000@lic1
+lic1: license server UP (MASTER) v11.19.0
+Vendor daemon status (on lic1):
+  orbitd: UP v11.19.0
+Feature usage info:
+Users of solver:  (Total of 12 licenses issued;  Total of 1 license in use)
+  "solver" v2026.1, vendor: orbitd, expiry: permanent(no expiration date)
+    ada n1 /dev/pts/3 (v2026.1) (lic1/27000 101), start Tue 3/10/2026 8:15
+Users of other: Cannot get users of other: No such feature exists. (-5,222)
+"""
+CLUSTER = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 1\n'
+
+
+def script(folder: Path, body: str) -> Path:
+    """An executable of ours that answers as `body` says."""
+    path = folder / "lmutil"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def flexlm(folder: Path, body: str, timeout: float = 60.0) -> Question:
+    options = {"servers": "27000@lic1", "lmutil": str(script(folder, body))}
+    return Question("flexlm", options, timeout)
+
+
+def asked(question: Question) -> Report:
+    return asyncio.run(probe(question))
+
+
+def printing(folder: Path, text: str) -> str:
+    (folder / "answer").write_text(text)
+    return f"cat {folder}/answer"
+
+
+def test_lmstat_is_asked_for_all_in_utc_and_in_english(tmp_path: Path) -> None:
+    body = f'echo "$TZ $LC_ALL $*" > {tmp_path}/said\n{printing(tmp_path, ANSWER)}'
+    report = asked(flexlm(tmp_path, body))
+    assert (tmp_path / "said").read_text() == "UTC C lmstat -a -c 27000@lic1\n"
+    since = 1773130500.0
+    assert report.features == (Feature("solver", 12, 1, (Use("ada", "n1", 1, since),)),)
+    assert [str(trouble) for trouble in report.troubles] == [
+        "line 10: feature 'other': Cannot get users of other: No such feature exists. (-5,222)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("yes 'Users of x: ' | head -c 20000000", "more than 8 MiB"),
+        ("kill -9 $$", "lmutil was ended by signal 9"),
+        ("exit 3", "no answer of lmstat"),
+        ("echo no such host >&2; exit 1", "no answer of lmstat"),
+    ],
+)
+def test_what_is_no_answer(tmp_path: Path, body: str, words: str) -> None:
+    with pytest.raises(ProbeError, match=words):
+        asked(flexlm(tmp_path, body))
+
+
+def test_no_lmutil(tmp_path: Path) -> None:
+    options = {"servers": "27000@lic1", "lmutil": str(tmp_path / "absent")}
+    with pytest.raises(ProbeError, match="No such file"):
+        asked(Question("flexlm", options, 60.0))
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def until_gone(file: Path) -> None:
+    """Wait until the process whose id is in the file has ended."""
+    pid = int(file.read_text())
+    deadline = time.monotonic() + 30
+    while not gone(pid):
+        assert time.monotonic() < deadline, pid
+        time.sleep(0.02)
+
+
+def test_one_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    body = f"sleep 1000 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/self; wait"
+    with pytest.raises(ProbeError, match="no answer within 3 s"):
+        asked(flexlm(tmp_path, body, timeout=3.0))
+    until_gone(tmp_path / "self")
+    until_gone(tmp_path / "child")
+
+
+def test_what_is_left_in_the_background_is_ended(tmp_path: Path) -> None:
+    body = f"sleep 1000 >/dev/null 2>&1 & echo $! > {tmp_path}/child\n"
+    asked(flexlm(tmp_path, body + printing(tmp_path, ANSWER)))
+    until_gone(tmp_path / "child")
+
+
+PLUGIN = """
+import os, time
+from dataclasses import dataclass
+from metasched.probes.base import Feature, LicenceServer, ProbeError, Report
+
+@dataclass(frozen=True)
+class Options:
+    mood: str = "well"
+
+class Mine(LicenceServer):
+    Options = Options
+
+    def ask(self):
+        print("a stray print")
+        match self.options.mood:
+            case "hangs":
+                with open(os.environ["SAID"], "w") as file:
+                    file.write(str(os.getpid()))
+                while True:
+                    time.sleep(1000)
+            case "dies":
+                os._exit(7)
+            case "defect":
+                return 1 / 0
+            case "refuses":
+                raise ProbeError("not\\ntoday")
+        return "4 1"
+
+    @staticmethod
+    def read(answer, now):
+        total, used = answer.split()
+        return Report((Feature("mine", int(total), int(used)),))
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with a probe, as pip would install it."""
+    (tmp_path / "their_probe.py").write_text(PLUGIN)
+    info = tmp_path / "their_probe-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-probe\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[metasched.licence_servers]\nmine = their_probe:Mine\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("SAID", str(tmp_path / "said"))
+    return tmp_path
+
+
+def test_a_plugin_is_asked_likewise(plugin: Path) -> None:
+    assert asked(Question("mine", {}, 60.0)) == Report((Feature("mine", 4, 1),))
+    stored = asked(Question("mine", {"mood": "hangs"}, 60.0, text="9 8"))
+    assert stored == Report((Feature("mine", 9, 8),))
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        (Question("mine", {"mood": "dies"}, 60.0), "the probe died with exit code 7"),
+        (Question("mine", {"mood": "defect"}, 60.0), "a defect of the probe: ZeroDivisionError"),
+        (Question("mine", {"mood": "refuses"}, 60.0), "^not today$"),
+        (Question("mine", {}, 60.0, text="four"), "a defect of the probe: ValueError"),
+        (Question("yours", {}, 60.0), "no kind of licence server 'yours'"),
+    ],
+)
+def test_a_plugin_that_is_not_well(plugin: Path, question: Question, words: str) -> None:
+    with pytest.raises(ProbeError, match=words):
+        asked(question)
+
+
+def test_a_plugin_that_hangs_is_killed(plugin: Path) -> None:
+    async def hangs() -> Report:
+        return await probe(Question("mine", {"mood": "hangs"}, 2.0), grace=0.0)
+
+    while not (plugin / "said").exists():  # a busy host may need longer to start it
+        with pytest.raises(ProbeError, match="no answer within 2 s"):
+            asyncio.run(hangs())
+    until_gone(plugin / "said")
+
+
+def command(
+    *words: str, code: int = 0, text: str = "", cwd: Path
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [Path(sys.executable).parent / "metasched", "licence", "probe", *words],
+        input=text,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=120,
+    )
+    assert done.returncode == code, done
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_the_command_reads_a_stored_answer_without_any_configuration(tmp_path: Path) -> None:
+    (told,) = json.loads(command("--from", "-", "--json", text=ANSWER, cwd=tmp_path).stdout)
+    assert told["observed"] == "2026-03-10T09:29:00+00:00"
+    (feature,) = told["features"]
+    assert (feature["name"], feature["issued"], feature["used"]) == ("solver", 12, 1)
+    assert feature["uses"][0]["since"] == "2026-03-10T08:15:00+00:00"
+    shown = command("--from", "-", text=ANSWER, cwd=tmp_path).stdout
+    assert "not understood: line 10" in shown
+    assert "garbage" not in shown
+    assert "no answer of lmstat" in command("--from", "-", text="x", code=1, cwd=tmp_path).stdout
+    (tmp_path / "a.json").write_text('{"licences": [{"name": "a", "total": null, "used": 0}]}')
+    assert "uncounted" in command("--from", "a.json", "--kind", "command", cwd=tmp_path).stdout
+
+
+def configured(folder: Path, servers: str) -> Path:
+    path = folder / "metasched.toml"
+    path.write_text(CLUSTER + servers)
+    return path
+
+
+def test_the_command_asks_the_servers_of_the_configuration(tmp_path: Path) -> None:
+    lmutil = script(tmp_path, printing(tmp_path, ANSWER))
+    path = configured(
+        tmp_path,
+        f"""
+[[licence_server]]
+name = "main"
+kind = "flexlm"
+servers = "27000@lic1"
+lmutil = "{lmutil}"
+[[licence_server]]
+name = "second"
+kind = "command"
+command = ["/bin/false"]
+""",
+    )
+    done = command("--json", "-c", str(path), code=1, cwd=tmp_path)
+    main, second = json.loads(done.stdout)
+    assert (main["server"], main["error"], len(main["features"])) == ("main", "", 1)
+    assert second["error"] == "/bin/false ended with 1: no explanation"
+    assert "solver" in command("main", "-c", str(path), cwd=tmp_path).stdout
+    told = command("mian", "-c", str(path), code=2, cwd=tmp_path).stderr
+    assert 'no licence_server "mian"' in told
+    assert "main, second" in told
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ('kind = "flexlm"\nservers = "1@a"\n', 'no key "name"'),
+        ('name = "a"\nkind = "flexml"\n', 'write "flexlm"'),
+        ('name = "a"\nkind = "flexlm"\n', 'no key "servers", '),
+        ('name = "a"\nkind = "flexlm"\nserver = "1@a"\n', 'write "servers"'),
+        ('name = "a"\nkind = "flexlm"\nservers = ""\n', 'write "port@host"'),
+        ('name = "a"\nkind = "flexlm"\nservers = "1@a"\ninterval = "0.1s"\n', "interval"),
+        ('name = "a"\nkind = "flexlm"\nservers = "1@a"\ntimeout = 0\n', "timeout"),
+        ('name = "a"\nkind = "flexlm"\nservers = "1@a"\nfeatures = 3\n', "features"),
+        ('name = "a"\nkind = "command"\ncommand = "x"\n', "command"),
+        ('name = "a"\nkind = "command"\ncommand = ["x"]\n', "absolute path"),
+        (
+            'name = "a"\nkind = "flexlm"\nservers = "1@a"\n'
+            '[[licence_server]]\nname = "a"\nkind = "flexlm"\nservers = "1@a"\n',
+            "there twice",
+        ),
+    ],
+)
+def test_a_server_that_is_configured_wrongly(tmp_path: Path, table: str, told: str) -> None:
+    path = configured(tmp_path, f"[[licence_server]]\n{table}")
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert told in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "; " in str(caught.value)
+
+
+def test_a_server_that_is_configured_rightly(tmp_path: Path) -> None:
+    path = configured(
+        tmp_path,
+        '[[licence_server]]\nname = "a"\nkind = "command"\ncommand = ["/x", "y"]\n'
+        'interval = "1m"\nfeatures = { matlab = "MATLAB" }\n',
+    )
+    (server,) = load(path).licence_servers
+    options: dict[str, Any] = {"command": ("/x", "y")}
+    assert (server.options, server.interval, server.features) == (
+        options,
+        60.0,
+        {"matlab": "MATLAB"},
+    )

@@ -1,0 +1,235 @@
+"""What is understood of lmstat's answers. They are written here, after the documented format."""
+
+from __future__ import annotations
+
+import re
+from calendar import timegm
+
+import pytest
+
+from metasched.probes.base import Feature, ProbeError, Report, Use
+from metasched.probes.flexlm import FlexlmOptions, read
+
+NOW = float(timegm((2026, 3, 10, 9, 30, 0)))  # a Tuesday
+
+
+def at(*moment: int) -> float:
+    return float(timegm((*moment, 0)))
+
+
+HEAD = """\
+lmutil - Copyright (c) somebody. All Rights Reserved.
+Flexible License Manager status on Tue 3/10/2026 09:29
+
+[Detecting lmgrd processes...]
+License server status: 27000@lic1
+    License file(s) on lic1: /opt/lic/all.lic:
+
+lic1: license server UP (MASTER) v11.19.0
+
+Vendor daemon status (on lic1):
+
+  orbitd: UP v11.19.0
+Feature usage info:
+
+"""
+BODY = """\
+Users of solver:  (Total of 12 licenses issued;  Total of 7 licenses in use)
+
+  "solver" v2026.1, vendor: orbitd, expiry: 31-dec-2026
+  floating license
+
+    ada n1.site.example /dev/pts/3 (v2026.1) (lic1/27000 101), start Tue 3/10 8:15
+    bob n2 n2 (v2025.2) (lic1/27000 202), start Mon 3/9 23:59, 2 licenses (linger: 3600)
+    eve ws7 :0.0 (v2026.1) (lic1/27000 303), start Wed 12/31 7:00, PID: 4711
+    dan ws8 :1 (v2026.1) (lic1/27000 404) queued for 3 licenses
+    2 RESERVATIONs for HOST_GROUP batch (lic1/27000)
+    1 RESERVATION for USER fay (lic1/27000 9)
+
+Users of viewer:  (Total of 1 license issued;  Total of 0 licenses in use)
+
+"""
+
+
+def only(report: Report) -> Feature:
+    (feature,) = report.features
+    return feature
+
+
+def told(*lines: str, head: str = HEAD) -> Report:
+    return read(head + "\n".join(lines) + "\n", NOW)
+
+
+def test_users_reservations_and_the_queue() -> None:
+    report = read(HEAD + BODY, NOW)
+    assert report == Report(
+        (
+            Feature(
+                *("solver", 12, 7),
+                uses=(
+                    Use("ada", "n1.site.example", 1, at(2026, 3, 10, 8, 15)),
+                    Use("bob", "n2", 2, at(2026, 3, 9, 23, 59), 3600.0),
+                    Use("eve", "ws7", 1, at(2025, 12, 31, 7, 0)),
+                ),
+                reserved=3,
+                queued=3,
+            ),
+            Feature("viewer", 1, 0, ()),
+        ),
+        observed=at(2026, 3, 10, 9, 29),
+    )
+
+
+def test_blocks_of_one_feature_are_added_up_and_a_server_counts_once() -> None:
+    other = HEAD.replace("lic1", "lic2")
+    report = read(HEAD + BODY + other + BODY + HEAD + BODY, NOW)
+    solver = report.feature("solver")
+    assert solver is not None
+    assert (solver.issued, solver.used, solver.reserved, solver.queued) == (24, 14, 6, 6)
+    assert solver.uses is not None
+    assert len(solver.uses) == 6
+    (trouble,) = report.troubles
+    assert "27000@lic1 is told of twice" in str(trouble)
+
+
+def test_a_redundant_server_is_one_section() -> None:
+    head = """License server status: 27000@a,27000@b,27000@c
+a: license server UP v11.16
+b: license server DOWN
+c: license server UP (MASTER) v11.16
+Vendor daemon status (on c):
+     orbitd: UP v11.16
+Feature usage info:
+"""
+    report = read(head + BODY, NOW)
+    assert report.features[0].issued == 12
+    assert [str(trouble) for trouble in report.troubles] == ["line 3: b: license server DOWN"]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("Users of x: Cannot get users of x: No such feature exists. (-5,222)", "No such feature"),
+        ("Users of x:  (Error: 21 licenses, unsupported by licensed server)", "Error: 21"),
+        ("Users of x:  (Total of 5 licenses issued;  Total of 1 licen", "Total of 5"),
+        ("Users of x:  (Total of 5 licenses issued;  Total of 1", "Total of 5"),
+        ("Users of x:  (Gesamt 5 Lizenzen; 1 Lizenz in Gebrauch)", "Gesamt"),
+        ("Users of x:  (Total of -5 licenses issued;  Total of 1 license in use)", "-5"),
+        ("Users of x:  (Total of ٥ licenses issued;  Total of 1 license in use)", "٥"),
+        ("Users of x:  (Total of 5000000000 licenses issued;  Total of 1 license in use)", "5000"),
+        ("Users of x", "nothing is told"),
+    ],
+)
+def test_a_header_that_cannot_be_read_counts_nothing(line: str, says: str) -> None:
+    row = "    ada n1 n1 (v1) (lic1/27000 1), start Tue 3/10 8:15"
+    report = told("Users of y:  (Uncounted, node-locked)", row, line, row)
+    assert only(report) == Feature("y", None, 1, (Use("ada", "n1", 1, at(2026, 3, 10, 8, 15)),))
+    (trouble,) = report.troubles
+    assert trouble.line == 17
+    assert says in trouble.text
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "    ada n1 n1 (v1) (lic1/27000 1), Beginn Di 10.3 8:15",
+        "    ada n1 n1 (v1) (lic1/27000 1), start Tue 3/10 8:1",
+        "    ada n1 n1 (v1) (lic1/27000 1), start Tue 13/10 8:15",
+        "    ada n1 n1 (v1) (lic1/27000 1), start Sat 2/30 8:15",
+        "    ada n1 n1 (v1) (lic1/27000 1), start Tue 3/10/2031 8:15",  # in years to come
+        "    ada n1 n1 (v1) (lic1/27000 1), start Tue 3/10 8:15, 0 licenses",
+        "    ada (v1) (lic1/27000 1), start Tue 3/10 8:15",
+        "    ada n1 n1 (v1) (lic1/27000",
+    ],
+)
+def test_a_user_who_cannot_be_read_is_nobody_of_ours(row: str) -> None:
+    report = told("Users of x:  (Total of 5 licenses issued;  Total of 1 license in use)", row)
+    assert only(report) == Feature("x", 5, 1, ())
+    assert [trouble.line for trouble in report.troubles] == [16]
+
+
+def test_the_year_is_that_of_the_weekday() -> None:
+    block = "Users of x:  (Total of 9 licenses issued;  Total of 3 licenses in use)"
+    starts = ["Wed 3/11 9:00", "Thu 3/12 9:00", "Sat 2/29 10:00"]
+    rows = [f"    u{n} h h (v1) (s/1 1), start {start}" for n, start in enumerate(starts)]
+    report = told(block, *rows)
+    assert only(report).uses == (
+        Use("u0", "h", 1, at(2026, 3, 11, 9, 0)),  # tomorrow may be now elsewhere
+        Use("u1", "h", 1, at(2020, 3, 12, 9, 0)),
+        Use("u2", "h", 1, at(2020, 2, 29, 10, 0)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("expiries", "issued"),
+    [
+        (["9-mar-2026"], 0),
+        (["10-mar-2026"], 5),  # it is good for that day
+        (["01-JAN-0"], 5),
+        (["permanent(no expiration date)"], 5),
+        (["9-mar-2026", "10-mar-2027"], 5),  # some of the five: the server says five
+        (["9-mär-2026"], 5),
+    ],
+)
+def test_what_has_expired_is_no_token(expiries: list[str], issued: int) -> None:
+    issues = [f'  "x" v1.0, vendor: orbitd, expiry: {expiry}' for expiry in expiries]
+    report = told("Users of x:  (Total of 5 licenses issued;  Total of 0 licenses in use)", *issues)
+    assert only(report).issued == issued
+    named = ("expired", "no date")
+    assert any(w in str(t) for t in report.troubles for w in named) == (
+        expiries[0].startswith("9-")
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ("", "no answer of lmstat"),
+        ("\x00\xff garbage \x1b[31m", "no answer of lmstat"),
+        ("sh: lmutil: command not found", "no answer of lmstat"),
+        (
+            "Error getting status: Cannot connect to license server system. (-15,570)",
+            "line 1: Error getting status",
+        ),
+        (
+            "License server status: 27000@lic1\n\n"
+            'lic1: Cannot connect to license server system. (-15,578:115 "in progress")\n',
+            "line 3: lic1: Cannot connect",
+        ),
+        (
+            "Vendor daemon status (on lic1):\n  orbitd: The desired vendor daemon is down. "
+            "(-97,121)\nFeature usage info:\n",
+            "line 2: orbitd: The desired vendor daemon is down",
+        ),
+        ("Users of " + "x" * 10000, "a line of 10009 characters"),
+    ],
+)
+def test_an_answer_without_a_licence_is_none(answer: str, says: str) -> None:
+    with pytest.raises(ProbeError, match=re.escape(says)):
+        read(answer, NOW)
+
+
+def test_a_time_in_another_language_is_told() -> None:
+    report = read(HEAD.replace("Tue 3/10/2026 09:29", "mar. 10.3.2026 9h29") + BODY, NOW)
+    assert report.observed is None
+    assert "no time: 'mar. 10.3.2026 9h29'" in str(report.troubles[0])
+
+
+def test_many_troubles_are_told_as_a_number() -> None:
+    rows = ["   x (v1) (a/1 1), start never"] * 100
+    report = told("Users of x:  (Total of 5 licenses issued;  Total of 1 license in use)", *rows)
+    assert len(report.troubles) == 21
+    assert str(report.troubles[-1]) == "and 80 more lines"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"servers": " "}, "servers is"),
+        ({"servers": "-a"}, "servers is"),
+        ({"servers": "1@a", "lmutil": "./lmutil"}, "absolute path"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        FlexlmOptions(**options)
