@@ -60,6 +60,7 @@ class Capabilities:
     arrays: bool = False  # a native array for the tasks of one order
     gres: bool = False
     memory: bool = False  # counts the memory that jobs ask for
+    licences: bool = False  # can count licences (`Facts.licences`) and be asked for them
     suspends: bool = False  # its jobs can be suspended by an operator
     limit_granularity: float = 1.0  # seconds; time limits are rounded up to it
     proves_absence: bool = True  # its listings can prove that a tag never arrived
@@ -69,7 +70,8 @@ class Capabilities:
 class Order:
     """One sending: these tasks of a job, under one tag, in this manager's own names.
 
-    `job.account`, `.partition`, `.qos` and `.constraint` are already translated. `options` are
+    `job.account`, `.partition`, `.qos` and `.constraint` are already translated; `job.licences`
+    are those of the manager's own `Facts.licences`, to be asked for. `options` are
     the words that the user wrote for this cluster (`--native`), already split. A `fence` is
     the folder in which the payload is to claim its attempt; adapters never see one (`claims`).
     """

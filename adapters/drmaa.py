@@ -103,7 +103,7 @@ class Drmaa(Adapter):
             )
             return
         self.capabilities = Capabilities(  # type: ignore[misc]
-            gres=True, suspends=True, memory=options.memory is not None
+            gres=True, licences=True, suspends=True, memory=options.memory is not None
         )
         settings = CellSettings(
             **{part.name: getattr(options, part.name) for part in fields(CellSettings)}

@@ -74,6 +74,7 @@ class _Cell:
     limits: Mapping[str, text.Limits]
     known: Mapping[str, text.Complex]
     delay: float
+    tokens: Mapping[str, int]  # consumables of the whole cell
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,10 @@ class GridEngine:
         taken = time.time()
         cell = self._configuration()
         listed = self._qstat("*")
-        places = self._read(text.hosts, "qhost", "-xml", "-q", "-F")
+        places, tokens = self._read(
+            lambda xml: (text.hosts(xml), text.tokens(xml, cell.tokens)),
+            *("qhost", "-xml", "-q", "-F"),
+        )
         try:
             news = self._accounting.news()
         except ValueError as error:
@@ -261,21 +265,22 @@ class GridEngine:
         lag = cell.delay + self._settings.settle
         ours = self._ours(listed)
         rows = self._rows(ours, taken, lag)
+        facts = text.facts(
+            listed,
+            places,
+            cell.limits,
+            cell.known,
+            self._settings.memory,
+            {job.id for job in ours.values()},
+            taken,
+            self._settings.default_time,
+        )
         return Listing(
             taken=taken,
             since=self._since(taken),
             until=self._until(taken, lag),
             rows=tuple(rows),
-            facts=text.facts(
-                listed,
-                places,
-                cell.limits,
-                cell.known,
-                self._settings.memory,
-                {job.id for job in ours.values()},
-                taken,
-                self._settings.default_time,
-            ),
+            facts=replace(facts, licences=tokens),
         )
 
     def _rows(self, ours: Mapping[Key, text.Job], taken: float, lag: float) -> list[Row]:
@@ -348,11 +353,14 @@ class GridEngine:
 
     def _configuration(self) -> _Cell:
         if self._cell is None or time.monotonic() - self._cell.read > _REFRESH:
+            known = self._read(text.complexes, "qconf", "-sc")
+            everywhere = self._run("qconf", "-se", "global")  # a cell may have none
             self._cell = _Cell(
                 read=time.monotonic(),
                 limits=self._read(text.queues, "qconf", "-sq", "*"),
-                known=self._read(text.complexes, "qconf", "-sc"),
+                known=known,
                 delay=self._read(text.accounting_delay, "qconf", "-sconf"),
+                tokens=text.totals(everywhere.out, known) if everywhere.code == 0 else {},
             )
         return self._cell
 

@@ -48,7 +48,7 @@ def native(
 
 
 def _requests(job: Job, memory: str | None, known: Mapping[str, Complex]) -> list[str]:
-    """The values of -l: time limit, memory, gres, features."""
+    """The values of -l: time limit, memory, gres, licences, features."""
     requests = []
     if job.time_limit is not None:
         requests.append(f"h_rt={math.ceil(job.time_limit)}")
@@ -59,7 +59,7 @@ def _requests(job: Job, memory: str | None, known: Mapping[str, Complex]) -> lis
         if whole is not None:
             per_job = memory in known and known[memory].consumable == "JOB"
             requests.append(f"{memory}={whole if per_job else math.ceil(whole / job.cpus)}M")
-    for name, count in job.gres.items():
+    for name, count in (*job.gres.items(), *job.licences.items()):
         if name not in known or known[name].consumable == "NO":
             raise Refused(f"the cell has no consumable {name!r}")
         if known[name].consumable == "YES":  # counted for each slot

@@ -15,7 +15,7 @@ from time import strptime
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from metasched.model import Facts, Nodes, Partition, Row, State, parse_tag
+from metasched.model import Copies, Facts, Nodes, Partition, Row, State, parse_tag
 
 EVERYWHERE = "*"  # the partition of jobs that name no queue, where there are several
 _NO_LIMITS = {"INFINITY", "NONE", ""}
@@ -154,6 +154,32 @@ def hosts(xml: str) -> list[Host]:
         for element in _root(xml, "qhost").iter("host")
         if element.get("name") != "global"
     ]
+
+
+def tokens(xml: str, totals: Mapping[str, int]) -> dict[str, Copies]:
+    """What is left and taken of the consumables of the host `global`, by `qhost -xml -F`."""
+    left = {
+        value.get("name", ""): int(amount(value.text or "0"))
+        for host in _root(xml, "qhost").iter("host")
+        if host.get("name") == "global"
+        for value in host.findall("resourcevalue")
+    }
+    return {
+        name: Copies(total, max(total - left[name], 0))
+        for name, total in totals.items()
+        if name in left
+    }
+
+
+def totals(host: str, known: Mapping[str, Complex]) -> dict[str, int]:
+    """How many there are of each consumable that a host counts, by `qconf -se`."""
+    given = settings(host).get("complex_values", "")
+    pairs = (pair.partition("=")[::2] for pair in re.split(r"[\s,]+", given))
+    return {
+        name: int(count)
+        for name, count in pairs
+        if count.isdecimal() and name in known and known[name].consumable != "NO"
+    }
 
 
 def _host(element: ElementTree.Element) -> Host:

@@ -33,9 +33,11 @@ from metasched.adapters.slurm_accounting import Accounting
 from metasched.adapters.slurm_commands import Commands
 from metasched.adapters.slurm_pyslurm import choose
 from metasched.adapters.slurm_reach import Reach
-from metasched.model import Cluster, Facts, Job, Listing, Missing, Trace
+from metasched.model import Cluster, Copies, Facts, Job, Listing, Missing, Trace
 
 __all__ = ["Slurm", "SlurmOptions"]
+
+_LICENCES_AGAIN = 60.0  # seconds until a cluster without licences is asked for them again
 
 
 class Slurm(Adapter):
@@ -46,7 +48,12 @@ class Slurm(Adapter):
     environment: ClassVar[Mapping[str, str]] = {"PYTHONUTF8": "1"}
     chunk: ClassVar[int] = 200  # a call as an array; a few seconds where it must be one by one
     capabilities: ClassVar[Capabilities] = Capabilities(
-        arrays=True, gres=True, memory=True, suspends=True, limit_granularity=60.0
+        arrays=True,
+        gres=True,
+        memory=True,
+        licences=True,
+        suspends=True,
+        limit_granularity=60.0,
     )
 
     def __init__(
@@ -61,6 +68,8 @@ class Slurm(Adapter):
         self._settings = options
         self._facts: Facts | None = None  # of the last poll
         self._reach = Reach()
+        self._copies: Mapping[str, Copies] = {}
+        self._look_again = 0.0
         self._array_size: int | None = None
         self._chosen: Access | None = None
         # whichever way is chosen: there is no other to accounting
@@ -177,7 +186,7 @@ class Slurm(Adapter):
         ]
 
     def poll(self) -> Listing:
-        """Three calls, whatever the number of jobs.
+        """Three calls, whatever the number of jobs, and one where Slurm counts licences.
 
         The boot time is read after the listing: were the controller restarted in between, the
         listing would prove less than it does, never more.
@@ -200,7 +209,7 @@ class Slurm(Adapter):
         except ValueError as error:
             raise Unreachable(f"the listing cannot be read: {error}") from None
         records = self._accounting.kind(config, self._access.name == Commands.name)
-        self._facts = replace(facts, records=records)
+        self._facts = replace(facts, records=records, licences=self._licences())
         self._array_size = config.array_size
         return Listing(
             taken=taken,
@@ -210,6 +219,13 @@ class Slurm(Adapter):
             facts=self._facts,
             up_since=wall + up,
         )
+
+    def _licences(self) -> Mapping[str, Copies]:
+        """What Slurm counts of licences; where it counts none it is asked now and then."""
+        now = time.monotonic()
+        if self._copies or now >= self._look_again:
+            self._copies, self._look_again = self._access.licences(), now + _LICENCES_AGAIN
+        return self._copies
 
     def trace(self, missing: Sequence[Missing]) -> Trace:
         return self._accounting.trace(missing)

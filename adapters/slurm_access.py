@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 from metasched.adapters.base import Order
 from metasched.adapters.slurm_text import Controller, NodeLine, QueueLine
+from metasched.model import Copies
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,9 @@ class Access(Protocol):
 
     def controller(self) -> Controller:
         """The times by which a listing is judged, read from the controller now."""
+
+    def licences(self) -> dict[str, Copies]:
+        """The licences that Slurm counts, its own and those of slurmdbd."""
 
     def hold(self, ids: Collection[str]) -> str:
         """Let none of these begin; what was said against it, which only a listing can confirm."""

@@ -105,6 +105,8 @@ def _sizes(job: Job) -> dict[str, str | None]:
         options["mem"] = f"{job.memory}M"
     if job.memory_per_cpu is not None:
         options["mem-per-cpu"] = f"{job.memory_per_cpu}M"
+    if job.licences:
+        options["licenses"] = ",".join(f"{name}:{count}" for name, count in job.licences.items())
     if job.gres:
         options["gres"] = ",".join(f"{kind}:{count}" for kind, count in job.gres.items())
     if job.exclusive:

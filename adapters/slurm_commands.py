@@ -16,7 +16,7 @@ from metasched.adapters.base import Order, Refused, Unreachable
 from metasched.adapters.commands import Answer, Stopped, answer_of, memory_file, run
 from metasched.adapters.launching import Launcher
 from metasched.adapters.slurm_access import SlurmOptions
-from metasched.model import Payload
+from metasched.model import Copies, Payload
 
 # sbatch says so, sleeps for a second (later for two, three, ...) and tries again by itself.
 _RETRYING = re.compile(r"retrying$", re.MULTILINE)
@@ -125,6 +125,9 @@ class Commands:
 
     def controller(self) -> text.Controller:
         return self._read(text.controller, "scontrol", "show", "config")
+
+    def licences(self) -> dict[str, Copies]:
+        return self._read(text.licences, "scontrol", "--oneliner", "show", "licenses")
 
     def hold(self, ids: Collection[str]) -> str:
         answers = [self._act("hold", *some) for some in text.grouped(ids)]

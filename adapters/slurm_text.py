@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from metasched.arrays import parse_array
-from metasched.model import Facts, Nodes, Partition, Row, State, parse_tag
+from metasched.model import Copies, Facts, Nodes, Partition, Row, State, parse_tag
 
 IDS_PER_CALL = 500
 NO_LIMIT = 365 * 86400.0  # seconds; stands for a job's UNLIMITED where a number is needed
@@ -228,6 +228,20 @@ def controller(text: str) -> Controller:
         if found.get("JobCompType") == "jobcomp/filetxt"
         else None,
     )
+
+
+def licences(text: str) -> dict[str, Copies]:
+    """The licences of `scontrol --oneliner show licenses`, those that others reserve as taken."""
+    found = {}
+    for line in text.splitlines():
+        said = dict(re.findall(r"(\w+)=(\S*)", line))
+        if "LicenseName" not in said:
+            continue
+        if not {"Total", "Free"} <= said.keys():
+            raise ValueError(f"no number of licences in {line[:100]!r}")
+        total, free = int(said["Total"]), int(said["Free"])
+        found[said["LicenseName"]] = Copies(total, max(total - free, 0))
+    return found
 
 
 def release(text: str) -> tuple[int, int]:

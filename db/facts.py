@@ -57,6 +57,7 @@ def lasting(facts: Facts) -> Facts:
         owed=0.0,
         pending=0,
         head=None,
+        licences={name: replace(copies, used=0) for name, copies in facts.licences.items()},
     )
 
 

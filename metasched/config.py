@@ -63,6 +63,7 @@ def _absolute(path: str) -> str:
     return path
 
 
+MAPS = ("partition", "account", "qos", "feature", "licence")  # whose words clusters translate
 # ten years: beyond that a number is a slip, and sums of such numbers are no times any more
 LONGEST = 10 * 366 * 86400.0
 Seconds = Annotated[float, BeforeValidator(_duration), Field(gt=0, le=LONGEST)]
@@ -454,11 +455,8 @@ def _cluster(table: ClusterTable, path: Path | None) -> ClusterSettings:
     kind = _kind("adapter", table.adapter, GROUP, adapter_class, where)
     options = _options(kind.Options, table, where)
     for name in table.map:
-        if name not in ("partition", "account", "qos", "feature"):
-            raise ConfigError(
-                f'unknown map "{name}", {where}; '
-                f"{_nearest(name, ('partition', 'account', 'qos', 'feature'))}"
-            )
+        if name not in MAPS:
+            raise ConfigError(f'unknown map "{name}", {where}; {_nearest(name, MAPS)}')
     return ClusterSettings(
         cluster=Cluster(
             name=table.name,

@@ -166,7 +166,8 @@ def _shape(facts: Facts | None, *, passing: bool = True) -> object:
             kind = (n.cpus, n.memory, tuple(sorted(n.gres.items())), n.features, up)
             nodes[kind] = nodes.get(kind, 0) + n.count
         shape.append((p.name, p.default, passing and p.up, p.max_time, p.max_nodes, nodes))
-    return shape
+    licences = {n: (c.total, passing and c.used) for n, c in facts.licences.items()}
+    return shape, licences
 
 
 class Core:

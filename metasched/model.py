@@ -54,6 +54,8 @@ class Reason(StrEnum):
     CLUSTER_DRAINED = "cluster_drained"
     NO_MAPPING = "no_mapping"
     FILESYSTEM = "filesystem"
+    LICENCE_UNKNOWN = "licence_unknown"
+    LICENCE_BUSY = "licence_busy"
     RECALLED = "recalled"
     PRIORITY = "priority"
     DUPLICATE = "duplicate"  # two attempts have begun: a manager brought one back
@@ -237,6 +239,14 @@ class Partition:
 
 
 @dataclass(frozen=True)
+class Copies:
+    """How many copies of a licence a manager itself gives out, and how many of them are taken."""
+
+    total: int
+    used: int = 0
+
+
+@dataclass(frozen=True)
 class Facts:
     """What a cluster says of itself, reduced to what decisions need.
 
@@ -244,7 +254,8 @@ class Facts:
     everyone's (end by the limit, cpus), earliest end first; `owed` the cpu seconds
     (cpus x limit) of *other people's* pending jobs that could start (not held, no dependency);
     `pending` the number of everyone's such jobs; `head` (cpus, limit) of the first of them in
-    the manager's own order. `records` says in words how the manager's accounting tells of jobs that
+    the manager's own order. `licences` are those that it counts itself, under its own names.
+    `records` says in words how the manager's accounting tells of jobs that
     it lists no more; empty: it does not.
     """
 
@@ -256,6 +267,7 @@ class Facts:
     pending: int = 0
     head: tuple[int, float] | None = None
     records: str = ""
+    licences: Mapping[str, Copies] = field(default_factory=dict)
 
     def partition(self, name: str | None) -> Partition | None:
         """The partition of that name; for None the default one, else the first."""

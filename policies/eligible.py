@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -29,9 +30,10 @@ class NoMapping(Exception):
 def translated(job: Job, cluster: Cluster, facts: Facts | None) -> Job:
     """The job in the cluster's own words. NoMapping if the site maps one of its words nowhere.
 
-    A partition or feature that the cluster itself has under that name needs no mapping.
+    A partition or feature that the cluster itself has under that name needs no mapping. Of the
+    licences those are left that its manager counts.
     """
-    if not (job.partition or job.account or job.qos or job.constraint):
+    if not (job.partition or job.account or job.qos or job.constraint or job.licences):
         return job
     own_partitions = {p.name for p in facts.partitions} if facts else set()
     own_features = (
@@ -59,7 +61,18 @@ def translated(job: Job, cluster: Cluster, facts: Facts | None) -> Job:
         account=word("account", job.account),
         qos=word("qos", job.qos),
         constraint=constraint,
+        licences={} if facts is None else _counted(job, cluster, facts),
     )
+
+
+def _counted(job: Job, cluster: Cluster, facts: Facts) -> dict[str, int]:
+    """What the job asks for of the licences that the manager counts, in its names."""
+    known: Counter[str] = Counter()
+    for name, count in job.licences.items():
+        word = cluster.maps.get("licence", {}).get(name, name)
+        if word in facts.licences:
+            known[word] += count
+    return dict(known)
 
 
 def _has_features(nodes: Nodes, constraint: str | None) -> bool:
@@ -145,12 +158,25 @@ def unfit(job: Job, cluster: Cluster, facts: Facts | None) -> Unfit | None:
         return Unfit(Reason.CLUSTER_DRAINED, "it has no partition with nodes now")
     if partition is None:
         return Unfit(Reason.NO_MAPPING, f'it has no partition "{here.partition}"')
-    if (text := _too_large(here, partition)) is not None:
+    if (text := _too_large(here, partition) or _too_many(here, facts)) is not None:
         return Unfit(Reason.NO_CLUSTER_FITS, text)
     if not partition.up:
         return Unfit(Reason.CLUSTER_DRAINED, f"its partition {partition.name} is closed")
     if not (all(n.up for n in partition.nodes) or holds(here, partition, up=True)):
         return Unfit(Reason.CLUSTER_DRAINED, "too many of its nodes are down or drained")
+    for name, count in here.licences.items():
+        copies = facts.licences[name]
+        if count > copies.total - copies.used:
+            told = f"by its own count {copies.used} of {copies.total} {name} are taken"
+            return Unfit(Reason.LICENCE_BUSY, told)
+    return None
+
+
+def _too_many(job: Job, facts: Facts) -> str | None:
+    """Why the manager's own counter of licences can never let the job begin."""
+    for name, count in job.licences.items():
+        if count > (total := facts.licences[name].total):
+            return f"its manager counts {total} {name} in all, the job asks for {count}"
     return None
 
 

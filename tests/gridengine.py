@@ -388,7 +388,7 @@ def hosted(cell: Cell, options: DrmaaOptions, instance: str, folder: Path) -> Ho
         options,
         instance,
         folder,
-        Capabilities(gres=True, suspends=True, memory=options.memory is not None),
+        Capabilities(gres=True, licences=True, suspends=True, memory=options.memory is not None),
         [*cell.inside, sys.executable],
         {**Drmaa.environment, **cell.environment, "PATH": _PATH},
     )

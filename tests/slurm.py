@@ -82,7 +82,7 @@ class ClusterSpec:
     settings: tuple[str, ...] = ()
 
 
-ALPHA = ClusterSpec("alpha", "a", nodes=4, cpus=16, gpus=2)
+ALPHA = ClusterSpec("alpha", "a", nodes=4, cpus=16, gpus=2, settings=("Licenses=matlab:3",))
 BETA = ClusterSpec("beta", "b", nodes=3, cpus=8)
 
 

@@ -387,6 +387,21 @@ def test_counted_gres(manager: Manager) -> None:
     assert free == total - 1
 
 
+def test_counted_licences(manager: Manager) -> None:
+    if not manager.adapter.capabilities.licences:
+        pytest.skip("this manager counts no licences")
+    ((name, copies),) = manager.adapter.poll().facts.licences.items()
+    assert (copies.used, copies.total) == (0, 3)
+    holder = manager.submit("exec sleep 300", licences={name: 2})
+    manager.wait_state(holder, State.RUNNING)
+    manager.wait_facts(lambda facts: facts.licences[name].used == 2)
+    waiting = manager.submit("true", licences={name: 2})
+    manager.wait_state(waiting, State.PENDING)
+    manager.withdraw(holder)
+    assert manager.wait_end(waiting).state is State.COMPLETED
+    manager.wait_facts(lambda facts: facts.licences[name].used == 0)
+
+
 # Many.
 
 

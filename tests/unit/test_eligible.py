@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from metasched.model import Cluster, Facts, Job, Nodes, Partition, Reason
+from metasched.model import Cluster, Copies, Facts, Job, Nodes, Partition, Reason
 from metasched.policies.eligible import NoMapping, holds, translated, unfit
 
 
@@ -110,3 +111,33 @@ def test_what_fits_in_what_is_free(wanted: dict[str, Any], free: bool) -> None:
     nodes = (Nodes(1, 8, 4, 1000, 500), Nodes(1, 8, 2, 1000, 100), Nodes(3, 8, 0, up=False))
     assert holds(job(**wanted), Partition("main", nodes), free=True) is free
     assert holds(job(**wanted), Partition("main", nodes))
+
+
+COUNTED = {"matlab": Copies(total=3, used=2), "abq@flex": Copies(total=9)}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "reason", "told"),
+    [
+        ({"matlab": 1}, COUNTED, None, ""),
+        ({"matlab": 2}, COUNTED, Reason.LICENCE_BUSY, "2 of 3 matlab are taken"),
+        ({"matlab": 4}, COUNTED, Reason.NO_CLUSTER_FITS, "3 matlab in all, the job asks for 4"),
+        ({"matlab": 4}, {}, None, ""),  # only our own ledger counts it
+        ({"abaqus": 10}, COUNTED, Reason.NO_CLUSTER_FITS, "9 abq@flex in all"),
+    ],
+)
+def test_where_the_managers_own_counter_is_smaller_it_is_respected(
+    wanted: dict[str, int], there: dict[str, Copies], reason: Reason | None, told: str
+) -> None:
+    site = cluster(maps={"licence": {"abaqus": "abq@flex"}})
+    found = unfit(job(licences=wanted), site, replace(facts(), licences=there))
+    assert (found.reason if found else None) == reason
+    assert told in (found.text if found else "")
+
+
+def test_a_manager_is_asked_for_the_licences_that_it_counts_by_its_names() -> None:
+    site = cluster(maps={"licence": {"abaqus": "abq@flex"}})
+    wanted = job(licences={"matlab": 1, "abaqus": 2, "ansys": 3})
+    here = translated(wanted, site, replace(facts(), licences=COUNTED))
+    assert here.licences == {"matlab": 1, "abq@flex": 2}
+    assert translated(wanted, site, facts()).licences == {}

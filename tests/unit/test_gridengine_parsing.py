@@ -15,7 +15,7 @@ from metasched.adapters.drmaa_script import script
 from metasched.adapters.gridengine_accounting import Accounting
 from metasched.adapters.gridengine_batch import native
 from metasched.adapters.interpreter import interpreter
-from metasched.model import Job, Payload, State
+from metasched.model import Copies, Job, Payload, State
 
 INSTANCE = "k3f9"
 TAG = "ms-k3f9-42-1"
@@ -409,3 +409,18 @@ def test_the_generic_templates() -> None:
 def test_options_that_make_no_sense(wrong: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         DrmaaOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_consumables_of_the_whole_cell() -> None:
+    known = {name: text.Complex(name, kind) for name, kind in (("lic", "JOB"), ("arch", "NO"))}
+    host = "hostname  global\ncomplex_values  lic=4,arch=7, \\\n    other=3,lic2=INFINITY\n"
+    totals = text.totals(host, known)
+    assert totals == {"lic": 4}
+    assert text.totals("complex_values NONE\n", known) == {}
+    xml = (
+        "<qhost><host name='h'><resourcevalue name='lic' dominance='gc'>9</resourcevalue></host>"
+        "<host name='global'><resourcevalue name='lic' dominance='gc'>1.000000</resourcevalue>"
+        "</host></qhost>"
+    )
+    assert text.tokens(xml, totals) == {"lic": Copies(4, 3)}
+    assert text.tokens("<qhost></qhost>", totals) == {}

@@ -11,7 +11,7 @@ from metasched.adapters import slurm_text as text
 from metasched.adapters.base import Order, Refused
 from metasched.adapters.slurm import SlurmOptions
 from metasched.adapters.slurm_reach import Reach
-from metasched.model import Facts, Job, Nodes, Payload, Row, State
+from metasched.model import Copies, Facts, Job, Nodes, Payload, Row, State
 
 TAKEN = 1795228098.0
 OURS = "abcd1234"
@@ -730,3 +730,14 @@ def test_a_complaint_is_one_line_without_the_commands_name() -> None:
 def test_wrong_options_are_named(wrong: dict[str, Any], text_: str) -> None:
     with pytest.raises(ValueError, match=text_):
         SlurmOptions(**{"config": "/etc/slurm.conf", **wrong})
+
+
+def test_licences_as_slurm_counts_them() -> None:
+    told = (
+        "LicenseName=matlab Total=4 Used=1 Free=2 Reserved=1 Remote=no\n"
+        "LicenseName=abq@flex Total=10 Used=12 Free=-2 Reserved=0 Remote=yes LastConsumed=0\n"
+    )
+    assert text.licences(told) == {"matlab": Copies(4, 2), "abq@flex": Copies(10, 12)}
+    assert text.licences("No licenses configured in Slurm.\n") == {}
+    with pytest.raises(ValueError, match="no number"):
+        text.licences("LicenseName=matlab Total=4\n")
