@@ -354,9 +354,16 @@ def qmaster_hung(trial: Trial) -> Mend:
 
 
 def qmaster_killed(trial: Trial) -> Mend:
-    """SIGKILL of sge_qmaster."""
-    trial.grid.kill_qmaster()
-    return trial.grid.start_qmaster
+    """SIGKILL of sge_qmaster; the execution host's daemon is then started again, as we advise."""
+    cell = trial.grid
+    cell.kill_qmaster()
+
+    def mend() -> None:
+        cell.start_qmaster()
+        cell.kill_execd()
+        cell.start_execd()
+
+    return mend
 
 
 def execd_killed(trial: Trial) -> Mend:
