@@ -43,7 +43,7 @@ from tests.chaos.site import keep_temporaries_in
 
 NOTES = Path(ROOT) / ".chaos"
 REPORT = Path(ROOT) / "docs" / "reliability.md"
-LANES = {"local": 3, "slurm": 1, "gridengine": 1}  # rounds at a time
+LANES = {"local": 3, "slurm": 2, "gridengine": 1}  # rounds at a time
 KILLS = sum(fault.times for fault in FAULTS if fault.manager == "local" and fault.kills)
 
 

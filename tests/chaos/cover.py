@@ -155,7 +155,7 @@ def _silent(site: ChaosSite, stream: Stream) -> None:
             assert time.monotonic() < until, f"somebody holds {lock.name}"
         while site.alive and time.monotonic() < until:
             stream.submit(3, clusters=(name,))
-            if any(c["state"] != "up" for c in site.client.clusters()):
+            if not site.heard():
                 return
             time.sleep(0.05)
 

@@ -93,9 +93,8 @@ Mend = Callable[[], object]
 class Fault:
     """`times`: strikes in a whole run, `at_once` of them on one site.
 
-    `kills`: each kills a daemon or a worker. `may_fail`: it may end what runs. `quick`: it takes
-    few seconds, so `make test` strikes with it, too. `needs`: why what it needs beside the
-    manager cannot be had, or None.
+    `may_fail`: it may end what runs. `quick`: it takes few seconds, so `make test` strikes with
+    it, too. `needs`: why what it needs beside the manager cannot be had, or None.
     """
 
     name: str
@@ -103,13 +102,17 @@ class Fault:
     strike: Strike
     times: int
     at_once: int
-    kills: bool = False
     may_fail: bool = False
     quick: bool = True
     needs: Callable[[], str | None] = lambda: None
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def kills(self) -> bool:
+        """Whether each strike kills a daemon or a worker."""
+        return self.strike in _KILLING
 
     def missing(self) -> str | None:
         """Why it cannot be had here, or None if it can."""
@@ -372,12 +375,16 @@ def execd_killed(trial: Trial) -> Mend:
     return trial.grid.start_execd
 
 
+_KILLING = (
+    *(daemon_at_each_point, daemon_at_a_point, daemon_at_random),
+    *(worker_at_a_point, worker_in_c),
+)
 FAULTS = (
-    Fault("daemon killed at each crash point", "local", daemon_at_each_point, 120, 120, kills=True),
-    Fault("daemon killed at a crash point", "local", daemon_at_a_point, 420, 30, kills=True),
-    Fault("daemon killed at a random time", "local", daemon_at_random, 310, 31, kills=True),
-    Fault("worker killed at a crash point", "local", worker_at_a_point, 120, 30, kills=True),
-    Fault("worker crashed in C", "local", worker_in_c, 30, 30, kills=True),
+    Fault("daemon killed at each crash point", "local", daemon_at_each_point, 120, 120),
+    Fault("daemon killed at a crash point", "local", daemon_at_a_point, 420, 30),
+    Fault("daemon killed at a random time", "local", daemon_at_random, 310, 31),
+    Fault("worker killed at a crash point", "local", worker_at_a_point, 120, 30, quick=False),
+    Fault("worker crashed in C", "local", worker_in_c, 30, 30),
     Fault("worker hung", "local", worker_hung, 6, 3, quick=False),
     Fault(
         *("database locked by another program", "local", outage(database_locked, 5 + SILENCE)),
@@ -393,9 +400,9 @@ FAULTS = (
     Fault(
         "clock stepped by an hour", "local", clock_stepped, 4, 2, quick=False, needs=_no_faketime
     ),
-    Fault("daemon killed at a crash point", "slurm", daemon_at_a_point, 120, 20, kills=True),
-    Fault("daemon killed at a random time", "slurm", daemon_at_random, 60, 20, kills=True),
-    Fault("worker killed at a crash point", "slurm", worker_at_a_point, 24, 12, kills=True),
+    Fault("daemon killed at a crash point", "slurm", daemon_at_a_point, 120, 20),
+    Fault("daemon killed at a random time", "slurm", daemon_at_random, 60, 20, quick=False),
+    Fault("worker killed at a crash point", "slurm", worker_at_a_point, 24, 12, quick=False),
     Fault("slurmctld stopped and started", "slurm", outage(controller_stopped), 4, 4),
     Fault(
         "slurmctld stopped for minutes", "slurm", outage(controller_stopped, 130), 1, 1, quick=False
@@ -406,9 +413,9 @@ FAULTS = (
     ),
     Fault("slurmd killed", "slurm", outage(node_killed), 4, 4, may_fail=True),
     Fault("munged killed", "slurm", outage(munge_killed), 4, 4),
-    Fault("daemon killed at a crash point", "gridengine", daemon_at_a_point, 30, 15, kills=True),
-    Fault("daemon killed at a random time", "gridengine", daemon_at_random, 15, 15, kills=True),
-    Fault("worker killed at a crash point", "gridengine", worker_at_a_point, 10, 10, kills=True),
+    Fault("daemon killed at a crash point", "gridengine", daemon_at_a_point, 30, 15),
+    Fault("daemon killed at a random time", "gridengine", daemon_at_random, 15, 15, quick=False),
+    Fault("worker killed at a crash point", "gridengine", worker_at_a_point, 10, 10),
     Fault("qmaster stopped", "gridengine", outage(qmaster_hung, 2 * SILENCE), 3, 3),
     Fault("qmaster killed", "gridengine", outage(qmaster_killed), 4, 2, quick=False),
     Fault("execd killed", "gridengine", outage(execd_killed), 3, 3, quick=False),

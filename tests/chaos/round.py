@@ -21,6 +21,7 @@ from tests.gridengine import Cell
 from tests.slurm import SlurmSite
 
 OPEN = "queued,held,dispatching,pending,running,suspended"
+FOR_OTHERS = ("dependency", "limit_array")  # these wait for jobs that may be unknown
 QUIET = 3.0  # seconds for which what is unknown must have stayed so until we look at it
 PASSAGES = {"local": 80, "slurm": 60, "gridengine": 60}  # mean number until a death
 
@@ -167,9 +168,9 @@ def settle(
     while True:
         with contextlib.suppress(ClientError):
             stream.release()
-            if not site.client.jobs(state=OPEN):
+            if all(row["reason"] in FOR_OTHERS for row in site.client.jobs(state=OPEN)):
                 rows = site.client.jobs(state="unknown")
-                if not rows:
+                if not (rows or site.client.jobs(state=OPEN)):
                     break
                 now = time.monotonic()
                 began = stream.began()
