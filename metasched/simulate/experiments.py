@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import replace
 from difflib import get_close_matches
 
 from metasched.simulate.better import BETTER
 from metasched.simulate.published import PUBLISHED
-from metasched.simulate.settings import simulate
-from metasched.simulate.trials import Case, Experiment, ExperimentError, Result
+from metasched.simulate.published_reservations import RESERVATIONS
+from metasched.simulate.trials import Experiment, ExperimentError, Playable, Result
 
-EXPERIMENTS = {e.name: e for e in (*PUBLISHED, *BETTER)}
+EXPERIMENTS = {e.name: e for e in (*PUBLISHED, *RESERVATIONS, *BETTER)}
 
 
 def find(name: str) -> Experiment:
@@ -49,16 +48,13 @@ def run(
 def _one(name: str, place: int, seed: int) -> dict[str, float]:
     """The figures of one case with one seed, in a process of the pool."""
     experiment = EXPERIMENTS[name]
-    case = experiment.cases()[place]
-    workload, clusters = case.grid(seed)
-    settings = replace(case.settings, meta=replace(case.settings.meta, seed=seed), seed=seed)
-    schedule = simulate(workload, clusters, settings, scheme=case.scheme)
+    schedule = experiment.cases()[place].play(seed)
     return {name: figure(schedule) for name, figure in experiment.figures.items()}
 
 
 def _results(
     experiment: Experiment,
-    cases: Sequence[Case],
+    cases: Sequence[Playable],
     runs: int,
     values: Mapping[tuple[int, int], Mapping[str, float]],
 ) -> Iterator[Result]:

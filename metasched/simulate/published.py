@@ -23,11 +23,11 @@ PUSH = Policy(load="paper", pull=False)
 # Figures, in the papers' units.
 
 
-def _flow(schedule: Schedule) -> float:
+def flow(schedule: Schedule) -> float:
     return metrics.mean(p.flow for p in schedule.placed)
 
 
-def _utilisation(schedule: Schedule) -> float:
+def utilisation(schedule: Schedule) -> float:
     """U of Kurowski et al.: of each provider until the last ending of all, their mean."""
     span = metrics.makespan(schedule.placed)
     return metrics.mean(
@@ -259,7 +259,7 @@ PUBLISHED = (
         "Kurowski et al. 2011, Table 2",
         1,
         "FCFS",
-        {"U": _utilisation, "F": _flow},
+        {"U": utilisation, "F": flow},
         _periods,
     ),
     Experiment(
@@ -268,7 +268,7 @@ PUBLISHED = (
         "Kurowski et al. 2011, Table 3",
         20,
         "FCFS",
-        {"U": _utilisation, "F": _flow},
+        {"U": utilisation, "F": flow},
         _queues,
     ),
 )

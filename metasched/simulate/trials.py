@@ -6,16 +6,16 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from metasched.errors import UserError
 from metasched.simulate import metrics, swf
 from metasched.simulate.engine import THROUGH_US, Schedule
 from metasched.simulate.schemes import Scheme
-from metasched.simulate.settings import Settings
+from metasched.simulate.settings import Settings, simulate
 from metasched.simulate.synthetic import Grid
 from metasched.simulate.workload import Workload, from_trace
 
@@ -45,6 +45,26 @@ class Case(NamedTuple):
     published: Mapping[str, float] = {}
     scheme: Scheme = THROUGH_US
 
+    def play(self, seed: int) -> Schedule:
+        """One run: the seed is the grid's, the policy's and the settings'."""
+        workload, clusters = self.grid(seed)
+        settings = replace(self.settings, meta=replace(self.settings.meta, seed=seed), seed=seed)
+        return simulate(workload, clusters, settings, scheme=self.scheme)
+
+
+class Playable(Protocol):
+    """What an experiment needs of a case: where it stands in the table, its grid and its runs."""
+
+    @property
+    def row(self) -> str: ...
+    @property
+    def column(self) -> str: ...
+    @property
+    def published(self) -> Mapping[str, float]: ...
+
+    def grid(self, seed: int) -> Grid: ...
+    def play(self, seed: int) -> Schedule: ...
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -57,7 +77,7 @@ class Experiment:
     runs: int
     baseline: str
     figures: Mapping[str, Callable[[Schedule], float]]
-    cases: Callable[[], list[Case]]
+    cases: Callable[[], Sequence[Playable]]
 
 
 class Result(NamedTuple):

@@ -1,0 +1,129 @@
+"""Batch jobs and advance reservations on several providers: Kurowski et al. 2011, section 4.
+
+A batch job goes to the provider where the fewest wait and is started first fit, never past a
+reservation by its limit. A reservation is booked when it is asked for, by the daemon's own CARTS,
+requests and choosers; its processors are chosen when it starts (dynamic binding), so amounts are
+enough. One that does not fit into its window is booked for the first time after it: late, never
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import nextafter
+
+from metasched.carts import Carts
+from metasched.policies.reserving import Chooser
+from metasched.reservations import Offer, best
+from metasched.reservations import Request as Reservation
+from metasched.simulate.clusters import SimulatedCluster
+from metasched.simulate.engine import Placed, Schedule
+from metasched.simulate.workload import Request, Workload
+
+_END, _ARRIVAL = 0, 1  # what ends at a moment ends before what arrives
+
+
+@dataclass
+class _Provider:
+    """One cluster: what it has promised, what waits, when what runs must end by its limit."""
+
+    carts: Carts
+    queue: dict[int, Request] = field(default_factory=dict)
+    limits: dict[int, float] = field(default_factory=dict)
+
+    def pass_queue(self, now: float) -> list[Request]:
+        """Start, first fit, what ends by its limit before a reservation needs its processors."""
+        begun = []
+        free = self.carts.free(now, nextafter(now, now + 1))
+        for request in list(self.queue.values()):
+            cpus, end = request.job.cpus, now + limit(request)
+            if cpus <= free and self.carts.free(now, end) >= cpus:
+                self.carts.reserve(now, end, cpus)
+                free -= cpus
+                self.limits[request.job.id] = end
+                del self.queue[request.job.id]
+                begun.append(request)
+        return begun
+
+    def end(self, now: float, request: Request) -> None:
+        """A batch job has ended: what it held until its limit is free."""
+        until = self.limits.pop(request.job.id)
+        if now < until:
+            self.carts.release(now, until, request.job.cpus)
+
+
+def limit(request: Request) -> float:
+    """Seconds for which a batch job is taken to run: one that ran longer was let run."""
+    return max(request.job.estimated, request.ran)
+
+
+def schedule(
+    workload: Workload,
+    clusters: Sequence[SimulatedCluster],
+    windows: Mapping[int, Reservation],
+    chooser: Chooser,
+    batch: Sequence[int],
+    reserved: Sequence[int],
+) -> Schedule:
+    """Run it all. `windows` maps those jobs to their requests that are reservations.
+
+    `batch` and `reserved` are the places of the clusters for either kind: disjoint ones are a
+    static partition. Deterministic but for the chooser's own draws.
+    """
+    first = workload.requests[0].job.submitted if workload.requests else 0.0
+    providers = [_Provider(Carts(cluster.cpus, first)) for cluster in clusters]
+    names = {cluster.name: place for place, cluster in enumerate(clusters)}
+    by_id = {request.job.id: request for request in workload.requests}
+    placed: dict[int, Placed] = {}
+    events = [(r.job.submitted, _ARRIVAL, r.job.id) for r in workload.requests]
+    events.sort()
+    handled = passes = 0
+    while events:
+        now, stirred = events[0][0], set()
+        while events and events[0][0] <= now:
+            _, kind, id = heappop(events)
+            request, window = by_id[id], windows.get(id)
+            handled += 1
+            if kind == _END:
+                place = placed[id].cluster
+                if window is None:
+                    providers[place].end(now, request)
+                stirred.add(place)
+            elif window is None:
+                place = min(batch, key=lambda place: len(providers[place].queue))
+                providers[place].queue[id] = request
+                stirred.add(place)
+            else:
+                offers = {
+                    clusters[place].name: _offer(providers[place].carts, window)
+                    for place in reserved
+                }
+                name = chooser.choose(offers, window.deadline)
+                offer, place = offers[name], names[name]
+                providers[place].carts.reserve(offer.start, offer.end, offer.size)
+                placed[id] = Placed(
+                    request, offer.start, offer.end, offer.size, place, 0, priority=0, moves=0
+                )
+                heappush(events, (offer.end, _END, id))
+        for place in sorted(stirred):
+            provider = providers[place]
+            provider.carts.prune(now)
+            passes += 1
+            for request in provider.pass_queue(now):
+                job, end = request.job, now + request.ran
+                placed[job.id] = Placed(request, now, end, job.cpus, place, 0, priority=0, moves=0)
+                heappush(events, (end, _END, job.id))
+    rows = tuple(placed[request.job.id] for request in workload.requests)
+    return Schedule(tuple(clusters), rows, dict(workload.dropped), handled, passes)
+
+
+def _offer(carts: Carts, window: Reservation) -> Offer:
+    """The window asked for, or the first one after its start that there is."""
+    offer = best(carts, window)
+    if offer is None:
+        start = carts.earliest_start(window.least, window.shortest, window.ready)
+        assert start is not None, "a reservation larger than its cluster"
+        offer = Offer(start, start + window.shortest, window.least)
+    return offer

@@ -1,0 +1,138 @@
+"""Batch jobs and reservations on providers, by hand and at random; the published strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metasched.model import Job
+from metasched.policies.reserving import MinimumCompletionTime, ResourcePriority
+from metasched.reservations import Request as Reservation
+from metasched.simulate.clusters import parse
+from metasched.simulate.engine import Schedule
+from metasched.simulate.experiments import EXPERIMENTS
+from metasched.simulate.published_reservations import ReservedCase
+from metasched.simulate.reserved import schedule
+from metasched.simulate.workload import Request, Workload
+from tests.traces import trace
+
+BOTH = (0, 1)
+
+
+def task(id: int, submitted: float, cpus: int, estimated: float, ran: float) -> Request:
+    job = Job(id=id, submitted=submitted, estimated=estimated, cpus=cpus)
+    return Request(job, ran, id)
+
+
+def run(
+    requests: Sequence[Request],
+    windows: dict[int, Reservation],
+    clusters: str = "4",
+    batch: tuple[int, ...] = (0,),
+    reserved: tuple[int, ...] = (0,),
+) -> Schedule:
+    workload = Workload("by hand", tuple(requests))
+    chooser = ResourcePriority(["c1", "c2"])
+    return schedule(workload, parse(clusters), windows, chooser, batch, reserved)
+
+
+def starts(run: Schedule) -> list[tuple[float, int]]:
+    return [(placed.start, placed.cluster) for placed in run.placed]
+
+
+def test_a_batch_job_never_runs_into_a_reservation_by_its_limit() -> None:
+    tasks = [
+        task(1, 0, 3, 10, 10),
+        task(2, 1, 2, 30, 5),
+        task(3, 1, 2, 19, 5),
+        task(4, 1, 1, 99, 9),
+    ]
+    windows = {1: Reservation.fixed(3, 20, 30)}
+    # 2 would be in its way and waits until its end; 3 is over by then; 4 fits beside it
+    assert starts(run(tasks, windows)) == [(20, 0), (30, 0), (1, 0), (1, 0)]
+
+
+def test_what_ends_before_its_limit_makes_room_at_once() -> None:
+    tasks = [task(1, 0, 4, 100, 7), task(2, 1, 4, 10, 10)]
+    assert starts(run(tasks, {})) == [(0, 0), (7, 0)]
+
+
+def test_a_window_that_is_taken_is_late_and_not_refused() -> None:
+    tasks = [task(1, 0, 4, 50, 50), task(2, 1, 1, 10, 10)]
+    windows = {2: Reservation.fixed(1, 20, 30)}
+    assert starts(run(tasks, windows)) == [(0, 0), (50, 0)]
+
+
+def test_batch_goes_where_the_fewest_wait_and_a_partition_is_kept() -> None:
+    tasks = [task(id, 0, 2, 10, 10) for id in range(1, 6)]
+    assert starts(run(tasks, {}, "2,2", batch=BOTH)) == [(0, 0), (0, 1), (10, 0), (10, 1), (20, 0)]
+    windows = {1: Reservation.fixed(2, 5, 15)}
+    static = starts(run(tasks, windows, "2,2", batch=(1,), reserved=(0,)))
+    assert static == [(5, 0), (0, 1), (10, 1), (20, 1), (30, 1)]
+
+
+@st.composite
+def days(draw: st.DrawFn) -> tuple[list[Request], dict[int, Reservation]]:
+    tasks, windows, now = [], {}, 0
+    for id in range(1, draw(st.integers(1, 25)) + 1):
+        now += draw(st.integers(0, 10))
+        cpus, estimated = draw(st.integers(1, 4)), draw(st.integers(1, 30))
+        tasks.append(task(id, now, cpus, estimated, draw(st.integers(1, 40))))
+        if draw(st.booleans()):
+            ready, slack = now + draw(st.integers(0, 40)), draw(st.integers(0, 20))
+            ran = tasks[-1].ran
+            windows[id] = Reservation.flexible(cpus, ran, ready, ready + ran + slack)
+    return tasks, windows
+
+
+@settings(max_examples=300)
+@given(days(), st.integers(0, 9))
+def test_never_more_than_there_is_and_each_reservation_is_kept(
+    day: tuple[list[Request], dict[int, Reservation]], seed: int
+) -> None:
+    tasks, windows = day
+    workload = Workload("at random", tuple(tasks))
+    clusters = parse("4,4")
+    result = schedule(workload, clusters, windows, MinimumCompletionTime(seed), BOTH, BOTH)
+    assert [placed.job.id for placed in result.placed] == [t.job.id for t in tasks]
+    for place in BOTH:
+        here = [placed for placed in result.placed if placed.cluster == place]
+        for moment in {placed.start for placed in here}:
+            assert sum(p.cpus for p in here if p.start <= moment < p.end) <= 4
+    for placed in result.placed:
+        window = windows.get(placed.job.id)
+        assert placed.end - placed.start == placed.request.ran
+        assert placed.start >= (placed.job.submitted if window is None else window.ready)
+
+
+# The published experiments
+
+
+def test_every_row_compares_its_strategies_on_the_same_reservations() -> None:
+    for name in ("reservation-shares", "reservation-strategies", "reservation-windows"):
+        experiment = EXPERIMENTS[name]
+        cases = experiment.cases()
+        assert {case.column for case in cases} >= {experiment.baseline}
+        for case in cases:
+            assert set(case.published) <= set(experiment.figures)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # it runs the whole log for its waits
+def test_static_is_the_worst_and_priority_beats_the_earliest_in_the_mean() -> None:
+    """The robust orderings of Kurowski et al. 2011, Table 6, on 20 sets of reservations."""
+    trace("SDSC-SP2.swf.gz")
+    experiment = EXPERIMENTS["reservation-strategies"]
+    flow = {
+        column: [
+            experiment.figures["F"](ReservedCase("", column, "68000-69000", 0.3).play(seed))
+            for seed in range(1, 21)
+        ]
+        for column in ("priority", "MCT", "static")
+    }
+    means = [sum(values) / len(values) for values in flow.values()]
+    assert all(better < worse for better, worse in pairwise(means)), means
