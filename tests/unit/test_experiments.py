@@ -12,7 +12,7 @@ from metasched.cli import main
 from metasched.simulate import experiments
 from metasched.simulate.experiments import EXPERIMENTS, run
 from metasched.simulate.federations import Federation, Site
-from metasched.simulate.trials import Result, interval
+from metasched.simulate.trials import Case, Result, interval
 from tests.traces import trace
 
 
@@ -25,6 +25,7 @@ def test_every_case_can_be_drawn_and_compared(name: str) -> None:
     assert {case.column for case in cases} >= {experiment.baseline}
     for case in cases:
         assert set(case.published) <= set(experiment.figures)
+        assert isinstance(case, Case)
         case.settings.local()
     workload, clusters = cases[0].grid(1)
     assert workload == cases[0].grid(1)[0] != cases[0].grid(2)[0]
