@@ -33,9 +33,11 @@ def simulate(
         ),
     ],
     policy: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            "--policy", metavar="NAME|FILE", help="Local policy, or a policy file [fb-unmod]."
+            "--policy",
+            metavar="NAME|FILE",
+            help="Local policy, or a policy file [fb-unmod]; several are compared.",
         ),
     ] = None,
     settings: Annotated[
@@ -51,11 +53,21 @@ def simulate(
         typer.Option("--jobs", metavar="A:B", help="Only those at places A to B-1, from 0."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of all that is drawn.")] = 0,
+    runs: Annotated[
+        int, typer.Option("--runs", min=1, max=10000, help="Seeds, from --seed on, to compare.")
+    ] = 1,
     schedule: Annotated[
         Path | None, typer.Option("--schedule", metavar="OUT.csv", help="Write every job's times.")
     ] = None,
+    over_time: Annotated[
+        Path | None,
+        typer.Option("--over-time", metavar="OUT.csv", help="Write each cluster's state by time."),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="OUT.png", help="Draw the schedule.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="OUT.html", help="Write a page with it all.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -67,16 +79,35 @@ def simulate(
       metasched simulate trace.swf --clusters 64,32,32 --set load=paper --set pull=false --json
       metasched simulate table6 --policy fb-mod --set inter_arrival=10 --seed 3
       metasched simulate lublin --set jobs=50000 --jobs 0:1000 --schedule out.csv --plot out.png
+      metasched simulate table1 --policy easy --policy fb-unmod --runs 10 --report out.html
     """
+    from metasched.policies import named
     from metasched.simulate import metrics
     from metasched.simulate.plots import check_plot, draw_schedule
+    from metasched.simulate.report import check_report, report_run
     from metasched.simulate.settings import read_settings, read_workload
     from metasched.simulate.settings import simulate as run
 
     if plot is not None:
         check_plot(plot)
+    if report is not None:
+        check_report(report)
     gc.disable()  # nothing here makes cycles, and looking for them takes a third of the time
-    chosen = read_settings(policy, settings or [], seed)
+    policies, words = policy or [named.DEFAULT], settings or []
+    about: dict[str, object] = {"clusters": clusters} if clusters is not None else {}
+    about |= {"jobs": jobs} if jobs is not None else {}
+    about |= {"set": " ".join(words)} if words else {}
+    if len(policies) > 1 or runs > 1:
+        if schedule is not None or over_time is not None or plot is not None:
+            raise UserError(
+                "several runs have no one schedule, --schedule, --over-time or --plot; "
+                "write --report, or simulate one policy with one seed"
+            )
+        seeds = range(seed, seed + runs)
+        about["seeds"] = f"{seed} to {seed + runs - 1}" if runs > 1 else seed
+        _compare((workload, policies, words, clusters, jobs, seeds), about, report, json)
+        return
+    chosen = read_settings(policies[0], words, seed)
     read, described = read_workload(workload, clusters, jobs, chosen)
     with _bar("jobs ended", len(read.requests), 1000) as progress:
         begun = time.perf_counter()
@@ -85,8 +116,13 @@ def simulate(
     figures = metrics.summary(done, chosen.policy, wall)
     if schedule is not None:
         _write(schedule, done)
+    if over_time is not None:
+        _write_moments(over_time, done)
     if plot is not None:
         draw_schedule(done, plot)
+    if report is not None:
+        about = {"policy": policies[0], **about, "seed": seed}
+        report.write_text(report_run(read.name, about, done, figures), encoding="utf-8")
     for cause, count in done.dropped.items():
         warn(f"{count} jobs dropped ({cause}), {workload}; they count in no figure")
     if json:
@@ -106,6 +142,9 @@ def experiment(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="DIR", help="Draw a picture of each figure.")
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="OUT.html", help="Write a page with it all.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run an experiment; print its figures beside the published ones or the baseline's.
@@ -119,6 +158,7 @@ def experiment(
     """
     from metasched.simulate import experiments
     from metasched.simulate.plots import check_folder, draw_results
+    from metasched.simulate.report import check_report, report_results
 
     if list_them:
         _list(list(experiments.EXPERIMENTS.values()), json)
@@ -128,11 +168,16 @@ def experiment(
     chosen = experiments.find(name)
     if plot is not None:
         check_folder(plot)
+    if report is not None:
+        check_report(report)
     runs = runs or chosen.runs
     with _bar("runs", runs * len(chosen.cases())) as progress:
         results = experiments.run(chosen, runs, progress)
     if plot is not None:
         draw_results(chosen.name, results, plot)
+    if report is not None:
+        about = {"experiment": chosen.name, "source": chosen.source, "seeds": f"1 to {runs}"}
+        report.write_text(report_results(chosen.about, about, results), encoding="utf-8")
     if json:
         print(json_format.dumps([_as_json(chosen.name, runs, r) for r in results], indent=2))
         return
@@ -142,6 +187,37 @@ def experiment(
     table(
         ("SETTING", "POLICY", "FIGURE", "OURS", *beside, f"MINUS {chosen.baseline}"),
         [_row(result, published) for result in results],
+    )
+
+
+def _compare(
+    what: tuple[str, list[str], list[str], str | None, str | None, range],
+    about: dict[str, object],
+    report: Path | None,
+    json: bool,
+) -> None:
+    """Several policies, or one with several seeds."""
+    from metasched.simulate.comparison import compare
+    from metasched.simulate.report import report_results
+
+    workload, policies, *_, seeds = what
+    with _bar("runs", len(policies) * len(seeds)) as progress:
+        results = compare(*what, progress)
+    if report is not None:
+        page = report_results(Path(workload).name, about, results)
+        report.write_text(page, encoding="utf-8")
+    if json:
+        rows = [_as_json("", len(seeds), result) for result in results]
+        foreign = ("experiment", "setting", "published", "difference_percent")
+        print(
+            json_format.dumps(
+                [{k: v for k, v in row.items() if k not in foreign} for row in rows], indent=2
+            )
+        )
+        return
+    table(
+        ("POLICY", "FIGURE", "MEAN", f"OVER {policies[0]}", f"MINUS {policies[0]}"),
+        [_row(result, False)[1:] for result in results],
     )
 
 
@@ -252,6 +328,18 @@ def _write(path: Path, schedule: Any) -> None:
                     "",
                 )
             )
+
+
+def _write_moments(path: Path, schedule: Any) -> None:
+    from metasched.simulate import metrics
+
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(("cluster", *metrics.Moment._fields))
+        for place, cluster in enumerate(schedule.clusters):
+            there = [p for p in schedule.placed if p.cluster == place]
+            for time, *state in metrics.over_time(there):
+                rows.writerow((cluster.name, f"{time:.15g}", *state))
 
 
 def _show(figures: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from metasched.simulate.engine import Placed, Schedule
@@ -67,18 +68,26 @@ def summary(schedule: Schedule, policy: str, wall: float) -> dict[str, Any]:
         "moves": sum(p.moves for p in placed),
         "dropped": schedule.dropped,
         "clusters": {
-            c.name: _of_cluster([p for p in placed if p.cluster == place], c.cpus, span)
-            for place, c in enumerate(clusters)
+            c.name: _of_cluster(schedule, place, span) for place, c in enumerate(clusters)
         },
     }
 
 
-def _of_cluster(placed: Sequence[Placed], cpus: int, span: float) -> dict[str, Any]:
+def _of_cluster(schedule: Schedule, place: int, span: float) -> dict[str, Any]:
+    """The same figures of the jobs that ran on one cluster."""
+    placed = [p for p in schedule.placed if p.cluster == place]
+    bound = [p for p in placed if p.job.deadline is not None]
     return {
         "jobs": len(placed),
         "mean_wait": mean(p.wait for p in placed),
+        "mean_flow": mean(p.flow for p in placed),
+        "mean_slowdown": mean(map(slowdown, placed)),
         "mean_bounded_slowdown": mean(map(bounded_slowdown, placed)),
-        "utilisation": _utilisation(placed, cpus, span),
+        "utilisation": _utilisation(placed, schedule.clusters[place].cpus, span),
+        "missed_deadlines": mean(tardiness(p) > 0 for p in bound),
+        "mean_tardiness": mean(map(tardiness, bound)),
+        "licence_usage": licence_usage(replace(schedule, placed=tuple(placed))),
+        "longest_wait": max((p.wait for p in placed), default=0.0),
     }
 
 
@@ -96,32 +105,62 @@ def _utilisation(placed: Sequence[Placed], cpus: int, span: float) -> float:
 
 
 class Moment(NamedTuple):
-    """From `time` on (seconds): processors in use, jobs that run, jobs that wait."""
+    """From `time` on (seconds): processors in use, jobs that run, jobs that wait, copies of
+    licences in use."""
 
     time: float
-    used: int
-    running: int
-    waiting: int
+    used: float
+    running: float
+    waiting: float
+    licences: float
 
 
 def over_time(placed: Iterable[Placed]) -> list[Moment]:
-    """How full the clusters were, a moment for each time at which something changed."""
-    changes: dict[float, list[int]] = defaultdict(lambda: [0, 0, 0])
+    """How full the clusters were, a moment for each time at which something changed.
+
+    Of the jobs of one cluster: those that ran there, wherever else they waited before.
+    """
+    changes: dict[float, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for p in placed:
+        copies = sum(p.job.licences.values())
         changes[p.job.submitted][2] += 1
-        at_start, at_end = changes[p.start], changes[p.end]
-        at_start[0] += p.cpus
-        at_start[1] += 1
-        at_start[2] -= 1
-        at_end[0] -= p.cpus
-        at_end[1] -= 1
-    used = running = waiting = 0
+        for change, sign in ((changes[p.start], 1), (changes[p.end], -1)):
+            change[0] += sign * p.cpus
+            change[1] += sign
+            change[3] += sign * copies
+        changes[p.start][2] -= 1
+    state = [0, 0, 0, 0]
     moments = []
     for time in sorted(changes):
-        change = changes[time]
-        used, running, waiting = used + change[0], running + change[1], waiting + change[2]
-        moments.append(Moment(time, used, running, waiting))
+        state = [before + by for before, by in zip(state, changes[time], strict=True)]
+        moments.append(Moment(time, *state))
     return moments
+
+
+def sampled(moments: Sequence[Moment], first: float, last: float, number: int) -> list[Moment]:
+    """Means over time in so many equal parts of `first` to `last` (seconds), at their begin.
+
+    What is before the first moment counts as nothing.
+    """
+    if last <= first:
+        return []
+    width = (last - first) / number
+    sums = [[0.0] * 4 for _ in range(number)]
+    for moment, following in zip(moments, [*moments[1:], None], strict=True):
+        end = min(last if following is None else following.time, last)
+        time = max(moment.time, first)
+        while time < end:
+            part = min(int((time - first) / width), number - 1)
+            until = end if part == number - 1 else min(end, first + (part + 1) * width)
+            if until <= time:  # a float short of the border: the next part has begun
+                part, until = part + 1, min(end, first + (part + 2) * width)
+            for place, value in enumerate(moment[1:]):
+                sums[part][place] += value * (until - time)
+            time = until
+    return [
+        Moment(first + part * width, *(total / width for total in totals))
+        for part, totals in enumerate(sums)
+    ]
 
 
 # The papers' own.

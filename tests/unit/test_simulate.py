@@ -135,8 +135,33 @@ def test_metrics_of_a_schedule_worked_by_hand() -> None:
     assert figures["load_share"] == {"c1": 1.0}
     assert figures["jobs_per_second"] == 1.5
     moments = metrics.over_time(schedule.placed)
-    assert moments[0] == (0, 4, 1, 1)
-    assert moments[-1] == (150, 0, 0, 0)
+    assert moments[0] == (0, 4, 1, 1, 0)
+    assert moments[-1] == (150, 0, 0, 0, 0)
+    halves = metrics.sampled(moments, 0, 150, 2)
+    assert [m.time for m in halves] == [0, 75]
+    assert [m.used for m in halves] == [4, (25 * 4 + 5 * 3 + 45 * 2) / 75]
+    assert [m.waiting for m in halves] == [(75 + 55) / 75, 2 * 25 / 75]
+    thirds = metrics.sampled(moments, 0, 150, 7)
+    assert sum(m.used for m in thirds) / 7 / 4 == pytest.approx(figures["utilisation"])
+
+
+def test_the_figures_of_each_cluster() -> None:
+    requests = tuple(
+        Request(
+            Job(id=n, submitted=0.0, estimated=10.0, cpus=cpus, deadline=15.0, clusters=(name,)),
+            10.0,
+            n,
+        )
+        for n, cpus, name in ((1, 2, "c1"), (2, 2, "c1"), (3, 1, "c2"))
+    )
+    engine = Engine(Workload("w", requests), parse("2,2"), Policy(), lambda _: make("easy"))
+    of = metrics.summary(engine.run(), "easy", 1.0)["clusters"]
+    assert (of["c1"]["jobs"], of["c2"]["jobs"]) == (2, 1)
+    assert (of["c1"]["mean_wait"], of["c1"]["longest_wait"]) == (5, 10)
+    assert (of["c1"]["mean_flow"], of["c2"]["mean_flow"]) == (15, 10)
+    assert (of["c1"]["missed_deadlines"], of["c1"]["mean_tardiness"]) == (0.5, 2.5)
+    assert (of["c2"]["missed_deadlines"], of["c2"]["utilisation"]) == (0, 0.25)
+    assert of["c1"]["mean_slowdown"] == 1.5
 
 
 def test_deadlines_and_licences_in_the_metrics() -> None:
