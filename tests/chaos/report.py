@@ -16,14 +16,15 @@ from tests.chaos.round import Result
 _TITLES = {"local": "local clusters", "slurm": "Slurm", "gridengine": "Grid Engine"}
 _HEAD = """# Reliability
 
-Jobs stream through a daemon - short ones, held, cancelled, refused, deferred ones - while faults
-strike it. Each job's payload appends a line to a file; afterwards every accepted job must have
-begun exactly once, or wait with a reason. *Lost*: accepted, and never began. *Duplicated*: began
-twice. *Wrong*: something of ours left in a manager, a counter that a recount contradicts, a story
-that replays to another state, an end that the payload did not have. *Resolved*: jobs that nobody
-could tell about, so that an operator decided (`metasched resolve`). *Recovery*: seconds from the
-death of a daemon to its successor's next answer, else from the end of the fault until a job that
-was handed in then has begun.
+Jobs stream through a daemon - short ones, arrays, held, cancelled, changed, refused, deferred
+ones, some that wait for others, some that run again - while faults strike it. The payload of each
+task appends a line to a file; afterwards every accepted task must have begun exactly once, or wait
+with a reason. *Lost*: accepted, and never began. *Duplicated*: began twice. *Wrong*: something of
+ours left in a manager, a counter that a recount contradicts, a story that replays to another state,
+an end that the payload did not have. *Resolved*: tasks that nobody could tell about, so that an
+operator decided (`metasched resolve`). *Recovery*: seconds from the death of a daemon to its
+successor's next answer, else from the end of the fault until a job that was handed in then has
+begun.
 
 """
 _TAIL = """
@@ -48,7 +49,7 @@ def lines(results: Sequence[Result], command: str, seed: int) -> Iterable[str]:
     minutes = sum(result.seconds for result in results) / 60
     kills = {m: sum(r.kills for r in results if r.manager == m) for m in _TITLES}
     told = ", ".join(f"{kills[manager]} over {title}" for manager, title in _TITLES.items())
-    yield f"{minutes:.0f} minutes, {sum(r.jobs for r in results)} jobs."
+    yield f"{minutes:.0f} minutes of rounds, side by side; {sum(r.jobs for r in results)} tasks."
     yield f"Kills of a daemon or worker: {told}."
     points = {m: {p for r in results if r.manager == m for p in r.points} for m in _TITLES}
     died = ", ".join(f"{len(points[manager])} over {title}" for manager, title in _TITLES.items())
@@ -58,7 +59,7 @@ def lines(results: Sequence[Result], command: str, seed: int) -> Iterable[str]:
         yield f"This run was ended early: {made} of the {whole} trials of a whole one were made."
     yield ""
     yield (
-        "| manager | fault | trials | jobs | lost | duplicated | wrong | resolved "
+        "| manager | fault | trials | tasks | lost | duplicated | wrong | resolved "
         "| recovery: median, worst |"
     )
     yield "|---|---|--:|--:|--:|--:|--:|--:|--:|"
