@@ -5,6 +5,8 @@
     job        what the user asked for, and asks now      as submitted; `changed`: as modified
     task       where each task of a job is                state in the table; `ended` iff final
     attempt    each try in a manager; also the outbox     one live attempt per task (unique index)
+    licence    how many tokens there are and are leased   check: leased within the total
+    lease      who has and had them                       one live lease per task (unique index)
     event      what the core was told, in order           append-only; replay gives every decision
     change     the story: each step with its cause        append-only; refers to its event
     cluster    the lasting facts of each cluster          primary key
@@ -12,6 +14,7 @@
     checkpoint what a start began from: replay may, too   primary key, an event's
     token      by which a user calls from other hosts     its hash only, unique
 
-`schema` declares it, `migrations` makes it, `store` opens it, `ledger` reads and writes it, `facts`
-says what of a cluster's facts is stored, `upkeep` backs up, checks and prunes.
+`schema` declares it, `migrations` makes it, `store` opens it, `ledger` reads and writes it,
+`leases` its licences, `facts` says what of a cluster's facts is stored, `upkeep` backs up, checks
+and prunes.
 """

@@ -11,6 +11,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, func, select, text
 
 from metasched.core import Core
+from metasched.db import leases
 from metasched.db.ledger import Known, Ledger
 from metasched.db.schema import attempt, checkpoint, event, task
 from metasched.db.store import StoreError, open_existing
@@ -72,7 +73,7 @@ def _integrity(connection: Connection) -> tuple[list[str], str]:
 
 
 def _counters(connection: Connection) -> tuple[list[str], str]:
-    """Each counter and state of a task against a recount of its attempts."""
+    """Each counter and state of a task against a recount of its attempts, of a licence likewise."""
     run = connection.execute
     wrong = []
     counted = {
@@ -98,7 +99,8 @@ def _counters(connection: Connection) -> tuple[list[str], str]:
             wrong.append(f"{name} is {row.state}, its live attempts {live.get(key, [])}")
     lonely = text("SELECT id FROM job WHERE NOT EXISTS (SELECT 1 FROM task WHERE job = job.id)")
     wrong += [f"job {id} has no task" for id in run(lonely).scalars()]
-    return wrong, f"{len(tasks)} tasks agree with their attempts"
+    wrong += leases.wrong(connection)
+    return wrong, f"{len(tasks)} tasks agree with their attempts, licences with their leases"
 
 
 def _replayed(engine: Engine, connection: Connection) -> tuple[list[str], str]:

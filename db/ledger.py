@@ -27,6 +27,7 @@ from sqlalchemy.exc import DBAPIError
 
 from metasched.arrays import folded, parse_array
 from metasched.core import ENDED_KEPT, Core
+from metasched.db import leases
 from metasched.db.facts import applied, changed, lasting
 from metasched.db.schema import (
     attempt,
@@ -60,6 +61,7 @@ from metasched.events import (
     Submitted,
     Task,
 )
+from metasched.licences import Lease, Lingering
 from metasched.model import Facts, Job, Payload, State
 from metasched.transitions import LIVE, Event
 
@@ -98,6 +100,9 @@ class Known:
     drains: list[Drained]
     ended: dict[tuple[int, int], Ended] = field(default_factory=dict)
     fates: dict[int, list[Fate]] = field(default_factory=dict)
+    leases: list[Lease] = field(default_factory=list)
+    lingering: list[Lingering] = field(default_factory=list)
+    totals: dict[str, int] = field(default_factory=dict)
 
     def packed(self) -> bytes:
         return zlib.compress(msgspec.msgpack.encode(self), 1)
@@ -246,6 +251,7 @@ class Ledger:
             for (job, index, sending), past in out.past.items()
         ]:
             run(_UPDATE_PAST, rows)
+        leases.write(self._connection, (out for _, out in steps))
         if changes:
             run(insert(change), changes)
         for row in facts:
@@ -340,7 +346,7 @@ class Ledger:
     # Reading back what the core needs
 
     def restore(self, into: Core, window: int) -> None:
-        """Give a fresh core its open tasks, its clusters' last facts and the last margins."""
+        """Give a fresh core its open tasks, leases, its clusters' last facts, the last margins."""
         self._facts.clear()  # also those of a transaction that failed
         self._lasting.clear()
         with self._connection.begin():
@@ -366,6 +372,9 @@ class Ledger:
                 drains=[Drained(**row) for row in run(select(drain)).mappings()],
                 ended=self._ended_tasks(),
                 fates=self._fates({t.job.id: t.job for t in tasks}.values()),
+                leases=leases.live(self._connection),
+                lingering=leases.lingering(self._connection),
+                totals=leases.totals(self._connection),
             )
             last = run(select(func.max(checkpoint.c.event))).scalar() or 0
             due = self._next_event - last > CHECKPOINT_AFTER

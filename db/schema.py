@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, WITH_US
 
-REVISION = "0008"  # of the newest migration, which makes exactly these tables
+REVISION = "0009"  # of the newest migration, which makes exactly these tables
 
 metadata = MetaData(
     naming_convention={
@@ -147,6 +147,58 @@ Index(
     unique=True,
     sqlite_where=_live,
     postgresql_where=_live,
+)
+
+# What is leased of each licence stays within its total, even if processes race for it: `leased` is
+# added to by who leases, and fails. `excess` is what is leased beyond it all the same, since the
+# total was lowered, or the task was there already.
+licence = Table(
+    "licence",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("total", Integer, nullable=False),
+    Column("leased", Integer, nullable=False),
+    Column("excess", Integer, nullable=False),
+    Column("chosen", Integer),  # the total that an operator has set; null: as configured
+    Column("outside", Integer, nullable=False),
+    Column("observed", Float),  # when its server was asked last; null: it has none
+    CheckConstraint("leased >= 0 AND excess >= 0", name="counts"),
+    CheckConstraint("leased <= total + excess", name="within_total"),
+)
+
+# Who has, and had, tokens of a licence. A lease is live until it has been given back.
+lease = Table(
+    "lease",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("licence", Text, ForeignKey("licence.name"), nullable=False),
+    Column("job", Integer, nullable=False),
+    Column("task_index", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("tokens", Integer, nullable=False),
+    Column("since", Float, nullable=False),
+    Column("until", Float),
+    Column("why", Text),  # it was given back
+    Column("lingers", Float),  # until then its tokens count as in use
+    ForeignKeyConstraint(
+        ["job", "task_index", "attempt"],
+        ["attempt.job", "attempt.task_index", "attempt.number"],
+        name="fk_lease_attempt",
+    ),
+    CheckConstraint("tokens > 0", name="tokens"),
+    CheckConstraint("(until IS NULL) = (why IS NULL)", name="ended"),
+    Index("ix_lease_job", "job", "task_index"),
+    Index("ix_lease_lingers", "lingers"),
+)
+_held = lease.c.until.is_(None)
+Index(
+    "ix_lease_one_live",
+    lease.c.licence,
+    lease.c.job,
+    lease.c.task_index,
+    unique=True,
+    sqlite_where=_held,
+    postgresql_where=_held,
 )
 
 # Whose end a job waits for: what an open job depends on is not pruned. A target may be gone later.

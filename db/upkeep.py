@@ -19,6 +19,7 @@ from metasched.db.schema import (
     dependency,
     event,
     job,
+    lease,
     task,
 )
 from metasched.db.store import StoreError
@@ -132,6 +133,7 @@ def prune_some(connection: Connection, before: float) -> dict[str, int]:
         for table, column in (
             (change, change.c.job),
             (dependency, dependency.c.job),
+            (lease, lease.c.job),
             (attempt, attempt.c.job),
             (task, task.c.job),
             (job, job.c.id),

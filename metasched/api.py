@@ -8,7 +8,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -18,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from metasched import licence_rows
 from metasched.adapters.base import Refused, Unreachable
 from metasched.adapters.launching import Launcher
 from metasched.arrays import parse_array, parse_tasks
@@ -29,6 +29,8 @@ from metasched.events import (
     Asked,
     CoreEvent,
     Drained,
+    LicenceSet,
+    LicencesReleased,
     Modified,
     Requeued,
     Resumed,
@@ -37,6 +39,7 @@ from metasched.events import (
     Wish,
 )
 from metasched.identity import Caller, Forbidden, Unknown, caller
+from metasched.licences import MOST as MOST_LICENCES
 from metasched.model import Job, Payload, State
 from metasched.modify import LATEST, OURS, Changes, different, must_be_sent_anew
 from metasched.modify import told as told_of
@@ -53,7 +56,7 @@ from metasched.policies.classify import too_late
 from metasched.submit import LONGEST_NAME, Submission
 from metasched.submit import Request as JobRequest
 from metasched.transitions import BEGUN, FINAL, UNSTARTED, WITH_US
-from metasched.units import MOST, Unreadable
+from metasched.units import MOST, Unreadable, iso
 
 RECENT = 3600.0  # seconds for which ended jobs are listed without being asked for
 LONGEST_WAIT = 60.0  # seconds
@@ -91,6 +94,14 @@ class Drain:
 
     reason: str = ""
     keep_pending: bool = False
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
+
+
+@dataclass(frozen=True)
+class Total:
+    """How many of a licence there are; None: as configured."""
+
+    total: int | None
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
 
 
@@ -148,7 +159,7 @@ def make_app(daemon: Daemon) -> FastAPI:
         return {
             "instance": running.core.instance,
             "version": version("metasched"),
-            "started": _iso(daemon.started),
+            "started": iso(daemon.started),
             "user": who.user,
             "operator": who.operator,
         }
@@ -229,7 +240,7 @@ def make_app(daemon: Daemon) -> FastAPI:
             "job": id,
             "events": [
                 {
-                    "time": _iso(line["time"]),
+                    "time": iso(line["time"]),
                     "task": line["task_index"] if line["array"] else None,
                     "attempt": line["attempt"] or None,
                     "event": line["what"],
@@ -245,7 +256,7 @@ def make_app(daemon: Daemon) -> FastAPI:
 
     @app.get("/jobs/{job}/explain")
     async def explain(who: Who, running: Running, job: str) -> dict[str, Any]:
-        return _explain(daemon, running, *_known(daemon, who, job))
+        return _explain(daemon, running, who, *_known(daemon, who, job))
 
     @app.get("/jobs/{job}/output")
     def output(who: Who, job: str) -> dict[str, Any]:
@@ -274,6 +285,31 @@ def make_app(daemon: Daemon) -> FastAPI:
             running.take(Resumed(time.time(), name, who.user))
         return _cluster(running, name, adapter)
 
+    @app.get("/licences")
+    async def licences(_: Who, running: Running) -> list[dict[str, Any]]:
+        return licence_rows.rows(running.core, time.time())
+
+    @app.post("/licences/release")
+    async def release_licences(
+        who: Who, running: Running, choice: Annotated[Choice, Body()]
+    ) -> dict[str, Any]:
+        who.must_operate("take back licences")
+        return {"jobs": _release_licences(daemon, running, who, choice)}
+
+    @app.post("/licences/{name}/total")
+    async def set_licence(
+        who: Who, running: Running, name: str, how: Annotated[Total, Body()]
+    ) -> dict[str, Any]:
+        who.must_operate("set how many licences there are")
+        tokens = running.core.licences
+        if (why := tokens.refusal({name: 0})) is not None:
+            raise Wrong(404, why)
+        if how.total is not None and not 0 <= how.total <= MOST_LICENCES:
+            raise Wrong(422, f"{how.total} of a licence; give 0 to {MOST_LICENCES}")
+        now = time.time()
+        running.take(LicenceSet(now, name, how.total, who.user))
+        return licence_rows.row(running.core, tokens.standing(name, now))
+
     @app.post("/tokens")
     async def create_token(who: Who, wanted: Annotated[Lifetime, Body()]) -> dict[str, Any]:
         if who.by_token:
@@ -284,13 +320,13 @@ def make_app(daemon: Daemon) -> FastAPI:
             raise Wrong(422, f"a token lasts up to {LONGEST_TOKEN / 86400:g} days; ask for that")
         secret, now = f"ms_{secrets.token_urlsafe(32)}", time.time()
         id = daemon.ledger.add_token(who.user, secret, now, now + wanted.seconds)
-        return {"id": id, "token": secret, "expires": _iso(now + wanted.seconds)}
+        return {"id": id, "token": secret, "expires": iso(now + wanted.seconds)}
 
     @app.get("/tokens")
     async def tokens(who: Who) -> list[dict[str, Any]]:
         rows = daemon.ledger.tokens(None if who.operator else who.user)
         times = ("created", "expires", "revoked")
-        return [row | {name: _iso(row[name]) for name in times} for row in rows]
+        return [row | {name: iso(row[name]) for name in times} for row in rows]
 
     @app.post("/tokens/{id}/revoke")
     async def revoke_token(who: Who, id: int) -> dict[str, Any]:
@@ -425,6 +461,7 @@ def _accepted(
             constraint=request.constraint,
             clusters=request.clusters,
             native=request.native,
+            licences=request.licences,
             array=request.array,
             dependency=request.dependency,
             kill_on_invalid_dep=request.kill_on_invalid_dep,
@@ -539,9 +576,9 @@ def _settled(pattern: str, request: JobRequest, id: int, user: str) -> str:
 
 def _warnings(job: Job) -> list[str]:
     if job.deadline is not None and job.deadline <= job.submitted:
-        return [f"the deadline {_iso(job.deadline)} has passed"]
+        return [f"the deadline {iso(job.deadline)} has passed"]
     if too_late(job):
-        return [f"the deadline {_iso(job.deadline)} cannot be met: the job may run until after it"]
+        return [f"the deadline {iso(job.deadline)} cannot be met: the job may run until after it"]
     return []
 
 
@@ -705,10 +742,43 @@ def _note(wish: str, state: State) -> str:
     return ""
 
 
+def _release_licences(
+    daemon: Daemon, engine: Engine, who: Caller, choice: Choice
+) -> list[dict[str, Any]]:
+    """Take back what the chosen tasks have leased that are unknown; of others a note."""
+    now, answers = time.time(), []
+    indices: dict[int, list[int]] = {}
+    for row in _chosen(daemon, who, "release", choice):
+        place = (row["job"], row["task_index"])
+        lease = engine.core.licences.leases.get(place)
+        unknown = row["state"] == State.UNKNOWN
+        if lease is None:
+            note = "it has no licences"
+        elif unknown:
+            note = ""
+            indices.setdefault(place[0], []).append(place[1])
+        else:
+            note = f"it is {row['state']}; only what is unknown can lose its licences"
+        answers.append(
+            {
+                "job": row["job"],
+                "task": row["task_index"] if row["array"] else None,
+                "released": dict(lease.tokens) if lease is not None and unknown else {},
+                "note": note,
+            }
+        )
+    events = [LicencesReleased(now, id, tuple(of), who.user) for id, of in indices.items()]
+    if events:
+        engine.take(*events)
+    return answers
+
+
 # Explaining
 
 
-def _explain(daemon: Daemon, engine: Engine, id: int, index: int | None) -> dict[str, Any]:
+def _explain(
+    daemon: Daemon, engine: Engine, who: Caller, id: int, index: int | None
+) -> dict[str, Any]:
     stored = daemon.ledger.of_job(id)
     assert stored is not None
     rows = daemon.ledger.status([(id, index)])
@@ -716,11 +786,18 @@ def _explain(daemon: Daemon, engine: Engine, id: int, index: int | None) -> dict
     row = min(rows, key=lambda r: (r["state"] in FINAL, State(r["state"]) not in WITH_US))
     task = engine.core.tasks.get((id, row["task_index"]))
     clusters: list[dict[str, Any]] = []
+    licences: list[dict[str, Any]] = []
     cause = daemon.ledger.story(id, row["task_index"])[-1]["cause"]
     if task is not None:
         chosen = task.attempt.cluster if task.attempt else None
         clusters = _clusters_for(engine, task, chosen)
         cause = engine.core.waits_for(task) or cause
+        if (lacking := engine.core.lacking(task, now := time.time())) is not None:
+            row |= {"reason": str(lacking.reason)}
+            licences = licence_rows.lacking(
+                engine.core, task, now, lambda user: who.sees_all or user == who.user
+            )
+            cause = "; ".join((lacking.text, *licence_rows.told(licences)))
     whole = f"{_counted(rows)}; task {row['task_index']}: " if len(rows) > 1 else ""
     return {
         "job": id,
@@ -731,6 +808,7 @@ def _explain(daemon: Daemon, engine: Engine, id: int, index: int | None) -> dict
         "priority": stored["priority"],
         "parts": msgspec.json.decode(stored["parts"]),
         "clusters": clusters,
+        "licences": licences,
     }
 
 
@@ -751,6 +829,8 @@ def _why(row: dict[str, Any], clusters: Sequence[dict[str, Any]], cause: str) ->
             return "It waits for its begin time."
         case State.QUEUED if row["reason"] == "dependency":
             return f"It waits for other jobs: {cause}."
+        case State.QUEUED if row["reason"] in ("licence_busy", "licence_unknown"):
+            return f"It waits for its licences: {cause}."
         case State.QUEUED if row["reason"] == "limit_array":
             return f"It waits until fewer tasks of its array ({row['array']}) are under way."
         case State.QUEUED:
@@ -764,7 +844,7 @@ def _why(row: dict[str, Any], clusters: Sequence[dict[str, Any]], cause: str) ->
         case State.UNKNOWN:
             return f"Nobody can say how it is {where}: {cause}."
         case State.RUNNING | State.SUSPENDED:
-            return f"It is {row['state']} {where} since {_iso(row['started'])}."
+            return f"It is {row['state']} {where} since {iso(row['started'])}."
         case ended:
             return f"It has ended {where}: {ended}{f' ({cause})' if cause else ''}."
 
@@ -811,7 +891,7 @@ def _cluster(engine: Engine, name: str, adapter: str) -> dict[str, Any]:
         "drained": drain
         and {
             "by": drain.by,
-            "since": _iso(drain.time),
+            "since": iso(drain.time),
             "reason": drain.reason,
             "keep_pending": drain.keep_pending,
         },
@@ -824,8 +904,8 @@ def _breaker(breaker: Breaker) -> dict[str, Any]:
     return {
         "state": breaker.state(time.monotonic()),
         "failures": breaker.failures,
-        "since": _iso(breaker.since),
-        "next_try": _iso(breaker.next_try),
+        "since": iso(breaker.since),
+        "next_try": iso(breaker.next_try),
         "words": breaker.words,
     }
 
@@ -898,9 +978,9 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
         "priority": row["priority"],
         "cluster": row["cluster"],
         "native_id": row["native_id"],
-        "submitted": _iso(row["submitted"]),
-        "started": _iso(row["started"]),
-        "ended": _iso(row["ended"]),
+        "submitted": iso(row["submitted"]),
+        "started": iso(row["started"]),
+        "ended": iso(row["ended"]),
         "exit_code": _exit_code(row["exit_code"], row["signal"]),
     }
 
@@ -908,12 +988,6 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
 def _exit_code(code: int | None, signal: int | None) -> int | None:
     """As a shell gives it: 128 + the signal that ended it."""
     return 128 + signal if signal else code
-
-
-def _iso(moment: float | None) -> str | None:
-    if moment is None:
-        return None
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")
 
 
 async def _changes(daemon: Daemon, timeout: float) -> AsyncIterator[None]:

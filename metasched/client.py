@@ -146,6 +146,20 @@ class Client:
         """Let a cluster have work again; the cluster as it is then."""
         return self._table(self._call("POST", f"/clusters/{quote(cluster, safe='')}/resume"))
 
+    def licences(self) -> list[dict[str, Any]]:
+        return self._rows(self._call("GET", "/licences"))
+
+    def set_licence(self, name: str, total: int | None) -> dict[str, Any]:
+        """Say how many of a licence there are (None: as configured); how it stands with it then."""
+        path = f"/licences/{quote(name, safe='')}/total"
+        return self._table(self._call("POST", path, body={"total": total}))
+
+    def release_licences(self, jobs: Sequence[str]) -> list[dict[str, Any]]:
+        """Take back the licences of jobs that are unknown; what each task has given back."""
+        return self._rows(
+            self._call("POST", "/licences/release", body={"jobs": list(jobs)}), "jobs"
+        )
+
     def create_token(self, seconds: float) -> dict[str, Any]:
         """A new token for the caller: `id`, `token`, `expires`."""
         return self._table(self._call("POST", "/tokens", body={"seconds": seconds}))

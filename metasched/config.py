@@ -30,6 +30,7 @@ from metasched.core import MARGINS
 from metasched.db.store import StoreError, sqlite_path
 from metasched.errors import UserError
 from metasched.events import Policy
+from metasched.licences import MOST, LicencePool
 from metasched.model import Cluster
 from metasched.places import (
     LONGEST_SOCKET,
@@ -110,6 +111,18 @@ class ClassTable(_Table):
     groups: tuple[str, ...] = ()
 
 
+class LicenceTable(_Table):
+    """The copies of one licence; see `licences.LicencePool`."""
+
+    name: str
+    total: Annotated[int, Field(ge=0, le=MOST)] | None = None
+    clusters: tuple[str, ...] = ()
+    headroom: Annotated[int, Field(ge=0, le=MOST)] = 0
+    linger: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] = 0.0
+    server: str = ""
+    stale_after: Seconds = 300.0
+
+
 class ClusterTable(BaseModel):
     """The keys that every cluster has; the rest are the adapter's own options."""
 
@@ -148,6 +161,7 @@ class Site(_Table):
     tcp: TcpTable | None = None
     policy: PolicyTable = PolicyTable()
     cluster: tuple[ClusterTable, ...] = ()
+    licence: tuple[LicenceTable, ...] = ()
     user_class: tuple[ClassTable, ...] = ()
     licence_server: tuple[LicenceServerTable, ...] = ()
 
@@ -166,6 +180,7 @@ class PolicyFile(_Table):
     tolerance: Annotated[float, Field(ge=0, le=1)] = Policy.tolerance
     pull: bool = Policy.pull
     pull_after: Seconds = Policy.pull_after
+    patience: Seconds = Policy.patience
     age: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] = Policy.age
     default_time: Seconds = Policy.default_time
     seed: int = Policy.seed
@@ -213,6 +228,7 @@ class Settings:
     policy: Policy
     clusters: tuple[ClusterSettings, ...]
     classes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
+    licences: tuple[LicencePool, ...] = ()
     max_array_tasks: int = DaemonTable.model_fields["max_array_tasks"].default
     site: SiteTable | None = None  # None: personal mode
     tcp: TcpTable | None = None  # None: unix socket only
@@ -321,6 +337,7 @@ def load(path: Path | None) -> Settings:
         policy=policy,
         clusters=clusters,
         classes={c.name: (c.users, c.groups) for c in site.user_class},
+        licences=_licences(site, path),
         max_array_tasks=site.daemon.max_array_tasks,
         site=site.site
         and site.site.model_copy(update={"launcher": str(base / site.site.launcher)}),
@@ -333,6 +350,28 @@ def _differ(kind: str, names: list[str], path: Path | None) -> None:
     """ConfigError if a name is there twice."""
     if twice := {name for name in names if names.count(name) > 1}:
         raise ConfigError(f'{kind} "{min(twice)}" is there twice in {path}; rename one')
+
+
+def _licences(site: Site, path: Path | None) -> tuple[LicencePool, ...]:
+    """ConfigError if one is there twice, makes no sense, or names what is not there."""
+    _differ("licence", [table.name for table in site.licence], path)
+    clusters = tuple(cluster.name for cluster in site.cluster)
+    servers = tuple(server.name for server in site.licence_server)
+    pools = []
+    for table in site.licence:
+        where = f'{path}, licence "{table.name}"'
+        named = [("cluster", name, clusters) for name in table.clusters]
+        named += [("licence_server", table.server, servers)] if table.server else []
+        for kind, name, known in named:
+            if name not in known:
+                mend = _nearest(name, known) if known else f"add a [[{kind}]] table"
+                raise ConfigError(f'no {kind} "{name}", {where}; {mend}')
+        try:
+            pools.append(LicencePool(**dict(table)))
+        except ValueError as error:
+            what, _, mend = str(error).partition("; ")
+            raise ConfigError(f"{what}, {where}; {mend}") from None
+    return tuple(pools)
 
 
 def _tcp(table: TcpTable, base: Path) -> TcpTable:

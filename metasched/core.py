@@ -5,8 +5,8 @@ One `Core.step(event)` runs in this order:
 2. classify a job that is new (`policies.classify`);
 3. let go on what waits with us and may (`gates`), and keep the clusters that may run it
    (`policies.eligible`);
-4. choose one (`policies.dispatch`), or pull a pending task to where it starts now
-   (`policies.pulling`);
+4. lease all the licences that it wants (`licences`) and choose a cluster (`policies.dispatch`), or
+   pull a pending task to where it starts now (`policies.pulling`);
 5. pursue what is wished of tasks that are with a manager: cancel, hold, pull;
 6. return what changed and what is to be done in the world.
 
@@ -17,6 +17,7 @@ daemon gives its decisions again.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,9 @@ from metasched.events import (
     Due,
     Ended,
     Intent,
+    LicencesCounted,
+    LicenceSet,
+    LicencesReleased,
     Look,
     Modified,
     Outcome,
@@ -59,6 +63,7 @@ from metasched.events import (
     Withdraw,
 )
 from metasched.gates import Gates
+from metasched.licences import GivenBack, Lease, LicencePool, Licences, Lingering, Standing
 from metasched.model import (
     MANAGER_REASON,
     Claim,
@@ -182,6 +187,10 @@ class Core:
         self._views: dict[str, _View] = {}
         self._sendings: dict[tuple[int, int], dict[int, Task]] = {}
         self._last_sending: dict[int, int] = {}
+        self.licences = Licences()
+        self._leasing = False  # licences are ours to lease, not the managers' own affair
+        self._passed_on: dict[tuple[int, int], Task] = {}  # on the way to where they are pulled
+        self._behind: dict[tuple[int, int], float] = {}  # recalled tasks: their key in line
         self._gates = Gates()
         self._margins: list[Job] = []
         self._facts: dict[str, Facts] = {}  # also of clusters that are not configured now
@@ -202,6 +211,7 @@ class Core:
             self._ticked += event.by
         self._tick(event.time)
         self._withdrawals = {}
+        self.licences.pass_time(event.time)
         match event:
             case Submitted():
                 self._submitted(event, out)
@@ -239,6 +249,17 @@ class Core:
                 self._drained(event, out)
             case Resumed():
                 self._resumed(event, out)
+            case LicencesCounted():
+                for count in event.counts:
+                    if self.licences.counted(count, event.time):
+                        out.standings[count.name] = self.licences.standing(count.name, event.time)
+            case LicenceSet():
+                self.licences.choose(event.name, event.total)
+                out.standings[event.name] = self.licences.standing(event.name, event.time)
+            case LicencesReleased():
+                for task in self.tasks_of(event.job, event.indices):
+                    if task.state is State.UNKNOWN:
+                        self._give_back(task, f"released by {event.by}", event.time, out)
             case ClockSet():
                 self._clock_set(event, out)
             case Booted():
@@ -273,14 +294,19 @@ class Core:
         drains: Iterable[Drained] = (),
         ended: Mapping[tuple[int, int], Ended] | None = None,
         fates: Mapping[int, Iterable[Fate]] | None = None,
+        leases: Iterable[Lease] = (),
+        lingering: Iterable[Lingering] = (),
+        totals: Mapping[str, int] | None = None,
     ) -> None:
         """Take over stored tasks before the first event, which must be `Booted`.
 
         `last_sendings` maps each open job to its highest sending, `margins` are the last jobs
         with a deadline that could be met, oldest first, `drains` what operators keep closed,
         `ended` the last tasks that ended, oldest first, `fates` maps an open job to what has
-        become of those that it depends on.
+        become of those that it depends on; `leases` are the live ones, `totals` what operators have
+        set of licences.
         """
+        self.licences.restore(leases, lingering, totals or {})
         self._drains = {drain.cluster: drain for drain in drains}
         self._margins = list(margins)
         self._last_sending = dict(last_sendings)
@@ -305,13 +331,22 @@ class Core:
             for task in self.tasks_of(id):
                 self._gates.happened(task)
 
-    def _configure(self, policy: Policy, clusters: tuple[Cluster, ...], licences: int) -> None:
+    def _configure(
+        self,
+        policy: Policy,
+        clusters: tuple[Cluster, ...],
+        licences: int,
+        pools: tuple[LicencePool, ...] | None,
+    ) -> None:
         self.policy = policy
+        self._leasing = pools is not None
+        self.licences.configure(pools or (), policy.patience)
+        self._passed_on, self._behind = {}, {}
         self.classifier = Classifier(
             max_priority=policy.max_priority,
             heuristics=[
                 Deadline(window=policy.window),
-                Licence(total=max(licences, 1)),
+                Licence(total=max(licences if pools is None else len(pools), 1)),
                 User(classes=policy.classes),
             ],
             weights=policy.weights,
@@ -333,7 +368,7 @@ class Core:
 
     def _booted(self, event: Booted, out: Outcome) -> None:
         self.instance = event.instance
-        self._configure(event.policy, event.clusters, event.licences)
+        self._configure(event.policy, event.clusters, event.licences, event.pools)
         everything = [self.tasks[key] for key in sorted(self.tasks)]
         for kept in (self.tasks, self._open, self._sendings):
             kept.clear()  # from now on in the order in which a database gives them
@@ -374,6 +409,7 @@ class Core:
             out.actions.append(Send(job, sending, cluster, tuple(indices)))
         for view in self._views.values():
             self._revoke(view, [t for t in view.live.values() if self._attempt(t).revoking], out)
+        self._reconcile(event.time, out)
 
     def _key(self, job: Job, priority: int) -> float:
         return job.submitted - self.policy.age * (priority - 1)
@@ -402,6 +438,7 @@ class Core:
             view.probe_at += event.by
             for stray in view.strays.values():
                 stray.asked += event.by
+        self.licences.clock_set(event.by)
         self._gates.pass_time(event.time)
         self._look_again = True
 
@@ -514,6 +551,7 @@ class Core:
             self._pursue(task, event.time, out)
         if event.facts is not None and known != _shape(view.facts, passing=False):
             self._recall(view, event.time, out)
+        self._lose_patience(view, event.time, out)
         missed, view.missed = view.missed, 0.0
         if view.cluster.move_after is not None and missed >= view.cluster.move_after:
             self._leave(view, f"it was silent for {missed:.0f} s", event.time, out)
@@ -1036,9 +1074,10 @@ class Core:
             if task.state is State.QUEUED:
                 task.reason = ""
                 self._gates.forget(task)
+                self.licences.leave((job.id, task.index))
                 self._wait(task, event.time, out)
             elif attempt is not None and (view := self._views.get(attempt.cluster)) is not None:
-                never = unfit(job, view.cluster, view.facts)
+                never = self._against(job, view)
                 if event.resend or (never is not None and never.reason in PERMANENT):
                     self._want_back(task, view, f"to be sent {event.what}", event.time, out)
         self._gates.pass_time(event.time)
@@ -1068,9 +1107,47 @@ class Core:
             if drained:
                 self._want_back(task, view, str(drain), now, out)
             elif not self._attempt(task).begun:
-                never = unfit(task.job, view.cluster, view.facts)
+                never = self._against(task.job, view)
                 if never is not None and never.reason in PERMANENT:
                     self._want_back(task, view, never.text, now, out)
+
+    def _lose_patience(self, view: _View, now: float, out: Outcome) -> None:
+        """Want back what holds licences and does not begin, as far as that serves others.
+
+        It then waits behind all who are in line now.
+        """
+        if not self.licences.waited_for:
+            return
+        freed: Counter[str] = Counter()
+        for task in view.unstarted.values():
+            if self._attempt(task).intent is Intent.RECALL:
+                freed.update(self._leased(task))
+        back: list[Task] = []
+        for task in sorted(self._impatient(view), key=lambda t: t.key, reverse=True):
+            if self.licences.serves(freed, now):
+                break
+            if now - (self._attempt(task).accepted or now) >= self.policy.patience:
+                freed.update(self._leased(task))
+                back.append(task)
+        if not self.licences.serves(freed, now):
+            return
+        for task in back:
+            why = "others wait for its licences, and it does not begin"
+            if self._want_back(task, view, why, now, out):
+                self._behind[task.job.id, task.index] = now
+
+    def _impatient(self, view: _View) -> Iterator[Task]:
+        """What a cluster has that may have to go for the sake of those who wait for licences."""
+        if not self.licences.waited_for:
+            return
+        for place in self.licences.leases:
+            task = view.unstarted.get(place)
+            if task is not None and self._attempt(task).calm and self.licences.contended(place):
+                yield task
+
+    def _leased(self, task: Task) -> Mapping[str, int]:
+        lease = self.licences.leases.get((task.job.id, task.index))
+        return {} if lease is None else lease.tokens
 
     def _leave(self, view: _View, why: str, now: float, out: Outcome) -> None:
         """Move what has not begun on a cluster, as far as another one can take it."""
@@ -1113,8 +1190,12 @@ class Core:
             task.reason = Reason.HELD if step.task is State.HELD else ""
         task.state = step.task
         self._record(task, event, before, cause, out)
+        if before is State.QUEUED:
+            self.licences.leave((task.job.id, task.index))
         if attempt is not None and step.task not in LIVE:
             self._close(task, attempt, now, out)
+        elif step.task in LIVE and self._leasing and task.job.licences:
+            self._must_hold(task, now, out)
         if step.task in FINAL:
             task.ended = attempt.ended if attempt is not None else now
             self._remember(task)
@@ -1169,6 +1250,10 @@ class Core:
             task.attempt = None
             task.target = attempt.target
             task.moves += attempt.target is not None
+        if task.state is State.QUEUED and task.target is not None:
+            self._passed_on[task.job.id, task.index] = task
+        else:
+            self._give_back(task, str(task.state), now, out, attempt)
 
     def _remember(self, task: Task) -> None:
         """Keep what matters if an attempt of a task that has ended comes back."""
@@ -1218,19 +1303,56 @@ class Core:
             for view in self._views.values():
                 self._weigh(view)
         known: dict[tuple[int, str], Unfit | None] = {}
+        in_line = []
         for task in sorted(waiting, key=lambda t: (t.key, t.job.id, t.index)):
-            against = {name: self._unfit(task, view, known) for name, view in self._views.items()}
-            fit = [name for name, reason in against.items() if reason is None]
-            if fit:
-                if task.target in fit:
-                    cluster = task.target
-                else:
-                    cluster = self.dispatch.choose(task.job, task.priority, fit)
-                self._send(task, cluster, now, chunks, out)
-            else:
-                self._keep(task, [u for u in against.values() if u is not None], now, out)
+            place = (task.job.id, task.index)
+            if not (self._leasing and task.job.licences) or place in self._passed_on:
+                self._let_go(task, known, chunks, now, out)
+            elif self._fit(task, known, now, out):
+                self.licences.join(place, self._order(task), task.job.licences)
+                in_line.append(task)
+        for task in self._passed_on.values():
+            if task.attempt is None:
+                self._give_back(task, "not sent on", now, out)
+        self._passed_on = {}
+        while (granted := self.licences.next(now)) is not None:
+            self._let_go(self.tasks[granted], known, chunks, now, out)
+        for task in in_line:
+            if (task.job.id, task.index) in self.licences:
+                self._keep(task, [self._lacking(task, now)], now, out)
         for (job, cluster), (sending, indices) in chunks.items():
             out.actions.append(Send(job, sending, cluster, tuple(indices)))
+
+    def _fit(
+        self,
+        task: Task,
+        known: dict[tuple[int, str], Unfit | None],
+        now: float,
+        out: Outcome,
+    ) -> list[str]:
+        """The clusters that may run a task now; if there is none it waits, not for licences."""
+        against = {name: self._unfit(task, view, known) for name, view in self._views.items()}
+        fit = [name for name, reason in against.items() if reason is None]
+        if not fit:
+            self.licences.leave((task.job.id, task.index))
+            self._keep(task, [u for u in against.values() if u is not None], now, out)
+        return fit
+
+    def _let_go(
+        self,
+        task: Task,
+        known: dict[tuple[int, str], Unfit | None],
+        chunks: dict[tuple[int, str], tuple[int, list[int]]],
+        now: float,
+        out: Outcome,
+    ) -> None:
+        """Send a task that waits for nothing but a cluster."""
+        if fit := self._fit(task, known, now, out):
+            if task.target in fit:
+                cluster = task.target
+            else:
+                cluster = self.dispatch.choose(task.job, task.priority, fit)
+            self._send(task, cluster, now, chunks, out)
 
     def _send(
         self,
@@ -1261,6 +1383,8 @@ class Core:
         view.live[job, task.index] = view.uneasy[job, task.index] = task
         cause = "moved on purpose" if task.target == cluster else "load and ordering"
         task.target = None
+        if self._leasing and task.job.licences:
+            cause += f", with {self._lease(task, now, out)}"
         self._advance(task, Event.SEND, now, cause, out)
 
     def _keep(self, task: Task, against: list[Unfit], now: float, out: Outcome) -> None:
@@ -1294,7 +1418,7 @@ class Core:
         room = Room(facts, now, [(j.cpus, j.time_limit or j.estimated) for j in on_their_way])
         for tasks in self._pullable(others):
             job = tasks[0].job
-            against = unfit(job, view.cluster, facts)
+            against = self._against(job, view)
             if against is not None or not room.admits(translated(job, view.cluster, facts)):
                 continue
             here = translated(job, view.cluster, facts)
@@ -1343,7 +1467,7 @@ class Core:
         known = {} if known is None else known
         key = (task.job.id, view.cluster.name)
         if key not in known:
-            known[key] = unfit(task.job, view.cluster, view.facts)
+            known[key] = self._against(task.job, view)
         against = known[key]
         if against is not None and against.reason in PERMANENT:
             return against
@@ -1354,6 +1478,13 @@ class Core:
         if against is None and view.full and not self._may_probe(view, self._now):
             return Unfit(Reason.CLUSTER_DRAINED, view.full)
         return against
+
+    def _against(self, job: Job, view: _View) -> Unfit | None:
+        """Why a cluster, as it is, cannot run a job; not whether it answers and may be used now."""
+        if self._leasing and (barred := self.licences.barred(job.licences, view.cluster.name)):
+            text = f"licence {barred} cannot be used there"
+            return Unfit(Reason.NO_CLUSTER_FITS, text)
+        return unfit(job, view.cluster, view.facts)
 
     @staticmethod
     def _may_probe(view: _View, now: float) -> bool:
@@ -1377,6 +1508,8 @@ class Core:
         """Why no cluster can ever run a job that is about to be submitted, or None."""
         if unknown := [c for c in job.clusters if c not in self._views]:
             return f"there is no cluster {unknown[0]}; there are {', '.join(self._views)}"
+        if self._leasing and (why := self.licences.refusal(job.licences)) is not None:
+            return why
         probe = Task(job, 0, 1, 0.0)
         against: dict[str, Unfit] = {}
         for name, view in self._views.items():
@@ -1409,12 +1542,91 @@ class Core:
     @property
     def next_due(self) -> float | None:
         """When time alone may let a waiting task go on (epoch seconds), or None."""
-        return self._gates.next_due
+        dues = (self._gates.next_due, self.licences.next_due)
+        return min((due for due in dues if due is not None), default=None)
 
     def waits_for(self, task: Task) -> str:
         """What a task's dependencies wait for, in words; empty if for nothing."""
         waits = task.state is State.QUEUED and task.reason == Reason.DEPENDENCY
         return self._gates.told(task, self._now) if waits else ""
+
+    # Licences
+
+    def _order(self, task: Task) -> tuple[float, int, int]:
+        """Its place in line; one that was recalled for others gets in line behind them."""
+        place = (task.job.id, task.index)
+        return (max(task.key, self._behind.get(place, task.key)), *place)
+
+    def _lacking(self, task: Task, now: float) -> Unfit:
+        """Why a task in line cannot have its licences now."""
+        lacks = self.lacks(task, now)
+        texts = [f"licence {s.licence}: {s.word or self._told(task, s)}" for s in lacks]
+        unknown = any(s.word for s in lacks)
+        reason = Reason.LICENCE_UNKNOWN if unknown else Reason.LICENCE_BUSY
+        return Unfit(reason, "; ".join(texts) or "its turn comes next")
+
+    @staticmethod
+    def _told(task: Task, s: Standing) -> str:
+        wanted, free = task.job.licences[s.licence], s.free or 0
+        if free >= wanted:
+            return (
+                f"{wanted} wanted, and {free} free, which are kept for one that was passed before"
+            )
+        return f"{wanted} wanted, {max(free, 0)} of {s.total} free"
+
+    def lacking(self, task: Task, now: float) -> Unfit | None:
+        """Why a task waits for licences, as it is now; None: it does not."""
+        waits = (task.job.id, task.index) in self.licences
+        return self._lacking(task, now) if waits else None
+
+    def lacks(self, task: Task, now: float) -> list[Standing]:
+        """The licences of which a task could not have what it wants now."""
+        return list(self.licences.lacks(task.job.licences, self._order(task), now))
+
+    def _lease(self, task: Task, now: float, out: Outcome, forced: bool = False) -> str:
+        """Lease its licences to the attempt of a task, in words; they may be passed on to it."""
+        place = (task.job.id, task.index)
+        if place in self.licences.leases:  # also if there are too few by now: nothing is added
+            self._give_back(task, "passed on", now, out)
+            forced = True
+        tokens = dict(task.job.licences)
+        lease = Lease(*place, self._attempt(task).number, tokens, now, forced)
+        self.licences.take(lease)
+        self._behind.pop(place, None)
+        out.leases.append(lease)
+        return ", ".join(f"{name}:{many}" for name, many in tokens.items())
+
+    def _must_hold(self, task: Task, now: float, out: Outcome) -> None:
+        """What may run has its licences, whatever is left: it was there before we knew."""
+        if (task.job.id, task.index) not in self.licences.leases:
+            told = self._lease(task, now, out, forced=True)
+            self._note(task, f"it has {told}, which are counted again", out)
+
+    def _give_back(
+        self, task: Task, why: str, now: float, out: Outcome, attempt: Attempt | None = None
+    ) -> None:
+        """End the lease of a task, if it has one; `attempt` is what may have used it."""
+        lease = self.licences.leases.get((task.job.id, task.index))
+        if lease is not None:
+            used = attempt is not None and attempt.begun
+            lingers = self.licences.give_back((task.job.id, task.index), now, used)
+            out.leases.append(GivenBack(lease, now, why, lingers))
+
+    def _reconcile(self, now: float, out: Outcome) -> None:
+        """Make leases agree with what is live, and tell how it stands with every licence."""
+        if not self._leasing:
+            return
+        for place, lease in list(self.licences.leases.items()):
+            task = self.tasks.get(place)
+            if task is None or task.attempt is None:
+                lingers = self.licences.give_back(place, now, used=True)
+                out.leases.append(GivenBack(lease, now, "nobody has it", lingers))
+        for task in self.tasks.values():
+            # what is unknown may have been released by an operator
+            if task.attempt is not None and task.state is not State.UNKNOWN and task.job.licences:
+                self._must_hold(task, now, out)
+        for standing in self.licences.standings(now):
+            out.standings[standing.licence] = standing
 
     # 5. Pursue
 
@@ -1476,12 +1688,15 @@ class Core:
     def expects(self, cluster: str, now: float) -> bool:
         """Whether a listing without news may still change something.
 
-        A task that it does not show, a wish to repeat, a full cluster to try again, a pull.
+        A task that it does not show, a wish to repeat, a full cluster to try again, a pull, or a
+        recall for licences.
         """
         view = self._views[cluster]
         if self._gates.ready and self._may_probe(view, now):
             return True
         if any(s.wish is not None and now - s.asked >= PURSUE_AGAIN for s in view.strays.values()):
+            return True
+        if any(self._impatient(view)):
             return True
         for task in view.uneasy.values():
             attempt = self._attempt(task)

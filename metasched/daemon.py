@@ -211,7 +211,8 @@ class Link:
     def _interval(self, news: bool) -> float:
         """Seconds to the next poll: slower while nothing of ours is to begin, move or change."""
         core, quickest = self._engine.core, self.settings.poll_interval
-        if news or self._wishes or core.restless or core.expects(self.name, time.time()):
+        busy = self._wishes or core.restless or core.licences.waited_for
+        if news or busy or core.expects(self.name, time.time()):
             self._pace = quickest
         else:
             slowest = QUIET if core.tasks else IDLE
@@ -431,6 +432,7 @@ class Engine:
                 ledger.instance(now),
                 settings.policy,
                 tuple(c.cluster for c in settings.clusters),
+                pools=settings.licences,
             )
         )
 

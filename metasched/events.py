@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Literal
 
 from metasched.dependencies import Fate
-from metasched.licences import LicenceCount
+from metasched.licences import GivenBack, Lease, LicenceCount, LicencePool, Standing
 from metasched.model import Claim, Cluster, Facts, Job, Missing, Row, State
 from metasched.policies.classify import Part
 from metasched.policies.eligible import Unfit
@@ -23,7 +23,9 @@ class Policy:
     """What a policy author tunes; durations in seconds. Daemon and simulator share the defaults.
 
     `age` is what one step of priority is worth in waiting; `pull_after` how long a task has been
-    pending before it may be pulled, doubled with each move.
+    pending before it may be pulled, doubled with each move. After `patience` a task that has not
+    begun is recalled if others wait for its licences, and one that is first in line for all of its
+    own is passed no more.
     """
 
     max_priority: int = 10
@@ -35,6 +37,7 @@ class Policy:
     tolerance: float = 0.0
     pull: bool = True
     pull_after: float = 3.0
+    patience: float = 600.0
     age: float = 4 * 3600.0
     default_time: float = 3600.0
     seed: int = 0
@@ -42,13 +45,18 @@ class Policy:
 
 @dataclass(frozen=True)
 class Booted:
-    """The daemon started, or re-read its policy: nothing is known of any cluster any more."""
+    """The daemon started, or re-read its policy: nothing is known of any cluster any more.
+
+    `pools` None: licences are the managers' own affair (simulations), of which there are `licences`
+    different ones.
+    """
 
     time: float
     instance: str
     policy: Policy
     clusters: tuple[Cluster, ...]
-    licences: int = 0  # how many different ones the site has
+    licences: int = 0
+    pools: tuple[LicencePool, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -251,6 +259,29 @@ class LicencesCounted:
 
 
 @dataclass(frozen=True)
+class LicenceSet:
+    """An operator says how many of a licence there are; `total` None: as configured again."""
+
+    time: float
+    name: str
+    total: int | None
+    by: str = ""
+
+
+@dataclass(frozen=True)
+class LicencesReleased:
+    """An operator takes back the licences of tasks of which nobody knows whether they run.
+
+    `indices` None: of all such tasks of the job.
+    """
+
+    time: float
+    job: int
+    indices: tuple[int, ...] | None = None
+    by: str = ""
+
+
+@dataclass(frozen=True)
 class Due:
     """Time has passed; begin times may have come."""
 
@@ -284,6 +315,8 @@ CoreEvent = (
     | Drained
     | Resumed
     | LicencesCounted
+    | LicenceSet
+    | LicencesReleased
     | Due
 )
 
@@ -467,14 +500,17 @@ class Outcome:
 
     `closed` are attempts that ended in this step, with the task they belonged to; a task's new
     attempt, if any, is in the task itself. `past` are sendings of the past of which something new
-    is known, by job, index and sending. `parts` made the priority of a new job, `warnings` are for
-    the site's log.
+    is known, by job, index and sending. `leases` are licences taken and given back, in that order,
+    `standings` what is new of licences, by name. `parts` made the priority of a new job, `warnings`
+    are for the site's log.
     """
 
     changes: list[Change] = field(default_factory=list)
     tasks: dict[tuple[int, int], Task] = field(default_factory=dict)
     closed: list[tuple[Task, Attempt]] = field(default_factory=list)
     past: dict[tuple[int, int, int], Past] = field(default_factory=dict)
+    leases: list[Lease | GivenBack] = field(default_factory=list)
+    standings: dict[str, Standing] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)

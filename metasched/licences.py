@@ -1,13 +1,27 @@
 """Floating licences as tokens: pools, what is counted of them, who may take how many. Pure.
 
 Times are seconds since the epoch, durations seconds, amounts tokens (copies of a licence).
+
+A task takes all the licences that it wants or none, so that no two can wait for each other. Who
+cannot have all waits in one line, and later ones may pass it as long as they take only what it
+cannot use. One that is first in line for each of its licences has been passed long enough after
+`patience`: from then on what becomes free of them is kept for it. The first of all is always such
+a one, so that none waits forever, however many it wants (first come first served with aging, as
+`policies.queueing` does it for processors by reservations).
+
+Nothing looks at the whole line: tasks that want the same are one group, a group waits at one pool
+that lacks tokens for it (as a clause watches one of its literals in a SAT solver), and only pools
+of which something became free are looked at.
 """
 
 from __future__ import annotations
 
+import difflib
+import heapq
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}")
 MOST = 1_000_000_000  # tokens: what every database holds, and more than any site has
@@ -76,3 +90,511 @@ class LicenceCount:
         _amount(f"outside use of licence {self.name}", self.outside)
         if not math.isfinite(self.observed):
             raise ValueError(f"licence {self.name} was observed at {self.observed}; give a time")
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The tokens that an attempt of a task has taken, by licence.
+
+    `forced`: its task has them already, so that it has them whatever is left.
+    """
+
+    job: int
+    index: int
+    attempt: int
+    tokens: Mapping[str, int]
+    since: float
+    forced: bool = False
+
+
+@dataclass(frozen=True)
+class GivenBack:
+    """A lease that has ended, and why. Until `lingers` its tokens count as in use, by licence."""
+
+    lease: Lease
+    until: float
+    why: str
+    lingers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Lingering:
+    """Tokens that were given back, and count as in use for some time."""
+
+    licence: str
+    count: int
+    given_back: float
+    until: float
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How many tokens of a licence there are, and whose they are.
+
+    `total` None: nobody has said yet. `free` is what may be taken now, below 0 if more is in use
+    than there is; None: not known, and `word` says why. `waiting` are wanted by those in line.
+    `chosen` is the total that an operator has set.
+    """
+
+    licence: str
+    total: int | None
+    ours: int
+    outside: int
+    lingering: int
+    free: int | None
+    waiting: int
+    word: str
+    observed: float | None
+    chosen: int | None
+
+    @property
+    def rho(self) -> float | None:
+        """Waiting demand per copy (Pasquali 2008, §3.2.1); above 1 the licence is critical."""
+        return self.waiting / self.total if self.total else None
+
+
+Place = tuple[int, int]  # job, index
+Order = tuple[float, int, int]  # the least goes first
+Wants = tuple[tuple[str, int], ...]
+
+
+@dataclass(eq=False)
+class _Group:
+    """Those in line that want the same; it waits at the pool `at` ("": nowhere yet)."""
+
+    wants: Wants
+    serial: int
+    orders: dict[Place, Order] = field(default_factory=dict)
+    heap: list[Order] = field(default_factory=list)
+    at: str = ""
+
+    def first(self) -> Order | None:
+        """The order of the first member; O(log n) for each one that has left."""
+        heap = self.heap
+        while heap and self.orders.get(heap[0][1:]) != heap[0]:
+            heapq.heappop(heap)
+        return heap[0] if heap else None
+
+
+_Entry = tuple[Order, int, _Group]  # of a heap of groups; stale once the group has another first
+
+
+@dataclass(eq=False)
+class _Pool:
+    """The state of one pool. `known`: the site describes it (now)."""
+
+    pool: LicencePool
+    known: bool = True
+    chosen: int | None = None
+    count: LicenceCount | None = None
+    ours: int = 0
+    waiting: int = 0
+    lingering: int = 0
+    backs: list[tuple[float, float, int]] = field(default_factory=list)  # until, given back, many
+    wanting: list[_Entry] = field(default_factory=list)
+    parked: dict[int, list[_Entry]] = field(default_factory=dict)  # by how many they want
+    first: Order | None = None  # in line for this licence
+    first_since: float = 0.0
+
+    @property
+    def total(self) -> int | None:
+        """What the site or an operator says, but no more than the server has."""
+        told = self.pool.total if self.chosen is None else self.chosen
+        counted = self.count.total if self.count is not None else None
+        return min((n for n in (told, counted) if n is not None), default=None)
+
+    def word(self, now: float) -> str:
+        """Why nobody can say how many are free; empty if that is known."""
+        if not self.known:
+            return "no such licence is configured"
+        if self.pool.server and self.count is None:
+            return f"its server {self.pool.server} has not been heard from yet"
+        if self.pool.server and self.count is not None:
+            age = now - self.count.observed
+            if age > self.pool.stale_after:
+                return f"its server {self.pool.server} has not answered for {age:.0f} s"
+        return "" if self.total is not None else f"{self.pool.server} does not say how many"
+
+    def free(self, now: float) -> int | None:
+        """What may be taken now; None: not known."""
+        if self.word(now):
+            return None
+        assert self.total is not None
+        outside = self.count.outside if self.count is not None else 0
+        return self.total - self.ours - outside - self.lingering - self.pool.headroom
+
+
+class Licences:
+    """All pools, all leases and the line before them."""
+
+    def __init__(self) -> None:
+        self.leases: dict[Place, Lease] = {}
+        self.patience = 0.0
+        self._pools: dict[str, _Pool] = {}
+        self._groups: dict[Wants, _Group] = {}
+        self._in_line: dict[Place, _Group] = {}
+        self._fresh: list[_Entry] = []  # groups to be looked at, wherever they wait
+        self._stirred: set[str] = set()  # pools of which more may be free
+        self._touched: set[str] = set()  # pools that may have another first in line
+        self._dues: list[tuple[float, str]] = []  # when something stops to linger
+        self._serial = 0
+
+    # What is there
+
+    def restore(
+        self,
+        leases: Iterable[Lease],
+        lingering: Iterable[Lingering],
+        chosen: Mapping[str, int],
+    ) -> None:
+        """Take over what is stored: live leases, what lingers, totals that operators have set."""
+        for lease in leases:
+            self._add(lease)
+        for back in lingering:
+            self._linger(back)
+        for name, total in chosen.items():
+            self._pool(name).chosen = total
+
+    def configure(self, pools: Iterable[LicencePool], patience: float) -> None:
+        """Begin anew with these pools: nobody is in line, and no count is known."""
+        self.patience = patience
+        given = {pool.name: pool for pool in pools}
+        self._groups, self._in_line, self._fresh = {}, {}, []
+        self._stirred, self._touched = set(), set()
+        for name, pool in self._pools.items():
+            pool.known, pool.count, pool.waiting = name in given, None, 0
+            pool.wanting, pool.parked, pool.first = [], {}, None
+        for name, described in given.items():
+            self._pool(name).pool, self._pools[name].known = described, True
+
+    def _pool(self, name: str) -> _Pool:
+        if name not in self._pools:
+            self._pools[name] = _Pool(LicencePool(name=name, total=0), known=False)
+        return self._pools[name]
+
+    def counted(self, count: LicenceCount, now: float) -> bool:
+        """Learn what a server told; whether it counts: it must be known, and not of the future."""
+        pool = self._pools.get(count.name)
+        if pool is None or not pool.known or not pool.pool.server or count.observed > now:
+            return False
+        if pool.count is not None and count.observed < pool.count.observed:
+            return False
+        pool.count = count
+        # what was given back before is either told as in use now, or free
+        pool.backs = [back for back in pool.backs if back[1] > count.observed]
+        heapq.heapify(pool.backs)
+        pool.lingering = sum(back[2] for back in pool.backs)
+        self._changed(pool)
+        return True
+
+    def choose(self, name: str, total: int | None) -> None:
+        """An operator sets how many there are; None: as configured again."""
+        self._pool(name).chosen = total
+        self._changed(self._pools[name])
+
+    def _changed(self, pool: _Pool) -> None:
+        """There may be more or fewer; perhaps nothing can be kept any more for who is first."""
+        self._stirred.add(pool.pool.name)
+        self._stir_all(pool.first)
+
+    def _stir_all(self, first: Order | None) -> None:
+        """Look again at all licences that one in line wants: something may have been kept."""
+        if first is not None and (group := self._in_line.get(first[1:])) is not None:
+            self._stirred.update(name for name, _ in group.wants)
+
+    def clock_set(self, by: float) -> None:
+        """Move all times: the wall clock has gone `by` seconds more than time has."""
+        for pool in self._pools.values():
+            if pool.count is not None:
+                told = pool.count
+                pool.count = LicenceCount(
+                    told.name, told.total, told.outside, told.observed + min(by, 0.0)
+                )
+            pool.backs = [(until + by, given_back + by, n) for until, given_back, n in pool.backs]
+            pool.first_since += by
+        self._dues = [(until + by, name) for until, name in self._dues]
+
+    @property
+    def names(self) -> list[str]:
+        """The licences that the site describes."""
+        return [name for name, pool in self._pools.items() if pool.known]
+
+    def standing(self, name: str, now: float) -> Standing:
+        """How it stands with one licence."""
+        pool = self._pool(name)
+        free = pool.free(now)
+        return Standing(
+            name,
+            pool.total if pool.known else 0,
+            pool.ours,
+            pool.count.outside if pool.count is not None else 0,
+            pool.lingering,
+            free,
+            pool.waiting,
+            pool.word(now),
+            pool.count.observed if pool.count is not None else None,
+            pool.chosen,
+        )
+
+    def standings(self, now: float) -> list[Standing]:
+        """How it stands with every licence that is configured, leased or wanted."""
+        return [
+            self.standing(name, now)
+            for name, pool in sorted(self._pools.items())
+            if pool.known or pool.ours or pool.waiting
+        ]
+
+    def pool(self, name: str) -> LicencePool | None:
+        """What the site says of a licence; None: nothing."""
+        pool = self._pools.get(name)
+        return pool.pool if pool is not None and pool.known else None
+
+    # What can be asked for
+
+    def refusal(self, wants: Mapping[str, int]) -> str | None:
+        """Why nobody can ever have these, in words with a mend; None: somebody can."""
+        for name, many in wants.items():
+            pool = self._pools.get(name)
+            if pool is None or not pool.known:
+                close = difflib.get_close_matches(name, self.names, n=1)
+                known = ", ".join(self.names[:10]) or "none"
+                mend = f"did you mean {close[0]}?" if close else f"known are: {known}"
+                return f"no licence {name[:63]!r} is known; {mend}"
+            if many > MOST:
+                return f"{many} of licence {name}, which nobody has; ask for fewer"
+            if pool.total is not None and many > (most := pool.total - pool.pool.headroom):
+                kept = f", {pool.pool.headroom} of them kept free" if pool.pool.headroom else ""
+                return (
+                    f"{many} of licence {name}, there are {pool.total}{kept}; "
+                    f"ask for {max(most, 0)} at the most"
+                )
+        return None
+
+    def barred(self, wants: Iterable[str], cluster: str) -> str | None:
+        """The first of these licences that cannot be used on a cluster; None: all can."""
+        for name in wants:
+            pool = self._pools.get(name)
+            if pool is not None and pool.pool.clusters and cluster not in pool.pool.clusters:
+                return name
+        return None
+
+    # Leases
+
+    def take(self, lease: Lease) -> None:
+        """Lease all of it, to one that `next` has named or that is there already."""
+        self.leave((lease.job, lease.index))
+        self._add(lease)
+
+    def _add(self, lease: Lease) -> None:
+        self.leases[lease.job, lease.index] = lease
+        for name, many in lease.tokens.items():
+            self._pool(name).ours += many
+
+    def give_back(self, place: Place, now: float, used: bool) -> dict[str, float]:
+        """End a lease; until when its tokens count as in use, if they have been `used`."""
+        lease = self.leases.pop(place)
+        lingers = {}
+        for name, many in lease.tokens.items():
+            pool = self._pool(name)
+            pool.ours -= many
+            self._stirred.add(name)
+            if used and pool.pool.linger:
+                lingers[name] = now + pool.pool.linger
+                self._linger(Lingering(name, many, now, lingers[name]))
+        return lingers
+
+    def _linger(self, back: Lingering) -> None:
+        pool = self._pool(back.licence)
+        heapq.heappush(pool.backs, (back.until, back.given_back, back.count))
+        heapq.heappush(self._dues, (back.until, back.licence))
+        pool.lingering += back.count
+
+    @property
+    def next_due(self) -> float | None:
+        """When time alone gives back tokens while somebody waits, or None."""
+        return self._dues[0][0] if self._dues and self._in_line else None
+
+    def pass_time(self, now: float) -> None:
+        """Free what has lingered long enough."""
+        while self._dues and self._dues[0][0] <= now:
+            name = heapq.heappop(self._dues)[1]
+            pool = self._pools[name]
+            while pool.backs and pool.backs[0][0] <= now:
+                pool.lingering -= heapq.heappop(pool.backs)[2]
+            self._stirred.add(name)
+
+    # The line
+
+    def __contains__(self, place: Place) -> bool:
+        """Whether a task is in line."""
+        return place in self._in_line
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether anybody is in line."""
+        return bool(self._in_line)
+
+    def contended(self, place: Place) -> bool:
+        """Whether others wait for a licence that this one has leased."""
+        return any(self._pools[name].waiting for name in self.leases[place].tokens)
+
+    def serves(self, freed: Mapping[str, int], now: float) -> bool:
+        """Whether somebody in line could go if these were given back, too."""
+        for name in freed:
+            for heap in self._pools[name].parked.values():
+                for first, _, group in heap:
+                    if group.at == name and all(
+                        many <= self._may_take(self._pools[n], first, now) + freed.get(n, 0)
+                        for n, many in group.wants
+                    ):
+                        return True
+        return False
+
+    def join(self, place: Place, order: Order, wants: Mapping[str, int]) -> None:
+        """Get in line, where the least order goes first; one that is there keeps its place."""
+        if place in self._in_line:
+            return
+        key = tuple(sorted(wants.items()))
+        group = self._groups.get(key)
+        if group is None:
+            self._serial += 1
+            group = self._groups[key] = _Group(key, self._serial)
+        before = group.first()
+        self._in_line[place] = group
+        group.orders[place] = order
+        heapq.heappush(group.heap, order)
+        for name, many in key:
+            self._pool(name).waiting += many
+        if before is None or order < before:
+            self._has_first(group, order)
+
+    def leave(self, place: Place) -> None:
+        """Get out of line, wherever one is."""
+        group = self._in_line.pop(place, None)
+        if group is None:
+            return
+        before = group.first()
+        order = group.orders.pop(place)
+        for name, many in group.wants:
+            self._pools[name].waiting -= many
+        if order != before:
+            return
+        first = group.first()
+        if first is not None:
+            self._has_first(group, first)
+            return
+        del self._groups[group.wants]
+        self._touched.update(name for name, _ in group.wants)
+
+    def _has_first(self, group: _Group, first: Order) -> None:
+        """Another one is first of its group: look at it anew."""
+        entry = (first, group.serial, group)
+        group.at = ""
+        heapq.heappush(self._fresh, entry)
+        for name, _ in group.wants:
+            heapq.heappush(self._pools[name].wanting, entry)
+            self._touched.add(name)
+
+    def _first(self, pool: _Pool, now: float) -> Order | None:
+        """Who is first in line for a licence; remembers since when."""
+        heap = pool.wanting
+        while heap and heap[0][2].first() != heap[0][0]:
+            heapq.heappop(heap)
+        first = heap[0][0] if heap else None
+        if first != pool.first:
+            pool.first, pool.first_since = first, now
+        return first
+
+    def _settle(self, now: float) -> None:
+        """See who is first where that may have changed; what was kept for others is so no more."""
+        while self._touched:
+            pool = self._pools[self._touched.pop()]
+            before = pool.first
+            if self._first(pool, now) != before and before is not None:
+                # it may have been the one for which something was kept, also of other licences
+                self._stirred.add(pool.pool.name)
+                self._stir_all(before)
+
+    def _kept(self, pool: _Pool, now: float) -> int:
+        """Tokens that are kept for the one who is first in line for all of its licences."""
+        if pool.first is None or now - pool.first_since < self.patience:
+            return 0
+        group = self._in_line.get(pool.first[1:])
+        if group is None:
+            return 0
+        many = 0
+        for name, wanted in group.wants:
+            other = self._pools[name]
+            if other.first != pool.first or now - other.first_since < self.patience:
+                return 0
+            if other.word(now) or (other.total or 0) - other.pool.headroom < wanted:
+                return 0  # nobody knows when, if ever, it can go
+            if other is pool:
+                many = wanted
+        return many
+
+    def _may_take(self, pool: _Pool, first: Order, now: float) -> int:
+        """How many of a licence the one of that order may take now."""
+        free = pool.free(now)
+        if free is None:
+            return -1
+        return free if pool.first == first else free - self._kept(pool, now)
+
+    def next(self, now: float) -> Place | None:
+        """The first in line who can have all that it wants now; None: nobody.
+
+        It must then `take` it or `leave`.
+        """
+        self._settle(now)
+        while (entry := self._candidate(now)) is not None:
+            first, _, group = entry
+            for name, many in group.wants:
+                pool = self._pools[name]
+                if many > self._may_take(pool, first, now):
+                    group.at = name
+                    heapq.heappush(pool.parked.setdefault(many, []), entry)
+                    break
+            else:
+                heapq.heappush(self._fresh, entry)  # until it takes it or leaves
+                group.at = ""
+                return first[1:]
+        return None
+
+    def _candidate(self, now: float) -> _Entry | None:
+        """Take out the first group that may be able to go; None: there is none."""
+        best: list[_Entry] | None = None
+        while self._fresh and (
+            self._fresh[0][2].at or self._fresh[0][2].first() != self._fresh[0][0]
+        ):
+            heapq.heappop(self._fresh)
+        if self._fresh:
+            best = self._fresh
+        for name in sorted(self._stirred):
+            heap = self._parked(self._pools[name], now)
+            if heap is None:
+                self._stirred.discard(name)
+            elif best is None or heap[0] < best[0]:
+                best = heap
+        return heapq.heappop(best) if best is not None else None
+
+    def _parked(self, pool: _Pool, now: float) -> list[_Entry] | None:
+        """The heap whose first is the first group at a pool that lacks nothing of it any more."""
+        best: list[_Entry] | None = None
+        for many in list(pool.parked):
+            heap = pool.parked[many]
+            while heap and (heap[0][2].at != pool.pool.name or heap[0][2].first() != heap[0][0]):
+                heapq.heappop(heap)
+            if not heap:
+                del pool.parked[many]
+            elif many <= self._may_take(pool, heap[0][0], now) and (
+                best is None or heap[0] < best[0]
+            ):
+                best = heap
+        return best
+
+    def lacks(self, wants: Mapping[str, int], order: Order, now: float) -> Iterator[Standing]:
+        """Those licences of which one of that order could not have what it wants now."""
+        for name, many in wants.items():
+            pool = self._pool(name)
+            if many > self._may_take(pool, order, now):
+                yield self.standing(name, now)

@@ -76,6 +76,11 @@ OPTIONS = (
         many=True,
         scope="ours",
     ),
+    Option(
+        "--licence --license --licenses -L",
+        "NAME[:N],...",
+        "Licences: matlab, matlab:2, or a comma list; the job gets all of them or waits.",
+    ),
     Option("--name --job-name -J", "NAME", "Name of the job [the script's]."),
     Option("--output -o", "PATH", "Output file; %j job, %a task, %x name, %u user, %N node."),
     Option("--error -e", "PATH", "File of the error stream [the output file]."),
@@ -93,13 +98,6 @@ OPTIONS = (
     Option("--help -h", "", "Show this help.", scope="call"),
     Option("--config", "FILE", "Configuration that names the daemon.", scope="call"),
     Option(
-        "--licence --license -L",
-        "NAME[:N],...",
-        "Licences (not built yet).",
-        refused="is not built yet; leave it out, or ask a cluster for it with --native",
-        scope="ours",
-    ),
-    Option(
         "--array -a", "RANGE", "A task for each index: 1-100, 1,3,5-9:2; 1-100%10: 10 at a time."
     ),
     Option(
@@ -116,12 +114,6 @@ OPTIONS = (
 
 # sbatch's own that would change what runs, and what to write instead.
 _SBATCH_REFUSED = (
-    Option(
-        "--licenses -L",
-        "x",
-        "",
-        refused="is not taken from a script; leave it out, or use --native",
-    ),
     Option(
         "--wait -W",
         "",

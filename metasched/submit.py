@@ -16,6 +16,7 @@ from metasched.units import (
     Unreadable,
     parse_count,
     parse_gres,
+    parse_licences,
     parse_memory,
     parse_moment,
     shown,
@@ -60,6 +61,7 @@ class Request:
     constraint: str | None = None
     clusters: tuple[str, ...] = ()
     native: Mapping[str, str] = field(default_factory=dict)
+    licences: Mapping[str, int] = field(default_factory=dict)
     array: str | None = None
     dependency: str | None = None
     kill_on_invalid_dep: bool = False
@@ -152,6 +154,7 @@ def prepare(
         constraint=_text(given, "constraint"),
         clusters=_read(given, "cluster", _names) or (),
         native=_native(given),
+        licences=_read(given, "licence", lambda text: parse_licences(_plain(text))) or {},
         array=_array(given),
         dependency=_read(given, "dependency", _dependency),
         kill_on_invalid_dep=_read(given, "kill_on_invalid_dep", _yes) or False,

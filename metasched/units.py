@@ -143,6 +143,15 @@ def _clock(word: str) -> tuple[int, int, int] | None:
     return hour, minute, second
 
 
+def iso(moment: float | None) -> str | None:
+    """A time (epoch seconds) as ISO 8601 in UTC, as everything outside sees it."""
+    if moment is None:
+        return None
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")
+
+
 def parse_memory(text: str) -> int:
     """MiB of `4G`, `500M`, `2T`, `4GB`, or of a bare number; kilobytes are rounded up.
 
@@ -160,6 +169,22 @@ def parse_memory(text: str) -> int:
     if amount > MOST:
         raise Unreadable(f"{shown(text)} is no sensible amount of memory", "write it as 4G")
     return amount
+
+
+def parse_licences(text: str) -> dict[str, int]:
+    """How many of each licence: `matlab`, `matlab:2`, comma lists.
+
+    Unreadable if a part is malformed, is nothing, or names what another one has named.
+    """
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        name, colon, count = part.strip().partition(":")
+        if not name or (colon and not count):
+            raise Unreadable(f"{shown(part.strip() or text)} is no licence", "write NAME or NAME:N")
+        if name in found:
+            raise Unreadable(f"licence {shown(name)} is there twice", "write NAME:N once")
+        found[name] = parse_count(count) if colon else 1
+    return found
 
 
 def parse_gres(text: str) -> dict[str, int]:

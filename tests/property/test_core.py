@@ -3,7 +3,8 @@
 Managers lose what they had acknowledged and issue its id again, bring back what was cancelled,
 and restart jobs; the clock is set, operators err. Whatever the order of events: no illegal
 transition, no job lost, none begun twice by our doing, nothing left behind in a manager, the
-loads equal a recount, and the recorded events replayed give the same decisions.
+loads equal a recount, no more licences are leased than there are and none is lost, and the
+recorded events replayed give the same decisions.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ from metasched.events import (
     Declined,
     Drained,
     Due,
+    LicencesCounted,
+    LicenceSet,
+    LicencesReleased,
     Look,
     Modified,
     Outcome,
@@ -59,12 +63,29 @@ from metasched.events import (
     Unsure,
     Withdraw,
 )
+from metasched.licences import Lease, LicenceCount, LicencePool, Lingering
 from metasched.model import Cluster, Facts, Job, Nodes, Partition, Reason, Row, State, tag_of
 from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, UNSTARTED, WITH_US, Event
 
 INSTANCE = "cafe"
 SIZES = {"left": 8, "right": 4}
 KINDS = (*AFTER, SINGLETON)
+POOLS = (
+    LicencePool(name="a", total=2, linger=30.0),
+    LicencePool(name="b", total=3, server="s", stale_after=500.0),
+    LicencePool(name="c", total=1, clusters=("left",)),
+)
+WANTS: tuple[dict[str, int], ...] = (
+    {},
+    {},
+    {},
+    {"a": 1},
+    {"a": 2},
+    {"a": 1, "b": 1},
+    {"b": 3},
+    {"c": 1},
+    {"a": 1, "c": 1},
+)
 Key = tuple[str, int]  # tag, task
 Place = tuple[int, int]  # job, task
 
@@ -185,7 +206,7 @@ class World(RuleBasedStateMachine):
     def boot(self, pull: bool, load: str, sizes: list[int], fences: list[str]) -> None:
         """Both clusters have been heard from, and have what `sizes` asks for."""
         self.now = 1000.0
-        self.policy = Policy(pull=pull, load=load, pull_after=5.0)  # type: ignore[arg-type]
+        self.policy = Policy(pull=pull, load=load, pull_after=5.0, patience=60.0)  # type: ignore[arg-type]
         self.managers = {
             name: Manager(cpus, "/fence" if name in fences else "") for name, cpus in SIZES.items()
         }
@@ -205,11 +226,16 @@ class World(RuleBasedStateMachine):
         self.begun_at: dict[Place, float] = {}  # as we know it; of ended ones, too
         self.came: set[Place] = set()  # their dependencies held at some time
         self.ended_attempts: dict[tuple[int, int, int], State] = {}
+        self.pools: dict[str, list[int]] = {}  # total, leased, beyond it, as the database counts
+        self.held: dict[Place, dict[str, int]] = {}  # likewise, by whom
+        self.lingering: list[Lingering] = []
+        self.totals: dict[str, int] = {}  # that an operator has set
+        self.doubted = False  # an operator has said what was not so
         self.step(self.booted())
         for name in SIZES:
             self.poll(name, True)
         for cpus in sizes:
-            self.submit(cpus, None, None, False, None, [], False, False, "mine", None)
+            self.submit(cpus, None, None, False, None, [], False, False, "mine", {}, None)
         while self.actions:
             self.act(None, "done")
 
@@ -224,13 +250,14 @@ class World(RuleBasedStateMachine):
             for name in self.configured
         )
         policy = replace(self.policy, max_priority=max_priority)
-        return Booted(self.now, INSTANCE, policy, clusters)
+        return Booted(self.now, INSTANCE, policy, clusters, pools=POOLS)
 
     def step(self, event: CoreEvent) -> None:
         self.events.append(event)
         out = self.core.step(event)
         self.outcomes.append(copy.deepcopy(out))
         self.actions += out.actions
+        self.store_licences(out)
         for task, attempt in out.closed:
             key = (task.job.id, task.index, attempt.number)
             assert key not in self.ended_attempts, "an ended attempt ended again"
@@ -264,6 +291,31 @@ class World(RuleBasedStateMachine):
             if isinstance(action, Send) and not isinstance(event, Booted):
                 for index in action.indices:
                     self.may_be_sent(self.core.tasks[action.job, index])
+
+    def store_licences(self, out: Outcome) -> None:
+        """As the database does it, with its constraint."""
+        for name, told in out.standings.items():
+            pool = self.pools.setdefault(name, [0, 0, 0])
+            pool[0] = pool[0] if told.total is None else told.total
+            pool[2] = max(pool[1] - pool[0], 0)
+        for change in out.leases:
+            lease = change if isinstance(change, Lease) else change.lease
+            place = (lease.job, lease.index)
+            for name, many in lease.tokens.items():
+                pool = self.pools[name]
+                pool[1] += many if change is lease else -many
+                if change is not lease or lease.forced:
+                    pool[2] = max(pool[1] - pool[0], 0)
+                assert 0 <= pool[1] <= pool[0] + pool[2], (name, pool)
+            if isinstance(change, Lease):
+                assert place not in self.held
+                self.held[place] = dict(lease.tokens)
+            else:
+                assert self.held.pop(place) == lease.tokens
+                self.lingering += [
+                    Lingering(name, lease.tokens[name], change.until, until)
+                    for name, until in change.lingers.items()
+                ]
 
     def may_be_sent(self, task: Task) -> None:
         """What it depends on has come, if it is sent for the first time; by the words of sbatch."""
@@ -328,6 +380,7 @@ class World(RuleBasedStateMachine):
         any_of=st.booleans(),
         kill=st.booleans(),
         name=st.sampled_from(["mine", "yours"]),
+        wants=st.sampled_from(WANTS),
         data=st.data(),
     )
     def submit(
@@ -341,6 +394,7 @@ class World(RuleBasedStateMachine):
         any_of: bool,
         kill: bool,
         name: str,
+        wants: dict[str, int],
         data: Any,
     ) -> None:
         terms = [term for kind in kinds if (term := self.some_term(kind, array, data)) is not None]
@@ -354,6 +408,7 @@ class World(RuleBasedStateMachine):
             begin=None if begin is None else self.now + begin,
             held=held,
             name=name,
+            licences=wants,
             array=array,
             dependency=("?" if any_of else ",").join(terms) or None,
             kill_on_invalid_dep=kill,
@@ -529,6 +584,11 @@ class World(RuleBasedStateMachine):
                 for id in sorted({id for id, _ in stored.tasks})
                 if self.jobs[id].dependency
             },
+            leases=sorted(
+                stored.licences.leases.values(), key=lambda lease: (lease.job, lease.index)
+            ),
+            lingering=self.lingering,
+            totals=self.totals,
         )
         self.configured = configured
         self.step(self.booted(max_priority))
@@ -579,6 +639,28 @@ class World(RuleBasedStateMachine):
     def resize(self, name: str, part: int) -> None:
         """Nodes are taken out of the cluster, or come back."""
         self.managers[name].cpus = SIZES[name] // part
+
+    @rule(name=st.sampled_from("abc"), total=st.sampled_from([None, None, 0, 1, 2, 4]))
+    def set_licence(self, name: str, total: int | None) -> None:
+        if total is None:
+            self.totals.pop(name, None)
+        else:
+            self.totals[name] = total
+        self.step(LicenceSet(self.now, name, total, "op"))
+
+    @rule(total=st.sampled_from([None, 2, 3, 9]), outside=st.integers(0, 3), age=st.floats(-1, 99))
+    def count(self, total: int | None, outside: int, age: float) -> None:
+        """The server of a licence answers; perhaps with another's clock."""
+        count = LicenceCount("b", total, outside, self.now - age)
+        self.step(LicencesCounted(self.now, (count,)))
+
+    @precondition(lambda self: self.unknown())
+    @rule(data=st.data())
+    def release_licences(self, data: st.DataObject) -> None:
+        job, index = data.draw(st.sampled_from(self.unknown()))
+        self.doubted = True
+        self.step(LicencesReleased(self.now, job, (index,), by="op"))
+        assert (job, index) not in self.held
 
     # The world
 
@@ -656,6 +738,10 @@ class World(RuleBasedStateMachine):
             manager.up_since += by
             manager.boot += by
             manager.told_at += by
+        self.lingering = [
+            replace(back, given_back=back.given_back + by, until=back.until + by)
+            for back in self.lingering
+        ]
         self.step(ClockSet(self.now, by))
 
     @rule(name=st.sampled_from(sorted(SIZES)))
@@ -705,6 +791,38 @@ class World(RuleBasedStateMachine):
                 assert task.attempt.state is task.state
         every = {(job.id, index) for job in self.jobs.values() for index in job.indices}
         assert every == self.final.keys() | self.core.tasks.keys()
+
+    @invariant()
+    def licences_are_with_those_who_may_run(self) -> None:
+        held = {place: lease.tokens for place, lease in self.core.licences.leases.items()}
+        assert held == self.held
+        for place, task in self.core.tasks.items():
+            if task.state in WITH_US:
+                assert place not in held, task.name
+            elif task.state is not State.UNKNOWN:  # else an operator may have taken them back
+                assert held.get(place, {}) == task.job.licences, task.name
+        assert held.keys() <= self.core.tasks.keys()
+        for name, (_, leased, _) in self.pools.items():
+            assert leased == sum(tokens.get(name, 0) for tokens in held.values())
+
+    @invariant()
+    def no_more_licences_are_used_than_there_are(self) -> None:
+        """In the managers themselves, as long as these and operators tell the truth."""
+        if self.excused or self.doubted or self.totals:
+            return
+        for pool in POOLS:
+            used = sum(
+                self.jobs[key[0]].licences.get(pool.name, 0)
+                for key in (place(k) for _, k in self.those(State.RUNNING))
+            )
+            assert pool.total is None or used <= pool.total, pool.name
+
+    @invariant()
+    def nobody_in_line_could_go(self) -> None:
+        for place, task in self.core.tasks.items():
+            if place in self.core.licences:
+                assert task.state is State.QUEUED
+                assert self.core.lacks(task, self.core._now), task.name
 
     @invariant()
     def limits_are_kept_over_all_clusters(self) -> None:
@@ -761,11 +879,14 @@ class World(RuleBasedStateMachine):
         for name in SIZES:
             self.resume(name)
             self.resize(name, 1)
+        for pool in POOLS:
+            self.set_licence(pool.name, None)
         for job in self.jobs:
             self.step(Asked(self.now, "release", job))
         for _ in range(20 * (len(self.jobs) + 2)):
             self.now += 301.0
             self.step(Due(self.now))
+            self.count(None, 0, 0.0)
             for name in SIZES:
                 self.poll(name, True)
             while self.actions:
@@ -813,6 +934,7 @@ class World(RuleBasedStateMachine):
         again = list(replay(self.events))
         assert [o.actions for o in again] == [o.actions for o in self.outcomes]
         assert [o.changes for o in again] == [o.changes for o in self.outcomes]
+        assert [o.leases for o in again] == [o.leases for o in self.outcomes]
 
     def stuck(self, task: Task) -> bool:
         """Nothing that the world still does can end it."""
@@ -822,6 +944,8 @@ class World(RuleBasedStateMachine):
             return False
         if task.reason == Reason.DEPENDENCY:
             return not self.has_come(task.job, task.index) and self.core.next_due is None
+        if task.reason == Reason.LICENCE_BUSY:
+            return bool(self.held)  # with one that is unknown
         unknown = [t for t in self.core.tasks_of(task.job.id) if t.state is State.UNKNOWN]
         limit = task.job.tasks_of_array.limit if task.job.tasks_of_array else None
         return task.reason == Reason.LIMIT_ARRAY and limit is not None and len(unknown) >= limit

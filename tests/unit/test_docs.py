@@ -17,6 +17,7 @@ from metasched.config import (
     ClusterTable,
     DaemonTable,
     LicenceServerTable,
+    LicenceTable,
     PolicyTable,
     Site,
     SiteTable,
@@ -41,7 +42,7 @@ ADMIN, USER, POLICY, README = (
     "table",
     [
         *(DaemonTable, SiteTable, TcpTable, PolicyTable, ClassTable, ClusterTable),
-        *(LicenceServerTable, Site),
+        *(LicenceTable, LicenceServerTable, Site),
     ],
 )
 def test_every_key_of_the_configuration(table: type[Site]) -> None:

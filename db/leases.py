@@ -1,0 +1,159 @@
+"""Licences and leases in SQL: counters that cannot go beyond the total, and who has what.
+
+Each function works in the caller's transaction: a lease is stored with the intent to send, and
+given back with the end of its attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, bindparam, case, func, insert, select, update
+
+from metasched.db.schema import event, lease, licence
+from metasched.events import Outcome
+from metasched.licences import GivenBack, Lease, Lingering, Standing
+
+
+def _excess(leased: ColumnElement[int], total: ColumnElement[int]) -> ColumnElement[int]:
+    return case((leased > total, leased - total), else_=0)
+
+
+_MANY: ColumnElement[int] = bindparam("b_many", type_=licence.c.leased.type)
+_TOTAL: ColumnElement[int] = bindparam("b_total", type_=licence.c.total.type)
+_NAMED = licence.c.name == bindparam("b_name")
+# The one statement that the constraint guards: it fails if that many are not left.
+_TAKE = update(licence).where(_NAMED).values(leased=licence.c.leased + _MANY)
+_FORCE = _TAKE.values(excess=_excess(licence.c.leased + _MANY, licence.c.total))
+_GIVE_BACK = (
+    update(licence)
+    .where(_NAMED)
+    .values(
+        leased=licence.c.leased - _MANY,
+        excess=_excess(licence.c.leased - _MANY, licence.c.total),
+    )
+)
+_SET_TOTAL = (
+    update(licence).where(_NAMED).values(total=_TOTAL, excess=_excess(licence.c.leased, _TOTAL))
+)
+_TELL = (
+    update(licence)
+    .where(_NAMED)
+    .values({c: bindparam(f"b_{c}") for c in ("chosen", "outside", "observed")})
+)
+_END = (
+    update(lease)
+    .where(
+        lease.c.licence == bindparam("b_name"),
+        lease.c.job == bindparam("b_job"),
+        lease.c.task_index == bindparam("b_index"),
+        lease.c.until.is_(None),
+    )
+    .values({c: bindparam(f"b_{c}") for c in ("until", "why", "lingers")})
+)
+
+
+def write(connection: Connection, outcomes: Iterable[Outcome]) -> None:
+    """Store what became of licences and leases, in order. IntegrityError: more than there are."""
+    for out in outcomes:
+        for standing in out.standings.values():
+            _tell(connection, standing)
+        for change in out.leases:
+            if isinstance(change, Lease):
+                _take(connection, change)
+            else:
+                _give_back(connection, change)
+
+
+def _tell(connection: Connection, told: Standing) -> None:
+    known = {"chosen": told.chosen, "outside": told.outside, "observed": told.observed}
+    row = {"b_name": told.licence} | {f"b_{name}": value for name, value in known.items()}
+    if not connection.execute(_TELL, row).rowcount:
+        new = {"name": told.licence, "total": 0, "leased": 0, "excess": 0}
+        connection.execute(insert(licence), new | known)
+    if told.total is not None:  # else the last one that was known
+        connection.execute(_SET_TOTAL, {"b_name": told.licence, "b_total": told.total})
+
+
+def _take(connection: Connection, taken: Lease) -> None:
+    many = [{"b_name": name, "b_many": count} for name, count in sorted(taken.tokens.items())]
+    connection.execute(_FORCE if taken.forced else _TAKE, many)
+    connection.execute(
+        insert(lease),
+        [
+            {
+                "licence": name,
+                "job": taken.job,
+                "task_index": taken.index,
+                "attempt": taken.attempt,
+                "tokens": count,
+                "since": taken.since,
+            }
+            for name, count in sorted(taken.tokens.items())
+        ],
+    )
+
+
+def _give_back(connection: Connection, back: GivenBack) -> None:
+    tokens = sorted(back.lease.tokens.items())
+    connection.execute(_GIVE_BACK, [{"b_name": n, "b_many": count} for n, count in tokens])
+    connection.execute(
+        _END,
+        [
+            {
+                "b_name": name,
+                "b_job": back.lease.job,
+                "b_index": back.lease.index,
+                "b_until": back.until,
+                "b_why": back.why,
+                "b_lingers": back.lingers.get(name),
+            }
+            for name, _ in tokens
+        ],
+    )
+
+
+def live(connection: Connection) -> list[Lease]:
+    """The leases that have not been given back."""
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    rows = connection.execute(
+        select(lease).where(lease.c.until.is_(None)).order_by(lease.c.job, lease.c.task_index)
+    )
+    for row in rows:
+        of = found.setdefault(
+            (row.job, row.task_index), {"attempt": row.attempt, "since": row.since, "tokens": {}}
+        )
+        of["tokens"][row.licence] = row.tokens
+    return [Lease(*place, **of) for place, of in found.items()]
+
+
+def lingering(connection: Connection) -> list[Lingering]:
+    """What was given back, and still counted as in use when the daemon was last heard of."""
+    last = select(func.coalesce(func.max(event.c.time), 0.0)).scalar_subquery()
+    rows = connection.execute(select(lease).where(lease.c.lingers > last).order_by(lease.c.id))
+    return [Lingering(row.licence, row.tokens, row.until, row.lingers) for row in rows]
+
+
+def totals(connection: Connection) -> dict[str, int]:
+    """What operators have set."""
+    rows = connection.execute(
+        select(licence.c.name, licence.c.chosen).where(licence.c.chosen.is_not(None))
+    )
+    return {row.name: row.chosen for row in rows}
+
+
+def wrong(connection: Connection) -> Iterator[str]:
+    """Counters that disagree with a recount of the live leases."""
+    counted = {
+        row.licence: int(row.many)
+        for row in connection.execute(
+            select(lease.c.licence, func.sum(lease.c.tokens).label("many"))
+            .where(lease.c.until.is_(None))
+            .group_by(lease.c.licence)
+        )
+    }
+    for row in connection.execute(select(licence).order_by(licence.c.name)):
+        if row.leased != counted.get(row.name, 0):
+            told = f"counts {row.leased} leased, there are {counted.get(row.name, 0)}"
+            yield f"licence {row.name} {told}"

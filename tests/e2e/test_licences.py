@@ -1,0 +1,127 @@
+"""Licences shared by two clusters: never more in use than there are, whatever is killed."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import TWO_LOCAL, Site
+
+LICENCES = """
+[[licence]]
+name = "matlab"
+total = 4
+[[licence]]
+name = "ansys"
+total = 2
+clusters = ["left"]
+"""
+
+
+@pytest.fixture
+def licensed(site: Site) -> Site:
+    site.configure(LICENCES + TWO_LOCAL)
+    site.start()
+    return site
+
+
+def standing(site: Site, name: str = "matlab") -> dict[str, Any]:
+    [row] = [row for row in site.json("licences") if row["licence"] == name]
+    assert isinstance(row, dict)
+    return row
+
+
+def completed(site: Site) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = site.json("status", "--state", "completed")
+    return rows
+
+
+def leases(site: Site) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(site.database)) as reading:
+        query = "SELECT licence, job, tokens, since, until FROM lease ORDER BY id"
+        return list(reading.execute(query))
+
+
+def most_at_once(spans: list[tuple[float, float, int]]) -> int:
+    """The largest sum of amounts whose spans overlap."""
+    moments = sorted([(a, 1, n) for a, _, n in spans] + [(b, 0, -n) for _, b, n in spans])
+    held = most = 0
+    for *_, change in moments:
+        held += change
+        most = max(most, held)
+    return most
+
+
+def test_no_more_run_than_there_are_licences_over_both_clusters_and_deaths(licensed: Site) -> None:
+    wants = [1, 3, 2, 1, 2, 4, 1, 3]
+    log = licensed.folder / "begun"
+    for wanted in wants:
+        payload = f"echo $(date +%s.%N) + {wanted} >> {log}; sleep 0.5; "
+        payload += f"echo $(date +%s.%N) - {wanted} >> {log}"
+        licensed.submit("-L", f"matlab:{wanted}", "-t", "1", "--wrap", payload)
+    for ended in (2, 4, 6):
+        licensed.until(lambda least=ended: len(completed(licensed)) >= least)  # type: ignore[misc]
+        licensed.stop(signal.SIGKILL)
+        licensed.start()
+    rows = licensed.until_ended()
+    assert [row["state"] for row in rows] == ["completed"] * len(wants)
+    used = most = 0
+    for line in sorted(log.read_text().splitlines()):
+        _, sign, many = line.split()
+        used += int(f"{sign}{many}")
+        most = max(most, used)
+    assert 2 <= most <= 4
+    stored = leases(licensed)
+    assert [many for _, _, many, *_ in sorted(stored, key=lambda row: row[1])] == wants
+    assert most_at_once([(since, until, many) for *_, many, since, until in stored]) <= 4
+    assert standing(licensed) | {"ours": 0, "free": 4, "waiting": 0} == standing(licensed)
+    licensed.stop()
+    licensed.replayed()
+    checks = {row["check"]: row["ok"] for row in licensed.json("db", "check")}
+    assert checks == {"integrity": True, "counters": True, "replay": True}
+
+
+def test_what_is_told_of_licences(licensed: Site) -> None:
+    first = licensed.submit("-L", "matlab:3", "--wrap", "sleep 60", "-t", "5")
+    licensed.until(lambda: licensed.row(first)["state"] == "running")
+    second = licensed.submit("-L", "matlab:2,ansys", "--wrap", "true", "-t", "5")
+    row = licensed.row(second)
+    assert (row["state"], row["reason"], row["cluster"]) == ("queued", "licence_busy", None)
+    told = licensed.json("explain", str(second))
+    assert told["text"].startswith("It waits for its licences: licence matlab: 2 wanted, 1 of 4 ")
+    [lacking] = told["licences"]
+    assert (lacking["licence"], lacking["wanted"], lacking["free"]) == ("matlab", 2, 1)
+    [holder] = lacking["holders"]
+    assert (holder["job"], holder["count"]) == (first, 3)
+    assert holder["expected"] in told["text"]
+    assert standing(licensed) | {
+        "total": 4,
+        "ours": 3,
+        "outside": 0,
+        "free": 1,
+        "waiting": 2,
+        "rho": 0.5,
+        "state": "ok",
+    } == standing(licensed)
+    [over] = licensed.json("licence", "set", "matlab", "2")
+    assert (over["state"], over["free"], over["rho"]) == ("over-committed by 1", 0, 1.0)
+    licensed.stop(signal.SIGKILL)
+    licensed.start()
+    assert standing(licensed)["total"] == 2  # what an operator has set outlasts the daemon
+    licensed.run("cancel", str(first))
+    licensed.until_ended(second)
+    [row] = licensed.json("licence", "set", "matlab", "configured")
+    assert (row["total"], row["ours"], row["state"]) == (4, 0, "ok")
+    [note] = licensed.json("licence", "release", str(second))
+    assert (note["released"], note["note"]) == ({}, "it has no licences")
+    for words, what in (
+        (["-L", "matlb"], "no licence 'matlb' is known; did you mean matlab?"),
+        (["-L", "matlab:5"], "5 of licence matlab, there are 4; ask for 4 at the most"),
+        (["-L", "ansys", "--cluster", "right"], "licence ansys cannot be used there"),
+    ):
+        assert what in licensed.error("submit", *words, "--wrap", "true", code=3)
+    assert "did you mean ansys?" in licensed.error("licence", "set", "ansis", "1", code=5)
