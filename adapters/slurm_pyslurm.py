@@ -250,8 +250,9 @@ class Pyslurm(Commands):
 def _beyond(order: Order) -> bool:
     """Whether an order says something that pyslurm would not carry, or not as it is.
 
-    Native options are the words of sbatch, which takes licences, too. pyslurm ends the arguments at an empty one and any
-    text at a NUL, and reads the script as lines that may end in a carriage return.
+    Native options are the words of sbatch, which takes licences, too. pyslurm ends the arguments at
+    an empty one and any text at a NUL, and reads the script as lines that may end in a carriage
+    return.
     """
     payload = order.payload
     return (
