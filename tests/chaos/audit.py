@@ -24,13 +24,14 @@ _BAD_ENDS = {State.FAILED, State.TIMEOUT, State.REJECTED, State.CANCELLED}
 
 @dataclass
 class Verdict:
-    """What was found; all but `waiting` are empty if all is well."""
+    """What was found; all but `waiting` and `ended` are empty if all is well."""
 
     jobs: int = 0
     lost: list[str] = field(default_factory=list)
     duplicated: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)  # orphans, counters, stories, ends
     waiting: list[str] = field(default_factory=list)  # not begun, open, with a reason
+    ended: list[str] = field(default_factory=list)  # by the fault, and told so
 
     @property
     def well(self) -> bool:
@@ -48,7 +49,8 @@ def audit(
 ) -> Verdict:
     """Look at a database at rest, at what has begun, and at what the managers hold.
 
-    `may_fail`: the fault may end what runs (a node that dies).
+    `may_fail`: the fault may end what its manager has, begun or not (a node that dies, an id that
+    is given twice), which must be told as such an end.
     """
     found = Verdict()
     ledger = Ledger(open_sqlite(database))
@@ -88,9 +90,11 @@ def _promises(
             found.waiting.append(told)
             if not row["reason"] and row["state"] not in LIVE:
                 found.wrong.append(f"{told} waits without a reason")
+        elif may_fail and row["state"] in _BAD_ENDS and not asked:
+            found.ended.append(told)
         elif times == 0 and not asked:
             found.lost.append(f"{told} ended and never began")
-        elif row["state"] in _BAD_ENDS and not (asked or may_fail):
+        elif row["state"] in _BAD_ENDS and not asked:
             found.wrong.append(f"{told}: its payload did not fail")
 
 

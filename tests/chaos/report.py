@@ -22,7 +22,8 @@ task appends a line to a file; afterwards every accepted task must have begun ex
 with a reason. *Lost*: accepted, and never began. *Duplicated*: began twice. *Wrong*: something of
 ours left in a manager, a counter that a recount contradicts, a story that replays to another state,
 an end that the payload did not have. *Resolved*: tasks that nobody could tell about, so that an
-operator decided (`metasched resolve`). *Recovery*: seconds from the death of a daemon to its
+operator decided (`metasched resolve`). *Ended*: by the fault itself, such as a node that died, and
+told as failed or cancelled by their manager. *Recovery*: seconds from the death of a daemon to its
 successor's next answer, else from the end of the fault until a job that was handed in then has
 begun.
 
@@ -59,10 +60,10 @@ def lines(results: Sequence[Result], command: str, seed: int) -> Iterable[str]:
         yield f"This run was ended early: {made} of the {whole} trials of a whole one were made."
     yield ""
     yield (
-        "| manager | fault | trials | tasks | lost | duplicated | wrong | resolved "
+        "| manager | fault | trials | tasks | lost | duplicated | wrong | resolved | ended "
         "| recovery: median, worst |"
     )
-    yield "|---|---|--:|--:|--:|--:|--:|--:|--:|"
+    yield "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"
     grouped: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for result in results:
         grouped[result.manager, result.fault].append(result)
@@ -77,6 +78,6 @@ def _row(manager: str, fault: str, found: Sequence[Result]) -> str:
     recovery = f"{median(seconds):.2f} s, {max(seconds):.2f} s" if seconds and fault else ""
     counts = [
         sum(getattr(result, name) for result in found)
-        for name in ("strikes", "jobs", "lost", "duplicated", "wrong", "resolved")
+        for name in ("strikes", "jobs", "lost", "duplicated", "wrong", "resolved", "ended")
     ]
     return f"| {manager} | {fault} | {' | '.join(map(str, counts))} | {recovery} |"

@@ -28,7 +28,7 @@ PASSAGES = {"local": 80, "slurm": 60, "gridengine": 60}  # mean number until a d
 
 @dataclass
 class Result:
-    """What a round gave; `resolved` are jobs on which an operator had to decide."""
+    """What a round gave; on those `resolved` an operator had to decide, the fault ended others."""
 
     fault: str
     manager: str
@@ -40,6 +40,7 @@ class Result:
     duplicated: int = 0
     wrong: int = 0
     resolved: int = 0
+    ended: int = 0
     recoveries: list[float] = field(default_factory=list)
     seconds: float = 0.0
     found: str = ""
@@ -134,13 +135,14 @@ def play(
                 trial.strikes += 1
                 struck()
             stream.stop()
-            result.resolved = settle(site, stream, managers.natives)
+            result.resolved = settle(site, stream, lambda: managers.natives(site))
         except AssertionError as error:
             result.wrong, result.found = 1, f"it did not recover: {error}"
         else:
             found = audit(site.database, stream, [lambda: managers.natives(site)], fault.may_fail)
             result.jobs, result.lost = found.jobs, len(found.lost)
             result.duplicated, result.wrong = len(found.duplicated), len(found.wrong)
+            result.ended = len(found.ended)
             result.found = "" if found.well else str(found)
         result.recoveries = trial.recoveries
         result.points = sorted({point for _, point in deaths_in(site.chaos)})
@@ -149,12 +151,12 @@ def play(
 
 
 def settle(
-    site: ChaosSite, stream: Stream, natives: Callable[[ChaosSite], Iterable[str]] | None = None
+    site: ChaosSite, stream: Stream, natives: Callable[[], Iterable[str]] = lambda: ()
 ) -> int:
     """Let every job end and stop the daemon; how many an operator had to decide on.
 
     What stays unknown is decided as an operator would: by what has run, and only if its manager
-    does not have it any more.
+    does not have it any more. What a manager has brought back it is given time to end.
     """
     site.order(Orders())
     if site.alive:
@@ -174,7 +176,7 @@ def settle(
                     break
                 now = time.monotonic()
                 began = stream.began()
-                held = " ".join(natives(site)) if natives is not None else ""
+                held = " ".join(natives())
                 for row in rows:
                     id, name = words(row), named(row)
                     if now - unknown_since.setdefault(id, now) < QUIET:
@@ -184,5 +186,8 @@ def settle(
                         resolved.add(id)
         assert time.monotonic() < until, f"still open: {site.client.jobs()}; {site.told()}"
         time.sleep(0.2)
+    ours = f"ms-{site.client.health()['instance']}-"
+    with contextlib.suppress(AssertionError):  # the audit names what stays
+        site.until(lambda: not any(tag.startswith(ours) for tag in natives()), PATIENCE / 3)
     site.end()
     return len(resolved)

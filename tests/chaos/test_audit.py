@@ -110,3 +110,11 @@ def test_a_step_without_a_point_is_found() -> None:
     left = missed(needed, points)
     assert len(needed) - len(left) == 2  # the event, and the transaction
     assert ".Link._send  [Accepted] before the commit" in left
+
+
+def test_an_end_that_the_fault_made_is_told_apart(after: Ruined) -> None:
+    after.sql("UPDATE task SET state = 'failed' WHERE job = 3")
+    assert any("did not fail" in wrong for wrong in after.found().wrong)
+    found = audit(after.database, after.stream, may_fail=True)
+    assert len(found.ended) == 1
+    assert not any("did not fail" in wrong for wrong in found.wrong)
