@@ -145,6 +145,10 @@ def experiment(
     report: Annotated[
         Path | None, typer.Option("--report", metavar="OUT.html", help="Write a page with it all.")
     ] = None,
+    dask: Annotated[
+        str,
+        typer.Option("--dask", metavar="ADDRESS", help="Run on the workers of a Dask scheduler."),
+    ] = "",
     json: Json = False,
 ) -> None:
     """Run an experiment; print its figures beside the published ones or the baseline's.
@@ -154,6 +158,7 @@ def experiment(
       metasched experiment --list
       metasched experiment licence-ratios --runs 3
       METASCHED_TRACES=traces metasched experiment better --runs 5
+      metasched experiment two-level --dask tcp://head:8786 --report two-level.html
       METASCHED_TRACES=traces metasched experiment local-periods --json --plot pictures
     """
     from metasched.simulate import experiments
@@ -172,7 +177,7 @@ def experiment(
         check_report(report)
     runs = runs or chosen.runs
     with _bar("runs", runs * len(chosen.cases())) as progress:
-        results = experiments.run(chosen, runs, progress)
+        results = experiments.run(chosen, runs, progress, dask)
     if plot is not None:
         draw_results(chosen.name, results, plot)
     if report is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 from metasched.simulate.better import BETTER
@@ -12,6 +13,8 @@ from metasched.simulate.published import PUBLISHED
 from metasched.simulate.published_reservations import RESERVATIONS
 from metasched.simulate.trials import Experiment, ExperimentError, Playable, Result
 
+ANSWERS = 30.0  # seconds in which a Dask scheduler must have answered
+LOST_WORKERS = 3  # times that a run may lose its worker
 EXPERIMENTS = {e.name: e for e in (*PUBLISHED, *RESERVATIONS, *BETTER)}
 
 
@@ -25,14 +28,22 @@ def find(name: str) -> Experiment:
 
 
 def run(
-    experiment: Experiment, runs: int, progress: Callable[[int], None] | None = None
+    experiment: Experiment,
+    runs: int,
+    progress: Callable[[int], None] | None = None,
+    dask: str = "",
 ) -> list[Result]:
-    """Run every case with seeds 1..runs, on all cores it may use; in the order of the cases."""
+    """Run every case with seeds 1..runs; in the order of the cases.
+
+    On all cores it may use, or on the Dask cluster whose scheduler has the address `dask`: its
+    workers need this release of metasched, and METASCHED_TRACES where traces are read.
+    ExperimentError if that does not answer.
+    """
     cases = experiment.cases()
     for case in cases[:1]:
         case.grid(1)  # what is missing is told before processes are started
     values: dict[tuple[int, int], dict[str, float]] = {}
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with _on_dask(dask) if dask else ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         waiting = {
             pool.submit(_one, experiment.name, place, seed): (place, seed)
             for seed in range(1, runs + 1)
@@ -43,6 +54,25 @@ def run(
             if progress is not None:
                 progress(1)
     return list(_results(experiment, cases, runs, values))
+
+
+@contextmanager
+def _on_dask(address: str) -> Iterator[Executor]:
+    """The workers of a Dask cluster; a task whose worker is lost is run by another."""
+    try:
+        from distributed import Client
+    except ImportError:
+        raise ExperimentError(
+            "no distributed, --dask; install it with pip install 'metasched[dask]'"
+        ) from None
+    try:
+        client = Client(address, timeout=ANSWERS, set_as_default=False)
+    except (OSError, TimeoutError, ValueError):
+        raise ExperimentError(
+            f"no Dask scheduler answers at {address}, --dask; name one as tcp://HOST:PORT"
+        ) from None
+    with client:
+        yield client.get_executor(pure=False, retries=LOST_WORKERS)
 
 
 def _one(name: str, place: int, seed: int) -> dict[str, float]:

@@ -1,0 +1,103 @@
+"""Experiments on a real Dask scheduler and worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from metasched.cli import main
+from metasched.simulate import experiments
+from metasched.simulate.experiments import EXPERIMENTS, run
+from tests.traces import trace
+
+LIMIT = 120.0  # seconds for either to start on a busy host
+
+
+def wait_for(what: Callable[[], bool], *processes: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + LIMIT
+    while not what():
+        assert all(process.poll() is None for process in processes), "it ended"
+        assert time.monotonic() < end, "not there in time"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[str]:
+    """The address of a scheduler with one worker."""
+    file = tmp_path / "scheduler.json"
+    traces = os.fspath(trace("S1-jobs-0-1000.swf").parent)
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(module: str, *words: object) -> None:
+        command = [sys.executable, "-m", f"distributed.cli.{module}", *map(str, words)]
+        with open(tmp_path / f"{module}.log", "wb") as log:
+            processes.append(
+                subprocess.Popen(
+                    [*command, "--host", "127.0.0.1", "--scheduler-file", os.fspath(file)],
+                    cwd=tmp_path,
+                    env={**os.environ, "METASCHED_TRACES": traces},
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+
+    def registered() -> bool:
+        return "Registered" in (tmp_path / "dask_worker.log").read_text()
+
+    try:
+        start("dask_scheduler", "--port", 0, "--no-dashboard")
+        wait_for(file.exists, *processes)
+        start("dask_worker", "--nthreads", 1, "--no-nanny", "--no-dashboard")
+        wait_for(registered, *processes)
+        yield json.loads(file.read_text())["address"]
+    finally:
+        for process in reversed(processes):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+def test_an_experiment_on_dask_gives_the_same_figures(
+    scheduler: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("METASCHED_TRACES", os.fspath(trace("S1-jobs-0-1000.swf").parent))
+    words = ["experiment", "local-periods", "--dask", scheduler, "--json"]
+    monkeypatch.setattr("sys.argv", ["metasched", *words])
+    monkeypatch.setattr(experiments, "ANSWERS", LIMIT)
+    monkeypatch.setattr(experiments, "ProcessPoolExecutor", None)  # not on this host
+    assert main() == 0
+    rows = json.loads(capsys.readouterr().out)
+    there = {(row["policy"], row["figure"]): row["values"] for row in rows}
+    monkeypatch.undo()
+    monkeypatch.setenv("METASCHED_TRACES", os.fspath(trace("S1-jobs-0-1000.swf").parent))
+    here = {(r.column, r.figure): list(r.values) for r in run(EXPERIMENTS["local-periods"], 1)}
+    assert there == here
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense", "ftp://x:3"])
+def test_a_scheduler_that_does_not_answer_is_told_in_one_line(
+    address: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(experiments, "ANSWERS", 1.0)
+    words = ["experiment", "contention", "--runs", "1", "--dask", address]
+    monkeypatch.setattr("sys.argv", ["metasched", *words])
+    assert main() == 2
+    out, err = capfd.readouterr()
+    assert f"no Dask scheduler answers at {address}" in err
+    assert (out, err.count("\n")) == ("", 1)
+
+
+def test_without_dask_it_is_told_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    monkeypatch.setattr("sys.argv", ["metasched", "experiment", "contention", "--dask", "x"])
+    assert main() == 2
+    assert "pip install 'metasched[dask]'" in capsys.readouterr().err
