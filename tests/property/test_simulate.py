@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import NamedTuple
 
 import pytest
@@ -105,6 +106,28 @@ def naive(found: list[Plan], backfilling: bool) -> list[float]:
 def test_the_engine_agrees_with_a_naive_simulator(found: list[Plan], name: str) -> None:
     schedule = run(found, lambda: make(name))
     assert [p.start for p in schedule.placed] == naive(found, name == "easy")
+
+
+def drawn(seed: int) -> list[Plan]:
+    """A small case drawn without Hypothesis, which would take most of the time for itself."""
+    draw = Random(seed)
+    return sorted(
+        Plan(
+            float(draw.randint(0, 40)),
+            draw.randint(1, CPUS),
+            float(draw.randint(1, 30)),
+            float(draw.randint(1, 30)),
+        )
+        for _ in range(draw.randint(2, 12))
+    )
+
+
+@pytest.mark.parametrize("name", ["fcfs", "easy"])
+def test_the_engine_agrees_with_it_in_thousands_of_cases(name: str) -> None:
+    for seed in range(1500):
+        found = drawn(seed)
+        schedule = run(found, lambda: make(name))
+        assert [p.start for p in schedule.placed] == naive(found, name == "easy"), seed
 
 
 # What must hold of every run.
