@@ -12,9 +12,10 @@
     cluster    the lasting facts of each cluster          primary key
     drain      clusters that operators keep closed        primary key
     checkpoint what a start began from: replay may, too   primary key, an event's
+    epoch      how many lives of a daemon have begun      one row; only the last one may write
     token      by which a user calls from other hosts     its hash only, unique
 
-`schema` declares it, `migrations` makes it, `store` opens it, `ledger` reads and writes it,
-`leases` its licences, `facts` says what of a cluster's facts is stored, `upkeep` backs up, checks
-and prunes.
+`schema` declares it, `migrations` makes it, `store` opens it (in `sqlite` or `postgresql`),
+`ledger` reads and writes it, `leases` its licences, `facts` says what of a cluster's facts is
+stored, `checks` and `upkeep` look after it.
 """

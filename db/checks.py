@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sqlite3
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from sqlalchemy import Connection, Engine, func, select, text
+from sqlalchemy import Connection, and_, func, select
 
 from metasched.core import Core
 from metasched.db import leases
-from metasched.db.ledger import Known, Ledger
-from metasched.db.schema import attempt, checkpoint, event, task
-from metasched.db.store import StoreError, open_existing
-from metasched.db.upkeep import snapshot
+from metasched.db.ledger import Known, events
+from metasched.db.schema import attempt, checkpoint, event, job, metadata, task
+from metasched.db.store import Database
 from metasched.transitions import FINAL, LIVE
 
 TOLD = 3  # examples of what is wrong
@@ -30,45 +26,35 @@ class Finding:
     text: str
 
 
-def check(path: Path) -> list[Finding]:
-    """Check a copy of the database as it is at one moment, so that a daemon may go on.
+def check(database: Database) -> list[Finding]:
+    """Check the database as it is at one moment, so that a daemon may go on.
 
-    StoreError if there is no database that can be read.
+    StoreError if there is none that can be read.
     """
-    if not path.is_file():
-        raise StoreError(f"no database {path}; start the daemon once, or name its configuration")
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-check-") as folder:
-            copy = Path(folder, "copy.db")
-            snapshot(path, copy)
-            engine = open_existing(copy)
-            try:
-                return list(_findings(engine))
-            finally:
-                engine.dispose()
-    except (OSError, sqlite3.Error) as error:
-        raise StoreError(f"{path} cannot be copied ({error}); see that there is room") from None
-
-
-def _findings(engine: Engine) -> Iterator[Finding]:
     checks: tuple[tuple[str, Callable[[Connection], tuple[list[str], str]]], ...] = (
-        ("integrity", _integrity),
+        ("integrity", lambda connection: _integrity(database, connection)),
         ("counters", _counters),
-        ("replay", lambda connection: _replayed(engine, connection)),
+        ("replay", _replayed),
     )
-    for name, what in checks:
-        with engine.connect() as connection:
-            wrong, fine = what(connection)
-        more = f" and {len(wrong) - TOLD} more" if len(wrong) > TOLD else ""
-        yield Finding(name, not wrong, f"{'; '.join(wrong[:TOLD])}{more}" if wrong else fine)
+    with database.moment() as connection:
+        return [_found(name, *look(connection)) for name, look in checks]
 
 
-def _integrity(connection: Connection) -> tuple[list[str], str]:
-    """SQLite's own check of pages and indexes, and every reference between tables."""
-    said = [str(line) for line in connection.exec_driver_sql("PRAGMA integrity_check").scalars()]
-    wrong = [line for line in said if line != "ok"]
-    broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
-    wrong += [f"{row[0]} {row[1]} refers to a missing {row[2]}" for row in broken]
+def _found(check: str, wrong: list[str], fine: str) -> Finding:
+    more = f" and {len(wrong) - TOLD} more" if len(wrong) > TOLD else ""
+    return Finding(check, not wrong, f"{'; '.join(wrong[:TOLD])}{more}" if wrong else fine)
+
+
+def _integrity(database: Database, connection: Connection) -> tuple[list[str], str]:
+    """The database's own check of what lies on its disk, and every reference between tables."""
+    wrong = database.damage(connection)
+    for table in metadata.sorted_tables:
+        for key in table.foreign_key_constraints:
+            target = key.referred_table.alias()
+            met = and_(*(pair.parent == target.c[pair.column.name] for pair in key.elements))
+            many = select(func.count()).where(~select(1).where(met).correlate(table).exists())
+            if lonely := connection.execute(many.select_from(table)).scalar():
+                wrong.append(f"{lonely} of {table.name} refer to a missing {key.referred_table}")
     return wrong, "pages, indexes and references are sound"
 
 
@@ -97,13 +83,13 @@ def _counters(connection: Connection) -> tuple[list[str], str]:
             wrong.append(f"{name} counts {row.attempts} attempts, there are {counted.get(key)}")
         if live.get(key, []) != ([row.state] if row.state in LIVE else []):
             wrong.append(f"{name} is {row.state}, its live attempts {live.get(key, [])}")
-    lonely = text("SELECT id FROM job WHERE NOT EXISTS (SELECT 1 FROM task WHERE job = job.id)")
+    lonely = select(job.c.id).where(~select(1).where(task.c.job == job.c.id).exists())
     wrong += [f"job {id} has no task" for id in run(lonely).scalars()]
     wrong += leases.wrong(connection)
     return wrong, f"{len(tasks)} tasks agree with their attempts, licences with their leases"
 
 
-def _replayed(engine: Engine, connection: Connection) -> tuple[list[str], str]:
+def _replayed(connection: Connection) -> tuple[list[str], str]:
     """The events, stepped through a fresh core, against the tasks as they are stored."""
     core, since = Core(), 0
     first = connection.execute(select(func.min(event.c.id))).scalar()
@@ -111,9 +97,8 @@ def _replayed(engine: Engine, connection: Connection) -> tuple[list[str], str]:
     if first != 1 and oldest is not None:
         since = oldest.event
         core.restore(**vars(Known.unpacked(oldest.data)))
-    ledger = Ledger(engine)
     many, ended = 0, {}
-    for what in ledger.events(since):
+    for what in events(connection, since):
         many += 1
         for key, owner in core.step(what).tasks.items():
             if owner.state in FINAL:

@@ -1,4 +1,9 @@
-"""The ledger: one method, one transaction, one fact. Written from one thread only."""
+"""The ledger: one method, one transaction, one fact. Written from one thread only.
+
+A life of the daemon begins with `restore`, which counts it; every transaction begins with a look
+whether that life is still the last. It locks the count meanwhile, so that whoever writes has its
+turn alone, whatever the database.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,14 @@ import hashlib
 import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import msgspec
 from sqlalchemy import (
     ColumnElement,
+    Connection,
     Engine,
     Select,
     and_,
@@ -37,13 +44,15 @@ from metasched.db.schema import (
     content,
     dependency,
     drain,
+    epoch,
     event,
     instance,
     job,
     task,
     token,
 )
-from metasched.db.upkeep import prune_some
+from metasched.db.store import Busy, Seat, StoreError, words
+from metasched.db.upkeep import prune_some, turn
 from metasched.dependencies import Fate, Target, parse_dependency
 from metasched.events import (
     Again,
@@ -76,7 +85,11 @@ CHECKPOINT_AFTER = 50_000  # events since the last one, at the next start
 
 
 class StorageFailed(Exception):
-    """The database did not take a transaction: nothing of it is stored."""
+    """The database does not answer, or did not take a transaction: nothing of it is stored."""
+
+
+class StorageUncertain(StorageFailed):
+    """The database was gone before it said whether it took a transaction."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,21 +134,71 @@ def encode(value: Any) -> str:
 
 
 class Ledger:
-    """All that must outlive the daemon. StorageFailed from any writing method: nothing stored."""
+    """All that must outlive the daemon. StorageFailed from any method: nothing stored."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, seat: Seat | None = None) -> None:
         self._engine = engine
-        self._connection = engine.connect()
+        self._seat = seat or Seat(engine)
+        self._connection = self._seat.connection
+        self._epoch = 0  # of this life; 0: it has not begun
+        self._next_event = self._next_job = 0
         self._facts: dict[str, Facts] = {}  # the last ones stored, of which the next are news
         self._lasting: dict[str, str] = {}
         self._checkpoint: bytes | None = None  # goes with the next start
-        with self._connection.begin():
-            self._next_event = self._highest(event.c.id) + 1
-            self._next_job = self._highest(job.c.id) + 1
 
     def close(self) -> None:
         self._connection.close()
         self._engine.dispose()
+
+    def reach(self) -> None:
+        """Before a life: see that the database is there, and that no other daemon is active on it.
+
+        Busy if one is. Takes seconds if the database is away; may be called from any thread.
+        """
+        try:
+            self._seat.renew()
+        except Busy:
+            raise
+        except StoreError as error:
+            raise StorageFailed(str(error)) from error
+
+    def look(self) -> None:
+        """See that the database is there and this life its last."""
+        with self._transaction():
+            if not self._seat.held or self._lives() != self._epoch:
+                raise StorageFailed("another daemon may be active on it")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        """A transaction on the connection by which is written."""
+        ending = False
+        try:
+            with self._connection.begin():
+                yield self._connection
+                ending = True
+        except DBAPIError as error:
+            if ending and error.connection_invalidated:
+                raise StorageUncertain(words(error)) from error
+            raise StorageFailed(words(error)) from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """A transaction of this life, which must be the last, and alone."""
+        with self._transaction() as connection:
+            if not self._seat.held or turn(connection) != self._epoch:
+                raise StorageFailed("another daemon may be active on it")
+            yield connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        try:
+            with self._engine.connect() as connection:
+                yield connection
+        except DBAPIError as error:
+            raise StorageFailed(words(error)) from error
+
+    def _lives(self) -> int:
+        return self._highest(epoch.c.number)
 
     def _highest(self, column: ColumnElement[int]) -> int:
         return self._connection.execute(select(func.max(column))).scalar() or 0
@@ -144,7 +207,7 @@ class Ledger:
 
     def instance(self, now: float) -> str:
         """The random name of this database in every tag; made once."""
-        with self._connection.begin():
+        with self._transaction():
             newest = select(instance.c.name).order_by(instance.c.created.desc())
             if (name := self._connection.execute(newest).scalar()) is None:
                 name = secrets.token_hex(4)
@@ -165,13 +228,10 @@ class Ledger:
         texts: Mapping[str, str] | None = None,
     ) -> None:
         """One transaction: the events, the states that followed, new jobs with their texts."""
-        try:
-            with self._connection.begin():
-                if stored:
-                    self._insert_jobs(steps, stored, texts or {})
-                self._write(steps)
-        except DBAPIError as error:
-            raise StorageFailed(str(error.orig)) from error
+        with self._writing():
+            if stored:
+                self._insert_jobs(steps, stored, texts or {})
+            self._write(steps)
 
     def _write(self, steps: Sequence[tuple[CoreEvent, Outcome]]) -> None:
         run = self._connection.execute
@@ -325,32 +385,33 @@ class Ledger:
 
     def add_token(self, user: str, secret: str, now: float, expires: float) -> int:
         """Keep the hash of a user's token; its id."""
-        try:
-            with self._connection.begin():
-                id = self._highest(token.c.id) + 1
-                row = {"id": id, "user": user, "digest": digest(secret)}
-                self._connection.execute(insert(token).values(**row, created=now, expires=expires))
-        except DBAPIError as error:
-            raise StorageFailed(str(error.orig)) from error
+        with self._writing() as connection:
+            id = self._highest(token.c.id) + 1
+            row = {"id": id, "user": user, "digest": digest(secret)}
+            connection.execute(insert(token).values(**row, created=now, expires=expires))
         return id
 
     def revoke_token(self, id: int, now: float) -> None:
         """End a token; one that was revoked stays so."""
         query = update(token).where(token.c.id == id, token.c.revoked.is_(None))
-        try:
-            with self._connection.begin():
-                self._connection.execute(query.values(revoked=now))
-        except DBAPIError as error:
-            raise StorageFailed(str(error.orig)) from error
+        with self._writing() as connection:
+            connection.execute(query.values(revoked=now))
 
     # Reading back what the core needs
 
     def restore(self, into: Core, window: int) -> None:
-        """Give a fresh core its open tasks, leases, its clusters' last facts, the last margins."""
+        """Begin a life: nothing that earlier ones still write is taken.
+
+        Gives a fresh core its open tasks, leases, its clusters' last facts, the last margins.
+        """
         self._facts.clear()  # also those of a transaction that failed
         self._lasting.clear()
-        with self._connection.begin():
-            run = self._connection.execute
+        with self._transaction() as connection:
+            run = connection.execute
+            self._epoch = turn(connection) + 1
+            run(update(epoch).values(number=self._epoch))
+            self._next_event = self._highest(event.c.id) + 1
+            self._next_job = self._highest(job.c.id) + 1
             tasks = list(self._open_tasks())
             sendings = run(
                 select(attempt.c.job, func.max(attempt.c.sending))
@@ -410,7 +471,7 @@ class Ledger:
 
     def fate(self, target: Target) -> Fate | None:
         """What has become of a job or a task that another is to depend on; None: there is none."""
-        with self._connection.begin():
+        with self._transaction():
             found = self._fate(target)
         return found if found.size else None
 
@@ -516,29 +577,14 @@ class Ledger:
         `since` is the first one, or one at which the daemon started: what is stored of facts is
         relative to earlier ones of the same life.
         """
-        facts: dict[str, Facts] = {}
-        with self._engine.connect() as reading:
-            for row in reading.execute(
-                select(event).where(event.c.id >= since).order_by(event.c.id)
-            ):
-                kind = KINDS[row.kind]
-                if kind is not Seen:
-                    yield msgspec.json.decode(row.data, type=kind)
-                    continue
-                told = msgspec.json.decode(row.data)
-                news = told.pop("changed", None)
-                seen = msgspec.convert(told, Seen)
-                if news is not None:
-                    seen = replace(seen, facts=applied(facts[seen.cluster], news))
-                if seen.facts is not None:
-                    facts[seen.cluster] = seen.facts
-                yield seen
+        with self._reading() as reading:
+            yield from events(reading, since)
 
     def payload(self, id: int) -> Payload:
         """What a job runs, with its texts."""
         script, environment = content.alias(), content.alias()
-        with self._connection.begin():
-            row = self._connection.execute(
+        with self._transaction() as connection:
+            row = connection.execute(
                 select(job.c.payload, script.c.text, environment.c.text)
                 .join(script, script.c.digest == job.c.script)
                 .join(environment, environment.c.digest == job.c.environment)
@@ -553,11 +599,8 @@ class Ledger:
 
         One small transaction: call it until it answers False, and let others work in between.
         """
-        try:
-            with self._connection.begin():
-                return any(prune_some(self._connection, before).values())
-        except DBAPIError as error:
-            raise StorageFailed(str(error.orig)) from error
+        with self._writing() as connection:
+            return any(prune_some(connection, before).values())
 
     # Reading for people
 
@@ -584,7 +627,7 @@ class Ledger:
         if ended_since is not None:
             where.append(or_(task.c.ended.is_(None), task.c.ended >= ended_since))
         query = _STATUS.where(*where)
-        with self._engine.connect() as reading:
+        with self._reading() as reading:
             if jobs is None:
                 return [dict(row) for row in reading.execute(query).mappings()]
             wanted = set(jobs)
@@ -599,7 +642,7 @@ class Ledger:
         """Those of `jobs` that were never stored, as the user writes them."""
         wanted = sorted(set(jobs), key=lambda pair: (pair[0], pair[1] is not None, pair[1]))
         stored: set[tuple[int, int | None]] = set()
-        with self._engine.connect() as reading:
+        with self._reading() as reading:
             for ids in _some(sorted({id for id, _ in wanted})):
                 query = select(task.c.job, task.c.task_index).where(task.c.job.in_(ids))
                 for row in reading.execute(query):
@@ -612,7 +655,7 @@ class Ledger:
 
     def asked(self, id: int) -> tuple[Job, int]:
         """A job as it is asked for now, and its priority."""
-        with self._engine.connect() as reading:
+        with self._reading() as reading:
             query = select(func.coalesce(job.c.changed, job.c.job), job.c.priority)
             spec, priority = reading.execute(query.where(job.c.id == id)).one()
         return msgspec.json.decode(spec, type=Job), priority
@@ -620,7 +663,7 @@ class Ledger:
     def ended(self, id: int, indices: Iterable[int]) -> tuple[tuple[Again, ...], int]:
         """Those of a job's tasks that have ended, and the highest sending of the job."""
         wanted = set(indices)
-        with self._engine.connect() as reading:
+        with self._reading() as reading:
             rows = reading.execute(
                 select(task).where(task.c.job == id, task.c.ended.is_not(None))
             ).all()
@@ -638,7 +681,7 @@ class Ledger:
         query = select(token.c.user).where(
             token.c.digest == digest(secret), token.c.expires > now, token.c.revoked.is_(None)
         )
-        with self._engine.connect() as reading:
+        with self._reading() as reading:
             return reading.execute(query).scalar()
 
     def tokens(self, user: str | None = None) -> list[dict[str, Any]]:
@@ -647,13 +690,13 @@ class Ledger:
         query = select(*shown).order_by(token.c.id)
         if user is not None:
             query = query.where(token.c.user == user)
-        with self._engine.connect() as reading:
+        with self._reading() as reading:
             return [dict(row) for row in reading.execute(query).mappings()]
 
     def owners(self, jobs: Iterable[int]) -> set[str]:
         """The users to whom these jobs belong."""
         found: set[str] = set()
-        with self._engine.connect() as reading:
+        with self._reading() as reading:
             for ids in _some(sorted(set(jobs))):
                 query = select(job.c.user).distinct().where(job.c.id.in_(ids))
                 found.update(reading.execute(query).scalars())
@@ -662,7 +705,7 @@ class Ledger:
     def story(self, id: int, index: int | None = None) -> list[dict[str, Any]]:
         """Every change of a job's tasks (of one of them), oldest first."""
         of_task = [] if index is None else [change.c.task_index == index]
-        with self._engine.connect() as reading:
+        with self._reading() as reading:
             rows = reading.execute(
                 select(change, job.c.array)
                 .join(job, job.c.id == change.c.job)
@@ -678,14 +721,34 @@ class Ledger:
             .where(attempt.c.job == id, attempt.c.task_index == index)
             .order_by(attempt.c.number)
         )
-        with self._engine.connect() as reading:
+        with self._reading() as reading:
             return list(reading.execute(query).scalars())
 
     def of_job(self, id: int) -> dict[str, Any] | None:
         """One job's stored row, or None."""
-        with self._engine.connect() as reading:
+        with self._reading() as reading:
             row = reading.execute(select(job).where(job.c.id == id)).mappings().first()
             return dict(row) if row is not None else None
+
+
+def events(reading: Connection, since: int = 0) -> Iterator[CoreEvent]:
+    """As `Ledger.events`, by a connection of the caller's."""
+    facts: dict[str, Facts] = {}
+    stored = select(event).where(event.c.id >= since).order_by(event.c.id)
+    # a server sends as many at a time: all at once they may not fit into memory
+    for row in reading.execute(stored, execution_options={"yield_per": 1000}):
+        kind = KINDS[row.kind]
+        if kind is not Seen:
+            yield msgspec.json.decode(row.data, type=kind)
+            continue
+        told = msgspec.json.decode(row.data)
+        news = told.pop("changed", None)
+        seen = msgspec.convert(told, Seen)
+        if news is not None:
+            seen = replace(seen, facts=applied(facts[seen.cluster], news))
+        if seen.facts is not None:
+            facts[seen.cluster] = seen.facts
+        yield seen
 
 
 def _some(ids: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -7,6 +7,7 @@ table is the outbox, written in the transaction that decided it.
 from __future__ import annotations
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     CheckConstraint,
     Column,
@@ -25,7 +26,10 @@ from sqlalchemy import (
 
 from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, WITH_US
 
-REVISION = "0009"  # of the newest migration, which makes exactly these tables
+REVISION = "0010"  # of the newest migration, which makes exactly these tables
+
+# 64 bits everywhere: in SQLite only INTEGER is the key of the row itself
+Whole = BigInteger().with_variant(Integer(), "sqlite")
 
 metadata = MetaData(
     naming_convention={
@@ -49,6 +53,9 @@ instance = Table(
     Column("created", Float, nullable=False),
 )
 
+# How many lives of a daemon have begun, one row: only the last one's transactions are taken.
+epoch = Table("epoch", metadata, Column("number", Whole, primary_key=True, autoincrement=False))
+
 # Scripts and environments by digest: a thousand like jobs keep one copy.
 content = Table(
     "content",
@@ -61,13 +68,13 @@ _on_time = text("margin >= 0")
 job = Table(
     "job",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("id", Whole, primary_key=True, autoincrement=False),
     Column("user", Text, nullable=False),
     Column("name", Text, nullable=False),
     Column("submitted", Float, nullable=False),
     Column("margin", Float),  # seconds to spare before the deadline; null without one
     Column("array", Text),
-    Column("priority", Integer, nullable=False),
+    Column("priority", Whole, nullable=False),
     Column("parts", Text, nullable=False),
     Column("job", Text, nullable=False),
     Column("script", Text, ForeignKey("content.digest"), nullable=False),
@@ -82,16 +89,16 @@ job = Table(
 task = Table(
     "task",
     metadata,
-    Column("job", Integer, ForeignKey("job.id"), primary_key=True),
-    Column("task_index", Integer, primary_key=True),
+    Column("job", Whole, ForeignKey("job.id"), primary_key=True),
+    Column("task_index", Whole, primary_key=True),
     Column("state", Text, nullable=False),
     Column("reason", Text, nullable=False),
     Column("held", Boolean(create_constraint=False), nullable=False),
     Column("target", Text),
-    Column("attempts", Integer, nullable=False),
-    Column("moves", Integer, nullable=False),
+    Column("attempts", Whole, nullable=False),
+    Column("moves", Whole, nullable=False),
     Column("ended", Float),
-    Column("forgiven", Integer, nullable=False, server_default="0"),
+    Column("forgiven", Whole, nullable=False, server_default="0"),
     CheckConstraint(_one_of("state", WITH_US | LIVE | FINAL), name="state"),
     CheckConstraint(f"({_one_of('state', FINAL)}) = (ended IS NOT NULL)", name="ended"),
 )
@@ -107,10 +114,10 @@ Index("ix_task_ended", task.c.ended)
 attempt = Table(
     "attempt",
     metadata,
-    Column("job", Integer, primary_key=True),
-    Column("task_index", Integer, primary_key=True),
-    Column("number", Integer, primary_key=True),
-    Column("sending", Integer, nullable=False),
+    Column("job", Whole, primary_key=True),
+    Column("task_index", Whole, primary_key=True),
+    Column("number", Whole, primary_key=True),
+    Column("sending", Whole, nullable=False),
     Column("cluster", Text, nullable=False),
     Column("state", Text, nullable=False),
     Column("sent", Float, nullable=False),
@@ -121,15 +128,15 @@ attempt = Table(
     Column("target", Text),
     Column("started", Float),
     Column("ended", Float),
-    Column("exit_code", Integer),
-    Column("signal", Integer),
+    Column("exit_code", Whole),
+    Column("signal", Whole),
     Column("word", Text, nullable=False),
     Column("node", Text, nullable=False),
     Column("cpu_seconds", Float),
-    Column("max_memory", Integer),
+    Column("max_memory", Whole),
     Column("refused", Boolean(create_constraint=False), nullable=False),
-    Column("rival", Integer),
-    Column("restarts", Integer, nullable=False, server_default="0"),
+    Column("rival", Whole),
+    Column("restarts", Whole, nullable=False, server_default="0"),
     Column("begun", Boolean(create_constraint=False), nullable=False, server_default=false()),
     Column("fence", Text, nullable=False, server_default=""),
     Column("revoking", Boolean(create_constraint=False), nullable=False, server_default=false()),
@@ -156,11 +163,11 @@ licence = Table(
     "licence",
     metadata,
     Column("name", Text, primary_key=True),
-    Column("total", Integer, nullable=False),
-    Column("leased", Integer, nullable=False),
-    Column("excess", Integer, nullable=False),
-    Column("chosen", Integer),  # the total that an operator has set; null: as configured
-    Column("outside", Integer, nullable=False),
+    Column("total", Whole, nullable=False),
+    Column("leased", Whole, nullable=False),
+    Column("excess", Whole, nullable=False),
+    Column("chosen", Whole),  # the total that an operator has set; null: as configured
+    Column("outside", Whole, nullable=False),
     Column("observed", Float),  # when its server was asked last; null: it has none
     CheckConstraint("leased >= 0 AND excess >= 0", name="counts"),
     CheckConstraint("leased <= total + excess", name="within_total"),
@@ -170,12 +177,12 @@ licence = Table(
 lease = Table(
     "lease",
     metadata,
-    Column("id", Integer, primary_key=True),
+    Column("id", Whole, primary_key=True),
     Column("licence", Text, ForeignKey("licence.name"), nullable=False),
-    Column("job", Integer, nullable=False),
-    Column("task_index", Integer, nullable=False),
-    Column("attempt", Integer, nullable=False),
-    Column("tokens", Integer, nullable=False),
+    Column("job", Whole, nullable=False),
+    Column("task_index", Whole, nullable=False),
+    Column("attempt", Whole, nullable=False),
+    Column("tokens", Whole, nullable=False),
     Column("since", Float, nullable=False),
     Column("until", Float),
     Column("why", Text),  # it was given back
@@ -205,8 +212,8 @@ Index(
 dependency = Table(
     "dependency",
     metadata,
-    Column("job", Integer, ForeignKey("job.id"), primary_key=True),
-    Column("target", Integer, primary_key=True),
+    Column("job", Whole, ForeignKey("job.id"), primary_key=True),
+    Column("target", Whole, primary_key=True),
     Index("ix_dependency_target", "target"),
 )
 
@@ -214,7 +221,7 @@ dependency = Table(
 event = Table(
     "event",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("id", Whole, primary_key=True, autoincrement=False),
     Column("time", Float, nullable=False),
     Column("kind", Text, nullable=False),
     Column("data", Text, nullable=False),
@@ -224,12 +231,12 @@ event = Table(
 change = Table(
     "change",
     metadata,
-    Column("id", Integer, primary_key=True),
-    Column("event", Integer, ForeignKey("event.id"), nullable=False),
+    Column("id", Whole, primary_key=True),
+    Column("event", Whole, ForeignKey("event.id"), nullable=False),
     Column("time", Float, nullable=False),
-    Column("job", Integer, nullable=False),
-    Column("task_index", Integer, nullable=False),
-    Column("attempt", Integer, nullable=False),
+    Column("job", Whole, nullable=False),
+    Column("task_index", Whole, nullable=False),
+    Column("attempt", Whole, nullable=False),
     Column("what", Text),
     Column("before", Text),
     Column("after", Text, nullable=False),
@@ -252,7 +259,7 @@ cluster = Table(
 token = Table(
     "token",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("id", Whole, primary_key=True, autoincrement=False),
     Column("user", Text, nullable=False),
     Column("digest", Text, nullable=False, unique=True),
     Column("created", Float, nullable=False),
@@ -275,7 +282,7 @@ drain = Table(
 checkpoint = Table(
     "checkpoint",
     metadata,
-    Column("event", Integer, primary_key=True, autoincrement=False),
+    Column("event", Whole, primary_key=True, autoincrement=False),
     Column("time", Float, nullable=False),
     Column("data", LargeBinary, nullable=False),
 )

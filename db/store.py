@@ -1,16 +1,18 @@
-"""Opening a database: its lock, its pragmas, its schema. Every failure is one line for an admin."""
+"""Opening a database: who may write, and at which schema. Every failure is one line for an admin.
+
+What each kind of database does in its own way is in `sqlite` and `postgresql`.
+"""
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, inspect
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError
 
@@ -19,27 +21,6 @@ from metasched.errors import UserError
 
 if TYPE_CHECKING:  # a third of the daemon's start, and only needed when there is work for it
     from alembic.config import Config
-
-# SQLite's locks and shared memory do not work there: a database would be destroyed in silence
-NETWORK_FILESYSTEMS = frozenset(
-    [
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "afs",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "ceph",
-        "glusterfs",
-        "fuse.sshfs",
-        "fuse.glusterfs",
-        "fuse.ceph",
-        "9p",
-    ]
-)
 
 
 class StoreError(UserError):
@@ -52,111 +33,206 @@ class Busy(StoreError):
     """Another daemon is active on this database."""
 
 
-def sqlite_path(url: str) -> Path:
-    """The file that a SQLite URL names. StoreError if the URL is none that we can open."""
+class Seat:
+    """The one connection by which a ledger writes.
+
+    This one belongs to a database whose lock is not the connection's own.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.connection = engine.connect()
+
+    @property
+    def held(self) -> bool:
+        """Whether what is written by the connection now is written by the active daemon."""
+        return True
+
+    def renew(self) -> None:
+        """After a failure: be the active daemon still, or again.
+
+        Busy if another is by now, StoreError if the database cannot be reached.
+        """
+
+
+class Database(ABC):
+    """A place for a ledger; `str` names it to people, without a password."""
+
+    folder: Path  # where what belongs to it, and is no table, is kept if nothing else is said
+
+    @abstractmethod
+    def active(self, standby: bool = False) -> AbstractContextManager[Seat]:
+        """Be the only daemon on it, at the newest schema, and be able to write.
+
+        Busy if another daemon is active (`standby`: wait for its end); StoreError.
+        """
+
+    @abstractmethod
+    def engine(self) -> Engine:
+        """An engine, connected to nothing yet."""
+
+    @abstractmethod
+    def must_exist(self) -> None:
+        """StoreError if there is certainly no such database."""
+
+    @abstractmethod
+    def moment(self) -> AbstractContextManager[Connection]:
+        """Read, at the newest schema, what it held at one moment, while a daemon goes on writing.
+
+        StoreError if it cannot be read.
+        """
+
+    @abstractmethod
+    def damage(self, connection: Connection) -> list[str]:
+        """What is wrong with its pages, as far as it can tell; takes as long as it is large."""
+
+    @abstractmethod
+    def weakness(self, connection: Connection) -> tuple[str, str] | None:
+        """What a quick look finds wrong with it, and what to do about that."""
+
+    @abstractmethod
+    def size(self, connection: Connection) -> int:
+        """Bytes."""
+
+    @abstractmethod
+    def backup(self, target: Path) -> int:
+        """Copy it as it is at one moment to a new file; its size in bytes. StoreError.
+
+        The copy has an instance of its own, so that a daemon started on it gives no tag a second
+        time; what was with a manager then can no longer be proved absent there, and stays unknown
+        until it is resolved.
+        """
+
+    @abstractmethod
+    def begin_upgrade(self, connection: Connection) -> None:
+        """Begin the transaction in which the schema is changed."""
+
+    def open(self) -> Engine:
+        """An engine at the newest schema, which is made if need be. StoreError."""
+        return self._opened(self.upgrade)
+
+    def open_existing(self) -> Engine:
+        """An engine on a database at the newest schema; nothing is made or migrated.
+
+        StoreError if there is none, or it has another schema.
+        """
+        self.must_exist()
+        return self._opened(self._at_newest)
+
+    def schema(self) -> str | None:
+        """The schema that it has; None if it is empty. StoreError if it is none of ours."""
+        found: list[str | None] = []
+        self.must_exist()
+        self._opened(lambda connection: found.append(self.revision(connection))).dispose()
+        return found[0]
+
+    def unusable(self, error: DBAPIError) -> StoreError:
+        """The error of the driver in one line for an admin."""
+        return StoreError(
+            f"{self} cannot be read as our database ({words(error)}); "
+            "restore a backup, or name another"
+        )
+
+    def _opened(self, prepare: Callable[[Connection], None]) -> Engine:
+        engine = self.engine()
+        try:
+            with engine.connect() as connection:
+                prepare(connection)
+        except DBAPIError as error:
+            engine.dispose()
+            raise self.unusable(error) from None
+        except BaseException:
+            engine.dispose()
+            raise
+        return engine
+
+    def _at_newest(self, connection: Connection) -> None:
+        found = self.revision(connection)
+        if found is None:
+            raise StoreError(f"{self} is empty; start the daemon once, or name another")
+        if found != REVISION:
+            raise StoreError(
+                f"{self} has schema {found}, this metasched {REVISION}; run `metasched db upgrade`"
+            )
+
+    def revision(self, connection: Connection) -> str | None:
+        """The schema that it has, None if it is empty."""
+        tables = inspect(connection).get_table_names()
+        if "alembic_version" in tables:
+            found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+            return None if found is None else str(found)
+        if tables:
+            raise StoreError(
+                f"{self} holds tables that are not ours ({tables[0]}, ...); name another"
+            )
+        return None
+
+    def upgrade(self, connection: Connection) -> None:
+        """Bring it to the newest schema. StoreError."""
+        current = self.revision(connection)
+        connection.rollback()
+        if current == REVISION:
+            return
+        from alembic import command
+        from alembic.script import ScriptDirectory
+
+        config = scripts()
+        known = {s.revision for s in ScriptDirectory.from_config(config).walk_revisions()}
+        if current is not None and current not in known:
+            raise StoreError(
+                f"{self} has schema {current}, newer than this metasched knows; "
+                "start the newer version, or restore an older backup"
+            )
+        config.attributes["connection"] = connection
+        try:
+            self.begin_upgrade(connection)
+            command.upgrade(config, "head")
+            connection.commit()
+        except DatabaseError as error:
+            raise StoreError(
+                f"{self}: migration failed ({words(error)}); restore a backup"
+            ) from None
+
+
+def database(url: str, base: Path) -> Database:
+    """The database that a URL names; a relative file is in `base`. StoreError if it is none."""
+    from metasched.db.postgresql import Postgresql
+    from metasched.db.sqlite import Sqlite
+
+    mend = "write sqlite:////path/to/file.db, or postgresql://user@host/database"
     try:
         parsed = make_url(url)
-    except ArgumentError:
-        raise StoreError(f'database "{url}" is no URL; write sqlite:////path/to/file.db') from None
-    if parsed.get_backend_name() != "sqlite" or not parsed.database:
-        raise StoreError(f'database "{url}" is not supported yet; write sqlite:////path/to/file.db')
-    return Path(parsed.database)
+    except (ArgumentError, ValueError):
+        raise StoreError(f'database "{_without_password(url)}" is no URL; {mend}') from None
+    if parsed.drivername == "sqlite" and parsed.database:
+        return Sqlite(base / parsed.database)
+    if parsed.drivername in ("postgresql", "postgresql+psycopg", "postgres"):
+        return Postgresql(parsed)
+    raise StoreError(f'database "{shown(parsed)}" is not supported; {mend}')
 
 
-@contextmanager
-def active(path: Path, standby: bool = False) -> Iterator[None]:
-    """Be the only daemon on the database: Busy if another is, or wait for it (`standby`)."""
-    path = path.resolve()  # the lock of a file, by whatever name it is reached
+def shown(url: URL) -> str:
+    return url.render_as_string(hide_password=True)
+
+
+def _without_password(url: str) -> str:
+    return url if "@" not in url else "..." + url[url.rindex("@") :]
+
+
+def words(error: DBAPIError) -> str:
+    """What the driver says, in one line."""
+    said = str(error.orig).strip().splitlines()
+    return said[0].strip() if said else type(error.orig).__name__
+
+
+def new_file(target: Path) -> None:
+    """Make an empty file that only its owner can read. StoreError if it is there, or cannot be."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        raise StoreError(f"{target} is there already; name a new file") from None
     except OSError as error:
-        raise StoreError(f"{path}.lock: {error.strerror}; give a folder you can write") from None
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if standby else fcntl.LOCK_NB))
-        except BlockingIOError:
-            owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
-            raise Busy(
-                f"another daemon (process {owner or '?'}) is active on {path}; "
-                "stop it, or start this one with --standby"
-            ) from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
-        yield
-    finally:
-        os.close(lock)
-
-
-def filesystem(path: Path) -> str:
-    """The kind of filesystem on which a path lies, such as ext4 or nfs4."""
-    parts = [p for p in psutil.disk_partitions(all=True) if path.is_relative_to(p.mountpoint)]
-    return max(parts, key=lambda p: len(p.mountpoint)).fstype if parts else ""
-
-
-def open_sqlite(path: Path) -> Engine:
-    """An engine on the file, at the newest schema. StoreError if that cannot be."""
-    if (kind := filesystem(path.parent.resolve())) in NETWORK_FILESYSTEMS:
-        raise StoreError(f"{path} is on {kind}, where SQLite loses data; use a local disk")
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}; give a file you can write") from None
-    return _opened(path, _migrate)
-
-
-def open_existing(path: Path) -> Engine:
-    """An engine on a database at the newest schema; nothing is made or migrated.
-
-    StoreError if there is none, or it has another schema.
-    """
-    if not path.is_file():
-        raise StoreError(f"no database {path}; start the daemon once, or name another file")
-    return _opened(path, _at_newest)
-
-
-def _opened(path: Path, prepare: Callable[[Connection, Path], None]) -> Engine:
-    engine = create_engine(f"sqlite:///{path}", connect_args={"check_same_thread": False})
-
-    @event.listens_for(engine, "connect")
-    def _set_up(connection: object, _record: object) -> None:
-        cursor = connection.cursor()  # type: ignore[attr-defined]
-        cursor.execute("PRAGMA journal_mode=WAL")
-        cursor.execute("PRAGMA synchronous=FULL")
-        cursor.execute("PRAGMA foreign_keys=ON")
-        cursor.execute("PRAGMA busy_timeout=5000")
-        cursor.close()
-
-    try:
-        with engine.connect() as connection:
-            prepare(connection, path)
-    except DBAPIError as error:
-        engine.dispose()
-        raise StoreError(
-            f"{path} cannot be read as our database ({error.orig}); "
-            "restore a backup, or name another file"
-        ) from None
-    except StoreError:
-        engine.dispose()
-        raise
-    return engine
-
-
-def schema_of(path: Path) -> str | None:
-    """The schema that a database has; None if it is empty. StoreError if it is none of ours."""
-    found: list[str | None] = []
-    if not path.is_file():
-        raise StoreError(f"no database {path}; start the daemon once, or name its configuration")
-    _opened(path, lambda connection, at: found.append(revision(connection, at))).dispose()
-    return found[0]
-
-
-def _at_newest(connection: Connection, path: Path) -> None:
-    found = revision(connection, path)
-    if found != REVISION:
-        raise StoreError(
-            f"{path} has schema {found}, this metasched {REVISION}; run `metasched db upgrade`"
-        )
+        raise StoreError(f"{target}: {error.strerror}; name a file you can write") from None
 
 
 def scripts() -> Config:
@@ -166,40 +242,3 @@ def scripts() -> Config:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     return config
-
-
-def revision(connection: Connection, path: Path) -> str | None:
-    """The schema that the file has, None if it is empty."""
-    tables = connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars().all()
-    if "alembic_version" in tables:
-        found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-        return None if found is None else str(found)
-    if tables:
-        raise StoreError(
-            f"{path} holds tables that are not ours ({tables[0]}, ...); name another file"
-        )
-    return None
-
-
-def _migrate(connection: Connection, path: Path) -> None:
-    current = revision(connection, path)
-    if current == REVISION:
-        return
-    from alembic import command
-    from alembic.script import ScriptDirectory
-
-    config = scripts()
-    known = {s.revision for s in ScriptDirectory.from_config(config).walk_revisions()}
-    if current is not None and current not in known:
-        raise StoreError(
-            f"{path} has schema {current}, newer than this metasched knows; "
-            "start the newer version, or restore an older backup"
-        )
-    config.attributes["connection"] = connection
-    try:
-        # sqlite3 begins no transaction for DDL by itself: a crash would leave some of the tables
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-        command.upgrade(config, "head")
-        connection.commit()
-    except DatabaseError as error:
-        raise StoreError(f"{path}: migration failed ({error.orig}); restore a backup") from None

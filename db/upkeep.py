@@ -1,12 +1,8 @@
-"""Backing up, checking and pruning the database; all of it may be done while a daemon writes."""
+"""Pruning the database, which may be done while a daemon writes; taking turns at that."""
 
 from __future__ import annotations
 
-import os
-import secrets
-import sqlite3
 import time
-from pathlib import Path
 
 from sqlalchemy import Connection, Engine, delete, func, select
 from sqlalchemy.exc import DBAPIError
@@ -17,13 +13,13 @@ from metasched.db.schema import (
     checkpoint,
     content,
     dependency,
+    epoch,
     event,
     job,
     lease,
     task,
 )
-from metasched.db.store import StoreError
-from metasched.transitions import LIVE
+from metasched.db.store import StoreError, words
 
 PORTION = 100  # jobs forgotten in one transaction
 EVENTS = 2000  # likewise events
@@ -31,51 +27,12 @@ PAUSE = 0.01  # seconds between transactions, for others to write
 MARGINS = 1000  # jobs with a deadline that are kept: later priorities come from them
 
 
-def backup(source: Path, target: Path) -> int:
-    """Copy the database at one moment to a new file; its size in bytes.
+def turn(connection: Connection) -> int:
+    """Wait until nobody else writes, and keep others from it until this transaction ends.
 
-    SQLite's backup: the daemon goes on writing. The copy has an instance of its own, so that a
-    daemon started on it gives no tag a second time; what was with a manager then can no longer be
-    proved absent there, and stays unknown until it is resolved. StoreError if either file cannot
-    be used.
+    How many lives of a daemon have begun. SQLite lets one write at a time by itself.
     """
-    if not source.is_file():
-        raise StoreError(f"no database {source}; start the daemon once, or name its configuration")
-    try:
-        os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    except FileExistsError:
-        raise StoreError(f"{target} is there already; name a new file") from None
-    except OSError as error:
-        raise StoreError(f"{target}: {error.strerror}; name a file you can write") from None
-    try:
-        snapshot(source, target)
-        with sqlite3.connect(target, isolation_level=None) as copy:
-            copy.execute("BEGIN")
-            copy.execute(
-                "INSERT INTO instance (name, created) VALUES (?, ?)",
-                (secrets.token_hex(4), time.time()),
-            )
-            live = ", ".join("?" * len(LIVE))
-            copy.execute(f"UPDATE attempt SET sent = 0 WHERE state IN ({live})", sorted(LIVE))
-            copy.execute("COMMIT")
-            copy.execute("PRAGMA journal_mode = DELETE")  # one file is the whole copy
-        copy.close()
-    except (sqlite3.Error, StoreError) as error:
-        target.unlink()
-        raise StoreError(f"{target}: not written ({error}); see that there is room") from None
-    return target.stat().st_size
-
-
-def snapshot(source: Path, target: Path) -> None:
-    """Copy the database as it is at one moment, all in one read transaction. sqlite3.Error."""
-    reading = sqlite3.connect(f"file:{source}?mode=ro", uri=True)
-    writing = sqlite3.connect(target)
-    try:
-        reading.execute("PRAGMA busy_timeout = 5000")
-        reading.backup(writing)
-    finally:
-        writing.close()
-        reading.close()
+    return int(connection.execute(select(epoch.c.number).with_for_update()).scalar_one())
 
 
 def prune(engine: Engine, before: float) -> dict[str, int]:
@@ -88,6 +45,7 @@ def prune(engine: Engine, before: float) -> dict[str, int]:
         with engine.connect() as connection:
             while True:
                 with connection.begin():
+                    turn(connection)
                     portion = prune_some(connection, before)
                 if not any(portion.values()):
                     return gone
@@ -95,7 +53,7 @@ def prune(engine: Engine, before: float) -> dict[str, int]:
                 time.sleep(PAUSE)
     except DBAPIError as error:
         raise StoreError(
-            f"pruning stopped after {gone['jobs']} jobs ({error.orig}); try again"
+            f"pruning stopped after {gone['jobs']} jobs ({words(error)}); try again"
         ) from None
 
 

@@ -22,8 +22,8 @@ from metasched.adapters.base import Refused, Unreachable
 from metasched.adapters.launching import Launcher
 from metasched.arrays import parse_array, parse_tasks
 from metasched.breaker import Breaker
-from metasched.daemon import Daemon, Engine
-from metasched.db.ledger import StorageFailed, Stored, digest, encode
+from metasched.daemon import RESTART, Daemon, Engine
+from metasched.db.ledger import StorageFailed, StorageUncertain, Stored, digest, encode
 from metasched.dependencies import Fate, parse_dependency
 from metasched.events import (
     Asked,
@@ -60,6 +60,7 @@ from metasched.units import MOST, Unreadable, iso
 
 RECENT = 3600.0  # seconds for which ended jobs are listed without being asked for
 LONGEST_WAIT = 60.0  # seconds
+AGAIN = {"Retry-After": f"{2 * RESTART:.0f}"}
 LONGEST_TOKEN = 366 * 86400.0  # seconds
 
 
@@ -114,7 +115,7 @@ def make_app(daemon: Daemon) -> FastAPI:
 
     async def engine() -> Engine:
         if daemon.engine is None:
-            raise Wrong(503, "the daemon starts again after an error, see its log; try again soon")
+            raise Wrong(503, f"{daemon.trouble}; nothing changed, try again soon")
         return daemon.engine
 
     app = FastAPI(title="metasched", version=version("metasched"))
@@ -123,7 +124,8 @@ def make_app(daemon: Daemon) -> FastAPI:
 
     @app.exception_handler(Wrong)
     async def _wrong(_: Request, error: Wrong) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, error.status)
+        again = AGAIN if error.status == 503 else None
+        return JSONResponse({"error": str(error)}, error.status, again)
 
     @app.exception_handler(Unknown)
     async def _unknown(_: Request, error: Unknown) -> JSONResponse:
@@ -135,8 +137,14 @@ def make_app(daemon: Daemon) -> FastAPI:
 
     @app.exception_handler(StorageFailed)
     async def _storage(_: Request, error: StorageFailed) -> JSONResponse:
-        told = f"the database took no write ({error}), nothing changed; mend it and try again"
-        return JSONResponse({"error": told}, 503)
+        told = f"the database is away or takes no write ({error}); nothing changed, try again soon"
+        return JSONResponse({"error": told}, 503, AGAIN)
+
+    @app.exception_handler(StorageUncertain)
+    async def _uncertain(_: Request, error: StorageUncertain) -> JSONResponse:
+        told = f"the database was gone before it said whether it took this ({error})"
+        mend = "look with `metasched status` whether it is done"
+        return JSONResponse({"error": f"{told}; {mend}"}, 504)
 
     @app.exception_handler(Exception)
     async def _defect(_: Request, error: Exception) -> JSONResponse:
@@ -311,7 +319,9 @@ def make_app(daemon: Daemon) -> FastAPI:
         return licence_rows.row(running.core, tokens.standing(name, now))
 
     @app.post("/tokens")
-    async def create_token(who: Who, wanted: Annotated[Lifetime, Body()]) -> dict[str, Any]:
+    async def create_token(
+        who: Who, _: Running, wanted: Annotated[Lifetime, Body()]
+    ) -> dict[str, Any]:
         if who.by_token:
             raise Forbidden("a token makes no tokens; call with MUNGE or from the daemon's host")
         if daemon.settings.tcp is None or not daemon.settings.tcp.tokens:
@@ -329,7 +339,7 @@ def make_app(daemon: Daemon) -> FastAPI:
         return [row | {name: iso(row[name]) for name in times} for row in rows]
 
     @app.post("/tokens/{id}/revoke")
-    async def revoke_token(who: Who, id: int) -> dict[str, Any]:
+    async def revoke_token(who: Who, _: Running, id: int) -> dict[str, Any]:
         rows = daemon.ledger.tokens(None if who.operator else who.user)
         if id not in {row["id"] for row in rows}:
             raise Wrong(404, f"you have no token {id}; see `metasched token list`")

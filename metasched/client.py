@@ -64,6 +64,7 @@ _BY_STATUS = {
     404: NotFound,
     422: BadRequest,
     503: Unreachable,
+    504: Broken,
 }
 
 

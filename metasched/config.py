@@ -27,7 +27,8 @@ from pydantic import (
 
 from metasched.arrays import MOST_TASKS
 from metasched.core import MARGINS
-from metasched.db.store import StoreError, sqlite_path
+from metasched.db.sqlite import Sqlite
+from metasched.db.store import Database, StoreError, database
 from metasched.errors import UserError
 from metasched.events import Policy
 from metasched.licences import MOST, LicencePool
@@ -76,6 +77,7 @@ class _Table(BaseModel):
 
 class DaemonTable(_Table):
     database: str | None = None
+    folder: str | None = None
     socket: str | None = None
     keep: Seconds = 365 * 86400.0
     max_array_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 100_000
@@ -217,11 +219,12 @@ class LicenceServerSettings:
 class Settings:
     """A whole, valid configuration. `origin` is the file it came from, None the defaults.
 
-    `keep` are the seconds for which ended jobs are remembered.
+    `folder` is where the clusters' workers keep what they must, `keep` are the seconds for which
+    ended jobs are remembered.
     """
 
     origin: Path | None
-    database: Path
+    database: Database
     socket: Path
     folder: Path
     keep: float
@@ -315,10 +318,10 @@ def load(path: Path | None) -> Settings:
                 f'user class "{given.name}" in {path} has no base value in the policy; '
                 f"it has {known}"
             )
-    database = personal_data() / "metasched.db"
+    kept: Database = Sqlite(personal_data() / "metasched.db")
     if site.daemon.database is not None:
         try:
-            database = base / sqlite_path(site.daemon.database)
+            kept = database(site.daemon.database, base)
         except StoreError as error:
             raise ConfigError(f"{error}, {path}, [daemon]") from None
     if is_url(site.daemon.socket or ""):
@@ -330,9 +333,9 @@ def load(path: Path | None) -> Settings:
         )
     return Settings(
         origin=path,
-        database=database,
+        database=kept,
         socket=socket,
-        folder=database.with_suffix(".clusters"),
+        folder=base / site.daemon.folder if site.daemon.folder else kept.folder,
         keep=site.daemon.keep,
         policy=policy,
         clusters=clusters,

@@ -68,6 +68,7 @@ SLOWEST = 60.0  # seconds between tries of a cluster that does not answer, at th
 SILENT_AFTER = 2  # failed polls in a row after which a cluster counts as silent
 PRUNE_EVERY = 3600.0  # seconds between looks for jobs that ended too long ago to be kept
 PRUNE_PAUSE = 0.1  # seconds between two portions of them
+WATCH = 10.0  # seconds between looks whether the database is there
 RESTART = 2.0  # seconds before an engine that broke is started again
 WORKER_AGAIN = 0.5  # seconds before a worker that died is started again, doubled each time
 HEALTHY = 60.0  # seconds of life after which the earlier deaths of a worker are forgotten
@@ -489,6 +490,7 @@ class Engine:
                 group.create_task(link.run(), name=link.name)
             group.create_task(self._begin_times())
             group.create_task(self._prune())
+            group.create_task(self._watch())
             await self._broken
 
     async def _prune(self) -> None:
@@ -497,6 +499,12 @@ class Engine:
             while self.ledger.prune(time.time() - self.settings.keep):
                 await asyncio.sleep(PRUNE_PAUSE)
             await asyncio.sleep(min(PRUNE_EVERY, self.settings.keep))
+
+    async def _watch(self) -> None:
+        """An idle daemon writes nothing, and should know all the same that it could not."""
+        while True:
+            await asyncio.sleep(WATCH)
+            self.ledger.look()
 
     async def _begin_times(self) -> None:
         while True:
@@ -517,6 +525,7 @@ class Daemon:
     def __init__(self, settings: Settings, ledger: Ledger) -> None:
         self.settings, self.ledger, self.started = settings, ledger, time.time()
         self.engine: Engine | None = None
+        self.trouble = "the daemon starts"  # why there is no engine
         self.stopping = False
 
     def stop(self) -> None:
@@ -526,13 +535,43 @@ class Daemon:
             self.engine.changed.set()
 
     async def run(self) -> None:
+        """Until it is cancelled. Busy: another daemon has the database by now."""
         while True:
+            await self._reach()
             try:
                 self.engine = Engine(self.settings, self.ledger)
                 await self.engine.run()
             except* StorageFailed as failed:
-                log.error("no write to the database: %s", failed.exceptions[0])
+                self.trouble = f"the database is away or takes no write ({_first(failed)})"
             except* Exception:
+                self.trouble = "the daemon starts again after an error, see its log"
                 log.exception("a defect; the engine starts again from the database")
             self.engine = None
+            log.error("%s; starting again from the database", self.trouble)
             await asyncio.sleep(RESTART)
+
+    async def _reach(self) -> None:
+        """Wait until the database can be written to."""
+        told = ""
+        while True:
+            try:
+                # a server that does not answer must not keep us from answering
+                await asyncio.to_thread(self.ledger.reach)
+            except StorageFailed as error:
+                self.trouble = f"the database is away ({error})"
+                if self.trouble != told:
+                    log.error("%s; it is tried every %g s", self.trouble, RESTART)
+                told = self.trouble
+                await asyncio.sleep(RESTART)
+            else:
+                if told:
+                    log.info("the database is back")
+                return
+
+
+def _first(group: BaseExceptionGroup[StorageFailed]) -> BaseException:
+    """An error out of a group, however deep."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

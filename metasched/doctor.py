@@ -19,7 +19,8 @@ from metasched.adapters.launching import Launcher
 from metasched.client import Client
 from metasched.config import Settings, find, load
 from metasched.db.schema import attempt, change
-from metasched.db.store import NETWORK_FILESYSTEMS, filesystem, open_existing
+from metasched.db.sqlite import NETWORK_FILESYSTEMS, Sqlite, filesystem
+from metasched.db.store import Database, words
 from metasched.errors import UserError
 from metasched.transitions import Event
 
@@ -61,10 +62,9 @@ def _wrong(check: str, error: UserError) -> Finding:
     return Finding(check, False, text or mend, mend if text else "")
 
 
-def _database(path: Path) -> Iterator[Finding]:
-    folder = path.parent
+def _disk(folder: Path) -> Iterator[Finding]:
     if not folder.is_dir():
-        yield Finding("database", False, f"no folder {folder}", "start the daemon once")
+        yield Finding("filesystem", False, f"no folder {folder}", "start the daemon once")
         return
     kind, free = filesystem(folder.resolve()), shutil.disk_usage(folder).free
     told = f"{folder} is on {kind or 'an unknown filesystem'}, {free >> 20} MiB free"
@@ -73,14 +73,19 @@ def _database(path: Path) -> Iterator[Finding]:
     else:
         mend = "" if free >= ROOM else "make room, or `metasched db prune`"
         yield Finding("filesystem", free >= ROOM, told, mend)
+
+
+def _database(database: Database) -> Iterator[Finding]:
+    if isinstance(database, Sqlite):
+        yield from _disk(database.path.parent)
     try:
-        engine = open_existing(path)
+        engine = database.open_existing()
     except UserError as error:
         yield _wrong("database", error)
         return
     try:
         with engine.connect() as connection:
-            sound = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+            weak, bytes = database.weakness(connection), database.size(connection)
             last = select(func.max(change.c.id)).scalar_subquery()
             clocks = connection.execute(
                 select(
@@ -98,17 +103,15 @@ def _database(path: Path) -> Iterator[Finding]:
                 .group_by(attempt.c.cluster)
             ).all()
     except DBAPIError as error:
-        yield Finding("database", False, f"{path}: {error.orig}", "restore a backup")
+        yield Finding("database", False, f"{database}: {words(error)}", "restore a backup")
         return
     finally:
         engine.dispose()
-    size = f"{path}, {path.stat().st_size >> 10} KiB"
-    yield Finding(
-        "database",
-        sound == "ok",
-        size if sound == "ok" else f"{size}: {sound}",
-        "" if sound == "ok" else "stop the daemon and restore a backup",
-    )
+    told = f"{database}, {bytes >> 10} KiB"
+    if weak is None:
+        yield Finding("database", True, told)
+    else:
+        yield Finding("database", False, f"{told}: {weak[0]}", weak[1])
     for name, behind, ahead in clocks:
         yield _clock(name, behind, ahead)
 

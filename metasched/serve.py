@@ -21,7 +21,6 @@ from metasched.api import make_app
 from metasched.config import ConfigError, TcpTable, find, load
 from metasched.daemon import Daemon
 from metasched.db.ledger import Ledger
-from metasched.db.store import active, open_sqlite
 from metasched.identity import PeerProtocol, bounded
 
 log = logging.getLogger("metasched")
@@ -74,16 +73,13 @@ def serve(config: Path | None, *, standby: bool = False, check: bool = False) ->
     )
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
-        with active(settings.database, standby):
-            ledger = Ledger(open_sqlite(settings.database))
-            try:
-                with (
-                    _listening(settings.socket, settings.site is not None) as listener,
-                    _listening_far(settings.tcp) as far,
-                ):
-                    asyncio.run(_serve(Daemon(settings, ledger), listener, far))
-            finally:
-                ledger.close()
+        with (
+            settings.database.active(standby) as seat,
+            _listening(settings.socket, settings.site is not None) as listener,
+            _listening_far(settings.tcp) as far,
+        ):
+            daemon = Daemon(settings, Ledger(seat.engine, seat))
+            asyncio.run(_serve(daemon, listener, far))
     except OSError as error:
         raise ConfigError(
             f"{error.filename or settings.socket}: {error.strerror}; name another place in [daemon]"

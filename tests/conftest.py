@@ -1,16 +1,21 @@
-"""What all tests share: components that may be missing, real Slurm clusters, a real cell."""
+"""What all tests share: components that may be missing, real clusters, real databases."""
 
 from __future__ import annotations
 
 import os
+import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from sqlalchemy.engine import make_url
 
-from tests import gridengine, slurm
+from metasched.db.sqlite import Sqlite
+from metasched.db.store import Database, database
+from tests import gridengine, postgresql, slurm
 
 
 def require(component: str, reason: str) -> NoReturn:
@@ -48,3 +53,38 @@ def gridengine_cell(common_folder: Path) -> Iterator[gridengine.Cell]:
         require("gridengine", reason)
     with gridengine.Cell(common_folder / "gridengine") as cell:
         yield cell
+
+
+@pytest.fixture(scope="session")
+def postgresql_server(common_folder: Path) -> Iterator[postgresql.Server]:
+    """A real PostgreSQL, for all tests; each has databases of its own there."""
+    reason = postgresql.missing()
+    if reason is not None:
+        require("postgresql", reason)
+    with postgresql.Server(common_folder / "pg") as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    """A database of either kind that is empty still."""
+    if request.param == "sqlite":
+        return database("sqlite:///ms.db", tmp_path)
+    server: postgresql.Server = request.getfixturevalue("postgresql_server")
+    return database(server.create(), tmp_path)
+
+
+@pytest.fixture
+def alter(place: Database, request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Runs a statement on the database, past its constraints between tables."""
+
+    def altered(statement: str) -> None:
+        if isinstance(place, Sqlite):
+            with closing(sqlite3.connect(place.path)) as other, other:
+                other.execute(statement)
+        else:
+            server: postgresql.Server = request.getfixturevalue("postgresql_server")
+            unchecked = f"SET session_replication_role = replica; {statement}"
+            server.sql(unchecked, str(make_url(str(place)).database))
+
+    return altered

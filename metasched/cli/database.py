@@ -4,7 +4,7 @@ import json as json_format
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from metasched.cli.connect import Json, Nearest
 from metasched.cli.show import table
 from metasched.errors import UserError
 from metasched.units import Unreadable, parse_duration
+
+if TYPE_CHECKING:
+    from metasched.db.store import Database
 
 db = typer.Typer(
     help="""Look after the database; all but `upgrade` may be done while the daemon runs.
@@ -35,18 +38,16 @@ def upgrade(json: Json = False, config: Nearest = None) -> None:
       metasched db backup before.db && metasched db upgrade
     """
     from metasched.db.schema import REVISION
-    from metasched.db.store import active, open_sqlite, schema_of
 
-    path = _path(config)
-    before = schema_of(path)
-    with active(path):
-        open_sqlite(path).dispose()
-    _tell({"database": str(path), "from": before, "to": REVISION}, json)
+    database = _database(config)
+    before = database.schema()
+    with database.active():
+        _tell({"database": str(database), "from": before, "to": REVISION}, json)
 
 
 @db.command()
 def check(json: Json = False, config: Nearest = None) -> int:
-    """Check a copy of the database: pages, counters, and whether its events give its state.
+    """Check, as it is at one moment: pages, counters, and whether its events give its state.
 
     Exits with 1 if something is wrong.
 
@@ -57,7 +58,7 @@ def check(json: Json = False, config: Nearest = None) -> int:
     """
     from metasched.db.checks import check as checked
 
-    findings = checked(_path(config))
+    findings = checked(_database(config))
     if json:
         print(json_format.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -76,16 +77,17 @@ def backup(
 ) -> None:
     """Copy the database, as it is at one moment, to a new file.
 
+    That is another database of SQLite, or a script for psql by which PostgreSQL fills an empty one.
+
     A daemon started on the copy calls itself by another name in its clusters: what was there
     when the copy was made is `unknown` until you say what became of it (`metasched resolve`).
 
     \b
     Examples:
       metasched db backup /backup/metasched-$(date +%F).db
+      metasched db backup metasched.sql && psql -f metasched.sql EMPTY
     """
-    from metasched.db.upkeep import backup as copied
-
-    size = copied(_path(config), file)
+    size = _database(config).backup(file)
     _tell({"backup": str(file), "bytes": size}, json)
 
 
@@ -108,7 +110,6 @@ def prune(
       metasched db prune --older-than 30d
     """
     from metasched.config import find, load
-    from metasched.db.store import open_existing
     from metasched.db.upkeep import prune as pruned
 
     settings = load(find(config))
@@ -118,7 +119,7 @@ def prune(
             seconds = parse_duration(older_than)
         except Unreadable as error:
             raise UserError(f"{error.what}, --older-than; {error.mend}") from None
-    engine = open_existing(settings.database)
+    engine = settings.database.open_existing()
     try:
         gone = pruned(engine, time.time() - seconds)
     finally:
@@ -126,7 +127,7 @@ def prune(
     _tell({"database": str(settings.database), **gone}, json)
 
 
-def _path(config: Path | None) -> Path:
+def _database(config: Path | None) -> "Database":
     from metasched.config import find, load
 
     return load(find(config)).database

@@ -12,7 +12,7 @@ from typing import Any
 
 from metasched.core import Core
 from metasched.db.ledger import Ledger
-from metasched.db.store import open_sqlite
+from metasched.db.sqlite import Sqlite
 from metasched.model import State, parse_tag
 from metasched.transitions import FINAL, LIVE, UNSTARTED
 from tests.chaos.stream import Stream, named
@@ -53,7 +53,7 @@ def audit(
     is given twice), which must be told as such an end.
     """
     found = Verdict()
-    ledger = Ledger(open_sqlite(database))
+    ledger = Ledger(Sqlite(database).open())
     try:
         rows = {
             named({**row, "task": row["task_index"] if row["array"] else None}): row

@@ -85,11 +85,11 @@ def _calls(node: ast.AST, name: str) -> bool:
 
 
 def _is_transaction(node: ast.AST) -> bool:
-    """`with self._db:` and `with self._connection.begin():`."""
+    """`with self._db:`, `with self._transaction():` and `with self._writing():`."""
     if not isinstance(node, ast.With):
         return False
     texts = {ast.unparse(item.context_expr) for item in node.items}
-    return bool(texts & {"self._db", "self._connection.begin()"})
+    return bool(texts & {"self._db", "self._transaction()", "self._writing()"})
 
 
 def missed(steps: set[Step], points: set[str]) -> list[str]:
@@ -105,10 +105,11 @@ def _bracketed(kinds: str) -> str:
 
 
 # Accounting is what a `local` cluster has not: these are passed on Slurm and Grid Engine only.
-# Tokens are no part of any job, and are taken only where other hosts may call.
+# Tokens are no part of any job, and are taken only where other hosts may call. A look changes
+# nothing, and comes later than a recorded life has ended.
 ELSEWHERE = {
     *(("._trace ", "[Traced]"), ("_call(trace)",), ("answer(trace)",)),
-    *((".Ledger.add_token",), (".Ledger.revoke_token",)),
+    *((".Ledger.add_token",), (".Ledger.revoke_token",), (".Ledger.look",)),
 }
 
 

@@ -18,11 +18,12 @@ import pytest
 
 from metasched.core import replay
 from metasched.db.ledger import Ledger
-from metasched.db.store import open_sqlite
+from metasched.db.store import database
 from tests.slurm import SlurmSite
 
 COMMAND = Path(sys.executable).parent / "metasched"
 ENDED = {"completed", "failed", "timeout", "cancelled", "rejected"}
+FOLDER = "metasched.clusters"  # what SQLite would have beside its file anyway
 TWO_LOCAL = """
 [[cluster]]
 name = "left"
@@ -50,11 +51,12 @@ class Site:
         self.folder = folder
         self.config = folder / "metasched.toml"
         self.database = folder / "metasched.db"
+        self.url = "sqlite:///metasched.db"
         self.log = folder / "daemon.log"
         self._daemon: subprocess.Popen[bytes] | None = None
 
     def configure(self, clusters: str = TWO_LOCAL, more: str = "") -> None:
-        daemon = '[daemon]\ndatabase = "sqlite:///metasched.db"\nsocket = "ms.sock"\n'
+        daemon = f'[daemon]\ndatabase = "{self.url}"\nfolder = "{FOLDER}"\nsocket = "ms.sock"\n'
         self.config.write_text(daemon + more + clusters)
 
     @property
@@ -167,7 +169,7 @@ class Site:
 
     def replayed(self) -> None:
         """The recorded events, stepped through a fresh core, give the recorded assignments."""
-        ledger = Ledger(open_sqlite(self.database))
+        ledger = Ledger(database(self.url, self.folder).open_existing())
         try:
             told = sorted(
                 (line for job in {r["job"] for r in ledger.status()} for line in ledger.story(job)),

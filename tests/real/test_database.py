@@ -7,7 +7,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, insert, update
+from sqlalchemy import Engine, insert, text, update
 from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.exc import IntegrityError
 
@@ -23,7 +23,8 @@ from metasched.core import Core
 from metasched.db.facts import lasting
 from metasched.db.ledger import Ledger, Stored
 from metasched.db.schema import REVISION, attempt, metadata, task
-from metasched.db.store import Busy, StoreError, active, open_sqlite, scripts, sqlite_path
+from metasched.db.sqlite import Sqlite
+from metasched.db.store import Busy, Database, StoreError, database, scripts
 from metasched.events import Accepted, Booted, Policy, Seen, Submitted, Tried
 from metasched.model import Cluster, Facts, Job, Nodes, Partition, Payload, State
 
@@ -37,22 +38,23 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ledger(path: Path) -> Iterator[Ledger]:
-    made = Ledger(open_sqlite(path))
+def ledger(place: Database) -> Iterator[Ledger]:
+    made = Ledger(place.open())
     yield made
     made.close()
 
 
-def test_migrations_make_exactly_the_schema(path: Path) -> None:
-    engine = open_sqlite(path)
+def test_migrations_make_exactly_the_schema(place: Database) -> None:
+    engine = place.open()
     with engine.connect() as connection:
         context = MigrationContext.configure(connection)
         assert compare_metadata(context, metadata) == []
+    engine.dispose()
     assert ScriptDirectory.from_config(scripts()).get_current_head() == REVISION
 
 
-def test_a_migration_that_is_cut_short_leaves_nothing(path: Path) -> None:
-    """At whatever statement: the next start finds an empty file, and makes all of it."""
+def test_a_migration_that_is_cut_short_leaves_nothing(place: Database) -> None:
+    """At whatever statement: the next start finds it empty, and makes all of it."""
     left, made = 0, False
 
     def cut(_: object, __: object, statement: str, *more: object) -> None:
@@ -67,11 +69,10 @@ def test_a_migration_that_is_cut_short_leaves_nothing(path: Path) -> None:
         for statements in count(step=11):
             left = statements
             with suppress(Cut):
-                open_sqlite(path).dispose()
+                place.open().dispose()
                 made = True
                 break
-            with closing(sqlite3.connect(path)) as reading:
-                assert not reading.execute("SELECT name FROM sqlite_master").fetchall()
+            assert place.schema() is None
     finally:
         sqlalchemy_event.remove(Engine, "before_cursor_execute", cut)
     assert made
@@ -83,7 +84,7 @@ class Cut(Exception):
 
 
 def test_the_file_is_for_its_owner_and_keeps_what_is_committed(path: Path) -> None:
-    engine = open_sqlite(path)
+    engine = Sqlite(path).open()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with engine.connect() as connection:
         pragma = connection.exec_driver_sql
@@ -139,16 +140,18 @@ def test_payload_comes_back_with_its_texts(ledger: Ledger) -> None:
     assert (payload.script, payload.environment) == ("#!/bin/sh\n", {"A": "b"})
 
 
-def test_ids_are_never_given_twice(ledger: Ledger, path: Path) -> None:
-    stored(booted(ledger), ledger, ledger.next_job())
-    other = Ledger(open_sqlite(path))
+def test_ids_are_never_given_twice(ledger: Ledger, place: Database) -> None:
+    core = booted(ledger)
+    stored(core, ledger, ledger.next_job())
+    other = Ledger(place.open())
+    other.restore(Core(), 100)
     assert other.next_job() == 2
     other.close()
 
 
-def test_a_task_cannot_have_two_live_attempts(ledger: Ledger, path: Path) -> None:
+def test_a_task_cannot_have_two_live_attempts(ledger: Ledger, place: Database) -> None:
     stored(booted(ledger), ledger)
-    engine = open_sqlite(path)
+    engine = place.open()
     second = {
         "job": 1,
         "task_index": 0,
@@ -165,34 +168,36 @@ def test_a_task_cannot_have_two_live_attempts(ledger: Ledger, path: Path) -> Non
         connection.execute(insert(attempt).values(second))
     with engine.begin() as connection:
         connection.execute(insert(attempt).values(second | {"state": State.CANCELLED}))
+    engine.dispose()
 
 
-def test_states_outside_the_table_are_refused(ledger: Ledger, path: Path) -> None:
+def test_states_outside_the_table_are_refused(ledger: Ledger, place: Database) -> None:
     stored(booted(ledger), ledger)
-    engine = open_sqlite(path)
+    engine = place.open()
     for wrong in ({"state": "lost"}, {"state": "completed"}, {"ended": NOW}):
         with pytest.raises(IntegrityError), engine.begin() as connection:
             connection.execute(update(task).values(wrong))
+    engine.dispose()
 
 
-def _hold(path: Path, held: object, done: object) -> None:
-    with active(path):
+def _hold(place: Database, held: object, done: object) -> None:
+    with place.active():
         held.set()  # type: ignore[attr-defined]
         done.wait(30)  # type: ignore[attr-defined]
 
 
-def test_only_one_daemon_is_active_and_a_standby_waits(path: Path) -> None:
+def test_only_one_daemon_is_active_and_a_standby_waits(place: Database) -> None:
     spawn = multiprocessing.get_context("spawn")
     held, done = spawn.Event(), spawn.Event()
-    other = spawn.Process(target=_hold, args=(path, held, done))
+    other = spawn.Process(target=_hold, args=(place, held, done))
     other.start()
     assert held.wait(30)
-    with pytest.raises(Busy, match=f"process {other.pid}.*--standby"), active(path):
+    with pytest.raises(Busy, match=f"process {other.pid}.*--standby"), place.active():
         pass
     done.set()
-    with active(path, standby=True):
+    with place.active(standby=True):
         other.join()
-    with active(path):
+    with place.active():
         pass
 
 
@@ -208,16 +213,18 @@ def test_files_that_are_not_ours(path: Path, content: bytes | None, told: str) -
         path.write_bytes(content)
     before = path.read_bytes()
     with pytest.raises(StoreError, match=told):
-        open_sqlite(path)
+        Sqlite(path).open()
     assert path.read_bytes() == before or content is None
 
 
-def test_a_newer_schema_is_left_alone(path: Path) -> None:
-    open_sqlite(path).dispose()
-    with sqlite3.connect(path) as other:
-        other.execute("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(StoreError, match="schema 9999, newer"):
-        open_sqlite(path)
+def test_a_newer_schema_is_left_alone(place: Database) -> None:
+    engine = place.open()
+    with engine.begin() as other:
+        other.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    engine.dispose()
+    with pytest.raises(StoreError, match="schema 9999, newer"), place.active():
+        pass
+    assert place.schema() == "9999"
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -225,11 +232,14 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     closed.mkdir(mode=0o500)
     if os.access(closed, os.W_OK):
         pytest.skip("root may write anywhere")
-    with pytest.raises(StoreError, match="Permission denied"), active(closed / "ms.db"):
+    with pytest.raises(StoreError, match="Permission denied"), Sqlite(closed / "ms.db").active():
         pass
 
 
-@pytest.mark.parametrize("url", ["nonsense", "mysql://host/x", "sqlite://"])
-def test_urls_that_we_cannot_open(url: str) -> None:
-    with pytest.raises(StoreError, match="sqlite:////path"):
-        sqlite_path(url)
+@pytest.mark.parametrize(
+    "url", ["nonsense", "mysql://me:secret@host/x", "sqlite://", "postgresql://me:secret@h:port/x"]
+)
+def test_urls_that_we_cannot_open(url: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"sqlite:////path.*postgresql://") as refused:
+        database(url, tmp_path)
+    assert "secret" not in str(refused.value)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,9 @@ from metasched.db import ledger as ledgers
 from metasched.db.checks import check
 from metasched.db.ledger import Ledger, Stored
 from metasched.db.schema import attempt, change, checkpoint, content, event, job, metadata, task
-from metasched.db.store import StoreError, open_existing, open_sqlite
-from metasched.db.upkeep import backup, prune
+from metasched.db.sqlite import Sqlite
+from metasched.db.store import Database, StoreError, database
+from metasched.db.upkeep import prune
 from metasched.dependencies import parse_dependency
 from metasched.events import Accepted, Asked, Booted, CoreEvent, Policy, Seen, Submitted, Tried
 from metasched.model import Cluster, Facts, Job, Nodes, Partition, Payload, Row, State, tag_of
@@ -28,8 +28,8 @@ FACTS = Facts(cpus=8, used=0, partitions=(Partition("p", (Nodes(1, 8, 8),), defa
 class Life:
     """One life of a daemon on the database, without its workers."""
 
-    def __init__(self, path: Path, at: float = NOW) -> None:
-        self.ledger = Ledger(open_sqlite(path))
+    def __init__(self, place: Database, at: float = NOW) -> None:
+        self.ledger = Ledger(place.open())
         self.core = Core()
         self.ledger.restore(self.core, 100)
         self.name = self.ledger.instance(NOW)
@@ -55,19 +55,14 @@ class Life:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "ms.db"
-
-
-@pytest.fixture
-def life(path: Path) -> Iterator[Life]:
-    made = Life(path)
+def life(place: Database) -> Iterator[Life]:
+    made = Life(place)
     yield made
     made.ledger.close()
 
 
-def counts(path: Path) -> dict[str, int]:
-    engine = open_existing(path)
+def counts(place: Database) -> dict[str, int]:
+    engine = place.open_existing()
     with engine.connect() as connection:
         found = {
             table.name: connection.execute(select(func.count()).select_from(table)).scalar() or 0
@@ -77,19 +72,21 @@ def counts(path: Path) -> dict[str, int]:
     return found
 
 
-def pruned(path: Path, before: float) -> dict[str, int]:
-    engine = open_existing(path)
+def pruned(place: Database, before: float) -> dict[str, int]:
+    engine = place.open_existing()
     try:
         return prune(engine, before)
     finally:
         engine.dispose()
 
 
-def test_a_sound_database_passes_and_each_kind_of_damage_is_found(life: Life, path: Path) -> None:
+def test_a_sound_database_passes_and_each_kind_of_damage_is_found(
+    life: Life, place: Database, alter: Callable[[str], None], tmp_path: Path
+) -> None:
     for id in (1, 2, 3):
         life.submit(id, NOW + id)
     life.run(1, NOW + 10)
-    assert [(f.check, f.ok) for f in check(path)] == [
+    assert [(f.check, f.ok) for f in check(place)] == [
         ("integrity", True),
         ("counters", True),
         ("replay", True),
@@ -99,25 +96,26 @@ def test_a_sound_database_passes_and_each_kind_of_damage_is_found(life: Life, pa
         ("UPDATE task SET state = 'completed', ended = 1 WHERE job = 3", "replay"),
         ("DELETE FROM content", "integrity"),
     ):
-        with sqlite3.connect(path) as other:
-            other.execute("PRAGMA foreign_keys = OFF")
-            other.execute(damage)
-        other.close()
-        wrong = {f.check: f.text for f in check(path) if not f.ok}
+        alter(damage)
+        wrong = {f.check: f.text for f in check(place) if not f.ok}
         assert found in wrong, (damage, wrong)
-    assert [p.name for p in path.parent.iterdir() if p.name.startswith(".")] == []
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
 def test_a_backup_is_whole_calls_itself_otherwise_and_proves_nothing_absent(
-    life: Life, path: Path, tmp_path: Path
+    life: Life, place: Database, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     life.submit(1, NOW + 1)
     life.submit(2, NOW + 2)
     life.take(Tried(NOW + 3, 1, 1))
-    copy = tmp_path / "copy.db"
-    assert backup(path, copy) == copy.stat().st_size
-    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    file = tmp_path / "copy"
+    assert place.backup(file) == file.stat().st_size
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
     life.submit(3, NOW + 4)  # the daemon goes on
+    if isinstance(place, Sqlite):
+        copy: Database = Sqlite(file)
+    else:
+        copy = database(request.getfixturevalue("postgresql_server").restore(file), tmp_path)
     assert all(finding.ok for finding in check(copy))
     again = Life(copy)
     try:
@@ -128,34 +126,34 @@ def test_a_backup_is_whole_calls_itself_otherwise_and_proves_nothing_absent(
     finally:
         again.ledger.close()
     with pytest.raises(StoreError, match="already"):
-        backup(path, copy)
+        place.backup(file)
     with pytest.raises(StoreError, match="name a file"):
-        backup(path, tmp_path / "nowhere" / "copy.db")
+        place.backup(tmp_path / "nowhere" / "copy.db")
     with pytest.raises(StoreError, match="no database"):
-        backup(tmp_path / "none.db", tmp_path / "other.db")
+        Sqlite(tmp_path / "none.db").backup(tmp_path / "other.db")
 
 
-def test_what_an_open_job_depends_on_is_kept_as_long_as_that(life: Life, path: Path) -> None:
+def test_what_an_open_job_depends_on_is_kept_as_long_as_that(life: Life, place: Database) -> None:
     for id in (1, 2, 3):
         life.submit(id, NOW + id)
         life.run(id, NOW + 10 * id)
     life.submit(4, NOW + 40, dependency="afterok:1,after:2_0", held=True)
-    assert pruned(path, NOW + 100)["jobs"] == 1
-    assert counts(path)["job"] == 3
-    again = Life(path, NOW + 50)
+    assert pruned(place, NOW + 100)["jobs"] == 1
+    assert counts(place)["job"] == 3
+    again = Life(place, NOW + 50)
     again.take(Asked(NOW + 60, "release", 4))
     again.run(4, NOW + 70)
     again.ledger.close()
-    assert pruned(path, NOW + 100)["jobs"] == 3
+    assert pruned(place, NOW + 100)["jobs"] == 3
 
 
-def test_pruning_forgets_ended_jobs_whole_and_nothing_else(life: Life, path: Path) -> None:
+def test_pruning_forgets_ended_jobs_whole_and_nothing_else(life: Life, place: Database) -> None:
     for id in (1, 2, 3, 4):
         life.submit(id, NOW + id, deadline=NOW + 1000 if id == 2 else None)
     for id in (1, 2, 3):
         life.run(id, NOW + 100 * id)
-    assert pruned(path, NOW + 250) == {"jobs": 1, "events": 0}
-    engine = open_existing(path)
+    assert pruned(place, NOW + 250) == {"jobs": 1, "events": 0}
+    engine = place.open_existing()
     with engine.connect() as connection:
         for table, column in ((job, job.c.id), (task, task.c.job), (attempt, attempt.c.job)):
             ids = connection.execute(select(column).select_from(table).distinct()).scalars()
@@ -165,27 +163,27 @@ def test_pruning_forgets_ended_jobs_whole_and_nothing_else(life: Life, path: Pat
         texts = set(connection.execute(select(content.c.digest)).scalars())
     engine.dispose()
     assert texts == {"s2", "s3", "s4", "e"}
-    assert pruned(path, NOW + 250) == {"jobs": 0, "events": 0}
-    assert {f.check for f in check(path) if not f.ok} == set()
+    assert pruned(place, NOW + 250) == {"jobs": 0, "events": 0}
+    assert {f.check for f in check(place) if not f.ok} == set()
 
 
 def test_events_go_up_to_a_checkpoint_from_which_they_are_replayed(
-    life: Life, path: Path, monkeypatch: pytest.MonkeyPatch
+    life: Life, place: Database, alter: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for id in (1, 2):
         life.submit(id, NOW + id)
     life.run(1, NOW + 10)
     monkeypatch.setattr(ledgers, "CHECKPOINT_AFTER", 3)
-    second = Life(path, NOW + 15)
+    second = Life(place, NOW + 15)
     second.submit(5, NOW + 20)
     monkeypatch.setattr(ledgers, "CHECKPOINT_AFTER", 1000)
-    third = Life(path, NOW + 25)
+    third = Life(place, NOW + 25)
     third.run(2, NOW + 30)
-    assert pruned(path, NOW + 15) == {"jobs": 1, "events": 0}
-    before = counts(path)["event"]
-    gone = pruned(path, NOW + 16)["events"]
-    assert 0 < gone == before - counts(path)["event"]
-    engine = open_existing(path)
+    assert pruned(place, NOW + 15) == {"jobs": 1, "events": 0}
+    before = counts(place)["event"]
+    gone = pruned(place, NOW + 16)["events"]
+    assert 0 < gone == before - counts(place)["event"]
+    engine = place.open_existing()
     with engine.connect() as connection:
         start = connection.execute(select(checkpoint.c.event)).scalar()
         assert start is not None
@@ -194,23 +192,21 @@ def test_events_go_up_to_a_checkpoint_from_which_they_are_replayed(
         # the story of job 2, which was open then, keeps its events
         assert set(kept) == set(connection.execute(told).scalars()) != set()
     engine.dispose()
-    findings = {finding.check: finding for finding in check(path)}
+    findings = {finding.check: finding for finding in check(place)}
     assert all(finding.ok for finding in findings.values()), findings
     assert "from the checkpoint" in findings["replay"].text
-    with sqlite3.connect(path) as other:
-        other.execute("UPDATE task SET state = 'held' WHERE job = 5")
-    other.close()
-    assert "task 5_0 is stored held" in {f.check: f.text for f in check(path)}["replay"]
+    alter("UPDATE task SET state = 'held' WHERE job = 5")
+    assert "task 5_0 is stored held" in {f.check: f.text for f in check(place)}["replay"]
     second.ledger.close()
     third.ledger.close()
 
 
-def test_an_older_schema_is_not_touched_by_what_only_looks(path: Path) -> None:
-    with pytest.raises(StoreError, match="no database"):
-        open_existing(path)
-    open_sqlite(path).dispose()
-    with sqlite3.connect(path) as other:
-        other.execute("UPDATE alembic_version SET version_num = '0001'")
-    other.close()
+def test_an_older_schema_is_not_touched_by_what_only_looks(
+    place: Database, alter: Callable[[str], None]
+) -> None:
+    with pytest.raises(StoreError, match=r"no database|is empty"):
+        place.open_existing()
+    place.open().dispose()
+    alter("UPDATE alembic_version SET version_num = '0001'")
     with pytest.raises(StoreError, match="db upgrade"):
-        open_existing(path)
+        place.open_existing()

@@ -60,7 +60,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_whole_configuration(file: Path) -> None:
     settings = load(file)
-    assert settings.database == file.parent / "data/ms.db"
+    assert str(settings.database) == str(file.parent / "data/ms.db")
     assert settings.socket == file.parent / "run/ms.sock"
     assert settings.folder == file.parent / "data/ms.clusters"
     assert settings.policy == Policy(age=7200.0, pull_after=7.0, weights={"user": 2.0})

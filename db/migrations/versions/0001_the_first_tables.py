@@ -3,6 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
+from metasched.db.schema import Whole
+
 revision = "0001"
 down_revision = None
 
@@ -23,7 +25,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "event",
-        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("id", Whole, autoincrement=False, nullable=False),
         sa.Column("time", sa.Float(), nullable=False),
         sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("data", sa.Text(), nullable=False),
@@ -37,12 +39,12 @@ def upgrade() -> None:
     )
     op.create_table(
         "change",
-        sa.Column("id", sa.Integer(), nullable=False),
-        sa.Column("event", sa.Integer(), nullable=False),
+        sa.Column("id", Whole, nullable=False),
+        sa.Column("event", Whole, nullable=False),
         sa.Column("time", sa.Float(), nullable=False),
-        sa.Column("job", sa.Integer(), nullable=False),
-        sa.Column("task_index", sa.Integer(), nullable=False),
-        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("job", Whole, nullable=False),
+        sa.Column("task_index", Whole, nullable=False),
+        sa.Column("attempt", Whole, nullable=False),
         sa.Column("what", sa.Text(), nullable=True),
         sa.Column("before", sa.Text(), nullable=True),
         sa.Column("after", sa.Text(), nullable=False),
@@ -57,13 +59,13 @@ def upgrade() -> None:
 
     op.create_table(
         "job",
-        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("id", Whole, autoincrement=False, nullable=False),
         sa.Column("user", sa.Text(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("submitted", sa.Float(), nullable=False),
         sa.Column("margin", sa.Float(), nullable=True),
         sa.Column("array", sa.Text(), nullable=True),
-        sa.Column("priority", sa.Integer(), nullable=False),
+        sa.Column("priority", Whole, nullable=False),
         sa.Column("parts", sa.Text(), nullable=False),
         sa.Column("job", sa.Text(), nullable=False),
         sa.Column("script", sa.Text(), nullable=False),
@@ -86,14 +88,14 @@ def upgrade() -> None:
 
     op.create_table(
         "task",
-        sa.Column("job", sa.Integer(), nullable=False),
-        sa.Column("task_index", sa.Integer(), nullable=False),
+        sa.Column("job", Whole, nullable=False),
+        sa.Column("task_index", Whole, nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("held", sa.Boolean(), nullable=False),
         sa.Column("target", sa.Text(), nullable=True),
-        sa.Column("attempts", sa.Integer(), nullable=False),
-        sa.Column("moves", sa.Integer(), nullable=False),
+        sa.Column("attempts", Whole, nullable=False),
+        sa.Column("moves", Whole, nullable=False),
         sa.Column("ended", sa.Float(), nullable=True),
         sa.CheckConstraint(
             "(state IN ('cancelled', 'completed', 'failed', 'rejected', 'timeout')) = (ended IS NOT NULL)",
@@ -118,10 +120,10 @@ def upgrade() -> None:
 
     op.create_table(
         "attempt",
-        sa.Column("job", sa.Integer(), nullable=False),
-        sa.Column("task_index", sa.Integer(), nullable=False),
-        sa.Column("number", sa.Integer(), nullable=False),
-        sa.Column("sending", sa.Integer(), nullable=False),
+        sa.Column("job", Whole, nullable=False),
+        sa.Column("task_index", Whole, nullable=False),
+        sa.Column("number", Whole, nullable=False),
+        sa.Column("sending", Whole, nullable=False),
         sa.Column("cluster", sa.Text(), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("sent", sa.Float(), nullable=False),
@@ -132,12 +134,12 @@ def upgrade() -> None:
         sa.Column("target", sa.Text(), nullable=True),
         sa.Column("started", sa.Float(), nullable=True),
         sa.Column("ended", sa.Float(), nullable=True),
-        sa.Column("exit_code", sa.Integer(), nullable=True),
-        sa.Column("signal", sa.Integer(), nullable=True),
+        sa.Column("exit_code", Whole, nullable=True),
+        sa.Column("signal", Whole, nullable=True),
         sa.Column("word", sa.Text(), nullable=False),
         sa.Column("node", sa.Text(), nullable=False),
         sa.Column("cpu_seconds", sa.Float(), nullable=True),
-        sa.Column("max_memory", sa.Integer(), nullable=True),
+        sa.Column("max_memory", Whole, nullable=True),
         sa.Column("refused", sa.Boolean(), nullable=False),
         sa.CheckConstraint(
             "state IN ('cancelled', 'completed', 'dispatching', 'failed', 'node_fail', 'out_of_memory', 'pending', 'preempted', 'running', 'suspended', 'timeout', 'unknown')",

@@ -3,10 +3,12 @@
 import sqlalchemy as sa
 from alembic import op
 
+from metasched.db.schema import Whole
+
 revision = "0003"
 down_revision = "0002"
 
 
 def upgrade() -> None:
     op.add_column("job", sa.Column("changed", sa.Text()))
-    op.add_column("task", sa.Column("forgiven", sa.Integer(), server_default="0", nullable=False))
+    op.add_column("task", sa.Column("forgiven", Whole, server_default="0", nullable=False))

@@ -3,6 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
+from metasched.db.schema import Whole
+
 revision = "0004"
 down_revision = "0003"
 
@@ -10,7 +12,7 @@ down_revision = "0003"
 def upgrade() -> None:
     op.create_table(
         "checkpoint",
-        sa.Column("event", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("event", Whole, autoincrement=False, nullable=False),
         sa.Column("time", sa.Float(), nullable=False),
         sa.Column("data", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("event", name=op.f("pk_checkpoint")),

@@ -3,14 +3,16 @@
 import sqlalchemy as sa
 from alembic import op
 
+from metasched.db.schema import Whole
+
 revision = "0005"
 down_revision = "0004"
 
 
 def upgrade() -> None:
     with op.batch_alter_table("attempt", schema=None) as batch_op:
-        batch_op.add_column(sa.Column("rival", sa.Integer(), nullable=True))
-        batch_op.add_column(sa.Column("restarts", sa.Integer(), server_default="0", nullable=False))
+        batch_op.add_column(sa.Column("rival", Whole, nullable=True))
+        batch_op.add_column(sa.Column("restarts", Whole, server_default="0", nullable=False))
         batch_op.add_column(
             sa.Column("begun", sa.Boolean(), server_default=sa.false(), nullable=False)
         )

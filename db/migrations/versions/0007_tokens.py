@@ -3,6 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
+from metasched.db.schema import Whole
+
 revision = "0007"
 down_revision = "0006"
 
@@ -10,7 +12,7 @@ down_revision = "0006"
 def upgrade() -> None:
     op.create_table(
         "token",
-        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("id", Whole, autoincrement=False, nullable=False),
         sa.Column("user", sa.Text(), nullable=False),
         sa.Column("digest", sa.Text(), nullable=False),
         sa.Column("created", sa.Float(), nullable=False),

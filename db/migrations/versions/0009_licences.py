@@ -3,6 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
+from metasched.db.schema import Whole
+
 revision = "0009"
 down_revision = "0008"
 
@@ -11,11 +13,11 @@ def upgrade() -> None:
     op.create_table(
         "licence",
         sa.Column("name", sa.Text(), nullable=False),
-        sa.Column("total", sa.Integer(), nullable=False),
-        sa.Column("leased", sa.Integer(), nullable=False),
-        sa.Column("excess", sa.Integer(), nullable=False),
-        sa.Column("chosen", sa.Integer()),
-        sa.Column("outside", sa.Integer(), nullable=False),
+        sa.Column("total", Whole, nullable=False),
+        sa.Column("leased", Whole, nullable=False),
+        sa.Column("excess", Whole, nullable=False),
+        sa.Column("chosen", Whole),
+        sa.Column("outside", Whole, nullable=False),
         sa.Column("observed", sa.Float()),
         sa.CheckConstraint("leased >= 0 AND excess >= 0", name=op.f("ck_licence_counts")),
         sa.CheckConstraint("leased <= total + excess", name=op.f("ck_licence_within_total")),
@@ -23,12 +25,12 @@ def upgrade() -> None:
     )
     op.create_table(
         "lease",
-        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("id", Whole, nullable=False),
         sa.Column("licence", sa.Text(), nullable=False),
-        sa.Column("job", sa.Integer(), nullable=False),
-        sa.Column("task_index", sa.Integer(), nullable=False),
-        sa.Column("attempt", sa.Integer(), nullable=False),
-        sa.Column("tokens", sa.Integer(), nullable=False),
+        sa.Column("job", Whole, nullable=False),
+        sa.Column("task_index", Whole, nullable=False),
+        sa.Column("attempt", Whole, nullable=False),
+        sa.Column("tokens", Whole, nullable=False),
         sa.Column("since", sa.Float(), nullable=False),
         sa.Column("until", sa.Float()),
         sa.Column("why", sa.Text()),

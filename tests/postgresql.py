@@ -1,0 +1,193 @@
+"""A real PostgreSQL for the tests: a cluster of its own in a folder, on a unix socket, soon gone.
+
+The server refuses to be root's: run as root, it is that of Debian's account `postgres`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+
+from tests.guardian import Guardian
+
+PACKAGES = ("postgresql",)
+ACCOUNT = "postgres"
+LOCKED, PASSWORD = "locked", "open sesame"  # a user who must show a password; others need none
+_BOOT_SECONDS = 60.0
+_PROGRAMS = ("initdb", "postgres", "psql", "pg_dump")
+
+
+def _bin() -> Path | None:
+    """The folder of the newest server's programs: Debian keeps them out of the PATH."""
+    found = list(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if found:
+        return max(found, key=lambda path: float(path.parts[-3])).parent
+    program = shutil.which("initdb")
+    return Path(program).resolve().parent if program else None
+
+
+def missing() -> str | None:
+    """What lacks for a server here, None if all is there."""
+    folder = _bin()
+    lacking = [n for n in _PROGRAMS if folder is None or not (folder / n).exists()]
+    if lacking:
+        return f"{', '.join(lacking)} not found; apt-get install {' '.join(PACKAGES)}"
+    if find_spec("psycopg") is None:
+        return "no psycopg in this environment; tests/venv"
+    return None
+
+
+class Server:
+    """A server that lives as long as the `with` block."""
+
+    def __init__(self, folder: Path, settings: Sequence[str] = ("fsync=off",)) -> None:
+        """`settings` are what `postgres -c` takes; its socket's path is short if `folder` is."""
+        bin = _bin()
+        assert bin is not None
+        self.folder, self._bin, self._settings = folder, bin, settings
+        self._data = folder / "data"
+        self._log = folder / "log"
+        self._guardian: Guardian | None = None
+        self._pid: int | None = None
+        self._made = 0
+
+    def __enter__(self) -> Server:
+        try:
+            self._make()
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def _account(self) -> tuple[str, ...]:
+        if os.geteuid() != 0:
+            return ()
+        return ("setpriv", f"--reuid={ACCOUNT}", f"--regid={ACCOUNT}", "--clear-groups", "--")
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {"PATH": f"{self._bin}:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+
+    def _make(self) -> None:
+        self.folder.mkdir(parents=True)
+        self.folder.chmod(0o755)
+        self._log.touch()
+        if os.geteuid() == 0:
+            for path in (self.folder, self._log):
+                shutil.chown(path, ACCOUNT, ACCOUNT)
+        self._guardian = Guardian(self.folder.with_name(f"{self.folder.name}-guardian.log"))
+        made = subprocess.run(
+            [
+                *self._account,
+                *(self._bin / "initdb", "--pgdata", self._data, "--username", "admin"),
+                *("--auth", "trust", "--encoding", "UTF8", "--no-sync", "--data-checksums"),
+            ],
+            env=self._environment,
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert made.returncode == 0, made.stderr
+        access = self._data / "pg_hba.conf"
+        access.write_text(f"local all {LOCKED} scram-sha-256\nlocal all all trust\n")
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        assert self._guardian is not None
+        self.launch()
+        end = time.monotonic() + _BOOT_SECONDS
+        while not self.answers():
+            assert time.monotonic() < end, self._log.read_text()[-2000:]
+            time.sleep(0.02)
+
+    def launch(self) -> None:
+        """Start it, and do not wait for it."""
+        assert self._guardian is not None
+        settings = [
+            *("listen_addresses=", f"unix_socket_directories={self.folder}"),
+            *("max_connections=60", "shared_buffers=32MB", *self._settings),
+        ]
+        words = [word for setting in settings for word in ("-c", setting)]
+        command = [*self._account, str(self._bin / "postgres"), "-D", str(self._data), *words]
+        self._pid = self._guardian.start(command, self._environment, self._log)
+
+    def answers(self) -> bool:
+        return self._psql("-c", "SELECT 1").returncode == 0
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> None:
+        """End it: SIGINT (fast), SIGQUIT (at once, as after a loss of power), SIGKILL."""
+        assert self._guardian is not None
+        assert self._pid is not None
+        self._guardian.end(self._pid, number)
+        self._pid = None
+
+    def restart(self, number: signal.Signals = signal.SIGINT) -> None:
+        self.stop(number)
+        self.start()
+
+    def _psql(
+        self, *what: str | Path, database: str = "postgres", user: str = "admin"
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [
+                *(self._bin / "psql", "-h", self.folder, "-U", user, "-d", database),
+                *("-X", "-A", "-t", "-q", "-v", "ON_ERROR_STOP=1", *what),
+            ],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def sql(self, command: str, database: str = "postgres") -> str:
+        """What psql tells of one command of the superuser's."""
+        done = self._psql("-c", command, database=database)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def restore(self, script: Path) -> str:
+        """The URL of a new database that a script of pg_dump's has filled."""
+        url = self.create()
+        done = self._psql("-f", script, database=f"ms{self._made}", user="metasched")
+        assert done.returncode == 0, done.stderr
+        return url
+
+    def create(self) -> str:
+        """The URL of a new, empty database that an ordinary user of the server owns."""
+        self._made += 1
+        name = f"ms{self._made}"
+        if self._made == 1:
+            self.sql("CREATE ROLE metasched LOGIN")
+            self.sql(f"CREATE ROLE {LOCKED} LOGIN PASSWORD '{PASSWORD}'")
+        self.sql(f"CREATE DATABASE {name} OWNER metasched")
+        return self.url(name)
+
+    def url(self, database: str, user: str = "metasched") -> str:
+        return f"postgresql://{user}@/{database}?host={self.folder}"
+
+    def close(self) -> None:
+        if self._guardian is None:
+            return
+        if self._pid is not None:
+            self.stop()
+        self._guardian.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
