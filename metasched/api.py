@@ -53,6 +53,7 @@ from metasched.patterns import (
     settled,
 )
 from metasched.policies.classify import too_late
+from metasched.probes.watch import Watch
 from metasched.submit import LONGEST_NAME, Submission
 from metasched.submit import Request as JobRequest
 from metasched.transitions import BEGUN, FINAL, UNSTARTED, WITH_US
@@ -296,6 +297,10 @@ def make_app(daemon: Daemon) -> FastAPI:
     @app.get("/licences")
     async def licences(_: Who, running: Running) -> list[dict[str, Any]]:
         return licence_rows.rows(running.core, time.time())
+
+    @app.get("/licences/servers")
+    async def licence_servers(_: Who, running: Running) -> list[dict[str, Any]]:
+        return [_licence_server(watch) for watch in running.watches]
 
     @app.post("/licences/release")
     async def release_licences(
@@ -907,6 +912,17 @@ def _cluster(engine: Engine, name: str, adapter: str) -> dict[str, Any]:
         },
         "breaker": _breaker(link.breaker),
         "worker": _breaker(link.deaths),
+    }
+
+
+def _licence_server(watch: Watch) -> dict[str, Any]:
+    return {
+        "server": watch.settings.name,
+        "kind": watch.settings.kind,
+        "licences": [pool.name for pool in watch.pools],
+        "observed": iso(watch.observed),
+        "lacking": watch.lacking,
+        "breaker": _breaker(watch.breaker),
     }
 
 

@@ -137,6 +137,9 @@ class Client:
     def clusters(self) -> list[dict[str, Any]]:
         return self._rows(self._call("GET", "/clusters"))
 
+    def licence_servers(self) -> list[dict[str, Any]]:
+        return self._rows(self._call("GET", "/licences/servers"))
+
     def drain(self, cluster: str, reason: str = "", keep_pending: bool = False) -> dict[str, Any]:
         """Keep new work from a cluster; the cluster as it is then."""
         body = {"reason": reason, "keep_pending": keep_pending}

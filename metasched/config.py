@@ -369,6 +369,13 @@ def _licences(site: Site, path: Path | None) -> tuple[LicencePool, ...]:
             if name not in known:
                 mend = _nearest(name, known) if known else f"add a [[{kind}]] table"
                 raise ConfigError(f'no {kind} "{name}", {where}; {mend}')
+        for server in site.licence_server:
+            least = server.interval + server.timeout
+            if server.name == table.server and table.stale_after < least:
+                raise ConfigError(
+                    f"stale_after = {table.stale_after:g}, {where}; write {least:g} or more, the "
+                    f"interval and the timeout of its server"
+                )
         try:
             pools.append(LicencePool(**dict(table)))
         except ValueError as error:

@@ -56,6 +56,7 @@ from metasched.events import (
 )
 from metasched.model import Claim, Trace, parse_tag, tag_of
 from metasched.policies.eligible import NoMapping, translated
+from metasched.probes.watch import Watch
 from metasched.worker import Answer, Boot, Call, News
 
 log = logging.getLogger("metasched")
@@ -423,6 +424,10 @@ class Engine:
         self._clock = Clock()
         self.changed = asyncio.Event()
         self.links = {c.cluster.name: Link(self, c) for c in settings.clusters}
+        self.watches = [
+            Watch(self, server, [pool for pool in settings.licences if pool.server == server.name])
+            for server in settings.licence_servers
+        ]
         self._due = asyncio.Event()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ledger.restore(self.core, settings.policy.window)
@@ -488,6 +493,8 @@ class Engine:
         async with asyncio.TaskGroup() as group:
             for link in self.links.values():
                 group.create_task(link.run(), name=link.name)
+            for watch in self.watches:
+                group.create_task(watch.run(), name=f"licence server {watch.settings.name}")
             group.create_task(self._begin_times())
             group.create_task(self._prune())
             group.create_task(self._watch())

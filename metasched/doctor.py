@@ -143,6 +143,7 @@ def _daemon(settings: Settings) -> Iterator[Finding]:
     client = Client(settings.socket)
     try:
         health, clusters = client.health(), client.clusters()
+        servers, licences = client.licence_servers(), client.licences()
         unknown = client.jobs(state="unknown")
     except UserError as error:
         yield _wrong("daemon", error)
@@ -156,6 +157,10 @@ def _daemon(settings: Settings) -> Iterator[Finding]:
         yield Finding("daemon", False, f"{told}, this command is {ours}", mend)
     for row in clusters:
         yield _cluster(row)
+    for row in servers:
+        yield _licence_server(row)
+    for row in licences:
+        yield from _drift(row)
     down = {row["cluster"] for row in clusters if row["state"].startswith("down")}
     for job in unknown[:NAMED]:
         yield _unknown(job, str(health.get("instance")), down)
@@ -173,6 +178,31 @@ def _cluster(row: dict[str, Any]) -> Finding:
         mend = "see the daemon's log; check the cluster's `python` and `library`"
         return Finding(check, False, worker["words"], mend)
     return Finding(check, True, row["state"])
+
+
+def _licence_server(row: dict[str, Any]) -> Finding:
+    check, breaker = f"licence server {row['server']}", row["breaker"]
+    if breaker["failures"]:
+        told = f"{breaker['words']}, since {breaker['since']}, next try {breaker['next_try']}"
+        return Finding(check, False, told, f"try `metasched licence probe {row['server']}`")
+    if row["lacking"]:
+        told = "; ".join(f"does not tell of {name}: {why}" for name, why in row["lacking"].items())
+        return Finding(check, False, told, "see `features`, or the server's own log")
+    if not row["licences"]:
+        return Finding(check, True, "counts no licence of the configuration")
+    return Finding(check, True, f"answered at {row['observed'] or 'no time yet'}")
+
+
+def _drift(row: dict[str, Any]) -> Iterator[Finding]:
+    """Where a manager's own counter of a licence says something else than the ledger."""
+    name = row["licence"]
+    for own in row["managers"]:
+        check = f"licence {name} on {own['cluster']}"
+        if own["others"] and not row["server"]:
+            told = f"{own['others']} are taken there by others, which nothing here counts"
+            yield Finding(check, False, told, "name a licence_server that counts them")
+        elif row["total"] is not None and own["total"] != row["total"]:
+            yield Finding(check, True, f"it gives out {own['total']}, there are {row['total']}")
 
 
 def _unknown(row: dict[str, Any], instance: str, down: set[str]) -> Finding:

@@ -33,7 +33,33 @@ def row(core: Core, standing: Standing) -> dict[str, Any]:
         "server": pool.server if pool else "",
         "observed": iso(standing.observed),
         "chosen": standing.chosen,
+        "managers": list(_managers(core, standing.licence)),
     }
+
+
+def _managers(core: Core, licence: str) -> Iterator[dict[str, Any]]:
+    """What managers themselves count of a licence; `others` are taken there, and not by us."""
+    for cluster in core.clusters:
+        facts, _ = core.view(cluster.name)
+        word = cluster.maps.get("licence", {}).get(licence, licence)
+        if facts is None or word not in facts.licences:
+            continue
+        copies = facts.licences[word]
+        ours = sum(
+            lease.tokens.get(licence, 0)
+            for place, lease in core.licences.leases.items()
+            if place in core.tasks and _on(core.tasks[place], cluster.name)
+        )
+        yield {
+            "cluster": cluster.name,
+            "total": copies.total,
+            "used": copies.used,
+            "others": max(copies.used - ours, 0),
+        }
+
+
+def _on(task: Task, cluster: str) -> bool:
+    return task.attempt is not None and task.attempt.cluster == cluster
 
 
 def _state(standing: Standing) -> str:

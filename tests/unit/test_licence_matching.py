@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.probes.base import Feature, ProbeError, Use
+from metasched.probes.base import Feature, ProbeError, Report, Use
 from metasched.probes.command import CommandOptions, read
 from metasched.probes.matching import Held, hosts_of, outside
+from metasched.probes.watch import observed_at
 
 N1 = frozenset({"n1"})
 
@@ -68,6 +69,19 @@ def test_where_nobody_is_named_ours_are_taken_to_be_in_the_figure() -> None:
 )
 def test_hosts_of_a_managers_list(nodes: str, hosts: set[str] | None) -> None:
     assert hosts_of(nodes) == hosts
+
+
+@pytest.mark.parametrize(
+    ("told", "observed"),
+    [(None, 1000.0), (1030.0, 1000.0), (945.0, 1000.0), (935.0, 935.0), (-1e9, -1e9)],
+)
+def test_an_answer_is_as_old_as_it_says(told: float | None, observed: float) -> None:
+    assert observed_at(Report((), observed=told), 1000.0) == observed
+
+
+def test_an_answer_from_the_future_is_none() -> None:
+    with pytest.raises(ProbeError, match="86400 s in the future"):
+        observed_at(Report((), observed=87400.0), 1000.0)
 
 
 def test_what_a_command_prints() -> None:

@@ -1,0 +1,166 @@
+"""A daemon that asks licence servers: what users and admins see of it.
+
+The `lmutil` here is our script, since the real one is proprietary: it prints what a file holds.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.conftest import TWO_LOCAL, Site
+
+HEAD = """\
+License server status: 27000@lic1
+lic1: license server UP (MASTER) v11.19.0
+Vendor daemon status (on lic1):
+  orbitd: UP v11.19.0
+Feature usage info:
+"""
+
+
+class Server:
+    """What the licence server is to say."""
+
+    def __init__(self, folder: Path) -> None:
+        self.answer, self.asked = folder / "answer", folder / "asked"
+        self.program = folder / "lmutil"
+        self.program.write_text(f"#!/bin/sh\necho >> {self.asked}\ncat {self.answer}\n")
+        self.program.chmod(0o755)
+
+    def says(self, *features: str) -> None:
+        new = self.answer.with_suffix(".new")
+        new.write_text(HEAD + "".join(features))
+        new.rename(self.answer)
+
+    @property
+    def times(self) -> int:
+        """How often it was asked."""
+        return len(self.asked.read_text()) if self.asked.exists() else 0
+
+
+def feature(name: str, issued: int, *users: tuple[str, str, int]) -> str:
+    used = sum(count for _, _, count in users)
+    lines = [
+        f"Users of {name}:  (Total of {issued} licenses issued;  Total of {used} licenses in use)"
+    ]
+    start = f"{datetime.now(UTC):%a %-m/%-d %H:%M}"
+    lines += [
+        f"    {user} {host} tty (v1.0) (lic1/27000 101), start {start}, {count} licenses"
+        for user, host, count in users
+    ]
+    return "\n".join([*lines, "", ""])
+
+
+def licence(site: Site, name: str) -> dict[str, Any]:
+    return next(row for row in site.json("licences") if row["licence"] == name)
+
+
+def finding(site: Site, check: str) -> dict[str, Any]:
+    """What doctor says of something; it may exit with 0 or 1."""
+    for code in (0, 1):
+        try:
+            told = json.loads(site.run("doctor", "--json", code=code).stdout)
+        except AssertionError:
+            continue
+        return next(one for one in told if one["check"] == check)
+    raise AssertionError(check)
+
+
+def test_what_a_server_counts_is_leased_and_nothing_twice(site: Site) -> None:
+    server = Server(site.folder)
+    me, here = getpass.getuser(), socket.gethostname()
+    server.says(feature("MATLAB", 4, ("eve", "ws7", 1)), feature("other", 9))
+    tables = f"""
+[[licence_server]]
+name = "main"
+kind = "flexlm"
+servers = "27000@lic1"
+lmutil = "{server.program}"
+interval = "1s"
+features = {{ matlab = "MATLAB" }}
+"""
+    for name in ("matlab", "other", "absent"):
+        tables += (
+            f'[[licence]]\nname = "{name}"\nserver = "main"\nstale_after = "1h"\nlinger = "1h"\n'
+        )
+    site.configure(TWO_LOCAL, tables)
+    begun = time.monotonic()
+    site.start()
+    site.until(lambda: licence(site, "matlab")["free"] == 3)
+    row = licence(site, "matlab")
+    assert (row["total"], row["ours"], row["outside"]) == (4, 0, 1)
+    assert licence(site, "absent")["state"].startswith("unknown: ")
+
+    job = site.submit(
+        "-L", "matlab:2", "--wrap", f"while [ ! -e {site.folder}/go ]; do sleep 0.1; done"
+    )
+    site.until(lambda: site.row(job)["state"] == "running")
+    server.says(feature("MATLAB", 4, ("eve", "ws7", 1), (me, here, 2)), feature("other", 9))
+    probes = server.times
+    site.until(lambda: server.times > probes + 1)
+    row = licence(site, "matlab")
+    assert (row["ours"], row["outside"], row["free"]) == (2, 1, 1)
+
+    second = site.submit("-L", "matlab:2", "--wrap", "true")
+    site.until(lambda: site.row(second)["reason"] == "licence_busy")
+    (site.folder / "go").touch()
+    site.until_ended(job)
+    # the server still tells of it: it is not free, though we have given it back
+    probes = server.times
+    site.until(lambda: server.times > probes + 1)
+    assert (licence(site, "matlab")["outside"], licence(site, "matlab")["free"]) == (3, 1)
+    assert site.row(second)["reason"] == "licence_busy"
+    server.says(feature("MATLAB", 4, ("eve", "ws7", 1)), feature("other", 9))
+    assert [r["state"] for r in site.until_ended(second)] == ["completed"]
+
+    told = finding(site, "licence server main")
+    assert not told["ok"]
+    assert "absent: it has no absent" in told["text"]
+    # three licences, one probe an interval
+    assert server.times <= time.monotonic() - begun + 1
+
+
+def test_a_server_that_says_nothing_of_use_fails_closed(site: Site) -> None:
+    answer = site.folder / "answer"
+
+    def says(text: str) -> None:
+        new = answer.with_suffix(".new")
+        new.write_text(text)
+        new.rename(answer)
+
+    good = json.dumps({"licences": [{"name": "matlab", "total": 2, "used": 0, "uses": []}]})
+    says(good)
+    site.configure(
+        TWO_LOCAL,
+        f"""
+[[licence_server]]
+name = "main"
+kind = "command"
+command = ["/bin/cat", "{answer}"]
+interval = "1s"
+timeout = "1s"
+[[licence]]
+name = "matlab"
+server = "main"
+stale_after = "12s"
+""",
+    )
+    site.start()
+    site.until(lambda: licence(site, "matlab")["free"] == 2)
+    says("4 Lizenzen")
+    site.until(lambda: licence(site, "matlab")["free"] is None)
+    assert "has not answered" in licence(site, "matlab")["state"]
+    job = site.submit("-L", "matlab", "--wrap", "true")
+    site.until(lambda: site.row(job)["reason"] == "licence_unknown")
+    told = finding(site, "licence server main")
+    assert not told["ok"]
+    assert "cannot be read" in told["text"]
+    assert "licence server main does not answer" in site.log.read_text()
+    says(good)
+    assert [row["state"] for row in site.until_ended(job)] == ["completed"]
