@@ -42,7 +42,11 @@ def scheduler(tmp_path: Path) -> Iterator[str]:
                 subprocess.Popen(
                     [*command, "--host", "127.0.0.1", "--scheduler-file", os.fspath(file)],
                     cwd=tmp_path,
-                    env={**os.environ, "METASCHED_TRACES": traces},
+                    env={
+                        **os.environ,
+                        "METASCHED_TRACES": traces,
+                        "DASK_TEMPORARY_DIRECTORY": os.fspath(tmp_path),
+                    },
                     stdout=log,
                     stderr=log,
                 )
