@@ -22,10 +22,10 @@ task appends a line to a file; afterwards every accepted task must have begun ex
 with a reason. *Lost*: accepted, and never began. *Duplicated*: began twice. *Wrong*: something of
 ours left in a manager, a counter that a recount contradicts, a story that replays to another state,
 an end that the payload did not have. *Resolved*: tasks that nobody could tell about, so that an
-operator decided (`metasched resolve`). *Ended*: by the fault itself, such as a node that died, and
-told as failed or cancelled by their manager. *Recovery*: seconds from the death of a daemon to its
-successor's next answer, else from the end of the fault until a job that was handed in then has
-begun.
+operator decided (`metasched resolve`). *Ended*: by the fault itself - a node that died, an id that
+Slurm gave twice - and told as failed or cancelled by their manager. *Recovery*: seconds from the
+death of a daemon to its successor's next answer, else from the end of the fault until a job that
+was handed in then has begun; rounds run side by side, on a host that is busy with them.
 
 """
 _TAIL = """
