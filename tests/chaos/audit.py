@@ -63,7 +63,7 @@ def audit(
         _promises(found, rows, stream, may_fail)
         found.wrong += _replayed(ledger, database)
         tags = [tag for of in natives for tag in of()]
-        found.wrong += _orphans(database, ledger.instance(0.0), tags)
+        found.wrong += _orphans(database, ledger.instance(0.0), tags, may_fail)
     finally:
         ledger.close()
     return found
@@ -148,13 +148,17 @@ def _replayed(ledger: Ledger, database: Path) -> list[str]:
     return wrong
 
 
-def _orphans(database: Path, instance: str, tags: list[str]) -> list[str]:
-    """What a manager holds of ours that the database does not believe to be alive."""
+def _orphans(database: Path, instance: str, tags: list[str], forgets: bool) -> list[str]:
+    """What a manager holds of ours that the database does not believe to be alive.
+
+    A manager that `forgets` may list as running, for minutes, what it had told to have ended.
+    """
+    told = " OR started IS NOT NULL" if forgets else ""
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as reading:
         live = set(
             reading.execute(
                 "SELECT job, sending FROM attempt WHERE state IN "
-                f"({', '.join(repr(str(s)) for s in sorted(LIVE))})"
+                f"({', '.join(repr(str(s)) for s in sorted(LIVE))}){told}"
             )
         )
     return [

@@ -23,6 +23,7 @@ from tests.slurm import SlurmSite
 OPEN = "queued,held,dispatching,pending,running,suspended"
 FOR_OTHERS = ("dependency", "limit_array")  # these wait for jobs that may be unknown
 QUIET = 3.0  # seconds for which what is unknown must have stayed so until we look at it
+LET_GO = 30.0  # seconds for managers to end what is not to be there any more
 PASSAGES = {"local": 80, "slurm": 60, "gridengine": 60}  # mean number until a death
 
 
@@ -188,6 +189,6 @@ def settle(
         time.sleep(0.2)
     ours = f"ms-{site.client.health()['instance']}-"
     with contextlib.suppress(AssertionError):  # the audit names what stays
-        site.until(lambda: not any(tag.startswith(ours) for tag in natives()), PATIENCE / 3)
+        site.until(lambda: not any(tag.startswith(ours) for tag in natives()), LET_GO)
     site.end()
     return len(resolved)

@@ -118,3 +118,14 @@ def test_an_end_that_the_fault_made_is_told_apart(after: Ruined) -> None:
     found = audit(after.database, after.stream, may_fail=True)
     assert len(found.ended) == 1
     assert not any("did not fail" in wrong for wrong in found.wrong)
+
+
+def test_what_a_forgetful_manager_still_lists_is_no_orphan(after: Ruined) -> None:
+    with closing(sqlite3.connect(after.database)) as database:
+        [(instance,)] = database.execute("SELECT name FROM instance")
+    tags = [f"ms-{instance}-3-1", f"ms-{instance}-3-2"]  # there was no second sending
+    assert len(after.found(*tags).wrong) == 2
+    found = audit(after.database, after.stream, [lambda: tags], may_fail=True)
+    assert [wrong for wrong in found.wrong if "manager" in wrong] == [
+        f"{tags[1]} is in its manager and not live in the database"
+    ]
