@@ -170,7 +170,7 @@ class Manager:
         """Its start in a plan in which all that waits has its place, by limits.
 
         With `ran`, its own true run time, by the true run times of all: an oracle, which no
-        scheduler has.
+        scheduler has, where processors are counted; machines go by estimates.
         """
         queue, running = list(self.queue.values()), list(self.running.values())
         own = self._waiting(job, 1)
