@@ -580,17 +580,33 @@ class Ledger:
         with self._reading() as reading:
             yield from events(reading, since)
 
-    def payload(self, id: int) -> Payload:
-        """What a job runs, with its texts."""
-        script, environment = content.alias(), content.alias()
+    def payloads(self, jobs: Iterable[int]) -> dict[int, Payload]:
+        """What jobs run, with their texts, by job."""
+        if not (wanted := set(jobs)):
+            return {}
         with self._transaction() as connection:
-            row = connection.execute(
-                select(job.c.payload, script.c.text, environment.c.text)
-                .join(script, script.c.digest == job.c.script)
-                .join(environment, environment.c.digest == job.c.environment)
-                .where(job.c.id == id)
-            ).one()
-        return _with_texts(*row)
+            run = connection.execute
+            kept = run(
+                select(job.c.id, job.c.payload, job.c.script, job.c.environment).where(
+                    job.c.id.in_(wanted)
+                )
+            ).all()
+            digests = {text for row in kept for text in (row.script, row.environment)}
+            texts = dict(
+                run(
+                    select(content.c.digest, content.c.text).where(content.c.digest.in_(digests))
+                ).all()
+            )
+        environments = {row.environment for row in kept}
+        decoded = {text: msgspec.json.decode(texts[text]) for text in environments}
+        return {
+            row.id: msgspec.convert(
+                msgspec.json.decode(row.payload)
+                | {"script": texts[row.script], "environment": decoded[row.environment]},
+                Payload,
+            )
+            for row in kept
+        }
 
     # Keeping it small
 
@@ -755,12 +771,6 @@ def _some(ids: Sequence[int]) -> Iterator[Sequence[int]]:
     """The ids in portions that every database takes as parameters of one statement."""
     for first in range(0, len(ids), 10_000):
         yield ids[first : first + 10_000]
-
-
-def _with_texts(payload: str, script: str, environment: str) -> Payload:
-    kept = msgspec.json.decode(payload)
-    kept |= {"script": script, "environment": msgspec.json.decode(environment)}
-    return msgspec.convert(kept, Payload)
 
 
 def _task_row(owner: Task) -> dict[str, Any]:

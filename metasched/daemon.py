@@ -21,8 +21,10 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
@@ -54,7 +56,7 @@ from metasched.events import (
     Unsure,
     Withdraw,
 )
-from metasched.model import Claim, Trace, parse_tag, tag_of
+from metasched.model import Claim, Payload, Trace, parse_tag, tag_of
 from metasched.policies.eligible import NoMapping, translated
 from metasched.probes.watch import Watch
 from metasched.worker import Answer, Boot, Call, News
@@ -74,6 +76,7 @@ RESTART = 2.0  # seconds before an engine that broke is started again
 WORKER_AGAIN = 0.5  # seconds before a worker that died is started again, doubled each time
 HEALTHY = 60.0  # seconds of life after which the earlier deaths of a worker are forgotten
 LONGEST_LINE = 1 << 28  # bytes of one answer of a worker
+AHEAD = 8  # tasks with a worker at the least, if there are as many, before more are sent to it
 
 
 @dataclass(eq=False)
@@ -132,33 +135,37 @@ class Link:
         self.stir()
 
     async def run(self) -> None:
-        """Poll when it is time, else carry out a wish, else a send, else wait."""
+        """Do what goes first, else send, else wait."""
         try:
             while True:
                 self._wake.clear()
-                now = time.monotonic()
-                wish = min(self._wishes.values(), key=lambda w: w.breaker.until, default=None)
-                if now >= self._next_poll:
-                    await self._poll()
-                elif self._claims:
-                    await self._revoke()
-                elif self.breaker.failures:
-                    await self._sleep(self._next_poll)
-                elif wish is not None and now >= wish.breaker.until:
-                    await self._withdraw(wish)
-                elif self._look is not None:
-                    look, self._look = self._look, None
-                    await self._trace(look)
+                first = self._first()
+                if first is not None:
+                    await first()
                 elif self._sends:
-                    await self._send(heapq.heappop(self._sends)[-1])
+                    await self._send()
                 else:
-                    wanted = wish.breaker.until if wish else math.inf
+                    wanted = min((w.breaker.until for w in self._wishes.values()), default=math.inf)
                     await self._sleep(min(self._next_poll, wanted))
         finally:
             worker = self._worker
             self._kill()
             if worker is not None:
                 await worker.wait()
+
+    def _first(self) -> Callable[[], Awaitable[None]] | None:
+        """What goes before any sending now: a poll when it is time, else a wish."""
+        now = time.monotonic()
+        if now >= self._next_poll:
+            return self._poll
+        if self._claims:
+            return self._revoke
+        if self.breaker.failures:
+            return partial(self._sleep, self._next_poll)
+        wish = min(self._wishes.values(), key=lambda w: w.breaker.until, default=None)
+        if wish is not None and now >= wish.breaker.until:
+            return partial(self._withdraw, wish)
+        return None if self._look is None else self._trace
 
     async def _sleep(self, until: float) -> None:
         """Wait for the time or for a new action; then poll soon, if all is well."""
@@ -247,40 +254,90 @@ class Link:
 
     # Actions
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self) -> None:
+        """Send what waits, until something goes before it or the manager takes no more for now.
+
+        The worker has its next orders in hand while we store what it has answered, and one
+        transaction stores the answers to half of them with the intents of as many more.
+        """
         engine = self._engine
-        tasks = engine.core.sending(send.job, send.sending)
-        full = engine.core.full_since(self.name)
+        under_way: deque[tuple[Send, Call]] = deque()
+        happened: list[CoreEvent] = []
+        taking = True
+        while True:
+            chosen: list[Send] = []
+            if taking and self._first() is None:
+                chosen = self._chosen(AHEAD - sum(len(send.indices) for send, _ in under_way))
+            payloads = engine.ledger.payloads(send.job for send in chosen)
+            calls: list[tuple[Send, Call]] = []
+            for send in chosen:
+                now = time.time()
+                try:
+                    order = self._order(send, payloads[send.job])
+                except NoMapping as error:
+                    happened.append(Declined(now, send.job, send.sending, str(error)))
+                    continue
+                if order is None:
+                    happened.append(Returned(now, ((send.job, send.sending),)))
+                    continue
+                happened.append(Tried(now, send.job, send.sending))
+                calls.append((send, Call("submit", order=order, chained=bool(under_way or calls))))
+            if happened:
+                engine.take(*happened)
+                happened.clear()
+            for send, call in calls:
+                under_way.append((send, call))
+                taking = taking and await self._tell(call)
+            if not under_way:
+                return
+            # nobody waits for the answer to a single job, nor one of many for those to all
+            most = min(len(under_way) - 1, AHEAD // 2 if self._sends else AHEAD)
+            while len(under_way) > (most if taking else 0):
+                send, call = under_way.popleft()
+                answer = await self._hear(call)
+                now, job, sending = time.time(), send.job, send.sending
+                match answer.error:
+                    case "":
+                        happened.append(Accepted(now, job, sending, answer.natives, answer.access))
+                    case "refused":
+                        taking = taking and not answer.again
+                        happened.append(Declined(now, job, sending, answer.reason, answer.again))
+                    case "untried":
+                        happened.append(Returned(now, ((job, sending),)))
+                    case _:
+                        taking, self._next_poll = False, 0.0
+                        happened.append(Unsure(now, job, sending, answer.reason))
+
+    def _chosen(self, room: int) -> list[Send]:
+        """The next sendings, until there are as many tasks."""
+        chosen: list[Send] = []
+        while self._sends and room > 0:
+            chosen.append(heapq.heappop(self._sends)[-1])
+            room -= len(chosen[-1].indices)
+        return chosen
+
+    def _order(self, send: Send, payload: Payload) -> Order | None:
+        """A sending as the worker is told it; None: not any more, or not now.
+
+        NoMapping if the cluster has no word for something that the job asks for.
+        """
+        core = self._engine.core
+        tasks = core.sending(send.job, send.sending)
+        full = core.full_since(self.name)
         wanted = [t.attempt for t in tasks if t.attempt and t.attempt.intent is None]
         if not wanted or (full is not None and wanted[0].sent <= full):
-            engine.take(Returned(time.time(), ((send.job, send.sending),)))
-            return
-        facts, _ = engine.core.view(self.name)
-        try:
-            job = translated(tasks[0].job, self.settings.cluster, facts)
-        except NoMapping as error:
-            engine.take(Declined(time.time(), send.job, send.sending, str(error)))
-            return
-        order = Order(
-            tag=tag_of(engine.core.instance, send.job, send.sending),
+            return None
+        facts, _ = core.view(self.name)
+        job = translated(tasks[0].job, self.settings.cluster, facts)
+        return Order(
+            tag=tag_of(core.instance, send.job, send.sending),
             job=job,
-            payload=engine.ledger.payload(send.job),
+            payload=payload,
             indices=tuple(task.index for task in tasks),
             priority=tasks[0].priority,
             options=tuple(shlex.split(job.native.get(self.name, ""))),
             fence=wanted[0].fence,
         )
-        engine.take(Tried(time.time(), send.job, send.sending))
-        answer = await self._call(Call("submit", order=order))
-        now = time.time()
-        match answer.error:
-            case "":
-                engine.take(Accepted(now, send.job, send.sending, answer.natives, answer.access))
-            case "refused":
-                engine.take(Declined(now, send.job, send.sending, answer.reason, answer.again))
-            case _:
-                self._next_poll = 0.0
-                engine.take(Unsure(now, send.job, send.sending, answer.reason))
 
     async def _withdraw(self, wish: _Wish) -> None:
         what = wish.what
@@ -302,8 +359,10 @@ class Link:
             log.warning("cluster %s: %s not withdrawn: %s", self.name, tag, answer.reason)
             self._poll_in(0.0)
 
-    async def _trace(self, look: Look) -> None:
+    async def _trace(self) -> None:
         """What accounting does not tell now the core asks for again later."""
+        look, self._look = self._look, None
+        assert look is not None
         missing = tuple(replace(one, user=self._engine.owner_of(one.tag)) for one in look.missing)
         answer = await self._call(Call("trace", missing=missing))
         if answer.trace is None:
@@ -330,18 +389,36 @@ class Link:
 
     async def _call(self, call: Call) -> Answer:
         """One call to the worker; a worker that dies or hangs is killed, and may have done it."""
+        await self._tell(call)
+        return await self._hear(call)
+
+    async def _tell(self, call: Call) -> bool:
+        """Give a call to the worker; False: there is none, as `_hear` will say."""
         if self._worker is None and self.deaths.state(time.monotonic()) == "open":
-            return Answer("unreachable", self.deaths.words)
+            return False
         try:
             worker = self._worker or await self._start()
             assert worker.stdin is not None
-            assert worker.stdout is not None
             worker.stdin.write(msgspec.json.encode(call) + b"\n")
             async with asyncio.timeout(self.settings.call_timeout):
                 await worker.stdin.drain()
+        except TimeoutError:
+            self._lost(f"it did not read in {self.settings.call_timeout:g} s")
+        except (OSError, ValueError) as error:
+            self._lost(f"its worker failed: {error}")
+        return self._worker is not None
+
+    async def _hear(self, call: Call) -> Answer:
+        """The answer to a call; they come in the order of the calls."""
+        worker = self._worker
+        if worker is None:
+            return Answer("unreachable", self.deaths.words)
+        assert worker.stdout is not None
+        try:
+            async with asyncio.timeout(self.settings.call_timeout):
                 line = await worker.stdout.readline()
         except TimeoutError:
-            return self._lost(f"no answer in {self.settings.call_timeout:g} s")
+            return self._lost(f"no answer to {call.call} in {self.settings.call_timeout:g} s")
         except (OSError, ValueError) as error:
             return self._lost(f"its worker failed: {error}")
         if not line.endswith(b"\n"):

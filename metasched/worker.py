@@ -45,11 +45,14 @@ class Boot:
 class Call:
     """One request.
 
-    `order` is for submit, `withdrawal` for withdraw, `missing` for trace, `claims` for revoke.
+    `order` is for submit, `withdrawal` for withdraw, `missing` for trace, `claims` for revoke. A
+    submit that is `chained` was sent before the answer to the one before it was known: it is not
+    carried out if that was not taken for now.
     """
 
     call: Literal["submit", "withdraw", "poll", "trace", "revoke"]
     order: Order | None = None
+    chained: bool = False
     withdrawal: Withdrawal | None = None
     full: bool = False  # a poll is to tell everything, not what is new
     missing: tuple[Missing, ...] = ()
@@ -72,9 +75,12 @@ class News:
 
 @dataclass(frozen=True)
 class Answer:
-    """One reply: `error` is "" or the kind of failure, with its `reason`."""
+    """One reply: `error` is "" or the kind of failure, with its `reason`.
 
-    error: Literal["", "refused", "unreachable", "defect"] = ""
+    `untried`: a chained submit that was not carried out.
+    """
+
+    error: Literal["", "refused", "unreachable", "defect", "untried"] = ""
     reason: str = ""
     again: bool = False
     natives: dict[int, str] = field(default_factory=dict)
@@ -92,10 +98,14 @@ class Host:
     _rows: dict[tuple[str, int, str], Row] = field(default_factory=dict)
     _facts: Facts | None = None
     _told: bool = False
+    _broken: bool = False  # what is chained to the last submit is not to be carried out
 
     def answer(self, call: Call) -> Answer:
         """Carry out one call; every failure becomes an answer."""
-        return replace(self._answer(call), access=self.adapter.access)
+        answer = Answer("untried") if call.chained and self._broken else self._answer(call)
+        if call.call == "submit":
+            self._broken = answer.again or answer.error not in ("", "refused")
+        return replace(answer, access=self.adapter.access)
 
     def _answer(self, call: Call) -> Answer:
         try:

@@ -52,9 +52,8 @@ def steps() -> set[Step]:
                 found |= {(f".{name}", f"{when} the commit") for when in ("before", "after")}
     for call in get_args(get_type_hints(Call)["call"]):
         found |= {
-            (f"Link._call({call})", when)
-            for when in ("before the message", "after the message", "after the answer")
-        }
+            (f"Link._tell({call})", when) for when in ("before the message", "after the message")
+        } | {(f"Link._hear({call})", "after the answer")}
         found |= {(f"{when} Host.answer({call})",) for when in ("before", "after")}
     return found
 
@@ -108,7 +107,7 @@ def _bracketed(kinds: str) -> str:
 # Tokens are no part of any job, and are taken only where other hosts may call. A look changes
 # nothing, and comes later than a recorded life has ended.
 ELSEWHERE = {
-    *(("._trace ", "[Traced]"), ("_call(trace)",), ("answer(trace)",)),
+    *(("._trace ", "[Traced]"), ("_tell(trace)",), ("_hear(trace)",), ("answer(trace)",)),
     *((".Ledger.add_token",), (".Ledger.revoke_token",), (".Ledger.look",)),
 }
 

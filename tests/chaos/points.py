@@ -35,7 +35,8 @@ _FILES = {"os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.trunc
 # What tells passages through one function apart: the events it stores, the call it makes.
 _MEANING: dict[str, Callable[[dict[str, Any]], str]] = {
     "Ledger.record": lambda seen: "+".join(sorted({type(e).__name__ for e, _ in seen["steps"]})),
-    "Link._call": lambda seen: str(seen["call"].call),
+    "Link._tell": lambda seen: str(seen["call"].call),
+    "Link._hear": lambda seen: str(seen["call"].call),
     "Host.answer": lambda seen: str(seen["call"].call),
 }
 

@@ -6,6 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
+
+from metasched.client import Client
+from metasched.submit import Request, Submission
 from tests.e2e.conftest import TWO_LOCAL, Site
 
 T = TypeVar("T")
@@ -117,6 +121,29 @@ def test_an_answer_to_a_submission_that_is_none_leaves_a_doubt_and_sends_nothing
         until_in(site, "no answer: sbatch", story, job)
         assert site.row(job)["state"] in ("dispatching", "unknown")
         assert calls[name].read_text() == "\n"
+    assert site.stop() == 0
+
+
+LATER = "Batch job submission failed: Requested partition configuration not available now"
+
+
+@pytest.mark.parametrize("answer", [SAYS.format(LATER), ""], ids=["refused for now", "mute"])
+def test_orders_on_their_way_to_a_worker_are_left_undone_if_one_before_them_is_not_taken(
+    site: Site, answer: str
+) -> None:
+    calls = site.folder / "calls"
+    calls.touch()
+    told = f"""printf '%s\\n' "$@" | grep '^--comment' >> "{calls}"\n{answer}"""
+    site.configure(table("c", site.folder, {"sbatch": told}) + "settle = 600\n")
+    site.start()
+    request = Request(script="s", environment="e", directory=str(site.folder), output="/dev/null")
+    Client(site.folder / "ms.sock").submit(
+        Submission(jobs=(request,) * 5, scripts={"s": "#!/bin/sh\n"}, environments={"e": {}})
+    )
+    for job in range(2, 6):
+        until_in(site, "never tried", story, job)
+    first = [line for line in calls.read_text().splitlines() if line.partition("/")[0][-2:] == "-1"]
+    assert len(first) == 1
     assert site.stop() == 0
 
 

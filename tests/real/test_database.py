@@ -136,7 +136,7 @@ def test_a_restored_core_is_the_one_that_was(ledger: Ledger) -> None:
 
 def test_payload_comes_back_with_its_texts(ledger: Ledger) -> None:
     stored(booted(ledger), ledger)
-    payload = ledger.payload(1)
+    payload = ledger.payloads([1])[1]
     assert (payload.script, payload.environment) == ("#!/bin/sh\n", {"A": "b"})
 
 
