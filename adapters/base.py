@@ -176,6 +176,15 @@ class Adapter(ABC):
         `poll`. Tasks whose native id is None are found by the tag. Raises Unreachable.
         """
 
+    def withdraw_all(self, withdrawals: Sequence[Withdrawal]) -> None:
+        """As `withdraw`, for several of one user that agree in `unstarted`.
+
+        To be overridden where the manager takes many in one call. If it raises, some of them may
+        have been taken: each is told again by itself.
+        """
+        for withdrawal in withdrawals:
+            self.withdraw(withdrawal)
+
     @abstractmethod
     def poll(self) -> Listing:
         """One bulk listing of the whole manager: our tasks and everyone's demand.

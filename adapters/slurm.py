@@ -138,15 +138,18 @@ class Slurm(Adapter):
             raise Refused(f"partition {partition.name} has {most} processors, not {job.cpus}")
 
     def withdraw(self, withdrawal: Withdrawal) -> None:
+        self.withdraw_all([withdrawal])
+
+    def withdraw_all(self, withdrawals: Sequence[Withdrawal]) -> None:
         """End tasks, chosen by their tag in a listing of this moment, never by native id alone.
 
         `scancel --state=PENDING` looks and then kills, so that a job may begin in between.
         Hence for `unstarted`: hold, look again, and cancel what is pending and held, since that
         cannot begin any more.
         """
-        live = self._find(withdrawal)
-        access = self._as(withdrawal.user)
-        if not withdrawal.unstarted:
+        live = self._find(withdrawals)
+        access = self._as(withdrawals[0].user)
+        if not withdrawals[0].unstarted:
             self._hold(
                 access, (line.id for line in live if line.state == "PENDING" and "_" in line.id)
             )
@@ -156,7 +159,7 @@ class Slurm(Adapter):
         if not pending:
             return
         complaint = self._hold(access, pending)
-        after = [line for line in self._find(withdrawal, apart=True) if line.id in pending]
+        after = [line for line in self._find(withdrawals, apart=True) if line.id in pending]
         # Slurm "holds" what runs, too: if the user lets it requeue, it must not stay held.
         begun = {line.id for line in after if line.state != "PENDING" or line.restarts != "0"}
         held = [line.id for line in after if line.id not in begun and line.priority == "0"]
@@ -170,11 +173,11 @@ class Slurm(Adapter):
         said = [access.hold(some) for some in text.apart(ids) if some]
         return "; ".join(filter(None, said))
 
-    def _find(self, withdrawal: Withdrawal, apart: bool = False) -> list[text.QueueLine]:
+    def _find(self, withdrawals: Sequence[Withdrawal], apart: bool = False) -> list[text.QueueLine]:
         """Our tasks that are asked for and have not ended, a line each."""
-        wanted = {(withdrawal.tag, index) for index in withdrawal.natives}
-        user = os.geteuid() if self.launcher is None else uid_of(withdrawal.user)
-        ids = [native for native in withdrawal.natives.values() if native]
+        wanted = {(one.tag, index) for one in withdrawals for index in one.natives}
+        user = os.geteuid() if self.launcher is None else uid_of(withdrawals[0].user)
+        ids = [native for one in withdrawals for native in one.natives.values() if native]
         known = ids if len(ids) == len(wanted) else ()
         lines = self._access.jobs(ids=known, user=user, apart=apart)
         return [

@@ -196,6 +196,8 @@ class Link:
         _, silent = core.view(self.name)
         if silent or self.breaker.failures:
             log.info("cluster %s answers", self.name)
+            for wish in self._wishes.values():
+                wish.breaker.succeed()  # it was not for what they ask that they failed
         self.breaker.succeed()
         self._full = False
         quiet = not (news.rows or news.vanished or news.facts or news.full or silent)
@@ -339,25 +341,54 @@ class Link:
             fence=wanted[0].fence,
         )
 
-    async def _withdraw(self, wish: _Wish) -> None:
-        what = wish.what
-        tag = tag_of(self._engine.core.instance, what.job, what.sending)
-        order = Withdrawal(
-            tag=tag,
-            user=self._engine.owner_of(tag),
-            natives=what.natives,
-            unstarted=what.unstarted,
+    async def _withdraw(self, first: _Wish) -> None:
+        """Tell a wish, with others that can be told in the same call."""
+        told = self._together(first)
+        withdrawals = tuple(
+            Withdrawal(
+                tag=self._tag(wish),
+                user=self._engine.owner_of(self._tag(wish)),
+                natives=wish.what.natives,
+                unstarted=wish.what.unstarted,
+            )
+            for wish in told
         )
-        answer = await self._call(Call("withdraw", withdrawal=order))
-        if answer.error in ("", "refused"):
-            key = (what.job, what.sending, what.unstarted)
-            if self._wishes.get(key) is wish:
-                del self._wishes[key]
+        answer = await self._call(Call("withdraw", withdrawals=withdrawals))
+        if not answer.error or (answer.error == "refused" and len(told) == 1):
+            for wish in told:
+                key = (wish.what.job, wish.what.sending, wish.what.unstarted)
+                if self._wishes.get(key) is wish:
+                    del self._wishes[key]
             self._poll_in(0.2)
         else:
-            wish.breaker.fail(answer.reason, time.time(), time.monotonic())
-            log.warning("cluster %s: %s not withdrawn: %s", self.name, tag, answer.reason)
+            for wish in told:
+                wish.breaker.fail(answer.reason, time.time(), time.monotonic())
+            more = f" and {len(told) - 1} more" if len(told) > 1 else ""
+            which = f"{withdrawals[0].tag}{more}"
+            log.warning("cluster %s: %s not withdrawn: %s", self.name, which, answer.reason)
             self._poll_in(0.0)
+
+    def _together(self, first: _Wish) -> list[_Wish]:
+        """The wish and those like it, up to a chunk of tasks; what has failed is told alone."""
+        if first.breaker.failures:
+            return [first]
+        owner = self._engine.owner_of(self._tag(first))
+        found, left = [first], self.settings.cluster.chunk - len(first.what.natives)
+        for wish in self._wishes.values():
+            if (
+                wish is not first
+                and not wish.breaker.failures
+                and wish.what.unstarted == first.what.unstarted
+                and self._engine.owner_of(self._tag(wish)) == owner
+            ):
+                left -= len(wish.what.natives)
+                if left < 0:
+                    break
+                found.append(wish)
+        return found
+
+    def _tag(self, wish: _Wish) -> str:
+        return tag_of(self._engine.core.instance, wish.what.job, wish.what.sending)
 
     async def _trace(self) -> None:
         """What accounting does not tell now the core asks for again later."""

@@ -45,7 +45,7 @@ class Boot:
 class Call:
     """One request.
 
-    `order` is for submit, `withdrawal` for withdraw, `missing` for trace, `claims` for revoke. A
+    `order` is for submit, `withdrawals` for withdraw, `missing` for trace, `claims` for revoke. A
     submit that is `chained` was sent before the answer to the one before it was known: it is not
     carried out if that was not taken for now.
     """
@@ -53,7 +53,7 @@ class Call:
     call: Literal["submit", "withdraw", "poll", "trace", "revoke"]
     order: Order | None = None
     chained: bool = False
-    withdrawal: Withdrawal | None = None
+    withdrawals: tuple[Withdrawal, ...] = ()
     full: bool = False  # a poll is to tell everything, not what is new
     missing: tuple[Missing, ...] = ()
     claims: tuple[Claim, ...] = ()
@@ -112,8 +112,8 @@ class Host:
             match call:
                 case Call(call="submit", order=Order() as order):
                     return Answer(natives=self.adapter.submit(fenced(order)))
-                case Call(call="withdraw", withdrawal=Withdrawal() as withdrawal):
-                    self.adapter.withdraw(withdrawal)
+                case Call(call="withdraw"):
+                    self.adapter.withdraw_all(call.withdrawals)
                     return Answer()
                 case Call(call="poll"):
                     return self._poll(call.full)

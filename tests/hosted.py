@@ -53,7 +53,7 @@ class Hosted(Adapter):
         return self._ask(Call("submit", order=order)).natives
 
     def withdraw(self, withdrawal: Withdrawal) -> None:
-        self._ask(Call("withdraw", withdrawal=withdrawal))
+        self._ask(Call("withdraw", withdrawals=(withdrawal,)))
 
     def poll(self) -> Listing:
         news = self._ask(Call("poll")).news

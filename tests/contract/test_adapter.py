@@ -231,6 +231,24 @@ def test_a_native_id_of_another_tag_withdraws_nothing(manager: Manager) -> None:
     assert manager.wait_state(order, State.RUNNING).ended is None
 
 
+def test_many_are_withdrawn_in_one_call_each_by_its_own_tag(manager: Manager) -> None:
+    orders = [manager.submit("exec sleep 300") for _ in range(3)]
+    tags = {order.tag for order in orders}
+    listing = manager.wait(lambda found: tags <= {row.tag for row in found.rows})
+    natives = {row.tag: row.native_id for row in listing.rows}
+    known, unknown, other = orders
+    manager.adapter.withdraw_all(
+        [
+            Withdrawal(tag=known.tag, natives={0: natives[known.tag]}),
+            Withdrawal(tag=unknown.tag, natives={0: None}),
+            Withdrawal(tag=tag_of(manager.instance, 998, 1), natives={0: natives[other.tag]}),
+        ]
+    )
+    assert {manager.wait_end(order).state for order in (known, unknown)} == {State.CANCELLED}
+    [left] = [row for row in manager.adapter.poll().rows if row.tag == other.tag]
+    assert left.state in (State.PENDING, State.RUNNING)
+
+
 def test_one_task_is_withdrawn_and_the_others_go_on(manager: Manager) -> None:
     order = manager.submit("while [ ! -e go ]; do sleep 0.05; done", indices=(1, 2))
     manager.wait(lambda found: [row.state for row in found.rows] == [State.RUNNING] * 2)
