@@ -6,11 +6,12 @@ Both clusters are full, so that what is sent only waits: no job takes processors
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sqlite3
 import subprocess
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from statistics import median
@@ -21,7 +22,7 @@ import pytest
 from metasched.client import Client
 from metasched.submit import Request, Submission
 from tests.e2e.conftest import Site
-from tests.slurm import SlurmSite
+from tests.slurm import SlurmCluster, SlurmSite
 
 SCRIPT = "#!/bin/sh\ntrue\n"
 JOBS, BARE, ROUNDS = 1000, 300, 1
@@ -34,9 +35,8 @@ def full(slurm: SlurmSite) -> None:
         cluster.run("sbatch", "-N", nodes, "--exclusive", "-t", "600", "--wrap", "sleep 6000")
 
 
-def bare(slurm: SlurmSite, script: Path) -> float:
+def bare(clusters: Sequence[SlurmCluster], script: Path) -> float:
     """Jobs per second of sbatch after sbatch, to each cluster in turn."""
-    clusters = list(slurm)
     begun = time.perf_counter()
     for number in range(BARE):
         cluster = clusters[number % len(clusters)]
@@ -47,6 +47,12 @@ def bare(slurm: SlurmSite, script: Path) -> float:
             capture_output=True,
         )
     return BARE / (time.perf_counter() - begun)
+
+
+def bare_at_once(clusters: Sequence[SlurmCluster], script: Path) -> float:
+    """Jobs per second of such a loop for each cluster, all at once."""
+    with ThreadPoolExecutor(len(clusters)) as loops:
+        return sum(loops.map(lambda cluster: bare([cluster], script), clusters))
 
 
 def cpu(pid: int) -> float:
@@ -73,10 +79,17 @@ def taken(site: Site) -> int:
     return int(number)
 
 
-def dispatched(
-    site: Site, slurm: SlurmSite, client: Client, *requests: Request
-) -> tuple[float, float]:
-    """(jobs per second, cpu seconds per job) from their submission until all are taken."""
+def ended(site: Site) -> int:
+    with closing(sqlite3.connect(f"file:{site.database}?mode=ro", uri=True)) as read:
+        [[number]] = read.execute("SELECT count(*) FROM task WHERE ended IS NOT NULL")
+    return int(number)
+
+
+def dispatched(site: Site, client: Client, *requests: Request) -> tuple[float, float, float]:
+    """From their submission until all are taken: jobs per second, cpu seconds per job.
+
+    And the seconds of `metasched cancel` of all of them, until they are seen to be gone.
+    """
     before, used, begun = taken(site), cpu(site.pid), time.perf_counter()
     client.submit(
         Submission(
@@ -87,10 +100,11 @@ def dispatched(
         time.sleep(0.02)
     seconds = time.perf_counter() - begun
     used = cpu(site.pid) - used
-    for cluster in slurm:
-        cluster.run("scancel", "--state=PENDING", f"--user={os.geteuid()}")
-    site.until(lambda: not client.jobs(state="pending,unknown,queued,dispatching"))
-    return JOBS / seconds, used / JOBS
+    gone, begun = ended(site), time.perf_counter()
+    client.change("cancel", [], state="pending,unknown,queued,dispatching")
+    while ended(site) < gone + JOBS:
+        time.sleep(0.02)
+    return JOBS / seconds, used / JOBS, time.perf_counter() - begun
 
 
 @pytest.mark.bench
@@ -110,25 +124,32 @@ def test_many_jobs_to_two_clusters(
     full(slurm_site)
     site.start()
     client = Client(site.folder / "ms.sock")
-    ones, arrays, loops = [], [], []
+    ones, arrays, loops, at_once = [], [], [], []
     for _ in range(ROUNDS):
-        loops.append(bare(slurm_site, script))
-        ones.append(dispatched(site, slurm_site, client, *[request(site.folder)] * JOBS))
-        arrays.append(dispatched(site, slurm_site, client, request(site.folder, array=f"1-{JOBS}")))
+        loops.append(bare(list(slurm_site), script))
+        at_once.append(bare_at_once(list(slurm_site), script))
+        full(slurm_site)
+        ones.append(dispatched(site, client, *[request(site.folder)] * JOBS))
+        arrays.append(dispatched(site, client, request(site.folder, array=f"1-{JOBS}")))
     for cluster in slurm_site:
         cluster.empty()
-    loop, one, array = (
-        median(rates) for rates in (loops, *([r for r, _ in x] for x in (ones, arrays)))
+    loop, both = median(loops), median(at_once)
+    (one, one_cpu, one_cancel), (array, array_cpu, array_cancel) = (
+        map(median, zip(*rounds, strict=True)) for rounds in (ones, arrays)
     )
     figures = {
         "bench": "slurm, commands",
         "bare_loop_per_s": round(loop),
+        "bare_loops_at_once_per_s": round(both),
         "one_by_one_per_s": round(one),
         "ratio": round(one / loop, 2),
-        "cpu_ms_per_job": round(median(used for _, used in ones) * 1e3, 2),
+        "ratio_at_once": round(one / both, 2),
+        "cpu_ms_per_job": round(one_cpu * 1e3, 2),
+        "cancelled_s": round(one_cancel, 1),
         "array_per_s": round(array),
         "array_ratio": round(array / loop, 1),
-        "array_cpu_ms_per_job": round(median(used for _, used in arrays) * 1e3, 2),
+        "array_cpu_ms_per_job": round(array_cpu * 1e3, 2),
+        "array_cancelled_s": round(array_cancel, 1),
         "machine": platform.machine(),
         "python": platform.python_version(),
     }
