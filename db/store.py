@@ -189,9 +189,8 @@ class Database(ABC):
             command.upgrade(config, "head")
             connection.commit()
         except DatabaseError as error:
-            raise StoreError(
-                f"{self}: migration failed ({words(error)}); restore a backup"
-            ) from None
+            mend = "restore a backup" if current else "see that its account may make tables"
+            raise StoreError(f"{self}: migration failed ({words(error)}); {mend}") from None
 
 
 def database(url: str, base: Path) -> Database:

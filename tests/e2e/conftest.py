@@ -45,6 +45,7 @@ class Site:
     """One configuration with its daemon; `run` is the command line."""
 
     before: Sequence[str] = ()  # words before the daemon's command, such as for another account
+    options: Sequence[str] = ()  # words after it
     caller: Mapping[str, Any] = {}  # words of subprocess of who calls, such as `user`
 
     def __init__(self, folder: Path) -> None:
@@ -68,7 +69,7 @@ class Site:
         """Start the daemon, and do not wait for it."""
         with self.log.open("ab") as log:
             self._daemon = subprocess.Popen(
-                [*self.before, COMMAND, "serve"],
+                [*self.before, COMMAND, "serve", *self.options],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

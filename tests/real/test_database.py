@@ -6,10 +6,12 @@ import multiprocessing
 import os
 import sqlite3
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -20,13 +22,15 @@ from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.exc import IntegrityError
 
 from metasched.core import Core
+from metasched.db import postgresql
 from metasched.db.facts import lasting
-from metasched.db.ledger import Ledger, Stored
+from metasched.db.ledger import Ledger, StorageFailed, StorageUncertain, Stored
 from metasched.db.schema import REVISION, attempt, metadata, task
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import Busy, Database, StoreError, database, scripts
 from metasched.events import Accepted, Booted, Policy, Seen, Submitted, Tried
 from metasched.model import Cluster, Facts, Job, Nodes, Partition, Payload, State
+from tests.postgresql import Server
 
 NOW = 1_000_000.0
 FACTS = Facts(cpus=8, used=0, partitions=(Partition("p", (Nodes(1, 8, 8),), default=True),))
@@ -243,3 +247,105 @@ def test_urls_that_we_cannot_open(url: str, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"sqlite:////path.*postgresql://") as refused:
         database(url, tmp_path)
     assert "secret" not in str(refused.value)
+
+
+def test_an_earlier_life_writes_nothing(ledger: Ledger, place: Database) -> None:
+    """Whatever became of its lock."""
+    first = booted(ledger)
+    other = Ledger(place.open())
+    second = booted(other)
+    with pytest.raises(StorageFailed, match="another daemon"):
+        stored(first, ledger)
+    with pytest.raises(StorageFailed, match="another daemon"):
+        ledger.add_token("ada", "secret", NOW, NOW + 9)
+    with pytest.raises(StorageFailed, match="another daemon"):
+        ledger.look()
+    assert other.status() == other.tokens() == []
+    stored(second, other)
+    other.look()
+    other.close()
+
+
+# A session that is cut: only a server has one.
+
+
+@pytest.fixture
+def served(postgresql_server: Server, tmp_path: Path) -> Database:
+    return database(postgresql_server.create(), tmp_path)
+
+
+def cut(server: Server) -> None:
+    """End all sessions of ours as the loss of a network would, and wait until they are gone."""
+    ours = "FROM pg_stat_activity WHERE usename = 'metasched'"
+    server.sql(f"SELECT pg_terminate_backend(pid, 30000) {ours}")
+    assert server.sql(f"SELECT count(*) {ours}") == "0"
+
+
+def test_who_is_cut_and_comes_back_first_goes_on(
+    served: Database, postgresql_server: Server
+) -> None:
+    with served.active() as seat:
+        ledger = Ledger(seat.engine, seat)
+        core = booted(ledger)
+        cut(postgresql_server)
+        with pytest.raises(StorageFailed):
+            stored(core, ledger)
+        assert not seat.held
+        with pytest.raises(StorageFailed, match="another daemon may"):
+            stored(core, ledger)  # by a new session, without the lock
+        ledger.reach()
+        stored(booted(ledger), ledger)
+        assert len(ledger.status()) == 1
+        with pytest.raises(Busy), served.active():
+            pass
+
+
+def test_who_is_cut_and_comes_back_second_ends(served: Database, postgresql_server: Server) -> None:
+    with served.active() as seat:
+        ledger = Ledger(seat.engine, seat)
+        core = booted(ledger)
+        cut(postgresql_server)
+        with served.active() as taken:
+            other = Ledger(taken.engine, taken)
+            second = booted(other)
+            with pytest.raises(StorageFailed):
+                stored(core, ledger)
+            with pytest.raises(Busy, match=f"process {os.getpid()}"):
+                ledger.reach()
+            stored(second, other)
+            assert len(other.status()) == 1
+
+
+def test_a_commit_whose_answer_is_lost_is_told_as_such(
+    served: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psycopg
+
+    with served.active() as seat:
+        ledger = Ledger(seat.engine, seat)
+        core = booted(ledger)
+
+        def lose(connection: Any) -> None:
+            connection.commit()
+            connection.dbapi_connection.close()
+            raise psycopg.OperationalError("the connection is closed")
+
+        with monkeypatch.context() as patched, pytest.raises(StorageUncertain):
+            patched.setattr(seat.engine.dialect, "do_commit", lose)
+            stored(core, ledger)
+        ledger.reach()
+        again = Core()
+        ledger.restore(again, 100)
+        assert set(again.tasks) == {(1, 0)}
+
+
+def test_a_server_that_is_too_old(served: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgresql, "OLDEST", 990000)
+    with pytest.raises(StoreError, match="use 99 or newer"), served.active():
+        pass
+
+
+def test_a_driver_that_is_missing(served: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(StoreError, match=r"metasched\[postgres\]"), served.active():
+        pass

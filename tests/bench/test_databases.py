@@ -1,0 +1,108 @@
+"""The ledger over SQLite and over PostgreSQL, both with a disk that is waited for, in one run."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from metasched.core import Core
+from metasched.db.ledger import Ledger, Stored
+from metasched.db.store import Database, database
+from metasched.events import Booted, CoreEvent, Policy, Seen, Submitted, Tried
+from metasched.model import Cluster, Facts, Job, Nodes, Partition, Payload
+from tests.conftest import require
+from tests.postgresql import Server, missing
+
+NOW = 1_000_000.0
+ONE_BY_ONE, BATCH, OPEN, ROUNDS = 50, 500, 5_000, 2
+FACTS = Facts(cpus=8, used=0, partitions=(Partition("p", (Nodes(1, 8, 8),), default=True),))
+
+
+def life(ledger: Ledger) -> Core:
+    core = Core()
+    ledger.restore(core, 100)
+    clusters = (Cluster(name="left", adapter="local"),)
+    for event in (
+        Booted(NOW, ledger.instance(NOW), Policy(), clusters),
+        Seen(NOW, "left", facts=FACTS),
+    ):
+        ledger.record([(event, core.step(event))])
+    return core
+
+
+def submit(core: Core, ledger: Ledger, many: int) -> list[int]:
+    """Accept jobs in one transaction, as one call of the API does; their ids."""
+    jobs = [Job(id=ledger.next_job(), submitted=NOW, estimated=60.0) for _ in range(many)]
+    events = [Submitted(NOW, job) for job in jobs]
+    stored = [
+        Stored(job=job, script="s", environment="e", payload=Payload(script="")) for job in jobs
+    ]
+    texts = {"s": "#!/bin/sh\n", "e": "{}"}
+    ledger.record([(event, core.step(event)) for event in events], stored, texts)
+    return [job.id for job in jobs]
+
+
+def measured(place: Database) -> dict[str, float]:
+    """Seconds of each, medians; the two databases take turns in the rounds of the caller."""
+    with place.active() as seat:
+        ledger = Ledger(seat.engine, seat)
+        core = life(ledger)
+        begun = time.perf_counter()
+        ids = [submit(core, ledger, 1)[0] for _ in range(ONE_BY_ONE)]
+        alone = time.perf_counter()
+        for id in ids:
+            event: CoreEvent = Tried(NOW, id, 1)
+            ledger.record([(event, core.step(event))])
+        tried = time.perf_counter()
+        submit(core, ledger, BATCH)
+        batch = time.perf_counter()
+        while len(core.tasks) < OPEN:
+            submit(core, ledger, BATCH)
+        before = time.perf_counter()
+        again = Core()
+        ledger.restore(again, 100)
+        restored = time.perf_counter()
+        assert again.tasks.keys() == core.tasks.keys()
+    return {
+        "submission": (alone - begun) / ONE_BY_ONE,
+        "event": (tried - alone) / ONE_BY_ONE,
+        "batch": batch - tried,
+        "restore": restored - before,
+    }
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(900)
+def test_both_databases(
+    common_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if (reason := missing()) is not None:
+        require("postgresql", reason)
+    runs: dict[str, list[dict[str, float]]] = {"sqlite": [], "postgresql": []}
+    with Server(common_folder / "pg-bench", settings=()) as server:
+        for turn in range(ROUNDS):
+            runs["sqlite"].append(measured(database(f"sqlite:///{turn}.db", tmp_path)))
+            runs["postgresql"].append(measured(database(server.create(), tmp_path)))
+    of = {
+        kind: {key: median(run[key] for run in found) for key in found[0]}
+        for kind, found in runs.items()
+    }
+    figures: dict[str, Any] = {"bench": "databases", "machine": platform.machine()}
+    for kind, found in of.items():
+        figures |= {
+            f"{kind}_submissions_per_s": round(1 / found["submission"]),
+            f"{kind}_events_per_s": round(1 / found["event"]),
+            f"{kind}_batch_jobs_per_s": round(BATCH / found["batch"]),
+            f"{kind}_restore_5_000_s": round(found["restore"], 2),
+        }
+    figures |= {
+        f"{key}_ratio": round(of["postgresql"][key] / of["sqlite"][key], 2) for key in of["sqlite"]
+    }
+    with capsys.disabled():
+        print(json.dumps(figures))

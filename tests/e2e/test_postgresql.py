@@ -1,0 +1,177 @@
+"""The daemon over PostgreSQL: jobs stream while the daemon dies, or its database does."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require
+from tests.e2e.conftest import TWO_LOCAL, Site
+from tests.postgresql import LOCKED, PASSWORD, Server, missing
+
+
+@pytest.fixture
+def pg(tmp_path: Path, postgresql_server: Server) -> Iterator[Site]:
+    """A site over a new database; its daemon is not running yet."""
+    made = Site(tmp_path)
+    made.url = postgresql_server.create()
+    made.configure()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def own_server(common_folder: Path) -> Iterator[Server]:
+    """A server that may be stopped and killed; it writes to the disk as one in production."""
+    if (reason := missing()) is not None:
+        require("postgresql", reason)
+    with Server(common_folder / "pg-own", settings=()) as server:
+        yield server
+
+
+def asked(site: Site) -> tuple[int, dict[str, str]]:
+    """Status and headers of the daemon's answer to `GET /health`, read off the socket."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(30)
+        connection.connect(str(site.folder / "ms.sock"))
+        connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        head, _, _ = b"".join(iter(lambda: connection.recv(1 << 16), b"")).partition(b"\r\n\r\n")
+    first, *fields = head.decode().split("\r\n")
+    pairs = (field.split(": ", 1) for field in fields)
+    return int(first.split()[1]), {name.lower(): value for name, value in pairs}
+
+
+def test_jobs_run_and_the_story_replays(pg: Site) -> None:
+    pg.start()
+    good, bad = pg.submit("--wrap", "true"), pg.submit("--wrap", "exit 3")
+    array = pg.submit("--array", "1-3", "--wrap", "true")
+    rows = pg.until_ended(good, bad, array)
+    assert [row["exit_code"] for row in rows] == [0, 3, 0, 0, 0]
+    found = {f["check"]: f for f in json.loads(pg.run("doctor", "--json", code=1).stdout)}
+    # fsync is off in the tests' server: what doctor is for
+    assert [check for check, f in found.items() if not f["ok"]] == ["database"]
+    assert "fsync off" in found["database"]["text"]
+    assert {row["ok"] for row in pg.json("db", "check")} == {True}
+    assert f"process {pg.pid}" in pg.error("serve", code=1)
+    assert pg.stop() == 0
+    pg.replayed()
+
+
+@pytest.mark.slow
+def test_the_daemon_is_killed_at_random(pg: Site) -> None:
+    """Every job that was accepted begins exactly once."""
+    draw = random.Random(11)
+    ran = pg.folder / "ran"
+    accepted = []
+    pg.start()
+    for _ in range(4):
+        for _ in range(draw.randrange(2, 5)):
+            accepted.append(pg.submit("--wrap", f"echo $METASCHED_JOB_ID >> '{ran}'"))
+        time.sleep(draw.random() * 0.3)
+        pg.stop(signal.SIGKILL)
+        pg.start()
+    rows = pg.until_ended()
+    assert {row["state"] for row in rows} == {"completed"}
+    assert Counter(ran.read_text().split()) == Counter(str(job) for job in accepted)
+    pg.stop()
+    pg.replayed()
+
+
+@pytest.mark.slow
+def test_the_server_goes_away_while_jobs_stream(tmp_path: Path, own_server: Server) -> None:
+    """Killed, stopped and restarted: nothing is lost or begins twice, and all is told plainly."""
+    site = Site(tmp_path)
+    site.url = own_server.create()
+    site.configure()
+    ran = tmp_path / "ran"
+    accepted = []
+    try:
+        site.start()
+        for number in (signal.SIGKILL, signal.SIGINT, signal.SIGQUIT):
+            for _ in range(3):
+                accepted.append(site.submit("--wrap", f"echo $METASCHED_JOB_ID >> '{ran}'"))
+            own_server.stop(number)
+            told = site.error("submit", "--wrap", f"echo refused >> '{ran}'", code=4)
+            assert "the database is away" in told
+            assert "nothing changed, try again" in told
+            status, fields = asked(site)
+            assert (status, fields["retry-after"].isdecimal()) == (503, True)
+            own_server.start()
+            site.until(lambda: site.json("clusters"))
+        rows = site.until_ended()
+        assert {row["state"] for row in rows} == {"completed"}
+        assert sorted(row["job"] for row in rows) == accepted
+        assert Counter(ran.read_text().split()) == Counter(str(job) for job in accepted)
+        log = site.log.read_text()
+        assert "the database is away" in log
+        assert "the database is back" in log
+        site.stop()
+        site.replayed()
+    finally:
+        site.close()
+
+
+def test_a_standby_takes_over_and_the_first_can_write_nothing_more(
+    pg: Site, postgresql_server: Server
+) -> None:
+    """The first one hangs, and its connections are cut: what it has begun goes on elsewhere."""
+    pg.start()
+    job = pg.submit("--wrap", "sleep 2; exit 6")
+    first = pg._daemon
+    assert first is not None
+    other = pg.folder / "other.toml"
+    other.write_text(pg.config.read_text().replace("ms.sock", "other.sock"))
+    pg.config = other
+    pg.options = ["--standby"]
+    pg.launch()
+    pg.until(lambda: "standby: another daemon" in pg.log.read_text())
+    first.send_signal(signal.SIGSTOP)
+    postgresql_server.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        f"WHERE application_name LIKE 'metasched process {first.pid} %'"
+    )
+    pg.until(lambda: pg.json("clusters"))
+    first.send_signal(signal.SIGCONT)
+    assert first.wait(60) == 1
+    assert "is active on postgresql" in pg.log.read_text()
+    assert pg.until_ended(job)[0]["exit_code"] == 6
+    pg.stop()
+    pg.replayed()
+
+
+def test_what_is_wrong_with_a_database_is_told_in_one_line(
+    pg: Site, postgresql_server: Server
+) -> None:
+    server = postgresql_server
+    name = pg.url.partition("/ms")[2].partition("?")[0]
+    server.sql(
+        "CREATE DATABASE latin TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C' OWNER metasched"
+    )
+    locked = server.url(f"ms{name}", LOCKED)
+    for url, words in (
+        (server.url("absent"), ('"absent" does not exist', "create it")),
+        (locked, ("no password supplied", ".pgpass")),
+        (locked.replace("@", ":s3same@"), ("password authentication failed", ".pgpass")),
+        (server.url("latin"), ("encoding is LATIN1", "UTF8")),
+        (f"postgresql:///x?host={pg.folder}/nowhere", ("No such file", "server runs")),
+        ("postgresql://127.0.0.1:1/x", ("refused", "server runs")),
+        ("postgresql:///x?colour=red", ('"colour"', "[daemon] database")),
+    ):
+        pg.url = url
+        pg.configure()
+        told = pg.error("serve", code=1)
+        assert all(word in told for word in words), told
+        assert "s3same" not in told
+    pg.url = locked.replace("@", f":{PASSWORD.replace(' ', '%20')}@")
+    pg.configure(TWO_LOCAL)
+    assert "may make tables" in pg.error("serve", code=1)
