@@ -330,9 +330,10 @@ def test_a_commit_whose_answer_is_lost_is_told_as_such(
             connection.dbapi_connection.close()
             raise psycopg.OperationalError("the connection is closed")
 
-        with monkeypatch.context() as patched, pytest.raises(StorageUncertain):
+        with monkeypatch.context() as patched:
             patched.setattr(seat.engine.dialect, "do_commit", lose)
-            stored(core, ledger)
+            with pytest.raises(StorageUncertain):
+                stored(core, ledger)
         ledger.reach()
         again = Core()
         ledger.restore(again, 100)
