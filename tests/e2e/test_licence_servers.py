@@ -5,8 +5,9 @@ The `lmutil` here is our script, since the real one is proprietary: it prints wh
 
 from __future__ import annotations
 
-import getpass
 import json
+import os
+import pwd
 import socket
 import time
 from datetime import UTC, datetime
@@ -74,7 +75,7 @@ def finding(site: Site, check: str) -> dict[str, Any]:
 
 def test_what_a_server_counts_is_leased_and_nothing_twice(site: Site) -> None:
     server = Server(site.folder)
-    me, here = getpass.getuser(), socket.gethostname()
+    me, here = pwd.getpwuid(os.geteuid()).pw_name, socket.gethostname()
     server.says(feature("MATLAB", 4, ("eve", "ws7", 1)), feature("other", 9))
     tables = f"""
 [[licence_server]]

@@ -127,3 +127,45 @@ def test_jobs_that_ended_and_were_forgotten_while_the_daemon_was_down(
         assert site.json("clusters")[0]["records"].startswith("jobcomp/filetxt")
         assert site.stop() == 0
         site.replayed()
+
+
+def test_licences_that_slurm_counts_too_are_asked_for_there(
+    site: Site, slurm_site: SlurmSite
+) -> None:
+    """We lease five, of which alpha gives out three; beta knows none."""
+    for cluster in slurm_site:
+        cluster.empty()
+    site.configure(
+        "".join(
+            f'[[cluster]]\nname = "{c.name}"\nadapter = "slurm"\nconfig = "{c.conf}"\n'
+            "poll_interval = 1\n"
+            for c in slurm_site
+        ),
+        '[[licence]]\nname = "matlab"\ntotal = 5\n',
+    )
+    site.start()
+
+    def managers() -> object:
+        return site.json("licences")[0]["managers"]
+
+    on_alpha = {"cluster": "alpha", "total": 3, "used": 0, "others": 0}
+    site.until(lambda: managers() == [on_alpha])
+    told = site.error("submit", "-L", "matlab:4", "--cluster", "alpha", "--wrap", "true", code=3)
+    assert "its manager counts 3 matlab in all, the job asks for 4" in told
+    elsewhere = site.submit("-L", "matlab:4", "--wrap", "true")
+    assert site.until_ended(elsewhere)[0]["cluster"] == "beta"
+
+    holder = site.submit("-L", "matlab:2", "--cluster", "alpha", "--wrap", "sleep 600")
+    site.until(lambda: managers() == [on_alpha | {"used": 2}])
+    assert "Used=2" in slurm_site["alpha"].run("scontrol", "-o", "show", "licenses")
+    waiting = site.submit("-L", "matlab:2", "--cluster", "alpha", "--wrap", "true")
+    site.until(lambda: site.row(waiting)["reason"] == "licence_busy")
+    assert "by its own count 2 of 3 matlab are taken" in site.run("explain", str(waiting)).stdout
+    assert "it gives out 3, there are 5" in site.run("doctor").stdout
+    theirs = ("sbatch", "--parsable", "-L", "matlab:1", "--wrap", "sleep 600")
+    native = slurm_site["alpha"].run(*theirs).strip()
+    site.until(lambda: managers() == [on_alpha | {"used": 3, "others": 1}])
+    assert "1 are taken there by others" in site.run("doctor", code=1).stdout
+    slurm_site["alpha"].run("scancel", native)
+    site.run("cancel", str(holder))
+    assert [row["state"] for row in site.until_ended(waiting)] == ["completed"]
