@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.licences import MOST, LicenceCount, LicencePool
+from metasched.licences import MOST, Lease, LicenceCount, LicencePool, Licences
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,123 @@ def test_counts_that_make_no_sense(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         LicenceCount("matlab", total, outside, observed)
+
+
+NOW = 1000.0
+
+
+def pools(*given: LicencePool) -> Licences:
+    line = Licences()
+    line.configure(given, patience=600.0)
+    return line
+
+
+def free(line: Licences, name: str = "matlab", now: float = NOW) -> int | None:
+    return line.standing(name, now).free
+
+
+def test_what_is_free_of_a_licence() -> None:
+    line = pools(LicencePool(name="matlab", total=9, headroom=2, server="s", stale_after=60.0))
+    assert free(line) is None
+    assert line.standing("matlab", NOW).word == "its server s has not been heard from yet"
+    assert line.counted(LicenceCount("matlab", None, 3, NOW), NOW)
+    line.take(Lease(1, 0, 1, {"matlab": 1}, NOW))
+    assert free(line) == 9 - 3 - 2 - 1
+    assert line.counted(LicenceCount("matlab", 5, 0, NOW + 1), NOW + 1)
+    assert free(line, now=NOW + 1) == 5 - 2 - 1  # the server has fewer than the site thinks
+    assert line.counted(LicenceCount("matlab", 20, 0, NOW + 2), NOW + 2)
+    assert free(line, now=NOW + 2) == 9 - 2 - 1  # and no more than the site allows
+    assert free(line, now=NOW + 62) is not None
+    assert free(line, now=NOW + 63) is None
+    assert line.standing("matlab", NOW + 63).word == "its server s has not answered for 61 s"
+
+
+def test_counts_that_count_for_nothing() -> None:
+    line = pools(LicencePool(name="m", total=4, server="s"), LicencePool(name="own", total=4))
+    assert not line.counted(LicenceCount("m", 4, 0, NOW + 1), NOW)  # from the future
+    assert not line.counted(LicenceCount("other", 4, 0, NOW), NOW)
+    assert not line.counted(LicenceCount("own", 4, 4, NOW), NOW)
+    assert (free(line, "m"), free(line, "own")) == (None, 4)
+    assert line.counted(LicenceCount("m", 4, 1, NOW), NOW)
+    assert not line.counted(LicenceCount("m", 4, 4, NOW - 1), NOW)  # older than what is known
+    assert free(line, "m") == 3
+
+
+def test_what_was_used_lingers_until_its_time_or_its_server_has_been_asked() -> None:
+    line = pools(
+        LicencePool(name="a", total=2, linger=30.0),
+        LicencePool(name="s", total=2, linger=30.0, server="s"),
+    )
+    line.counted(LicenceCount("s", 2, 0, NOW), NOW)
+    line.take(Lease(1, 0, 1, {"a": 1, "s": 1}, NOW))
+    lingers = line.give_back((1, 0), NOW + 10, used=True)
+    assert lingers == {"a": NOW + 40, "s": NOW + 40}
+    assert (free(line, "a", NOW + 10), free(line, "s", NOW + 10)) == (1, 1)
+    line.counted(LicenceCount("s", 2, 1, NOW + 9), NOW + 11)  # asked before: it may be ours
+    assert line.standing("s", NOW + 11).lingering == 1
+    line.counted(LicenceCount("s", 2, 0, NOW + 12), NOW + 12)
+    assert free(line, "s", NOW + 12) == 2
+    line.join((2, 0), (0.0, 2, 0), {"a": 2})
+    assert line.next(NOW + 12) is None
+    assert line.next_due == NOW + 40
+    line.pass_time(NOW + 40)
+    assert line.next(NOW + 40) == (2, 0)
+
+
+def test_what_has_not_begun_does_not_linger() -> None:
+    line = pools(LicencePool(name="a", total=2, linger=30.0))
+    line.take(Lease(1, 0, 1, {"a": 2}, NOW))
+    assert line.give_back((1, 0), NOW, used=False) == {}
+    assert free(line, "a") == 2
+
+
+def test_rho_is_the_waiting_demand_per_copy() -> None:
+    line = pools(LicencePool(name="a", total=2), LicencePool(name="none", total=0))
+    for job, many in ((1, 2), (2, 2), (3, 1)):
+        line.join((job, 0), (float(job), job, 0), {"a": many})
+    assert (line.standing("a", NOW).waiting, line.standing("a", NOW).rho) == (5, 2.5)
+    assert line.standing("none", NOW).rho is None
+
+
+@pytest.mark.parametrize(
+    ("wants", "said"),
+    [
+        ({"matlab": 7}, None),
+        ({"ansys": 99}, None),  # only its server knows, and has not said so yet
+        ({"matlab": 8}, "8 of licence matlab, there are 9, 2 of them kept free; ask for 7 at the"),
+        ({"matlb": 1}, "no licence 'matlb' is known; did you mean matlab?"),
+        ({"zzz": 1}, "no licence 'zzz' is known; known are: matlab, ansys"),
+        ({"ansys": MOST + 1}, "which nobody has; ask for fewer"),
+    ],
+)
+def test_what_nobody_can_ever_have(wants: dict[str, int], said: str | None) -> None:
+    line = pools(
+        LicencePool(name="matlab", total=9, headroom=2), LicencePool(name="ansys", server="s")
+    )
+    told = line.refusal(wants)
+    assert told == said if told is None or said is None else said in told
+
+
+def test_all_or_none_and_no_deadlock() -> None:
+    """Each wants what the other could have taken first."""
+    line = pools(LicencePool(name="a", total=1), LicencePool(name="b", total=1))
+    line.join((1, 0), (1.0, 1, 0), {"a": 1, "b": 1})
+    line.join((2, 0), (2.0, 2, 0), {"b": 1, "a": 1})
+    assert line.next(NOW) == (1, 0)
+    line.take(Lease(1, 0, 1, {"a": 1, "b": 1}, NOW))
+    assert line.next(NOW) is None
+    assert (free(line, "a"), free(line, "b")) == (0, 0)
+    line.give_back((1, 0), NOW, used=True)
+    assert line.next(NOW) == (2, 0)
+
+
+def test_a_total_below_what_is_leased_lets_nothing_new_go_until_it_fits() -> None:
+    line = pools(LicencePool(name="a", total=4))
+    for job in range(4):
+        line.take(Lease(job, 0, 1, {"a": 1}, NOW))
+    line.choose("a", 2)
+    line.join((9, 0), (0.0, 9, 0), {"a": 1})
+    assert free(line, "a") == -2
+    for job, goes in ((0, None), (1, None), (2, (9, 0))):
+        line.give_back((job, 0), NOW, used=True)
+        assert line.next(NOW) == goes

@@ -1,0 +1,224 @@
+"""Leases in a real database: no more than the total, whoever races for them, and none is lost."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, func, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from metasched.core import Core
+from metasched.db import leases
+from metasched.db.ledger import Ledger, Stored
+from metasched.db.schema import attempt, content, job, lease, licence, task
+from metasched.db.store import open_sqlite
+from metasched.events import (
+    Accepted,
+    Booted,
+    CoreEvent,
+    LicenceSet,
+    LicencesReleased,
+    Outcome,
+    Policy,
+    Seen,
+    Silent,
+    Submitted,
+    Tried,
+)
+from metasched.licences import GivenBack, Lease, LicencePool, Standing
+from metasched.model import Cluster, Facts, Job, Nodes, Partition, Payload, Reason, State
+
+NOW = 1_000_000.0
+TOTAL, PROCESSES, TURNS = 5, 4, 60
+POOLS = (LicencePool(name="matlab", total=TOTAL, linger=50.0),)
+FACTS = Facts(cpus=8, used=0, partitions=(Partition("p", (Nodes(1, 8, 8),), default=True),))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ms.db"
+
+
+@pytest.fixture
+def ledger(path: Path) -> Iterator[Ledger]:
+    made = Ledger(open_sqlite(path))
+    yield made
+    made.close()
+
+
+def standing(name: str, total: int) -> Standing:
+    return Standing(name, total, 0, 0, 0, total, 0, "", None, None)
+
+
+def with_attempts(path: Path, jobs: int) -> Engine:
+    """A database in which each of so many jobs has a live attempt, and there are licences."""
+    engine = open_sqlite(path)
+    with engine.begin() as connection:
+        connection.execute(insert(content), {"digest": "d", "text": ""})
+        for id in range(1, jobs + 1):
+            texts = {"parts": "[]", "job": "{}", "script": "d", "environment": "d", "payload": "{}"}
+            connection.execute(
+                insert(job),
+                {"id": id, "user": "u", "name": "", "submitted": NOW, "priority": 1} | texts,
+            )
+            connection.execute(
+                insert(task),
+                {"job": id, "task_index": 0, "state": "pending", "reason": "", "held": False}
+                | {"attempts": 1, "moves": 0},
+            )
+            connection.execute(
+                insert(attempt),
+                {"job": id, "task_index": 0, "number": 1, "sending": 1, "cluster": "left"}
+                | {"state": "pending", "sent": NOW, "word": "", "node": "", "refused": False},
+            )
+        told = {name: standing(name, TOTAL) for name in ("matlab", "ansys")}
+        leases.write(connection, [Outcome(standings=told)])
+    return engine
+
+
+def race(path: Path, id: int, refused: multiprocessing.Queue[int]) -> None:
+    """One of several processes that take and give back as they like, without any other lock."""
+    engine = open_sqlite(path)
+    with engine.connect() as connection:  # the one of its pool
+        connection.exec_driver_sql("PRAGMA busy_timeout = 60000")
+    drawn = random.Random(id)
+    denied = 0
+    for turn in range(TURNS):
+        wants = {"matlab": drawn.randint(1, 4), "ansys": drawn.randint(1, 4)}
+        taken = Lease(id, 0, 1, wants, NOW + turn)
+        try:
+            with engine.begin() as connection:
+                leases.write(connection, [Outcome(leases=[taken])])
+        except IntegrityError:
+            denied += 1
+            continue
+        with engine.begin() as connection:
+            leases.write(connection, [Outcome(leases=[GivenBack(taken, NOW + turn, "ended")])])
+    refused.put(denied)
+    engine.dispose()
+
+
+def test_processes_that_race_never_have_more_than_there_are(path: Path) -> None:
+    engine = with_attempts(path, PROCESSES)
+    spawn = multiprocessing.get_context("spawn")
+    refused: multiprocessing.Queue[int] = spawn.Queue()
+    racing = [
+        spawn.Process(target=race, args=(path, id, refused)) for id in range(1, PROCESSES + 1)
+    ]
+    for process in racing:
+        process.start()
+    most = 0
+    with engine.connect() as watching:
+        while any(process.is_alive() for process in racing):
+            with watching.begin():
+                held = watching.execute(
+                    select(func.sum(lease.c.tokens))
+                    .where(lease.c.until.is_(None))
+                    .group_by(lease.c.licence)
+                ).scalars()
+                most = max(most, *held, 0)
+            racing[0].join(0.001)
+            for process in racing:
+                process.join(0)
+    assert [process.exitcode for process in racing] == [0] * PROCESSES
+    denied = sum(refused.get(timeout=30) for _ in racing)
+    assert most <= TOTAL
+    with engine.connect() as reading:
+        assert [row.leased for row in reading.execute(select(licence))] == [0, 0]
+        assert list(leases.wrong(reading)) == []
+        taken = reading.execute(select(func.count()).select_from(lease)).scalar()
+    assert taken == 2 * (PROCESSES * TURNS - denied)  # what was refused has left nothing behind
+    engine.dispose()
+
+
+def test_the_database_refuses_what_is_not_there(path: Path) -> None:
+    engine = with_attempts(path, 3)
+    first, second = (Lease(id, 0, 1, {"matlab": 3}, NOW) for id in (1, 2))
+    with engine.begin() as connection:
+        leases.write(connection, [Outcome(leases=[first])])
+    with pytest.raises(IntegrityError, match="within_total"), engine.begin() as connection:
+        leases.write(connection, [Outcome(leases=[second])])
+    with pytest.raises(IntegrityError), engine.begin() as connection:  # twice the same
+        leases.write(connection, [Outcome(leases=[Lease(1, 0, 1, {"matlab": 1}, NOW)])])
+    with engine.begin() as connection:  # what is there already is counted all the same
+        forced = Lease(2, 0, 1, {"matlab": 3}, NOW, forced=True)
+        leases.write(connection, [Outcome(leases=[forced])])
+        [row] = connection.execute(select(licence).where(licence.c.name == "matlab"))
+        assert (row.total, row.leased, row.excess) == (5, 6, 1)
+        assert leases.live(connection) == [first, Lease(2, 0, 1, {"matlab": 3}, NOW)]
+    with engine.begin() as connection:
+        leases.write(connection, [Outcome(leases=[GivenBack(first, NOW, "ended")])])
+        [row] = connection.execute(select(licence).where(licence.c.name == "matlab"))
+        assert (row.total, row.leased, row.excess) == (5, 3, 0)
+        leases.write(connection, [Outcome(standings={"matlab": standing("matlab", 1)})])
+    with pytest.raises(IntegrityError, match="within_total"), engine.begin() as connection:
+        leases.write(connection, [Outcome(leases=[Lease(3, 0, 1, {"matlab": 1}, NOW)])])
+    engine.dispose()
+
+
+def boot() -> Booted:
+    clusters = (Cluster(name="left", adapter="local"),)
+    return Booted(NOW, "cafe", Policy(), clusters, pools=POOLS)
+
+
+class Daemon:
+    """Core and ledger, as the daemon joins them."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.core, self.ledger = Core(), ledger
+        ledger.restore(self.core, 100)
+        self.take(boot())
+        self.take(Seen(NOW, "left", facts=FACTS))
+
+    def take(self, event: CoreEvent) -> None:
+        stored = []
+        if isinstance(event, Submitted):
+            payload = Payload(script="", output="/o")
+            stored = [Stored(job=event.job, script="s", environment="e", payload=payload)]
+        texts = {"s": "#!/bin/sh\n", "e": "{}"}
+        self.ledger.record([(event, self.core.step(event))], stored, texts if stored else {})
+
+    def submit(self, id: int, many: int) -> None:
+        asked = Job(id=id, submitted=NOW, estimated=60.0, licences={"matlab": many})
+        self.take(Submitted(NOW, asked))
+
+    @property
+    def ours(self) -> int:
+        return self.core.licences.standing("matlab", NOW).ours
+
+
+def test_leases_outlast_the_daemon_with_the_intents_that_they_were_stored_with(
+    ledger: Ledger,
+) -> None:
+    daemon = Daemon(ledger)
+    daemon.submit(1, 3)
+    daemon.submit(2, 3)
+    assert daemon.core.tasks[2, 0].reason == Reason.LICENCE_BUSY
+    daemon.take(LicenceSet(NOW, "matlab", 4, "op"))
+    again = Daemon(ledger)
+    assert again.core.licences.leases == daemon.core.licences.leases
+    assert again.core.licences.standing("matlab", NOW).total == 4
+    assert again.core.tasks[2, 0].reason == Reason.LICENCE_BUSY
+    again.take(LicenceSet(NOW, "matlab", 6, "op"))
+    assert (again.ours, again.core.tasks[2, 0].state) == (6, State.DISPATCHING)
+
+
+def test_what_is_unknown_keeps_its_licences_until_an_operator_takes_them(ledger: Ledger) -> None:
+    daemon = Daemon(ledger)
+    daemon.submit(1, 5)
+    daemon.submit(2, 1)
+    daemon.take(Tried(NOW, 1, 1))
+    daemon.take(Accepted(NOW, 1, 1, {0: "7"}))
+    daemon.take(LicencesReleased(NOW, 1, (0,), "op"))
+    assert daemon.ours == 5  # it is pending: that is no doubt
+    daemon.take(Silent(NOW, "left", "no answer"))
+    assert (daemon.core.tasks[1, 0].state, daemon.ours) == (State.UNKNOWN, 5)
+    daemon = Daemon(ledger)
+    assert daemon.ours == 5
+    daemon.take(LicencesReleased(NOW, 1, (0,), "op"))
+    assert daemon.core.licences.leases.keys() == {(2, 0)}
+    assert Daemon(ledger).core.licences.leases.keys() == {(2, 0)}
