@@ -196,12 +196,13 @@ class _Pool:
     first: Order | None = None  # in line for this licence
     first_since: float = 0.0
 
-    @property
-    def total(self) -> int | None:
-        """What the site or an operator says, but no more than the server has."""
+    total: int | None = None  # what the site or an operator says, but no more than the server has
+
+    def add_up(self) -> None:
+        """Learn the total anew, after one of those has changed."""
         told = self.pool.total if self.chosen is None else self.chosen
         counted = self.count.total if self.count is not None else None
-        return min((n for n in (told, counted) if n is not None), default=None)
+        self.total = min((n for n in (told, counted) if n is not None), default=None)
 
     def word(self, now: float) -> str:
         """Why nobody can say how many are free; empty if that is known."""
@@ -254,6 +255,7 @@ class Licences:
             self._linger(back)
         for name, total in chosen.items():
             self._pool(name).chosen = total
+            self._pools[name].add_up()
 
     def configure(self, pools: Iterable[LicencePool], patience: float) -> None:
         """Begin anew with these pools: nobody is in line, and no count is known."""
@@ -266,6 +268,8 @@ class Licences:
             pool.wanting, pool.parked, pool.first = [], {}, None
         for name, described in given.items():
             self._pool(name).pool, self._pools[name].known = described, True
+        for pool in self._pools.values():
+            pool.add_up()
 
     def _pool(self, name: str) -> _Pool:
         if name not in self._pools:
@@ -280,6 +284,7 @@ class Licences:
         if pool.count is not None and count.observed < pool.count.observed:
             return False
         pool.count = count
+        pool.add_up()
         # what was given back before is either told as in use now, or free
         pool.backs = [back for back in pool.backs if back[1] > count.observed]
         heapq.heapify(pool.backs)
@@ -290,6 +295,7 @@ class Licences:
     def choose(self, name: str, total: int | None) -> None:
         """An operator sets how many there are; None: as configured again."""
         self._pool(name).chosen = total
+        self._pools[name].add_up()
         self._changed(self._pools[name])
 
     def _changed(self, pool: _Pool) -> None:
@@ -579,14 +585,18 @@ class Licences:
 
     def _parked(self, pool: _Pool, now: float) -> list[_Entry] | None:
         """The heap whose first is the first group at a pool that lacks nothing of it any more."""
+        free = pool.free(now)
+        if free is None:
+            return None
+        others = free - self._kept(pool, now)
         best: list[_Entry] | None = None
-        for many in list(pool.parked):
+        for many in [many for many in pool.parked if many <= free]:
             heap = pool.parked[many]
             while heap and (heap[0][2].at != pool.pool.name or heap[0][2].first() != heap[0][0]):
                 heapq.heappop(heap)
             if not heap:
                 del pool.parked[many]
-            elif many <= self._may_take(pool, heap[0][0], now) and (
+            elif (many <= others or heap[0][0] == pool.first) and (
                 best is None or heap[0] < best[0]
             ):
                 best = heap

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, func, insert, select
@@ -15,7 +14,7 @@ from metasched.core import Core
 from metasched.db import leases
 from metasched.db.ledger import Ledger, Stored
 from metasched.db.schema import attempt, content, job, lease, licence, task
-from metasched.db.store import open_sqlite
+from metasched.db.store import Database
 from metasched.events import (
     Accepted,
     Booted,
@@ -39,13 +38,8 @@ FACTS = Facts(cpus=8, used=0, partitions=(Partition("p", (Nodes(1, 8, 8),), defa
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "ms.db"
-
-
-@pytest.fixture
-def ledger(path: Path) -> Iterator[Ledger]:
-    made = Ledger(open_sqlite(path))
+def ledger(place: Database) -> Iterator[Ledger]:
+    made = Ledger(place.open())
     yield made
     made.close()
 
@@ -54,9 +48,9 @@ def standing(name: str, total: int) -> Standing:
     return Standing(name, total, 0, 0, 0, total, 0, "", None, None)
 
 
-def with_attempts(path: Path, jobs: int) -> Engine:
+def with_attempts(place: Database, jobs: int) -> Engine:
     """A database in which each of so many jobs has a live attempt, and there are licences."""
-    engine = open_sqlite(path)
+    engine = place.open()
     with engine.begin() as connection:
         connection.execute(insert(content), {"digest": "d", "text": ""})
         for id in range(1, jobs + 1):
@@ -80,11 +74,12 @@ def with_attempts(path: Path, jobs: int) -> Engine:
     return engine
 
 
-def race(path: Path, id: int, refused: multiprocessing.Queue[int]) -> None:
+def race(place: Database, id: int, refused: multiprocessing.Queue[int]) -> None:
     """One of several processes that take and give back as they like, without any other lock."""
-    engine = open_sqlite(path)
-    with engine.connect() as connection:  # the one of its pool
-        connection.exec_driver_sql("PRAGMA busy_timeout = 60000")
+    engine = place.open_existing()
+    if engine.dialect.name == "sqlite":
+        with engine.connect() as connection:  # the one of its pool
+            connection.exec_driver_sql("PRAGMA busy_timeout = 60000")
     drawn = random.Random(id)
     denied = 0
     for turn in range(TURNS):
@@ -102,12 +97,12 @@ def race(path: Path, id: int, refused: multiprocessing.Queue[int]) -> None:
     engine.dispose()
 
 
-def test_processes_that_race_never_have_more_than_there_are(path: Path) -> None:
-    engine = with_attempts(path, PROCESSES)
+def test_processes_that_race_never_have_more_than_there_are(place: Database) -> None:
+    engine = with_attempts(place, PROCESSES)
     spawn = multiprocessing.get_context("spawn")
     refused: multiprocessing.Queue[int] = spawn.Queue()
     racing = [
-        spawn.Process(target=race, args=(path, id, refused)) for id in range(1, PROCESSES + 1)
+        spawn.Process(target=race, args=(place, id, refused)) for id in range(1, PROCESSES + 1)
     ]
     for process in racing:
         process.start()
@@ -135,8 +130,8 @@ def test_processes_that_race_never_have_more_than_there_are(path: Path) -> None:
     engine.dispose()
 
 
-def test_the_database_refuses_what_is_not_there(path: Path) -> None:
-    engine = with_attempts(path, 3)
+def test_the_database_refuses_what_is_not_there(place: Database) -> None:
+    engine = with_attempts(place, 3)
     first, second = (Lease(id, 0, 1, {"matlab": 3}, NOW) for id in (1, 2))
     with engine.begin() as connection:
         leases.write(connection, [Outcome(leases=[first])])
