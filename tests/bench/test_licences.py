@@ -1,0 +1,103 @@
+"""What a lease costs: the decision over 200 pools and 10,000 waiting tasks, and storing it."""
+
+from __future__ import annotations
+
+import json
+import platform
+import random
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from metasched.db import leases
+from metasched.db.schema import licence
+from metasched.db.store import database
+from metasched.events import Outcome
+from metasched.licences import GivenBack, Lease, LicencePool, Licences, Place
+from tests.real.test_leases import NOW, with_attempts
+
+POOLS, TASKS, ENDS = 200, 10_000, 5000
+STORED, PARTS = 1000, 4
+
+
+def show(capsys: pytest.CaptureFixture[str], **figures: object) -> None:
+    with capsys.disabled():
+        print(json.dumps(figures | {"machine": platform.machine()}))
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize("kinds", [100, 0])
+def test_a_lease_decision(kinds: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """A lease ends and who can go goes; one more gets in line and goes if it can.
+
+    What tasks want is of so many kinds, 0: each draws anew. Processor time of each decision.
+    """
+    drawn = random.Random(1)
+    names = [f"l{n}" for n in range(POOLS)]
+    line = Licences()
+    line.configure([LicencePool(name=name, total=8) for name in names], 600.0)
+
+    def draw() -> dict[str, int]:
+        return {n: drawn.randint(1, 8) for n in drawn.sample(names, drawn.randint(1, 3))}
+
+    known = [draw() for _ in range(kinds)]
+    asked = [drawn.choice(known) if kinds else draw() for _ in range(TASKS + ENDS)]
+    held: list[Place] = []
+
+    def settle(now: float) -> None:
+        while (place := line.next(now)) is not None:
+            line.take(Lease(*place, 1, asked[place[0]], now))
+            held.append(place)
+
+    def join(job: int, now: float) -> None:
+        line.join((job, 0), (float(job), job, 0), asked[job])
+        settle(now)
+
+    for job in range(TASKS):
+        join(job, 0.0)
+    spent = 0.0
+    for turn in range(ENDS):
+        place, now = held.pop(drawn.randrange(len(held))), float(turn)
+        begun = time.process_time()
+        line.give_back(place, now, used=True)
+        settle(now)
+        join(TASKS + turn, now)
+        spent += time.process_time() - begun
+    show(
+        capsys,
+        bench="lease decision",
+        pools=POOLS,
+        waiting=TASKS,
+        kinds=kinds,
+        cpu_us_per_decision=round(spent / (2 * ENDS) * 1e6, 1),
+    )
+
+
+@pytest.mark.bench
+def test_leases_stored_in_sqlite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lease and give back, a transaction each, synchronous FULL; is it flat in the history?"""
+    engine = with_attempts(database("sqlite:///ms.db", tmp_path), 1)
+    rates = []
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+        for part in range(PARTS):
+            begun = time.perf_counter()
+            for turn in range(STORED // 2):
+                now = NOW + part * STORED + turn
+                taken = Lease(1, 0, 1, {"matlab": 2}, now)
+                for change in (taken, GivenBack(taken, now, "ended")):
+                    with connection.begin():
+                        leases.write(connection, [Outcome(leases=[change])])
+            rates.append(round(STORED / (time.perf_counter() - begun)))
+        with connection.begin():
+            assert connection.execute(select(licence.c.leased)).scalars().all() == [0, 0]
+    show(
+        capsys,
+        bench="leases stored",
+        database="sqlite",
+        per_second=rates,
+        last_to_first=round(rates[-1] / rates[0], 2),
+    )
+    engine.dispose()
