@@ -151,7 +151,7 @@ def _replayed(ledger: Ledger, database: Path) -> list[str]:
 def _orphans(database: Path, instance: str, tags: list[str], forgets: bool) -> list[str]:
     """What a manager holds of ours that the database does not believe to be alive.
 
-    A manager that `forgets` may list as running, for minutes, what it had told to have ended.
+    A manager that `forgets` may go on listing as running what it had told to have ended.
     """
     told = " OR started IS NOT NULL" if forgets else ""
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as reading:

@@ -24,10 +24,10 @@ ours left in a manager, a counter that a recount contradicts, a story that repla
 an end that the payload did not have. *Resolved*: tasks that nobody could tell about, so that an
 operator decided (`metasched resolve`). *Ended*: by the fault itself - a node that died, an id that
 Slurm gave twice - and told as failed or cancelled by their manager. What a slurmctld that lost its
-last seconds lists as running, though it had told the end before, is not counted: it runs nowhere,
-and Slurm drops it when the node registers again. *Recovery*: seconds from the death of a daemon to
-its successor's next answer, else from the end of the fault until a job that was handed in then has
-begun; rounds run side by side, on a host that is busy with them.
+last seconds lists as running, though it had told the end before, is not counted: it runs nowhere.
+*Recovery*: seconds from the death of a daemon to its successor's next answer, else from the end of
+the fault until a job that was handed in then has begun; rounds run side by side, on a host that is
+busy with them.
 
 """
 _TAIL = """
