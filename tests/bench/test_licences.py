@@ -82,6 +82,7 @@ def test_leases_stored_in_sqlite(tmp_path: Path, capsys: pytest.CaptureFixture[s
     rates = []
     with engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+        connection.rollback()
         for part in range(PARTS):
             begun = time.perf_counter()
             for turn in range(STORED // 2):
