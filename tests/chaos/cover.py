@@ -105,10 +105,11 @@ def _bracketed(kinds: str) -> str:
 
 # Accounting is what a `local` cluster has not: these are passed on Slurm and Grid Engine only.
 # Tokens are no part of any job, and are taken only where other hosts may call. A look changes
-# nothing, and comes later than a recorded life has ended.
+# nothing, and comes later than a recorded life has ended. These sites have no licences.
 ELSEWHERE = {
     *(("._trace ", "[Traced]"), ("_tell(trace)",), ("_hear(trace)",), ("answer(trace)",)),
     *((".Ledger.add_token",), (".Ledger.revoke_token",), (".Ledger.look",)),
+    *(("[LicenceSet]",), ("[LicencesReleased]",)),
 }
 
 
