@@ -11,6 +11,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Dialect,
     Float,
     ForeignKey,
     ForeignKeyConstraint,
@@ -20,6 +21,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    TypeDecorator,
     false,
     text,
 )
@@ -30,6 +32,17 @@ REVISION = "0010"  # of the newest migration, which makes exactly these tables
 
 # 64 bits everywhere: in SQLite only INTEGER is the key of the row itself
 Whole = BigInteger().with_variant(Integer(), "sqlite")
+
+
+class Words(TypeDecorator[str]):
+    """Text of which a manager may be the author: PostgreSQL stores no NUL, so none does."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return value if value is None else value.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
 
 metadata = MetaData(
     naming_convention={
@@ -49,7 +62,7 @@ def _one_of(column: str, values: frozenset[str]) -> str:
 instance = Table(
     "instance",
     metadata,
-    Column("name", Text, primary_key=True),
+    Column("name", Words, primary_key=True),
     Column("created", Float, nullable=False),
 )
 
@@ -69,18 +82,18 @@ job = Table(
     "job",
     metadata,
     Column("id", Whole, primary_key=True, autoincrement=False),
-    Column("user", Text, nullable=False),
-    Column("name", Text, nullable=False),
+    Column("user", Words, nullable=False),
+    Column("name", Words, nullable=False),
     Column("submitted", Float, nullable=False),
     Column("margin", Float),  # seconds to spare before the deadline; null without one
-    Column("array", Text),
+    Column("array", Words),
     Column("priority", Whole, nullable=False),
-    Column("parts", Text, nullable=False),
-    Column("job", Text, nullable=False),
-    Column("script", Text, ForeignKey("content.digest"), nullable=False),
-    Column("environment", Text, ForeignKey("content.digest"), nullable=False),
-    Column("payload", Text, nullable=False),
-    Column("changed", Text),  # the job as users have modified it since; null: as submitted
+    Column("parts", Words, nullable=False),
+    Column("job", Words, nullable=False),
+    Column("script", Words, ForeignKey("content.digest"), nullable=False),
+    Column("environment", Words, ForeignKey("content.digest"), nullable=False),
+    Column("payload", Words, nullable=False),
+    Column("changed", Words),  # the job as users have modified it since; null: as submitted
     Index("ix_job_margin", "id", sqlite_where=_on_time, postgresql_where=_on_time),
     Index("ix_job_script", "script"),  # these two: a content is dropped with its last job
     Index("ix_job_environment", "environment"),
@@ -91,10 +104,10 @@ task = Table(
     metadata,
     Column("job", Whole, ForeignKey("job.id"), primary_key=True),
     Column("task_index", Whole, primary_key=True),
-    Column("state", Text, nullable=False),
-    Column("reason", Text, nullable=False),
+    Column("state", Words, nullable=False),
+    Column("reason", Words, nullable=False),
     Column("held", Boolean(create_constraint=False), nullable=False),
-    Column("target", Text),
+    Column("target", Words),
     Column("attempts", Whole, nullable=False),
     Column("moves", Whole, nullable=False),
     Column("ended", Float),
@@ -118,27 +131,27 @@ attempt = Table(
     Column("task_index", Whole, primary_key=True),
     Column("number", Whole, primary_key=True),
     Column("sending", Whole, nullable=False),
-    Column("cluster", Text, nullable=False),
-    Column("state", Text, nullable=False),
+    Column("cluster", Words, nullable=False),
+    Column("state", Words, nullable=False),
     Column("sent", Float, nullable=False),
     Column("accepted", Float),
     Column("tried", Float),
-    Column("native_id", Text),
-    Column("intent", Text),
-    Column("target", Text),
+    Column("native_id", Words),
+    Column("intent", Words),
+    Column("target", Words),
     Column("started", Float),
     Column("ended", Float),
     Column("exit_code", Whole),
     Column("signal", Whole),
-    Column("word", Text, nullable=False),
-    Column("node", Text, nullable=False),
+    Column("word", Words, nullable=False),
+    Column("node", Words, nullable=False),
     Column("cpu_seconds", Float),
     Column("max_memory", Whole),
     Column("refused", Boolean(create_constraint=False), nullable=False),
     Column("rival", Whole),
     Column("restarts", Whole, nullable=False, server_default="0"),
     Column("begun", Boolean(create_constraint=False), nullable=False, server_default=false()),
-    Column("fence", Text, nullable=False, server_default=""),
+    Column("fence", Words, nullable=False, server_default=""),
     Column("revoking", Boolean(create_constraint=False), nullable=False, server_default=false()),
     Column("revoked", Boolean(create_constraint=False), nullable=False, server_default=false()),
     ForeignKeyConstraint(
@@ -162,7 +175,7 @@ Index(
 licence = Table(
     "licence",
     metadata,
-    Column("name", Text, primary_key=True),
+    Column("name", Words, primary_key=True),
     Column("total", Whole, nullable=False),
     Column("leased", Whole, nullable=False),
     Column("excess", Whole, nullable=False),
@@ -178,14 +191,14 @@ lease = Table(
     "lease",
     metadata,
     Column("id", Whole, primary_key=True),
-    Column("licence", Text, ForeignKey("licence.name"), nullable=False),
+    Column("licence", Words, ForeignKey("licence.name"), nullable=False),
     Column("job", Whole, nullable=False),
     Column("task_index", Whole, nullable=False),
     Column("attempt", Whole, nullable=False),
     Column("tokens", Whole, nullable=False),
     Column("since", Float, nullable=False),
     Column("until", Float),
-    Column("why", Text),  # it was given back
+    Column("why", Words),  # it was given back
     Column("lingers", Float),  # until then its tokens count as in use
     ForeignKeyConstraint(
         ["job", "task_index", "attempt"],
@@ -223,8 +236,8 @@ event = Table(
     metadata,
     Column("id", Whole, primary_key=True, autoincrement=False),
     Column("time", Float, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("data", Text, nullable=False),
+    Column("kind", Words, nullable=False),
+    Column("data", Words, nullable=False),
 )
 
 # What followed from it for a task: its story.
@@ -237,12 +250,12 @@ change = Table(
     Column("job", Whole, nullable=False),
     Column("task_index", Whole, nullable=False),
     Column("attempt", Whole, nullable=False),
-    Column("what", Text),
-    Column("before", Text),
-    Column("after", Text, nullable=False),
-    Column("cluster", Text),
-    Column("reason", Text, nullable=False),
-    Column("cause", Text, nullable=False),
+    Column("what", Words),
+    Column("before", Words),
+    Column("after", Words, nullable=False),
+    Column("cluster", Words),
+    Column("reason", Words, nullable=False),
+    Column("cause", Words, nullable=False),
     Index("ix_change_job", "job", "id"),
     Index("ix_change_event", "event"),  # an event is kept for its changes
 )
@@ -250,8 +263,8 @@ change = Table(
 cluster = Table(
     "cluster",
     metadata,
-    Column("name", Text, primary_key=True),
-    Column("facts", Text, nullable=False),
+    Column("name", Words, primary_key=True),
+    Column("facts", Words, nullable=False),
     Column("time", Float, nullable=False),
 )
 
@@ -260,7 +273,7 @@ token = Table(
     "token",
     metadata,
     Column("id", Whole, primary_key=True, autoincrement=False),
-    Column("user", Text, nullable=False),
+    Column("user", Words, nullable=False),
     Column("digest", Text, nullable=False, unique=True),
     Column("created", Float, nullable=False),
     Column("expires", Float, nullable=False),
@@ -271,10 +284,10 @@ token = Table(
 drain = Table(
     "drain",
     metadata,
-    Column("cluster", Text, primary_key=True),
+    Column("cluster", Words, primary_key=True),
     Column("time", Float, nullable=False),
-    Column("by", Text, nullable=False),
-    Column("reason", Text, nullable=False),
+    Column("by", Words, nullable=False),
+    Column("reason", Words, nullable=False),
     Column("keep_pending", Boolean(create_constraint=False), nullable=False),
 )
 

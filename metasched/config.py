@@ -120,7 +120,7 @@ class LicenceTable(_Table):
     total: Annotated[int, Field(ge=0, le=MOST)] | None = None
     clusters: tuple[str, ...] = ()
     headroom: Annotated[int, Field(ge=0, le=MOST)] = 0
-    linger: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] = 0.0
+    linger: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] | None = None
     server: str = ""
     stale_after: Seconds = 300.0
 
@@ -376,8 +376,11 @@ def _licences(site: Site, path: Path | None) -> tuple[LicencePool, ...]:
                     f"stale_after = {table.stale_after:g}, {where}; write {least:g} or more, the "
                     f"interval and the timeout of its server"
                 )
+        linger = table.linger
+        if linger is None:  # a server tells when a token is free
+            linger = table.stale_after if table.server else 0.0
         try:
-            pools.append(LicencePool(**dict(table)))
+            pools.append(LicencePool(**{**dict(table), "linger": linger}))
         except ValueError as error:
             what, _, mend = str(error).partition("; ")
             raise ConfigError(f"{what}, {where}; {mend}") from None

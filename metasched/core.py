@@ -483,15 +483,16 @@ class Core:
 
     def _declined(self, event: Declined, out: Outcome) -> None:
         tasks = self.sending(event.job, event.sending)
+        view = self._views.get(self._attempt(tasks[0]).cluster) if tasks else None
+        full = event.again and view is not None
+        if event.again and view is not None:
+            first, most = FULL_AGAIN
+            view.pause = min(view.pause * 2, most) or first
+            view.full, view.full_since = event.reason, event.time
+            view.probe_at = event.time + view.pause
         for task in tasks:
-            attempt = self._attempt(task)
-            view = self._views.get(attempt.cluster)
-            if event.again and view is not None:
-                first, most = FULL_AGAIN
-                view.pause = min(view.pause * 2, most) or first
-                view.full, view.full_since = event.reason, event.time
-                view.probe_at = event.time + view.pause
-            else:
+            if not full:
+                attempt = self._attempt(task)
                 task.refused.add(attempt.cluster)
                 attempt.refused = True
             self._advance(task, Event.REFUSE, event.time, event.reason, out)

@@ -28,7 +28,7 @@ from metasched.db.ledger import Ledger, StorageFailed, StorageUncertain, Stored
 from metasched.db.schema import REVISION, attempt, metadata, task
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import Busy, Database, StoreError, database, scripts
-from metasched.events import Accepted, Booted, Policy, Seen, Submitted, Tried
+from metasched.events import Accepted, Booted, Declined, Policy, Seen, Submitted, Tried
 from metasched.model import Cluster, Facts, Job, Nodes, Partition, Payload, State
 from tests.postgresql import Server
 
@@ -117,6 +117,15 @@ def booted(ledger: Ledger) -> Core:
     ):
         ledger.record([(event, core.step(event))])
     return core
+
+
+def test_a_word_that_no_database_can_keep_is_kept_as_far_as_it_can(ledger: Ledger) -> None:
+    """A manager's, with the byte NUL: the life that stores it goes on."""
+    core = booted(ledger)
+    stored(core, ledger)
+    for event in (Tried(NOW, 1, 1), Declined(NOW, 1, 1, "no\0such account")):
+        ledger.record([(event, core.step(event))])
+    assert ledger.story(1)[-2]["cause"] == "no\N{REPLACEMENT CHARACTER}such account"
 
 
 def test_a_restored_core_is_the_one_that_was(ledger: Ledger) -> None:

@@ -195,6 +195,14 @@ def test_a_full_cluster_is_tried_again_later_with_one_task() -> None:
     assert site.step(Accepted(NOW + 30, 1, 3, {0: "7"})) == [Send(2, 2, "left", (0,))]
 
 
+def test_a_refused_chunk_of_tasks_is_one_refusal() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job(array="0-49", clusters=("left",))))
+    site.step(Tried(NOW, 1, 1))
+    site.step(Declined(NOW, 1, 1, "too many jobs", again=True))
+    assert site.core.expects("left", NOW + 10)
+
+
 def test_silent_manager_makes_jobs_unknown_and_none_is_sent_again() -> None:
     site = Site()
     site.step(Submitted(NOW, job()))
