@@ -29,6 +29,7 @@ class ManyUsers(Site):
         folder.mkdir(mode=0o711)
         self.state = self._folder_of(accounts.KEEPER, "state", 0o711)
         self.database = self.state / "metasched.db"
+        self.url = f"sqlite:///{self.database}"
         self.before = (*inside, *accounts.become(accounts.KEEPER))
         self._inside = inside
         self._launcher: subprocess.Popen[bytes] | None = None
@@ -65,7 +66,7 @@ class ManyUsers(Site):
         """
         socket = self.folder / "launcher" / "launcher.sock"
         self.config.write_text(
-            f'[daemon]\ndatabase = "sqlite:///{self.database}"\nsocket = "state/ms.sock"\n'
+            f'[daemon]\ndatabase = "{self.url}"\nsocket = "state/ms.sock"\n'
             f'[site]\nlauncher = "{socket}"\noperator_groups = ["{accounts.OPERATOR}"]\n'
             f"{more}{clusters}"
         )
