@@ -641,6 +641,7 @@ class Daemon:
         self.settings, self.ledger, self.started = settings, ledger, time.time()
         self.engine: Engine | None = None
         self.trouble = "the daemon starts"  # why there is no engine
+        self.away = False  # the database, as far as has been told
         self.stopping = False
 
     def stop(self) -> None:
@@ -657,6 +658,7 @@ class Daemon:
                 self.engine = Engine(self.settings, self.ledger)
                 await self.engine.run()
             except* StorageFailed as failed:
+                self.away = True
                 self.trouble = f"the database is away or takes no write ({_first(failed)})"
             except* Exception:
                 self.trouble = "the daemon starts again after an error, see its log"
@@ -673,14 +675,16 @@ class Daemon:
                 # a server that does not answer must not keep us from answering
                 await asyncio.to_thread(self.ledger.reach)
             except StorageFailed as error:
+                self.away = True
                 self.trouble = f"the database is away ({error})"
                 if self.trouble != told:
                     log.error("%s; it is tried every %g s", self.trouble, RESTART)
                 told = self.trouble
                 await asyncio.sleep(RESTART)
             else:
-                if told:
+                if self.away:
                     log.info("the database is back")
+                self.away = False
                 return
 
 

@@ -95,7 +95,7 @@ def test_a_pyslurm_that_fails_in_c_loses_and_repeats_nothing(
     rows = site.until_ended(job, elsewhere)
     assert [row["state"] for row in rows] == ["completed", "completed"]
     assert ran.read_text() == "once\n"
-    told = "its worker died of signal 11" if way == "crash" else "no answer in 8 s"
+    told = "its worker died of signal 11" if way == "crash" else "no answer to submit in 8 s"
     causes = [line["cause"] for line in site.json("story", str(job))]
     assert any(cause.startswith(f"no answer: {told}") for cause in causes), causes
     site.until(lambda: state(site, "alpha") == "up")

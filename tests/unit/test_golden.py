@@ -47,6 +47,7 @@ def test_the_first_ten_thousand_jobs_of_sdsc() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_all_of_sdsc() -> None:
     easy = metrics.summary(run("SDSC-SP2.swf.gz", 128, "easy"), "easy", 1.0)
     assert easy["jobs"] == 54_006
@@ -57,6 +58,7 @@ def test_all_of_sdsc() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_all_of_kth() -> None:
     assert f"{mean_wait(run('KTH-SP2.swf.gz', 100, 'fcfs')):.4f}" == "353776.4091"
     assert f"{mean_wait(run('KTH-SP2.swf.gz', 100, 'easy')):.4f}" == "6834.5873"
