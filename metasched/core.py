@@ -887,8 +887,8 @@ class Core:
         again.
         """
         attempt = self._attempt(task)
-        there = attempt.listed or attempt.accepted
-        if there is not None and there < self._views[attempt.cluster].up_since:
+        there = attempt.listed or attempt.accepted or attempt.sent
+        if there < self._views[attempt.cluster].up_since:
             cause = "its manager lost it when it started anew; it certainly never began"
             self._advance(task, Event.ABSENT, now, cause, out)
             return
