@@ -416,6 +416,8 @@ class Local(Adapter):
             (t for t in self._tasks.values() if t.row.ended is None and t.launched is None),
             key=lambda t: t.place,
         )
+        # what an earlier life may have told as ended is told as running by none after it
+        self._unattended = [task for task in self._unattended if self._look(task)]
 
     # What is asked for.
 

@@ -306,6 +306,7 @@ class Ledger:
             _bound(
                 {"job": job, "task_index": index, "sending": sending}
                 | {"begun": past.began, "revoked": past.revoked}
+                | {"intent": Intent.REQUEUE if past.requeued else None}
             )
             for _, out in steps
             for (job, index, sending), past in out.past.items()
@@ -454,14 +455,14 @@ class Ledger:
             for row in run(
                 select(
                     *(of.job, of.task_index, of.sending),
-                    *(of.cluster, of.begun, of.fence, of.revoked),
+                    *(of.cluster, of.begun, of.fence, of.revoked, of.intent),
                 )
                 .join(task, _OF_TASK)
                 .where(task.c.ended >= oldest)
                 .order_by(of.number)
             ):
                 sent = past.setdefault((row.job, row.task_index), {})
-                sent[row.sending] = Past(row.cluster, row.begun, row.fence, row.revoked)
+                sent[row.sending] = _past_of(row)
         return {
             (row.job, row.task_index): Ended(
                 State(row.state), row.attempts, past.get((row.job, row.task_index), {})
@@ -532,9 +533,7 @@ class Ledger:
         )
         for row in run(earlier):
             key = (row.job, row.task_index)
-            past.setdefault(key, {})[row.sending] = Past(
-                row.cluster, row.begun, row.fence, row.revoked
-            )
+            past.setdefault(key, {})[row.sending] = _past_of(row)
             if row.refused and row.number > row.forgiven:
                 refused.setdefault(key, set()).add(row.cluster)
         rows = run(
@@ -800,6 +799,11 @@ def _attempt_of(row: Any) -> Attempt:
     return Attempt(**fields)
 
 
+def _past_of(row: Any) -> Past:
+    requeued = row.begun and row.intent == Intent.REQUEUE
+    return Past(row.cluster, row.begun, row.fence, row.revoked, requeued)
+
+
 def _bound(row: dict[str, Any]) -> dict[str, Any]:
     return {f"b_{name}": value for name, value in row.items()}
 
@@ -818,7 +822,10 @@ _UPDATE_TASK = _update(
     ("state", "reason", "held", "target", "attempts", "moves", "ended", "forgiven"),
 )
 _UPDATE_ATTEMPT = _update(attempt, ("job", "task_index", "number"), _CHANGED)
-_UPDATE_PAST = _update(attempt, ("job", "task_index", "sending"), ("begun", "revoked"))
+# of most that are in the past, the intent stays as it was
+_UPDATE_PAST = _update(attempt, ("job", "task_index", "sending"), ("begun", "revoked")).values(
+    intent=func.coalesce(bindparam("b_intent"), attempt.c.intent)
+)
 
 _STATUS: Select[Any] = (
     select(

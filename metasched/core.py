@@ -732,6 +732,9 @@ class Core:
         elif attempt.intent is Intent.CANCEL:
             if self._end_strays(task):
                 self._note(task, f"{where}: it is cancelled", out)
+        elif attempt.begun and past.requeued:
+            if self._end_strays(task, sending):
+                self._note(task, f"{where}: it was requeued, and is ended again", out)
         elif not attempt.begun:
             if attempt.intent is Intent.YIELD:
                 return
@@ -749,13 +752,15 @@ class Core:
         if stray is not None and stray.row.state is State.PENDING and stray.wish is None:
             stray.wish = False
 
-    def _end_strays(self, task: Task) -> bool:
-        """Wish for the end of whatever is back of a task that is to be cancelled; was any new?"""
+    def _end_strays(self, task: Task, only: int | None = None) -> bool:
+        """Wish for the end of whatever is back of a task, or of one sending; was any wish new?"""
         back = [
             stray
             for view in self._views.values()
-            for (job, index, _), stray in view.strays.items()
-            if (job, index) == (task.job.id, task.index) and stray.wish is not False
+            for (job, index, sending), stray in view.strays.items()
+            if (job, index) == (task.job.id, task.index)
+            and only in (None, sending)
+            and stray.wish is not False
         ]
         for stray in back:
             stray.wish, stray.asked = False, 0.0
@@ -781,6 +786,8 @@ class Core:
             wish, cause = not began, f"{where} is back: it is withdrawn"
         elif live and ended.state is State.CANCELLED:
             wish, cause = False, f"{where} is back: it is cancelled again"
+        elif live and past.requeued:
+            wish, cause = False, f"{where} is back: it was requeued, and is ended again"
         elif past.began:
             return
         else:
@@ -842,6 +849,8 @@ class Core:
         )
         if not past.began:
             task.attempt.intent = Intent.HOLD if task.held else Intent.RECALL
+        elif past.requeued:
+            task.attempt.intent = Intent.REQUEUE
         self._sendings.setdefault((task.job.id, sending), {})[task.index] = task
         self._advance(task, Event.ADOPT, now, cause, out)
         if view is not None:
@@ -1051,6 +1060,10 @@ class Core:
         task.ended, task.attempt, task.target, task.held = None, None, None, False
         task.forgiven, task.refused = task.attempts, set()
         task.reason = ""
+        for sending, past in task.past.items():
+            if past.began and not past.requeued:
+                past.requeued = True
+                out.past[task.job.id, task.index, sending] = past
         self._keep_open(task)
         self._last_sending[task.job.id] = max(last, self._last_sending.get(task.job.id, 0))
         self._advance(task, Event.REQUEUE, now, cause, out)
@@ -1233,7 +1246,8 @@ class Core:
             attempt.ended = now
         out.closed.append((task, attempt))
         task.past[attempt.sending] = Past(
-            attempt.cluster, attempt.begun, attempt.fence, attempt.revoked
+            *(attempt.cluster, attempt.begun, attempt.fence, attempt.revoked),
+            requeued=attempt.begun and attempt.intent is Intent.REQUEUE,
         )
         tried = attempt.tried is not None or attempt.accepted is not None
         if tried and attempt.cluster in self._views and not (attempt.revoked or attempt.refused):

@@ -402,6 +402,7 @@ class Past:
     began: bool = False
     fence: str = ""
     revoked: bool = False  # it can never begin, whatever its manager says
+    requeued: bool = False  # the task is to run anew since: should it go on, it is ended again
 
 
 @dataclass(frozen=True)

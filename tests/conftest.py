@@ -6,7 +6,7 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -38,10 +38,28 @@ def common_folder() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def slurm_site(common_folder: Path) -> Iterator[slurm.SlurmSite]:
     """Real Slurm clusters alpha (4 nodes of 16 processors) and beta (3 of 8), for all tests."""
-    reason = slurm.missing()
-    if reason is not None:
+    with _slurm_site(common_folder / "slurm") as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def slurm_site_for_faults(
+    common_folder: Path, request: pytest.FixtureRequest
+) -> Iterator[slurm.SlurmSite]:
+    """Clusters as those of `slurm_site`, for a module that lets controllers forget.
+
+    A controller gives forgotten ids again. If a node still has the folder of the first job of
+    that id, it cancels the second one unstarted: nobody else's tests may meet that.
+    """
+    with _slurm_site(common_folder / request.module.__name__.rpartition(".")[2]) as site:
+        yield site
+
+
+@contextmanager
+def _slurm_site(folder: Path) -> Iterator[slurm.SlurmSite]:
+    if (reason := slurm.missing()) is not None:
         require("slurm", reason)
-    with slurm.SlurmSite(common_folder / "slurm") as site:
+    with slurm.SlurmSite(folder) as site:
         yield site
 
 

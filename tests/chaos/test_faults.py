@@ -20,6 +20,11 @@ SOON = 20  # passages until a death, on average
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+@pytest.fixture(scope="module")
+def slurm_site(slurm_site_for_faults: SlurmSite) -> SlurmSite:
+    return slurm_site_for_faults
+
+
 def each_of(manager: Manager, may_fail: bool = False) -> Fault:
     """The quick faults one after the other, once each; those that may end what runs are apart."""
     faults = [f for f in FAULTS if (f.manager, f.may_fail, f.quick) == (manager, may_fail, True)]

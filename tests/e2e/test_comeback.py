@@ -12,6 +12,11 @@ from tests.slurm import SlurmCluster, SlurmSite
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module")
+def slurm_site(slurm_site_for_faults: SlurmSite) -> SlurmSite:
+    return slurm_site_for_faults
+
+
 @pytest.fixture
 def beta(over_slurm: Site, slurm_site: SlurmSite) -> SlurmCluster:
     """A real cluster behind a running daemon; other people's work fills it for now."""

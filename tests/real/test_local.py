@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -407,6 +408,20 @@ def test_limits_hold_and_ends_are_known_though_nobody_was_there(site: Site) -> N
     assert row.started is not None
     assert row.ended is not None
     assert row.ended - row.started < 0.9
+
+
+def test_an_end_that_was_told_is_told_by_the_next_life_from_its_first_listing_on(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metasched.adapters.local.SAVE_DELAY", 600.0)
+    order = site.submit("exit 5")
+    told = site.wait_end(order)
+    left = site.folder.with_name("as-a-kill-leaves-it")
+    shutil.copytree(site.folder, left)
+    site.folder, first = left, site.adapter
+    site.adapter = site.new()
+    assert site.row(order) == told
+    first.close()
 
 
 # Supervisors die.

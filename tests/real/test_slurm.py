@@ -90,6 +90,11 @@ def batch(cluster: SlurmCluster, *options: str) -> str:
     ).strip()
 
 
+@pytest.fixture(scope="module")
+def slurm_site(slurm_site_for_faults: SlurmSite) -> SlurmSite:
+    return slurm_site_for_faults
+
+
 @pytest.fixture
 def alpha(slurm_site: SlurmSite) -> Iterator[SlurmCluster]:
     """The cluster alpha, without jobs."""

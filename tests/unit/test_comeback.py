@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.core import PURSUE_AGAIN
+from metasched.core import PURSUE_AGAIN, Core
 from metasched.events import (
     Accepted,
+    Again,
     Asked,
     Booted,
     ClockSet,
     Intent,
     Policy,
+    Requeued,
+    Returned,
     Seen,
     Send,
     Silent,
@@ -282,6 +285,89 @@ def test_an_adopted_one_brings_its_restarts_along() -> None:
     running = site.row(State.RUNNING, started=NOW, restarts=1)
     site.seen("left", facts(8), running, full=True)
     assert (site.state(), site.core.tasks[1, 0].attempts) == (State.RUNNING, 2)
+
+
+def requeued(*, again: State = State.DISPATCHING) -> Site:
+    """Sending 1 ran on left and was requeued there; sending 2 is on right, in that state."""
+    site = Site(pull=False)
+    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.sent()
+    site.seen("left", facts(8), site.row(State.RUNNING, started=NOW))
+    site.step(Asked(NOW, "requeue", 1, by="ada"))
+    site.core.tasks[1, 0].job = job(clusters=("right",))
+    site.seen("left", None, site.row(State.CANCELLED, started=NOW, ended=NOW, signal=15))
+    assert site.out.actions == [Send(1, 2, "right", (0,))]
+    if again is not State.DISPATCHING:
+        site.sent(cluster="right", sending=2, native="8")
+        row = Row(tag_of("cafe", 1, 2), 0, "8", again, started=NOW)
+        site.seen("right", None, row)
+    return site
+
+
+END = [Withdraw(1, 1, "left", {0: "7"}, unstarted=False)]
+
+
+def test_what_was_requeued_and_is_back_is_ended_again_and_the_task_still_runs_anew() -> None:
+    site = requeued()
+    site.step(Tried(NOW, 1, 2))
+    running = site.row(State.RUNNING, started=NOW)
+    site.seen("left", None, running, full=True)
+    site.step(Returned(NOW, ((1, 2),)))
+    assert (site.state(), site.out.actions) == (State.RUNNING, END)
+    site.seen("left", None, site.row(State.CANCELLED, started=NOW, ended=NOW, signal=15))
+    assert site.out.actions == [Send(1, 3, "right", (0,))]
+
+
+def test_what_was_requeued_and_is_back_is_ended_though_a_newer_one_runs() -> None:
+    site = requeued(again=State.RUNNING)
+    running = site.row(State.RUNNING, started=NOW)
+    assert site.seen("left", facts(8), running, full=True) == END
+    assert causes(site) == ["sending 1 on left is back: it was requeued, and is ended again"]
+    assert site.seen("left", None, running) == []
+    assert causes(site) == []
+
+
+def test_what_was_requeued_and_is_back_after_the_end_is_ended() -> None:
+    site = requeued(again=State.COMPLETED)
+    assert not site.core.tasks
+    running = site.row(State.RUNNING, started=NOW)
+    assert site.seen("left", facts(8), running, full=True) == END
+
+
+def test_an_ended_job_that_was_requeued_runs_anew_even_if_its_end_was_not_one() -> None:
+    """A controller that lost its last seconds lists as running what it had told as ended."""
+    site = Site(pull=False)
+    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.sent()
+    done = site.row(State.COMPLETED, started=NOW, ended=NOW + 9, exit_code=0)
+    site.seen("left", facts(8), done)
+    again = (Again(0, State.COMPLETED, 1),)
+    site.step(Requeued(NOW + 9, job(clusters=("right",)), 1, 1, again, "ada"))
+    assert site.out.actions == [Send(1, 2, "right", (0,))]
+    site.seen("left", None, site.row(State.RUNNING, started=NOW), full=True)
+    site.step(Returned(NOW + 10, ((1, 2),)))
+    assert site.state() is State.RUNNING
+    site.seen("left", None, done)
+    assert site.out.actions == [Send(1, 3, "right", (0,))]
+
+
+def test_what_was_seen_only_before_a_restart_and_is_lost_by_its_manager_is_sent_again() -> None:
+    site = Site(pull=False)
+    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.step(Tried(NOW, 1, 1))
+    site.step(Unsure(NOW, 1, 1, "no answer"))
+    site.seen("left", None, site.row(State.PENDING), at=NOW + 1)
+    attempt = site.core.tasks[1, 0].attempt
+    assert attempt is not None
+    assert (attempt.accepted, attempt.native_id) == (None, "7")
+    attempt.listed = None  # when it was there last is not stored
+    again = Site.__new__(Site)
+    again.core = Core()
+    again.core.restore(site.core.tasks.values(), {1: 1}, {}, [])
+    left = Cluster(name="left", adapter="local")
+    again.step(Booted(NOW + 60, "cafe", Policy(pull=False), (left,)))
+    again.seen("left", facts(8), at=NOW + 70, full=True, up_since=NOW + 50)
+    assert again.out.actions == [Send(1, 2, "left", (0,))]
 
 
 def test_a_clock_set_back_while_we_were_down_proves_nothing() -> None:
