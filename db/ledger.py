@@ -33,7 +33,8 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 
 from metasched.arrays import folded, parse_array
-from metasched.core import ENDED_KEPT, Core
+from metasched.books import ENDED_KEPT
+from metasched.core import Core
 from metasched.db import leases
 from metasched.db.facts import applied, changed, lasting
 from metasched.db.schema import (

@@ -9,6 +9,11 @@ Pure, each knowing only those above it:
     carts        free processors over time under advance reservations
     policies     priorities, eligibility, dispatch, pulling, local queues
     events       what the core is told and what it answers
+    cluster_view, books   what the core knows: of each cluster, of everything
+    gates, leasing        what keeps a task with us: dependencies, times, limits; licences
+    attempts     what happens to a task: the only place where a state changes
+    placing      where waiting tasks go
+    moving, wishes, comebacks, absences   pulls and recalls; users; what returns; what is missing
     core         the meta-scheduler: events in, changes and actions out
 
 Round it:

@@ -15,7 +15,9 @@ from metasched.licences import GivenBack, Lease, LicenceCount, LicencePool, Stan
 from metasched.model import Claim, Cluster, Facts, Job, Missing, Row, State
 from metasched.policies.classify import Part
 from metasched.policies.eligible import Unfit
-from metasched.transitions import Event
+from metasched.transitions import UNSTARTED, Event
+
+Place = tuple[int, int]  # of a task: job, index
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,9 +391,32 @@ class Attempt:
         return self.seen and self.intent is None and not self.given_up
 
     @property
+    def unstarted(self) -> bool:
+        """Whether it can still be moved: what its manager has restarted waits, but has begun."""
+        return self.state in UNSTARTED and not self.begun
+
+    @property
     def untried(self) -> bool:
         """Certainly not with the manager: the call has not been made."""
         return self.state is State.DISPATCHING and self.tried is None
+
+    def look_due(self, now: float) -> bool:
+        """Whether it is missing, and accounting is to be asked again."""
+        return self.given_up and now >= self.look_at
+
+    def clock_set(self, by: float) -> None:
+        """The wall clock went `by` seconds more than time has: see `Core`."""
+        back = min(by, 0.0)
+        self.sent += back
+        self.look_at += by
+        if self.accepted is not None:
+            self.accepted += back
+        if self.listed is not None:
+            self.listed += back
+        if self.tried is not None:
+            self.tried += by
+        if self.asked is not None:
+            self.asked += by
 
 
 @dataclass
@@ -440,6 +465,16 @@ class Task:
     @property
     def name(self) -> str:
         return f"{self.job.id}_{self.index}" if self.job.array else str(self.job.id)
+
+    @property
+    def place(self) -> Place:
+        return self.job.id, self.index
+
+    @property
+    def live(self) -> Attempt:
+        """Its attempt, where it is certain that it has one."""
+        assert self.attempt is not None, self
+        return self.attempt
 
 
 @dataclass(frozen=True)

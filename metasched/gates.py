@@ -22,11 +22,10 @@ from metasched.dependencies import (
     combined,
     parse_dependency,
 )
-from metasched.events import Task
+from metasched.events import Place, Task
 from metasched.model import Job, Reason, State
 from metasched.transitions import FINAL, LIVE, UNSTARTED
 
-Key = tuple[int, int]  # job, index
 Name = tuple[str, str]  # user, name of the job
 _Outlook = tuple[Prospect, float | None]  # of a term, and when time alone lets it come
 _ALL = -1  # all the blocked tasks of a job
@@ -36,9 +35,10 @@ class Gates:
     """Where the queued tasks stand; `ready` ones wait for a cluster only."""
 
     def __init__(self) -> None:
-        self.ready: dict[Key, Task] = {}
-        self._fresh: dict[Key, Task] = {}
-        self._later: dict[Key, Task] = {}  # until their begin time
+        self.ready: dict[Place, Task] = {}
+        self._fresh: dict[Place, Task] = {}
+        self._all_fresh = False
+        self._later: dict[Place, Task] = {}  # until their begin time
         self._times: list[tuple[float, int, int]] = []  # when to look again at a task, or at all
         self._dues: dict[int, float] = {}  # by job: the last of `_times` for its dependencies
         self._slots: dict[int, set[int]] = {}  # by job: the tasks that count for its limit
@@ -326,10 +326,15 @@ class Gates:
                 parts.append(f"{term} {prospect.value}: {progress.told()}")
         return "; ".join(parts)
 
+    def refresh(self) -> None:
+        """Something has changed for all that are ready: `take_fresh` gives them all again."""
+        self._all_fresh = True
+
     def take_fresh(self) -> list[Task]:
-        """The tasks that have become ready since this was asked last."""
-        fresh, self._fresh = list(self._fresh.values()), {}
-        return fresh
+        """The tasks that have become ready, or were refreshed, since this was asked last."""
+        fresh = self.ready if self._all_fresh else self._fresh
+        self._fresh, self._all_fresh = {}, False
+        return list(fresh.values())
 
 
 def _take(by_job: dict[int, dict[int, Task]], id: int, index: int) -> Task | None:

@@ -182,7 +182,7 @@ class Engine:
         for manager in self._managers:
             self._step(Seen(start, manager.cluster.name, facts=manager.facts(), full=True))
         if self._scheme.plan:
-            self._planned = self.core.dispatch = Planned(self._managers, self._policy)
+            self._planned = self.core.books.dispatch = Planned(self._managers, self._policy)
         if self._scheme.late:
             self._late = Late(self._managers, self.core.classifier, self._policy.age)
 

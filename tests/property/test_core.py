@@ -574,11 +574,11 @@ class World(RuleBasedStateMachine):
         self.core = Core()
         self.core.restore(
             [task for _, task in sorted(stored.tasks.items())],
-            stored._last_sending,
+            stored.books.last_sending,
             stored._facts,
             [j for j in self.submitted.values() if (j.margin or -1) >= 0],
-            stored._drains.values(),
-            ended=stored._ended,
+            stored.books.drains.values(),
+            ended=stored.books.ended,
             fates={
                 id: self.fates_of(self.jobs[id])
                 for id in sorted({id for id, _ in stored.tasks})
@@ -822,7 +822,7 @@ class World(RuleBasedStateMachine):
         for place, task in self.core.tasks.items():
             if place in self.core.licences:
                 assert task.state is State.QUEUED
-                assert self.core.lacks(task, self.core._now), task.name
+                assert self.core.lacks(task, self.core.books.now), task.name
 
     @invariant()
     def limits_are_kept_over_all_clusters(self) -> None:
@@ -896,7 +896,7 @@ class World(RuleBasedStateMachine):
             while self.actions:
                 self.act(None, "done")
             for _, listed in self.those(State.PENDING):
-                assert self.core._of(*listed) or self.goes_before(listed), f"{listed} is left"
+                assert self.core.books.of(*listed) or self.goes_before(listed), f"{listed} is left"
             for name, manager in self.managers.items():
                 self.poll(name, False)
                 manager.start(self.now)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from metasched.absences import LOOK_AGAIN
 from metasched.adapters.base import Order, Refused
 from metasched.adapters.claims import TAKEN, fenced, revoke
-from metasched.core import LOOK_AGAIN
 from metasched.events import Asked, Booted, Policy, Revoke, Revoked, Send, Submitted, Traced
 from metasched.model import Claim, Cluster, Job, Payload, Reason, Row, State, tag_of
 from tests.unit.test_core import NOW, Site, facts, job

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.core import PURSUE_AGAIN, Core
+from metasched.attempts import PURSUE_AGAIN
+from metasched.core import Core
 from metasched.events import (
     Accepted,
     Again,

@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.core import _shape
+from metasched.cluster_view import shape
 from metasched.db.facts import applied, changed, lasting
 from metasched.model import Facts, Nodes, Partition
 
@@ -52,7 +52,7 @@ def test_what_is_stored_tells_the_facts_again(before: Facts, now: Facts) -> None
 @given(FACTS)
 def test_what_lasts_decides_the_same_about_jobs(facts: Facts) -> None:
     for passing in (True, False):
-        assert _shape(lasting(facts), passing=passing) == _shape(facts, passing=passing)
+        assert shape(lasting(facts), passing=passing) == shape(facts, passing=passing)
     assert lasting(lasting(facts)) == lasting(facts)
 
 

@@ -1,0 +1,136 @@
+"""One cluster as the core sees it: what its manager has told, what of ours is there. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from metasched.events import Place, Task
+from metasched.model import Cluster, Facts, Row, State
+
+FULL_AGAIN = (10.0, 300.0)  # seconds until a full cluster is tried again: first, at the most
+
+
+@dataclass
+class Stray:
+    """An attempt that is listed although we had given it up; `asked`: when its end was asked for.
+
+    `wish` is None (let it be), or the `unstarted` of the withdrawal that is asked for.
+    """
+
+    row: Row
+    wish: bool | None = None
+    asked: float = 0.0
+
+
+@dataclass
+class ClusterView:
+    """What is known of one cluster since the start.
+
+    `full` is what its manager said when it took no more for now: until `probe_at` nothing is
+    sent, then one task, to see. `ends` and `left` give the cpu seconds that running jobs still
+    owe; `owed` are those of ours that have not begun, which are `unstarted`. What is live and not
+    `Attempt.calm` is `uneasy`, so that a listing need not look at all the rest. `watched` are the
+    seconds for which it has answered us, `missed` those of its present silence in which another
+    cluster answered: what expires goes by these, and stands still while nobody could see anything.
+    `strays` are by job, index and sending, `withheld` are rows of tasks whose claims are being
+    revoked.
+    """
+
+    cluster: Cluster
+    facts: Facts | None = None
+    up: bool = False
+    word: str = "not heard from since the start"
+    full: str = ""
+    full_since: float = 0.0
+    watched: float = 0.0
+    missed: float = 0.0
+    probe_at: float = 0.0
+    pause: float = 0.0
+    ends: list[float] = field(default_factory=list)
+    left: list[tuple[int, float]] = field(default_factory=list)
+    owed: float = 0.0
+    power: float = 0.0
+    unstarted: dict[Place, Task] = field(default_factory=dict)
+    live: dict[Place, Task] = field(default_factory=dict)
+    uneasy: dict[Place, Task] = field(default_factory=dict)
+    strays: dict[tuple[int, int, int], Stray] = field(default_factory=dict)
+    withheld: dict[Place, Row] = field(default_factory=dict)
+    up_since: float = 0.0  # when its manager last started, as far as it tells
+
+    @property
+    def name(self) -> str:
+        return self.cluster.name
+
+    def learn(self, facts: Facts) -> None:
+        self.facts, self.power = facts, facts.cpus * self.cluster.benchmark
+        self.ends = [end for end, _ in facts.running]
+        cpus, seconds = 0, 0.0
+        self.left = [(0, 0.0)]
+        for end, size in reversed(facts.running):
+            cpus, seconds = cpus + size, seconds + size * end
+            self.left.append((cpus, seconds))
+        self.left.reverse()
+
+    def running(self, now: float) -> float:
+        """Cpu seconds that running jobs owe by their limits; O(log n) in their number."""
+        if not self.ends:
+            return 0.0
+        cpus, seconds = self.left[bisect_right(self.ends, now)]
+        return seconds - cpus * now if cpus else 0.0
+
+    # What is ours there
+
+    def add(self, task: Task) -> None:
+        """A task of ours may be there from now on."""
+        self.live[task.place] = self.uneasy[task.place] = task
+
+    def drop(self, task: Task) -> None:
+        """Its attempt there has ended."""
+        self.live.pop(task.place, None)
+        self.uneasy.pop(task.place, None)
+
+    def end_waiting(self, known_by: tuple[int, int, int]) -> None:
+        """Wish for the end of a stray that is to begin anew, though another has begun."""
+        stray = self.strays.get(known_by)
+        if stray is not None and stray.row.state is State.PENDING and stray.wish is None:
+            stray.wish = False
+
+    # Whether it takes more
+
+    def takes_no_more(self, word: str, now: float) -> None:
+        """Its manager is full; try again later, and ever later."""
+        first, most = FULL_AGAIN
+        self.pause = min(self.pause * 2, most) or first
+        self.full, self.full_since = word, now
+        self.probe_at = now + self.pause
+
+    def may_probe(self, now: float) -> bool:
+        """Whether it is full, and time to try it again, with one task."""
+        return bool(self.full) and now >= self.probe_at
+
+    def clock_set(self, by: float) -> None:
+        """The wall clock went `by` seconds more than time has: see `Core`."""
+        self.full_since += min(by, 0.0)
+        self.probe_at += by
+        for stray in self.strays.values():
+            stray.asked += by
+
+
+def shape(facts: Facts | None, *, passing: bool = True) -> object:
+    """What of the facts decides whether a job may be sent: not what is free or running.
+
+    Without the `passing`, which nodes and partitions are up, whether it can ever start there.
+    """
+    if facts is None:
+        return None
+    partitions = []
+    for p in facts.partitions:
+        nodes: dict[object, int] = {}
+        for n in p.nodes:
+            up = passing and n.up
+            kind = (n.cpus, n.memory, tuple(sorted(n.gres.items())), n.features, up)
+            nodes[kind] = nodes.get(kind, 0) + n.count
+        partitions.append((p.name, p.default, passing and p.up, p.max_time, p.max_nodes, nodes))
+    licences = {n: (c.total, passing and c.used) for n, c in facts.licences.items()}
+    return partitions, licences

@@ -1,0 +1,146 @@
+"""Leases of tasks: what is sent has its licences, and what has ended gives them back. Pure.
+
+`metasched/licences.py` decides who may have tokens; here they follow the tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from metasched.books import Books
+from metasched.cluster_view import ClusterView
+from metasched.events import Attempt, Place, Task
+from metasched.licences import GivenBack, Lease, LicencePool, Licences, Standing
+from metasched.model import Reason, State
+from metasched.policies.eligible import Unfit
+
+
+class Leasing:
+    """Takes and gives back the leases of tasks."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self.licences = Licences()
+        self.ours = False  # to lease; else licences are the managers' own affair
+        self.passed_on: dict[Place, Task] = {}  # on the way to where they are pulled
+        self._behind: dict[Place, float] = {}  # recalled tasks: their key in line
+
+    def configure(self, pools: tuple[LicencePool, ...] | None, patience: float) -> None:
+        self.ours = pools is not None
+        self.licences.configure(pools or (), patience)
+        self.passed_on, self._behind = {}, {}
+
+    def wanted(self, task: Task) -> bool:
+        """Whether a task needs a lease to be sent."""
+        return self.ours and bool(task.job.licences)
+
+    # The line
+
+    def join(self, task: Task) -> None:
+        """Let it wait in line."""
+        self.licences.join(task.place, self._order(task), task.job.licences)
+
+    def leave(self, task: Task) -> None:
+        self.licences.leave(task.place)
+
+    def put_behind(self, task: Task) -> None:
+        """When it comes back it waits behind all who are in line now."""
+        self._behind[task.place] = self._books.now
+
+    def _order(self, task: Task) -> tuple[float, int, int]:
+        """Its place in line; one that was recalled for others gets in line behind them."""
+        return (max(task.key, self._behind.get(task.place, task.key)), *task.place)
+
+    def lacks(self, task: Task, now: float) -> list[Standing]:
+        """The licences of which a task could not have what it wants now."""
+        return list(self.licences.lacks(task.job.licences, self._order(task), now))
+
+    def lacking(self, task: Task, now: float) -> Unfit | None:
+        """Why a task waits for licences, as it is now; None: it does not."""
+        if task.place not in self.licences:
+            return None
+        lacks = self.lacks(task, now)
+        texts = [f"licence {s.licence}: {s.word or self._told(task, s)}" for s in lacks]
+        unknown = any(s.word for s in lacks)
+        reason = Reason.LICENCE_UNKNOWN if unknown else Reason.LICENCE_BUSY
+        return Unfit(reason, "; ".join(texts) or "its turn comes next")
+
+    @staticmethod
+    def _told(task: Task, s: Standing) -> str:
+        wanted, free = task.job.licences[s.licence], s.free or 0
+        if free >= wanted:
+            return (
+                f"{wanted} wanted, and {free} free, which are kept for one that was passed before"
+            )
+        return f"{wanted} wanted, {max(free, 0)} of {s.total} free"
+
+    # Leases
+
+    def take(self, task: Task, forced: bool = False) -> str:
+        """Lease its licences to the attempt of a task, in words; they may be passed on to it."""
+        if task.place in self.licences.leases:  # also if there are too few by now: none is added
+            self.give_back(task, "passed on")
+            forced = True
+        tokens = dict(task.job.licences)
+        lease = Lease(*task.place, task.live.number, tokens, self._books.now, forced)
+        self.licences.take(lease)
+        self._behind.pop(task.place, None)
+        self._books.out.leases.append(lease)
+        return ", ".join(f"{name}:{many}" for name, many in tokens.items())
+
+    def must_hold(self, task: Task) -> None:
+        """What may run has its licences, whatever is left: it was there before we knew."""
+        if task.place not in self.licences.leases:
+            told = self.take(task, forced=True)
+            self._books.note(task, f"it has {told}, which are counted again")
+
+    def give_back(self, task: Task, why: str, attempt: Attempt | None = None) -> None:
+        """End the lease of a task, if it has one; `attempt` is what may have used it."""
+        lease = self.licences.leases.get(task.place)
+        if lease is not None:
+            self._end(lease, why, attempt is not None and attempt.begun)
+
+    def _end(self, lease: Lease, why: str, used: bool) -> None:
+        now = self._books.now
+        lingers = self.licences.give_back((lease.job, lease.index), now, used)
+        self._books.out.leases.append(GivenBack(lease, now, why, lingers))
+
+    def pass_on(self, task: Task) -> None:
+        """Its next attempt, which begins in this step, takes the lease over."""
+        self.passed_on[task.place] = task
+
+    def none_passed(self) -> None:
+        """What was to be sent on and was not gives its lease back."""
+        for task in self.passed_on.values():
+            if task.attempt is None:
+                self.give_back(task, "not sent on")
+        self.passed_on = {}
+
+    def reconcile(self) -> None:
+        """Make leases agree with what is live, and tell how it stands with every licence."""
+        if not self.ours:
+            return
+        for place, lease in list(self.licences.leases.items()):
+            task = self._books.tasks.get(place)
+            if task is None or task.attempt is None:
+                self._end(lease, "nobody has it", used=True)
+        for task in self._books.tasks.values():
+            # what is unknown may have been released by an operator
+            if task.attempt is not None and task.state is not State.UNKNOWN and task.job.licences:
+                self.must_hold(task)
+        for standing in self.licences.standings(self._books.now):
+            self._books.out.standings[standing.licence] = standing
+
+    def tokens(self, task: Task) -> Mapping[str, int]:
+        """What is leased to a task, by licence."""
+        lease = self.licences.leases.get(task.place)
+        return {} if lease is None else lease.tokens
+
+    def impatient(self, view: ClusterView) -> Iterator[Task]:
+        """What a cluster has that may have to go for the sake of those who wait for licences."""
+        if not self.licences.waited_for:
+            return
+        for place in self.licences.leases:
+            task = view.unstarted.get(place)
+            if task is not None and task.live.calm and self.licences.contended(place):
+                yield task

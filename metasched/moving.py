@@ -1,0 +1,160 @@
+"""What is with a manager, has not begun, and goes elsewhere: pulls and recalls. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from metasched.attempts import Attempts
+from metasched.books import Books
+from metasched.cluster_view import ClusterView
+from metasched.events import Drained, Intent, Resumed, Task
+from metasched.leasing import Leasing
+from metasched.model import State
+from metasched.placing import Placing
+from metasched.policies.eligible import PERMANENT, translated
+from metasched.policies.pulling import Room
+from metasched.transitions import UNSTARTED
+
+
+class Moving:
+    """Wants tasks back from clusters where they cannot, may not or need not wait."""
+
+    def __init__(
+        self, books: Books, attempts: Attempts, leasing: Leasing, placing: Placing
+    ) -> None:
+        self._books, self._attempts = books, attempts
+        self._leasing, self._placing = leasing, placing
+
+    # Drained and shrunken clusters
+
+    def drained(self, event: Drained) -> None:
+        self._books.drains[event.cluster] = event
+        if (view := self._books.views.get(event.cluster)) is not None:
+            self.recall(view)
+
+    def resumed(self, event: Resumed) -> None:
+        """What had been wanted back, and was not told so yet, may stay."""
+        self._books.drains.pop(event.cluster, None)
+        if (view := self._books.views.get(event.cluster)) is None:
+            return
+        for task in list(view.live.values()):
+            if task.live.intent is Intent.RECALL and task.live.asked is None:
+                task.live.intent = None
+                self._books.note(task, f"{event.cluster} resumed: it stays")
+
+    def recall(self, view: ClusterView) -> None:
+        """Want back what has not begun on a cluster that may not, or cannot ever, start it."""
+        drain = self._books.drains.get(view.name)
+        drained = drain is not None and not drain.keep_pending
+        for task in list(view.live.values()):
+            if drained:
+                self._attempts.want_back(task, view, str(drain))
+            elif not task.live.begun:
+                never = self._placing.against(task.job, view)
+                if never is not None and never.reason in PERMANENT:
+                    self._attempts.want_back(task, view, never.text)
+
+    # Silent clusters
+
+    def leave(self, view: ClusterView, why: str) -> None:
+        """Move what has not begun on a cluster, as far as another one can take it."""
+        for task in sorted(view.live.values(), key=lambda t: (t.key, *t.place)):
+            others = [
+                name
+                for name, other in self._books.views.items()
+                if other is not view and self._placing.unfit(task, other) is None
+            ]
+            if others and self._attempts.want_back(task, view, why):
+                choice = self._books.dispatch.choose(task.job, task.priority, others)
+                task.live.target = choice
+
+    # Licences that others wait for
+
+    def lose_patience(self, view: ClusterView) -> None:
+        """Want back what holds licences and does not begin, as far as that serves others.
+
+        It then waits behind all who are in line now.
+        """
+        now, licences = self._books.now, self._leasing.licences
+        if not licences.waited_for:
+            return
+        freed: Counter[str] = Counter()
+        for task in view.unstarted.values():
+            if task.live.intent is Intent.RECALL:
+                freed.update(self._leasing.tokens(task))
+        back: list[Task] = []
+        for task in sorted(self._leasing.impatient(view), key=lambda t: t.key, reverse=True):
+            if licences.serves(freed, now):
+                break
+            if now - (task.live.accepted or now) >= self._books.policy.patience:
+                freed.update(self._leasing.tokens(task))
+                back.append(task)
+        if not licences.serves(freed, now):
+            return
+        for task in back:
+            why = "others wait for its licences, and it does not begin"
+            if self._attempts.want_back(task, view, why):
+                self._leasing.put_behind(task)
+
+    # Pulling
+
+    def pull(self, view: ClusterView) -> None:
+        """Withdraw pending tasks elsewhere that would start on this cluster now."""
+        facts = view.facts
+        others = [v for v in self._books.views.values() if v is not view]
+        if facts is None or facts.cpus <= facts.used or not any(v.unstarted for v in others):
+            return
+        on_their_way = [
+            task.job
+            for task in view.uneasy.values()
+            if task.state in UNSTARTED and not task.live.seen
+        ] + [
+            task.job
+            for other in others
+            for task in other.uneasy.values()
+            if task.live.target == view.name
+        ]
+        incoming = [(job.cpus, job.time_limit or job.estimated) for job in on_their_way]
+        room = Room(facts, self._books.now, incoming)
+        for tasks in _pullable(others):
+            job = tasks[0].job
+            if self._placing.against(job, view) is not None:
+                continue
+            here = translated(job, view.cluster, facts)
+            if not room.admits(here):
+                continue
+            for task in tasks:
+                if not self._may_move(task) or self._placing.unfit(task, view) is not None:
+                    continue
+                if not room.admits(here):
+                    break
+                room.take(here)
+                task.live.intent, task.live.target = Intent.PULL, view.name
+                self._books.note(task, f"would start on {view.name} now")
+                self._attempts.pursue(task)
+            if room.free <= 0:
+                return
+
+    def _may_move(self, task: Task) -> bool:
+        attempt = task.live
+        patience = self._books.policy.pull_after * 2.0**task.moves
+        return (
+            task.state is State.PENDING
+            and attempt.unstarted
+            and attempt.seen
+            and attempt.intent is None
+            and self._books.views[attempt.cluster].watched - attempt.watched >= patience
+        )
+
+
+def _pullable(views: Iterable[ClusterView]) -> list[list[Task]]:
+    """What has not begun on clusters that are up, by job, in the order in which it waits."""
+    jobs: dict[int, list[Task]] = {}
+    for view in views:
+        if view.up:
+            for task in view.unstarted.values():
+                jobs.setdefault(task.job.id, []).append(task)
+    for tasks in jobs.values():
+        tasks.sort(key=lambda task: task.index)
+    return sorted(jobs.values(), key=lambda tasks: (tasks[0].key, tasks[0].job.id))

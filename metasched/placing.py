@@ -1,0 +1,186 @@
+"""Where waiting tasks go: the clusters that may run them, their licences, the choice. Pure."""
+
+from __future__ import annotations
+
+from metasched.attempts import Attempts
+from metasched.books import Books
+from metasched.cluster_view import ClusterView
+from metasched.dependencies import Prospect
+from metasched.events import Attempt, Send, Task, Verdict
+from metasched.gates import Gates
+from metasched.leasing import Leasing
+from metasched.model import Job, Reason, State
+from metasched.policies.eligible import PERMANENT, Unfit, unfit
+from metasched.transitions import Event
+
+_PRECEDENCE = {reason: place for place, reason in enumerate(Reason)}
+_NO_CLUSTER = Unfit(Reason.NO_CLUSTER_FITS, "no cluster is configured")
+
+
+class Placing:
+    """Sends what waits for a cluster only."""
+
+    def __init__(self, books: Books, attempts: Attempts, leasing: Leasing, gates: Gates) -> None:
+        self._books, self._attempts, self._leasing, self._gates = books, attempts, leasing, gates
+        # Of one `place`:
+        self._known: dict[tuple[int, str], Unfit | None] = {}  # by job and cluster
+        self._chunks: dict[tuple[int, str], tuple[int, list[int]]] = {}  # likewise
+
+    # 3. The clusters that may run a task
+
+    def unfit(
+        self,
+        task: Task,
+        view: ClusterView,
+        known: dict[tuple[int, str], Unfit | None] | None = None,
+    ) -> Unfit | None:
+        """Why a task cannot be sent to a cluster now; `known` keeps what its job shares."""
+        if view.name in task.refused:
+            return Unfit(Reason.NO_CLUSTER_FITS, "its manager refused the job")
+        known = {} if known is None else known
+        key = (task.job.id, view.name)
+        if key not in known:
+            known[key] = self.against(task.job, view)
+        against = known[key]
+        if against is not None and against.reason in PERMANENT:
+            return against
+        if not view.up:
+            return Unfit(Reason.CLUSTER_DOWN, view.word)
+        if view.name in self._books.drains:
+            return Unfit(Reason.CLUSTER_DRAINED, str(self._books.drains[view.name]))
+        if against is None and view.full and not view.may_probe(self._books.now):
+            return Unfit(Reason.CLUSTER_DRAINED, view.full)
+        return against
+
+    def against(self, job: Job, view: ClusterView) -> Unfit | None:
+        """Why a cluster, as it is, cannot run a job; not whether it answers and may be used now."""
+        licences = self._leasing.licences
+        if self._leasing.ours and (barred := licences.barred(job.licences, view.name)):
+            text = f"licence {barred} cannot be used there"
+            return Unfit(Reason.NO_CLUSTER_FITS, text)
+        return unfit(job, view.cluster, view.facts)
+
+    def verdicts(self, task: Task) -> list[Verdict]:
+        """What speaks against each cluster for a task now, with the loads that decide."""
+        looks = self._books.dispatch.looked_at(task.job, task.priority)
+        return [
+            Verdict(name, self.unfit(task, view), *looks[name])
+            for name, view in self._books.views.items()
+        ]
+
+    def refusal(self, job: Job) -> str | None:
+        """Why no cluster can ever run a job that is about to be submitted, or None."""
+        views = self._books.views
+        if unknown := [c for c in job.clusters if c not in views]:
+            return f"there is no cluster {unknown[0]}; there are {', '.join(views)}"
+        licences = self._leasing.licences
+        if self._leasing.ours and (why := licences.refusal(job.licences)) is not None:
+            return why
+        probe = Task(job, 0, 1, 0.0)
+        against: dict[str, Unfit] = {}
+        for name, view in views.items():
+            if job.clusters and name not in job.clusters:
+                continue
+            unfit_here = self.unfit(probe, view)
+            if unfit_here is None or unfit_here.reason not in PERMANENT:
+                return None
+            against[name] = unfit_here
+        sizes = [(v.facts.cpus, name) for name, v in views.items() if v.facts]
+        if job.cpus > max((size for size, name in sizes if name in against), default=0):
+            size, name = max(sizes, key=lambda pair: pair[0])
+            return (
+                f"no cluster has {job.cpus} processors, the largest is {name} with {size}; "
+                "ask for fewer"
+            )
+        told = "; ".join(f"{name}: {u.text}" for name, u in against.items())
+        return f"no cluster can run the job ({told}); change what it asks for"
+
+    # 4. Licences and the choice
+
+    def place(self) -> None:
+        """Send what waits for a cluster only, in order of its key.
+
+        The tasks that have just become ready, or all where something has changed for all.
+        """
+        now, licences = self._books.now, self._leasing.licences
+        for task, why in self._gates.settle(now):
+            self._books.note(task, why)
+            self._attempts.despair(task, Prospect.NEVER)
+        waiting = self._gates.take_fresh()
+        if waiting:
+            for view in self._books.views.values():
+                self._books.weigh(view)
+        self._known, self._chunks = {}, {}
+        in_line = []
+        for task in sorted(waiting, key=lambda t: (t.key, *t.place)):
+            if not self._leasing.wanted(task) or task.place in self._leasing.passed_on:
+                self._let_go(task)
+            elif self._fit(task):
+                self._leasing.join(task)
+                in_line.append(task)
+        self._leasing.none_passed()
+        while (granted := licences.next(now)) is not None:
+            self._let_go(self._books.tasks[granted])
+        for task in in_line:
+            if (lacking := self._leasing.lacking(task, now)) is not None:
+                self._keep(task, [lacking])
+        for (job, cluster), (sending, indices) in self._chunks.items():
+            self._books.out.actions.append(Send(job, sending, cluster, tuple(indices)))
+
+    def _fit(self, task: Task) -> list[str]:
+        """The clusters that may run a task now; if there is none it waits, not for licences."""
+        views = self._books.views
+        against = {name: self.unfit(task, view, self._known) for name, view in views.items()}
+        fit = [name for name, reason in against.items() if reason is None]
+        if not fit:
+            self._leasing.leave(task)
+            self._keep(task, [u for u in against.values() if u is not None])
+        return fit
+
+    def _let_go(self, task: Task) -> None:
+        """Send a task that waits for nothing but a cluster."""
+        if fit := self._fit(task):
+            if task.target in fit:
+                self._send(task, task.target)
+            else:
+                self._send(task, self._books.dispatch.choose(task.job, task.priority, fit))
+
+    def _send(self, task: Task, cluster: str) -> None:
+        """Intend a sending; tasks of one job that go to one cluster now share it, up to a chunk."""
+        job, view = task.job.id, self._books.views[cluster]
+        sending, indices = self._chunks.get((job, cluster), (0, []))
+        if len(indices) in (0, view.cluster.chunk):
+            if indices:
+                self._books.out.actions.append(Send(job, sending, cluster, tuple(indices)))
+            sending = self._books.last_sending.get(job, 0) + 1
+            self._books.last_sending[job] = sending
+            indices = []
+            self._chunks[job, cluster] = (sending, indices)
+        indices.append(task.index)
+        if view.full:
+            view.probe_at = self._books.now + view.pause
+        task.attempts += 1
+        task.attempt = Attempt(
+            *(task.attempts, sending, cluster, State.QUEUED, self._books.now),
+            watched=view.watched,
+            fence=view.cluster.fence_dir,
+        )
+        self._books.sent(task)
+        view.add(task)
+        cause = "moved on purpose" if task.target == cluster else "load and ordering"
+        task.target = None
+        if self._leasing.wanted(task):
+            cause += f", with {self._leasing.take(task)}"
+        self._attempts.advance(task, Event.SEND, cause)
+
+    def _keep(self, task: Task, against: list[Unfit]) -> None:
+        """Nothing fits: say why by the reason that comes first, or reject for good."""
+        passing = [u for u in against if u.reason not in PERMANENT]
+        first = min(passing or against, key=lambda u: _PRECEDENCE[u.reason], default=_NO_CLUSTER)
+        task.target = None
+        if task.refused and not passing:
+            self._attempts.advance(task, Event.REJECT, first.text)
+            task.reason = first.reason
+        elif task.reason != first.reason:
+            task.reason = first.reason
+            self._books.note(task, first.text)
