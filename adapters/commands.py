@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import selectors
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from metasched.adapters.base import Refused, Unreachable
+from metasched.adapters.guard import Guard
 
 if TYPE_CHECKING:
     from metasched.adapters.launching import Launched
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 _LOOK = 0.25  # seconds between looks at what a slow command has said so far
 _BLOCK = 2**16  # bytes
 MOST = 2**28  # bytes of one answer; a listing of 100,000 jobs takes a tenth of it
-_PR_SET_PDEATHSIG = 1
-_prctl = ctypes.CDLL(None).prctl
+_guard = Guard()
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def run(
             stderr=subprocess.PIPE,
             pass_fds=keep,
             umask=umask,
-            preexec_fn=dying_with(os.getpid()),
+            process_group=_guard.group(),
         )
     except UnicodeEncodeError:
         raise Refused("an option, a path or an argument is no text") from None
@@ -141,17 +139,6 @@ def _awaited(
     except subprocess.TimeoutExpired:
         raise Unreachable(f"{name}: no end within {timeout:g} s") from None
     return bytes(out), bytes(err)
-
-
-def dying_with(caller: int) -> Callable[[], None]:
-    """For `preexec_fn`: the command is killed when the thread that started it ends."""
-
-    def arm() -> None:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != caller:
-            os._exit(1)
-
-    return arm
 
 
 @contextmanager

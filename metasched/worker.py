@@ -6,7 +6,6 @@ one line. The process ends when its input does: it never outlives the daemon.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -21,12 +20,12 @@ import msgspec
 
 from metasched.adapters.base import Adapter, Order, Refused, Unreachable, Withdrawal
 from metasched.adapters.claims import fenced, revoke
+from metasched.adapters.guard import die_with_parent
 from metasched.adapters.launching import Launcher
 from metasched.clock import Clock
 from metasched.model import Claim, Cluster, Facts, Listing, Missing, Row, Trace
 
 GROUP = "metasched.adapters"
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -176,10 +175,7 @@ def adapter_class(name: str) -> type[Adapter]:
 
 
 def main() -> int:
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        return 1
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the terminal is the daemon's to act on
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # a stray print of a library must not break the protocol

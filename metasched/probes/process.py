@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from metasched.adapters.commands import dying_with
+from metasched.adapters.guard import die_with_parent
 from metasched.probes.base import ProbeError, Report, server_class
 
 GRACE = 10.0  # seconds that an interpreter may take to start and to read, beyond the time-out
@@ -118,7 +118,7 @@ def answer_to(question: Question) -> Answer:
 
 
 def main() -> int:
-    dying_with(os.getppid())()
+    die_with_parent()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a stray print of a library must not spoil the answer
     question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
