@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from metasched.events import Place, Task
-from metasched.model import Cluster, Facts, Row, State
+from metasched.model import Cluster, Facts, Job, Row, State
+from metasched.policies.eligible import Unfit, unfit
 
+DECIDED = 10_000  # different needs whose answers are kept, at the most
 FULL_AGAIN = (10.0, 300.0)  # seconds until a full cluster is tried again: first, at the most
 
 
@@ -34,7 +37,8 @@ class ClusterView:
     seconds for which it has answered us, `missed` those of its present silence in which another
     cluster answered: what expires goes by these, and stands still while nobody could see anything.
     `strays` are by job, index and sending, `withheld` are rows of tasks whose claims are being
-    revoked.
+    revoked. `decided` is what `unfit` has answered, by needs: it holds while the `shape` of the
+    facts does.
     """
 
     cluster: Cluster
@@ -57,12 +61,17 @@ class ClusterView:
     strays: dict[tuple[int, int, int], Stray] = field(default_factory=dict)
     withheld: dict[Place, Row] = field(default_factory=dict)
     up_since: float = 0.0  # when its manager last started, as far as it tells
+    shape: object = None
+    decided: dict[Hashable, Unfit | None] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         return self.cluster.name
 
     def learn(self, facts: Facts) -> None:
+        before, self.shape = self.shape, shape(facts)
+        if self.shape != before:
+            self.decided.clear()
         self.facts, self.power = facts, facts.cpus * self.cluster.benchmark
         self.ends = [end for end, _ in facts.running]
         cpus, seconds = 0, 0.0
@@ -78,6 +87,16 @@ class ClusterView:
             return 0.0
         cpus, seconds = self.left[bisect_right(self.ends, now)]
         return seconds - cpus * now if cpus else 0.0
+
+    def unfit(self, job: Job) -> Unfit | None:
+        """Why the cluster cannot run a job, decided once for all that ask for the same."""
+        paths = (job.directory, job.writes) if self.cluster.filesystems else ()
+        alike = (job.needs, paths)
+        if alike not in self.decided:
+            if len(self.decided) >= DECIDED:
+                self.decided.clear()
+            self.decided[alike] = unfit(job, self.cluster, self.facts)
+        return self.decided[alike]
 
     # What is ours there
 

@@ -344,9 +344,7 @@ class Core:
 
     def _seen(self, event: Seen) -> None:
         view = self.books.views[event.cluster]
-        waiting = bool(self._gates.ready)
-        before = (view.up, shape(view.facts) if waiting and event.facts else None)
-        known = shape(view.facts, passing=False) if view.up and event.facts else None
+        was_up, before, facts = view.up, view.shape, view.facts
         view.up, view.word = True, ""
         if event.facts is not None:
             view.learn(event.facts)
@@ -354,7 +352,9 @@ class Core:
         view.up_since = event.up_since
         self._listed(view, event)
         self._not_listed(view, event)
-        if event.facts is not None and known != shape(view.facts, passing=False):
+        reshaped = view.shape != before
+        lasting = reshaped and shape(facts, passing=False) != shape(view.facts, passing=False)
+        if event.facts is not None and (lasting or not was_up):
             self._moving.recall(view)
         self._moving.lose_patience(view)
         missed, view.missed = view.missed, 0.0
@@ -364,8 +364,7 @@ class Core:
         self._comebacks.chase(view)
         self.books.weigh(view)
         self._gates.pass_time(event.time)
-        after = (True, shape(view.facts) if waiting and event.facts else None)
-        if before != after or view.may_probe(event.time):
+        if reshaped or not was_up or view.may_probe(event.time):
             self._gates.refresh()
 
     def _listed(self, view: ClusterView, event: Seen) -> None:

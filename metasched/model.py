@@ -6,7 +6,7 @@ Times are seconds since the epoch (UTC), durations seconds, memory MiB, sizes pr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -150,6 +150,24 @@ class Job:
     @cached_property
     def tasks_of_array(self) -> Array | None:
         return None if self.array is None else parse_array(self.array)
+
+    @cached_property
+    def shape(self) -> Hashable:
+        """What its nodes must have: equal for jobs that the same nodes hold."""
+        return (
+            *(self.cpus, self.tasks, self.nodes, self.exclusive),
+            *(self.memory, self.memory_per_cpu, tuple(self.gres.items())),
+            *(self.partition, self.constraint),
+        )
+
+    @cached_property
+    def needs(self) -> Hashable:
+        """All that decides which clusters can run it, but for its paths: equal for jobs that
+        find the same answer everywhere."""
+        return (
+            *(self.shape, self.clusters, self.time_limit, self.account, self.qos),
+            tuple(self.licences.items()),
+        )
 
     @property
     def indices(self) -> tuple[int, ...]:

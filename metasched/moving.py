@@ -116,25 +116,36 @@ class Moving:
             if task.live.target == view.name
         ]
         incoming = [(job.cpus, job.time_limit or job.estimated) for job in on_their_way]
-        room = Room(facts, self._books.now, incoming)
-        for tasks in _pullable(others):
-            job = tasks[0].job
-            if self._placing.against(job, view) is not None:
+        room = Room(
+            facts,
+            self._books.now,
+            incoming,
+            lambda job: translated(job, view.cluster, facts),
+        )
+        for task in self._pullable(others, room):
+            if self._placing.unfit(task, view) is not None or not room.admits(task.job):
                 continue
-            here = translated(job, view.cluster, facts)
-            if not room.admits(here):
-                continue
-            for task in tasks:
-                if not self._may_move(task) or self._placing.unfit(task, view) is not None:
-                    continue
-                if not room.admits(here):
-                    break
-                room.take(here)
-                task.live.intent, task.live.target = Intent.PULL, view.name
-                self._books.note(task, f"would start on {view.name} now")
-                self._attempts.pursue(task)
+            room.take(task.job)
+            task.live.intent, task.live.target = Intent.PULL, view.name
+            self._books.note(task, f"would start on {view.name} now")
+            self._attempts.pursue(task)
             if room.free <= 0:
                 return
+
+    def _pullable(self, views: Iterable[ClusterView], room: Room) -> list[Task]:
+        """What may leave clusters that are up for this room, in the order in which it waits.
+
+        There may be thousands at every listing: most are ruled out by numbers alone, so that is
+        asked first.
+        """
+        tasks = [
+            task
+            for view in views
+            if view.up
+            for task in view.unstarted.values()
+            if room.spares(task.job) and self._may_move(task)
+        ]
+        return sorted(tasks, key=lambda task: (task.key, *task.place))
 
     def _may_move(self, task: Task) -> bool:
         attempt = task.live
@@ -146,15 +157,3 @@ class Moving:
             and attempt.intent is None
             and self._books.views[attempt.cluster].watched - attempt.watched >= patience
         )
-
-
-def _pullable(views: Iterable[ClusterView]) -> list[list[Task]]:
-    """What has not begun on clusters that are up, by job, in the order in which it waits."""
-    jobs: dict[int, list[Task]] = {}
-    for view in views:
-        if view.up:
-            for task in view.unstarted.values():
-                jobs.setdefault(task.job.id, []).append(task)
-    for tasks in jobs.values():
-        tasks.sort(key=lambda task: task.index)
-    return sorted(jobs.values(), key=lambda tasks: (tasks[0].key, tasks[0].job.id))

@@ -10,7 +10,7 @@ from metasched.events import Attempt, Send, Task, Verdict
 from metasched.gates import Gates
 from metasched.leasing import Leasing
 from metasched.model import Job, Reason, State
-from metasched.policies.eligible import PERMANENT, Unfit, unfit
+from metasched.policies.eligible import PERMANENT, Unfit
 from metasched.transitions import Event
 
 _PRECEDENCE = {reason: place for place, reason in enumerate(Reason)}
@@ -22,26 +22,16 @@ class Placing:
 
     def __init__(self, books: Books, attempts: Attempts, leasing: Leasing, gates: Gates) -> None:
         self._books, self._attempts, self._leasing, self._gates = books, attempts, leasing, gates
-        # Of one `place`:
-        self._known: dict[tuple[int, str], Unfit | None] = {}  # by job and cluster
-        self._chunks: dict[tuple[int, str], tuple[int, list[int]]] = {}  # likewise
+        # of one `place`, by job and cluster
+        self._chunks: dict[tuple[int, str], tuple[int, list[int]]] = {}
 
     # 3. The clusters that may run a task
 
-    def unfit(
-        self,
-        task: Task,
-        view: ClusterView,
-        known: dict[tuple[int, str], Unfit | None] | None = None,
-    ) -> Unfit | None:
-        """Why a task cannot be sent to a cluster now; `known` keeps what its job shares."""
+    def unfit(self, task: Task, view: ClusterView) -> Unfit | None:
+        """Why a task cannot be sent to a cluster now."""
         if view.name in task.refused:
             return Unfit(Reason.NO_CLUSTER_FITS, "its manager refused the job")
-        known = {} if known is None else known
-        key = (task.job.id, view.name)
-        if key not in known:
-            known[key] = self.against(task.job, view)
-        against = known[key]
+        against = self.against(task.job, view)
         if against is not None and against.reason in PERMANENT:
             return against
         if not view.up:
@@ -58,7 +48,7 @@ class Placing:
         if self._leasing.ours and (barred := licences.barred(job.licences, view.name)):
             text = f"licence {barred} cannot be used there"
             return Unfit(Reason.NO_CLUSTER_FITS, text)
-        return unfit(job, view.cluster, view.facts)
+        return view.unfit(job)
 
     def verdicts(self, task: Task) -> list[Verdict]:
         """What speaks against each cluster for a task now, with the loads that decide."""
@@ -110,7 +100,7 @@ class Placing:
         if waiting:
             for view in self._books.views.values():
                 self._books.weigh(view)
-        self._known, self._chunks = {}, {}
+        self._chunks = {}
         in_line = []
         for task in sorted(waiting, key=lambda t: (t.key, *t.place)):
             if not self._leasing.wanted(task) or task.place in self._leasing.passed_on:
@@ -130,7 +120,7 @@ class Placing:
     def _fit(self, task: Task) -> list[str]:
         """The clusters that may run a task now; if there is none it waits, not for licences."""
         views = self._books.views
-        against = {name: self.unfit(task, view, self._known) for name, view in views.items()}
+        against = {name: self.unfit(task, view) for name, view in views.items()}
         fit = [name for name, reason in against.items() if reason is None]
         if not fit:
             self._leasing.leave(task)

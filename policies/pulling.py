@@ -6,6 +6,7 @@ time, or it fits in the extra processors (the rules of EASY, algorithms §7).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from metasched.model import Facts, Job
@@ -18,17 +19,20 @@ class Room:
     """What one cluster can still start now, as decisions are made in one pass.
 
     `incoming` are (cpus, seconds) of jobs of ours that the listing did not show yet, in the
-    order in which they were sent: they take their processors first.
+    order in which they were sent: they take their processors first. `here` puts a job, which fits
+    the cluster, into the cluster's own words.
     """
 
     facts: Facts
     now: float
     incoming: list[tuple[int, float]] = field(default_factory=list)
+    here: Callable[[Job], Job] = lambda job: job
 
     def __post_init__(self) -> None:
         self.free = max(self.facts.cpus - self.facts.used, 0)
         self._running = list(self.facts.running)
         self._head: tuple[int, float] | None = None
+        self._held: dict[Hashable, bool] = {}  # by shape: whether what is free holds all of it
         self._shadow, self._extra = float("inf"), self.free
         head = self.facts.head
         for cpus, seconds in self.incoming:
@@ -58,17 +62,28 @@ class Room:
         self.free -= cpus
         self._running.append((self.now + seconds, cpus))
 
-    def admits(self, job: Job) -> bool:
-        """Whether the job (in this cluster's own words) would start now and delay no head."""
-        seconds = job.time_limit or job.estimated
+    def spares(self, job: Job) -> bool:
+        """Whether there are processors for the job now, delaying no head: what was not spared
+        is not spared later in the pass. O(1)."""
         if job.cpus > self.free:
             return False
-        partition = self.facts.partition(job.partition)
-        if partition is None or not holds(job, partition, free=True):
-            return False
-        if self._head is None or self.now + seconds <= self._shadow:
+        if self._head is None or job.cpus <= self._extra:
             return True
-        return job.cpus <= self._extra
+        return self.now + (job.time_limit or job.estimated) <= self._shadow
+
+    def admits(self, job: Job) -> bool:
+        """Whether the job would start now and delay no head.
+
+        Nodes are looked at once for all that ask for the same.
+        """
+        if not self.spares(job):
+            return False
+        if job.shape not in self._held:
+            here = self.here(job)
+            partition = self.facts.partition(here.partition)
+            held = partition is not None and holds(here, partition, free=True)
+            self._held[job.shape] = held
+        return self._held[job.shape]
 
     def take(self, job: Job) -> None:
         """Count the job as started here: what is left is for the next."""

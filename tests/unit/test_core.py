@@ -47,6 +47,7 @@ from metasched.model import (
     State,
     tag_of,
 )
+from metasched.policies.eligible import Unfit, unfit
 
 NOW = 1_000_000.0
 
@@ -449,6 +450,39 @@ def test_pull_delays_nobody(there: Facts, pulled: bool) -> None:
     site = Site()
     pending_on_left(site)
     assert bool(site.seen("right", there, at=NOW + 6)) is pulled
+
+
+def test_those_who_ask_for_the_same_are_decided_once_while_a_cluster_keeps_its_shape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def counted(job: Job, cluster: Cluster, facts: Facts | None) -> Unfit | None:
+        asked.append((job.time_limit, cluster.name))
+        return unfit(job, cluster, facts)
+
+    def right(hours: int, free: int) -> Facts:
+        most = Partition("main", (Nodes(1, 4, free),), default=True, max_time=hours * 3600.0)
+        return Facts(cpus=4, used=4 - free, partitions=(most,))
+
+    site = Site(pull_after=0.0)
+    site.seen("right", right(1, 0))
+    monkeypatch.setattr("metasched.cluster_view.unfit", counted)
+    for id in range(1, 201):  # half of them longer than right allows, half longer than it will
+        site.step(Submitted(NOW, job(id, time_limit=7200.0 if id % 2 else 14400.0)))
+        site.sent(id)
+    assert sorted(asked) == [
+        (hours * 3600.0, name) for hours in (2, 4) for name in ("left", "right")
+    ]
+    waiting = [site.row(State.PENDING, id) for id in range(1, 201)]
+    site.seen("left", facts(8, free=0), *waiting, at=NOW + 1)
+    asked.clear()
+    for free in (1, 4, 2):
+        assert site.seen("right", right(1, free), at=NOW + 2) == []
+    assert asked == []
+    withdrawn = site.seen("right", right(3, 2), at=NOW + 3)
+    assert [w.job for w in withdrawn if isinstance(w, Withdraw)] == [1, 3]
+    assert sorted(asked) == [(7200.0, "right"), (14400.0, "right")]
 
 
 def test_no_pull_when_the_policy_pushes() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -141,3 +141,35 @@ def test_a_manager_is_asked_for_the_licences_that_it_counts_by_its_names() -> No
     here = translated(wanted, site, replace(facts(), licences=COUNTED))
     assert here.licences == {"matlab": 1, "abq@flex": 2}
     assert translated(wanted, site, facts()).licences == {}
+
+
+# What says nothing about the clusters that can run a job; its paths do, where filesystems are told.
+ELSEWHERE = {
+    *("id", "submitted", "estimated", "deadline", "begin", "benchmark", "name", "native", "array"),
+    *("user", "user_class", "owner_priority", "held", "requeue", "dependency"),
+    *("kill_on_invalid_dep", "directory", "writes"),
+}
+ASKED: dict[str, Any] = {
+    "cpus": 8,
+    "tasks": 2,
+    "nodes": 1,
+    "memory": 10,
+    "memory_per_cpu": 10,
+    "exclusive": True,
+    "gres": {"gpu": 1},
+    "time_limit": 60.0,
+    "partition": "p",
+    "account": "a",
+    "qos": "q",
+    "constraint": "fast",
+    "clusters": ("c",),
+    "licences": {"matlab": 1},
+}
+
+
+def test_the_needs_of_a_job_are_all_that_its_clusters_depend_on() -> None:
+    assert {field.name for field in fields(Job)} == ELSEWHERE | set(ASKED)
+    asked = [replace(job(cpus=4), **{name: value}).needs for name, value in ASKED.items()]
+    assert len({job(cpus=4).needs, *asked}) == len(ASKED) + 1
+    other = Job(id=2, submitted=1.0, estimated=2.0, cpus=4, user="ada", deadline=9.0)
+    assert other.needs == job(cpus=4).needs
