@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+import msgspec
+from sqlalchemy import Connection, or_, select
+
 from metasched.core import Core
+from metasched.db import leases
 from metasched.db.ledger import Ledger
-from metasched.db.sqlite import Sqlite
-from metasched.model import State, parse_tag
+from metasched.db.schema import attempt, change, job, lease, task
+from metasched.db.store import Database
+from metasched.model import Job, State, parse_tag
 from metasched.transitions import FINAL, LIVE, UNSTARTED
-from tests.chaos.stream import Stream, named
+from tests.chaos.stream import TOTALS, Stream, Use, named
 
 # The tags of all that a manager has, queued or running, at this moment.
 Natives = Callable[[], Iterable[str]]
@@ -45,7 +47,7 @@ class Verdict:
 
 
 def audit(
-    database: Path, stream: Stream, natives: Iterable[Natives] = (), may_fail: bool = False
+    database: Database, stream: Stream, natives: Iterable[Natives] = (), may_fail: bool = False
 ) -> Verdict:
     """Look at a database at rest, at what has begun, and at what the managers hold.
 
@@ -53,7 +55,8 @@ def audit(
     is given twice), which must be told as such an end.
     """
     found = Verdict()
-    ledger = Ledger(Sqlite(database).open())
+    engine = database.open_existing()
+    ledger = Ledger(engine)
     try:
         rows = {
             named({**row, "task": row["task_index"] if row["array"] else None}): row
@@ -61,9 +64,15 @@ def audit(
         }
         found.jobs = len(rows)
         _promises(found, rows, stream, may_fail)
-        found.wrong += _replayed(ledger, database)
         tags = [tag for of in natives for tag in of()]
-        found.wrong += _orphans(database, ledger.instance(0.0), tags, may_fail)
+        instance = ledger.instance(0.0)
+        with engine.connect() as reading:
+            found.wrong += _replayed(ledger, reading)
+            found.wrong += _orphans(reading, instance, tags, may_fail)
+            found.wrong += _leases(reading)
+            found.wrong += leases.wrong(reading)
+        if not may_fail:  # else what a manager tells as ended may run on for a while
+            found.wrong += _overused(stream.used())
     finally:
         ledger.close()
     return found
@@ -98,25 +107,41 @@ def _promises(
             found.wrong.append(f"{told}: its payload did not fail")
 
 
-def _replayed(ledger: Ledger, database: Path) -> list[str]:
+def _replayed(ledger: Ledger, reading: Connection) -> list[str]:
     """The recorded events, stepped through a fresh core, against what the tables say now."""
     core, wrong = Core(), []
     told = []
     for event in ledger.events():
         for line in core.step(event).changes:
             told.append((line.job, line.index, line.attempt, line.event, line.after, line.cause))
-    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as reading:
-        stored = reading.execute(
-            'SELECT job, task_index, attempt, what, "after", cause FROM change ORDER BY id'
-        ).fetchall()
-        tasks = reading.execute(
-            "SELECT task.job, task.task_index, task.state, attempt.number, attempt.cluster, "
-            "attempt.sending, attempt.native_id, job.priority FROM task "
-            "JOIN job ON job.id = task.job LEFT JOIN attempt ON attempt.job = task.job "
-            "AND attempt.task_index = task.task_index AND attempt.number = task.attempts "
-            f"AND attempt.state IN ({', '.join(repr(str(s)) for s in sorted(LIVE))}) "
-            "WHERE task.ended IS NULL"
-        ).fetchall()
+    stored = [
+        tuple(row)
+        for row in reading.execute(
+            select(
+                *(change.c.job, change.c.task_index, change.c.attempt),
+                *(change.c.what, change.c.after, change.c.cause),
+            ).order_by(change.c.id)
+        )
+    ]
+    tasks = [
+        tuple(row)
+        for row in reading.execute(
+            select(
+                *(task.c.job, task.c.task_index, task.c.state),
+                *(attempt.c.number, attempt.c.cluster, attempt.c.sending, attempt.c.native_id),
+                job.c.priority,
+            )
+            .join(job, job.c.id == task.c.job)
+            .outerjoin(
+                attempt,
+                (attempt.c.job == task.c.job)
+                & (attempt.c.task_index == task.c.task_index)
+                & (attempt.c.number == task.c.attempts)
+                & attempt.c.state.in_(sorted(LIVE)),
+            )
+            .where(task.c.ended.is_(None))
+        )
+    ]
     if told != stored:
         differ = next(
             (a, b) for a, b in zip([*told, None], [*stored, None], strict=False) if a != b
@@ -148,21 +173,60 @@ def _replayed(ledger: Ledger, database: Path) -> list[str]:
     return wrong
 
 
-def _orphans(database: Path, instance: str, tags: list[str], forgets: bool) -> list[str]:
+def _orphans(reading: Connection, instance: str, tags: list[str], forgets: bool) -> list[str]:
     """What a manager holds of ours that the database does not believe to be alive.
 
     A manager that `forgets` may go on listing as running what it had told to have ended.
     """
-    told = " OR started IS NOT NULL" if forgets else ""
-    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as reading:
-        live = set(
-            reading.execute(
-                "SELECT job, sending FROM attempt WHERE state IN "
-                f"({', '.join(repr(str(s)) for s in sorted(LIVE))}){told}"
-            )
-        )
+    alive = attempt.c.state.in_(sorted(LIVE))
+    told = or_(alive, attempt.c.started.is_not(None)) if forgets else alive
+    rows = reading.execute(select(attempt.c.job, attempt.c.sending).where(told))
+    live = {(row.job, row.sending) for row in rows}
     return [
         f"{tag} is in its manager and not live in the database"
         for tag in tags
         if (key := parse_tag(tag, instance)) is not None and key not in live
     ]
+
+
+def _leases(reading: Connection) -> Iterator[str]:
+    """Each attempt must have leased what its job wants, and have it just as long as it lives.
+
+    What an operator has taken back from one that was unknown it had nevertheless.
+    """
+    rows = reading.execute(
+        select(
+            *(attempt.c.job, attempt.c.task_index, attempt.c.number, attempt.c.state),
+            job.c.job.label("spec"),
+        ).join(job, job.c.id == attempt.c.job)
+    )
+    attempts = {(row.job, row.task_index, row.number): row for row in rows}
+    had: dict[tuple[int, int, int], dict[str, int]] = defaultdict(dict)
+    holds, released = set(), set()
+    for row in reading.execute(select(lease)):
+        key = (row.job, row.task_index, row.attempt)
+        had[key][row.licence] = row.tokens
+        if row.until is None:
+            holds.add(key)
+        elif row.why.startswith("released"):
+            released.add(key)
+    for key, row in attempts.items():
+        wants = dict(msgspec.json.decode(row.spec, type=Job).licences)
+        told = f"attempt {key[2]} of task {key[0]}_{key[1]} ({row.state})"
+        if had.get(key, {}) != wants:
+            yield f"{told} had leased {had.get(key, {})}, its job wants {wants}"
+        if wants and (key in holds) != (row.state in LIVE) and key not in released:
+            yield f"{told} has {'' if key in holds else 'not '}its licences"
+
+
+def _overused(uses: Sequence[Use]) -> Iterator[str]:
+    """Licences of which more were in the hands of payloads at one moment than there are."""
+    for at in uses:
+        in_use = Counter(at.tokens)
+        for use in uses:
+            # one that was ended from outside had them when it began, at the least
+            if use is not at and use.ended is not None and use.begun <= at.begun < use.ended:
+                in_use.update(use.tokens)
+        for name, total in TOTALS.items():
+            if in_use[name] > total:
+                yield f"{in_use[name]} of licence {name} in use with {at.name}, there are {total}"

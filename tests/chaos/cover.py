@@ -21,11 +21,12 @@ import psutil
 import metasched
 from metasched.client import ClientError
 from metasched.events import CoreEvent
+from metasched.transitions import FINAL
 from metasched.worker import Call
 from tests.chaos.points import Orders, deaths_in, passed_in
 from tests.chaos.round import settle
 from tests.chaos.site import PATIENCE, ChaosSite
-from tests.chaos.stream import Stream
+from tests.chaos.stream import Stream, named
 
 SOURCES = Path(metasched.__file__).parent
 EVENTS = {kind.__name__ for kind in get_args(CoreEvent)}
@@ -103,14 +104,8 @@ def _bracketed(kinds: str) -> str:
     return "record" + "".join(f"[{kind}]" for kind in kinds.split("+"))
 
 
-# Accounting is what a `local` cluster has not: these are passed on Slurm and Grid Engine only.
-# Tokens are no part of any job, and are taken only where other hosts may call. A look changes
-# nothing, and comes later than a recorded life has ended. These sites have no licences.
-ELSEWHERE = {
-    *(("._trace ", "[Traced]"), ("_tell(trace)",), ("_hear(trace)",), ("answer(trace)",)),
-    *((".Ledger.add_token",), (".Ledger.revoke_token",), (".Ledger.look",)),
-    *(("[LicenceSet]",), ("[LicencesReleased]",)),
-}
+# Accounting is what a `local` cluster has not: only other managers are ever asked to trace.
+ELSEWHERE = {("._trace ", "[Traced]"), ("_tell(trace)",), ("_hear(trace)",), ("answer(trace)",)}
 
 
 def steps_of_local() -> set[Step]:
@@ -134,6 +129,8 @@ def unusual(site: ChaosSite, stream: Stream) -> None:
         stream.depend,
         stream.requeue,
         stream.drain,
+        stream.set_licence,
+        lambda: site.client.revoke_token(site.client.create_token(60.0)["id"]),
         lambda: _silent(site, stream),
     )
     for deed in deeds:
@@ -142,8 +139,14 @@ def unusual(site: ChaosSite, stream: Stream) -> None:
 
 
 def _silent(site: ChaosSite, stream: Stream) -> None:
-    """Another process holds a cluster's folder until the daemon has given it up."""
+    """Another process holds a cluster's folder until the daemon has given it up.
+
+    What ends there meanwhile is unknown; its licences are taken back.
+    """
     name = stream.clusters[0]
+    [job] = stream.submit(1, seconds=1.0, clusters=(name,), licences={"ansys": 1})
+    task = named(site.client.jobs([str(job)])[0])
+    site.until(lambda: stream.began()[task], PATIENCE)
     with (site.clusters / name / "lock").open("a") as lock:
         until = time.monotonic() + PATIENCE
         while True:
@@ -156,7 +159,8 @@ def _silent(site: ChaosSite, stream: Stream) -> None:
             assert time.monotonic() < until, f"somebody holds {lock.name}"
         while site.alive and time.monotonic() < until:
             stream.submit(3, clusters=(name,))
-            if not site.heard():
+            [row] = site.client.jobs([str(job)])
+            if not site.heard() and (stream.release_licences() or row["state"] in FINAL):
                 return
             time.sleep(0.05)
 

@@ -14,14 +14,15 @@ from metasched.adapters.local_host import read_record
 from metasched.client import ClientError
 from tests.chaos.audit import audit
 from tests.chaos.faults import Fault, Trial
-from tests.chaos.points import Orders, deaths_in
+from tests.chaos.points import Orders, deaths_in, passed_in
 from tests.chaos.site import LOCAL, PATIENCE, ChaosSite
 from tests.chaos.stream import Stream, named, words
 from tests.gridengine import Cell
 from tests.slurm import SlurmSite
 
 OPEN = "queued,held,dispatching,pending,running,suspended"
-FOR_OTHERS = ("dependency", "limit_array")  # these wait for jobs that may be unknown
+# for these one waits until others end, which may be unknown
+FOR_OTHERS = ("dependency", "limit_array", "licence_busy")
 QUIET = 3.0  # seconds for which what is unknown must have stayed so until we look at it
 LET_GO = 30.0  # seconds for managers to end what is not to be there any more
 PASSAGES = {"local": 80, "slurm": 60, "gridengine": 60}  # mean number until a death
@@ -46,6 +47,7 @@ class Result:
     seconds: float = 0.0
     found: str = ""
     points: list[str] = field(default_factory=list)  # at which something died
+    passed: list[str] = field(default_factory=list)  # all points that something passed
 
 
 class Managers:
@@ -140,13 +142,15 @@ def play(
         except AssertionError as error:
             result.wrong, result.found = 1, f"it did not recover: {error}"
         else:
-            found = audit(site.database, stream, [lambda: managers.natives(site)], fault.may_fail)
+            natives = [lambda: managers.natives(site)]
+            found = audit(site.store, stream, natives, fault.may_fail)
             result.jobs, result.lost = found.jobs, len(found.lost)
             result.duplicated, result.wrong = len(found.duplicated), len(found.wrong)
             result.ended = len(found.ended)
             result.found = "" if found.well else str(found)
         result.recoveries = trial.recoveries
         result.points = sorted({point for _, point in deaths_in(site.chaos)})
+        result.passed = sorted({point for _, point in passed_in(site.chaos)})
     result.seconds = time.monotonic() - begun
     return result
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import psutil
 
 from metasched.client import Client, ClientError
+from metasched.db.store import Database, database
 from tests.chaos import victim
 from tests.chaos.points import FOLDER, ROOT, Orders
+from tests.chaos.stream import TOTALS
 from tests.e2e.conftest import Site
 
 _FORKED = multiprocessing.get_context("forkserver")
@@ -28,6 +30,11 @@ LOCAL = "".join(
         ("left", 8, 300, ""),
         ("right", 4, 100, 'fence_dir = "FENCE"\n'),
     )
+)
+
+
+LICENCES = "".join(
+    f'[[licence]]\nname = "{name}"\ntotal = {total}\n' for name, total in TOTALS.items()
 )
 
 
@@ -50,12 +57,13 @@ class ChaosSite(Site):
         self.ran = folder / "ran"
         self.ran.touch()
         self.log.touch()
-        (folder / "policy.toml").write_text("pull_after = 0.5\n")
+        (folder / "policy.toml").write_text("pull_after = 0.5\npatience = 2\n")
         fence = folder / "claims"
         fence.mkdir()
         self.configure(
             clusters.replace("PYTHON", str(self._python(inside))).replace("FENCE", str(fence)),
-            more='[policy]\nfile = "policy.toml"\n',
+            # who calls from other hosts makes and revokes tokens
+            more=f'[policy]\nfile = "policy.toml"\n[tcp]\nlisten = "127.0.0.1:0"\n{LICENCES}',
         )
         self.client = Client(folder / "ms.sock", timeout=20)
         self.more: dict[str, str] = {}  # variables for the daemons to come
@@ -79,6 +87,11 @@ class ChaosSite(Site):
     def order(self, orders: Orders) -> None:
         """For the processes that start from now on."""
         orders.write(self.chaos)
+
+    @property
+    def store(self) -> Database:
+        """What the daemon writes."""
+        return database(self.url, self.folder)
 
     # Lives
 

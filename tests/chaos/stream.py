@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import threading
@@ -18,12 +19,27 @@ from metasched.arrays import parse_array
 from metasched.client import Client, ClientError
 from metasched.submit import Request, Submission
 
-# One appended line for each beginning: two beginnings are two lines, whoever writes them.
+# One appended line for each beginning: two beginnings are two lines, whoever writes them. Who has
+# licences notes the first and the last moment of their use, by a clock that nobody sets.
 SCRIPT = """#!/bin/sh
-echo "$1${METASCHED_ARRAY_TASK_ID:+_$METASCHED_ARRAY_TASK_ID}" >> "$2"
-sleep "$3"
+name=$1${METASCHED_ARRAY_TASK_ID:+_$METASCHED_ARRAY_TASK_ID} ran=$2 seconds=$3 licences=$4
+note() {
+  [ -n "$licences" ] || return 0
+  read -r now _ </proc/uptime
+  echo "$now $$ $name $1 $licences" >> "$ran.used"
+}
+echo "$name" >> "$ran"
+note begin
+sleep "$seconds"
+note end
 """
 OPEN_AT_MOST = 40  # jobs; more would only wait for each other
+TOTALS = {"matlab": 6, "ansys": 3}  # tokens of each licence of a site
+# What a job may want of them: most want none.
+_WANTS: tuple[dict[str, int], ...] = (
+    *({},) * 6,
+    *({"matlab": 1}, {"matlab": 2}, {"ansys": 1}, {"matlab": 3, "ansys": 1}),
+)
 
 
 def named(row: Mapping[str, Any]) -> str:
@@ -44,6 +60,19 @@ class Promise:
     cancelled: bool = False  # we may have asked for it: it begins once at the most
     refused: bool = False  # its manager will say no: it never begins
     again: int = 0  # how often we may have asked for it to run once more
+
+
+@dataclass
+class Use:
+    """Licences in the hands of one payload, from `begun` to `ended`, seconds since the boot.
+
+    None: it was ended from outside, and did not note when.
+    """
+
+    name: str
+    tokens: Mapping[str, int]
+    begun: float
+    ended: float | None = None
 
 
 class Stream:
@@ -85,6 +114,9 @@ class Stream:
         """Let go of all that is held, and let all clusters have work."""
         for cluster in self.clusters:
             self._client.resume(cluster)
+        for row in self._client.licences():
+            if row["chosen"] is not None:
+                self._client.set_licence(row["licence"], None)
         self._client.change("release", [], state="held")
 
     def _run(self) -> None:
@@ -122,8 +154,12 @@ class Stream:
             self.refused()
         elif draw < 0.98:
             self.modify()
-        elif draw < 0.99:
+        elif draw < 0.985:
             self.requeue()
+        elif draw < 0.99:
+            self.set_licence()
+        elif draw < 0.995:
+            self.release_licences()
         else:
             self.drain()
 
@@ -158,6 +194,19 @@ class Stream:
         self._client.drain(cluster, "chaos")
         self._client.resume(cluster)
 
+    def set_licence(self) -> None:
+        """Say for a moment that there are fewer of a licence."""
+        name = self._draw.choice(list(TOTALS))
+        self._client.set_licence(name, 1)
+        self._client.set_licence(name, None)
+
+    def release_licences(self) -> list[dict[str, Any]]:
+        """Take back, as an operator who looks, what those have that are unknown and have ended."""
+        used = {use.name for use in self.used() if use.ended}
+        unknown = self._client.jobs(state="unknown")
+        ended = [words(row) for row in unknown if named(row) in used]
+        return self._client.release_licences(ended) if ended else []
+
     def refused(self) -> list[int]:
         """A job that its manager will not take."""
         cluster = self.clusters[0]
@@ -176,6 +225,7 @@ class Stream:
         dependency: str | None = None,
         array: str | None = None,
         clusters: tuple[str, ...] | None = None,
+        licences: Mapping[str, int] | None = None,
     ) -> list[int]:
         """Hand in some like jobs; their ids. ClientError if the daemon does not say."""
         names = [f"t{self._number + i}" for i in range(number)]
@@ -195,6 +245,7 @@ class Stream:
                 dependency=dependency,
                 array=array,
                 clusters=clusters,
+                licences=self._draw.choice(_WANTS) if licences is None else licences,
             )
             for name in names
         )
@@ -208,12 +259,16 @@ class Stream:
         self._hand_in((request,), Promise())
         return name
 
-    def _request(self, name: str, run: float, **more: Any) -> Request:
+    def _request(
+        self, name: str, run: float, licences: Mapping[str, int] | None = None, **more: Any
+    ) -> Request:
+        wants = dict(licences or {})
         return Request(
             script="s",
             environment="e",
             directory="/",
-            arguments=(name, str(self._ran), f"{run:g}"),
+            arguments=(name, str(self._ran), f"{run:g}", json.dumps(wants) if wants else ""),
+            licences=wants,
             output="/dev/null",
             name=name,
             **more,
@@ -236,6 +291,18 @@ class Stream:
     def began(self) -> Counter[str]:
         """How often each task has begun."""
         return Counter(self._ran.read_text().split())
+
+    def used(self) -> list[Use]:
+        """What the payloads have noted of their licences."""
+        uses: dict[tuple[str, str], Use] = {}  # by task and process
+        notes = Path(f"{self._ran}.used")
+        for line in notes.read_text().splitlines() if notes.exists() else ():
+            moment, process, name, what, tokens = line.split(maxsplit=4)
+            if what == "begin":
+                uses[name, process] = Use(name, json.loads(tokens), float(moment))
+            else:
+                uses[name, process].ended = float(moment)
+        return list(uses.values())
 
 
 def _promises(request: Request, promise: Promise) -> dict[str, Promise]:

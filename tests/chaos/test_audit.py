@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from metasched.db.sqlite import Sqlite
 from tests.chaos.audit import Verdict, audit
 from tests.chaos.cover import missed, steps
 from tests.chaos.round import settle
@@ -22,8 +23,8 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[ChaosSite, Stream]:
     stream = Stream(site.client, site.ran, ("left", "right"), "audit")
     try:
         site.begin()
-        for _ in range(4):
-            stream.submit(2, seconds=0.0)
+        for wants in ({}, {"matlab": 3}, {"matlab": 2, "ansys": 1}, {}):
+            stream.submit(2, seconds=0.0, licences=wants)
         settle(site, stream)
     finally:
         site.close()
@@ -41,6 +42,8 @@ class Ruined:
         ):
             old.backup(new)
         self.ran.write_text(site.ran.read_text())
+        self.used = folder / "ran.used"
+        self.used.write_text(Path(f"{site.ran}.used").read_text())
         self.stream = Stream(site.client, self.ran, stream.clusters, "")
         self.stream.promises = stream.promises
 
@@ -49,7 +52,7 @@ class Ruined:
             database.execute(statement)
 
     def found(self, *tags: str) -> Verdict:
-        return audit(self.database, self.stream, [lambda: tags])
+        return audit(Sqlite(self.database), self.stream, [lambda: tags])
 
 
 @pytest.fixture
@@ -100,6 +103,34 @@ def test_an_orphan_is_found(after: Ruined) -> None:
     ]
 
 
+def test_licences_that_a_payload_did_not_have_are_found(after: Ruined) -> None:
+    after.sql("UPDATE lease SET tokens = 1 WHERE job = 4")
+    [wrong] = after.found().wrong
+    assert wrong == (
+        "attempt 1 of task 4_0 (completed) had leased {'matlab': 1}, its job wants {'matlab': 3}"
+    )
+
+
+def test_licences_that_were_not_given_back_are_found(after: Ruined) -> None:
+    after.sql("UPDATE lease SET until = NULL, why = NULL WHERE job = 4")
+    found = after.found().wrong
+    assert "attempt 1 of task 4_0 (completed) has its licences" in found
+    assert "licence matlab counts 0 leased, there are 3" in found
+
+
+def test_more_in_use_than_there_are_is_found(after: Ruined) -> None:
+    assert len(after.used.read_text().splitlines()) == 8
+    with after.used.open("a") as notes:
+        notes.write('1.5 1 t1 begin {"matlab": 4}\n1.6 2 t2 begin {"matlab": 3}\n')
+    assert not after.found().wrong  # the first one may have ended before the second began
+    with after.used.open("a") as notes:
+        notes.write('1.6 1 t1 end {"matlab": 4}\n')
+    assert not after.found().wrong
+    with after.used.open("a") as notes:
+        notes.write('1.7 1 t1 end {"matlab": 4}\n')
+    assert after.found().wrong == ["7 of licence matlab in use with t2, there are 6"]
+
+
 def test_a_step_without_a_point_is_found() -> None:
     needed = steps()
     assert (".Link._send ", "[Tried]", "before the commit") in needed
@@ -115,7 +146,7 @@ def test_a_step_without_a_point_is_found() -> None:
 def test_an_end_that_the_fault_made_is_told_apart(after: Ruined) -> None:
     after.sql("UPDATE task SET state = 'failed' WHERE job = 3")
     assert any("did not fail" in wrong for wrong in after.found().wrong)
-    found = audit(after.database, after.stream, may_fail=True)
+    found = audit(Sqlite(after.database), after.stream, may_fail=True)
     assert len(found.ended) == 1
     assert not any("did not fail" in wrong for wrong in found.wrong)
 
@@ -127,7 +158,7 @@ def test_what_a_forgetful_manager_still_lists_is_no_orphan(after: Ruined) -> Non
     after.sql("UPDATE attempt SET started = ended WHERE job = 3 AND started IS NULL")
     tags = [f"ms-{instance}-3-1", f"ms-{instance}-3-2"]  # there was no second sending
     assert len(after.found(*tags).wrong) == 2
-    found = audit(after.database, after.stream, [lambda: tags], may_fail=True)
+    found = audit(Sqlite(after.database), after.stream, [lambda: tags], may_fail=True)
     assert [wrong for wrong in found.wrong if "manager" in wrong] == [
         f"{tags[1]} is in its manager and not live in the database"
     ]

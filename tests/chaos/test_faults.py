@@ -69,7 +69,7 @@ def test_every_step_has_a_crash_point(tmp_path: Path) -> None:
     try:
         points = record(site, stream)
         assert not missed(steps_of_local(), points)
-        found = audit(site.database, stream)
+        found = audit(site.store, stream)
         assert found.well, found
         assert not found.waiting, found
     finally:

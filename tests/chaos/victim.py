@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Mapping
 
+import metasched.daemon
 import metasched.worker
 from metasched.cli import main as command
 from tests.chaos import points
@@ -37,6 +38,7 @@ def daemon(environment: Mapping[str, str], log: str) -> None:
         os.execve(sys.executable, program, dict(environment))
     os.environ.clear()
     os.environ.update(environment)
+    metasched.daemon.WATCH = 1.0  # its life may be a short one
     sys.argv = ["metasched", "serve"]
     points.install("daemon")
     sys.exit(command())
