@@ -235,6 +235,11 @@ class Gates:
             elif (task := self._later.pop((id, index), None)) is not None:
                 self.queued(task, now)
 
+    @property
+    def settled(self) -> bool:
+        """Whether nobody has become ready, nor anything happened that others may wait for."""
+        return not (self._stirred or self._freed or self._fresh)
+
     def settle(self, now: float) -> Iterator[tuple[Task, str]]:
         """Let go on whose dependencies have come; yield the tasks whose never will, with why.
 

@@ -90,13 +90,19 @@ class Placing:
     def place(self) -> None:
         """Send what waits for a cluster only, in order of its key.
 
-        The tasks that have just become ready, or all where something has changed for all.
+        The tasks that have just become ready, or all where something has changed for all; then
+        those that waited for one that was rejected here.
         """
+        while True:
+            for task, why in self._gates.settle(self._books.now):
+                self._books.note(task, why)
+                self._attempts.despair(task, Prospect.NEVER)
+            self._place_all(self._gates.take_fresh())
+            if self._gates.settled:
+                return
+
+    def _place_all(self, waiting: list[Task]) -> None:
         now, licences = self._books.now, self._leasing.licences
-        for task, why in self._gates.settle(now):
-            self._books.note(task, why)
-            self._attempts.despair(task, Prospect.NEVER)
-        waiting = self._gates.take_fresh()
         if waiting:
             for view in self._books.views.values():
                 self._books.weigh(view)

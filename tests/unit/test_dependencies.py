@@ -17,7 +17,7 @@ from metasched.dependencies import (
     parse_dependency,
 )
 from metasched.errors import Unreadable
-from metasched.events import Again, Asked, Due, Requeued, Submitted, Task
+from metasched.events import Again, Asked, Declined, Due, Requeued, Send, Submitted, Task, Tried
 from metasched.gates import Gates
 from metasched.model import Reason, State
 from tests.unit.test_core import NOW, Site, job
@@ -236,3 +236,11 @@ def test_a_task_that_must_wait_again_keeps_no_slot() -> None:
     site.step(Asked(NOW, "cancel", 2, (2,)))
     assert site.core.tasks[2, 1].reason == Reason.DEPENDENCY
     assert site.core.tasks[2, 3].state is State.DISPATCHING
+
+
+def test_what_waits_for_one_that_no_cluster_takes_goes_in_the_same_step() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job(1, clusters=("left",))))
+    site.step(Submitted(NOW, job(2, dependency="afterany:1"), (fate(1),)))
+    site.step(Tried(NOW, 1, 1))
+    assert site.step(Declined(NOW, 1, 1, "never here")) == [Send(2, 1, "left", (0,))]
