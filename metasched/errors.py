@@ -19,3 +19,11 @@ def shown(text: str) -> str:
     """A user's word in quotes, short and printable enough for one line of an error."""
     quoted = text if len(text) <= 60 else text[:57] + "..."
     return '"' + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in quoted) + '"'
+
+
+class Wrong(Exception):
+    """A request to the daemon that changes nothing: what, where, what to do; `status` 4xx, 5xx."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status

@@ -38,8 +38,8 @@ Step = tuple[str, ...]
 def steps() -> set[Step]:
     """Every step that changes something, by the source as it is now."""
     found: set[Step] = set()
-    for file in ("daemon.py", "api.py"):
-        for name, function in _functions(SOURCES / file):
+    for source in (SOURCES / "daemon.py", *sorted((SOURCES / "api").glob("*.py"))):
+        for name, function in _functions(source):
             if any(_calls(node, "take") for node in ast.walk(function)):
                 kinds = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)} & EVENTS
                 found |= {

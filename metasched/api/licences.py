@@ -1,22 +1,107 @@
-"""What the API tells of licences: how it stands with each, and who has what a task waits for."""
+"""Licences: how it stands with each, who has what a task waits for, totals and releases."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
+from fastapi import APIRouter, Body
+
+from metasched.api.choosing import Choice, chosen
+from metasched.api.clusters import breaker_row
+from metasched.api.request import Running, Serving, Who
 from metasched.core import Core
-from metasched.events import Task
-from metasched.licences import Lease, Standing
+from metasched.errors import Wrong
+from metasched.events import LicenceSet, LicencesReleased, Task
+from metasched.licences import MOST, Lease, Standing
+from metasched.model import State
+from metasched.probes.watch import Watch
 from metasched.units import iso
 
-
-def rows(core: Core, now: float) -> list[dict[str, Any]]:
-    """The rows of `licences --json`."""
-    return [row(core, standing) for standing in core.licences.standings(now)]
+router = APIRouter()
 
 
-def row(core: Core, standing: Standing) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Total:
+    """How many of a licence there are; None: as configured."""
+
+    total: int | None
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
+
+
+@router.get("/licences")
+async def licences(_: Who, running: Running) -> list[dict[str, Any]]:
+    return [_row(running.core, one) for one in running.core.licences.standings(time.time())]
+
+
+@router.get("/licences/servers")
+async def licence_servers(_: Who, running: Running) -> list[dict[str, Any]]:
+    return [_licence_server(watch) for watch in running.watches]
+
+
+@router.post("/licences/release")
+async def release_licences(
+    daemon: Serving, who: Who, running: Running, choice: Annotated[Choice, Body()]
+) -> dict[str, Any]:
+    """Take back what the chosen tasks have leased that are unknown; of others a note."""
+    who.must_operate("take back licences")
+    now, answers = time.time(), []
+    indices: dict[int, list[int]] = {}
+    for row in chosen(daemon, who, "release", choice):
+        place = (row["job"], row["task_index"])
+        lease = running.core.licences.leases.get(place)
+        unknown = row["state"] == State.UNKNOWN
+        if lease is None:
+            note = "it has no licences"
+        elif unknown:
+            note = ""
+            indices.setdefault(place[0], []).append(place[1])
+        else:
+            note = f"it is {row['state']}; only what is unknown can lose its licences"
+        answers.append(
+            {
+                "job": row["job"],
+                "task": row["task_index"] if row["array"] else None,
+                "released": dict(lease.tokens) if lease is not None and unknown else {},
+                "note": note,
+            }
+        )
+    events = [LicencesReleased(now, id, tuple(of), who.user) for id, of in indices.items()]
+    if events:
+        running.take(*events)
+    return {"jobs": answers}
+
+
+@router.post("/licences/{name}/total")
+async def set_licence(
+    who: Who, running: Running, name: str, how: Annotated[Total, Body()]
+) -> dict[str, Any]:
+    who.must_operate("set how many licences there are")
+    tokens = running.core.licences
+    if (why := tokens.refusal({name: 0})) is not None:
+        raise Wrong(404, why)
+    if how.total is not None and not 0 <= how.total <= MOST:
+        raise Wrong(422, f"{how.total} of a licence; give 0 to {MOST}")
+    now = time.time()
+    running.take(LicenceSet(now, name, how.total, who.user))
+    return _row(running.core, tokens.standing(name, now))
+
+
+def _licence_server(watch: Watch) -> dict[str, Any]:
+    return {
+        "server": watch.settings.name,
+        "kind": watch.settings.kind,
+        "licences": [pool.name for pool in watch.pools],
+        "observed": iso(watch.observed),
+        "lacking": watch.lacking,
+        "breaker": breaker_row(watch.breaker),
+    }
+
+
+def _row(core: Core, standing: Standing) -> dict[str, Any]:
+    """A row of `licences --json`."""
     pool = core.licences.pool(standing.licence)
     return {
         "licence": standing.licence,
@@ -70,7 +155,7 @@ def _state(standing: Standing) -> str:
     return f"over-committed by {over}" if over > 0 else "ok"
 
 
-def lacking(
+def who_has(
     core: Core, task: Task, now: float, visible: Callable[[str], bool]
 ) -> list[dict[str, Any]]:
     """For each licence that keeps a task waiting who has it, and until when.
@@ -86,7 +171,7 @@ def lacking(
                 for lease in core.licences.leases.values()
                 if standing.licence in lease.tokens
             ],
-            **{key: value for key, value in row(core, standing).items() if key in _SHOWN},
+            **{key: value for key, value in _row(core, standing).items() if key in _SHOWN},
         }
         for standing in core.lacks(task, now)
     ]
@@ -113,7 +198,7 @@ def _holder(
     }
 
 
-def told(lacking: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def told_who_has(lacking: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Who has what is lacking, in words."""
     for lack in lacking:
         for has in lack["holders"]:
