@@ -75,12 +75,13 @@ class Placing:
             if unfit_here is None or unfit_here.reason not in PERMANENT:
                 return None
             against[name] = unfit_here
-        sizes = [(v.facts.cpus, name) for name, v in views.items() if v.facts]
-        if job.cpus > max((size for size, name in sizes if name in against), default=0):
-            size, name = max(sizes, key=lambda pair: pair[0])
+        sizes = {n: facts.cpus for n in against if (facts := views[n].facts) is not None}
+        if sizes.keys() == against.keys() and job.cpus > max(sizes.values()):
+            largest = max(sizes, key=sizes.__getitem__)
+            among = " of those named" if job.clusters else ""
             return (
-                f"no cluster has {job.cpus} processors, the largest is {name} with {size}; "
-                "ask for fewer"
+                f"no cluster{among} has {job.cpus} processors, the largest is {largest} with "
+                f"{sizes[largest]}; ask for fewer"
             )
         told = "; ".join(f"{name}: {u.text}" for name, u in against.items())
         return f"no cluster can run the job ({told}); change what it asks for"

@@ -65,7 +65,7 @@ class Wishes:
                         self._books.note(task, f"release asked for {by}")
                 case "requeue" if task.state in BEGUN:
                     assert attempt is not None
-                    if attempt.intent is None:
+                    if attempt.intent in (None, Intent.CANCEL):  # the last wish counts
                         attempt.intent = Intent.REQUEUE
                         self._books.note(task, f"requeue asked for {by}")
                 case "lost" if task.state is State.UNKNOWN:

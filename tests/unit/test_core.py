@@ -127,6 +127,16 @@ def test_only_where_it_fits() -> None:
     assert site.core.refusal(job(3, cpus=9)) == (
         "no cluster has 9 processors, the largest is left with 8; ask for fewer"
     )
+    assert site.core.refusal(job(3, cpus=5, clusters=("right",))) == (
+        "no cluster of those named has 5 processors, the largest is right with 4; ask for fewer"
+    )
+
+
+def test_what_can_never_run_is_refused_before_any_cluster_has_been_heard_from() -> None:
+    site = Site(seen=False, pools=(LicencePool(name="m", total=1, clusters=("right",)),))
+    assert site.core.refusal(job(clusters=("left",), licences={"m": 1})) == (
+        "no cluster can run the job (left: licence m cannot be used there); change what it asks for"
+    )
 
 
 def test_load_then_moves_to_the_other_cluster() -> None:
@@ -729,11 +739,22 @@ def test_what_has_not_begun_is_not_requeued() -> None:
     site.step(Submitted(NOW, job()))
     site.sent()
     assert site.step(Asked(NOW, "requeue", 1)) == []
-    site.seen("left", None, site.row(State.RUNNING, started=NOW))
-    site.step(Asked(NOW, "cancel", 1))
-    site.step(Asked(NOW, "requeue", 1))
-    site.seen("left", None, site.row(State.CANCELLED, started=NOW, ended=NOW))
-    assert not site.core.tasks
+    assert site.core.tasks[1, 0].live.intent is None
+
+
+def test_of_a_cancel_and_a_requeue_the_last_counts_though_the_first_is_under_way() -> None:
+    for wishes, sent in (
+        (("cancel", "requeue"), [Send(1, 2, "left", (0,))]),
+        (("requeue", "cancel"), []),
+    ):
+        site = Site()
+        site.step(Submitted(NOW, job()))
+        site.sent()
+        site.seen("left", None, site.row(State.RUNNING, started=NOW))
+        for wish in wishes:
+            site.step(Asked(NOW, wish, 1))
+        ended = site.row(State.CANCELLED, started=NOW, ended=NOW)
+        assert site.seen("left", None, ended) == sent
 
 
 def test_a_rejected_job_that_is_requeued_is_refused_by_nobody_yet() -> None:
