@@ -150,6 +150,7 @@ def test_the_local_policies_of_kurowski(
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 def test_flexible_backfilling_misses_fewer_deadlines_than_easy_and_fcfs() -> None:
     """Pasquali 2008, Table 3, ratio 50-70%: the robust order, seed by seed."""
     cases = [case for case in EXPERIMENTS["licence-ratios"].cases() if "50" in case.row[6:8]]

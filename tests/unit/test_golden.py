@@ -47,6 +47,7 @@ def test_the_first_ten_thousand_jobs_of_sdsc() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 @pytest.mark.timeout(900)
 def test_all_of_sdsc() -> None:
     easy = metrics.summary(run("SDSC-SP2.swf.gz", 128, "easy"), "easy", 1.0)
@@ -58,6 +59,7 @@ def test_all_of_sdsc() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 @pytest.mark.timeout(900)
 def test_all_of_kth() -> None:
     assert f"{mean_wait(run('KTH-SP2.swf.gz', 100, 'fcfs')):.4f}" == "353776.4091"

@@ -122,6 +122,7 @@ def test_every_row_compares_its_strategies_on_the_same_reservations() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 @pytest.mark.timeout(900)  # it runs the whole log for its waits
 def test_static_is_the_worst_and_priority_beats_the_earliest_in_the_mean() -> None:
     """The robust orderings of Kurowski et al. 2011, Table 6, on 20 sets of reservations."""
