@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from metasched.arrays import Array
 from metasched.model import Cluster, Job, Listing, Missing, Payload, Trace
+from metasched.reservation_life import Survey, Window
 
 if TYPE_CHECKING:
     from metasched.adapters.launching import Launcher
@@ -64,6 +65,7 @@ class Capabilities:
     suspends: bool = False  # its jobs can be suspended by an operator
     limit_granularity: float = 1.0  # seconds; time limits are rounded up to it
     proves_absence: bool = True  # its listings can prove that a tag never arrived
+    reservations: bool = False  # keeps nodes for windows of time: survey, reserve, unreserve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,7 @@ class Order:
     are those of the manager's own `Facts.licences`, to be asked for. `options` are
     the words that the user wrote for this cluster (`--native`), already split. A `fence` is
     the folder in which the payload is to claim its attempt; adapters never see one (`claims`).
+    A `reservation` is the name under which `Adapter.reserve` has made the one to run in.
     """
 
     tag: str
@@ -83,6 +86,7 @@ class Order:
     priority: int = 1
     options: tuple[str, ...] = ()
     fence: str = ""
+    reservation: str = ""
 
     def environment(self, index: int, cluster: str) -> dict[str, str]:
         """The whole environment of one task on the cluster of that name: ours wins.
@@ -201,6 +205,31 @@ class Adapter(ABC):
         Unreachable.
         """
         return Trace()
+
+    # Only where `capabilities.reservations`:
+
+    def survey(self) -> Survey:
+        """What takes the nodes over time, and the reservations of this instance.
+
+        A reservation of this instance, ours by its name, is told as `held` and takes no node;
+        jobs take theirs until their limits. Raises Unreachable.
+        """
+        raise NotImplementedError
+
+    def reserve(self, window: Window) -> None:
+        """Keep exactly these nodes for the user, who alone may submit jobs into it.
+
+        Idempotent: what is there under that name is made so. Jobs that wait in it stay in it.
+        Refused: it is not there, or is as it was before. Unreachable: perhaps it is there.
+        """
+        raise NotImplementedError
+
+    def unreserve(self, name: str) -> None:
+        """Forget a reservation; it is no error that there is none.
+
+        Refused with `again` while it cannot be, since jobs are in it. Raises Unreachable.
+        """
+        raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027 - most have nothing to let go of
         """Let go of what is held in this process; the manager's jobs go on."""

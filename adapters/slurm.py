@@ -33,7 +33,9 @@ from metasched.adapters.slurm_accounting import Accounting
 from metasched.adapters.slurm_commands import Commands
 from metasched.adapters.slurm_pyslurm import choose
 from metasched.adapters.slurm_reach import Reach
+from metasched.adapters.slurm_reservations import Reservations
 from metasched.model import Cluster, Copies, Facts, Job, Listing, Missing, Trace
+from metasched.reservation_life import Survey, Window
 
 __all__ = ["Slurm", "SlurmOptions"]
 
@@ -54,6 +56,7 @@ class Slurm(Adapter):
         licences=True,
         suspends=True,
         limit_granularity=60.0,
+        reservations=True,
     )
 
     def __init__(
@@ -77,6 +80,7 @@ class Slurm(Adapter):
         self._accounting = Accounting(
             commands, options.tag_field, os.geteuid() if launcher is None else None
         )
+        self._reservations = Reservations(commands, instance)
 
     @property
     def access(self) -> str:
@@ -232,3 +236,17 @@ class Slurm(Adapter):
 
     def trace(self, missing: Sequence[Missing]) -> Trace:
         return self._accounting.trace(missing)
+
+    def survey(self) -> Survey:
+        taken = time.time()
+        jobs, places = self._access.jobs(), self._access.nodes()
+        try:
+            return self._reservations.survey(jobs, places, taken)
+        except ValueError as error:
+            raise Unreachable(f"the listing cannot be read: {error}") from None
+
+    def reserve(self, window: Window) -> None:
+        self._reservations.reserve(window)
+
+    def unreserve(self, name: str) -> None:
+        self._reservations.unreserve(name)

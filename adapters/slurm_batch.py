@@ -82,6 +82,8 @@ def arguments(
         options["comment"] = name(job.name)
     if array:
         options["array"] = folded(array)
+    if order.reservation:
+        options["reservation"] = order.reservation
     if payload.error is not None:
         options["error"] = path(payload.error, index)
     if (limit := minutes(job)) is not None:

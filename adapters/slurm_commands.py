@@ -16,7 +16,9 @@ from metasched.adapters.base import Order, Refused, Unreachable
 from metasched.adapters.commands import Answer, Stopped, answer_of, memory_file, run
 from metasched.adapters.launching import Launcher
 from metasched.adapters.slurm_access import SlurmOptions
+from metasched.adapters.slurm_windows import reservations
 from metasched.model import Copies, Payload
+from metasched.reservation_life import Held
 
 # sbatch says so, sleeps for a second (later for two, three, ...) and tries again by itself.
 _RETRYING = re.compile(r"retrying$", re.MULTILINE)
@@ -128,6 +130,15 @@ class Commands:
 
     def licences(self) -> dict[str, Copies]:
         return self._read(text.licences, "scontrol", "--oneliner", "show", "licenses")
+
+    def reservations(self) -> list[Held]:
+        """Everybody's."""
+        return self._read(reservations, "scontrol", "--oneliner", "show", "reservation")
+
+    def change_reservation(self, *words: str) -> str:
+        """Make, change or delete a reservation, as this account; what was said against it."""
+        answer = self._run("scontrol", *words)
+        return "" if answer.code == 0 else batch.complaint(answer.err)
 
     def hold(self, ids: Collection[str]) -> str:
         answers = [self._act("hold", *some) for some in text.grouped(ids)]

@@ -250,13 +250,13 @@ class Pyslurm(Commands):
 def _beyond(order: Order) -> bool:
     """Whether an order says something that pyslurm would not carry, or not as it is.
 
-    Native options are the words of sbatch, which takes licences, too. pyslurm ends the arguments at
-    an empty one and any text at a NUL, and reads the script as lines that may end in a carriage
-    return.
+    Native options are the words of sbatch, which takes licences and reservations, too. pyslurm ends
+    the arguments at an empty one and any text at a NUL, and reads the script as lines that may end
+    in a carriage return.
     """
     payload = order.payload
     return (
-        bool(order.options or order.job.licences)
+        bool(order.options or order.job.licences or order.reservation)
         or not all(payload.arguments)
         or "\r" in payload.script
         or any("\0" in text for text in (payload.script, payload.directory, *payload.arguments))

@@ -73,7 +73,7 @@ _CANNOT_START = re.compile(
     r"|BadConstraints|InactiveLimit|Invalid(Account|QOS)|AccountNotAllowed|QOSNotAllowed"
     r"|Assoc|QOS|JobArrayTaskLimit|ReservationDeleted|Reservation$|launch_failed|job_requeued"
 )
-_UNUSABLE = {
+UNUSABLE = {
     *("down", "unknown", "error", "future", "drain", "fail", "not_responding", "invalid_reg"),
     *("invalid", "reboot_requested", "reboot_issued", "powering_down", "maint", "reserved"),
     *("blocked", "dynamic_future"),
@@ -496,7 +496,7 @@ def _alike(lines: Iterable[NodeLine]) -> tuple[Nodes, ...]:
 
 
 def _usable(line: NodeLine) -> bool:
-    return _UNUSABLE.isdisjoint(line.state.lower().split("+"))
+    return UNUSABLE.isdisjoint(line.state.lower().split("+"))
 
 
 def _cpus(line: NodeLine) -> tuple[int, int]:

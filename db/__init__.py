@@ -7,6 +7,7 @@
     attempt    each try in a manager; also the outbox     one live attempt per task (unique index)
     licence    how many tokens there are and are leased   check: leased within the total
     lease      who has and had them                       one live lease per task (unique index)
+    reservation  nodes promised for a window            checks of window, size and state
     event      what the core was told, in order           append-only; replay gives every decision
     change     the story: each step with its cause        append-only; refers to its event
     cluster    the lasting facts of each cluster          primary key
@@ -16,6 +17,6 @@
     token      by which a user calls from other hosts     its hash only, unique
 
 `schema` declares it, `migrations` makes it, `store` opens it (in `sqlite` or `postgresql`),
-`ledger` reads and writes it, `leases` its licences, `facts` says what of a cluster's facts is
-stored, `checks` and `upkeep` look after it.
+`ledger` reads and writes it, `leases` its licences, `reservations` what is promised (no node
+twice), `facts` says what of a cluster's facts is stored, `checks` and `upkeep` look after it.
 """

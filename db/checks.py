@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, and_, func, select
 
 from metasched.core import Core
-from metasched.db import leases
+from metasched.db import leases, reservations
 from metasched.db.ledger import Known, events
 from metasched.db.schema import attempt, checkpoint, event, job, metadata, task
 from metasched.db.store import Database
@@ -86,6 +86,7 @@ def _counters(connection: Connection) -> tuple[list[str], str]:
     lonely = select(job.c.id).where(~select(1).where(task.c.job == job.c.id).exists())
     wrong += [f"job {id} has no task" for id in run(lonely).scalars()]
     wrong += leases.wrong(connection)
+    wrong += reservations.wrong(connection)
     return wrong, f"{len(tasks)} tasks agree with their attempts, licences with their leases"
 
 

@@ -35,7 +35,7 @@ from sqlalchemy.exc import DBAPIError
 from metasched.arrays import folded, parse_array
 from metasched.books import ENDED_KEPT
 from metasched.core import Core
-from metasched.db import leases
+from metasched.db import leases, reservations
 from metasched.db.facts import applied, changed, lasting
 from metasched.db.schema import (
     attempt,
@@ -73,6 +73,7 @@ from metasched.events import (
 )
 from metasched.licences import Lease, Lingering
 from metasched.model import Facts, Job, Payload, State
+from metasched.reservation_life import Reservation
 from metasched.transitions import LIVE, Event
 
 KINDS: dict[str, type[CoreEvent]] = {k.__name__.lower(): k for k in get_args(CoreEvent)}
@@ -117,6 +118,7 @@ class Known:
     leases: list[Lease] = field(default_factory=list)
     lingering: list[Lingering] = field(default_factory=list)
     totals: dict[str, int] = field(default_factory=dict)
+    reservations: list[Reservation] = field(default_factory=list)
 
     def packed(self) -> bytes:
         return zlib.compress(msgspec.msgpack.encode(self), 1)
@@ -142,7 +144,7 @@ class Ledger:
         self._seat = seat or Seat(engine)
         self._connection = self._seat.connection
         self._epoch = 0  # of this life; 0: it has not begun
-        self._next_event = self._next_job = 0
+        self._next_event = self._next_job = self._next_reservation = 0
         self._facts: dict[str, Facts] = {}  # the last ones stored, of which the next are news
         self._lasting: dict[str, str] = {}
         self._checkpoint: bytes | None = None  # goes with the next start
@@ -219,6 +221,11 @@ class Ledger:
         """A job id never given before."""
         self._next_job += 1
         return self._next_job - 1
+
+    def next_reservation(self) -> int:
+        """An id of a reservation never given before."""
+        self._next_reservation += 1
+        return self._next_reservation - 1
 
     # Writing
 
@@ -314,6 +321,7 @@ class Ledger:
         ]:
             run(_UPDATE_PAST, rows)
         leases.write(self._connection, (out for _, out in steps))
+        reservations.write(self._connection, (out for _, out in steps))
         if changes:
             run(insert(change), changes)
         for row in facts:
@@ -414,6 +422,7 @@ class Ledger:
             run(update(epoch).values(number=self._epoch))
             self._next_event = self._highest(event.c.id) + 1
             self._next_job = self._highest(job.c.id) + 1
+            self._next_reservation = reservations.highest(connection) + 1
             tasks = list(self._open_tasks())
             sendings = run(
                 select(attempt.c.job, func.max(attempt.c.sending))
@@ -438,6 +447,7 @@ class Ledger:
                 leases=leases.live(self._connection),
                 lingering=leases.lingering(self._connection),
                 totals=leases.totals(self._connection),
+                reservations=reservations.live(self._connection),
             )
             last = run(select(func.max(checkpoint.c.event))).scalar() or 0
             due = self._next_event - last > CHECKPOINT_AFTER
@@ -510,6 +520,16 @@ class Ledger:
             bad=folded(row.task_index for row in ended if row.state != State.COMPLETED),
             begun=max((row.started or row.ended for row in ended), default=0.0),
         )
+
+    def reservation(self, id: int) -> Reservation | None:
+        """A reservation, however long ago it was over; None: there is none."""
+        with self._reading() as reading:
+            return reservations.one(reading, id)
+
+    def reservations(self, since: float) -> list[Reservation]:
+        """Those that are open, or were so after `since` (epoch seconds), by their start."""
+        with self._reading() as reading:
+            return reservations.listed(reading, since)
 
     def indices(self, id: int) -> tuple[int, ...]:
         """The indices of an array; none of a job that is no array."""

@@ -26,9 +26,10 @@ from sqlalchemy import (
     text,
 )
 
+from metasched.reservation_life import OVER, Stage
 from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, WITH_US
 
-REVISION = "0010"  # of the newest migration, which makes exactly these tables
+REVISION = "0011"  # of the newest migration, which makes exactly these tables
 
 # 64 bits everywhere: in SQLite only INTEGER is the key of the row itself
 Whole = BigInteger().with_variant(Integer(), "sqlite")
@@ -219,6 +220,40 @@ Index(
     unique=True,
     sqlite_where=_held,
     postgresql_where=_held,
+)
+
+# Nodes promised for a window. While it is `held` its manager may know it.
+reservation = Table(
+    "reservation",
+    metadata,
+    Column("id", Whole, primary_key=True, autoincrement=False),
+    Column("user", Words, nullable=False),
+    Column("cluster", Words, nullable=False),
+    Column("start", Float, nullable=False),
+    Column("end", Float, nullable=False),
+    Column("size", Whole, nullable=False),
+    Column("cpus", Whole, nullable=False),
+    Column("made", Float, nullable=False),
+    Column("state", Words, nullable=False),
+    Column("cause", Words, nullable=False),
+    Column("nodes", Words, nullable=False),
+    Column("placed", Words, nullable=False),
+    Column("held", Boolean(create_constraint=False), nullable=False),
+    Column("tries", Whole, nullable=False),
+    Column("closed", Float),
+    Column("offers", Words, nullable=False),
+    CheckConstraint('start < "end"', name="window"),
+    CheckConstraint("size > 0 AND cpus >= size", name="size"),
+    CheckConstraint(_one_of("state", frozenset(Stage)), name="state"),
+    CheckConstraint(f"({_one_of('state', OVER)}) = (closed IS NOT NULL)", name="closed"),
+)
+_known = text("closed IS NULL OR held")
+Index(
+    "ix_reservation_open",
+    reservation.c.cluster,
+    reservation.c.start,
+    sqlite_where=_known,
+    postgresql_where=_known,
 )
 
 # Whose end a job waits for: what an open job depends on is not pruned. A target may be gone later.

@@ -7,6 +7,9 @@ Pure, each knowing only those above it:
     transitions  the one table (state, event) -> state
     licences     floating licences as tokens: pools, counts of them
     carts        free processors over time under advance reservations
+    reservations       requests for them, and what one cluster can promise
+    reservation_life   their states, and what managers tell of them
+    node_assignment    which nodes each gets, so that all have theirs
     policies     priorities, eligibility, dispatch, pulling, local queues
     events       what the core is told and what it answers
     cluster_view, books   what the core knows: of each cluster, of everything
@@ -14,6 +17,7 @@ Pure, each knowing only those above it:
     attempts     what happens to a task: the only place where a state changes
     placing      where waiting tasks go
     moving, wishes, comebacks, absences   pulls and recalls; users; what returns; what is missing
+    reservation_book   all of them: what is promised, moved, broken
     core         the meta-scheduler: events in, changes and actions out
 
 Round it:
@@ -23,6 +27,7 @@ Round it:
     worker       the process that hosts one adapter
     config       metasched.toml and the policy file
     daemon       the shell: database, workers, timers
+    reservation_link   what a cluster's manager is told of reservations
     identity     who is calling, and what they may do
     api, serve   HTTP on a unix socket; the process that runs it all
     doctor       what is wrong, on one page

@@ -164,6 +164,17 @@ class Client:
             self._call("POST", "/licences/release", body={"jobs": list(jobs)}), "jobs"
         )
 
+    def reserve(self, wish: Mapping[str, object]) -> dict[str, Any]:
+        """Make a reservation (see `reserve.Wish`); its row, or with `dry_run` the `offers`."""
+        return self._table(self._call("POST", "/reservations", body=dict(wish)))
+
+    def reservations(self, all: bool = False) -> list[dict[str, Any]]:
+        """Those that are open or ended lately; `all`: every one."""
+        return self._rows(self._call("GET", "/reservations", {"all": all}))
+
+    def cancel_reservation(self, id: int) -> dict[str, Any]:
+        return self._table(self._call("POST", f"/reservations/{id}/cancel"))
+
     def create_token(self, seconds: float) -> dict[str, Any]:
         """A new token for the caller: `id`, `token`, `expires`."""
         return self._table(self._call("POST", "/tokens", body={"seconds": seconds}))

@@ -11,7 +11,7 @@ import os
 import pwd
 import tomllib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -44,6 +44,7 @@ from metasched.places import (
 from metasched.policies.classify import Classifier
 from metasched.probes.base import GROUP as SERVER_GROUP
 from metasched.probes.base import server_class
+from metasched.reservations import Quota
 from metasched.units import parse_duration
 from metasched.worker import GROUP, adapter_class
 
@@ -155,6 +156,20 @@ class LicenceServerTable(BaseModel):
     features: dict[str, str] = Field(default_factory=dict)
 
 
+class QuotaTable(_Table):
+    """What a user may reserve; see `reservations.Quota`."""
+
+    horizon: Seconds = Quota.horizon
+    longest: Seconds = Quota.longest
+    most: Annotated[int, Field(ge=0)] | None = Quota.most
+
+
+class ReservationsTable(QuotaTable):
+    """What everybody may reserve, and instead of that the users of a class."""
+
+    classes: dict[str, QuotaTable] = Field(default_factory=dict)
+
+
 class Site(_Table):
     """The whole file."""
 
@@ -166,6 +181,7 @@ class Site(_Table):
     licence: tuple[LicenceTable, ...] = ()
     user_class: tuple[ClassTable, ...] = ()
     licence_server: tuple[LicenceServerTable, ...] = ()
+    reservations: ReservationsTable = ReservationsTable()
 
 
 class PolicyFile(_Table):
@@ -236,6 +252,7 @@ class Settings:
     site: SiteTable | None = None  # None: personal mode
     tcp: TcpTable | None = None  # None: unix socket only
     licence_servers: tuple[LicenceServerSettings, ...] = ()
+    quotas: dict[str, Quota] = field(default_factory=lambda: {"": Quota()})
 
     @property
     def launcher(self) -> Path | None:
@@ -248,6 +265,10 @@ class Settings:
         if self.site is None or user in ("root", own, *self.site.operators):
             return True
         return not groups_of(user).isdisjoint(self.site.operator_groups)
+
+    def quota_of(self, user: str) -> Quota:
+        """What the user may reserve."""
+        return self.quotas.get(self.class_of(user), self.quotas[""])
 
     def class_of(self, user: str) -> str:
         """The user's class: the first that names the user, else one of its groups, else regular."""
@@ -346,6 +367,7 @@ def load(path: Path | None) -> Settings:
         and site.site.model_copy(update={"launcher": str(base / site.site.launcher)}),
         tcp=None if site.tcp is None else _tcp(site.tcp, base),
         licence_servers=servers,
+        quotas=_quotas(site.reservations, policy, path),
     )
 
 
@@ -385,6 +407,17 @@ def _licences(site: Site, path: Path | None) -> tuple[LicencePool, ...]:
             what, _, mend = str(error).partition("; ")
             raise ConfigError(f"{what}, {where}; {mend}") from None
     return tuple(pools)
+
+
+def _quotas(table: ReservationsTable, policy: Policy, path: Path | None) -> dict[str, Quota]:
+    """By class of users; "" is everybody else's."""
+    if unknown := sorted(table.classes.keys() - policy.classes.keys()):
+        raise ConfigError(
+            f'no user class "{unknown[0]}" in the policy, {path}, [reservations.classes]; '
+            f"it has {', '.join(policy.classes)}"
+        )
+    found = {"": table, **table.classes}
+    return {name: Quota(quota.horizon, quota.longest, quota.most) for name, quota in found.items()}
 
 
 def _tcp(table: TcpTable, base: Path) -> TcpTable:
@@ -519,6 +552,7 @@ def _cluster(table: ClusterTable, path: Path | None) -> ClusterSettings:
             maps=table.map,
             move_after=table.move_after,
             fence_dir=table.fence_dir,
+            reserves=kind.capabilities.reservations,
         ),
         options=options,
         poll_interval=table.poll_interval or kind.poll_interval,

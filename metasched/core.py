@@ -66,6 +66,8 @@ from metasched.moving import Moving
 from metasched.placing import Placing
 from metasched.policies.classify import Classifier, Deadline, Licence, User
 from metasched.policies.dispatch import LoadOrdering
+from metasched.reservation_book import ReservationBook
+from metasched.reservation_life import Reservation, ReservationEvent
 from metasched.transitions import Event
 from metasched.wishes import Wishes
 
@@ -79,10 +81,13 @@ class Core:
         self.books = Books()
         self._gates = Gates()
         self._leasing = Leasing(self.books)
+        self.reservations = ReservationBook()
         self._attempts = Attempts(self.books, self._leasing, self._gates)
         self._comebacks = Comebacks(self.books, self._attempts)
         self._absences = Absences(self.books, self._attempts, self._comebacks)
-        self._placing = Placing(self.books, self._attempts, self._leasing, self._gates)
+        self._placing = Placing(
+            *(self.books, self._attempts, self._leasing, self._gates, self.reservations)
+        )
         self._moving = Moving(self.books, self._attempts, self._leasing, self._placing)
         self._wishes = Wishes(
             *(self.books, self._attempts, self._leasing, self._gates),
@@ -103,6 +108,10 @@ class Core:
         """Apply one event; return what changed and what to do. Never raises on a valid event."""
         out = self.books.begin(event.time, event.by if isinstance(event, ClockSet) else 0.0)
         self.licences.pass_time(event.time)
+        if not isinstance(event, Booted):
+            self.reservations.pass_time(event.time, out)
+        if isinstance(event, ReservationEvent):
+            self.reservations.step(event, out)
         match event:
             case Submitted():
                 self._submitted(event)
@@ -161,6 +170,9 @@ class Core:
             case Due():
                 self._gates.pass_time(event.time)
                 self._gates.refresh()
+        if out.reservations:
+            self._moving.reservations_changed(out.reservations.values())
+            self._gates.refresh()
         self._placing.place()
         if isinstance(event, Seen) and self.policy.pull:
             self._moving.pull(self.books.views[event.cluster])
@@ -180,6 +192,7 @@ class Core:
         leases: Iterable[Lease] = (),
         lingering: Iterable[Lingering] = (),
         totals: Mapping[str, int] | None = None,
+        reservations: Iterable[Reservation] = (),
     ) -> None:
         """Take over stored tasks before the first event, which must be `Booted`.
 
@@ -187,8 +200,9 @@ class Core:
         with a deadline that could be met, oldest first, `drains` what operators keep closed,
         `ended` the last tasks that ended, oldest first, `fates` maps an open job to what has
         become of those that it depends on; `leases` are the live ones, `totals` what operators have
-        set of licences.
+        set of licences, `reservations` those that are open or that a manager may still know.
         """
+        self.reservations.restore(reservations)
         self.licences.restore(leases, lingering, totals or {})
         self.books.drains = {drain.cluster: drain for drain in drains}
         self._margins = list(margins)
@@ -268,6 +282,9 @@ class Core:
         for view in self.books.views.values():
             self._attempts.revoke(view, [t for t in view.live.values() if t.live.revoking])
         self._leasing.reconcile()
+        self.reservations.booted(
+            *(event.instance, event.policy.seed, self.books.views, self.books.out)
+        )
 
     def _clock_set(self, event: ClockSet) -> None:
         """Move what durations are counted from: a step of the clock is no time that has passed.
@@ -456,7 +473,7 @@ class Core:
     @property
     def next_due(self) -> float | None:
         """When time alone may let a waiting task go on (epoch seconds), or None."""
-        dues = (self._gates.next_due, self.licences.next_due)
+        dues = (self._gates.next_due, self.licences.next_due, self.reservations.next_due)
         return min((due for due in dues if due is not None), default=None)
 
     @property

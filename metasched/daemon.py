@@ -59,6 +59,8 @@ from metasched.events import (
 from metasched.model import Claim, Payload, Trace, parse_tag, tag_of
 from metasched.policies.eligible import NoMapping, translated
 from metasched.probes.watch import Watch
+from metasched.reservation_life import name_of
+from metasched.reservation_link import ReservationLink
 from metasched.worker import Answer, Boot, Call, News
 
 log = logging.getLogger("metasched")
@@ -98,6 +100,7 @@ class Link:
         self._wishes: dict[tuple[int, int, bool], _Wish] = {}
         self._look: Look | None = None
         self._claims: set[Claim] = set()  # to be revoked
+        self.reservations = ReservationLink(settings.cluster, engine, self.call)
         self._listed = 0.0  # when the listing was taken that news is relative to
         self._wake = asyncio.Event()
         self._worker: asyncio.subprocess.Process | None = None
@@ -146,7 +149,7 @@ class Link:
                     await self._send()
                 else:
                     wanted = min((w.breaker.until for w in self._wishes.values()), default=math.inf)
-                    await self._sleep(min(self._next_poll, wanted))
+                    await self._sleep(min(self._next_poll, wanted, self.reservations.due))
         finally:
             worker = self._worker
             self._kill()
@@ -165,6 +168,8 @@ class Link:
         wish = min(self._wishes.values(), key=lambda w: w.breaker.until, default=None)
         if wish is not None and now >= wish.breaker.until:
             return partial(self._withdraw, wish)
+        if now >= self.reservations.due:
+            return self.reservations.act
         return None if self._look is None else self._trace
 
     async def _sleep(self, until: float) -> None:
@@ -182,7 +187,7 @@ class Link:
 
     async def _poll(self) -> None:
         clock = Clock()
-        answer = await self._call(Call("poll", full=self._full))
+        answer = await self.call(Call("poll", full=self._full))
         if by := clock.step():
             # its times are those of another clock, and what it told as news it tells no more
             log.warning("cluster %s: the clock was set by %+.0f s during a poll", self.name, by)
@@ -339,6 +344,7 @@ class Link:
             priority=tasks[0].priority,
             options=tuple(shlex.split(job.native.get(self.name, ""))),
             fence=wanted[0].fence,
+            reservation=name_of(core.instance, job.reservation) if job.reservation else "",
         )
 
     async def _withdraw(self, first: _Wish) -> None:
@@ -353,7 +359,7 @@ class Link:
             )
             for wish in told
         )
-        answer = await self._call(Call("withdraw", withdrawals=withdrawals))
+        answer = await self.call(Call("withdraw", withdrawals=withdrawals))
         if not answer.error or (answer.error == "refused" and len(told) == 1):
             for wish in told:
                 key = (wish.what.job, wish.what.sending, wish.what.unstarted)
@@ -395,7 +401,7 @@ class Link:
         look, self._look = self._look, None
         assert look is not None
         missing = tuple(replace(one, user=self._engine.owner_of(one.tag)) for one in look.missing)
-        answer = await self._call(Call("trace", missing=missing))
+        answer = await self.call(Call("trace", missing=missing))
         if answer.trace is None:
             log.warning("cluster %s: its accounting does not answer: %s", self.name, answer.reason)
         elif answer.trace != Trace():
@@ -407,7 +413,7 @@ class Link:
         """What is not known now the core asks for again later."""
         claims = tuple(sorted(self._claims, key=lambda claim: (claim.tag, claim.task)))
         self._claims.clear()
-        answer = await self._call(Call("revoke", claims=claims))
+        answer = await self.call(Call("revoke", claims=claims))
         if answer.reason:
             log.warning("cluster %s: claims not revoked: %s", self.name, answer.reason)
         told = [(revoked, claims[number]) for number, revoked in answer.revoked.items()]
@@ -418,7 +424,7 @@ class Link:
 
     # The worker process
 
-    async def _call(self, call: Call) -> Answer:
+    async def call(self, call: Call) -> Answer:
         """One call to the worker; a worker that dies or hangs is killed, and may have done it."""
         await self._tell(call)
         return await self._hear(call)
@@ -575,6 +581,9 @@ class Engine:
                 log.warning("%s", warning)
             for action in outcome.actions:
                 self.links[action.cluster].add(action)
+            for binding in outcome.bindings:
+                self.links[binding.cluster].reservations.add(binding)
+                self.links[binding.cluster].stir()
         if any(isinstance(event, Submitted) for event in events):
             for link in self.links.values():
                 link.stir()

@@ -15,6 +15,7 @@ from metasched.licences import GivenBack, Lease, LicenceCount, LicencePool, Stan
 from metasched.model import Claim, Cluster, Facts, Job, Missing, Row, State
 from metasched.policies.classify import Part
 from metasched.policies.eligible import Unfit
+from metasched.reservation_life import Reservation, ReservationAction, ReservationEvent
 from metasched.transitions import UNSTARTED, Event
 
 Place = tuple[int, int]  # of a task: job, index
@@ -319,6 +320,7 @@ CoreEvent = (
     | LicencesCounted
     | LicenceSet
     | LicencesReleased
+    | ReservationEvent
     | Due
 )
 
@@ -537,8 +539,9 @@ class Outcome:
     `closed` are attempts that ended in this step, with the task they belonged to; a task's new
     attempt, if any, is in the task itself. `past` are sendings of the past of which something new
     is known, by job, index and sending. `leases` are licences taken and given back, in that order,
-    `standings` what is new of licences, by name. `parts` made the priority of a new job, `warnings`
-    are for the site's log.
+    `standings` what is new of licences, by name, `reservations` those that are new or have changed.
+    `bindings` are what managers are to be told of them. `parts` made the priority of a new job,
+    `warnings` are for the site's log.
     """
 
     changes: list[Change] = field(default_factory=list)
@@ -547,6 +550,8 @@ class Outcome:
     past: dict[tuple[int, int, int], Past] = field(default_factory=dict)
     leases: list[Lease | GivenBack] = field(default_factory=list)
     standings: dict[str, Standing] = field(default_factory=dict)
+    reservations: dict[int, Reservation] = field(default_factory=dict)
+    bindings: list[ReservationAction] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)

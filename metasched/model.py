@@ -56,6 +56,7 @@ class Reason(StrEnum):
     FILESYSTEM = "filesystem"
     LICENCE_UNKNOWN = "licence_unknown"
     LICENCE_BUSY = "licence_busy"
+    RESERVATION_WAIT = "reservation_wait"
     RECALLED = "recalled"
     PRIORITY = "priority"
     DUPLICATE = "duplicate"  # two attempts have begun: a manager brought one back
@@ -114,6 +115,7 @@ class Job:
     array: str | None = None  # the range as submitted
     dependency: str | None = None  # likewise; once submitted it may wait for what is there only
     kill_on_invalid_dep: bool = False  # cancelled once its dependency can never come
+    reservation: int | None = None  # it waits for this one, and runs in it
     directory: str = ""  # where it runs; with `writes` it decides which filesystems it needs
     writes: tuple[str, ...] = ()  # output and error path
 
@@ -166,7 +168,7 @@ class Job:
         find the same answer everywhere."""
         return (
             *(self.shape, self.clusters, self.time_limit, self.account, self.qos),
-            tuple(self.licences.items()),
+            *(tuple(self.licences.items()), self.reservation),
         )
 
     @property
@@ -204,7 +206,8 @@ class Cluster:
     `benchmark` is the speed of one processor relative to the other clusters; `maps` translates
     (what, our name) to the manager's: {"partition": {"long": "week"}}, "*" = "*" keeps any name.
     After a silence of `move_after` seconds what has not begun there goes elsewhere (None: stays).
-    In the folder `fence_dir` its payloads claim their attempts ("": they do not).
+    In the folder `fence_dir` its payloads claim their attempts ("": they do not). Its manager
+    `reserves` nodes for windows of time.
     """
 
     name: str
@@ -215,6 +218,7 @@ class Cluster:
     maps: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     move_after: float | None = None
     fence_dir: str = ""
+    reserves: bool = False
 
     def __post_init__(self) -> None:
         _positive(f"cluster {self.name}: benchmark", self.benchmark)

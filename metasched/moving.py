@@ -14,6 +14,7 @@ from metasched.model import State
 from metasched.placing import Placing
 from metasched.policies.eligible import PERMANENT, translated
 from metasched.policies.pulling import Room
+from metasched.reservation_life import OVER, Reservation
 from metasched.transitions import UNSTARTED
 
 
@@ -68,6 +69,16 @@ class Moving:
             if others and self._attempts.want_back(task, view, why):
                 choice = self._books.dispatch.choose(task.job, task.priority, others)
                 task.live.target = choice
+
+    def reservations_changed(self, changed: Iterable[Reservation]) -> None:
+        """What waits at its manager for a reservation that is over comes back to us."""
+        for one in changed:
+            view = self._books.views.get(one.cluster)
+            if one.state in OVER and view is not None:
+                for task in list(view.unstarted.values()):
+                    if task.job.reservation == one.id:
+                        why = f"reservation {one.id} is {one.state}"
+                        self._attempts.want_back(task, view, why)
 
     # Licences that others wait for
 

@@ -104,16 +104,17 @@ OPTIONS = (
         "--dependency -d", "LIST", "Start after others: afterok:12:13,afterany:14_3, singleton."
     ),
     Option("--kill-on-invalid-dep", "yes|no", "Cancel it if that can never come [no]."),
-    Option(
-        "--reservation",
-        "ID",
-        "Reservation (not built yet).",
-        refused="is not built yet; leave it out",
-    ),
+    Option("--reservation", "ID", "Run in this reservation, within its window.", scope="ours"),
 )
 
 # sbatch's own that would change what runs, and what to write instead.
 _SBATCH_REFUSED = (
+    Option(
+        "--reservation",
+        "x",
+        "",
+        refused="is not taken from there; write #MS --reservation ID, or name it by --native",
+    ),
     Option(
         "--wait -W",
         "",

@@ -11,6 +11,7 @@ from metasched.gates import Gates
 from metasched.leasing import Leasing
 from metasched.model import Job, Reason, State
 from metasched.policies.eligible import PERMANENT, Unfit
+from metasched.reservation_book import ReservationBook
 from metasched.transitions import Event
 
 _PRECEDENCE = {reason: place for place, reason in enumerate(Reason)}
@@ -20,8 +21,16 @@ _NO_CLUSTER = Unfit(Reason.NO_CLUSTER_FITS, "no cluster is configured")
 class Placing:
     """Sends what waits for a cluster only."""
 
-    def __init__(self, books: Books, attempts: Attempts, leasing: Leasing, gates: Gates) -> None:
+    def __init__(
+        self,
+        books: Books,
+        attempts: Attempts,
+        leasing: Leasing,
+        gates: Gates,
+        reservations: ReservationBook,
+    ) -> None:
         self._books, self._attempts, self._leasing, self._gates = books, attempts, leasing, gates
+        self._reservations = reservations
         # of one `place`, by job and cluster
         self._chunks: dict[tuple[int, str], tuple[int, list[int]]] = {}
 
@@ -44,6 +53,8 @@ class Placing:
 
     def against(self, job: Job, view: ClusterView) -> Unfit | None:
         """Why a cluster, as it is, cannot run a job; not whether it answers and may be used now."""
+        if (barred_by := self._reservations.against(job, view.name)) is not None:
+            return barred_by
         licences = self._leasing.licences
         if self._leasing.ours and (barred := licences.barred(job.licences, view.name)):
             text = f"licence {barred} cannot be used there"

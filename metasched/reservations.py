@@ -80,6 +80,24 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Quota:
+    """What a user may reserve: until `horizon` seconds from now, `longest` seconds each.
+
+    `most` processors (or nodes, as they are asked for) in all that are open at a time; None: all.
+    """
+
+    horizon: float = 365 * 86400.0
+    longest: float = 30 * 86400.0
+    most: int | None = None
+
+    def exceeded(self, size: int, others: int) -> str | None:
+        """Why `size` more are too many beside the `others` that the user has, or None."""
+        if self.most is None or size + others <= self.most:
+            return None
+        return f"{size} more, beside {others}, exceed the {self.most} that you may reserve"
+
+
+@dataclass(frozen=True)
 class Offer:
     """`size` processors in [start, end)."""
 

@@ -65,6 +65,7 @@ class Request:
     array: str | None = None
     dependency: str | None = None
     kill_on_invalid_dep: bool = False
+    reservation: int | None = None
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - the API checks by it
 
@@ -158,6 +159,7 @@ def prepare(
         array=_array(given),
         dependency=_read(given, "dependency", _dependency),
         kill_on_invalid_dep=_read(given, "kill_on_invalid_dep", _yes) or False,
+        reservation=_read(given, "reservation", parse_count),
     )
     return Submission(
         jobs=(request,),

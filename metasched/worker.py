@@ -24,6 +24,7 @@ from metasched.adapters.guard import die_with_parent
 from metasched.adapters.launching import Launcher
 from metasched.clock import Clock
 from metasched.model import Claim, Cluster, Facts, Listing, Missing, Row, Trace
+from metasched.reservation_life import Survey, Window
 
 GROUP = "metasched.adapters"
 
@@ -44,18 +45,20 @@ class Boot:
 class Call:
     """One request.
 
-    `order` is for submit, `withdrawals` for withdraw, `missing` for trace, `claims` for revoke. A
-    submit that is `chained` was sent before the answer to the one before it was known: it is not
-    carried out if that was not taken for now.
+    `order` is for submit, `withdrawals` for withdraw, `missing` for trace, `claims` for revoke,
+    `window` for reserve, `name` for unreserve. A submit that is `chained` was sent before the
+    answer to the one before it was known: it is not carried out if that was not taken for now.
     """
 
-    call: Literal["submit", "withdraw", "poll", "trace", "revoke"]
+    call: Literal["submit", "withdraw", "poll", "trace", "revoke", "survey", "reserve", "unreserve"]
     order: Order | None = None
     chained: bool = False
     withdrawals: tuple[Withdrawal, ...] = ()
     full: bool = False  # a poll is to tell everything, not what is new
     missing: tuple[Missing, ...] = ()
     claims: tuple[Claim, ...] = ()
+    window: Window | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class Answer:
     natives: dict[int, str] = field(default_factory=dict)
     news: News | None = None
     trace: Trace | None = None
+    survey: Survey | None = None
     revoked: dict[int, bool] = field(default_factory=dict)  # by the claim's place in the call
     access: str = ""  # by what the adapter speaks to its manager, where there is a choice
 
@@ -120,6 +124,14 @@ class Host:
                     return Answer(trace=self.adapter.trace(call.missing))
                 case Call(call="revoke"):
                     return self._revoke(call.claims)
+                case Call(call="survey"):
+                    return Answer(survey=self.adapter.survey())
+                case Call(call="reserve", window=Window() as window):
+                    self.adapter.reserve(window)
+                    return Answer()
+                case Call(call="unreserve"):
+                    self.adapter.unreserve(call.name)
+                    return Answer()
                 case _:
                     return Answer("defect", f"{call.call} came without its argument")
         except Refused as error:

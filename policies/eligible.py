@@ -162,7 +162,10 @@ def unfit(job: Job, cluster: Cluster, facts: Facts | None) -> Unfit | None:
         return Unfit(Reason.NO_CLUSTER_FITS, text)
     if not partition.up:
         return Unfit(Reason.CLUSTER_DRAINED, f"its partition {partition.name} is closed")
-    if not (all(n.up for n in partition.nodes) or holds(here, partition, up=True)):
+    # nodes of a reservation that has begun are not up for others
+    if here.reservation is None and not (
+        all(n.up for n in partition.nodes) or holds(here, partition, up=True)
+    ):
         return Unfit(Reason.CLUSTER_DRAINED, "too many of its nodes are down or drained")
     for name, count in here.licences.items():
         copies = facts.licences[name]

@@ -6,7 +6,7 @@
     changing     they are cancelled, held, released, requeued, resolved, modified
     jobs         how they are; waiting for them
     explaining   why one is where it is
-    clusters, licences, tokens
+    clusters, licences, reservations, tokens
 
 Whatever is refused is one line, {"error": what, where; what to do}, and has changed nothing.
 """
@@ -29,6 +29,7 @@ from metasched.api import (
     explaining,
     jobs,
     licences,
+    reservations,
     submitting,
     tokens,
 )
@@ -47,7 +48,7 @@ def make_app(daemon: Daemon) -> FastAPI:
     app = FastAPI(title="metasched", version=version("metasched"))
     app.state.daemon = daemon
     app.state.entering = defaultdict(asyncio.Lock)  # by user
-    for part in (submitting, changing, jobs, explaining, clusters, licences, tokens):
+    for part in (submitting, changing, jobs, explaining, clusters, licences, reservations, tokens):
         app.include_router(part.router)
     _tell_errors(app)
 

@@ -15,6 +15,7 @@ from metasched.adapters.base import Refused, Unreachable
 from metasched.adapters.launching import Launcher
 from metasched.api.explaining import clusters_for
 from metasched.api.request import Running, Who
+from metasched.api.reservations import within
 from metasched.arrays import parse_array
 from metasched.daemon import Engine
 from metasched.db.ledger import Stored, digest, encode
@@ -103,6 +104,7 @@ def _accepted(
     Wrong if it makes no sense or can never run here.
     """
     user, user_class = owner
+    request = within(engine, user, request, now)
     for kind, given, texts in (
         ("script", request.script, submission.scripts),
         ("environment", request.environment, submission.environments),
@@ -164,6 +166,7 @@ def _accepted(
             array=request.array,
             dependency=request.dependency,
             kill_on_invalid_dep=request.kill_on_invalid_dep,
+            reservation=request.reservation,
             directory=request.directory,
             writes=(out, err) if err else (out,),
         )

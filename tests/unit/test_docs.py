@@ -19,6 +19,7 @@ from metasched.config import (
     LicenceServerTable,
     LicenceTable,
     PolicyTable,
+    ReservationsTable,
     Site,
     SiteTable,
     TcpTable,
@@ -28,6 +29,7 @@ from metasched.model import Reason, State
 from metasched.policies import named
 from metasched.probes.command import CommandOptions
 from metasched.probes.flexlm import FlexlmOptions
+from metasched.reservation_life import Stage
 from metasched.simulate.settings import GENERATED
 from metasched.simulate.workload import Overlay
 
@@ -42,7 +44,7 @@ ADMIN, USER, POLICY, README = (
     "table",
     [
         *(DaemonTable, SiteTable, TcpTable, PolicyTable, ClassTable, ClusterTable),
-        *(LicenceTable, LicenceServerTable, Site),
+        *(LicenceTable, LicenceServerTable, ReservationsTable, Site),
     ],
 )
 def test_every_key_of_the_configuration(table: type[Site]) -> None:
@@ -71,6 +73,8 @@ def test_every_command_state_and_reason() -> None:
             assert f"`{state}`" in USER, state
     for reason in Reason:
         assert f"`{reason}`" in USER, reason
+    for stage in Stage:
+        assert f"`{stage}`" in USER, stage
 
 
 def test_every_local_policy_its_parameters_and_the_rules_of_simulate() -> None:

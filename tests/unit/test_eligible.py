@@ -164,6 +164,7 @@ ASKED: dict[str, Any] = {
     "constraint": "fast",
     "clusters": ("c",),
     "licences": {"matlab": 1},
+    "reservation": 3,
 }
 
 

@@ -1,0 +1,109 @@
+"""Reservations in SQL: each in its last state, and no node promised twice for one moment.
+
+Each function works in the caller's transaction. Writers take turns (`upkeep.turn`), so that what
+is looked at before a promise is stored cannot change until it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, bindparam, func, insert, or_, select, update
+
+from metasched.db.schema import reservation
+from metasched.events import Outcome
+from metasched.reservation_life import OPEN, Reservation
+
+_OPEN = reservation.c.state.in_(sorted(OPEN))
+_LISTS = ("nodes", "placed", "offers")
+_UPDATE = (
+    update(reservation)
+    .where(reservation.c.id == bindparam("b_id"))
+    .values({c.name: bindparam(f"b_{c.name}") for c in reservation.c if c.name != "id"})
+)
+
+
+class Overbooked(Exception):
+    """A node is promised twice for one moment: a defect, or two daemons; nothing is stored."""
+
+
+def write(connection: Connection, outcomes: Iterable[Outcome]) -> None:
+    """Store what became of reservations. Overbooked if a new one has what another has."""
+    last = {id: one for out in outcomes for id, one in out.reservations.items()}
+    if not last:
+        return
+    known = set(
+        connection.execute(select(reservation.c.id).where(reservation.c.id.in_(list(last))))
+        .scalars()
+        .all()
+    )
+    old = [_row(one) for id, one in last.items() if id in known]
+    new = [_row(one) for id, one in last.items() if id not in known]
+    if old:
+        connection.execute(_UPDATE, [{f"b_{k}": v for k, v in row.items()} for row in old])
+    if new:
+        connection.execute(insert(reservation), new)
+    for row in new:
+        one = last[row["id"]]
+        if one.state in OPEN:
+            _must_be_alone(connection, one)
+
+
+def _must_be_alone(connection: Connection, one: Reservation) -> None:
+    of = reservation.c
+    beside = select(reservation).where(
+        _OPEN, of.id != one.id, of.cluster == one.cluster, of.start < one.end, of.end > one.start
+    )
+    for other in map(_read, connection.execute(beside)):
+        if shared := set(one.nodes) & set(other.nodes):
+            raise Overbooked(
+                f"reservations {other.id} and {one.id} both want {min(shared)} of {one.cluster}"
+            )
+
+
+def live(connection: Connection) -> list[Reservation]:
+    """Those that are open, or that a manager may still know."""
+    query = select(reservation).where(or_(reservation.c.closed.is_(None), reservation.c.held))
+    return [_read(row) for row in connection.execute(query.order_by(reservation.c.id))]
+
+
+def listed(connection: Connection, since: float) -> list[Reservation]:
+    """Those that are open, or were so after `since` (epoch seconds), by their start."""
+    query = select(reservation).where(
+        or_(reservation.c.closed.is_(None), reservation.c.closed >= since)
+    )
+    order = query.order_by(reservation.c.start, reservation.c.id)
+    return [_read(row) for row in connection.execute(order)]
+
+
+def one(connection: Connection, id: int) -> Reservation | None:
+    row = connection.execute(select(reservation).where(reservation.c.id == id)).first()
+    return None if row is None else _read(row)
+
+
+def highest(connection: Connection) -> int:
+    return connection.execute(select(func.max(reservation.c.id))).scalar() or 0
+
+
+def wrong(connection: Connection) -> Iterator[str]:
+    """Nodes that managers keep for two open reservations at one moment."""
+    found = [_read(row) for row in connection.execute(select(reservation).where(_OPEN))]
+    for place, one in enumerate(found):
+        for other in found[place + 1 :]:
+            shared = set(one.placed) & set(other.placed)
+            together = one.start < other.end and other.start < one.end
+            if shared and together and one.cluster == other.cluster:
+                yield f"reservations {one.id} and {other.id} both have {min(shared)}"
+
+
+def _row(one: Reservation) -> dict[str, Any]:
+    lists = {name: msgspec.json.encode(getattr(one, name)).decode() for name in _LISTS}
+    return {**vars(one), **lists}
+
+
+def _read(row: Any) -> Reservation:
+    found = {str(name): value for name, value in row._mapping.items()}  # plain str: msgspec asks
+    lists = {name: msgspec.json.decode(found[name]) for name in _LISTS}
+    return msgspec.convert(found | lists, Reservation)

@@ -1,0 +1,284 @@
+"""Advance reservations as users ask for them: what is checked, promised, told, and submitted into.
+
+A request is decided by the core from surveys that are taken for it; then its manager must answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body
+
+from metasched.api.choosing import RECENT
+from metasched.api.request import Running, Serving, Who
+from metasched.daemon import Engine
+from metasched.errors import Wrong
+from metasched.identity import Forbidden
+from metasched.reservation_life import (
+    OPEN,
+    Reservation,
+    ReservationAsked,
+    ReservationCancelled,
+    Stage,
+)
+from metasched.reservations import Offer, Quota, Request
+from metasched.submit import Request as JobRequest
+from metasched.units import MOST, iso
+
+router = APIRouter()
+
+LATE = 5.0  # seconds by which a start may have passed on its way to us
+ANSWER = 20.0  # seconds for which managers are waited for
+TOLD = 3  # windows that are offered instead, of each cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What a client asks for: times in epoch seconds, durations in seconds.
+
+    `least` to `most` processors (nodes if `by_node`) for `shortest` to `longest` seconds within
+    [ready, deadline]; `ready` None: now. `deadline` None: the horizon of the caller's quota.
+    """
+
+    least: int
+    most: int
+    shortest: float
+    longest: float
+    ready: float | None = None
+    deadline: float | None = None
+    by_node: bool = False
+    clusters: tuple[str, ...] = ()
+    dry_run: bool = False
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - the API checks by it
+
+
+@router.get("/reservations")
+def reservations(daemon: Serving, who: Who, all: bool = False) -> list[dict[str, Any]]:
+    found = daemon.ledger.reservations(0.0 if all else time.time() - RECENT)
+    return [_row(one) for one in found if who.sees_all or one.user == who.user]
+
+
+@router.post("/reservations")
+async def make(who: Who, running: Running, wish: Annotated[Wish, Body()]) -> dict[str, Any]:
+    return await _reserve(running, who.user, wish)
+
+
+@router.post("/reservations/{id}/cancel")
+async def cancel(who: Who, running: Running, id: int) -> dict[str, Any]:
+    """Cancel a reservation that is open; one that is over stays as it is."""
+    one = _stored(running, id)
+    if one.user != who.user and not who.operator:
+        told = f"reservation {id} is {one.user}'s, and you are {who.user}"
+        raise Forbidden(f"{told}; ask its owner or an operator")
+    now = running.core.reservations.known.get(id)
+    if now is not None and now.state in OPEN:
+        running.take(ReservationCancelled(time.time(), id, who.user))
+        one = running.core.reservations.known[id]
+    return _row(one)
+
+
+async def _reserve(engine: Engine, user: str, wish: Wish) -> dict[str, Any]:
+    """Promise what is asked for, or tell what would happen. Wrong: nothing is promised."""
+    quota = engine.settings.quota_of(user)
+    _check(wish)
+    clusters = _able(engine, wish.clusters)
+    looks = [engine.links[name].reservations.look() for name in clusters]
+    await asyncio.wait([asyncio.ensure_future(look) for look in looks], timeout=ANSWER)
+    now = time.time()
+    id = 0 if wish.dry_run else engine.ledger.next_reservation()
+    request = _request(wish, quota, now)
+    event = ReservationAsked(now, id, user, request, wish.by_node, clusters, now + quota.horizon)
+    book = engine.core.reservations
+    largest, where = book.largest(clusters, wish.by_node)
+    unit = "nodes" if wish.by_node else "processors"
+    if not where:
+        raise Wrong(503, "no cluster tells what is free; nothing changed, try again soon")
+    if request.least > largest:
+        told = f"no cluster has {request.least} {unit}, the largest is {where} with {largest}"
+        raise Wrong(403, f"{told}; ask for fewer")
+    open_now = [one for one in book.known.values() if one.user == user and one.state in OPEN]
+    if over := quota.exceeded(request.most, sum(_units(o, wish.by_node) for o in open_now)):
+        raise Wrong(403, f"{over}; ask for less, or cancel another")
+    if wish.dry_run:
+        found = book.possible(event)
+        if not found:
+            raise Wrong(403, _instead(book.instead(event)))
+        return {"offers": _offers(found.items())}
+    engine.take(event)
+    if id not in book.known:
+        raise Wrong(403, _instead(book.instead(event)))
+    one = await _answered(engine, id)
+    if one.state is Stage.BROKEN:
+        told = f"{one.cluster} cannot keep it: {one.cause}"
+        raise Wrong(403, f"{told}; {_instead({one.cluster: list(one.offers)})}")
+    return _row(one)
+
+
+def _units(one: Reservation, by_node: bool) -> int:
+    return one.size if by_node else one.cpus
+
+
+def _check(wish: Wish) -> None:
+    for name in ("least", "most"):
+        if not 1 <= (many := getattr(wish, name)) <= MOST:
+            raise Wrong(422, f"size {many} makes no sense; ask for 1 to {MOST}")
+    for name in ("shortest", "longest"):
+        if not 0 < (seconds := getattr(wish, name)) <= MOST:
+            raise Wrong(422, f"a duration of {seconds:g} s makes no sense; ask for another")
+
+
+def _request(wish: Wish, quota: Quota, now: float) -> Request:
+    """The request on whole seconds, as managers count. Wrong if it can never be met."""
+    ready = now if wish.ready is None else wish.ready
+    if ready < now - LATE:
+        raise Wrong(422, f"the start {iso(ready)} has passed; ask for a later one")
+    horizon = now + quota.horizon
+    deadline = horizon if wish.deadline is None else wish.deadline
+    if deadline > horizon:
+        raise Wrong(
+            403,
+            f"the end {iso(deadline)} lies beyond the horizon of {quota.horizon:g} s, which is "
+            f"{iso(horizon)}; ask for an earlier one",
+        )
+    if wish.longest > quota.longest:
+        told = f"{wish.longest:g} s is more than the {quota.longest:g} s that you may reserve"
+        raise Wrong(403, f"{told}; ask for less")
+    if wish.deadline is not None and deadline <= ready:
+        raise Wrong(422, f"the end {iso(deadline)} is not after the start {iso(ready)}; swap them")
+    begin, deadline = float(math.ceil(max(ready, now))), float(math.ceil(deadline))
+    # what a fixed window loses by a start that has just passed it does not get
+    spare = max(deadline - begin, 1.0)
+    fixed = wish.deadline is not None and deadline - ready <= wish.shortest
+    shortest, longest = (
+        (min(wish.shortest, spare), min(wish.longest, spare))
+        if fixed
+        else (
+            wish.shortest,
+            wish.longest,
+        )
+    )
+    try:
+        return Request(begin, deadline, wish.least, wish.most, shortest, longest)
+    except ValueError as error:
+        raise Wrong(422, f"{error}, in the request; change it") from None
+
+
+def _able(engine: Engine, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """The clusters that can be asked for a reservation now. Wrong if there is none."""
+    known = {cluster.name: cluster for cluster in engine.core.clusters}
+    if unknown := [name for name in wanted if name not in known]:
+        raise Wrong(404, f"there is no cluster {unknown[0]}; there are {', '.join(known)}")
+    against, able = {}, []
+    for name in wanted or known:
+        _, silent = engine.core.view(name)
+        if not known[name].reserves:
+            against[name] = "its manager keeps no reservations"
+        elif silent:
+            against[name] = f"it does not answer ({silent})"
+        elif (drain := engine.core.drain(name)) is not None:
+            against[name] = str(drain)
+        else:
+            able.append(name)
+    if not able:
+        told = "; ".join(f"{name}: {why}" for name, why in against.items())
+        raise Wrong(403, f"no cluster takes reservations now ({told}); see `metasched clusters`")
+    return tuple(able)
+
+
+async def _answered(engine: Engine, id: int) -> Reservation:
+    """The reservation once its manager has answered, or after a while as it is."""
+    one = engine.core.reservations.known[id]
+    try:
+        async with asyncio.timeout(ANSWER):
+            while one.state is Stage.REQUESTED:
+                await engine.changed.wait()
+                one = engine.core.reservations.known.get(id) or _stored(engine, id)
+    except TimeoutError:
+        pass
+    return one
+
+
+def _stored(engine: Engine, id: int) -> Reservation:
+    one = engine.ledger.reservation(id)
+    if one is None:
+        raise Wrong(404, f"no reservation {id}; see `metasched reservations`")
+    return one
+
+
+def _instead(found: Mapping[str, list[Offer]]) -> str:
+    told = [
+        f"{cluster} has {_nodes(offer)} from {iso(offer.start)} to {iso(offer.end)}"
+        for cluster, offers in found.items()
+        for offer in offers[:TOLD]
+    ]
+    if not told:
+        return "no cluster can keep that, nor anything like it; ask for less, or for later"
+    return f"that is not free; {'; '.join(told)}"
+
+
+def _nodes(offer: Offer) -> str:
+    return f"{offer.size} node{'' if offer.size == 1 else 's'}"
+
+
+def _offers(found: Iterable[tuple[str, Offer]]) -> list[dict[str, Any]]:
+    return [
+        {"cluster": cluster, "start": iso(o.start), "end": iso(o.end), "nodes": o.size}
+        for cluster, o in sorted(found, key=lambda pair: (pair[1].rank, pair[0]))
+    ]
+
+
+def _row(one: Reservation) -> dict[str, Any]:
+    """A row of `reservations --json`; `size` counts processors."""
+    return {
+        "reservation": one.id,
+        "user": one.user,
+        "cluster": one.cluster,
+        "start": iso(one.start),
+        "end": iso(one.end),
+        "size": one.cpus,
+        "state": one.state.value,
+        "nodes": list(one.placed or one.nodes),
+        "cause": one.cause,
+        "made": iso(one.made),
+        "closed": iso(one.closed),
+        "offers": _offers((one.cluster, offer) for offer in one.offers),
+    }
+
+
+def within(engine: Engine, user: str, request: JobRequest, now: float) -> JobRequest:
+    """A job as it runs in its reservation: on its cluster, within its window.
+
+    Wrong if the reservation is another's or over, or if the job is larger or longer.
+    """
+    if request.reservation is None:
+        return request
+    one = engine.core.reservations.known.get(request.reservation)
+    if one is None:
+        one = engine.ledger.reservation(request.reservation)
+    name = f"reservation {request.reservation}"
+    if one is None:
+        raise Wrong(404, f"no {name}; see `metasched reservations`")
+    if one.user != user:
+        raise Wrong(403, f"{name} is {one.user}'s, and you are {user}; make one of your own")
+    if one.state not in OPEN:
+        raise Wrong(403, f"{name} is {one.state}: {one.cause}; make another")
+    if request.clusters and one.cluster not in request.clusters:
+        told = f"{name} is on {one.cluster}, --cluster asks for {', '.join(request.clusters)}"
+        raise Wrong(403, f"{told}; leave out --cluster")
+    left = one.end - max(one.start, now)
+    if request.time_limit is not None and request.time_limit > left:
+        told = f"the job may run for {request.time_limit:g} s, {name} lasts {left:.0f} s"
+        raise Wrong(403, f"{told}; ask for a shorter --time")
+    cpus = request.tasks * request.cpus_per_task
+    if cpus > one.cpus or (request.nodes or 1) > one.size:
+        wanted = f"{cpus} processors on {request.nodes or 1} nodes"
+        told = f"the job asks for {wanted}, {name} has {one.cpus} on {one.size}"
+        raise Wrong(403, f"{told}; ask for fewer")
+    limit = request.time_limit or max(left // 60 * 60, min(left, 60.0))
+    return replace(request, clusters=(one.cluster,), time_limit=limit)

@@ -1,0 +1,437 @@
+"""All reservations and what is decided about them: events in, changes and actions out. Pure.
+
+A request is decided by amounts (`carts`): free is what jobs by their limits, others' reservations
+and ours leave, as the managers told when they were asked last. Which nodes it has is decided then,
+and may be changed until it begins (`node_assignment`): when that admits another, or one fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from math import inf
+
+from metasched.carts import Carts
+from metasched.events import Outcome
+from metasched.model import Job, Reason
+from metasched.node_assignment import Need, assigned, in_turn
+from metasched.policies.eligible import Unfit
+from metasched.policies.reserving import MinimumCompletionTime
+from metasched.reservation_life import (
+    OPEN,
+    OVER,
+    Bind,
+    LookAround,
+    Reservation,
+    ReservationAsked,
+    ReservationBound,
+    ReservationCancelled,
+    ReservationDeclined,
+    ReservationEvent,
+    ReservationReleased,
+    Span,
+    Stage,
+    Survey,
+    Surveyed,
+    Turn,
+    Unbind,
+    id_of,
+    turned,
+)
+from metasched.reservations import Offer, Request, best, instead
+
+TRIES = 5  # refusals of its manager after which a reservation is broken
+FRESH = 60.0  # seconds for which a survey may be decided by
+
+
+class ReservationBook:
+    """The reservations that are open, or that a manager may still know."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Reservation] = {}
+        self._surveys: dict[str, Survey] = {}
+        self._instance = ""
+        self._chooser = MinimumCompletionTime()
+        self._unplaced: set[int] = set()  # refused: to be placed anew by the next survey
+
+    def restore(self, reservations: Iterable[Reservation]) -> None:
+        """Take over what is stored, before `booted`."""
+        self.known = {one.id: one for one in reservations}
+
+    def booted(self, instance: str, seed: int, clusters: Iterable[str], out: Outcome) -> None:
+        """Nothing is known of any manager: tell each again what it is to keep and to forget."""
+        self._instance = instance
+        self._surveys, self._unplaced = {}, set()
+        self._chooser = MinimumCompletionTime(seed)
+        known = set(clusters)
+        for one in self.known.values():
+            if one.cluster not in known:
+                continue
+            if one.state not in OPEN:
+                out.bindings.append(Unbind(one.cluster, one.id))
+            elif one.state in (Stage.REQUESTED, Stage.CONFIRMED) or one.nodes != one.placed:
+                out.bindings.append(Bind(one.cluster, one.id))
+
+    # Looking things up
+
+    def open_on(self, cluster: str) -> list[Reservation]:
+        return [r for r in self.known.values() if r.cluster == cluster and r.state in OPEN]
+
+    def against(self, job: Job, cluster: str) -> Unfit | None:
+        """Why a job cannot be sent to a cluster for its reservation's sake, if it has one."""
+        if job.reservation is None:
+            return None
+        one = self.known.get(job.reservation)
+        if one is None or one.state in OVER:
+            how = "over" if one is None else f"{one.state}: {one.cause}"
+            return Unfit(Reason.RESERVATION_WAIT, f"reservation {job.reservation} is {how}")
+        if one.cluster != cluster:
+            return Unfit(Reason.NO_CLUSTER_FITS, f"its reservation is on {one.cluster}")
+        if one.state not in (Stage.BOUND, Stage.ACTIVE):
+            told = f"reservation {one.id} is {one.state}: {one.cause}"
+            return Unfit(Reason.RESERVATION_WAIT, told)
+        return None
+
+    def concerns(self, cluster: str) -> bool:
+        """Whether a cluster's manager is to keep or to forget anything."""
+        return any(one.cluster == cluster for one in self.known.values())
+
+    @property
+    def next_due(self) -> float | None:
+        """When time alone changes the state of one (epoch seconds), or None."""
+        dues = (self._due(one) for one in self.known.values() if one.state in OPEN)
+        return min(dues, default=None)
+
+    @staticmethod
+    def _due(one: Reservation) -> float:
+        return one.end if one.state in (Stage.ACTIVE, Stage.CONFIRMED) else one.start
+
+    # What happens
+
+    def step(self, event: ReservationEvent, out: Outcome) -> None:
+        match event:
+            case Surveyed():
+                self._surveyed(event, out)
+            case ReservationAsked():
+                self._asked(event, out)
+            case ReservationBound():
+                self._bound(event, out)
+            case ReservationDeclined():
+                self._declined(event, out)
+            case ReservationReleased():
+                self._released(event, out)
+            case ReservationCancelled():
+                one = self.known[event.id]
+                if one.state in OPEN:
+                    self._over(one, Turn.CANCEL, event.time, f"cancelled by {event.by}", out)
+
+    def pass_time(self, now: float, out: Outcome) -> None:
+        """Begin and end what is due; what is not bound by then is broken."""
+        for one in [r for r in self.known.values() if r.state in OPEN]:
+            if one.state is Stage.BOUND and one.start <= now:
+                one = self._begin(one, now, out)
+            if one.state not in OPEN or self._due(one) > now:
+                continue
+            if one.state is Stage.ACTIVE:
+                self._over(one, Turn.END, now, "its window is over", out)
+            elif one.state is not Stage.BOUND:
+                self._broken(one, now, f"not bound in time: {one.cause}", out)
+
+    def _begin(self, one: Reservation, now: float, out: Outcome) -> Reservation:
+        down = self._down(one)
+        if down and now < one.end:
+            told = f"{', '.join(down)} cannot be used, and no other node is free"
+            self._broken(one, now, told, out)
+            return self.known[one.id]
+        return self._turn(one, Turn.BEGIN, "its window has begun", out)
+
+    def _surveyed(self, event: Surveyed, out: Outcome) -> None:
+        cluster, survey = event.cluster, event.survey
+        self._surveys[cluster] = survey
+        kept = {}
+        for held in survey.held:
+            if (id := id_of(held.name, self._instance)) is not None:
+                kept[id] = held
+        for id in kept.keys() - {r.id for r in self.open_on(cluster)}:
+            out.bindings.append(Unbind(cluster, id))  # nobody's, or not any more
+        for one in self.open_on(cluster):
+            if one.id in kept or one.state not in (Stage.BOUND, Stage.ACTIVE):
+                continue
+            if event.time < one.end:
+                one = self._turn(one, Turn.LOSE, "its manager does not know it any more", out)
+                out.bindings.append(Bind(cluster, one.id))
+        self._place_anew(cluster, event.time, out)
+
+    def _asked(self, event: ReservationAsked, out: Outcome) -> None:
+        found = {c: self._possible(event, c) for c in event.clusters}
+        offers = {c: made[0] for c, made in found.items() if made is not None}
+        if not offers:
+            return
+        cluster = self._chooser.choose(offers, event.request.deadline)
+        made = found[cluster]
+        assert made is not None
+        offer, places = made
+        new = Reservation(
+            id=event.id,
+            user=event.user,
+            cluster=cluster,
+            start=offer.start,
+            end=offer.end,
+            size=offer.size,
+            cpus=offer.size * self._cpus(cluster),
+            made=event.time,
+            nodes=places[event.id],
+            cause="asked for",
+        )
+        self._store(new, out)
+        self._move(cluster, places, out)
+
+    def possible(self, event: ReservationAsked) -> dict[str, Offer]:
+        """What each cluster could promise now; nothing is reserved."""
+        found = {c: self._possible(event, c) for c in event.clusters}
+        return {c: made[0] for c, made in found.items() if made is not None}
+
+    def instead(self, event: ReservationAsked) -> dict[str, list[Offer]]:
+        """What would be possible instead, by cluster, the nearest to the request first."""
+        found = {}
+        for cluster in event.clusters:
+            carts = self._carts(cluster, event.time)
+            if carts is not None and (request := self._in_nodes(event, cluster, carts)):
+                found[cluster] = instead(carts, request, event.until)
+        return {cluster: offers for cluster, offers in found.items() if offers}
+
+    def _possible(
+        self, event: ReservationAsked, cluster: str
+    ) -> tuple[Offer, dict[int, tuple[str, ...]]] | None:
+        """The best that a cluster can promise, and the nodes of all its reservations then."""
+        carts = self._carts(cluster, event.time)
+        if carts is None or (request := self._in_nodes(event, cluster, carts)) is None:
+            return None
+        offer = best(carts, request)
+        if offer is None:
+            return None
+        need = Need(event.id, offer.start, offer.end, offer.size)
+        places = assigned(self._taken(cluster, event.time), [*self._needs(cluster), need])
+        return None if places is None else (offer, places)
+
+    def _in_nodes(self, event: ReservationAsked, cluster: str, carts: Carts) -> Request | None:
+        """The request as the cluster counts; None: it is larger than the cluster."""
+        cpus = 1 if event.by_node else self._cpus(cluster)
+        asked = event.request
+        least, most = -(-asked.least // cpus), -(-asked.most // cpus)
+        if least > carts.capacity:
+            return None
+        return replace(asked, least=least, most=min(most, carts.capacity))
+
+    def largest(self, clusters: Iterable[str], by_node: bool) -> tuple[int, str]:
+        """The most that one of the clusters could ever promise, and which."""
+        sizes = [
+            (
+                sum(
+                    len(use.nodes) * (1 if by_node else use.cpus) for use in self._surveys[c].nodes
+                ),
+                c,
+            )
+            for c in clusters
+            if c in self._surveys
+        ]
+        return max(sizes, default=(0, ""))
+
+    def _bound(self, event: ReservationBound, out: Outcome) -> None:
+        one = replace(self.known[event.id], placed=event.nodes, held=True, tries=0)
+        if one.state in (Stage.REQUESTED, Stage.CONFIRMED):
+            self._turn(one, Turn.BIND, f"its manager keeps {', '.join(event.nodes)}", out)
+            return
+        if one.state in OPEN and one.nodes == event.nodes:
+            one = replace(one, cause=f"moved to {', '.join(event.nodes)}")
+        self._store(one, out)
+
+    def _declined(self, event: ReservationDeclined, out: Outcome) -> None:
+        """Look again at what is free, and place it anew; it may have been somebody's meanwhile."""
+        one = self.known[event.id]
+        one = replace(one, tries=one.tries + 1, cause=f"its manager refused: {event.reason}")
+        if one.state in (Stage.BOUND, Stage.ACTIVE):  # it stays where it is
+            self._store(replace(one, nodes=one.placed), out)
+        elif one.state in OPEN and one.tries >= TRIES:
+            self._broken(one, event.time, one.cause, out)
+        elif one.state in OPEN:
+            self._store(one, out)
+            self._unplaced.add(one.id)
+            out.bindings.append(LookAround(one.cluster))
+
+    def _released(self, event: ReservationReleased, out: Outcome) -> None:
+        one = self.known.get(event.id)
+        if one is not None and one.state not in OPEN:
+            self._store(replace(one, held=False), out)
+            del self.known[event.id]
+
+    # Which nodes
+
+    def _place_anew(self, cluster: str, now: float, out: Outcome) -> None:
+        """Replace nodes that have failed before the start, and those that were refused."""
+        waiting = [r for r in self.open_on(cluster) if r.id in self._unplaced]
+        failing = [r for r in self.open_on(cluster) if r.state is Stage.BOUND and self._down(r)]
+        if not (waiting or failing):
+            return
+        for one in waiting:
+            self._unplaced.discard(one.id)
+        without = {one.id for one in waiting}
+        taken = self._taken(cluster, now)
+        for one in waiting:
+            needs = [n for n in self._needs(cluster) if n.id == one.id or n.id not in without]
+            places = assigned(taken, [replace(n, has=()) if n.id == one.id else n for n in needs])
+            if places is None:
+                self._broken(one, now, one.cause, out)
+                continue
+            without.discard(one.id)
+            self._move(cluster, places, out, always=one.id)
+        for one in failing:
+            needs = self._needs(cluster)
+            usable = tuple(node for node in one.nodes if node in taken)
+            places = assigned(
+                taken, [replace(n, has=usable) if n.id == one.id else n for n in needs]
+            )
+            down = ", ".join(self._down(one))
+            if places is None:
+                cause = f"{down} cannot be used, and no other node is free"
+                if one.cause != cause:
+                    self._store(replace(one, cause=cause), out)
+                continue
+            self._move(cluster, places, out, f"{down} cannot be used")
+
+    def _move(
+        self,
+        cluster: str,
+        places: Mapping[int, tuple[str, ...]],
+        out: Outcome,
+        cause: str = "",
+        always: int | None = None,
+    ) -> None:
+        """Give reservations their nodes, in an order in which each finds its own free."""
+        moving = {
+            id: nodes
+            for id, nodes in places.items()
+            if set(nodes) != set(self.known[id].placed) or id == always
+        }
+        known = [self.known[id] for id in moving]
+        now = {r.id: Need(r.id, r.start, r.end, r.size, r.placed) for r in known}
+        for id in in_turn(now, moving):
+            one = self.known[id]
+            self._store(replace(one, nodes=moving[id], cause=cause or one.cause), out)
+            out.bindings.append(Bind(cluster, id))
+
+    def _needs(self, cluster: str) -> list[Need]:
+        """What has not begun may move; what has begun is taken account of by `_taken`."""
+        return [
+            Need(r.id, r.start, r.end, r.size, r.nodes)
+            for r in self.open_on(cluster)
+            if r.state is not Stage.ACTIVE
+        ]
+
+    def _down(self, one: Reservation) -> list[str]:
+        """Its nodes that are not up; none as long as that is not known."""
+        survey = self._surveys.get(one.cluster)
+        if survey is None:
+            return []
+        up = {node for use in survey.nodes if use.up for node in use.nodes}
+        return [node for node in one.placed if node not in up]
+
+    def _cpus(self, cluster: str) -> int:
+        """Processors that every node of a cluster has."""
+        return min((use.cpus for use in self._surveys[cluster].nodes), default=1)
+
+    def _taken(self, cluster: str, now: float) -> dict[str, list[Span]]:
+        """When each node that is up is taken by what cannot move.
+
+        Jobs in a reservation of ours are no obstacle to that reservation.
+        """
+        survey = self._surveys[cluster]
+        ours: dict[str, list[Reservation]] = {}
+        for one in self.open_on(cluster):
+            for node in one.placed:
+                ours.setdefault(node, []).append(one)
+        taken = {}
+        for use in survey.nodes:
+            for node in use.nodes if use.up else ():
+                spans = [(max(start, now), end) for start, end in use.spans if end > now]
+                for one in ours.get(node, ()):
+                    spans = list(_without(spans, one.start, one.end))
+                spans += [
+                    (one.start, one.end)
+                    for one in ours.get(node, ())
+                    if one.state is Stage.ACTIVE and one.end > now
+                ]
+                taken[node] = spans
+        return taken
+
+    def _carts(self, cluster: str, now: float) -> Carts | None:
+        """What is free of a cluster over time, in nodes; None: it has not told lately."""
+        survey = self._surveys.get(cluster)
+        if survey is None or now - survey.taken > FRESH:
+            return None
+        taken = self._taken(cluster, now)
+        if not taken:
+            return None
+        carts = Carts(len(taken), now)
+        for spans in taken.values():
+            for start, end in _merged(spans):
+                carts.reserve(start, end, 1)
+        for need in self._needs(cluster):
+            start = max(need.start, now)
+            if (end := need.end) > start:
+                # a node that failed leaves less than was promised: nothing more is, then
+                size = min(need.size, carts.free(start, end))
+                if size:
+                    carts.reserve(start, end, size)
+        return carts
+
+    # What becomes of one
+
+    def _turn(self, one: Reservation, turn: Turn, cause: str, out: Outcome) -> Reservation:
+        """Let something happen to a reservation: the only place where its state changes."""
+        new = replace(one, state=turned(one, turn), cause=cause)
+        self._store(new, out)
+        return new
+
+    def _over(self, one: Reservation, turn: Turn, now: float, cause: str, out: Outcome) -> None:
+        self._unplaced.discard(one.id)
+        self._store(replace(self._turn(one, turn, cause, out), closed=now), out)
+        out.bindings.append(Unbind(one.cluster, one.id))
+
+    def _broken(self, one: Reservation, now: float, cause: str, out: Outcome) -> None:
+        """It cannot be kept: tell why, and which windows its cluster has instead."""
+        self._over(one, Turn.BREAK, now, cause, out)
+        carts = self._carts(one.cluster, now)
+        if carts is not None and one.size <= carts.capacity:
+            ready = max(one.start, now)
+            start = carts.earliest_start(one.size, one.end - one.start, ready)
+            if start is not None:
+                offer = Offer(start, start + one.end - one.start, one.size)
+                self._store(replace(self.known[one.id], offers=(offer,)), out)
+        out.warnings.append(f"reservation {one.id} of {one.user} is broken: {cause}")
+
+    def _store(self, one: Reservation, out: Outcome) -> None:
+        self.known[one.id] = out.reservations[one.id] = one
+
+
+def _without(spans: Iterable[Span], start: float, end: float) -> Iterator[Span]:
+    """What of the spans lies outside [start, end)."""
+    for begin, stop in spans:
+        if begin < min(stop, start):
+            yield begin, min(stop, start)
+        if max(begin, end) < stop:
+            yield max(begin, end), stop
+
+
+def _merged(spans: Iterable[Span]) -> Iterator[Span]:
+    """The spans as disjoint ones, in order."""
+    last: Span = (-inf, -inf)
+    for start, end in sorted(spans):
+        if start > last[1]:
+            if last[1] > -inf:
+                yield last
+            last = (start, end)
+        else:
+            last = (last[0], max(last[1], end))
+    if last[1] > -inf:
+        yield last

@@ -1,0 +1,67 @@
+"""Nodes for reservations: never one twice, and always found where amounts allow it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metasched.node_assignment import Need, assigned, in_turn
+
+NODES = [f"n{i}" for i in range(4)]
+
+
+@st.composite
+def needs(draw: st.DrawFn) -> list[Need]:
+    found = []
+    for id in range(draw(st.integers(1, 8))):
+        start = draw(st.integers(0, 10))
+        end = start + draw(st.integers(1, 5))
+        found.append(Need(id, start, end, draw(st.integers(1, 3))))
+    return found
+
+
+def most(some: list[Need]) -> int:
+    return max(sum(n.size for n in some if n.start <= t < n.end) for t in range(16))
+
+
+@given(needs())
+def test_found_whenever_amounts_allow_it(some: list[Need]) -> None:
+    places = assigned(dict.fromkeys(NODES, ()), some)
+    assert (places is not None) == (most(some) <= len(NODES))
+
+
+@given(needs(), st.dictionaries(st.sampled_from(NODES), st.just([(3, 6)])), st.data())
+def test_no_node_twice_nor_where_it_is_taken(
+    some: list[Need], taken: dict[str, list[tuple[float, float]]], data: st.DataObject
+) -> None:
+    kept = [
+        Need(
+            n.id,
+            n.start,
+            n.end,
+            n.size,
+            tuple(data.draw(st.sets(st.sampled_from(NODES), max_size=n.size))),
+        )
+        for n in some
+    ]
+    places = assigned({node: taken.get(node, ()) for node in NODES}, kept)
+    if places is None:
+        return
+    used = {node: list(taken.get(node, ())) for node in NODES}
+    for need in kept:
+        assert len(set(places[need.id])) == need.size
+        for node in places[need.id]:
+            assert all(end <= need.start or need.end <= start for start, end in used[node])
+            used[node].append((need.start, need.end))
+
+
+def test_what_fits_stays_where_it_is() -> None:
+    need = Need(1, 0, 1, 2, ("n2", "n3"))
+    assert assigned(dict.fromkeys(NODES, ()), [need]) == {1: ("n2", "n3")}
+
+
+def test_who_leaves_a_node_goes_before_who_wants_it() -> None:
+    now = {1: Need(1, 0, 5, 1), 2: Need(2, 0, 5, 1, ("n1",)), 3: Need(3, 0, 5, 1, ("n2",))}
+    assert in_turn(now, {1: ("n1",), 2: ("n2",), 3: ("n3",)}) == [3, 2, 1]
+    swap = {2: now[2], 3: now[3]}
+    assert sorted(in_turn(swap, {2: ("n2",), 3: ("n1",)})) == [2, 3]

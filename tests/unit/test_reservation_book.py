@@ -1,0 +1,254 @@
+"""Reservations in the book: what is promised, where, and what becomes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from metasched.events import Outcome
+from metasched.reservation_book import TRIES, ReservationBook
+from metasched.reservation_life import (
+    OPEN,
+    OVER,
+    TABLE,
+    Bind,
+    Held,
+    IllegalTurn,
+    LookAround,
+    NodesInUse,
+    Reservation,
+    ReservationAsked,
+    ReservationBound,
+    ReservationCancelled,
+    ReservationDeclined,
+    ReservationEvent,
+    ReservationReleased,
+    Stage,
+    Survey,
+    Surveyed,
+    Turn,
+    Unbind,
+    id_of,
+    name_of,
+    turned,
+)
+from metasched.reservations import Request
+
+T = 1_000_000.0
+UP = NodesInUse(("n1", "n2"), 4, True)
+
+
+class Desk:
+    """A book with one cluster of like nodes, of whose manager we tell."""
+
+    def __init__(self, *nodes: NodesInUse) -> None:
+        self.book = ReservationBook()
+        self.book.booted("i", 0, ["alpha"], Outcome())
+        self.tell(T, *nodes)
+
+    def step(self, event: ReservationEvent) -> Outcome:
+        out = Outcome()
+        self.book.pass_time(event.time, out)
+        self.book.step(event, out)
+        return out
+
+    def tell(self, now: float, *nodes: NodesInUse, held: tuple[Held, ...] = ()) -> Outcome:
+        return self.step(Surveyed(now, "alpha", Survey(now, nodes, held)))
+
+    def ask(self, id: int, start: float, end: float, size: int = 1, now: float = T) -> Outcome:
+        request = Request.fixed(size, T + start, T + end)
+        event = ReservationAsked(now, id, "ada", request, True, ("alpha",), T + 1e6)
+        return self.step(event)
+
+    def bind(self, *ids: int, now: float = T) -> None:
+        for id in ids:
+            self.step(ReservationBound(now, id, self.book.known[id].nodes))
+
+    def held(self) -> tuple[Held, ...]:
+        return tuple(
+            Held(name_of("i", r.id), r.start, r.end, r.placed) for r in self.book.open_on("alpha")
+        )
+
+    def state(self, id: int) -> Stage:
+        return self[id].state
+
+    def __getitem__(self, id: int) -> Reservation:
+        return self.book.known[id]
+
+
+def passed(desk: Desk, now: float) -> Outcome:
+    out = Outcome()
+    desk.book.pass_time(now, out)
+    return out
+
+
+def test_every_state_is_reached_and_none_that_is_over_is_left() -> None:
+    assert set(TABLE.values()) | {Stage.REQUESTED} == set(Stage)
+    assert not {stage for stage, _ in TABLE} & OVER
+    assert {stage for stage, _ in TABLE} == OPEN
+
+
+def test_what_cannot_happen_is_a_defect_of_ours() -> None:
+    desk = Desk(UP)
+    desk.ask(1, 10, 20)
+    with pytest.raises(IllegalTurn, match="reservation 1: end is impossible in state requested"):
+        turned(desk[1], Turn.END)
+
+
+def test_names_of_other_instances_are_not_ours() -> None:
+    assert id_of(name_of("i", 7), "i") == 7
+    assert id_of(name_of("j", 7), "i") is None
+    assert id_of("ms-i-rx", "i") is None
+
+
+def test_a_promise_is_stored_with_the_wish_to_bind_it() -> None:
+    desk = Desk(UP)
+    out = desk.ask(1, 10, 20)
+    assert out.bindings == [Bind("alpha", 1)]
+    assert out.reservations[1].state is Stage.REQUESTED
+    desk.bind(1)
+    assert desk.state(1) is Stage.BOUND
+    passed(desk, T + 10)
+    assert desk.state(1) is Stage.ACTIVE
+    out = passed(desk, T + 20)
+    assert (desk.state(1), desk[1].closed) == (Stage.ENDED, T + 20)
+    assert out.bindings == [Unbind("alpha", 1)]
+    desk.step(ReservationReleased(T + 21, 1))
+    assert desk.book.known == {}
+
+
+def test_dynamic_binding_admits_what_static_binding_must_refuse() -> None:
+    """Of two nodes A[0,1) B[2,3) C[0,2) X[1,3): by amounts all fit, where B moves for X."""
+    desk = Desk(UP)
+    desk.ask(1, 10, 20)
+    desk.ask(2, 30, 40)
+    desk.ask(3, 10, 30)
+    desk.bind(1, 2, 3)
+    # bound so, A and B on one node and C on the other, nothing static is left for X
+    desk.book.restore(
+        [
+            replace(desk[id], nodes=(node,), placed=(node,))
+            for id, node in ((1, "n1"), (2, "n1"), (3, "n2"))
+        ]
+    )
+    out = desk.ask(4, 20, 40)
+    assert out.bindings == [Bind("alpha", 2), Bind("alpha", 4)]
+    assert [desk[id].nodes for id in (1, 2, 3, 4)] == [("n1",), ("n2",), ("n2",), ("n1",)]
+
+
+def test_no_more_is_promised_than_there_is() -> None:
+    desk = Desk(NodesInUse(("n1",), 4, True), NodesInUse(("n2",), 4, False))
+    assert desk.ask(1, 10, 20, size=2).reservations == {}
+    desk.ask(2, 10, 20)
+    assert desk.ask(3, 19, 30).reservations == {}
+    assert desk.ask(4, 20, 30).reservations[4].nodes == ("n1",)
+
+
+def test_jobs_and_others_reservations_are_in_the_way() -> None:
+    taken = NodesInUse(("n1",), 4, True, ((T - 5, T + 100), (T + 50, T + 200)))
+    desk = Desk(taken)
+    assert desk.ask(1, 150, 160).reservations == {}
+    assert desk.ask(2, 200, 210).reservations[2].start == T + 200
+
+
+def test_nothing_is_promised_by_an_old_survey() -> None:
+    desk = Desk(UP)
+    assert desk.ask(1, 1000, 2000, now=T + 61).reservations == {}
+
+
+def test_a_node_that_fails_before_the_start_is_replaced() -> None:
+    desk = Desk(UP)
+    desk.ask(1, 10, 20)
+    desk.bind(1)
+    was = desk[1].placed[0]
+    other = "n2" if was == "n1" else "n1"
+    nodes = (NodesInUse((was,), 4, False), NodesInUse((other,), 4, True))
+    out = desk.tell(T + 1, *nodes, held=desk.held())
+    assert out.bindings == [Bind("alpha", 1)]
+    assert desk[1].nodes == (other,)
+    assert was in desk[1].cause
+    desk.bind(1, now=T + 2)
+    assert (desk.state(1), desk[1].cause) == (Stage.BOUND, f"moved to {other}")
+
+
+def test_one_without_its_nodes_at_its_start_is_broken_and_another_window_offered() -> None:
+    desk = Desk(UP)
+    desk.ask(1, 10, 20, size=2)
+    desk.bind(1)
+    nodes = (NodesInUse(("n1",), 4, False), NodesInUse(("n2",), 4, True))
+    desk.tell(T + 1, *nodes, held=desk.held())
+    assert desk.state(1) is Stage.BOUND
+    assert "n1 cannot be used" in desk[1].cause
+    out = passed(desk, T + 10)
+    assert desk.state(1) is Stage.BROKEN
+    assert out.warnings == [
+        "reservation 1 of ada is broken: n1 cannot be used, and no other node is free"
+    ]
+    assert out.bindings == [Unbind("alpha", 1)]
+
+
+def test_what_its_manager_lost_is_bound_again() -> None:
+    desk = Desk(UP)
+    desk.ask(1, 10, 20)
+    desk.bind(1)
+    out = desk.tell(T + 1, UP)
+    assert (desk.state(1), out.bindings) == (Stage.CONFIRMED, [Bind("alpha", 1)])
+    desk.bind(1)
+    assert desk.state(1) is Stage.BOUND
+
+
+def test_what_nobody_has_is_forgotten() -> None:
+    desk = Desk(UP)
+    lost = Held(name_of("i", 9), T, T + 5, ("n1",))
+    others = Held(name_of("j", 9), T, T + 5, ("n1",))
+    assert desk.tell(T, UP, held=(lost, others)).bindings == [Unbind("alpha", 9)]
+    assert desk.step(ReservationReleased(T, 9)).reservations == {}
+
+
+def test_a_deletion_that_its_manager_forgot_is_told_again() -> None:
+    desk = Desk(UP)
+    desk.ask(1, 10, 20)
+    desk.bind(1)
+    held = desk.held()
+    desk.step(ReservationCancelled(T, 1, "ada"))
+    assert desk.state(1) is Stage.CANCELLED
+    assert desk.step(ReservationCancelled(T, 1, "ada")).bindings == []
+    desk.step(ReservationReleased(T, 1))
+    assert desk.tell(T + 1, UP, held=held).bindings == [Unbind("alpha", 1)]
+
+
+def test_a_refusal_is_looked_into_and_other_nodes_are_tried() -> None:
+    desk = Desk(UP)
+    desk.ask(1, 10, 20)
+    first = desk[1].nodes[0]
+    out = desk.step(ReservationDeclined(T, 1, "Requested nodes are busy"))
+    assert out.bindings == [LookAround("alpha")]
+    other = "n2" if first == "n1" else "n1"
+    busy = NodesInUse((first,), 4, True, ((T, T + 50),))
+    out = desk.tell(T, busy, NodesInUse((other,), 4, True))
+    assert out.bindings == [Bind("alpha", 1)]
+    assert desk[1].nodes == (other,)
+    for _ in range(TRIES - 1):
+        desk.step(ReservationDeclined(T, 1, "no"))
+    assert (desk.state(1), desk[1].cause) == (Stage.BROKEN, "its manager refused: no")
+
+
+def test_one_that_was_not_bound_by_its_start_is_broken() -> None:
+    desk = Desk(UP)
+    desk.ask(1, 10, 20)
+    passed(desk, T + 10)
+    assert desk.state(1) is Stage.BROKEN
+
+
+def test_after_a_restart_each_manager_is_told_again_what_it_may_lack() -> None:
+    desk = Desk(UP)
+    for id in (1, 2, 3):
+        desk.ask(id, 10 * id, 10 * id + 10)
+    desk.bind(1, 2)
+    desk.step(ReservationCancelled(T, 2, "ada"))
+    again, out = ReservationBook(), Outcome()
+    again.restore(desk.book.known.values())
+    again.booted("i", 0, ["alpha"], out)
+    assert out.bindings == [Unbind("alpha", 2), Bind("alpha", 3)]
+    assert again.next_due == T + 10
