@@ -32,6 +32,7 @@ from metasched.events import (
     Traced,
     Tried,
     Unsure,
+    Wish,
     Withdraw,
 )
 from metasched.licences import GivenBack, Lease, LicencePool
@@ -743,10 +744,11 @@ def test_what_has_not_begun_is_not_requeued() -> None:
 
 
 def test_of_a_cancel_and_a_requeue_the_last_counts_though_the_first_is_under_way() -> None:
-    for wishes, sent in (
+    orders: tuple[tuple[tuple[Wish, Wish], list[Action]], ...] = (
         (("cancel", "requeue"), [Send(1, 2, "left", (0,))]),
         (("requeue", "cancel"), []),
-    ):
+    )
+    for wishes, sent in orders:
         site = Site()
         site.step(Submitted(NOW, job()))
         site.sent()
