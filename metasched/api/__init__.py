@@ -70,40 +70,49 @@ def _tell_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Wrong)
     async def _wrong(_: Request, error: Wrong) -> JSONResponse:
-        again = AGAIN if error.status == 503 else None
-        return JSONResponse({"error": str(error)}, error.status, again)
+        return _refusal(error.status, str(error))
 
     @app.exception_handler(Unknown)
     async def _unknown(_: Request, error: Unknown) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, 401)
+        return _refusal(401, str(error))
 
     @app.exception_handler(Forbidden)
     async def _forbidden(_: Request, error: Forbidden) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, 403)
+        return _refusal(403, str(error))
+
+    @app.exception_handler(UnicodeEncodeError)
+    async def _no_text(_: Request, error: UnicodeEncodeError) -> JSONResponse:
+        return _refusal(422, "half a character, in the request; leave it out")
 
     @app.exception_handler(StorageFailed)
     async def _storage(_: Request, error: StorageFailed) -> JSONResponse:
         told = f"the database is away or takes no write ({error}); nothing changed, try again soon"
-        return JSONResponse({"error": told}, 503, AGAIN)
+        return _refusal(503, told)
 
     @app.exception_handler(StorageUncertain)
     async def _uncertain(_: Request, error: StorageUncertain) -> JSONResponse:
         told = f"the database was gone before it said whether it took this ({error})"
         mend = "look with `metasched status` whether it is done"
-        return JSONResponse({"error": f"{told}; {mend}"}, 504)
+        return _refusal(504, f"{told}; {mend}")
 
     @app.exception_handler(Exception)
     async def _defect(_: Request, error: Exception) -> JSONResponse:
         told = f"a defect in the daemon ({type(error).__name__}); its log tells more, report it"
-        return JSONResponse({"error": told}, 500)
+        return _refusal(500, told)
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
         told = f"{error.detail}: {request.method} {request.scope['path']}; see /docs"
-        return JSONResponse({"error": told}, error.status_code)
+        return _refusal(error.status_code, told)
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(str(step) for step in first["loc"] if step != "body")
-        return JSONResponse({"error": f"{first['msg']}, {place or 'body'}; see /docs"}, 422)
+        return _refusal(422, f"{first['msg']}, {place or 'body'}; see /docs")
+
+
+def _refusal(status: int, told: str) -> JSONResponse:
+    """It may quote what the caller sent, half characters and all, which no answer can carry."""
+    text = told.encode(errors="backslashreplace").decode()
+    return JSONResponse({"error": text}, status, AGAIN if status == 503 else None)
