@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -114,7 +114,10 @@ class Drmaa(Adapter):
         return self._profile.submit(order)
 
     def withdraw(self, withdrawal: Withdrawal) -> None:
-        self._profile.withdraw(withdrawal)
+        self.withdraw_all([withdrawal])
+
+    def withdraw_all(self, withdrawals: Sequence[Withdrawal]) -> None:
+        self._profile.withdraw_all(withdrawals)
 
     def poll(self) -> Listing:
         return self._profile.poll()

@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -160,8 +160,12 @@ class Generic:
         path.chmod(0o700)
         return path
 
-    def withdraw(self, withdrawal: Withdrawal) -> None:
+    def withdraw_all(self, withdrawals: Sequence[Withdrawal]) -> None:
         """End tasks; for `unstarted` only those that DRMAA calls held after we held them."""
+        for withdrawal in withdrawals:
+            self._withdraw(withdrawal)
+
+    def _withdraw(self, withdrawal: Withdrawal) -> None:
         for index in withdrawal.natives:
             task = self._tasks.get((withdrawal.tag, index))
             if task is None or task.native is None or task.ended is not None:

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping
 
 from metasched.adapters.base import Order, Refused
-from metasched.adapters.interpreter import interpreter
+from metasched.adapters.interpreter import becoming
 from metasched.patterns import pieces
 
 # Variables that Grid Engine makes for the job: its own values, not those of the submit host.
@@ -27,13 +27,9 @@ def script(order: Order, index: int, cluster: str, hidden: Mapping[int, int]) ->
     payload = order.payload
     variables = order.environment(index, cluster)
     quote = shlex.quote
-    command = [
-        "env",
+    environment = [
         *(quote(f"{name}={value}") for name, value in variables.items()),
         *(f'${{{name}+"{name}=${name}"}}' for name in _OWN),
-        *map(quote, interpreter(payload.script)),
-        '"$script"',
-        *map(quote, payload.arguments),
     ]
     output = _path(payload.output, index)
     error = "2>&1" if payload.error is None else f"2>{_path(payload.error, index)}"
@@ -42,14 +38,14 @@ def script(order: Order, index: int, cluster: str, hidden: Mapping[int, int]) ->
         f"umask {payload.umask:04o}",
         f"exec </dev/null >{output} {error} || exit 1",
         f"cd {quote(payload.directory)} || exit 1",
-        'script=$(mktemp "${TMPDIR:-/tmp}/metasched.XXXXXX") || exit 1',
-        f'printf %s {quote(payload.script)} >"$script" || exit 1',
+        " ".join(["set --", *map(quote, payload.arguments)]),
         # Caught, not ignored: the payload starts with their defaults and may act on them.
         "trap : HUP INT TERM USR1 USR2 XCPU",
-        " ".join(command),
+        "(",
+        *becoming(payload.script, environment),
+        ")",
         "code=$?",
         "trap - HUP INT TERM USR1 USR2 XCPU",
-        'rm -f "$script"',
         "ulimit -c 0",
         "case $code in",
         *(f"{code}) kill -{number} $$;;" for number, code in hidden.items()),

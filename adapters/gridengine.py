@@ -15,7 +15,7 @@ import pwd
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -175,22 +175,22 @@ class GridEngine:
             raise Refused(answer.complaint)
         raise Unreachable(f"qsub: {answer.complaint}")
 
-    def withdraw(self, withdrawal: Withdrawal) -> None:
+    def withdraw_all(self, withdrawals: Sequence[Withdrawal]) -> None:
         """End tasks, chosen by their tag in a listing of this moment, never by native id alone.
 
         For `unstarted`: hold, look again, delete what waits and is held. A hold changes the
         job's version, and the qmaster throws away orders to start an older version.
         """
-        found = self._find(withdrawal)
-        user = withdrawal.user
-        if not withdrawal.unstarted:
+        found = self._find(withdrawals)
+        user = withdrawals[0].user
+        if not withdrawals[0].unstarted:
             self._delete(user, found, held=False)
             return
         waiting = {job.id for job in found.values() if job.waits and "R" not in job.state}
         if not waiting:
             return
         answers = [self._act(user, "hold", ids) for ids in _joined(waiting)]
-        after = {key: job for key, job in self._find(withdrawal).items() if job.id in waiting}
+        after = {key: job for key, job in self._find(withdrawals).items() if job.id in waiting}
         held = {k: job for k, job in after.items() if job.waits and "h" in job.state}
         self._delete(user, held, held=True)
         begun = [job.id for job in after.values() if not job.waits]
@@ -200,11 +200,11 @@ class GridEngine:
             said = "; ".join(answer.complaint for answer in answers if answer.code != 0)
             raise Unreachable(f"qhold: {said or 'not held'}")
 
-    def _find(self, withdrawal: Withdrawal) -> dict[Key, text.Job]:
-        """Our jobs that carry this tag, live, and are asked for."""
-        user = self._user if self._launcher is None else withdrawal.user
+    def _find(self, withdrawals: Sequence[Withdrawal]) -> dict[Key, text.Job]:
+        """Our jobs that carry one of these tags, live, and are asked for."""
+        user = self._user if self._launcher is None else withdrawals[0].user
         owner = "" if self._launcher is None else user
-        wanted = {(withdrawal.tag, index, owner) for index in withdrawal.natives}
+        wanted = {(one.tag, index, owner) for one in withdrawals for index in one.natives}
         return {k: job for k, job in self._ours(self._qstat(user)).items() if k in wanted}
 
     def _key(self, name: str, owner: str) -> Key | None:

@@ -26,8 +26,8 @@ def becoming(script: str, environment: Sequence[str] = ()) -> list[str]:
     ]
     return [
         '_ms_script=$(/usr/bin/mktemp "${TMPDIR:-/tmp}/metasched.XXXXXX") || exit 1',
-        f'printf %s {quote(script)} >"$_ms_script" || exit 1',
-        'exec 9<"$_ms_script" || exit 1',
-        '/bin/rm -f "$_ms_script"',
-        f'exec {" ".join(words)} /proc/self/fd/9 "$@"',
+        'exec 8>"$_ms_script" 9<"$_ms_script" || exit 1',
+        '/bin/rm -f "$_ms_script"',  # at once: who is killed has no time for it
+        f"printf %s {quote(script)} >&8 || exit 1",
+        f'exec {" ".join(words)} /proc/self/fd/9 "$@" 8>&-',
     ]

@@ -53,7 +53,10 @@ class Hosted(Adapter):
         return self._ask(Call("submit", order=order)).natives
 
     def withdraw(self, withdrawal: Withdrawal) -> None:
-        self._ask(Call("withdraw", withdrawals=(withdrawal,)))
+        self.withdraw_all([withdrawal])
+
+    def withdraw_all(self, withdrawals: Sequence[Withdrawal]) -> None:
+        self._ask(Call("withdraw", withdrawals=tuple(withdrawals)))
 
     def poll(self) -> Listing:
         news = self._ask(Call("poll")).news

@@ -57,6 +57,14 @@ def test_lines_that_look_like_directives_are_none(manager: Manager) -> None:
     assert (manager.folder / "ran").read_text() == "ran\n"
 
 
+def test_a_job_that_is_killed_leaves_nothing_behind(manager: Manager) -> None:
+    order = manager.submit("readlink /proc/$$/fd/9 >script; kill -KILL $PPID")
+    row = manager.wait_end(order)
+    assert (row.state, row.signal) == (State.FAILED, signal.SIGKILL)
+    path, _, deleted = (manager.folder / "script").read_text().strip().partition(" ")
+    assert (Path(path).exists(), deleted) == (False, "(deleted)")
+
+
 @pytest.mark.slow
 def test_a_hundred_withdrawals_around_the_moment_of_the_start(manager: Manager) -> None:
     dice = random.Random(3)

@@ -371,6 +371,7 @@ def test_the_interpreter_is_the_kernel_s(first: str, command: list[str]) -> None
         ("exit 99", -62),
         ("exit 100", -63),
         ("kill -KILL $$", -9),
+        ("kill -KILL $PPID", -9),
         ("kill -USR1 $PPID; exit 4", 4),  # what a warning of the time limit does
     ],
 )
