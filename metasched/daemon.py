@@ -513,6 +513,10 @@ class Link:
 
     def _lost(self, words: str) -> Answer:
         """A worker is of no use any more; one that dies again and again is started less often."""
+        if self._worker is not None and self._worker.stdin is not None:
+            # what it has not read breaks its pipe: asyncio logs that unless somebody asks for it
+            closed = asyncio.create_task(self._worker.stdin.wait_closed())
+            closed.add_done_callback(lambda task: task.cancelled() or task.exception())
         self._kill()
         now = time.monotonic()
         if now - self._born > HEALTHY:

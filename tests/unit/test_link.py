@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
+from metasched.adapters.base import Withdrawal
 from metasched.config import ClusterSettings
 from metasched.daemon import Engine, Link
 from metasched.model import Cluster
+from metasched.worker import Call
 
 
 class Ending:
@@ -25,9 +28,13 @@ class Ending:
         return -9
 
 
-def sleeping() -> tuple[Awaitable[object], Callable[[], None]]:
+def a_link() -> Link:
     settings = ClusterSettings(Cluster(name="c", adapter="local"), {}, 1.0, 1.0, None, {})
-    link = Link(cast(Engine, None), settings)
+    return Link(cast(Engine, None), settings)
+
+
+def sleeping() -> tuple[Awaitable[object], Callable[[], None]]:
+    link = a_link()
     return link._sleep(time.monotonic() + 60), link._wake.set
 
 
@@ -60,3 +67,24 @@ def test_a_stop_is_not_swallowed_by_what_comes_at_the_same_moment(
         return had_ended or task.cancelled()
 
     assert asyncio.run(stopped())
+
+
+def test_a_worker_that_is_killed_before_it_has_read_all_is_one_line_in_the_log() -> None:
+    """asyncio logs a traceback of its own for a broken pipe that nobody asks about."""
+    complaints: list[dict[str, Any]] = []
+
+    async def told_in_vain() -> str:
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+        link = a_link()
+        pipe = asyncio.subprocess.PIPE
+        link._worker = worker = await asyncio.create_subprocess_exec(
+            "sleep", "60", stdin=pipe, stdout=pipe
+        )
+        words = Withdrawal(tag="x" * 10**6)
+        answer = await link.call(Call("withdraw", withdrawals=(words,)))
+        await worker.wait()
+        return answer.reason
+
+    assert asyncio.run(told_in_vain()) == "it did not read in 1 s"
+    gc.collect()
+    assert complaints == []
