@@ -36,6 +36,7 @@ LOCK = 0x6D736368  # "msch": one active daemon for each database of a server
 NOTICE = 30.0  # seconds in which a server notices that a process on our host has died
 STANDBY = 1.0  # seconds between a standby's looks
 CONNECT = 5  # seconds for a connection
+SILENCE = 10.0  # seconds that the active daemon waits for a word: longer than for a lock
 # Of our sessions: waits as short as SQLite's, no ends of the server's own, and a client whose host
 # is gone is noticed within a minute, so that a standby on another host can take over.
 SETTINGS = {
@@ -46,6 +47,8 @@ SETTINGS = {
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "6",
+    # what a session that is gone has begun is ended, and its locks with it (from 14 on)
+    "client_connection_check_interval": "5s",
 }
 _SET = (
     "SELECT set_config(name, wanted.value, false) FROM pg_settings JOIN (VALUES "
@@ -143,14 +146,17 @@ class Postgresql(Database):
 
     @contextmanager
     def active(self, standby: bool = False) -> Iterator[Seat]:
-        engine, seat = self.engine(), None
+        engine, seat = self._engine(SILENCE), None
         try:
             seat = Session(engine, self)
             self._wait(seat, standby)
+            session: Any = seat.connection.connection.driver_connection
+            session.silence = None  # a large table is changed for long, without a word
             try:
                 self.upgrade(seat.connection)
             except DBAPIError as error:
                 raise self.unusable(error) from None
+            session.silence = SILENCE
             yield seat
         finally:
             if seat is not None:
@@ -182,8 +188,14 @@ class Postgresql(Database):
             time.sleep(STANDBY)
 
     def engine(self) -> Engine:
+        return self._engine(None)
+
+    def _engine(self, silence: float | None) -> Engine:
+        """An engine whose sessions end when the server says nothing for so many seconds."""
         try:
             import psycopg
+
+            from metasched.db.silence import Listening
         except ImportError as error:
             raise StoreError(
                 f"{self}: no PostgreSQL driver ({error}); pip install 'metasched[postgres]'"
@@ -201,6 +213,14 @@ class Postgresql(Database):
         own = {key: value for key, value in given.items() if key not in self.url.query}
         # a session that was cut is found out before it is used, not by the user whose turn it is
         made = create_engine(self.url, connect_args=own, pool_pre_ping=True)
+
+        @event.listens_for(made, "do_connect")
+        def _connect(
+            _dialect: object, _record: object, words: list[str], options: dict[str, Any]
+        ) -> Listening:
+            connection = Listening.connect(*words, **options)
+            connection.silence = silence
+            return connection
 
         @event.listens_for(made, "connect")
         def _set_up(connection: psycopg.Connection[Any], _record: object) -> None:

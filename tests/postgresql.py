@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
+import psutil
+
 from tests.guardian import Guardian
 
 PACKAGES = ("postgresql",)
@@ -138,6 +140,19 @@ class Server:
         assert self._pid is not None
         self._guardian.end(self._pid, number)
         self._pid = None
+
+    def hang(self) -> None:
+        """SIGSTOP of every process: what is connected stays so, and nobody answers."""
+        postmaster = psutil.Process(self._pid)
+        postmaster.suspend()
+        for process in postmaster.children(recursive=True):
+            process.suspend()
+
+    def wake(self) -> None:
+        """SIGCONT: it goes on where it was."""
+        postmaster = psutil.Process(self._pid)
+        for process in (*postmaster.children(recursive=True), postmaster):
+            process.resume()
 
     def restart(self, number: signal.Signals = signal.SIGINT) -> None:
         self.stop(number)

@@ -175,3 +175,40 @@ def test_what_is_wrong_with_a_database_is_told_in_one_line(
     pg.url = locked.replace("@", f":{PASSWORD.replace(' ', '%20')}@")
     pg.configure(TWO_LOCAL)
     assert "may make tables" in pg.error("serve", code=1)
+
+
+@pytest.mark.slow
+def test_the_server_hangs_and_cuts_nothing(tmp_path: Path, own_server: Server) -> None:
+    """The daemon finds out, says so, answers meanwhile, and goes on when the server does."""
+    site = Site(tmp_path)
+    site.url = own_server.create()
+    site.configure()
+    ran = tmp_path / "ran"
+    payload = f"echo $METASCHED_JOB_ID >> '{ran}'"
+    try:
+        site.start()
+        accepted = [site.submit("--wrap", f"{payload}; sleep 3"), site.submit("--wrap", payload)]
+        own_server.hang()
+        try:
+            told = site.error("submit", "--wrap", f"echo refused >> '{ran}'", code=4)
+            assert "the database is away" in told
+            assert "nothing changed, try again" in told
+            site.until(lambda: "the database is away (" in site.log.read_text())
+            # from now on at once, and not only when the server is asked
+            assert asked(site)[0] == 503
+            assert "the database is away" in site.error("status", code=4)
+        finally:
+            own_server.wake()
+        site.until(lambda: site.json("clusters"))
+        accepted.append(site.submit("--wrap", payload))
+        rows = site.until_ended()
+        assert [(row["job"], row["state"]) for row in rows] == [
+            (job, "completed") for job in accepted
+        ]
+        assert Counter(ran.read_text().split()) == Counter(str(job) for job in accepted)
+        assert "no answer in 10 s" in site.log.read_text()
+        assert "the database is back" in site.log.read_text()
+        site.stop()
+        site.replayed()
+    finally:
+        site.close()

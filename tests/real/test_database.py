@@ -7,6 +7,7 @@ import os
 import sqlite3
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
@@ -323,6 +324,30 @@ def test_who_is_cut_and_comes_back_second_ends(served: Database, postgresql_serv
                 ledger.reach()
             stored(second, other)
             assert len(other.status()) == 1
+
+
+def test_a_server_that_says_nothing_is_away_and_what_it_was_asked_is_not_done(
+    served: Database, postgresql_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql, "SILENCE", 1.0)
+    with served.active() as seat:
+        ledger = Ledger(seat.engine, seat)
+        core = booted(ledger)
+        postgresql_server.hang()
+        try:
+            with pytest.raises(StorageFailed, match="no answer in 1 s"):
+                stored(core, ledger)
+            assert not seat.held
+        finally:
+            postgresql_server.wake()
+        end = time.monotonic() + 30
+        while not seat.held:  # the server must notice that our earlier session is gone
+            assert time.monotonic() < end
+            with suppress(StorageFailed):
+                ledger.reach()
+        assert ledger.status() == []
+        stored(booted(ledger), ledger)
+        assert len(ledger.status()) == 1
 
 
 def test_a_commit_whose_answer_is_lost_is_told_as_such(
