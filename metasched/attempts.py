@@ -173,6 +173,7 @@ class Attempts:
         # what waits to begin again has no start of its own yet
         attempt.started = None if row.state is State.PENDING else row.started
         attempt.begun |= row.started is not None
+        self._leasing.expect(task)
         attempt.ended = row.ended
         attempt.exit_code, attempt.signal = row.exit_code, row.signal
         attempt.word, attempt.node = row.word, row.node

@@ -10,7 +10,7 @@ import itertools
 import os
 import pwd
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -42,6 +42,7 @@ from metasched.places import (
     site_config,
 )
 from metasched.policies.classify import Classifier
+from metasched.policies.eligible import FEATURE
 from metasched.probes.base import GROUP as SERVER_GROUP
 from metasched.probes.base import server_class
 from metasched.reservations import Quota
@@ -115,11 +116,14 @@ class ClassTable(_Table):
 
 
 class LicenceTable(_Table):
-    """The copies of one licence; see `licences.LicencePool`."""
+    """The copies of one licence; see `licences.LicencePool`, and for machines `model.Cluster`."""
 
     name: str
     total: Annotated[int, Field(ge=0, le=MOST)] | None = None
     clusters: tuple[str, ...] = ()
+    machines: dict[str, Annotated[str, Field(pattern=f"^(?:{FEATURE.pattern})$")]] = Field(
+        default_factory=dict
+    )
     headroom: Annotated[int, Field(ge=0, le=MOST)] = 0
     linger: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] | None = None
     server: str = ""
@@ -325,7 +329,12 @@ def load(path: Path | None) -> Settings:
     site = _valid(Site, table, path)
     if not site.cluster:
         raise ConfigError(f"no cluster in {path}; add a [[cluster]] table")
-    clusters = tuple(_cluster(c, path) for c in site.cluster)
+    clusters = tuple(
+        _cluster(
+            c, {t.name: t.machines[c.name] for t in site.licence if c.name in t.machines}, path
+        )
+        for c in site.cluster
+    )
     servers = tuple(_licence_server(table, path) for table in site.licence_server)
     _differ("cluster", [c.cluster.name for c in clusters], path)
     _differ("licence_server", [server.name for server in servers], path)
@@ -385,12 +394,16 @@ def _licences(site: Site, path: Path | None) -> tuple[LicencePool, ...]:
     pools = []
     for table in site.licence:
         where = f'{path}, licence "{table.name}"'
-        named = [("cluster", name, clusters) for name in table.clusters]
+        named = [("cluster", name, clusters) for name in (*table.clusters, *table.machines)]
         named += [("licence_server", table.server, servers)] if table.server else []
         for kind, name, known in named:
             if name not in known:
                 mend = _nearest(name, known) if known else f"add a [[{kind}]] table"
                 raise ConfigError(f'no {kind} "{name}", {where}; {mend}')
+        if table.clusters and (other := set(table.machines).difference(table.clusters)):
+            raise ConfigError(
+                f'machines of cluster "{min(other)}", {where}; add it to its clusters'
+            )
         for server in site.licence_server:
             least = server.interval + server.timeout
             if server.name == table.server and table.stale_after < least:
@@ -402,7 +415,9 @@ def _licences(site: Site, path: Path | None) -> tuple[LicencePool, ...]:
         if linger is None:  # a server tells when a token is free
             linger = table.stale_after if table.server else 0.0
         try:
-            pools.append(LicencePool(**{**dict(table), "linger": linger}))
+            given = table.model_dump(exclude={"machines"})
+            given |= {"linger": linger, "clusters": table.clusters or tuple(table.machines)}
+            pools.append(LicencePool(**given))
         except ValueError as error:
             what, _, mend = str(error).partition("; ")
             raise ConfigError(f"{what}, {where}; {mend}") from None
@@ -535,7 +550,9 @@ def _first(error: ValidationError, table: dict[str, Any], path: str, known: tupl
     return f"{key} = {wrong['input']!r}, {where}; {told}" if key else f"{told}, {where}"
 
 
-def _cluster(table: ClusterTable, path: Path | None) -> ClusterSettings:
+def _cluster(
+    table: ClusterTable, licensed: Mapping[str, str], path: Path | None
+) -> ClusterSettings:
     where = f'{path}, cluster "{table.name}"'
     kind = _kind("adapter", table.adapter, GROUP, adapter_class, where)
     options = _options(kind.Options, table, where)
@@ -553,6 +570,7 @@ def _cluster(table: ClusterTable, path: Path | None) -> ClusterSettings:
             move_after=table.move_after,
             fence_dir=table.fence_dir,
             reserves=kind.capabilities.reservations,
+            licensed=licensed,
         ),
         options=options,
         poll_interval=table.poll_interval or kind.poll_interval,

@@ -169,7 +169,6 @@ class Core:
                 self._gates.refresh()
             case Due():
                 self._gates.pass_time(event.time)
-                self._gates.refresh()
         if out.reservations:
             self._moving.reservations_changed(out.reservations.values())
             self._gates.refresh()

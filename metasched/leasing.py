@@ -22,11 +22,12 @@ class Leasing:
         self._books = books
         self.licences = Licences()
         self.ours = False  # to lease; else licences are the managers' own affair
+        self._patience = 0.0
         self.passed_on: dict[Place, Task] = {}  # on the way to where they are pulled
         self._behind: dict[Place, float] = {}  # recalled tasks: their key in line
 
     def configure(self, pools: tuple[LicencePool, ...] | None, patience: float) -> None:
-        self.ours = pools is not None
+        self.ours, self._patience = pools is not None, patience
         self.licences.configure(pools or (), patience)
         self.passed_on, self._behind = {}, {}
 
@@ -38,22 +39,19 @@ class Leasing:
 
     def join(self, task: Task) -> None:
         """Let it wait in line."""
-        self.licences.join(task.place, self._order(task), task.job.licences)
+        key = max(task.key, self._behind.get(task.place, task.key))
+        self.licences.join(task.place, key, task.job.licences, _lasts(task))
 
     def leave(self, task: Task) -> None:
         self.licences.leave(task.place)
 
     def put_behind(self, task: Task) -> None:
         """When it comes back it waits behind all who are in line now."""
-        self._behind[task.place] = self._books.now
-
-    def _order(self, task: Task) -> tuple[float, int, int]:
-        """Its place in line; one that was recalled for others gets in line behind them."""
-        return (max(task.key, self._behind.get(task.place, task.key)), *task.place)
+        self._behind[task.place] = self._books.now + self._patience
 
     def lacks(self, task: Task, now: float) -> list[Standing]:
-        """The licences of which a task could not have what it wants now."""
-        return list(self.licences.lacks(task.job.licences, self._order(task), now))
+        """The licences of which a task in line could not have what it wants now."""
+        return list(self.licences.lacks(task.place, now))
 
     def lacking(self, task: Task, now: float) -> Unfit | None:
         """Why a task waits for licences, as it is now; None: it does not."""
@@ -69,9 +67,7 @@ class Leasing:
     def _told(task: Task, s: Standing) -> str:
         wanted, free = task.job.licences[s.licence], s.free or 0
         if free >= wanted:
-            return (
-                f"{wanted} wanted, and {free} free, which are kept for one that was passed before"
-            )
+            return f"{wanted} wanted, and {free} free, which are kept for the first in line"
         return f"{wanted} wanted, {max(free, 0)} of {s.total} free"
 
     # Leases
@@ -83,10 +79,15 @@ class Leasing:
             forced = True
         tokens = dict(task.job.licences)
         lease = Lease(*task.place, task.live.number, tokens, self._books.now, forced)
-        self.licences.take(lease)
+        self.licences.take(lease, self._books.now + _lasts(task))
         self._behind.pop(task.place, None)
         self._books.out.leases.append(lease)
         return ", ".join(f"{name}:{many}" for name, many in tokens.items())
+
+    def expect(self, task: Task) -> None:
+        """Count its time limit from when it began, until then from when it was sent."""
+        begun = task.live.sent if task.live.started is None else task.live.started
+        self.licences.expect(task.place, begun + _lasts(task))
 
     def must_hold(self, task: Task) -> None:
         """What may run has its licences, whatever is left: it was there before we knew."""
@@ -125,9 +126,11 @@ class Leasing:
             if task is None or task.attempt is None:
                 self._end(lease, "nobody has it", used=True)
         for task in self._books.tasks.values():
-            # what is unknown may have been released by an operator
-            if task.attempt is not None and task.state is not State.UNKNOWN and task.job.licences:
+            if task.attempt is None or not task.job.licences:
+                continue
+            if task.state is not State.UNKNOWN:  # an operator may have released it
                 self.must_hold(task)
+            self.expect(task)
         for standing in self.licences.standings(self._books.now):
             self._books.out.standings[standing.licence] = standing
 
@@ -144,3 +147,8 @@ class Leasing:
             task = view.unstarted.get(place)
             if task is not None and task.live.calm and self.licences.contended(place):
                 yield task
+
+
+def _lasts(task: Task) -> float:
+    """Seconds for which a task has its licences by its time limit."""
+    return task.job.time_limit or task.job.estimated

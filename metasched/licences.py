@@ -3,15 +3,19 @@
 Times are seconds since the epoch, durations seconds, amounts tokens (copies of a licence).
 
 A task takes all the licences that it wants or none, so that no two can wait for each other. Who
-cannot have all waits in one line, and later ones may pass it as long as they take only what it
-cannot use. One that is first in line for each of its licences has been passed long enough after
-`patience`: from then on what becomes free of them is kept for it. The first of all is always such
-a one, so that none waits forever, however many it wants (first come first served with aging, as
-`policies.queueing` does it for processors by reservations).
+cannot have all waits in one line. One that is first in line for each of its licences will have them
+when enough leases have ended by the time limits of their tasks; later ones may pass it if by theirs
+they give back before that moment, or if they take only what it leaves then (EASY backfilling; Lifka
+1995; `policies.queueing` does the same for processors). The first of all is always such a one, so
+that none waits forever, however many it wants, unless others outside use what it lacks.
 
-Nothing looks at the whole line: tasks that want the same are one group, a group waits at one pool
-that lacks tokens for it (as a clause watches one of its literals in a SAT solver), and only pools
-of which something became free are looked at.
+Those who come within one `patience` stand by size, who wants most first: small wants then fill what
+large ones leave, instead of large ones being left over with nothing to fill their gaps (first fit
+decreasing; Johnson et al. 1974).
+
+Nothing looks at the whole line: tasks that want the same for about as long are one group, a group
+waits at one pool that lacks tokens for it (as a clause watches one of its literals in a SAT
+solver), and only pools of which something became free are looked at.
 """
 
 from __future__ import annotations
@@ -154,15 +158,20 @@ class Standing:
 
 
 Place = tuple[int, int]  # job, index
-Order = tuple[float, int, int]  # the least goes first
+Order = tuple[float, int, float, int, int]  # step of patience, -size, key, place; the least first
 Wants = tuple[tuple[str, int], ...]
+_NEVER = math.inf
 
 
 @dataclass(eq=False)
 class _Group:
-    """Those in line that want the same; it waits at the pool `at` ("": nowhere yet)."""
+    """Those in line that want the same, for `lasts` seconds at the most.
+
+    It waits at the pool `at` ("": nowhere yet).
+    """
 
     wants: Wants
+    lasts: float
     serial: int
     orders: dict[Place, Order] = field(default_factory=dict)
     heap: list[Order] = field(default_factory=list)
@@ -171,7 +180,7 @@ class _Group:
     def first(self) -> Order | None:
         """The order of the first member; O(log n) for each one that has left."""
         heap = self.heap
-        while heap and self.orders.get(heap[0][1:]) != heap[0]:
+        while heap and self.orders.get(heap[0][3:]) != heap[0]:
             heapq.heappop(heap)
         return heap[0] if heap else None
 
@@ -188,13 +197,14 @@ class _Pool:
     chosen: int | None = None
     count: LicenceCount | None = None
     ours: int = 0
+    leased: dict[Place, int] = field(default_factory=dict)  # what `ours` consists of
     waiting: int = 0
     lingering: int = 0
     backs: list[tuple[float, float, int]] = field(default_factory=list)  # until, given back, many
     wanting: list[_Entry] = field(default_factory=list)
-    parked: dict[int, list[_Entry]] = field(default_factory=dict)  # by how many they want
+    # by how many they want, and how long
+    parked: dict[tuple[int, float], list[_Entry]] = field(default_factory=dict)
     first: Order | None = None  # in line for this licence
-    first_since: float = 0.0
 
     total: int | None = None  # what the site or an operator says, but no more than the server has
 
@@ -232,7 +242,8 @@ class Licences:
         self.leases: dict[Place, Lease] = {}
         self.patience = 0.0
         self._pools: dict[str, _Pool] = {}
-        self._groups: dict[Wants, _Group] = {}
+        self._ends: dict[Place, float] = {}  # when leases end by the time limits of their tasks
+        self._groups: dict[tuple[Wants, float], _Group] = {}
         self._in_line: dict[Place, _Group] = {}
         self._fresh: list[_Entry] = []  # groups to be looked at, wherever they wait
         self._stirred: set[str] = set()  # pools of which more may be free
@@ -305,7 +316,7 @@ class Licences:
 
     def _stir_all(self, first: Order | None) -> None:
         """Look again at all licences that one in line wants: something may have been kept."""
-        if first is not None and (group := self._in_line.get(first[1:])) is not None:
+        if first is not None and (group := self._in_line.get(first[3:])) is not None:
             self._stirred.update(name for name, _ in group.wants)
 
     def clock_set(self, by: float) -> None:
@@ -317,7 +328,7 @@ class Licences:
                     told.name, told.total, told.outside, told.observed + min(by, 0.0)
                 )
             pool.backs = [(until + by, given_back + by, n) for until, given_back, n in pool.backs]
-            pool.first_since += by
+        self._ends = {place: end + by for place, end in self._ends.items()}
         self._dues = [(until + by, name) for until, name in self._dues]
 
     @property
@@ -386,23 +397,37 @@ class Licences:
 
     # Leases
 
-    def take(self, lease: Lease) -> None:
-        """Lease all of it, to one that `next` has named or that is there already."""
+    def take(self, lease: Lease, end: float) -> None:
+        """Lease all of it, to one that `next` has named or that is there already.
+
+        By its task's time limit the lease will have ended at `end`.
+        """
         self.leave((lease.job, lease.index))
         self._add(lease)
+        self.expect((lease.job, lease.index), end)
 
     def _add(self, lease: Lease) -> None:
-        self.leases[lease.job, lease.index] = lease
+        place = (lease.job, lease.index)
+        self.leases[place] = lease
         for name, many in lease.tokens.items():
-            self._pool(name).ours += many
+            pool = self._pool(name)
+            pool.ours += many
+            pool.leased[place] = many
+
+    def expect(self, place: Place, end: float) -> None:
+        """Learn when a lease will have ended by the time limit of its task."""
+        if place in self.leases:
+            self._ends[place] = end
 
     def give_back(self, place: Place, now: float, used: bool) -> dict[str, float]:
         """End a lease; until when its tokens count as in use, if they have been `used`."""
         lease = self.leases.pop(place)
+        self._ends.pop(place, None)
         lingers = {}
         for name, many in lease.tokens.items():
             pool = self._pool(name)
             pool.ours -= many
+            del pool.leased[place]
             self._stirred.add(name)
             if used and pool.pool.linger:
                 lingers[name] = now + pool.pool.linger
@@ -448,28 +473,34 @@ class Licences:
         """Whether somebody in line could go if these were given back, too."""
         for name in freed:
             for heap in self._pools[name].parked.values():
-                for first, _, group in heap:
+                for entry in heap:
+                    group = entry[2]
                     if group.at == name and all(
-                        many <= self._may_take(self._pools[n], first, now) + freed.get(n, 0)
+                        many <= freed.get(n, 0) + self._may_take(self._pools[n], entry, now)
                         for n, many in group.wants
                     ):
                         return True
         return False
 
-    def join(self, place: Place, order: Order, wants: Mapping[str, int]) -> None:
-        """Get in line, where the least order goes first; one that is there keeps its place."""
+    def join(self, place: Place, key: float, wants: Mapping[str, int], lasts: float) -> None:
+        """Get in line by a key (seconds), the least first; one that is there keeps its place.
+
+        By its time limit it will have what it wants for `lasts` seconds.
+        """
         if place in self._in_line:
             return
-        key = tuple(sorted(wants.items()))
-        group = self._groups.get(key)
+        same = (tuple(sorted(wants.items())), 2.0 ** math.ceil(math.log2(lasts)))
+        group = self._groups.get(same)
         if group is None:
             self._serial += 1
-            group = self._groups[key] = _Group(key, self._serial)
+            group = self._groups[same] = _Group(*same, self._serial)
+        step = key // self.patience if self.patience else key
+        order = (step, -sum(wants.values()), key, *place)
         before = group.first()
         self._in_line[place] = group
         group.orders[place] = order
         heapq.heappush(group.heap, order)
-        for name, many in key:
+        for name, many in group.wants:
             self._pool(name).waiting += many
         if before is None or order < before:
             self._has_first(group, order)
@@ -489,7 +520,7 @@ class Licences:
         if first is not None:
             self._has_first(group, first)
             return
-        del self._groups[group.wants]
+        del self._groups[group.wants, group.lasts]
         self._touched.update(name for name, _ in group.wants)
 
     def _has_first(self, group: _Group, first: Order) -> None:
@@ -501,69 +532,90 @@ class Licences:
             heapq.heappush(self._pools[name].wanting, entry)
             self._touched.add(name)
 
-    def _first(self, pool: _Pool, now: float) -> Order | None:
-        """Who is first in line for a licence; remembers since when."""
-        heap = pool.wanting
-        while heap and heap[0][2].first() != heap[0][0]:
-            heapq.heappop(heap)
-        first = heap[0][0] if heap else None
-        if first != pool.first:
-            pool.first, pool.first_since = first, now
-        return first
-
-    def _settle(self, now: float) -> None:
+    def _settle(self) -> None:
         """See who is first where that may have changed; what was kept for others is so no more."""
         while self._touched:
             pool = self._pools[self._touched.pop()]
-            before = pool.first
-            if self._first(pool, now) != before and before is not None:
+            before, heap = pool.first, pool.wanting
+            while heap and heap[0][2].first() != heap[0][0]:
+                heapq.heappop(heap)
+            pool.first = heap[0][0] if heap else None
+            if pool.first != before and before is not None:
                 # it may have been the one for which something was kept, also of other licences
                 self._stirred.add(pool.pool.name)
                 self._stir_all(before)
 
-    def _kept(self, pool: _Pool, now: float) -> int:
-        """Tokens that are kept for the one who is first in line for all of its licences."""
-        if pool.first is None or now - pool.first_since < self.patience:
-            return 0
-        group = self._in_line.get(pool.first[1:])
+    def _reserved(self, pool: _Pool, now: float) -> tuple[float, int]:
+        """When the first in line will have its licences, and how many others may then still have.
+
+        O(n log n) in the leases of its licences. At infinity if nobody knows when, if ever, or if
+        it is not first for all of them: what others take then does not keep it waiting.
+        """
+        group = self._in_line.get(pool.first[3:]) if pool.first is not None else None
         if group is None:
-            return 0
-        many = 0
+            return _NEVER, 0
+        moment, wanted_here = now, 0
         for name, wanted in group.wants:
             other = self._pools[name]
-            if other.first != pool.first or now - other.first_since < self.patience:
-                return 0
-            if other.word(now) or (other.total or 0) - other.pool.headroom < wanted:
-                return 0  # nobody knows when, if ever, it can go
+            if other.first != pool.first:
+                return _NEVER, 0
+            moment = max(moment, self._enough(other, wanted, now))
             if other is pool:
-                many = wanted
-        return many
+                wanted_here = wanted
+        if moment == _NEVER:
+            return _NEVER, 0
+        left = (pool.free(now) or 0) - wanted_here
+        return moment, left + sum(n for end, n in self._returns(pool, now) if end <= moment)
 
-    def _may_take(self, pool: _Pool, first: Order, now: float) -> int:
-        """How many of a licence the one of that order may take now."""
+    def _enough(self, pool: _Pool, wanted: int, now: float) -> float:
+        """When so many of a licence will be free by the time limits of those that have it."""
+        free = pool.free(now)
+        if free is None:
+            return _NEVER
+        if free >= wanted:
+            return now
+        for end, many in sorted(self._returns(pool, now)):
+            free += many
+            if free >= wanted:
+                return end
+        return _NEVER
+
+    def _returns(self, pool: _Pool, now: float) -> Iterator[tuple[float, int]]:
+        """When how many tokens come back; who is past its time limit ends at any moment."""
+        for place, many in pool.leased.items():
+            yield max(self._ends.get(place, _NEVER), now), many
+        for until, _, many in pool.backs:
+            yield until, many
+
+    def _may_take(self, pool: _Pool, entry: _Entry, now: float) -> int:
+        """How many of a licence one in line may take now."""
+        order, _, group = entry
         free = pool.free(now)
         if free is None:
             return -1
-        return free if pool.first == first else free - self._kept(pool, now)
+        if pool.first == order:
+            return free
+        moment, left = self._reserved(pool, now)
+        return free if now + group.lasts <= moment else min(free, left)
 
     def next(self, now: float) -> Place | None:
         """The first in line who can have all that it wants now; None: nobody.
 
         It must then `take` it or `leave`.
         """
-        self._settle(now)
+        self._settle()
         while (entry := self._candidate(now)) is not None:
             first, _, group = entry
             for name, many in group.wants:
                 pool = self._pools[name]
-                if many > self._may_take(pool, first, now):
+                if many > self._may_take(pool, entry, now):
                     group.at = name
-                    heapq.heappush(pool.parked.setdefault(many, []), entry)
+                    heapq.heappush(pool.parked.setdefault((many, group.lasts), []), entry)
                     break
             else:
                 heapq.heappush(self._fresh, entry)  # until it takes it or leaves
                 group.at = ""
-                return first[1:]
+                return first[3:]
         return None
 
     def _candidate(self, now: float) -> _Entry | None:
@@ -586,25 +638,27 @@ class Licences:
     def _parked(self, pool: _Pool, now: float) -> list[_Entry] | None:
         """The heap whose first is the first group at a pool that lacks nothing of it any more."""
         free = pool.free(now)
-        if free is None:
+        fitting = [kind for kind in pool.parked if free is not None and kind[0] <= free]
+        if not fitting:
             return None
-        others = free - self._kept(pool, now)
+        moment, left = self._reserved(pool, now)
         best: list[_Entry] | None = None
-        for many in [many for many in pool.parked if many <= free]:
-            heap = pool.parked[many]
+        for kind in fitting:
+            (many, lasts), heap = kind, pool.parked[kind]
             while heap and (heap[0][2].at != pool.pool.name or heap[0][2].first() != heap[0][0]):
                 heapq.heappop(heap)
             if not heap:
-                del pool.parked[many]
-            elif (many <= others or heap[0][0] == pool.first) and (
+                del pool.parked[kind]
+            elif (many <= left or now + lasts <= moment or heap[0][0] == pool.first) and (
                 best is None or heap[0] < best[0]
             ):
                 best = heap
         return best
 
-    def lacks(self, wants: Mapping[str, int], order: Order, now: float) -> Iterator[Standing]:
-        """Those licences of which one of that order could not have what it wants now."""
-        for name, many in wants.items():
-            pool = self._pool(name)
-            if many > self._may_take(pool, order, now):
+    def lacks(self, place: Place, now: float) -> Iterator[Standing]:
+        """Those licences of which one in line could not have what it wants now."""
+        group = self._in_line[place]
+        entry = (group.orders[place], group.serial, group)
+        for name, many in group.wants:
+            if many > self._may_take(self._pools[name], entry, now):
                 yield self.standing(name, now)

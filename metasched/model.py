@@ -207,7 +207,8 @@ class Cluster:
     (what, our name) to the manager's: {"partition": {"long": "week"}}, "*" = "*" keeps any name.
     After a silence of `move_after` seconds what has not begun there goes elsewhere (None: stays).
     In the folder `fence_dir` its payloads claim their attempts ("": they do not). Its manager
-    `reserves` nodes for windows of time.
+    `reserves` nodes for windows of time. Where not every machine can use a licence, `licensed`
+    names the feature of those that can, in its own words.
     """
 
     name: str
@@ -219,6 +220,7 @@ class Cluster:
     move_after: float | None = None
     fence_dir: str = ""
     reserves: bool = False
+    licensed: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _positive(f"cluster {self.name}: benchmark", self.benchmark)

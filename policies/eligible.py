@@ -12,7 +12,7 @@ from metasched.model import Cluster, Facts, Job, Nodes, Partition, Reason
 
 # Reasons that no waiting mends while the site and the cluster stay as they are.
 PERMANENT = frozenset({Reason.NO_CLUSTER_FITS, Reason.NO_MAPPING, Reason.FILESYSTEM})
-_FEATURE = re.compile(r"[A-Za-z0-9_.:\-]+")
+FEATURE = re.compile(r"[A-Za-z0-9_.:\-]+")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ def translated(job: Job, cluster: Cluster, facts: Facts | None) -> Job:
     """The job in the cluster's own words. NoMapping if the site maps one of its words nowhere.
 
     A partition or feature that the cluster itself has under that name needs no mapping. Of the
-    licences those are left that its manager counts.
+    licences those are left that its manager counts; one that only some machines can use is asked
+    for as their feature.
     """
     if not (job.partition or job.account or job.qos or job.constraint or job.licences):
         return job
@@ -52,17 +53,26 @@ def translated(job: Job, cluster: Cluster, facts: Facts | None) -> Job:
 
     constraint = job.constraint
     if constraint is not None:
-        constraint = _FEATURE.sub(
+        constraint = FEATURE.sub(
             lambda m: word("feature", m.group(), own_features) or "", constraint
         )
+    locked = {cluster.licensed[name] for name in job.licences if name in cluster.licensed}
     return replace(
         job,
         partition=word("partition", job.partition, own_partitions),
         account=word("account", job.account),
         qos=word("qos", job.qos),
-        constraint=constraint,
+        constraint=_with_features(constraint, sorted(locked)),
         licences={} if facts is None else _counted(job, cluster, facts),
     )
+
+
+def _with_features(constraint: str | None, features: list[str]) -> str | None:
+    """A constraint that asks for these as well, in a form that needs no brackets."""
+    more = "&".join(features)
+    if constraint is None or not more:
+        return constraint or more or None
+    return "|".join(f"{group}&{more}" for group in constraint.split("|"))
 
 
 def _counted(job: Job, cluster: Cluster, facts: Facts) -> dict[str, int]:
@@ -80,7 +90,7 @@ def _has_features(nodes: Nodes, constraint: str | None) -> bool:
     if constraint is None:
         return True
     return any(
-        all(name in nodes.features for name in _FEATURE.findall(group))
+        all(name in nodes.features for name in FEATURE.findall(group))
         for group in constraint.split("|")
     )
 

@@ -115,6 +115,11 @@ def _row(core: Core, standing: Standing) -> dict[str, Any]:
         "lingering": standing.lingering,
         "headroom": pool.headroom if pool else 0,
         "clusters": list(pool.clusters) if pool else [],
+        "machines": {
+            cluster.name: cluster.licensed[standing.licence]
+            for cluster in core.clusters
+            if standing.licence in cluster.licensed
+        },
         "server": pool.server if pool else "",
         "observed": iso(standing.observed),
         "chosen": standing.chosen,

@@ -44,15 +44,16 @@ def test_a_lease_decision(kinds: int, capsys: pytest.CaptureFixture[str]) -> Non
 
     known = [draw() for _ in range(kinds)]
     asked = [drawn.choice(known) if kinds else draw() for _ in range(TASKS + ENDS)]
+    limits = [drawn.lognormvariate(7, 1.5) for _ in asked]
     held: list[Place] = []
 
     def settle(now: float) -> None:
         while (place := line.next(now)) is not None:
-            line.take(Lease(*place, 1, asked[place[0]], now))
+            line.take(Lease(*place, 1, asked[place[0]], now), now + limits[place[0]])
             held.append(place)
 
     def join(job: int, now: float) -> None:
-        line.join((job, 0), (float(job), job, 0), asked[job])
+        line.join((job, 0), float(job), asked[job], limits[job])
         settle(now)
 
     for job in range(TASKS):

@@ -113,6 +113,18 @@ def test_where_it_is_looked_for(
     assert find(personal) == personal
 
 
+def test_a_licence_that_only_some_machines_can_use(tmp_path: Path) -> None:
+    path = tmp_path / "metasched.toml"
+    licence = '[[licence]]\nname = "nx"\ntotal = 2\nmachines = { alpha = "cad" }\n'
+    clusters = [
+        f'[[cluster]]\nname = "{n}"\nadapter = "slurm"\nconfig = "/x"\n' for n in ("alpha", "beta")
+    ]
+    path.write_text(licence + "".join(clusters))
+    settings = load(path)
+    assert [pool.clusters for pool in settings.licences] == [("alpha",)]
+    assert [c.cluster.licensed for c in settings.clusters] == [{"nx": "cad"}, {}]
+
+
 @pytest.mark.parametrize(
     ("table", "told"),
     [

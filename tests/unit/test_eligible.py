@@ -174,3 +174,26 @@ def test_the_needs_of_a_job_are_all_that_its_clusters_depend_on() -> None:
     assert len({job(cpus=4).needs, *asked}) == len(ASKED) + 1
     other = Job(id=2, submitted=1.0, estimated=2.0, cpus=4, user="ada", deadline=9.0)
     assert other.needs == job(cpus=4).needs
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [(None, "cad&cfd"), ("fast", "fast&cad&cfd"), ("fast|big", "fast&cad&cfd|big&cad&cfd")],
+)
+def test_node_locked_licences_ask_for_the_machines_that_have_them(
+    asked: str | None, told: str
+) -> None:
+    site = cluster(licensed={"nx": "cad", "catia": "cad", "star": "cfd", "other": "gpu"})
+    wanted = job(licences={"star": 1, "nx": 1, "catia": 2, "matlab": 1}, constraint=asked)
+    features = ("fast", "big", "cad", "cfd")
+    there = facts(Nodes(1, 8, 8, features=features), Nodes(1, 16, 16, features=features[:3]))
+    assert translated(wanted, site, there).constraint == told
+    assert unfit(wanted, site, there) is None
+    too_large = unfit(replace(wanted, cpus=16), site, there)
+    assert too_large is not None
+    assert too_large.reason is Reason.NO_CLUSTER_FITS
+
+
+def test_without_licences_machines_are_not_asked_for() -> None:
+    site = cluster(licensed={"nx": "cad"})
+    assert translated(job(licences={"matlab": 1}), site, facts()).constraint is None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+import random
+
 import pytest
 
 from metasched.licences import MOST, Lease, LicenceCount, LicencePool, Licences
@@ -63,7 +66,7 @@ def test_what_is_free_of_a_licence() -> None:
     assert free(line) is None
     assert line.standing("matlab", NOW).word == "its server s has not been heard from yet"
     assert line.counted(LicenceCount("matlab", None, 3, NOW), NOW)
-    line.take(Lease(1, 0, 1, {"matlab": 1}, NOW))
+    line.take(Lease(1, 0, 1, {"matlab": 1}, NOW), NOW + 60)
     assert free(line) == 9 - 3 - 2 - 1
     assert line.counted(LicenceCount("matlab", 5, 0, NOW + 1), NOW + 1)
     assert free(line, now=NOW + 1) == 5 - 2 - 1  # the server has fewer than the site thinks
@@ -91,7 +94,7 @@ def test_what_was_used_lingers_until_its_time_or_its_server_has_been_asked() -> 
         LicencePool(name="s", total=2, linger=30.0, server="s"),
     )
     line.counted(LicenceCount("s", 2, 0, NOW), NOW)
-    line.take(Lease(1, 0, 1, {"a": 1, "s": 1}, NOW))
+    line.take(Lease(1, 0, 1, {"a": 1, "s": 1}, NOW), NOW + 60)
     lingers = line.give_back((1, 0), NOW + 10, used=True)
     assert lingers == {"a": NOW + 40, "s": NOW + 40}
     assert (free(line, "a", NOW + 10), free(line, "s", NOW + 10)) == (1, 1)
@@ -99,7 +102,7 @@ def test_what_was_used_lingers_until_its_time_or_its_server_has_been_asked() -> 
     assert line.standing("s", NOW + 11).lingering == 1
     line.counted(LicenceCount("s", 2, 0, NOW + 12), NOW + 12)
     assert free(line, "s", NOW + 12) == 2
-    line.join((2, 0), (0.0, 2, 0), {"a": 2})
+    line.join((2, 0), 0.0, {"a": 2}, 60.0)
     assert line.next(NOW + 12) is None
     assert line.next_due == NOW + 40
     line.pass_time(NOW + 40)
@@ -108,7 +111,7 @@ def test_what_was_used_lingers_until_its_time_or_its_server_has_been_asked() -> 
 
 def test_what_has_not_begun_does_not_linger() -> None:
     line = pools(LicencePool(name="a", total=2, linger=30.0))
-    line.take(Lease(1, 0, 1, {"a": 2}, NOW))
+    line.take(Lease(1, 0, 1, {"a": 2}, NOW), NOW + 60)
     assert line.give_back((1, 0), NOW, used=False) == {}
     assert free(line, "a") == 2
 
@@ -116,7 +119,7 @@ def test_what_has_not_begun_does_not_linger() -> None:
 def test_rho_is_the_waiting_demand_per_copy() -> None:
     line = pools(LicencePool(name="a", total=2), LicencePool(name="none", total=0))
     for job, many in ((1, 2), (2, 2), (3, 1)):
-        line.join((job, 0), (float(job), job, 0), {"a": many})
+        line.join((job, 0), float(job), {"a": many}, 60.0)
     assert (line.standing("a", NOW).waiting, line.standing("a", NOW).rho) == (5, 2.5)
     assert line.standing("none", NOW).rho is None
 
@@ -143,22 +146,52 @@ def test_what_nobody_can_ever_have(wants: dict[str, int], said: str | None) -> N
 def test_all_or_none_and_no_deadlock() -> None:
     """Each wants what the other could have taken first."""
     line = pools(LicencePool(name="a", total=1), LicencePool(name="b", total=1))
-    line.join((1, 0), (1.0, 1, 0), {"a": 1, "b": 1})
-    line.join((2, 0), (2.0, 2, 0), {"b": 1, "a": 1})
+    line.join((1, 0), 1.0, {"a": 1, "b": 1}, 60.0)
+    line.join((2, 0), 2.0, {"b": 1, "a": 1}, 60.0)
     assert line.next(NOW) == (1, 0)
-    line.take(Lease(1, 0, 1, {"a": 1, "b": 1}, NOW))
+    line.take(Lease(1, 0, 1, {"a": 1, "b": 1}, NOW), NOW + 60)
     assert line.next(NOW) is None
     assert (free(line, "a"), free(line, "b")) == (0, 0)
     line.give_back((1, 0), NOW, used=True)
     assert line.next(NOW) == (2, 0)
 
 
+def test_small_wants_fill_what_large_ones_leave() -> None:
+    """24 that want 1, 2 or 3 of 4 tokens, for ten seconds each: hardly a token stands idle."""
+    wants = random.Random(5).sample([1, 2, 3] * 8, 24)
+    line = pools(LicencePool(name="a", total=4))
+    happens = [(NOW + job / 2, (job, 0)) for job in range(24)]
+    now, idle = NOW, 0.0
+    while happens:
+        last, (now, place) = now, heapq.heappop(happens)
+        idle += (free(line) or 0) * (now - last) if line.waited_for else 0.0
+        if place in line.leases:
+            line.give_back(place, now, used=True)
+        else:
+            line.join(place, now, {"a": wants[place[0]]}, 60.0)
+        while (goes := line.next(now)) is not None:
+            line.take(Lease(*goes, 1, {"a": wants[goes[0]]}, now), now + 60)
+            heapq.heappush(happens, (now + 10 + goes[0] / 24, goes))
+    assert idle < 0.06 * 4 * (now - NOW)
+
+
+def test_who_comes_much_later_goes_later_however_much_it_wants() -> None:
+    line = pools(LicencePool(name="a", total=4))
+    for job, (key, many) in enumerate([(0.0, 2), (599.0, 3), (601.0, 4)]):
+        line.join((job, 0), key, {"a": many}, 60.0)
+    order = []
+    while (place := line.next(NOW)) is not None:
+        order.append(place[0])
+        line.take(Lease(*place, 1, {}, NOW), NOW + 60)
+    assert order == [1, 0, 2]
+
+
 def test_a_total_below_what_is_leased_lets_nothing_new_go_until_it_fits() -> None:
     line = pools(LicencePool(name="a", total=4))
     for job in range(4):
-        line.take(Lease(job, 0, 1, {"a": 1}, NOW))
+        line.take(Lease(job, 0, 1, {"a": 1}, NOW), NOW + 60)
     line.choose("a", 2)
-    line.join((9, 0), (0.0, 9, 0), {"a": 1})
+    line.join((9, 0), 0.0, {"a": 1}, 60.0)
     assert free(line, "a") == -2
     for job, goes in ((0, None), (1, None), (2, (9, 0))):
         line.give_back((job, 0), NOW, used=True)

@@ -1,0 +1,100 @@
+"""One licence shared by two real Slurm clusters and a real Grid Engine cell.
+
+Each job writes when it begins and ends to use its tokens, so that what was in use is known from
+the jobs alone, whatever daemon and managers believe.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+
+from tests.e2e.conftest import Site
+from tests.gridengine import Cell
+from tests.slurm import SlurmSite
+
+TOTAL = 4
+LICENCE = f'[[licence]]\nname = "solver"\ntotal = {TOTAL}\n'  # neither manager counts it
+WANTS = (1, 2, 3) * 8
+POLL = 0.5  # seconds
+
+
+@dataclass(frozen=True)
+class Use:
+    """What 24 jobs made of the tokens: `most` in use at once; the `share` of the token-seconds
+    between the first start and the last sending that jobs used; seconds for all of it."""
+
+    most: int
+    share: float
+    seconds: float
+    completed: int
+    begun: int
+    clusters: frozenset[str]
+
+
+class Sharing:
+    """A running site whose three clusters share the licence."""
+
+    def __init__(self, site: Site, slurm: SlurmSite, cell: Cell) -> None:
+        self.site = site
+        self._samples = site.folder / "samples"
+        for manager in (*slurm, cell):
+            manager.empty()
+        python = cell.python(site.folder / "python")
+        polled = f"poll_interval = {POLL}\n"
+        tables = [
+            f'[[cluster]]\nname = "{c.name}"\nadapter = "slurm"\nconfig = "{c.conf}"\n{polled}'
+            for c in slurm
+        ]
+        site.configure("".join(tables) + cell.table(python, f"{polled}settle = 1\n"), LICENCE)
+        site.start()
+
+    def run(self, seconds: float, kills: int) -> Use:
+        """Run a job of so many seconds for each of `WANTS`; kill the daemon so often meanwhile."""
+        drawn = random.Random(5)
+        wants = drawn.sample(WANTS, len(WANTS))
+        for wanted in wants:
+            self.site.submit(
+                *("-L", f"solver:{wanted}", "-t", "2", "-o", "/dev/null", "--wrap"),
+                f"echo $(date +%s.%N) {wanted} >> {self._samples}; sleep {seconds:g}; "
+                f"echo $(date +%s.%N) -{wanted} >> {self._samples}",
+            )
+        for kill in range(1, kills + 1):
+            begun = kill * (len(wants) - 2) // kills
+            self.site.until(lambda least=begun: self._begun() >= least, 300)  # type: ignore[misc]
+            self.site.stop(signal.SIGKILL)
+            self.site.start()
+        rows = self.site.until_ended(patience=300)
+        return self._use(rows)
+
+    def _begun(self) -> int:
+        return sum(change > 0 for _, change in self._changes())
+
+    def _changes(self) -> list[tuple[float, int]]:
+        """When tokens began (> 0) and ceased to be in use, as the jobs tell; ends first."""
+        if not self._samples.exists():
+            return []
+        lines = [line.split() for line in self._samples.read_text().splitlines()]
+        return sorted((float(moment), int(change)) for moment, change in lines)
+
+    def _use(self, rows: list[dict[str, object]]) -> Use:
+        with closing(sqlite3.connect(self.site.database)) as reading:
+            (last,) = reading.execute("SELECT max(sent) FROM attempt").fetchone()
+        changes = self._changes()
+        first, used, most, area, before = changes[0][0], 0, 0, 0.0, changes[0][0]
+        for moment, change in changes:
+            area += used * max(min(moment, last) - before, 0.0)
+            before = max(before, min(moment, last))
+            used += change
+            most = max(most, used)
+        return Use(
+            most=most,
+            share=area / (TOTAL * (last - first)),
+            seconds=changes[-1][0] - first,
+            completed=sum(row["state"] == "completed" for row in rows),
+            begun=self._begun(),
+            clusters=frozenset(str(row["cluster"]) for row in rows),
+        )
