@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from metasched.events import Place, Task
 from metasched.model import Cluster, Facts, Job, Row, State
@@ -74,12 +75,10 @@ class ClusterView:
             self.decided.clear()
         self.facts, self.power = facts, facts.cpus * self.cluster.benchmark
         self.ends = [end for end, _ in facts.running]
-        cpus, seconds = 0, 0.0
-        self.left = [(0, 0.0)]
-        for end, size in reversed(facts.running):
-            cpus, seconds = cpus + size, seconds + size * end
-            self.left.append((cpus, seconds))
-        self.left.reverse()
+        last_first = facts.running[::-1]
+        cpus = accumulate((size for _, size in last_first), initial=0)
+        seconds = accumulate((size * end for end, size in last_first), initial=0.0)
+        self.left = list(zip(cpus, seconds, strict=True))[::-1]
 
     def running(self, now: float) -> float:
         """Cpu seconds that running jobs owe by their limits; O(log n) in their number."""
@@ -148,7 +147,8 @@ def shape(facts: Facts | None, *, passing: bool = True) -> object:
         nodes: dict[object, int] = {}
         for n in p.nodes:
             up = passing and n.up
-            kind = (n.cpus, n.memory, tuple(sorted(n.gres.items())), n.features, up)
+            gres = tuple(sorted(n.gres.items())) if n.gres else ()
+            kind = (n.cpus, n.memory, gres, n.features, up)
             nodes[kind] = nodes.get(kind, 0) + n.count
         partitions.append((p.name, p.default, passing and p.up, p.max_time, p.max_nodes, nodes))
     licences = {n: (c.total, passing and c.used) for n, c in facts.licences.items()}

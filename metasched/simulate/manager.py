@@ -37,7 +37,8 @@ class Manager:
         self.running: dict[int, Running] = {}
         self.free = cluster.cpus
         self._counts = dict(cluster.licences)
-        self._machines = [m.cpus for m in cluster.machines] if cluster.machines else None
+        self._sizes = [machine.cpus for machine in cluster.machines]
+        self._machines = list(self._sizes) if cluster.machines else None  # what is free of each
         self._ends: list[tuple[float, int]] = []  # of what runs, by estimates, with its processors
         self._ran: dict[int, float] = {}  # of what waits
         self._true_ends: dict[int, float] = {}  # of what runs
@@ -185,10 +186,7 @@ class Manager:
         if self._machines is None:
             nodes: tuple[Nodes, ...] = (Nodes(1, self.cluster.cpus, self.free),)
         else:
-            shapes = Counter(
-                (machine.cpus, free)
-                for machine, free in zip(self.cluster.machines, self._machines, strict=True)
-            )
+            shapes = Counter(zip(self._sizes, self._machines, strict=True))
             nodes = tuple(Nodes(count, cpus, free) for (cpus, free), count in shapes.items())
         head = next(iter(self.queue.values()), None)
         return Facts(
