@@ -24,7 +24,8 @@ _NO = re.compile(
 )
 _UNKNOWN = re.compile(r"Requested reservation is invalid|not found")
 _IN_USE = re.compile(r"in use")
-_FOR_OTHERS = frozenset({"reserved", "maint"})  # a node that is up, but not for everybody
+# Up, but not for everybody; and not yet heard from by a controller that has just started.
+_UP = frozenset({"reserved", "maint", "unknown"})
 
 
 class Reservations:
@@ -55,7 +56,7 @@ class Reservations:
         default = [place for place in places if place.partition.endswith("*")]
         kinds: dict[tuple[int, bool, tuple[Span, ...]], list[str]] = {}
         for place in {p.name: p for p in default or places}.values():
-            states = set(place.state.lower().split("+")) - _FOR_OTHERS
+            states = set(place.state.lower().split("+")) - _UP
             up = states.isdisjoint(text.UNUSABLE)
             cpus = int(place.cpus.rpartition("/")[2])
             kind = (cpus, up, tuple(sorted(spans.get(place.name, ()))))

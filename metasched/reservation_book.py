@@ -42,6 +42,7 @@ from metasched.reservations import Offer, Request, best, instead
 
 TRIES = 5  # refusals of its manager after which a reservation is broken
 FRESH = 60.0  # seconds for which a survey may be decided by
+_NO_OTHER = "cannot be used, and no other node is free"
 
 
 class ReservationBook:
@@ -140,8 +141,7 @@ class ReservationBook:
     def _begin(self, one: Reservation, now: float, out: Outcome) -> Reservation:
         down = self._down(one)
         if down and now < one.end:
-            told = f"{', '.join(down)} cannot be used, and no other node is free"
-            self._broken(one, now, told, out)
+            self._broken(one, now, f"{', '.join(down)} {_NO_OTHER}", out)
             return self.known[one.id]
         return self._turn(one, Turn.BEGIN, "its window has begun", out)
 
@@ -160,6 +160,9 @@ class ReservationBook:
             if event.time < one.end:
                 one = self._turn(one, Turn.LOSE, "its manager does not know it any more", out)
                 out.bindings.append(Bind(cluster, one.id))
+        for one in self.open_on(cluster):
+            if one.cause.endswith(_NO_OTHER) and not self._down(one):
+                self._store(replace(one, cause="its nodes can be used again"), out)
         self._place_anew(cluster, event.time, out)
 
     def _asked(self, event: ReservationAsked, out: Outcome) -> None:
@@ -293,7 +296,7 @@ class ReservationBook:
             )
             down = ", ".join(self._down(one))
             if places is None:
-                cause = f"{down} cannot be used, and no other node is free"
+                cause = f"{down} {_NO_OTHER}"
                 if one.cause != cause:
                     self._store(replace(one, cause=cause), out)
                 continue

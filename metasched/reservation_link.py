@@ -60,6 +60,7 @@ class ReservationLink:
         else:
             self._todo.pop(action.id, None)  # in the order in which they were decided
             self._todo[action.id] = action
+            self._next_look = min(self._next_look, time.monotonic() + LOOK_EVERY)
 
     async def look(self) -> None:
         """Have a survey from now on before one decides; it may not come if nobody answers."""

@@ -24,6 +24,7 @@ from metasched.adapters.base import (
     Withdrawal,
 )
 from metasched.model import Cluster, Facts, Listing, Missing, Row, Trace
+from metasched.reservation_life import Survey, Window
 from metasched.worker import Answer, Boot, Call
 from tests.guardian import dying_with
 
@@ -81,6 +82,17 @@ class Hosted(Adapter):
         found = self._ask(Call("trace", missing=tuple(missing))).trace
         assert found is not None
         return found
+
+    def survey(self) -> Survey:
+        found = self._ask(Call("survey")).survey
+        assert found is not None
+        return found
+
+    def reserve(self, window: Window) -> None:
+        self._ask(Call("reserve", window=window))
+
+    def unreserve(self, name: str) -> None:
+        self._ask(Call("unreserve", name=name))
 
     def close(self) -> None:
         worker, self._worker = self._worker, None

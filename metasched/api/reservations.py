@@ -143,26 +143,18 @@ def _request(wish: Wish, quota: Quota, now: float) -> Request:
     if deadline > horizon:
         raise Wrong(
             403,
-            f"the end {iso(deadline)} lies beyond the horizon of {quota.horizon:g} s, which is "
+            f"the end {iso(deadline)} lies beyond the horizon of {quota.horizon:.0f} s, which is "
             f"{iso(horizon)}; ask for an earlier one",
         )
     if wish.longest > quota.longest:
-        told = f"{wish.longest:g} s is more than the {quota.longest:g} s that you may reserve"
+        told = f"{wish.longest:.0f} s is more than the {quota.longest:.0f} s that you may reserve"
         raise Wrong(403, f"{told}; ask for less")
     if wish.deadline is not None and deadline <= ready:
         raise Wrong(422, f"the end {iso(deadline)} is not after the start {iso(ready)}; swap them")
     begin, deadline = float(math.ceil(max(ready, now))), float(math.ceil(deadline))
-    # what a fixed window loses by a start that has just passed it does not get
-    spare = max(deadline - begin, 1.0)
-    fixed = wish.deadline is not None and deadline - ready <= wish.shortest
-    shortest, longest = (
-        (min(wish.shortest, spare), min(wish.longest, spare))
-        if fixed
-        else (
-            wish.shortest,
-            wish.longest,
-        )
-    )
+    shortest, longest, left = wish.shortest, wish.longest, deadline - begin
+    if left < shortest <= left + LATE + 1.0:  # what has passed on its way to us it does not get
+        shortest = longest = max(left, 1.0)
     try:
         return Request(begin, deadline, wish.least, wish.most, shortest, longest)
     except ValueError as error:

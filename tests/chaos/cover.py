@@ -104,8 +104,15 @@ def _bracketed(kinds: str) -> str:
     return "record" + "".join(f"[{kind}]" for kind in kinds.split("+"))
 
 
-# Accounting is what a `local` cluster has not: only other managers are ever asked to trace.
-ELSEWHERE = {("._trace ", "[Traced]"), ("_tell(trace)",), ("_hear(trace)",), ("answer(trace)",)}
+# A `local` cluster has no accounting and keeps no reservations: only other managers are asked to.
+ELSEWHERE = {
+    *(("._trace ", "[Traced]"), ("[ReservationAsked]",), ("[ReservationCancelled]",)),
+    *(
+        (f"{step}({call})",)
+        for call in ("trace", "survey", "reserve", "unreserve")
+        for step in ("_tell", "_hear", "answer")
+    ),
+}
 
 
 def steps_of_local() -> set[Step]:

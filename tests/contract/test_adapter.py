@@ -11,6 +11,7 @@ Nothing here asks an adapter's name; what a manager cannot do it says in `capabi
 
 from __future__ import annotations
 
+import getpass
 import random
 import signal
 import time
@@ -23,6 +24,7 @@ import pytest
 from metasched.adapters.base import Refused, Withdrawal
 from metasched.adapters.claims import TAKEN, fenced, revoke
 from metasched.model import Claim, Listing, State, tag_of
+from metasched.reservation_life import Held, Window, name_of
 
 if TYPE_CHECKING:
     from tests.contract.conftest import Manager
@@ -530,6 +532,61 @@ def test_tasks_withdrawn_unstarted_have_run_or_certainly_never_began(manager: Ma
             assert (row.state, row.exit_code) == (State.COMPLETED, 0)
         elif row is not None:
             assert (row.state, row.started) == (State.CANCELLED, None)
+
+
+def test_a_reservation_is_made_as_asked_moved_and_forgotten(manager: Manager) -> None:
+    if not manager.adapter.capabilities.reservations:
+        pytest.skip("keeps no reservations")
+    free = [n for use in manager.adapter.survey().nodes if use.up for n in use.nodes]
+    start = round(time.time()) + 3600.0
+    me, name = getpass.getuser(), name_of(manager.instance, 1)
+    first = Window(name, me, start, start + 600, (free[0],))
+    for again in range(2):  # the answer to the first may have been lost
+        if again:
+            manager.reconnect()
+        manager.adapter.reserve(first)
+        assert manager.adapter.survey().held == (Held(name, start, start + 600, (free[0],)),)
+    waiting = replace(manager.order("true", user=me, time_limit=60.0), reservation=name)
+    manager.adapter.submit(waiting)
+    manager.adapter.reserve(replace(first, nodes=(free[1],)))
+    [held] = manager.adapter.survey().held
+    assert held.nodes == (free[1],)
+    other = Window(name_of(manager.instance, 2), me, start + 60, start + 90, (free[1],))
+    with pytest.raises(Refused):
+        manager.adapter.reserve(other)
+    with pytest.raises(Refused) as refusal:
+        manager.adapter.unreserve(name)
+    assert refusal.value.again
+    assert manager.wait_state(waiting, State.PENDING).started is None
+    manager.withdraw(waiting)
+    manager.wait_end(waiting)
+    for _ in range(2):
+        manager.adapter.unreserve(name)
+    assert manager.adapter.survey().held == ()
+
+
+def test_what_runs_takes_its_node_until_its_limit(manager: Manager) -> None:
+    if not manager.adapter.capabilities.reservations:
+        pytest.skip("keeps no reservations")
+    assert not any(use.spans for use in manager.adapter.survey().nodes)
+    order = manager.submit("sleep 600", time_limit=600.0)
+    row = manager.wait_state(order, State.RUNNING)
+    assert row.started is not None
+    survey = manager.adapter.survey()
+    [taken] = [use for use in survey.nodes if use.spans]
+    assert [end - row.started for _, end in taken.spans] == [600.0]
+    node = taken.nodes[0]
+    soon = Window(
+        name_of(manager.instance, 1),
+        getpass.getuser(),
+        survey.taken + 60,
+        survey.taken + 120,
+        (node,),
+    )
+    with pytest.raises(Refused):
+        manager.adapter.reserve(soon)
+    manager.withdraw(order)
+    manager.wait_end(order)
 
 
 @pytest.mark.slow

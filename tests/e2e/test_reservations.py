@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
+import subprocess
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import require
-from tests.e2e.conftest import Site
+from tests.e2e.conftest import COMMAND, Site
 from tests.slurm import ClusterSpec, SlurmCluster, SlurmError, SlurmSite, missing
 
 GAMMA = ClusterSpec("gamma", "g", nodes=3, cpus=4)
@@ -95,3 +97,89 @@ def test_a_job_waits_for_its_reservation_and_runs_in_it(
     assert over_gamma.stop() == 0
     over_gamma.replayed()
     assert "fail" not in over_gamma.run("db", "check").stdout
+
+
+def test_a_drained_node_is_replaced_and_a_controller_that_forgets_is_told_again(
+    over_gamma: Site, gamma: SlurmCluster
+) -> None:
+    made = reserve(over_gamma, "--size", "1", "--start", "+1h", "--duration", "10m")
+    id, [node] = made["reservation"], made["nodes"]
+    gamma.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
+    over_gamma.until(lambda: nodes_in_slurm(gamma) not in ([], [node]))
+    over_gamma.until(lambda: state(over_gamma, id)["nodes"] == nodes_in_slurm(gamma))
+    assert state(over_gamma, id)["state"] == "bound"
+    gamma.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+    with gamma.forgetting():
+        over_gamma.until(lambda: over_gamma.json("clusters")[0]["state"] == "up")
+        over_gamma.run("reservation", "cancel", str(id))
+        over_gamma.until(lambda: nodes_in_slurm(gamma) == [])
+        other = over_gamma.until(
+            lambda: reserve(over_gamma, "--size", "1", "--start", "+2h", "--duration", "10m")
+        )
+        assert other["state"] == "bound"
+        over_gamma.stop(signal.SIGKILL)
+    # the deletion is forgotten, and the other one with it
+    assert f"-r{id} " in shown(gamma)
+    assert f"-r{other['reservation']} " not in shown(gamma)
+    over_gamma.start()
+    over_gamma.until(lambda: f"-r{id} " not in shown(gamma))
+    over_gamma.until(lambda: f"-r{other['reservation']} " in shown(gamma))
+    over_gamma.until(lambda: state(over_gamma, other["reservation"])["state"] == "bound")
+    assert over_gamma.stop() == 0
+    over_gamma.replayed()
+
+
+def test_what_cannot_be_reserved_or_run_there_is_one_line_and_changes_nothing(
+    over_gamma: Site, gamma: SlurmCluster
+) -> None:
+    for words, told, code in (
+        (("--start", "2020-01-01T08:00", "--duration", "1h"), "has passed", 2),
+        (("--start", "+400d", "--duration", "1h"), "beyond the horizon", 3),
+        (("--start", "+1h", "--duration", "31d"), "is more than the 2592000 s", 3),
+        (("--ready", "+2h", "--deadline", "+1h", "--duration", "1h"), "is not after the start", 2),
+        (("--deadline", "+1h", "--duration", "2h"), "do not fit between", 2),
+        (("--duration", "1h", "--cluster", "nowhere"), "there is no cluster nowhere", 5),
+    ):
+        assert told in over_gamma.error("reserve", "--size", "4", *words, code=code)
+    hour = ("--start", "+1h", "--duration", "1h")
+    told = over_gamma.error("reserve", "--size", "13", *hour, code=3)
+    assert told == "no cluster has 13 processors, the largest is gamma with 12; ask for fewer"
+    trial = over_gamma.json("reserve", "--size", "2", "--nodes", *hour, "--dry-run")
+    assert [(o["cluster"], o["nodes"]) for o in trial["offers"]] == [("gamma", 2)]
+    assert over_gamma.json("reservations") == []
+
+    made = reserve(over_gamma, "--size", "2", "--nodes", *hour)
+    told = over_gamma.error("reserve", "--size", "2", "--nodes", *hour, code=3)
+    assert told.startswith("that is not free; gamma has 2 nodes from ")
+    id = str(made["reservation"])
+    job = ("submit", "--reservation", id, "--wrap", "true")
+    told = over_gamma.error(*job, "-t", "2:00:00", code=3)
+    assert f"the job may run for 7200 s, reservation {id} lasts 3600 s" in told
+    assert f"reservation {id} has 8 on 2" in over_gamma.error(*job, "-n", "9", code=3)
+    told = over_gamma.error("submit", "--reservation", "99", "--wrap", "true", code=5)
+    assert "no reservation 99" in told
+
+    waits = over_gamma.submit("--reservation", id, "--wrap", "true")
+    over_gamma.until(lambda: over_gamma.row(waits)["state"] == "pending")
+    over_gamma.run("reservation", "cancel", id)
+    over_gamma.until(lambda: over_gamma.row(waits)["reason"] == "reservation_wait")
+    over_gamma.until(lambda: nodes_in_slurm(gamma) == [])
+    assert f"gamma: reservation {id} is " in over_gamma.run("explain", str(waits)).stdout
+    told = over_gamma.error("submit", "--reservation", id, "--wrap", "true", code=3)
+    assert f"reservation {id} is cancelled: cancelled by" in told
+
+    start = datetime.fromtimestamp(datetime.now().timestamp() // 60 * 60 + 7200).isoformat()
+    command = [COMMAND, "reserve", "--size", "4", "--start", start, "--duration", "10m", "--json"]
+    racing = [
+        subprocess.Popen(
+            command, env=over_gamma.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for _ in range(5)
+    ]
+    for process in racing:
+        process.communicate(timeout=120)
+    assert sorted(process.returncode for process in racing) == [0, 0, 0, 3, 3]
+    assert sorted(nodes_in_slurm(gamma)) == ["g1", "g2", "g3"]
+    assert over_gamma.stop() == 0
+    over_gamma.replayed()

@@ -188,6 +188,18 @@ def test_one_without_its_nodes_at_its_start_is_broken_and_another_window_offered
     assert out.bindings == [Unbind("alpha", 1)]
 
 
+def test_a_node_that_comes_back_before_the_start_breaks_nothing() -> None:
+    desk = Desk(UP)
+    desk.ask(1, 10, 20, size=2)
+    desk.bind(1)
+    nodes = (NodesInUse(("n1",), 4, False), NodesInUse(("n2",), 4, True))
+    desk.tell(T + 1, *nodes, held=desk.held())
+    desk.tell(T + 2, UP, held=desk.held())
+    assert desk[1].cause == "its nodes can be used again"
+    passed(desk, T + 10)
+    assert desk.state(1) is Stage.ACTIVE
+
+
 def test_what_its_manager_lost_is_bound_again() -> None:
     desk = Desk(UP)
     desk.ask(1, 10, 20)

@@ -1,0 +1,116 @@
+"""Reservations in a real database: stored as decided, restored after a crash, no node twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from metasched.core import Core
+from metasched.db import reservations
+from metasched.db.ledger import Ledger
+from metasched.db.reservations import Overbooked
+from metasched.db.store import Database
+from metasched.events import Booted, CoreEvent, Outcome, Policy
+from metasched.model import Cluster
+from metasched.reservation_life import (
+    Bind,
+    NodesInUse,
+    ReservationAsked,
+    ReservationBound,
+    ReservationCancelled,
+    ReservationReleased,
+    Stage,
+    Survey,
+    Surveyed,
+    Unbind,
+)
+from metasched.reservations import Request
+
+NOW = 1_000_000.0
+SURVEYED = Surveyed(NOW, "alpha", Survey(NOW, (NodesInUse(("n1", "n2"), 4, True),)))
+CLUSTERS = (Cluster(name="alpha", adapter="slurm", reserves=True),)
+
+
+@pytest.fixture
+def ledger(place: Database) -> Iterator[Ledger]:
+    made = Ledger(place.open())
+    yield made
+    made.close()
+
+
+def step(core: Core, ledger: Ledger, event: CoreEvent) -> Outcome:
+    out = core.step(event)
+    ledger.record([(event, out)])
+    return out
+
+
+def life(ledger: Ledger) -> tuple[Core, Outcome]:
+    """A daemon's core after a start, and what the start gave to do."""
+    core = Core()
+    ledger.restore(core, 100)
+    return core, step(core, ledger, Booted(NOW, ledger.instance(NOW), Policy(), CLUSTERS))
+
+
+def asked(ledger: Ledger, start: float = 100.0, size: int = 1) -> ReservationAsked:
+    request = Request.fixed(size, NOW + start, NOW + start + 50)
+    id = ledger.next_reservation()
+    return ReservationAsked(NOW, id, "ada", request, True, ("alpha",), NOW + 1e6)
+
+
+def test_a_crash_after_any_step_loses_nothing_and_tells_managers_again(ledger: Ledger) -> None:
+    core, _ = life(ledger)
+    step(core, ledger, SURVEYED)
+    step(core, ledger, asked(ledger))
+    for event, told, state in (
+        (None, [Bind("alpha", 1)], Stage.REQUESTED),
+        (ReservationBound(NOW, 1, core.reservations.known[1].nodes), [], Stage.BOUND),
+        (ReservationCancelled(NOW, 1, "ada"), [Unbind("alpha", 1)], Stage.CANCELLED),
+    ):
+        if event is not None:
+            step(core, ledger, event)
+        core, out = life(ledger)  # the last one is gone without a word
+        assert out.bindings == told
+        assert core.reservations.known[1].state is state
+        assert ledger.reservation(1) == core.reservations.known[1]
+    step(core, ledger, ReservationReleased(NOW, 1))
+    core, out = life(ledger)
+    assert out.bindings == []
+    assert core.reservations.known == {}
+    stored = ledger.reservation(1)
+    assert stored is not None
+    assert (stored.state, stored.held) == (Stage.CANCELLED, False)
+    assert ledger.next_reservation() == 2
+
+
+def test_two_daemons_that_decide_alike_cannot_promise_a_node_twice(ledger: Ledger) -> None:
+    """Two cores that know nothing of each other, as two daemons would be: the second is refused."""
+    first, _ = life(ledger)
+    second, _ = life(ledger)
+    for core in (first, second):
+        step(core, ledger, SURVEYED)
+    step(first, ledger, asked(ledger, size=2))
+    with pytest.raises(Overbooked, match="reservations 1 and 2 both want n1 of alpha"):
+        step(second, ledger, asked(ledger, size=2))
+    assert [one.id for one in ledger.reservations(0.0)] == [1]
+
+
+def test_a_window_or_a_state_that_makes_no_sense_is_not_stored(
+    place: Database, ledger: Ledger
+) -> None:
+    core, _ = life(ledger)
+    step(core, ledger, SURVEYED)
+    one = step(core, ledger, asked(ledger)).reservations[1]
+    for wrong in (
+        replace(one, id=2, end=one.start),
+        replace(one, id=2, size=0),
+        replace(one, id=2, closed=NOW),
+        replace(one, id=2, state=Stage.ENDED),
+    ):
+        out = Outcome(reservations={2: wrong})
+        engine = place.open()
+        with pytest.raises(IntegrityError), engine.begin() as connection:
+            reservations.write(connection, [out])
+        engine.dispose()
