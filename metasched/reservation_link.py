@@ -139,7 +139,7 @@ class ReservationLink:
         self._next_look = time.monotonic() + LOOK_EVERY if concerned else math.inf
         if answer.survey is None:
             log.warning("cluster %s tells no windows: %s", self._cluster.name, answer.reason)
-            self._next_look = time.monotonic() + LOOK_EVERY
+            self._next_look = time.monotonic() + (LOOK_EVERY if concerned else AGAIN[1])
         else:
             survey = answer.survey
             up = sorted(node for use in survey.nodes if use.up for node in use.nodes)

@@ -170,7 +170,17 @@ def test_what_cannot_be_reserved_or_run_there_is_one_line_and_changes_nothing(
     assert f"reservation {id} is cancelled: cancelled by" in told
 
     start = datetime.fromtimestamp(datetime.now().timestamp() // 60 * 60 + 7200).isoformat()
-    command = [COMMAND, "reserve", "--size", "4", "--start", start, "--duration", "10m", "--json"]
+    command = [
+        str(COMMAND),
+        "reserve",
+        "--size",
+        "4",
+        "--start",
+        start,
+        "--duration",
+        "10m",
+        "--json",
+    ]
     racing = [
         subprocess.Popen(
             command, env=over_gamma.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
