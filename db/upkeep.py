@@ -60,7 +60,8 @@ def prune(engine: Engine, before: float) -> dict[str, int]:
 def prune_some(connection: Connection, before: float) -> dict[str, int]:
     """Forget some jobs all of whose tasks ended before a time, then events nothing refers to.
 
-    What an open job depends on stays.
+    What an open job depends on stays, and so does the newest job: ids go on from it, and one that
+    were given twice would be a tag that a manager may still list, ended.
 
     Events go up to the last checkpoint of that time, from which they can still be replayed.
     How many of each are gone: none if nothing is left to forget.
@@ -82,6 +83,7 @@ def prune_some(connection: Connection, before: float) -> dict[str, int]:
             ~lately.exists(),
             ~waited_for.exists(),
             job.c.id.not_in(yardstick),
+            job.c.id < select(func.max(job.c.id)).scalar_subquery(),
         )
         .order_by(job.c.id)
         .limit(PORTION)

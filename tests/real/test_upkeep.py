@@ -144,7 +144,18 @@ def test_what_an_open_job_depends_on_is_kept_as_long_as_that(life: Life, place: 
     again.take(Asked(NOW + 60, "release", 4))
     again.run(4, NOW + 70)
     again.ledger.close()
-    assert pruned(place, NOW + 100)["jobs"] == 3
+    assert pruned(place, NOW + 100)["jobs"] == 2
+    assert counts(place)["job"] == 1
+
+
+def test_no_id_is_given_a_second_time_whatever_is_forgotten(life: Life, place: Database) -> None:
+    for id in (1, 2):
+        life.submit(id, NOW + id)
+        life.run(id, NOW + 10 * id)
+    assert pruned(place, NOW + 100)["jobs"] == 1
+    again = Life(place, NOW + 200)
+    assert again.ledger.next_job() == 3
+    again.ledger.close()
 
 
 def test_pruning_forgets_ended_jobs_whole_and_nothing_else(life: Life, place: Database) -> None:
