@@ -139,7 +139,8 @@ class Adapter(ABC):
     chunk: ClassVar[int] = 50
     # What its library needs in the worker's environment before that begins; a site's own wins.
     environment: ClassVar[Mapping[str, str]] = {}
-    capabilities: ClassVar[Capabilities]  # or an instance's own, where they depend on its options
+    # an instance has its own where they depend on its options
+    capabilities: ClassVar[Capabilities] = Capabilities()
 
     def __init__(
         self,

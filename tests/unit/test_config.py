@@ -73,6 +73,13 @@ def test_a_whole_configuration(file: Path) -> None:
     assert alpha.environment == {**Slurm.environment, "A": "b"}
 
 
+def test_a_cluster_whose_abilities_depend_on_its_options(tmp_path: Path) -> None:
+    path = tmp_path / "metasched.toml"
+    path.write_text('[[cluster]]\nname = "cell"\nadapter = "drmaa"\nlibrary = "/lib/drmaa.so"\n')
+    [cell] = load(path).clusters
+    assert not cell.cluster.reserves
+
+
 def test_the_first_class_that_names_a_user_wins_then_groups(file: Path) -> None:
     settings = load(file)
     assert settings.class_of("ada") == "gold"
