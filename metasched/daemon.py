@@ -78,7 +78,9 @@ RESTART = 2.0  # seconds before an engine that broke is started again
 WORKER_AGAIN = 0.5  # seconds before a worker that died is started again, doubled each time
 HEALTHY = 60.0  # seconds of life after which the earlier deaths of a worker are forgotten
 LONGEST_LINE = 1 << 28  # bytes of one answer of a worker
-AHEAD = 8  # tasks with a worker at the least, if there are as many, before more are sent to it
+# Tasks with a worker at the least, if there are as many, before more are sent to it: under half a
+# second of sbatch for a poll to wait for, and two transactions and turns of ours for 32 tasks.
+AHEAD = 32
 
 
 @dataclass(eq=False)

@@ -1,7 +1,7 @@
 """The Python with pyslurm that the tests may use: METASCHED_PYSLURM_PYTHON names it.
 
-It must have pyslurm of the installed Slurm's release and what metasched depends on; metasched
-itself is taken from this checkout.
+It must have pyslurm of the installed Slurm's release, metasched (whose modules are then taken from
+this checkout) and of what that depends on msgspec and psutil.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def missing() -> str | None:
         [
             PYTHON,
             "-c",
-            "import importlib.util as u, metasched.worker; assert u.find_spec('pyslurm')",
+            "import importlib.util as u, metasched.worker as w; w.adapter_class('slurm');"
+            "assert u.find_spec('pyslurm')",
         ],
         env=os.environ | ENVIRONMENT,
         capture_output=True,

@@ -1,5 +1,7 @@
-"""How fast jobs reach two real Slurm clusters, against a bare loop of sbatch in the same run.
+"""How fast jobs reach two real Slurm clusters, against a bare loop of the same calls in one run.
 
+The loop is of sbatch, or of pyslurm in the Python that METASCHED_PYSLURM_PYTHON names: there each
+cluster has a process of its own, whose start is not counted, since pyslurm knows but one cluster.
 Both clusters are full, so that what is sent only waits: no job takes processors from the sending.
 The loops send as many jobs as we do, since the longer its queue the slower is the controller.
 """
@@ -11,7 +13,7 @@ import platform
 import sqlite3
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -22,11 +24,24 @@ import pytest
 
 from metasched.client import Client
 from metasched.submit import Request, Submission
+from tests import pyslurm
+from tests.conftest import require
 from tests.e2e.conftest import Site
 from tests.slurm import SlurmCluster, SlurmSite
 
 SCRIPT = "#!/bin/sh\ntrue\n"
 JOBS, ROUNDS = 1000, 1
+LOOP = """
+import sys, time, pyslurm
+script, jobs = sys.argv[1], int(sys.argv[2])
+begun = time.perf_counter()
+for _ in range(jobs):
+    pyslurm.JobSubmitDescription(
+        name="job", script=script, time_limit=5, standard_output="/dev/null"
+    ).submit()
+print(time.perf_counter() - begun)
+"""
+Bare = Callable[[Sequence[SlurmCluster], Path, int], float]
 
 
 def full(slurm: SlurmSite) -> None:
@@ -36,7 +51,7 @@ def full(slurm: SlurmSite) -> None:
         cluster.run("sbatch", "-N", nodes, "--exclusive", "-t", "600", "--wrap", "sleep 6000")
 
 
-def bare(clusters: Sequence[SlurmCluster], script: Path, jobs: int) -> float:
+def by_sbatch(clusters: Sequence[SlurmCluster], script: Path, jobs: int) -> float:
     """Jobs per second of sbatch after sbatch, to each cluster in turn."""
     begun = time.perf_counter()
     for number in range(jobs):
@@ -50,7 +65,22 @@ def bare(clusters: Sequence[SlurmCluster], script: Path, jobs: int) -> float:
     return jobs / (time.perf_counter() - begun)
 
 
-def bare_at_once(clusters: Sequence[SlurmCluster], script: Path) -> float:
+def by_pyslurm(clusters: Sequence[SlurmCluster], script: Path, jobs: int) -> float:
+    """Jobs per second of call after call, to one cluster after the other."""
+    each, seconds = jobs // len(clusters), 0.0
+    for cluster in clusters:
+        loop = subprocess.run(
+            [pyslurm.PYTHON, "-c", LOOP, script, str(each)],
+            env=cluster.environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        seconds += float(loop.stdout)
+    return jobs / seconds
+
+
+def at_once(bare: Bare, clusters: Sequence[SlurmCluster], script: Path) -> float:
     """Jobs per second of such a loop for each cluster, all at once."""
     with ThreadPoolExecutor(len(clusters)) as loops:
         each = JOBS // len(clusters)
@@ -111,13 +141,24 @@ def dispatched(site: Site, client: Client, *requests: Request) -> tuple[float, f
 
 @pytest.mark.bench
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize(("access", "bare"), [("commands", by_sbatch), ("pyslurm", by_pyslurm)])
 def test_many_jobs_to_two_clusters(
-    site: Site, slurm_site: SlurmSite, capsys: pytest.CaptureFixture[str]
+    access: str,
+    bare: Bare,
+    site: Site,
+    slurm_site: SlurmSite,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    more = ""
+    if access == "pyslurm":
+        if (reason := pyslurm.missing()) is not None:
+            require("pyslurm", reason)
+        path = f'environment = {{ PYTHONPATH = "{pyslurm.ROOT}" }}'
+        more = f'python = "{pyslurm.PYTHON}"\n{path}\n'
     site.configure(
         "".join(
             f'[[cluster]]\nname = "{c.name}"\nadapter = "slurm"\nconfig = "{c.conf}"\n'
-            'access = "commands"\n'
+            f'access = "{access}"\n{more}'
             for c in slurm_site
         )
     )
@@ -126,22 +167,22 @@ def test_many_jobs_to_two_clusters(
     full(slurm_site)
     site.start()
     client = Client(site.folder / "ms.sock")
-    ones, arrays, loops, at_once = [], [], [], []
+    ones, arrays, loops, together = [], [], [], []
     for _ in range(ROUNDS):
         loops.append(bare(list(slurm_site), script, JOBS))
         full(slurm_site)
-        at_once.append(bare_at_once(list(slurm_site), script))
+        together.append(at_once(bare, list(slurm_site), script))
         full(slurm_site)
         ones.append(dispatched(site, client, *[request(site.folder)] * JOBS))
         arrays.append(dispatched(site, client, request(site.folder, array=f"1-{JOBS}")))
     for cluster in slurm_site:
         cluster.empty()
-    loop, both = median(loops), median(at_once)
+    loop, both = median(loops), median(together)
     (one, one_cpu, one_cancel), (array, array_cpu, array_cancel) = (
         map(median, zip(*rounds, strict=True)) for rounds in (ones, arrays)
     )
     figures = {
-        "bench": "slurm, commands",
+        "bench": f"slurm, {access}",
         "bare_loop_per_s": round(loop),
         "bare_loops_at_once_per_s": round(both),
         "one_by_one_per_s": round(one),
