@@ -207,6 +207,9 @@ class ReservationBook:
         self, event: ReservationAsked, cluster: str
     ) -> tuple[Offer, dict[int, tuple[str, ...]]] | None:
         """The best that a cluster can promise, and the nodes of all its reservations then."""
+        survey = self._surveys.get(cluster)
+        if survey is None or event.time - survey.taken > FRESH:
+            return None
         carts = self._carts(cluster, event.time)
         if carts is None or (request := self._in_nodes(event, cluster, carts)) is None:
             return None
@@ -368,11 +371,8 @@ class ReservationBook:
         return taken
 
     def _carts(self, cluster: str, now: float) -> Carts | None:
-        """What is free of a cluster over time, in nodes; None: it has not told lately."""
-        survey = self._surveys.get(cluster)
-        if survey is None or now - survey.taken > FRESH:
-            return None
-        taken = self._taken(cluster, now)
+        """What is free of a cluster over time, in nodes; None: it has told of none that is up."""
+        taken = self._taken(cluster, now) if cluster in self._surveys else {}
         if not taken:
             return None
         carts = Carts(len(taken), now)

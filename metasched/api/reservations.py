@@ -19,6 +19,7 @@ from metasched.api.request import Running, Serving, Who
 from metasched.daemon import Engine
 from metasched.errors import Wrong
 from metasched.identity import Forbidden
+from metasched.modify import LATEST
 from metasched.reservation_life import (
     OPEN,
     Reservation,
@@ -87,9 +88,12 @@ async def _reserve(engine: Engine, user: str, wish: Wish) -> dict[str, Any]:
     """Promise what is asked for, or tell what would happen. Wrong: nothing is promised."""
     quota = engine.settings.quota_of(user)
     _check(wish)
+    _request(wish, quota, time.time())  # before anybody is asked
     clusters = _able(engine, wish.clusters)
-    looks = [engine.links[name].reservations.look() for name in clusters]
-    await asyncio.wait([asyncio.ensure_future(look) for look in looks], timeout=ANSWER)
+    looks = [asyncio.create_task(engine.links[n].reservations.look()) for n in clusters]
+    _, unanswered = await asyncio.wait(looks, timeout=ANSWER)
+    for look in unanswered:
+        look.cancel()
     now = time.time()
     id = 0 if wish.dry_run else engine.ledger.next_reservation()
     request = _request(wish, quota, now)
@@ -131,6 +135,9 @@ def _check(wish: Wish) -> None:
     for name in ("shortest", "longest"):
         if not 0 < (seconds := getattr(wish, name)) <= MOST:
             raise Wrong(422, f"a duration of {seconds:g} s makes no sense; ask for another")
+    for name in ("ready", "deadline"):
+        if not 0 <= (getattr(wish, name) or 0.0) < LATEST:
+            raise Wrong(422, f"{name} is no time of this world; give another")
 
 
 def _request(wish: Wish, quota: Quota, now: float) -> Request:
@@ -197,7 +204,7 @@ async def _answered(engine: Engine, id: int) -> Reservation:
 
 
 def _stored(engine: Engine, id: int) -> Reservation:
-    one = engine.ledger.reservation(id)
+    one = engine.ledger.reservation(id) if 0 < id <= MOST else None
     if one is None:
         raise Wrong(404, f"no reservation {id}; see `metasched reservations`")
     return one
@@ -251,11 +258,8 @@ def within(engine: Engine, user: str, request: JobRequest, now: float) -> JobReq
     if request.reservation is None:
         return request
     one = engine.core.reservations.known.get(request.reservation)
-    if one is None:
-        one = engine.ledger.reservation(request.reservation)
-    name = f"reservation {request.reservation}"
-    if one is None:
-        raise Wrong(404, f"no {name}; see `metasched reservations`")
+    one = one or _stored(engine, request.reservation)
+    name = f"reservation {one.id}"
     if one.user != user:
         raise Wrong(403, f"{name} is {one.user}'s, and you are {user}; make one of your own")
     if one.state not in OPEN:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from metasched.client import BadRequest, Client
 from tests.conftest import require
 from tests.e2e.conftest import COMMAND, Site
 from tests.slurm import ClusterSpec, SlurmCluster, SlurmError, SlurmSite, missing
@@ -142,6 +144,10 @@ def test_what_cannot_be_reserved_or_run_there_is_one_line_and_changes_nothing(
         (("--duration", "1h", "--cluster", "nowhere"), "there is no cluster nowhere", 5),
     ):
         assert told in over_gamma.error("reserve", "--size", "4", *words, code=code)
+    assert "no reservation 99" in over_gamma.error("reservation", "cancel", "99", code=5)
+    wish = {"least": 1, "most": 1, "shortest": 60, "longest": 60, "ready": math.nan}
+    with pytest.raises(BadRequest, match="ready is no time of this world"):
+        Client(over_gamma.folder / "ms.sock").reserve(wish)
     hour = ("--start", "+1h", "--duration", "1h")
     told = over_gamma.error("reserve", "--size", "13", *hour, code=3)
     assert told == "no cluster has 13 processors, the largest is gamma with 12; ask for fewer"

@@ -33,7 +33,7 @@ from metasched.reservation_life import (
     name_of,
     turned,
 )
-from metasched.reservations import Request
+from metasched.reservations import Offer, Request
 
 T = 1_000_000.0
 UP = NodesInUse(("n1", "n2"), 4, True)
@@ -182,6 +182,7 @@ def test_one_without_its_nodes_at_its_start_is_broken_and_another_window_offered
     assert "n1 cannot be used" in desk[1].cause
     out = passed(desk, T + 10)
     assert desk.state(1) is Stage.BROKEN
+    assert desk[1].offers == ()  # there is one node by now
     assert out.warnings == [
         "reservation 1 of ada is broken: n1 cannot be used, and no other node is free"
     ]
@@ -251,6 +252,18 @@ def test_one_that_was_not_bound_by_its_start_is_broken() -> None:
     desk.ask(1, 10, 20)
     passed(desk, T + 10)
     assert desk.state(1) is Stage.BROKEN
+
+
+def test_a_broken_one_is_offered_the_next_window_that_is_free() -> None:
+    desk = Desk(NodesInUse(("n1",), 4, True, ((T + 300, T + 305),)))
+    desk.ask(1, 290, 299)
+    for _ in range(TRIES):
+        desk.step(ReservationDeclined(T + 100, 1, "no"))
+    assert desk[1].offers == (Offer(T + 290, T + 299, 1),)
+    desk.ask(2, 200, 295)
+    passed(desk, T + 200)  # nothing was told of it
+    assert desk.state(2) is Stage.BROKEN
+    assert [offer.start - T for offer in desk[2].offers] == [200]
 
 
 def test_after_a_restart_each_manager_is_told_again_what_it_may_lack() -> None:
