@@ -34,7 +34,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from tests import gridengine, slurm
+from tests import gridengine, postgresql, slurm
 from tests.chaos import report
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.points import ROOT
@@ -43,7 +43,7 @@ from tests.chaos.site import keep_temporaries_in
 
 NOTES = Path(ROOT) / ".chaos"
 REPORT = Path(ROOT) / "docs" / "reliability.md"
-LANES = {"local": 3, "slurm": 2, "gridengine": 1}  # rounds at a time
+LANES = {"local": 3, "postgresql": 1, "slurm": 2, "gridengine": 1}  # rounds at a time
 KILLS = sum(fault.times for fault in FAULTS if fault.manager == "local" and fault.kills)
 
 
@@ -235,6 +235,7 @@ _REMOVE = 'cat >/dev/null; for _ in 1 2 3 4 5 6 7 8 9; do rm -rf -- "$1" && exit
 def _removed_after_all() -> Iterator[Path]:
     """A folder for all that is started here."""
     folder = Path(tempfile.mkdtemp(prefix="metasched-chaos-"))
+    folder.chmod(0o711)  # PostgreSQL is not root's
     remover = subprocess.Popen(
         ["sh", "-c", _REMOVE, "sh", str(folder)],
         stdin=subprocess.PIPE,
@@ -260,6 +261,9 @@ def _managers(kind: str, folder: Path) -> Iterator[Managers]:
         case "slurm":
             with slurm.SlurmSite(folder) as site:
                 yield Managers(slurm=site)
+        case "postgresql":
+            with postgresql.Server(folder, settings=()) as server:
+                yield Managers(server=server)
         case "gridengine":
             with gridengine.Cell(folder) as cell:
                 yield Managers(cell=cell)

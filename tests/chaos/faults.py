@@ -9,6 +9,7 @@ import contextlib
 import random
 import resource
 import shutil
+import signal
 import sqlite3
 import subprocess
 import tempfile
@@ -22,7 +23,8 @@ from typing import Literal
 import psutil
 
 from metasched.client import ClientError
-from tests import gridengine, slurm
+from metasched.db.postgresql import SILENCE as SILENT
+from tests import gridengine, postgresql, slurm
 from tests.chaos.points import Orders, deaths_in
 from tests.chaos.site import PATIENCE, ChaosSite
 from tests.chaos.stream import Stream
@@ -34,7 +36,9 @@ LIFE = 3.0  # seconds after which a daemon that has not come to its point is kil
 WORK = 1.5  # seconds that a daemon has at the most until it is killed at a drawn time
 SILENCE = 3.0  # seconds for which a manager, a disk or a database is gone
 
-Manager = Literal["local", "slurm", "gridengine"]
+AT_WORK = 3  # jobs that a daemon has accepted before it dies at work, not at its start
+
+Manager = Literal["local", "postgresql", "slurm", "gridengine"]
 
 
 @dataclass
@@ -51,6 +55,7 @@ class Trial:
     passages: int
     slurm: SlurmSite | None = None
     cell: Cell | None = None
+    server: postgresql.Server | None = None
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
@@ -83,6 +88,12 @@ class Trial:
     def grid(self) -> Cell:
         assert self.cell is not None
         return self.cell
+
+    @property
+    def postgresql(self) -> postgresql.Server:
+        """The server that has the daemon's database."""
+        assert self.server is not None
+        return self.server
 
 
 Strike = Callable[[Trial], None]
@@ -121,6 +132,7 @@ class Fault:
 
 _MISSING: dict[Manager, Callable[[], str | None]] = {
     "local": lambda: None,
+    "postgresql": postgresql.missing,
     "slurm": slurm.missing,
     "gridengine": gridengine.missing,
 }
@@ -138,20 +150,30 @@ def daemon_at_a_point(trial: Trial) -> None:
 
 
 def daemon_at_each_point(trial: Trial) -> None:
-    """SIGKILL at the first point at which nothing has died on this site, life after life."""
+    """SIGKILL at the first point at which nothing has died on this site, life after life.
+
+    Every second life does not die before it has work: else most would die at their start.
+    """
     site = trial.site
     if trial.strikes == 0:
         site.order(Orders(new=True, together=True))
         site.kill()
         site.launch()
     known = len(site.recoveries)
+    accepted, until = trial.stream.accepted, time.monotonic() + PATIENCE
     site.serving()
     trial.recoveries += site.recoveries[known:]
+    if trial.strikes % 2:
+        while site.alive and trial.stream.accepted < accepted + AT_WORK:
+            assert time.monotonic() < until, f"it accepts nothing; {site.told()}"
+            time.sleep(0.005)
+        site.arm()
     _wait_for_a_death(site)
     if site.alive:
         site.kill()
     else:
         site.gone()
+    site.order(Orders(new=True, together=True, late=trial.strikes % 2 == 0))
     site.launch()
 
 
@@ -313,6 +335,24 @@ def disk_full(trial: Trial) -> Mend:
     return partial(limit, resource.RLIM_INFINITY)
 
 
+def server_killed(trial: Trial) -> Mend:
+    """SIGKILL of PostgreSQL."""
+    trial.postgresql.stop(signal.SIGKILL)
+    return trial.postgresql.start
+
+
+def server_stopped(trial: Trial) -> Mend:
+    """PostgreSQL is ended in order."""
+    trial.postgresql.stop()
+    return trial.postgresql.start
+
+
+def server_hung(trial: Trial) -> Mend:
+    """SIGSTOP of PostgreSQL: no connection is cut."""
+    trial.postgresql.hang()
+    return trial.postgresql.wake
+
+
 def controller_stopped(trial: Trial) -> Mend:
     """slurmctld is ended in order."""
     cluster = trial.alpha
@@ -399,6 +439,12 @@ FAULTS = (
     Fault("disk full", "local", outage(disk_full), 6, 3),
     Fault(
         "clock stepped by an hour", "local", clock_stepped, 4, 2, quick=False, needs=_no_faketime
+    ),
+    Fault("daemon killed at a crash point", "postgresql", daemon_at_a_point, 60, 20),
+    Fault("PostgreSQL killed", "postgresql", outage(server_killed), 4, 4),
+    Fault("PostgreSQL stopped", "postgresql", outage(server_stopped), 4, 4, quick=False),
+    Fault(
+        "PostgreSQL hung", "postgresql", outage(server_hung, SILENT + SILENCE), 4, 4, quick=False
     ),
     Fault("daemon killed at a crash point", "slurm", daemon_at_a_point, 120, 20),
     Fault("daemon killed at a random time", "slurm", daemon_at_random, 60, 20, quick=False),

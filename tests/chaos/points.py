@@ -51,14 +51,15 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
     `new`: a process dies at the first point at which none has died before. Without it, it dies
     after a number of passages that it draws by `seed`, `mean` on average. `mean` 0: nobody dies.
-    `most`: who starts after that many deaths lives. `together`: a worker takes the daemon with
-    it, as when the host fails.
+    `most`: who starts after that many deaths lives. `late`: nobody dies before the life is armed
+    (`arm`). `together`: a worker takes the daemon with it, as when the host fails.
     """
 
     new: bool = False
     seed: str = ""
     mean: int = 0
     most: int | None = None
+    late: bool = False
     roles: tuple[Role, ...] = ("daemon", "worker")
     together: bool = False
     in_c: bool = False  # by a fault in C instead of SIGKILL
@@ -66,14 +67,20 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     def write(self, folder: Path) -> None:
         draft = folder / "orders.draft"
         draft.write_bytes(msgspec.json.encode(self))
+        (folder / "armed").unlink(missing_ok=True)
         draft.rename(folder / "orders")
+
+
+def arm(folder: Path) -> None:
+    """From now on whoever has `late` orders may die."""
+    (folder / "armed").touch()
 
 
 class Points:
     """The points of this process."""
 
     def __init__(self, role: Role, folder: Path) -> None:
-        self._role, self._pid = role, os.getpid()
+        self._role, self._pid, self._armed = role, os.getpid(), folder / "armed"
         self._orders = msgspec.json.decode((folder / "orders").read_bytes(), type=Orders)
         self._passed = os.open(folder / "passed", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._deaths = os.open(folder / "deaths", os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
@@ -105,6 +112,8 @@ class Points:
 
     def _dies(self, point: str) -> bool:
         if self._role not in self._orders.roles:
+            return False
+        if self._orders.late and not self._armed.exists():
             return False
         if self._orders.new:
             return point not in self._died_at
@@ -190,6 +199,11 @@ def install(role: Role) -> None:
         return original_connect(*args, **{"factory": Connection} | options)
 
     sqlite3.connect = sqlite3.dbapi2.connect = connect
+    if role == "daemon":
+        with contextlib.suppress(ImportError):  # only daemons have a database of a server's
+            import psycopg
+
+            wrap(psycopg.Connection, "commit", "before the commit", "after the commit")
     wrap(subprocess.Popen, "__init__", "before the process", "after the process began")
     wrap(asyncio.StreamWriter, "write", "before the message", "after the message")
     _wrap_answers(points)

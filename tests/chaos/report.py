@@ -13,21 +13,27 @@ import psutil
 from tests.chaos.faults import FAULTS
 from tests.chaos.round import Result
 
-_TITLES = {"local": "local clusters", "slurm": "Slurm", "gridengine": "Grid Engine"}
+_TITLES = {
+    "local": "local clusters",
+    "postgresql": "local clusters, PostgreSQL",
+    "slurm": "Slurm",
+    "gridengine": "Grid Engine",
+}
 _HEAD = """# Reliability
 
-Jobs stream through a daemon - short ones, arrays, held, cancelled, changed, refused, deferred
-ones, some that wait for others, some that run again - while faults strike it. The payload of each
+Jobs stream through a daemon - short ones, arrays, held, cancelled, changed, refused, deferred ones,
+some that want licences, wait for others or run again - while faults strike it. The payload of each
 task appends a line to a file; afterwards every accepted task must have begun exactly once, or wait
 with a reason. *Lost*: accepted, and never began. *Duplicated*: began twice. *Wrong*: something of
 ours left in a manager, a counter that a recount contradicts, a story that replays to another state,
-an end that the payload did not have. *Resolved*: tasks that nobody could tell about, so that an
-operator decided (`metasched resolve`). *Ended*: by the fault itself - a node that died, an id that
-Slurm gave twice - and told as failed or cancelled by their manager. What a slurmctld that lost its
-last seconds lists as running, though it had told the end before, is not counted: it runs nowhere.
-*Recovery*: seconds from the death of a daemon to its successor's next answer, else from the end of
-the fault until a job that was handed in then has begun; rounds run side by side, on a host that is
-busy with them.
+an end that the payload did not have, an attempt without the lease of its licences, a lease that
+outlived its attempt, more licences in use by payloads than there are. *Resolved*: tasks that nobody
+could tell about, so that an operator decided (`metasched resolve`). *Ended*: by the fault itself -
+a node that died, an id that Slurm gave twice - and told as failed or cancelled by their manager.
+What a slurmctld that lost its last seconds lists as running, though it had told the end before, is
+not counted: it runs nowhere. *Recovery*: seconds from the death of a daemon to its successor's next
+answer, else from the end of the fault until a job that was handed in then has begun; rounds run
+side by side, on a host that is busy with them.
 
 """
 _TAIL = """

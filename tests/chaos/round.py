@@ -18,6 +18,7 @@ from tests.chaos.points import Orders, deaths_in, passed_in
 from tests.chaos.site import LOCAL, PATIENCE, ChaosSite
 from tests.chaos.stream import Stream, named, words
 from tests.gridengine import Cell
+from tests.postgresql import Server
 from tests.slurm import SlurmSite
 
 OPEN = "queued,held,dispatching,pending,running,suspended"
@@ -25,7 +26,8 @@ OPEN = "queued,held,dispatching,pending,running,suspended"
 FOR_OTHERS = ("dependency", "limit_array", "licence_busy")
 QUIET = 3.0  # seconds for which what is unknown must have stayed so until we look at it
 LET_GO = 30.0  # seconds for managers to end what is not to be there any more
-PASSAGES = {"local": 80, "slurm": 60, "gridengine": 60}  # mean number until a death
+# mean number until a death
+PASSAGES = {"local": 80, "postgresql": 80, "slurm": 60, "gridengine": 60}
 
 
 @dataclass
@@ -53,8 +55,14 @@ class Result:
 class Managers:
     """The clusters of one kind, as a site's configuration, and what they hold."""
 
-    def __init__(self, slurm: SlurmSite | None = None, cell: Cell | None = None) -> None:
-        self.slurm, self.cell = slurm, cell
+    def __init__(
+        self,
+        slurm: SlurmSite | None = None,
+        cell: Cell | None = None,
+        server: Server | None = None,
+    ) -> None:
+        """`server` has the databases of the sites; None: each is a file."""
+        self.slurm, self.cell, self.server = slurm, cell, server
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -105,7 +113,9 @@ class Managers:
 @contextlib.contextmanager
 def running(folder: Path, managers: Managers, seed: str) -> Iterator[tuple[ChaosSite, Stream]]:
     """A site that serves, with jobs streaming through it."""
-    site = ChaosSite(folder, managers.tables, managers.cell.inside if managers.cell else ())
+    inside = managers.cell.inside if managers.cell else ()
+    url = managers.server.create() if managers.server else None
+    site = ChaosSite(folder, managers.tables, inside, url)
     try:
         site.begin()
         stream = Stream(site.client, site.ran, managers.names, seed, managers.pause)
@@ -131,7 +141,8 @@ def play(
     folder.mkdir(parents=True)
     result = Result(fault.name, fault.manager, seed, strikes, kills=strikes if fault.kills else 0)
     with running(folder, managers, seed) as (site, stream):
-        trial = Trial(site, stream, seed, PASSAGES[fault.manager], managers.slurm, managers.cell)
+        passages, server = PASSAGES[fault.manager], managers.server
+        trial = Trial(site, stream, seed, passages, managers.slurm, managers.cell, server)
         try:
             for _ in range(strikes):
                 fault.strike(trial)

@@ -14,7 +14,7 @@ import psutil
 from metasched.client import Client, ClientError
 from metasched.db.store import Database, database
 from tests.chaos import victim
-from tests.chaos.points import FOLDER, ROOT, Orders
+from tests.chaos.points import FOLDER, ROOT, Orders, arm
 from tests.chaos.stream import TOTALS
 from tests.e2e.conftest import Site
 
@@ -47,10 +47,18 @@ def keep_temporaries_in(folder: Path) -> None:
 class ChaosSite(Site):
     """A site whose daemon and workers have crash points and obey `order`."""
 
-    def __init__(self, folder: Path, clusters: str = LOCAL, inside: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clusters: str = LOCAL,
+        inside: tuple[str, ...] = (),
+        url: str | None = None,
+    ) -> None:
         """`clusters` are tables of metasched.toml; in them PYTHON stands for an interpreter whose
-        workers have crash points, run by the command `inside`, FENCE for a folder of claims."""
+        workers have crash points, run by the command `inside`, FENCE for a folder of claims.
+        `url` is that of a server's database, None: a file."""
         super().__init__(folder)
+        self.url = url or self.url
         self.chaos = folder / "chaos"
         self.chaos.mkdir(parents=True)
         self.clusters = self.database.with_suffix(".clusters")
@@ -92,6 +100,10 @@ class ChaosSite(Site):
     def store(self) -> Database:
         """What the daemon writes."""
         return database(self.url, self.folder)
+
+    def arm(self) -> None:
+        """Those whose orders say so may die from now on."""
+        arm(self.chaos)
 
     # Lives
 

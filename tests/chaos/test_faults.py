@@ -12,7 +12,9 @@ from tests.chaos.faults import FAULTS, Fault, Manager, Trial
 from tests.chaos.round import Managers, play
 from tests.chaos.site import ChaosSite
 from tests.chaos.stream import Stream
+from tests.conftest import require
 from tests.gridengine import Cell
+from tests.postgresql import Server, missing
 from tests.slurm import SlurmSite
 
 SEED = "test"
@@ -55,6 +57,13 @@ def test_over_slurm(may_fail: bool, tmp_path: Path, slurm_site: SlurmSite) -> No
     for cluster in slurm_site:
         cluster.empty()
     struck(tmp_path, each_of("slurm", may_fail), Managers(slurm=slurm_site))
+
+
+def test_over_postgresql(tmp_path: Path, common_folder: Path) -> None:
+    if (reason := missing()) is not None:
+        require("postgresql", reason)
+    with Server(common_folder / "pg-faults") as server:
+        struck(tmp_path, each_of("postgresql"), Managers(server=server))
 
 
 def test_over_gridengine(tmp_path: Path, gridengine_cell: Cell) -> None:
