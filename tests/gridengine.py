@@ -14,17 +14,14 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 
 from metasched.adapters.base import Capabilities
 from metasched.adapters.drmaa import Drmaa, DrmaaOptions
 from metasched.model import Cluster
-from tests.guardian import Guardian, dying_with
+from tests.booted import NAMESPACE, Booted, BootError, no_namespace, told_by, wait_until
 from tests.hosted import Hosted
 
 PACKAGES = ("gridengine-master", "gridengine-exec", "gridengine-client", "gridengine-drmaa1.0")
@@ -40,8 +37,6 @@ GROUPS = range(start := 20_000 + os.getpid() % 80 * 500, start + 500)
 _BINARIES = Path("/usr/lib/gridengine")
 _SHARE = Path("/usr/share/gridengine")
 _PATH = f"{_BINARIES}:/usr/local/bin:/usr/bin:/bin"
-_AS_USER = ("--user", "--map-current-user", "--keep-caps")  # not root's: it needs its groups
-_NAMESPACE = ("unshare", *(() if os.geteuid() == 0 else _AS_USER), "--net", "--")
 _BEGIN = ("sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 _PORT = 16444  # nobody else is in the namespace
 _BOOT_SECONDS = 30.0
@@ -63,10 +58,6 @@ for place in Path("/proc").glob("[0-9]*"):
 """
 
 
-class GridEngineError(Exception):
-    """A daemon or a command of the harness failed; the text holds what it said."""
-
-
 def missing() -> str | None:
     """Why Grid Engine cannot be had here, or None if it can."""
     lacking = [
@@ -77,48 +68,25 @@ def missing() -> str | None:
     lacking += [program for program in ("qstat", "ip", "nsenter") if not _which(program)]
     if lacking:
         return f"{', '.join(lacking)} not found; apt-get install {' '.join(PACKAGES)}"
-    tried = subprocess.run([*_NAMESPACE, "true"], capture_output=True, text=True, check=False)
-    return None if tried.returncode == 0 else f"no network namespace: {tried.stderr.strip()}"
+    return no_namespace()
 
 
 def _which(program: str) -> str | None:
     return shutil.which(program, path=f"{_PATH}:/usr/sbin:/sbin")
 
 
-class Cell:
+class Cell(Booted):
     """One cell of one host with `slots` slots, alive as long as the `with` block."""
 
     def __init__(self, folder: Path, name: str = "cell", slots: int = SLOTS) -> None:
-        self.folder, self.name, self._slots = folder, name, slots
+        super().__init__(folder, (*NAMESPACE, *_BEGIN))
+        self.name, self._slots = name, slots
         self.root = folder / "root"
         self._common = self.root / name / "common"
         self._spool = folder / "spool"
         self._account = pwd.getpwuid(os.geteuid()).pw_name
         self._host = socket.gethostname()
-        self._guardian: Guardian | None = None
         self._daemons: dict[str, int] = {}
-
-    def __enter__(self) -> Cell:
-        try:
-            self._boot()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End every process of the cell, jobs included. Idempotent."""
-        guardian, self._guardian = self._guardian, None
-        if guardian is not None:
-            guardian.close()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -135,15 +103,6 @@ class Cell:
     def accounting(self) -> Path:
         return self._common / "accounting"
 
-    @property
-    def inside(self) -> tuple[str, ...]:
-        """The words to put before a command that must reach the cell."""
-        if self._guardian is None:
-            raise GridEngineError("the cell is not running")
-        target = str(self._guardian.pid)
-        user = () if os.geteuid() == 0 else ("--preserve-credentials", "--user")
-        return ("nsenter", *user, "--net", "--target", target, "--")
-
     def python(self, path: Path) -> Path:
         """Make `path` an interpreter that runs inside: for a cluster's key `python`."""
         words = " ".join(f"'{word}'" for word in (*self.inside, sys.executable))
@@ -152,24 +111,9 @@ class Cell:
         return path
 
     def run(self, *command: str, stdin: str = "", seconds: float = _CALL_SECONDS) -> str:
-        """The standard output of a client command. GridEngineError if it fails or is too slow."""
-        try:
-            done = subprocess.run(
-                [*self.inside, *command],
-                env=self._full_environment(),
-                cwd=self.folder,
-                input=stdin,
-                capture_output=True,
-                text=True,
-                timeout=seconds,
-                preexec_fn=dying_with(os.getpid()),
-            )
-        except subprocess.TimeoutExpired:
-            raise GridEngineError(f"{' '.join(command)}: no answer in {seconds:g} s") from None
-        if done.returncode != 0:
-            said = f"{done.stdout}{done.stderr}".strip()
-            raise GridEngineError(f"{' '.join(command)}: exit {done.returncode}: {said}")
-        return done.stdout
+        """The standard output of a client command. BootError if it fails or is too slow."""
+        words = [*self.inside, *command]
+        return told_by(words, self._full_environment(), self.folder, stdin, seconds)
 
     def empty(self) -> None:
         """Delete every job and wait until none is left."""
@@ -198,8 +142,6 @@ class Cell:
         self._kill("sge_execd")
 
     def _kill(self, program: str) -> None:
-        if self._guardian is None:
-            raise GridEngineError("the cell is not running")
         self._guardian.end(self._daemons.pop(program), signal.SIGKILL)
 
     def table(self, python: Path, more: str = "") -> str:
@@ -222,20 +164,12 @@ class Cell:
         }
 
     def _boot(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._guardian = Guardian(self.folder / "guardian.log", inside=(*_NAMESPACE, *_BEGIN))
-        self._until(self._begun, "a guardian in a namespace")
         self._lay_out()
         self.start_qmaster()
         self._configure()
         self.start_execd()
 
-    def _begun(self) -> bool:
-        return self._guardian is not None and self._guardian.begun
-
     def _start(self, program: str) -> None:
-        if self._guardian is None:
-            raise GridEngineError("the cell is not running")
         environment = self._full_environment() | {"SGE_ND": "1"}  # stay in the foreground
         self._daemons[program] = self._guardian.start(
             [str(_BINARIES / program)], environment, self.folder / f"{program}.out"
@@ -244,7 +178,7 @@ class Cell:
     def _answers(self) -> bool:
         try:
             self.run("qconf", "-sconf", seconds=3)
-        except GridEngineError:
+        except BootError:
             return False
         return True
 
@@ -253,13 +187,11 @@ class Cell:
         return states == [""]
 
     def _until(self, met: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + _BOOT_SECONDS
-        while not met():
-            if time.monotonic() > end:
-                logs = [*self.folder.glob("*.out"), *self._spool.rglob("messages")]
-                told = "\n".join(log.read_text(errors="replace")[-1000:] for log in logs)
-                raise GridEngineError(f"{self.name}: not {what} in {_BOOT_SECONDS:g} s\n{told}")
-            time.sleep(0.05)
+        wait_until(met, _BOOT_SECONDS, f"{what} of {self.name}", self._story)
+
+    def _story(self) -> str:
+        logs = [*self.folder.glob("*.out"), *self._spool.rglob("messages")]
+        return "\n".join(log.read_text(errors="replace")[-1000:] for log in logs)
 
     def _lay_out(self) -> None:
         """The files that the qmaster starts from."""
@@ -375,7 +307,7 @@ class Cell:
         path.write_text(text)
         try:
             self.run("qconf", option, str(path))
-        except GridEngineError:
+        except BootError:
             if not or_else:
                 raise
             self.run("qconf", or_else, str(path))

@@ -9,15 +9,13 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
-from tests.guardian import Guardian
+from tests.booted import Booted, wait_until
 
 PACKAGES = ("postgresql",)
 ACCOUNT = "postgres"
@@ -46,36 +44,23 @@ def missing() -> str | None:
     return None
 
 
-class Server:
+class Server(Booted):
     """A server that lives as long as the `with` block."""
 
     def __init__(self, folder: Path, settings: Sequence[str] = ("fsync=off",)) -> None:
         """`settings` are what `postgres -c` takes; its socket's path is short if `folder` is."""
         bin = _bin()
         assert bin is not None
-        self.folder, self._bin, self._settings = folder, bin, settings
+        super().__init__(folder)
+        self._bin, self._settings = bin, settings
         self._data = folder / "data"
         self._log = folder / "log"
-        self._guardian: Guardian | None = None
         self._pid: int | None = None
         self._made = 0
 
-    def __enter__(self) -> Server:
-        try:
-            self._make()
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+    def _boot(self) -> None:
+        self._make()
+        self.start()
 
     @property
     def _account(self) -> tuple[str, ...]:
@@ -88,13 +73,11 @@ class Server:
         return {"PATH": f"{self._bin}:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
 
     def _make(self) -> None:
-        self.folder.mkdir(parents=True)
         self.folder.chmod(0o755)
         self._log.touch()
         if os.geteuid() == 0:
             for path in (self.folder, self._log):
                 shutil.chown(path, ACCOUNT, ACCOUNT)
-        self._guardian = Guardian(self.folder.with_name(f"{self.folder.name}-guardian.log"))
         made = subprocess.run(
             [
                 *self._account,
@@ -113,16 +96,11 @@ class Server:
 
     def start(self) -> None:
         """Start it and wait until it answers."""
-        assert self._guardian is not None
         self.launch()
-        end = time.monotonic() + _BOOT_SECONDS
-        while not self.answers():
-            assert time.monotonic() < end, self._log.read_text()[-2000:]
-            time.sleep(0.02)
+        wait_until(self.answers, _BOOT_SECONDS, "an answer", lambda: self._log.read_text()[-2000:])
 
     def launch(self) -> None:
         """Start it, and do not wait for it."""
-        assert self._guardian is not None
         settings = [
             *("listen_addresses=", f"unix_socket_directories={self.folder}"),
             *("max_connections=60", "shared_buffers=32MB", *self._settings),
@@ -136,7 +114,6 @@ class Server:
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> None:
         """End it: SIGINT (fast), SIGQUIT (at once, as after a loss of power), SIGKILL."""
-        assert self._guardian is not None
         assert self._pid is not None
         self._guardian.end(self._pid, number)
         self._pid = None
@@ -200,9 +177,7 @@ class Server:
         return f"postgresql://{user}@/{database}?host={self.folder}"
 
     def close(self) -> None:
-        if self._guardian is None:
-            return
         if self._pid is not None:
             self.stop()
-        self._guardian.close()
+        super().close()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -18,12 +18,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
+from tests.booted import NAMESPACE, Booted, BootError, no_namespace, told_by, wait_until
 from tests.guardian import Guardian, dying_with
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "slurm-wlm-basic-plugins")
@@ -34,17 +33,11 @@ _PATH = ":".join(
 )
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "sinfo", "scontrol", "scancel")
 _ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "ip", "nsenter")
-_AS_USER = ("--user", "--map-current-user", "--keep-caps")
-_NAMESPACE = ("unshare", *(() if os.geteuid() == 0 else _AS_USER), "--net", "--")
 # Slurm resolves no address there until one exists that is not loopback's.
 _BEGIN = ("sh", "-c", 'ip link set lo up && ip address add 10.99.0.1/32 dev lo && exec "$@"', "sh")
 _BOOT_SECONDS = 20.0
 _CALL_SECONDS = 20.0
 _EPHEMERAL_PORTS_BEGIN = 32768  # below, no outgoing connection takes a port away
-
-
-class SlurmError(Exception):
-    """A daemon or a command of the harness failed; the text holds what it said."""
 
 
 def missing() -> str | None:
@@ -61,8 +54,7 @@ def accounting_missing() -> str | None:
     if lacking:
         packages = " ".join(ACCOUNTING_PACKAGES)
         return f"{', '.join(lacking)} not found; apt-get install {packages}"
-    tried = subprocess.run([*_NAMESPACE, "true"], capture_output=True, text=True, check=False)
-    return None if tried.returncode == 0 else f"no network namespace: {tried.stderr.strip()}"
+    return no_namespace()
 
 
 @dataclass(frozen=True)
@@ -86,7 +78,7 @@ ALPHA = ClusterSpec("alpha", "a", nodes=4, cpus=16, gpus=2, settings=("Licenses=
 BETA = ClusterSpec("beta", "b", nodes=3, cpus=8)
 
 
-class SlurmSite:
+class SlurmSite(Booted):
     """Clusters that live as long as the `with` block: `site["alpha"].run("squeue")`."""
 
     def __init__(
@@ -95,27 +87,10 @@ class SlurmSite:
         specs: Sequence[ClusterSpec] = (ALPHA, BETA),
         accounting: bool = False,
     ) -> None:
-        self.folder = folder
+        super().__init__(folder, (*NAMESPACE, *_BEGIN) if accounting else ())
         self._specs, self._accounting = specs, accounting
         self._clusters: dict[str, SlurmCluster] = {}
-        self._guardian: Guardian | None = None
         self._ports = _Ports()
-
-    def __enter__(self) -> SlurmSite:
-        try:
-            self._boot()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __getitem__(self, name: str) -> SlurmCluster:
         return self._clusters[name]
@@ -123,22 +98,10 @@ class SlurmSite:
     def __iter__(self) -> Iterator[SlurmCluster]:
         return iter(self._clusters.values())
 
-    @property
-    def inside(self) -> tuple[str, ...]:
-        """The words to put before a command that must reach the clusters."""
-        if not self._accounting or self._guardian is None:
-            return ()
-        user = () if os.geteuid() == 0 else ("--preserve-credentials", "--user")
-        return ("nsenter", *user, "--net", "--target", str(self._guardian.pid), "--")
-
     def _boot(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        log, inside = self.folder / "guardian.log", (*_NAMESPACE, *_BEGIN)
-        self._guardian = guardian = Guardian(log, inside if self._accounting else ())
-        _wait_until(lambda: guardian.begun, _BOOT_SECONDS, "the guardian", log.read_text)
         for spec in self._specs:
             folder = self.folder / spec.name
-            cluster = SlurmCluster(spec, folder, guardian, self._ports, self.inside)
+            cluster = SlurmCluster(spec, folder, self._guardian, self._ports, self.inside)
             self._clusters[spec.name] = cluster
             cluster.start_munge()
         if self._accounting:
@@ -151,9 +114,7 @@ class SlurmSite:
             cluster.wait_ready()
 
     def close(self) -> None:
-        """End every process of the site, jobs included. Idempotent."""
-        if self._guardian is not None:
-            self._guardian.close()
+        super().close()
         self._ports.close()
 
 
@@ -194,23 +155,10 @@ class SlurmCluster:
         seconds: float = _CALL_SECONDS,
         **variables: str,
     ) -> str:
-        """The standard output of a client command. SlurmError if it fails or takes too long."""
-        try:
-            done = subprocess.run(
-                [*self.inside, *command],
-                env=self.environment | variables,
-                cwd=self.folder,  # sbatch's default output goes here
-                input=stdin or "",
-                capture_output=True,
-                text=True,
-                timeout=seconds,
-                preexec_fn=dying_with(os.getpid()),
-            )
-        except subprocess.TimeoutExpired:
-            raise SlurmError(f"{' '.join(command)}: no answer within {seconds} s") from None
-        if done.returncode != 0:
-            raise SlurmError(f"{' '.join(command)}: exit {done.returncode}: {done.stderr.strip()}")
-        return done.stdout
+        """The standard output of a client command. BootError if it fails or takes too long."""
+        # sbatch's default output goes to the folder
+        environment = self.environment | variables
+        return told_by([*self.inside, *command], environment, self.folder, stdin or "", seconds)
 
     def start_munge(self) -> None:
         munge = self.folder / "munge"
@@ -224,7 +172,7 @@ class SlurmCluster:
             *(f"--key-file={key}", f"--pid-file={munge}/munged.pid"),
             *(f"--log-file={munge}/munged.log", f"--seed-file={munge}/munged.seed"),
         )
-        _wait_until(self.socket.exists, _BOOT_SECONDS, f"munged of {self.name}", self._story)
+        wait_until(self.socket.exists, _BOOT_SECONDS, f"munged of {self.name}", self._story)
 
     def kill_munge(self) -> None:
         """Kill munged: nobody is known to anybody until `start_munge`."""
@@ -256,7 +204,7 @@ class SlurmCluster:
             *("--innodb-flush-log-at-trx-commit=0", "--innodb-doublewrite=0"),
             *("--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900"),
         )
-        _wait_until(socket.exists, _BOOT_SECONDS, "mariadbd", self._story)
+        wait_until(socket.exists, _BOOT_SECONDS, "mariadbd", self._story)
         self.start_accountant()
 
     def start_accountant(self) -> None:
@@ -282,19 +230,19 @@ class SlurmCluster:
             SLURM_CONF=str(conf),
             MYSQL_UNIX_PORT=str(self.folder / "mysql.sock"),  # slurmdbd.conf has no word for it
         )
-        _wait_until(self._accounts, _BOOT_SECONDS, "slurmdbd", self._story)
+        wait_until(self._accounts, _BOOT_SECONDS, "slurmdbd", self._story)
 
     def _accounts(self) -> bool:
         try:
             self.run("sacctmgr", "--noheader", "show", "cluster", seconds=3)
-        except SlurmError:
+        except BootError:
             return False
         return True
 
     def stop_accountant(self) -> None:
         """End slurmdbd: accounting does not answer until `start_accountant`."""
         if self._accountant is None:
-            raise SlurmError(f"{self.name} has no accounting")
+            raise BootError(f"{self.name} has no accounting")
         self._guardian.end(self._accountant, signal.SIGTERM)
         self._accountant = None
 
@@ -345,7 +293,7 @@ class SlurmCluster:
     def controller(self) -> int:
         """The process id of slurmctld."""
         if self._controller is None:
-            raise SlurmError(f"the controller of {self.name} is not running")
+            raise BootError(f"the controller of {self.name} is not running")
         return self._controller
 
     def _end_controller(self, number: signal.Signals) -> None:
@@ -354,21 +302,21 @@ class SlurmCluster:
 
     def wait_ready(self) -> None:
         """Until the controller answers and every node is idle, allocated or mixed."""
-        _wait_until(self._ready, _BOOT_SECONDS, f"cluster {self.name}", self._story)
+        wait_until(self._ready, _BOOT_SECONDS, f"cluster {self.name}", self._story)
 
     def _ready(self) -> bool:
         if not Path(f"/proc/{self.controller}").exists():
-            raise SlurmError(f"slurmctld of {self.name} has ended\n{self._story()}")
+            raise BootError(f"slurmctld of {self.name} has ended\n{self._story()}")
         try:
             states = self.run("sinfo", "-h", "-N", "-o", "%t", seconds=3).split()
-        except SlurmError:
+        except BootError:
             return False
         return len(states) > 0 and all(s in ("idle", "alloc", "mix", "comp") for s in states)
 
     def empty(self) -> None:
         """Cancel every job and wait until none is left in the queue."""
         self.run("scancel", "--user", _account())
-        _wait_until(
+        wait_until(
             lambda: self.run("squeue", "-h", "-o", "%i").strip() == "",
             _BOOT_SECONDS,
             f"the queue of {self.name} to become empty",
@@ -383,7 +331,7 @@ class SlurmCluster:
     def _start(self, program: str, *arguments: str, **variables: str) -> int:
         path = shutil.which(program, path=_PATH)
         if path is None:
-            raise SlurmError(f"{program} not found")
+            raise BootError(f"{program} not found")
         environment = {"PATH": _PATH, "LANG": "C.UTF-8", **variables}
         log = self.folder / "log" / f"{program}.out"
         return self._guardian.start([path, *arguments], environment, log)
@@ -482,21 +430,11 @@ class _Ports:
             except OSError:
                 continue
             return port
-        raise SlurmError("no free port on 127.0.0.1")
+        raise BootError("no free port on 127.0.0.1")
 
     def close(self) -> None:
         for holder in self._held:
             holder.close()
-
-
-def _wait_until(
-    met: Callable[[], bool], seconds: float, what: str, story: Callable[[], str]
-) -> None:
-    end = time.monotonic() + seconds
-    while not met():
-        if time.monotonic() > end:
-            raise SlurmError(f"{what}: not so within {seconds} s\n{story()}")
-        time.sleep(0.02)
 
 
 def _account() -> str:

@@ -16,9 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
+from metasched.client import Client, ClientError
 from metasched.core import replay
 from metasched.db.ledger import Ledger
 from metasched.db.store import database
+from metasched.places import daemon_socket
 from tests.slurm import SlurmSite
 
 COMMAND = Path(sys.executable).parent / "metasched"
@@ -83,7 +85,7 @@ class Site:
         self.until(lambda: self._heard(state))
 
     def _heard(self, state: str) -> bool:
-        states = {c["state"].partition(" ")[0] for c in self.json("clusters")}
+        states = {c["state"].partition(" ")[0] for c in self.cluster_rows()}
         return state in states and states <= {"up", state}
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
@@ -129,16 +131,37 @@ class Site:
     def submit(self, *arguments: str | Path) -> int:
         return int(self.run("submit", "--parsable", *arguments).stdout)
 
+    @property
+    def _client(self) -> Client:
+        return Client(daemon_socket(str(self.config)))
+
+    def rows(self, *jobs: int | str) -> list[dict[str, Any]]:
+        """What `status --json` prints of the jobs (none: of all), by the client that it calls.
+
+        A command of its own for each look would keep the machine busier than what is waited for.
+        """
+        words = [str(job) for job in jobs]
+        if self.caller:
+            told: list[dict[str, Any]] = self.json("status", *(words or ["--all"]))
+            return told
+        return self._client.jobs(words, all=None if jobs else "true")
+
+    def cluster_rows(self) -> list[dict[str, Any]]:
+        """What `clusters --json` prints, as `rows`."""
+        if self.caller:
+            told: list[dict[str, Any]] = self.json("clusters")
+            return told
+        return self._client.clusters()
+
     def row(self, job: int) -> dict[str, Any]:
-        [row] = self.json("status", str(job))
-        assert isinstance(row, dict)
+        [row] = self.rows(job)
         return row
 
     def until(self, what: Callable[[], Any], patience: float = 60.0) -> Any:
-        """The first true answer of `what`; a command that fails meanwhile is asked again."""
+        """The first true answer of `what`; a question that fails meanwhile is asked again."""
         deadline = time.monotonic() + patience
         while True:
-            with contextlib.suppress(AssertionError):
+            with contextlib.suppress(AssertionError, ClientError):
                 if answer := what():
                     return answer
             assert time.monotonic() < deadline, f"not within {patience:g} s; {self.told()}"
@@ -146,10 +169,9 @@ class Site:
 
     def until_ended(self, *jobs: int, patience: float = 120.0) -> list[dict[str, Any]]:
         """The rows of the jobs (of all) once every one has ended."""
-        words = [str(job) for job in jobs] or ["--all"]
 
         def ended() -> Any:
-            rows = self.json("status", *words)
+            rows = self.rows(*jobs)
             return rows if all(row["state"] in ENDED for row in rows) else None
 
         rows: list[dict[str, Any]] = self.until(ended, patience)

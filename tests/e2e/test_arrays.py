@@ -12,7 +12,7 @@ GATE = 'while [ ! -e "$PWD/go" ]; do sleep 0.05; done'
 
 
 def states(site: Site, *jobs: int | str) -> Counter[str]:
-    return Counter(row["state"] for row in site.json("status", *map(str, jobs)))
+    return Counter(row["state"] for row in site.rows(*jobs))
 
 
 def lines(text: str) -> list[list[str]]:

@@ -152,7 +152,7 @@ def until_in(site: Site, words: str, told: Callable[[Site, T], str], whose: T) -
 
 
 def state(site: Site, cluster: str) -> str:
-    [found] = (row["state"] for row in site.json("clusters") if row["cluster"] == cluster)
+    [found] = (row["state"] for row in site.cluster_rows() if row["cluster"] == cluster)
     return str(found)
 
 

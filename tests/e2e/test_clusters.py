@@ -13,7 +13,7 @@ from tests.slurm import SlurmSite
 
 
 def cluster(site: Site, name: str) -> dict[str, Any]:
-    [row] = [row for row in site.json("clusters") if row["cluster"] == name]
+    [row] = [row for row in site.cluster_rows() if row["cluster"] == name]
     assert isinstance(row, dict)
     return row
 
@@ -69,10 +69,10 @@ def test_a_worker_that_dies_again_and_again_is_started_less_often_and_it_says_so
     def dies() -> Any:
         for worker in psutil.Process(running.pid).children():
             worker.kill()
-        return cluster(running, "left")["worker"]["failures"] >= 3
+        worker = cluster(running, "left")["worker"]
+        return worker if worker["failures"] >= 3 else None
 
-    running.until(dies)
-    worker = cluster(running, "left")["worker"]
+    worker = running.until(dies)
     assert "its worker died of signal 9" in worker["words"]
     assert "times in a row" in worker["words"]
     assert worker["since"] < worker["next_try"]

@@ -107,7 +107,7 @@ def test_the_server_goes_away_while_jobs_stream(tmp_path: Path, own_server: Serv
             status, fields = asked(site)
             assert (status, fields["retry-after"].isdecimal()) == (503, True)
             own_server.start()
-            site.until(lambda: site.json("clusters"))
+            site.until(site.cluster_rows)
         rows = site.until_ended()
         assert {row["state"] for row in rows} == {"completed"}
         assert sorted(row["job"] for row in rows) == accepted
@@ -140,7 +140,7 @@ def test_a_standby_takes_over_and_the_first_can_write_nothing_more(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         f"WHERE application_name LIKE 'metasched process {first.pid} %'"
     )
-    pg.until(lambda: pg.json("clusters"))
+    pg.until(pg.cluster_rows)
     first.send_signal(signal.SIGCONT)
     assert first.wait(60) == 1
     assert "is active on postgresql" in pg.log.read_text()

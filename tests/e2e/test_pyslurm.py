@@ -43,7 +43,7 @@ def configured(
 
 
 def state(site: Site, cluster: str) -> str:
-    return next(str(c["state"]) for c in site.json("clusters") if c["cluster"] == cluster)
+    return next(str(c["state"]) for c in site.cluster_rows() if c["cluster"] == cluster)
 
 
 def test_clusters_and_story_say_which_access_was_used(

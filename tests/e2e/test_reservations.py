@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from metasched.client import BadRequest, Client
+from tests.booted import BootError
 from tests.conftest import require
 from tests.e2e.conftest import COMMAND, Site
-from tests.slurm import ClusterSpec, SlurmCluster, SlurmError, SlurmSite, missing
+from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite, missing
 
 GAMMA = ClusterSpec("gamma", "g", nodes=3, cpus=4)
 
@@ -38,7 +39,7 @@ def gamma(gamma_site: SlurmSite) -> Iterator[SlurmCluster]:
     yield cluster
     cluster.empty()
     for name in re.findall(r"ReservationName=(\S+)", shown(cluster)):
-        with contextlib.suppress(SlurmError):  # it has just ended
+        with contextlib.suppress(BootError):  # it has just ended
             cluster.run("scontrol", "delete", f"ReservationName={name}")
     for node in cluster.nodes:
         if "drain" in cluster.run("sinfo", "-h", "-n", node, "-o", "%T"):

@@ -129,7 +129,7 @@ def test_a_database_that_takes_no_writes_loses_nothing(running: Site) -> None:
     assert "database" in told
     holder.execute("ROLLBACK")
     holder.close()
-    running.until(lambda: running.json("clusters"))
+    running.until(running.cluster_rows)
     assert running.until_ended(job)[0]["exit_code"] == 4
     again = running.submit("--wrap", "true")
     assert running.until_ended(again)[0]["state"] == "completed"

@@ -83,7 +83,7 @@ def test_pulled_from_a_full_cluster_to_the_one_that_can_start_it(
 
     busy("alpha", "-N4")
     busy("beta", "-N3")
-    over_slurm.until(lambda: all(c["cpus"] == c["used"] for c in over_slurm.json("clusters")))
+    over_slurm.until(lambda: all(c["cpus"] == c["used"] for c in over_slurm.cluster_rows()))
     job = over_slurm.submit("--wrap", "sleep 1", "-n", "8", "-t", "2")
     first = over_slurm.until(
         lambda: over_slurm.row(job)["reason"].startswith("manager:") and over_slurm.row(job)

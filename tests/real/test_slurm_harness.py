@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests import conftest, slurm
-from tests.slurm import ALPHA, ClusterSpec, SlurmError, SlurmSite
+from tests.booted import BootError
+from tests.slurm import ALPHA, ClusterSpec, SlurmSite
 
 ROOT = Path(__file__).parents[2]
 BOOT = """
@@ -93,7 +94,7 @@ def test_nothing_survives_a_killed_test_run(tmp_path: Path, number: signal.Signa
 
 def test_nothing_survives_a_boot_that_fails(tmp_path: Path) -> None:
     broken = ClusterSpec("broken", "x", nodes=1, cpus=1, settings=("SelectType=select/none",))
-    with pytest.raises(SlurmError, match="slurmctld of broken has ended"):
+    with pytest.raises(BootError, match="slurmctld of broken has ended"):
         SlurmSite(tmp_path / "site", [ALPHA, broken]).__enter__()
     assert processes_of(tmp_path) == []
 
