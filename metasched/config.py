@@ -67,6 +67,12 @@ def _absolute(path: str) -> str:
     return path
 
 
+def _feature(name: str) -> str:
+    if not FEATURE.fullmatch(name):
+        raise ValueError("write the one feature that those machines have")
+    return name
+
+
 MAPS = ("partition", "account", "qos", "feature", "licence")  # whose words clusters translate
 # ten years: beyond that a number is a slip, and sums of such numbers are no times any more
 LONGEST = 10 * 366 * 86400.0
@@ -121,9 +127,7 @@ class LicenceTable(_Table):
     name: str
     total: Annotated[int, Field(ge=0, le=MOST)] | None = None
     clusters: tuple[str, ...] = ()
-    machines: dict[str, Annotated[str, Field(pattern=f"^(?:{FEATURE.pattern})$")]] = Field(
-        default_factory=dict
-    )
+    machines: dict[str, Annotated[str, AfterValidator(_feature)]] = Field(default_factory=dict)
     headroom: Annotated[int, Field(ge=0, le=MOST)] = 0
     linger: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] | None = None
     server: str = ""

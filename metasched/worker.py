@@ -201,8 +201,12 @@ def main() -> int:
     host = Host(kind(boot.cluster, options, boot.instance, Path(boot.folder), **acting))
     try:
         for line in sys.stdin.buffer:
-            answers.write(msgspec.json.encode(host.answer(msgspec.json.decode(line, type=Call))))
-            answers.write(b"\n")
+            answer = msgspec.json.encode(host.answer(msgspec.json.decode(line, type=Call)))
+            try:
+                answers.write(answer)
+                answers.write(b"\n")
+            except BrokenPipeError:  # the daemon has died; its next life looks for itself
+                return 1
     finally:
         host.adapter.close()
     return 0

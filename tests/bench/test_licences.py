@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import platform
 import random
 import time
@@ -13,13 +14,16 @@ from sqlalchemy import select
 
 from metasched.db import leases
 from metasched.db.schema import licence
-from metasched.db.store import database
+from metasched.db.store import Database, database
 from metasched.events import Outcome
 from metasched.licences import GivenBack, Lease, LicencePool, Licences, Place
-from tests.real.test_leases import NOW, with_attempts
+from tests.conftest import require
+from tests.postgresql import Server, missing
+from tests.real.test_leases import NOW, standing, with_attempts
 
 POOLS, TASKS, ENDS = 200, 10_000, 5000
 STORED, PARTS = 1000, 4
+CONNECTIONS, WARM = 4, 50
 
 
 def show(capsys: pytest.CaptureFixture[str], **figures: object) -> None:
@@ -103,3 +107,60 @@ def test_leases_stored_in_sqlite(tmp_path: Path, capsys: pytest.CaptureFixture[s
         last_to_first=round(rates[-1] / rates[0], 2),
     )
     engine.dispose()
+
+
+def lease_and_give_back(
+    place: Database, id: int, name: str, rates: multiprocessing.Queue[float]
+) -> None:
+    """One of several processes, each with a connection of its own."""
+    engine = place.open_existing()
+    with engine.connect() as connection:
+        for turn in range(WARM + STORED // 2):
+            if turn == WARM:
+                begun = time.perf_counter()
+            taken = Lease(id, 0, 1, {name: 1}, NOW + turn)
+            for change in (taken, GivenBack(taken, NOW + turn, "ended")):
+                with connection.begin():
+                    leases.write(connection, [Outcome(leases=[change])])
+        rates.put(STORED / (time.perf_counter() - begun))
+    engine.dispose()
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize("licences", [CONNECTIONS, 1])
+def test_leases_stored_in_postgresql(
+    licences: int, common_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lease and give back, a transaction each, by four connections at once, with fsync."""
+    if (reason := missing()) is not None:
+        require("postgresql", reason)
+    spawn = multiprocessing.get_context("spawn")
+    with Server(common_folder / "pg-leases", settings=()) as server:
+        place = database(server.create(), common_folder)
+        engine = with_attempts(place, CONNECTIONS)
+        assert server.sql("SHOW fsync") == "on"
+        assert server.sql("SHOW synchronous_commit") == "on"
+        with engine.begin() as connection:
+            told = {f"l{n}": standing(f"l{n}", CONNECTIONS) for n in range(licences)}
+            leases.write(connection, [Outcome(standings=told)])
+        rates: multiprocessing.Queue[float] = spawn.Queue()
+        several = [
+            spawn.Process(target=lease_and_give_back, args=(place, id, f"l{id % licences}", rates))
+            for id in range(1, CONNECTIONS + 1)
+        ]
+        for process in several:
+            process.start()
+        found = [rates.get(timeout=120) for _ in several]
+        for process in several:
+            process.join()
+        with engine.connect() as connection:
+            assert list(leases.wrong(connection)) == []
+        engine.dispose()
+    show(
+        capsys,
+        bench="leases stored",
+        database="postgresql",
+        connections=CONNECTIONS,
+        licences=licences,
+        per_second=round(sum(found)),
+    )

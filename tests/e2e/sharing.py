@@ -6,9 +6,11 @@ the jobs alone, whatever daemon and managers believe.
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -52,12 +54,16 @@ class Sharing:
         site.configure("".join(tables) + cell.table(python, f"{polled}settle = 1\n"), LICENCE)
         site.start()
 
-    def run(self, seconds: float, kills: int) -> Use:
-        """Run a job of so many seconds for each of `WANTS`; kill the daemon so often meanwhile."""
+    def run(self, seconds: float, kills: int, only: Sequence[str] = ("",)) -> Use:
+        """Run a job of so many seconds for each of `WANTS`; kill the daemon so often meanwhile.
+
+        The jobs are bound to the clusters of `only` by turns, "": to none.
+        """
         drawn = random.Random(5)
         wants = drawn.sample(WANTS, len(WANTS))
-        for wanted in wants:
+        for wanted, cluster in zip(wants, itertools.cycle(only), strict=False):
             self.site.submit(
+                *(("--cluster", cluster) if cluster else ()),
                 *("-L", f"solver:{wanted}", "-t", "2", "-o", "/dev/null", "--wrap"),
                 f"echo $(date +%s.%N) {wanted} >> {self._samples}; sleep {seconds:g}; "
                 f"echo $(date +%s.%N) -{wanted} >> {self._samples}",

@@ -182,6 +182,19 @@ def test_databases_that_cannot_be_used(site: Site) -> None:
             '[[licence]]\nname = "m"\ntotal = 4\nclusters = ["lefd"]\n' + TWO_LOCAL,
             'write "left"',
         ),
+        (
+            '[[licence]]\nname = "m"\ntotal = 4\nmachines = { lefd = "cad" }\n' + TWO_LOCAL,
+            'write "left"',
+        ),
+        (
+            '[[licence]]\nname = "m"\ntotal = 4\nmachines = { left = "a b" }\n' + TWO_LOCAL,
+            "write the one feature",
+        ),
+        (
+            '[[licence]]\nname = "m"\ntotal = 4\nclusters = ["left"]\n'
+            'machines = { right = "cad" }\n' + TWO_LOCAL,
+            "add it to its clusters",
+        ),
     ],
 )
 def test_configurations_that_cannot_be_used(site: Site, text: str, told: str) -> None:

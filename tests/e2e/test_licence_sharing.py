@@ -1,0 +1,26 @@
+"""Two Slurm clusters and a Grid Engine cell share tokens: never more in use than there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.conftest import Site
+from tests.e2e.sharing import TOTAL, WANTS, Sharing
+from tests.gridengine import Cell
+from tests.slurm import SlurmSite
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_never_more_in_use_than_there_are_however_often_the_daemon_is_killed(
+    site: Site, slurm_site: SlurmSite, gridengine_cell: Cell
+) -> None:
+    """Jobs of 2 s; how well 10 s ones use the tokens is measured in tests/bench."""
+    use = Sharing(site, slurm_site, gridengine_cell).run(2.0, 10, only=("", "", "cell"))
+    assert use.completed == use.begun == len(WANTS)
+    assert TOTAL - 1 <= use.most <= TOTAL
+    assert "cell" in use.clusters
+    assert len(use.clusters) > 1
+    site.stop()
+    site.replayed()
+    assert all(row["ok"] for row in site.json("db", "check"))
