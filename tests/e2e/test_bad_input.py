@@ -45,7 +45,7 @@ def unchanged(site: Site) -> None:
         (["licence", "set", "matlab", "1"], 5, "no licence 'matlab' is known; known are: none"),
         (["licence", "set", "matlab", "x"], 2, "or `configured`"),
         (["licence", "release", "99"], 5, "no job 99"),
-        (["submit", "--reservation", "1", "--wrap", "true"], 2, "--reservation"),
+        (["submit", "--reservation", "1", "--wrap", "true"], 5, "no reservation 1"),
         (["submit", "-J", "two\nlines", "--wrap", "true"], 2, "control"),
         (["submit", "-J", "x" * 10_000, "--wrap", "true"], 2, "255"),
         (["submit", "--partition", "week", "--wrap", "true"], 3, "week"),
