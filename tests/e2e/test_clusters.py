@@ -78,7 +78,7 @@ def test_a_worker_that_dies_again_and_again_is_started_less_often_and_it_says_so
     assert worker["since"] < worker["next_try"]
     job = running.submit("--wrap", "true")
     assert running.until_ended(job)[0]["state"] == "completed"
-    assert cluster(running, "left")["breaker"]["state"] == "closed"
+    running.until(lambda: cluster(running, "left")["breaker"]["state"] == "closed")
 
 
 def test_drained_slurm_gives_back_what_waits_and_the_other_cluster_runs_it(
