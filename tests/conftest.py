@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from hypothesis import HealthCheck, settings
 from sqlalchemy.engine import make_url
 
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import Database, database
 from tests import gridengine, postgresql, slurm
+
+# time never decides whether a test passes
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def require(component: str, reason: str) -> NoReturn:

@@ -124,7 +124,7 @@ def _width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_every_answer_is_that_of_the_naive_model() -> None:
-    run_state_machine_as_test(CartsMachine, settings=settings(max_examples=60, deadline=None))
+    run_state_machine_as_test(CartsMachine, settings=settings(max_examples=60))
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["integers", "floats"])

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from metasched.probes import command, flexlm
@@ -14,9 +14,6 @@ from metasched.probes.base import Feature, ProbeError, Report, Trouble, Use
 from metasched.probes.matching import Held, hosts_of, outside
 
 NOW = 1_773_135_000.0
-
-# how long it takes tells of the machine, not of the code
-lenient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 names = st.sampled_from(["solver", "viewer", "a-b.c", "", "x y", "x:", "ü"])
 numbers = st.one_of(st.integers(0, 20), st.integers(-5, 10**12))
@@ -64,7 +61,6 @@ def understood(answer: str) -> Report | None:
         return None
 
 
-@lenient
 @given(answers())
 @example("Users of x:  (Total of 999999999 licenses issued;  Total of 1 license in use)\n" * 5)
 def test_every_count_stands_in_the_answer(answer: str) -> None:
@@ -81,7 +77,6 @@ def test_every_count_stands_in_the_answer(answer: str) -> None:
         assert trouble.line <= len(answer.splitlines())
 
 
-@lenient
 @given(answers())
 def test_a_cut_answer_never_frees_a_token(answer: str) -> None:
     """What is lacking of an answer can only make fewer tokens free."""
@@ -114,21 +109,18 @@ json_values = st.recursive(
 )
 
 
-@lenient
 @given(st.one_of(st.text(), json_values.map(repr), json_values.map(json.dumps)))
 def test_any_json_is_read_or_refused(answer: str) -> None:
     with contextlib.suppress(ProbeError):
         command.read(answer)
 
 
-@lenient
 @given(st.text())
 def test_what_is_told_is_one_printable_line(words: str) -> None:
     assert str(ProbeError(words)).isprintable()
     assert str(Trouble(1, words)).isprintable()
 
 
-@lenient
 @given(st.text(max_size=40) | st.from_regex(r"[a-z,]*(\[[0-9,-]{0,9}\][a-z,]?){0,3}"))
 def test_any_list_of_hosts_is_read_or_refused(nodes: str) -> None:
     hosts = hosts_of(nodes)
@@ -139,7 +131,6 @@ users = st.sampled_from(["ada", "bob"])
 hosts = st.sampled_from(["n1", "n2", "n3"])
 
 
-@lenient
 @given(
     st.lists(st.builds(Use, users, hosts, st.integers(1, 4), st.sampled_from([0.0, 500.0, None]))),
     st.lists(

@@ -170,7 +170,7 @@ class Line(RuleBasedStateMachine):
 
 
 TestLine = Line.TestCase
-TestLine.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestLine.settings = settings(max_examples=50, stateful_step_count=40)
 
 
 def test_one_that_wants_all_waits_only_for_those_who_were_there_before() -> None:
