@@ -65,6 +65,7 @@ class Capabilities:
     suspends: bool = False  # its jobs can be suspended by an operator
     limit_granularity: float = 1.0  # seconds; time limits are rounded up to it
     proves_absence: bool = True  # its listings can prove that a tag never arrived
+    estimates: bool = False  # says when it expects what waits to begin (`Row.expected`)
     reservations: bool = False  # keeps nodes for windows of time: survey, reserve, unreserve
 
 

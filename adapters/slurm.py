@@ -56,6 +56,7 @@ class Slurm(Adapter):
         licences=True,
         suspends=True,
         limit_granularity=60.0,
+        estimates=True,
         reservations=True,
     )
 
@@ -209,8 +210,9 @@ class Slurm(Adapter):
         try:
             user = os.geteuid() if self.launcher is None else None
             rows = text.rows(jobs, self.instance, user)
-            names = {row.owner: row.owner and name_of(int(row.owner)) for row in rows}
-            rows = [replace(row, owner=names[row.owner]) for row in rows]
+            if user is None:
+                names = {row.owner: name_of(int(row.owner)) for row in rows}
+                rows = [replace(row, owner=names[row.owner]) for row in rows]
             ours = {job.id for job in jobs if text.is_ours(job, self.instance, user)}
             facts = text.facts(jobs, places, taken, ours)
         except ValueError as error:

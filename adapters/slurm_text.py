@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
@@ -355,31 +355,47 @@ def is_ours(line: QueueLine, instance: str, user: int | None) -> bool:
 def rows(lines: Iterable[QueueLine], instance: str, user: int | None) -> list[Row]:
     """Our tasks; if `user` is None each with the user id of its owner."""
     return [
-        replace(_row(line, *key, native), owner="" if user is not None else str(int(line.user)))
+        row
         for line in lines
         if is_ours(line, instance, user)
-        for key, native in read_mark(line.tag, line.id).items()
+        for row in _rows(line, "" if user is not None else str(int(line.user)))
     ]
 
 
-def _row(line: QueueLine, tag: str, task: int, native: str) -> Row:
+def _rows(line: QueueLine, owner: str) -> Iterator[Row]:
+    """The tasks that a record of ours stands for."""
+    tasks = read_mark(line.tag, line.id)
     now = state(line.state)
     started, code, signal = _started(line, now), None, None
     if started is not None and now in _HAS_STATUS:
         code, signal = exit_status(line.status)
-    return Row(
-        tag=tag,
-        task=task,
-        native_id=native,
-        state=now,
-        started=started,
-        ended=when(line.end) if has_ended(now) else None,
-        exit_code=code,
-        signal=signal,
-        word="" if line.reason in NOTHING else line.reason,
-        node="" if line.nodes in NOTHING else line.nodes,
-        restarts=int(line.restarts),
-    )
+    ended = when(line.end) if has_ended(now) else None
+    word = "" if line.reason in NOTHING else line.reason
+    node = "" if line.nodes in NOTHING else line.nodes
+    restarts = int(line.restarts)
+    # of several tasks Slurm says when the last one begins that it has planned, and not which
+    expected = _expected(line) if now is State.PENDING and len(tasks) == 1 else None
+    for (tag, task), native in tasks.items():
+        yield Row(
+            tag=tag,
+            task=task,
+            native_id=native,
+            state=now,
+            started=started,
+            ended=ended,
+            exit_code=code,
+            signal=signal,
+            word=word,
+            node=node,
+            restarts=restarts,
+            owner=owner,
+            expected=expected,
+        )
+
+
+def _expected(line: QueueLine) -> float | None:
+    """When Slurm expects a pending job to begin; what is held keeps what was planned before."""
+    return None if line.eligible in NOTHING else when(line.start)
 
 
 def _started(line: QueueLine, state: State) -> float | None:

@@ -44,6 +44,7 @@ from metasched.events import (
     Due,
     Look,
     Outcome,
+    Place,
     Returned,
     Revoke,
     Revoked,
@@ -56,6 +57,7 @@ from metasched.events import (
     Unsure,
     Withdraw,
 )
+from metasched.expectations import Expectation, Expectations
 from metasched.model import Claim, Payload, Trace, parse_tag, tag_of
 from metasched.policies.eligible import NoMapping, translated
 from metasched.probes.watch import Watch
@@ -102,6 +104,7 @@ class Link:
         self._wishes: dict[tuple[int, int, bool], _Wish] = {}
         self._look: Look | None = None
         self._claims: set[Claim] = set()  # to be revoked
+        self.expectations = Expectations(self.name)
         self.reservations = ReservationLink(settings.cluster, engine, self.call)
         self._listed = 0.0  # when the listing was taken that news is relative to
         self._wake = asyncio.Event()
@@ -207,6 +210,7 @@ class Link:
                 wish.breaker.succeed()  # it was not for what they ask that they failed
         self.breaker.succeed()
         self._full = False
+        self.expectations.learn(news, core.instance)
         quiet = not (news.rows or news.vanished or news.facts or news.full or silent)
         if not quiet or core.expects(self.name, now):
             self._engine.take(
@@ -245,6 +249,7 @@ class Link:
             news,
             rows=tuple(row for row in news.rows if owns(row.tag, row.owner)),
             vanished=tuple(gone for gone in news.vanished if owns(gone[0], gone[2])),
+            expected=tuple(one for one in news.expected if owns(one[0], one[2])),
         )
 
     def _failed(self, reason: str) -> None:
@@ -610,6 +615,13 @@ class Engine:
         if tasks := self.core.tasks_of(named[0]):
             return tasks[0].job.user
         return self.ledger.owner(named[0]) or ""
+
+    def expected(self, place: Place) -> Expectation | None:
+        """When a task's manager expects it to begin. May be called from any thread."""
+        task = self.core.tasks.get(place)
+        attempt = None if task is None else task.attempt
+        link = None if attempt is None else self.links.get(attempt.cluster)
+        return None if attempt is None or link is None else link.expectations.of(place, attempt)
 
     async def run(self) -> None:
         """Run all clusters and timers until cancelled, or until an event could not be taken."""

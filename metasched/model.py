@@ -310,7 +310,8 @@ class Row:
     signal ended it), `signal` the number of that signal; `word` the manager's own reason;
     `restarts` how often the manager has begun it anew by itself.
     `owner` is in site mode the account that the manager names: anybody can write a tag, so a row
-    counts only if the task is that user's.
+    counts only if the task is that user's. `expected` is when the manager itself expects a task
+    that waits to begin (epoch seconds), if it says so: rows that differ in it alone are equal.
     """
 
     tag: str
@@ -327,6 +328,7 @@ class Row:
     max_memory: int | None = None
     restarts: int = 0
     owner: str = ""
+    expected: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,10 @@ class Call:
 
 @dataclass(frozen=True)
 class News:
-    """A listing reduced to what is new since the last one; `facts` None: as before."""
+    """A listing reduced to what is new since the last one; `facts` None: as before.
+
+    `expected` are what the manager newly expects (`Row.expected`; None: nothing any more).
+    """
 
     taken: float
     since: float
@@ -73,6 +76,7 @@ class News:
     facts: Facts | None = None
     full: bool = False
     up_since: float = 0.0
+    expected: tuple[tuple[str, int, str, float | None], ...] = ()  # tag, task, owner, start
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ class Host:
 
     adapter: Adapter
     _rows: dict[tuple[str, int, str], Row] = field(default_factory=dict)
+    _expected: dict[tuple[str, int, str], float] = field(default_factory=dict)
     _facts: Facts | None = None
     _told: bool = False
     _broken: bool = False  # what is chained to the last submit is not to be carried out
@@ -163,6 +168,8 @@ class Host:
     def _news(self, listing: Listing, full: bool) -> News:
         full = full or not self._told
         rows = {(row.tag, row.task, row.owner): row for row in listing.rows}
+        expected = {key: row.expected for key, row in rows.items() if row.expected is not None}
+        before = {} if full else self._expected
         news = News(
             taken=listing.taken,
             since=listing.since,
@@ -172,8 +179,14 @@ class Host:
             facts=listing.facts if full or listing.facts != self._facts else None,
             full=full,
             up_since=listing.up_since,
+            expected=tuple(
+                (*key, expected.get(key))
+                for key in before.keys() | expected.keys()
+                if before.get(key) != expected.get(key)
+            ),
         )
         self._rows, self._facts, self._told = rows, listing.facts, True
+        self._expected = expected
         return news
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,9 @@ class Hosted(Adapter):
         for key in news.vanished:
             del self._rows[key]
         self._rows |= {(row.tag, row.task, row.owner): row for row in news.rows}
+        for tag, task, owner, start in news.expected:
+            if (row := self._rows.get((tag, task, owner))) is not None:
+                self._rows[tag, task, owner] = replace(row, expected=start)
         self._facts = news.facts or self._facts
         assert self._facts is not None
         return Listing(

@@ -15,6 +15,7 @@ from metasched.api.licences import told_who_has, who_has
 from metasched.api.request import Running, Serving, Who
 from metasched.daemon import Engine
 from metasched.events import Task
+from metasched.expectations import Expectation
 from metasched.model import State
 from metasched.transitions import FINAL, WITH_US
 from metasched.units import iso
@@ -44,13 +45,16 @@ async def explain(daemon: Serving, who: Who, running: Running, job: str) -> dict
                 running.core, task, now, lambda user: who.sees_all or user == who.user
             )
             cause = "; ".join((lacking.text, *told_who_has(licences)))
+    expected = running.expected((id, row["task_index"]))
     whole = f"{_counted(rows)}; task {row['task_index']}: " if len(rows) > 1 else ""
     return {
         "job": id,
         "task": row["task_index"] if row["array"] else None,
         "state": row["state"],
         "reason": row["reason"],
-        "text": whole + _why(row, clusters, cause),
+        "text": whole + _why(row, clusters, cause) + _when(expected),
+        "expected_start": iso(expected.start) if expected else None,
+        "expected_told": iso(expected.told) if expected else None,
         "priority": stored["priority"],
         "parts": msgspec.json.decode(stored["parts"]),
         "clusters": clusters,
@@ -63,6 +67,16 @@ def _counted(rows: Sequence[dict[str, Any]]) -> str:
     counts = Counter(row["state"] for row in rows)
     told = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     return f"Of {len(rows)} tasks are {told}"
+
+
+def _when(expected: Expectation | None) -> str:
+    """When a manager expects a task to begin, in a sentence that follows another."""
+    if expected is None:
+        return ""
+    return (
+        f" {expected.cluster} expects it to begin at {iso(expected.start)}, "
+        f"as it said at {iso(expected.told)}."
+    )
 
 
 def _why(row: dict[str, Any], clusters: Sequence[dict[str, Any]], cause: str) -> str:

@@ -13,8 +13,9 @@ from fastapi.responses import Response
 
 from metasched.api.choosing import RECENT, ids, known, owners, states
 from metasched.api.request import Running, Serving, Who
-from metasched.daemon import Daemon
+from metasched.daemon import Daemon, Engine
 from metasched.errors import Wrong
+from metasched.model import State
 from metasched.patterns import differs, filled, first_node
 from metasched.units import iso
 
@@ -48,7 +49,7 @@ def status(
         ended_since=None if all or wanted else time.time() - RECENT,
     )
     # written here, in a thread: it would be checked and written by the one that sends jobs
-    told = msgspec.json.encode([_row(row) for row in rows])
+    told = msgspec.json.encode([_row(row, daemon.engine) for row in rows])
     return Response(told, media_type="application/json")
 
 
@@ -67,7 +68,7 @@ async def wait(
             running.core.is_open(id, index) for id, index in wanted
         ):
             break
-    return [_row(row) for row in daemon.ledger.status(wanted)]
+    return [_row(row, daemon.engine) for row in daemon.ledger.status(wanted)]
 
 
 @router.get("/jobs/{job}/story")
@@ -108,8 +109,11 @@ def output(daemon: Serving, who: Who, job: str) -> dict[str, Any]:
     return {kind: path and filled(path, index or 0, node) for kind, path in paths.items()}
 
 
-def _row(row: dict[str, Any]) -> dict[str, Any]:
+def _row(row: dict[str, Any], running: Engine | None) -> dict[str, Any]:
     """A row of `status --json`."""
+    expected = None
+    if running is not None and row["state"] == State.PENDING:
+        expected = running.expected((row["job"], row["task_index"]))
     return {
         "job": row["job"],
         "array": row["array"],
@@ -122,6 +126,7 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
         "cluster": row["cluster"],
         "native_id": row["native_id"],
         "submitted": iso(row["submitted"]),
+        "expected_start": iso(expected.start) if expected else None,
         "started": iso(row["started"]),
         "ended": iso(row["ended"]),
         "exit_code": _exit_code(row["exit_code"], row["signal"]),

@@ -21,7 +21,7 @@ GONE = 300.0  # seconds without an answer after which a wait gives up
 ASK = 1.0  # seconds between questions whether its job goes on
 
 _COLUMNS = ("name", "user", "state", "reason", "priority", "cluster", "native_id")
-_MOMENTS = ("submitted", "started", "ended")
+_MOMENTS = ("submitted", "expected_start", "started", "ended")
 
 Jobs = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", show_default=False)]
 Named = Annotated[list[str], typer.Argument(metavar="JOB...", show_default=False)]
@@ -65,7 +65,7 @@ def status(
         print(json_format.dumps(rows, indent=2))
         return
     table(
-        ("JOB", *(column.upper() for column in _COLUMNS), *(m.upper() for m in _MOMENTS), "EXIT"),
+        ("JOB", *(name.upper() for name in (*_COLUMNS, *_MOMENTS)), "EXIT"),
         (_line(id, group) for id, group in folded_rows(rows, _looks)),
     )
 
@@ -79,9 +79,12 @@ def _looks(row: dict[str, Any]) -> object:
 def _line(id: str, group: Sequence[dict[str, Any]]) -> tuple[object, ...]:
     """A line for tasks that look alike: from the first begin to the last end."""
     first = group[0] if len(group) == 1 else {**group[0], "native_id": None}
-    started = min((r["started"] for r in group if r["started"]), default=None)
+    first_of = {
+        name: min((r[name] for r in group if r[name]), default=None)
+        for name in ("submitted", "expected_start", "started")
+    }
     ended = max((r["ended"] for r in group if r["ended"]), default=None)
-    moments = (first["submitted"], started, ended)
+    moments = (*first_of.values(), ended)
     return (id, *(first[c] for c in _COLUMNS), *map(moment, moments), first["exit_code"])
 
 

@@ -38,7 +38,7 @@ def story(job: Job, json: Json = False, config: Config = None) -> None:
 
 
 def explain(job: Job, json: Json = False, config: Config = None) -> None:
-    """Tell why a job is where it is, and why not yet.
+    """Tell why a job is where it is, why not yet, and when.
 
     \b
     Examples:

@@ -61,6 +61,27 @@ def test_a_job_waits_runs_and_completes(manager: Manager) -> None:
     assert before - SECOND <= running.started <= row.ended <= time.time() + SECOND
 
 
+def test_what_waits_is_expected_to_begin_when_the_first_place_is_free(manager: Manager) -> None:
+    blockers = manager.fill()
+    order = manager.submit("exit", cpus=1)
+    manager.wait_state(order, State.PENDING)
+    if not manager.adapter.capabilities.estimates:
+        assert {row.expected for row in manager.adapter.poll().rows} == {None}
+        return
+
+    def expected(listing: Listing) -> float | None:
+        return next(row.expected for row in listing.rows if row.tag == order.tag)
+
+    start = expected(manager.wait(lambda listing: expected(listing) is not None))
+    began = [manager.wait_state(one, State.RUNNING).started or 0.0 for one in blockers]
+    rounded = 2 * manager.adapter.capabilities.limit_granularity
+    assert start is not None
+    assert min(began) + 600 - SECOND <= start <= max(began) + 600 + rounded
+    for blocker in blockers:
+        manager.withdraw(blocker)
+    assert manager.wait_end(order).expected is None
+
+
 @pytest.mark.parametrize("code", [1, 3, 255])
 def test_a_failing_job_tells_its_exit_code(manager: Manager, code: int) -> None:
     row = manager.wait_end(manager.submit(f"exit {code}"))

@@ -6,6 +6,7 @@ import json
 import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -73,6 +74,29 @@ def test_hold_takes_a_pending_job_back_and_release_sends_it_again(over_slurm: Si
     over_slurm.run("release", str(waiting))
     [row] = over_slurm.until_ended(waiting)
     assert (row["state"], row["exit_code"]) == ("completed", 0)
+
+
+def test_when_the_manager_expects_a_job_to_begin_is_told_and_makes_no_story(
+    over_slurm: Site, slurm_site: SlurmSite
+) -> None:
+    full = over_slurm.submit("--wrap", "sleep 600", "-n", "24", "--cluster", "beta", "-t", "10")
+    over_slurm.until(lambda: over_slurm.row(full)["state"] == "running")
+    job = over_slurm.submit("--wrap", "true", "-n", "8", "--cluster", "beta", "-t", "5")
+    first = over_slurm.until(lambda: over_slurm.row(job)["expected_start"])
+    end = datetime.fromisoformat(over_slurm.row(full)["started"]) + timedelta(minutes=10)
+    assert abs(datetime.fromisoformat(first) - end) < timedelta(minutes=2)
+    told = over_slurm.json("explain", str(job))
+    assert told["expected_start"] == first
+    words = f"beta expects it to begin at {first}, as it said at {told['expected_told']}."
+    assert told["text"].endswith(words)
+    story = over_slurm.json("story", str(job))
+    native = over_slurm.row(full)["native_id"]
+    slurm_site["beta"].run("scontrol", "update", f"jobid={native}", "timelimit=30")
+    over_slurm.until(lambda: (over_slurm.row(job)["expected_start"] or first) > first)
+    assert over_slurm.json("story", str(job)) == story
+    over_slurm.run("cancel", str(full))
+    [row] = over_slurm.until_ended(job)
+    assert row["expected_start"] is None
 
 
 def test_pulled_from_a_full_cluster_to_the_one_that_can_start_it(

@@ -154,6 +154,7 @@ def row(job: int = 17, state: str = "running", **more: object) -> dict[str, obje
         "cluster": "left",
         "native_id": "5",
         "submitted": "2026-01-31T10:00:00.000+00:00",
+        "expected_start": None,
         "started": None,
         "ended": None,
         "exit_code": None,
@@ -453,7 +454,7 @@ def test_status_is_a_plain_uncut_table_in_a_pipe(daemon: Fake, run: Run) -> None
     header, first, second = done.out.splitlines()
     assert header.split() == [
         *["JOB", "NAME", "USER", "STATE", "REASON", "PRIORITY", "CLUSTER", "NATIVE_ID"],
-        *["SUBMITTED", "STARTED", "ENDED", "EXIT"],
+        *["SUBMITTED", "EXPECTED_START", "STARTED", "ENDED", "EXIT"],
     ]
     assert first.split() == ["17", name, "ada", "running", "7", "left", "5", row()["submitted"]]
     assert second.split()[:2] == ["18_3", "sim"]

@@ -741,3 +741,28 @@ def test_licences_as_slurm_counts_them() -> None:
     assert text.licences("No licenses configured in Slurm.\n") == {}
     with pytest.raises(ValueError, match="no number"):
         text.licences("LicenseName=matlab Total=4\n")
+
+
+# When Slurm expects what waits to begin.
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, 110.0),
+        ({"start": "N/A"}, None),
+        ({"eligible": "N/A", "reason": "JobHeldAdmin"}, None),  # it keeps what was planned before
+        ({"state": "RUNNING"}, None),
+        ({"state": "CANCELLED"}, None),
+        ({"id": "7_[4]", "tag": "ms-abcd1234-1-1/a"}, 110.0),
+    ],
+)
+def test_a_start_is_expected_of_what_can_begin(
+    changed: dict[str, str], expected: float | None
+) -> None:
+    assert row(**{"state": "PENDING", "nodes": "", **changed}).expected == expected
+
+
+def test_of_tasks_that_share_a_record_no_start_is_known() -> None:
+    shared = line(state="PENDING", nodes="", id="7_[4-6]", tag="ms-abcd1234-1-1/a")
+    assert {row.expected for row in text.rows([shared], OURS, 1000)} == {None}
