@@ -368,6 +368,7 @@ class Core:
         view.up_since = event.up_since
         self._listed(view, event)
         self._not_listed(view, event)
+        self._leasing.count_past_us(view)
         reshaped = view.shape != before
         lasting = reshaped and shape(facts, passing=False) != shape(view.facts, passing=False)
         if event.facts is not None and (lasting or not was_up):

@@ -106,7 +106,7 @@ class Link:
         self._claims: set[Claim] = set()  # to be revoked
         self.expectations = Expectations(self.name)
         self.reservations = ReservationLink(settings.cluster, engine, self.call)
-        self._listed = 0.0  # when the listing was taken that news is relative to
+        self.listed = 0.0  # when the listing was taken that news is relative to
         self._wake = asyncio.Event()
         self._worker: asyncio.subprocess.Process | None = None
         self._born = 0.0
@@ -223,11 +223,11 @@ class Link:
                     news.full,
                     news.since,
                     news.until,
-                    self._listed,
+                    self.listed,
                     news.up_since,
                 )
             )
-        self._listed = news.taken
+        self.listed = news.taken
         self._next_poll = time.monotonic() + self._interval(bool(news.rows or news.vanished))
 
     def _interval(self, news: bool) -> float:

@@ -198,10 +198,9 @@ def _drift(row: dict[str, Any]) -> Iterator[Finding]:
     name = row["licence"]
     for own in row["managers"]:
         check = f"licence {name} on {own['cluster']}"
-        if own["others"] and not row["server"]:
-            told = f"{own['others']} are taken there by others, which nothing here counts"
-            yield Finding(check, False, told, "name a licence_server that counts them")
-        elif row["total"] is not None and own["total"] != row["total"]:
+        if own["others"]:
+            yield Finding(check, True, f"{own['others']} are taken there past us")
+        if row["total"] is not None and own["total"] != row["total"]:
             yield Finding(check, True, f"it gives out {own['total']}, there are {row['total']}")
 
 

@@ -13,6 +13,7 @@ from metasched.events import Attempt, Place, Task
 from metasched.licences import GivenBack, Lease, LicencePool, Licences, Standing
 from metasched.model import Reason, State
 from metasched.policies.eligible import Unfit
+from metasched.transitions import BEGUN
 
 
 class Leasing:
@@ -117,6 +118,28 @@ class Leasing:
                 self.give_back(task, "not sent on")
         self.passed_on = {}
 
+    def count_past_us(self, view: ClusterView) -> None:
+        """What a manager counts as taken of our licences, and not by jobs of ours, others use.
+
+        A lease is in its count from when its task has begun. So leases and what others use are
+        together never less than the manager's count, even if that is some moments younger than
+        its listing of tasks.
+        """
+        if not self.ours or view.facts is None:
+            return
+        words = {name: view.cluster.licence(name) for name in self.licences.names}
+        taken = {word: copies.used for word, copies in view.facts.licences.items()}
+        if not taken.keys().isdisjoint(words.values()):
+            for task in view.live.values():
+                if task.live.state in BEGUN:
+                    for name, many in self.tokens(task).items():
+                        word = view.cluster.licence(name)
+                        taken[word] = taken.get(word, 0) - many
+        others = {name: max(taken.get(word, 0), 0) for name, word in words.items()}
+        now = self._books.now
+        for name in self.licences.given_past_us(view.name, others, now):
+            self._books.out.standings[name] = self.licences.standing(name, now)
+
     def reconcile(self) -> None:
         """Make leases agree with what is live, and tell how it stands with every licence."""
         if not self.ours:
@@ -131,6 +154,8 @@ class Leasing:
             if task.state is not State.UNKNOWN:  # an operator may have released it
                 self.must_hold(task)
             self.expect(task)
+        for view in self._books.views.values():
+            self.count_past_us(view)
         for standing in self.licences.standings(self._books.now):
             self._books.out.standings[standing.licence] = standing
 

@@ -25,7 +25,7 @@ import heapq
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}")
 MOST = 1_000_000_000  # tokens: what every database holds, and more than any site has
@@ -77,7 +77,7 @@ class LicencePool:
 
 @dataclass(frozen=True)
 class LicenceCount:
-    """What a server told of one licence when it was asked at `observed`.
+    """What a server, or a cluster's manager, told of one licence when asked at `observed`.
 
     `total` None: it does not say how many there are. `outside` are in use and not ours.
     ValueError if a number makes no sense.
@@ -94,6 +94,11 @@ class LicenceCount:
         _amount(f"outside use of licence {self.name}", self.outside)
         if not math.isfinite(self.observed):
             raise ValueError(f"licence {self.name} was observed at {self.observed}; give a time")
+
+
+def _set_back(told: LicenceCount, by: float) -> LicenceCount:
+    """The same told no later, after the clock was set: perhaps it is older than it seems."""
+    return replace(told, observed=told.observed + min(by, 0.0))
 
 
 @dataclass(frozen=True)
@@ -196,6 +201,7 @@ class _Pool:
     known: bool = True
     chosen: int | None = None
     count: LicenceCount | None = None
+    past_us: dict[str, LicenceCount] = field(default_factory=dict)  # told by clusters
     ours: int = 0
     leased: dict[Place, int] = field(default_factory=dict)  # what `ours` consists of
     waiting: int = 0
@@ -214,6 +220,20 @@ class _Pool:
         counted = self.count.total if self.count is not None else None
         self.total = min((n for n in (told, counted) if n is not None), default=None)
 
+    @property
+    def outside(self) -> int:
+        """What others use: what clusters have given to others, or what the server tells if that is
+        more, since it tells of those as well."""
+        counted = self.count.outside if self.count is not None else 0
+        return max(counted, sum(told.outside for told in self.past_us.values()))
+
+    @property
+    def observed(self) -> float | None:
+        """When that was so: as its server told, else the first of the clusters."""
+        if self.count is not None:
+            return self.count.observed
+        return min((told.observed for told in self.past_us.values()), default=None)
+
     def word(self, now: float) -> str:
         """Why nobody can say how many are free; empty if that is known."""
         if not self.known:
@@ -231,8 +251,7 @@ class _Pool:
         if self.word(now):
             return None
         assert self.total is not None
-        outside = self.count.outside if self.count is not None else 0
-        return self.total - self.ours - outside - self.lingering - self.pool.headroom
+        return self.total - self.ours - self.outside - self.lingering - self.pool.headroom
 
 
 class Licences:
@@ -275,7 +294,7 @@ class Licences:
         self._groups, self._in_line, self._fresh = {}, {}, []
         self._stirred, self._touched = set(), set()
         for name, pool in self._pools.items():
-            pool.known, pool.count, pool.waiting = name in given, None, 0
+            pool.known, pool.count, pool.past_us, pool.waiting = name in given, None, {}, 0
             pool.wanting, pool.parked, pool.first = [], {}, None
         for name, described in given.items():
             self._pool(name).pool, self._pools[name].known = described, True
@@ -303,6 +322,27 @@ class Licences:
         self._changed(pool)
         return True
 
+    def given_past_us(self, cluster: str, taken: Mapping[str, int], now: float) -> list[str]:
+        """Learn what a cluster's manager has given of these licences to others than us.
+
+        Of a licence that cannot be used on that cluster it counts some other pool. Those of which
+        it has another number than before.
+        """
+        changed = []
+        for name, pool in self._pools.items():
+            before = pool.past_us.pop(cluster, None)
+            many = 0 if self.barred([name], cluster) else min(taken.get(name, 0), MOST)
+            if many:
+                pool.past_us[cluster] = LicenceCount(name, None, many, now)
+            if many != (before.outside if before is not None else 0):
+                changed.append(name)
+                self._changed(pool)
+        return changed
+
+    def past_us(self, name: str) -> Mapping[str, LicenceCount]:
+        """What of a licence the managers of clusters have given to others than us, by cluster."""
+        return self._pool(name).past_us
+
     def choose(self, name: str, total: int | None) -> None:
         """An operator sets how many there are; None: as configured again."""
         self._pool(name).chosen = total
@@ -323,10 +363,8 @@ class Licences:
         """Move all times: the wall clock has gone `by` seconds more than time has."""
         for pool in self._pools.values():
             if pool.count is not None:
-                told = pool.count
-                pool.count = LicenceCount(
-                    told.name, told.total, told.outside, told.observed + min(by, 0.0)
-                )
+                pool.count = _set_back(pool.count, by)
+            pool.past_us = {name: _set_back(told, by) for name, told in pool.past_us.items()}
             pool.backs = [(until + by, given_back + by, n) for until, given_back, n in pool.backs]
         self._ends = {place: end + by for place, end in self._ends.items()}
         self._dues = [(until + by, name) for until, name in self._dues]
@@ -344,12 +382,12 @@ class Licences:
             name,
             pool.total if pool.known else 0,
             pool.ours,
-            pool.count.outside if pool.count is not None else 0,
+            pool.outside,
             pool.lingering,
             free,
             pool.waiting,
             pool.word(now),
-            pool.count.observed if pool.count is not None else None,
+            pool.observed,
             pool.chosen,
         )
 

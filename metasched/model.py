@@ -225,6 +225,10 @@ class Cluster:
     def __post_init__(self) -> None:
         _positive(f"cluster {self.name}: benchmark", self.benchmark)
 
+    def licence(self, name: str) -> str:
+        """What its manager calls a licence."""
+        return self.maps.get("licence", {}).get(name, name)
+
 
 @dataclass(frozen=True)
 class Nodes:

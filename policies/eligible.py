@@ -79,7 +79,7 @@ def _counted(job: Job, cluster: Cluster, facts: Facts) -> dict[str, int]:
     """What the job asks for of the licences that the manager counts, in its names."""
     known: Counter[str] = Counter()
     for name, count in job.licences.items():
-        word = cluster.maps.get("licence", {}).get(name, name)
+        word = cluster.licence(name)
         if word in facts.licences:
             known[word] += count
     return dict(known)

@@ -13,6 +13,7 @@ from metasched.api.choosing import Choice, chosen
 from metasched.api.clusters import breaker_row
 from metasched.api.request import Running, Serving, Who
 from metasched.core import Core
+from metasched.daemon import Engine
 from metasched.errors import Wrong
 from metasched.events import LicenceSet, LicencesReleased, Task
 from metasched.licences import MOST, Lease, Standing
@@ -33,7 +34,7 @@ class Total:
 
 @router.get("/licences")
 async def licences(_: Who, running: Running) -> list[dict[str, Any]]:
-    return [_row(running.core, one) for one in running.core.licences.standings(time.time())]
+    return [_row(running, one) for one in running.core.licences.standings(time.time())]
 
 
 @router.get("/licences/servers")
@@ -86,7 +87,7 @@ async def set_licence(
         raise Wrong(422, f"{how.total} of a licence; give 0 to {MOST}")
     now = time.time()
     running.take(LicenceSet(now, name, how.total, who.user))
-    return _row(running.core, tokens.standing(name, now))
+    return _row(running, tokens.standing(name, now))
 
 
 def _licence_server(watch: Watch) -> dict[str, Any]:
@@ -100,18 +101,15 @@ def _licence_server(watch: Watch) -> dict[str, Any]:
     }
 
 
-def _row(core: Core, standing: Standing) -> dict[str, Any]:
+def _row(running: Engine, standing: Standing) -> dict[str, Any]:
     """A row of `licences --json`."""
+    core = running.core
     pool = core.licences.pool(standing.licence)
     return {
         "licence": standing.licence,
-        "total": standing.total,
-        "ours": standing.ours,
-        "outside": standing.outside,
-        "free": None if standing.free is None else max(standing.free, 0),
+        **_shares(standing),
         "waiting": standing.waiting,
         "rho": standing.rho,
-        "state": _state(standing),
         "lingering": standing.lingering,
         "headroom": pool.headroom if pool else 0,
         "clusters": list(pool.clusters) if pool else [],
@@ -123,33 +121,41 @@ def _row(core: Core, standing: Standing) -> dict[str, Any]:
         "server": pool.server if pool else "",
         "observed": iso(standing.observed),
         "chosen": standing.chosen,
-        "managers": list(_managers(core, standing.licence)),
+        "managers": list(_managers(running, standing.licence)),
     }
 
 
-def _managers(core: Core, licence: str) -> Iterator[dict[str, Any]]:
-    """What managers themselves count of a licence; `others` are taken there, and not by us."""
+def _shares(standing: Standing) -> dict[str, Any]:
+    """Who has how many, and what keeps more from being leased."""
+    return {
+        "total": standing.total,
+        "ours": standing.ours,
+        "outside": standing.outside,
+        "free": None if standing.free is None else max(standing.free, 0),
+        "state": _state(standing),
+    }
+
+
+def _managers(running: Engine, licence: str) -> Iterator[dict[str, Any]]:
+    """What managers themselves count of a licence; `others` are taken there, and not by us.
+
+    `observed` is when the manager was last asked.
+    """
+    core = running.core
+    past_us = core.licences.past_us(licence)
     for cluster in core.clusters:
         facts, _ = core.view(cluster.name)
-        word = cluster.maps.get("licence", {}).get(licence, licence)
+        word = cluster.licence(licence)
         if facts is None or word not in facts.licences:
             continue
-        copies = facts.licences[word]
-        ours = sum(
-            lease.tokens.get(licence, 0)
-            for place, lease in core.licences.leases.items()
-            if place in core.tasks and _on(core.tasks[place], cluster.name)
-        )
+        copies, others = facts.licences[word], past_us.get(cluster.name)
         yield {
             "cluster": cluster.name,
             "total": copies.total,
             "used": copies.used,
-            "others": max(copies.used - ours, 0),
+            "others": others.outside if others is not None else 0,
+            "observed": iso(running.links[cluster.name].listed or None),
         }
-
-
-def _on(task: Task, cluster: str) -> bool:
-    return task.attempt is not None and task.attempt.cluster == cluster
 
 
 def _state(standing: Standing) -> str:
@@ -176,13 +182,10 @@ def who_has(
                 for lease in core.licences.leases.values()
                 if standing.licence in lease.tokens
             ],
-            **{key: value for key, value in _row(core, standing).items() if key in _SHOWN},
+            **_shares(standing),
         }
         for standing in core.lacks(task, now)
     ]
-
-
-_SHOWN = ("total", "ours", "outside", "free", "state")
 
 
 def _holder(
@@ -211,3 +214,5 @@ def told_who_has(lacking: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             who = f"job {has['job']}{task} of {has['user']}" if has["job"] else "another user's job"
             back = f", expected back by {has['expected']}" if has["expected"] else ""
             yield f"{has['count']} of {lack['licence']} with {who}{back}"
+        if lack["outside"]:
+            yield f"{lack['outside']} of {lack['licence']} in use by others"

@@ -156,7 +156,10 @@ def test_jobs_that_ended_and_were_forgotten_while_the_daemon_was_down(
 def test_licences_that_slurm_counts_too_are_asked_for_there(
     site: Site, slurm_site: SlurmSite
 ) -> None:
-    """We lease five, of which alpha gives out three; beta knows none."""
+    """We lease five, of which alpha gives out three; beta knows none.
+
+    What others take on alpha is not there for beta, either.
+    """
     for cluster in slurm_site:
         cluster.empty()
     site.configure(
@@ -169,18 +172,23 @@ def test_licences_that_slurm_counts_too_are_asked_for_there(
     )
     site.start()
 
-    def managers() -> object:
-        return site.json("licences")[0]["managers"]
+    def told(**on_alpha: int) -> bool:
+        [row] = site.json("licences")
+        [manager] = row["managers"]
+        assert row["outside"] == manager["others"]
+        expected = {"cluster": "alpha", "total": 3, "used": 0, "others": 0} | on_alpha
+        return bool(manager.pop("observed")) and manager == expected
 
-    on_alpha = {"cluster": "alpha", "total": 3, "used": 0, "others": 0}
-    site.until(lambda: managers() == [on_alpha])
-    told = site.error("submit", "-L", "matlab:4", "--cluster", "alpha", "--wrap", "true", code=3)
-    assert "its manager counts 3 matlab in all, the job asks for 4" in told
+    site.until(told)
+    words = ("-L", "matlab:4", "--cluster", "alpha", "--wrap", "true")
+    assert "its manager counts 3 matlab in all, the job asks for 4" in site.error(
+        "submit", *words, code=3
+    )
     elsewhere = site.submit("-L", "matlab:4", "--wrap", "true")
     assert site.until_ended(elsewhere)[0]["cluster"] == "beta"
 
     holder = site.submit("-L", "matlab:2", "--cluster", "alpha", "--wrap", "sleep 600")
-    site.until(lambda: managers() == [on_alpha | {"used": 2}])
+    site.until(lambda: told(used=2))
     assert "Used=2" in slurm_site["alpha"].run("scontrol", "-o", "show", "licenses")
     waiting = site.submit("-L", "matlab:2", "--cluster", "alpha", "--wrap", "true")
     site.until(lambda: site.row(waiting)["reason"] == "licence_busy")
@@ -188,8 +196,16 @@ def test_licences_that_slurm_counts_too_are_asked_for_there(
     assert "it gives out 3, there are 5" in site.run("doctor").stdout
     theirs = ("sbatch", "--parsable", "-L", "matlab:1", "--wrap", "sleep 600")
     native = slurm_site["alpha"].run(*theirs).strip()
-    site.until(lambda: managers() == [on_alpha | {"used": 3, "others": 1}])
-    assert "1 are taken there by others" in site.run("doctor", code=1).stdout
+    site.until(lambda: told(used=3, others=1))
+    assert "1 are taken there past us" in site.run("doctor").stdout
+    on_beta = site.submit("-L", "matlab:3", "--cluster", "beta", "--wrap", "true")
+    assert site.row(on_beta)["reason"] == "licence_busy"
+    why = site.run("explain", str(on_beta)).stdout
+    assert "matlab: 3 wanted, 2 of 5 free; 2 of matlab with job" in why
+    assert "1 of matlab in use by others" in why
     slurm_site["alpha"].run("scancel", native)
+    site.until_ended(on_beta)
     site.run("cancel", str(holder))
-    assert [row["state"] for row in site.until_ended(waiting)] == ["completed"]
+    assert [row["state"] for row in site.until_ended(waiting, on_beta)] == ["completed"] * 2
+    site.stop()
+    site.replayed()

@@ -18,6 +18,7 @@ from metasched.events import (
     Declined,
     Drained,
     Due,
+    LicencesCounted,
     Look,
     Modified,
     Outcome,
@@ -35,9 +36,10 @@ from metasched.events import (
     Wish,
     Withdraw,
 )
-from metasched.licences import GivenBack, Lease, LicencePool
+from metasched.licences import GivenBack, Lease, LicenceCount, LicencePool
 from metasched.model import (
     Cluster,
+    Copies,
     Facts,
     Job,
     Missing,
@@ -975,6 +977,55 @@ def test_nothing_gives_way_if_that_serves_nobody() -> None:
     site.seen("left", None, site.row(State.PENDING))
     site.step(Submitted(NOW, job(2, licences={"matlab": 4, "none": 1})))
     assert site.seen("left", None, site.row(State.PENDING), at=NOW + 1000) == []
+
+
+@pytest.mark.parametrize(("state", "others"), [(State.RUNNING, 1), (State.PENDING, 3)])
+def test_what_a_manager_has_given_past_us_is_outside_use(state: State, others: int) -> None:
+    """A job of ours that waits there is not in its manager's count yet."""
+    site = Site(pools=MATLAB, pull=False)
+    site.step(Submitted(NOW, job(1, licences={"matlab": 2})))
+    site.sent()
+    told = facts(8, licences={"matlab": Copies(total=9, used=3)})
+    row = site.row(state, started=NOW if state is State.RUNNING else None)
+    site.seen("left", told, row)
+    standing = site.out.standings["matlab"]
+    assert (standing.ours, standing.outside, standing.observed) == (2, others, NOW)
+    assert standing.free == 2 - others
+    site.step(Submitted(NOW, job(2, licences={"matlab": 2})))
+    assert site.core.tasks[2, 0].reason == Reason.LICENCE_BUSY
+    site.step(Silent(NOW + 1, "left", "no answer"))
+    assert site.core.licences.standing("matlab", NOW + 1).outside == others
+    sent = site.seen("left", facts(8, licences={"matlab": Copies(9, 2)}), row, at=NOW + 2)
+    assert len(sent) == (state is State.RUNNING)
+
+
+def test_the_end_of_a_job_of_ours_makes_no_outside_use() -> None:
+    site = Site(pools=(LicencePool(name="matlab", total=4),))
+    site.step(Submitted(NOW, job(licences={"matlab": 2})))
+    site.sent()
+    site.seen("left", facts(8, licences={"matlab": Copies(4, 2)}), site.row(State.RUNNING))
+    site.seen("left", facts(8, licences={"matlab": Copies(4)}), site.row(State.COMPLETED))
+    assert site.core.licences.standing("matlab", NOW).free == 4
+
+
+def test_use_past_us_outlasts_a_restart_until_the_cluster_tells_anew() -> None:
+    site = Site(pools=MATLAB)
+    site.seen("left", facts(8, licences={"matlab": Copies(4, 3)}))
+    clusters = tuple(view.cluster for view in site.core.books.views.values())
+    site.step(Booted(NOW + 1, "cafe", Policy(), clusters, pools=MATLAB))
+    assert site.out.standings["matlab"].outside == 3
+    site.seen("left", facts(8), at=NOW + 2)
+    assert site.out.standings["matlab"].outside == 0
+
+
+def test_what_a_server_tells_as_well_counts_once() -> None:
+    pool = LicencePool(name="matlab", total=9, server="s", clusters=("left",))
+    site = Site(pools=(pool,))
+    site.seen("left", facts(8, licences={"matlab": Copies(9, 3)}))
+    site.seen("right", facts(4, licences={"matlab": Copies(5, 5)}))  # some other pool
+    for outside, told in ((2, 3), (4, 4), (0, 3)):
+        site.step(LicencesCounted(NOW, (LicenceCount("matlab", 9, outside, NOW),)))
+        assert site.out.standings["matlab"].outside == told
 
 
 def test_only_where_its_licences_can_be_used() -> None:
