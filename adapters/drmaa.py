@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from metasched.adapters.base import Adapter, Capabilities, Order, Withdrawal
-from metasched.adapters.drmaa_generic import Generic, Templates
+from metasched.adapters.drmaa_generic import Generic, Sizes, Templates
 from metasched.adapters.drmaa_session import Session
 from metasched.adapters.gridengine import CellSettings, GridEngine
 from metasched.adapters.launching import Launcher
@@ -31,8 +31,8 @@ class DrmaaOptions:
     taken to need `default_time` seconds, a command that gives no answer for `timeout` seconds
     counts as unanswered, one that was under way when its caller died may still arrive for
     `settle` seconds, and ended jobs stay listed for `keep` seconds. Profile generic needs `cpus`,
-    the processors that the site lets us count on, and `native`, its templates (see
-    `drmaa_generic.Templates`).
+    the processors that the site lets us count on, may have `partitions` and `licences` (see
+    `drmaa_generic.Sizes`), and `native`, its templates (see `drmaa_generic.Templates`).
     """
 
     library: str
@@ -45,6 +45,8 @@ class DrmaaOptions:
     settle: float = 20.0
     keep: float = 3 * 86400.0
     cpus: int | None = None
+    partitions: tuple[str, ...] = ()
+    licences: Mapping[str, int] = field(default_factory=dict)
     native: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -62,7 +64,16 @@ class DrmaaOptions:
         if unknown := set(self.native) - {part.name for part in fields(Templates)}:
             known = ", ".join(part.name for part in fields(Templates))
             raise ValueError(f"native {min(unknown)!r} is none of {known}")
-        Templates(**self.native)
+        templates = Templates(**self.native)
+        for given, template, name in (
+            (self.partitions, templates.partition, "partition"),
+            (self.licences, templates.licences, "licences"),
+        ):
+            if given and not template:
+                raise ValueError(f"native lacks {name}; say how the manager is asked for it")
+        for name, copies in self.licences.items():
+            if copies < 0:
+                raise ValueError(f"licences {name} is {copies}; it must be 0 or more")
 
 
 class Drmaa(Adapter):
@@ -90,13 +101,17 @@ class Drmaa(Adapter):
             if launcher is not None:
                 raise ValueError("profile generic: one DRMAA session cannot act as many users")
             self.capabilities = Capabilities(  # type: ignore[misc]
-                suspends=True, proves_absence=False
+                licences=bool(options.licences), suspends=True, proves_absence=False
             )
             self._profile = Generic(
                 cluster,
                 session,
                 Templates(**options.native),
-                options.cpus or 1,
+                Sizes(
+                    cpus=options.cpus or 1,
+                    partitions=options.partitions,
+                    licences=options.licences,
+                ),
                 options.keep,
                 instance,
                 folder,

@@ -12,16 +12,17 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from metasched.adapters.base import Order, Refused, Unreachable, Withdrawal
 from metasched.adapters.drmaa_script import script
 from metasched.adapters.drmaa_session import Ended, Session
-from metasched.model import Cluster, Facts, Job, Listing, Nodes, Partition, Row, State
+from metasched.model import Cluster, Copies, Facts, Job, Listing, Nodes, Partition, Row, State
 
-QUEUE = "drmaa"  # the name of its one partition
+QUEUE = "drmaa"  # the partition of jobs that ask for none
 
 _WAITS = {"queued_active", "system_on_hold", "user_on_hold", "user_system_on_hold"}
 _STATES = {
@@ -39,7 +40,8 @@ class Templates:
     """Native specifications, put together in this order; an empty one says nothing.
 
     In them stand `{seconds}`, `{minutes}` and `{clock}` (H:MM:SS) of the time limit, `{cpus}`,
-    `{tag}`, `{account}` and `{partition}`. ValueError if a name in braces is another.
+    `{tag}`, `{account}`, `{partition}` and `{licences}`, which are made of `licence`, one for each,
+    with `{licence}` and `{count}`, and commas. ValueError if a name in braces is another.
     """
 
     always: str = ""
@@ -48,10 +50,13 @@ class Templates:
     tag: str = ""
     account: str = ""
     partition: str = ""
+    licences: str = ""
+    licence: str = "{licence}={count}"
 
     def __post_init__(self) -> None:
-        sample = _values(Job(id=1, submitted=0.0, estimated=1.0, time_limit=1.0), "")
+        values = self._values(Job(id=1, submitted=0.0, estimated=1.0, time_limit=1.0), "")
         for name, template in asdict(self).items():
+            sample = _licence("a", 1) if name == "licence" else values
             try:
                 template.format(**sample)
             except (KeyError, IndexError, ValueError):
@@ -65,6 +70,7 @@ class Templates:
             "cpus": job.cpus > 1,
             "account": job.account is not None,
             "partition": job.partition is not None,
+            "licences": bool(job.licences),
             "tag": bool(self.tag),
             "always": bool(self.always),
         }
@@ -72,27 +78,31 @@ class Templates:
         if any(unsaid):
             raise Refused("this cluster takes no gres, exclusive, qos, constraint or nodes")
         words = []
-        for name in asdict(self):
-            if wishes[name]:
-                template = getattr(self, name)
+        for name, template in asdict(self).items():
+            if wishes.get(name):
                 if not template:
                     raise Refused(f"this cluster has no native template for {name}")
-                words.append(template.format(**_values(job, tag)))
+                words.append(template.format(**self._values(job, tag)))
         return " ".join([*words, *options])
 
+    def _values(self, job: Job, tag: str) -> dict[str, object]:
+        seconds = math.ceil(job.time_limit or 0)
+        minutes, rest = divmod(seconds, 60)
+        licences = (self.licence.format(**_licence(*item)) for item in job.licences.items())
+        return {
+            "seconds": seconds,
+            "minutes": math.ceil(seconds / 60),
+            "clock": f"{minutes // 60}:{minutes % 60:02}:{rest:02}",
+            "cpus": job.cpus,
+            "tag": tag,
+            "account": job.account,
+            "partition": job.partition,
+            "licences": ",".join(licences),
+        }
 
-def _values(job: Job, tag: str) -> dict[str, object]:
-    seconds = math.ceil(job.time_limit or 0)
-    minutes, rest = divmod(seconds, 60)
-    return {
-        "seconds": seconds,
-        "minutes": math.ceil(seconds / 60),
-        "clock": f"{minutes // 60}:{minutes % 60:02}:{rest:02}",
-        "cpus": job.cpus,
-        "tag": tag,
-        "account": job.account,
-        "partition": job.partition,
-    }
+
+def _licence(name: str, count: int) -> dict[str, object]:
+    return {"licence": name, "count": count}
 
 
 @dataclass(frozen=True)
@@ -111,23 +121,37 @@ class _Task:
     signal: int | None = None
     killed: bool = False  # we asked for its end,
     held: bool = False  # which came while a hold kept it from beginning
+    licences: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What the site says that there is, since DRMAA does not.
+
+    Processors, the names of partitions that a job may ask for, and how many the manager counts of
+    which licences.
+    """
+
+    cpus: int
+    partitions: Sequence[str] = ()
+    licences: Mapping[str, int] = field(default_factory=dict)
 
 
 class Generic:
-    """One DRMAA system; `cpus` processors, templates for what DRMAA has no words for."""
+    """One DRMAA system; its sizes, and templates for what DRMAA has no words for."""
 
     def __init__(
         self,
         cluster: Cluster,
         session: Session,
         templates: Templates,
-        cpus: int,
+        sizes: Sizes,
         keep: float,
         instance: str,
         folder: Path,
     ) -> None:
         self._cluster, self._session, self._templates = cluster, session, templates
-        self._cpus, self._keep = cpus, keep
+        self._sizes, self._keep = sizes, keep
         self._scripts = folder / "scripts"
         self._journal = folder / f"tasks-{instance}"
         self._tasks = {(task.tag, task.task): task for task in self._read(time.time() - keep)}
@@ -139,7 +163,7 @@ class Generic:
             native = self._templates.fill(order.job, order.tag, order.options)
             path = self._store(script(order, index, self._cluster.name, {}), order.tag, index)
             limit = order.job.time_limit or order.job.estimated
-            task = _Task(order.tag, index, order.job.cpus, limit)
+            task = _Task(order.tag, index, order.job.cpus, limit, licences=order.job.licences)
             self._note(task)
             try:
                 natives[index] = self._session.submit(str(path), native, f"{order.tag}.{index}")
@@ -192,21 +216,26 @@ class Generic:
         runs = [t for t in live if t.state in (State.RUNNING, State.SUSPENDED)]
         waits = [t for t in live if t.state is State.PENDING]
         used = sum(task.cpus for task in runs)
-        left = max(0, self._cpus - used)
+        sizes, taken_copies = self._sizes, Counter[str]()
+        for task in runs:
+            taken_copies.update(task.licences)
+        nodes = (Nodes(1, sizes.cpus, max(0, sizes.cpus - used)),)
         return Listing(
             taken=taken,
             since=taken,
             until=taken,
             rows=tuple(_row(task) for task in self._tasks.values() if task.native is not None),
             facts=Facts(
-                cpus=self._cpus,
+                cpus=sizes.cpus,
                 used=used,
-                partitions=(
-                    Partition(QUEUE, (Nodes(1, self._cpus, left),), default=True, max_nodes=1),
+                partitions=tuple(
+                    Partition(name, nodes, default=name == QUEUE, max_nodes=1)
+                    for name in (QUEUE, *sizes.partitions)
                 ),
                 running=tuple(sorted(((t.started or taken) + t.limit, t.cpus) for t in runs)),
                 pending=len(waits),
                 head=(waits[0].cpus, waits[0].limit) if waits else None,
+                licences={n: Copies(c, taken_copies[n]) for n, c in sizes.licences.items()},
             ),
         )
 

@@ -10,10 +10,19 @@ from metasched.adapters.base import Order, Refused
 from metasched.adapters.gridengine_text import Complex, mark
 from metasched.model import Job
 
-# What a user's own options may not say, since a task is known, found and ended by it.
+# What a user's own options may not say, since a task is known, found and ended by it. A script
+# that verifies jobs (-jsv) stays with the DRMAA session, and would verify all later ones, too.
 _RESERVED = {
     *("-A", "-N", "-@", "-C", "-S", "-b", "-clear", "-r", "-shell", "-sync", "-t", "-tc", "-terse"),
-    *("-verify", "-w", "-now", "-help", "-ckpt", "-c", "-dl", "-notify"),
+    *("-verify", "-w", "-now", "-help", "-ckpt", "-c", "-dl", "-notify", "-jsv"),
+}
+# How many values an option of qsub has, at the most. A word beyond them would be the script.
+_VALUES = {
+    **dict.fromkeys(("-V", "-cwd", "-h", "-hard", "-soft"), 0),
+    **dict.fromkeys(("-M", "-P", "-R", "-a", "-ac", "-ar", "-dc", "-display", "-e"), 1),
+    **dict.fromkeys(("-he", "-hold_jid", "-hold_jid_ad", "-i", "-j", "-js", "-l", "-m"), 1),
+    **dict.fromkeys(("-masterq", "-o", "-ot", "-p", "-q", "-sc", "-v", "-wd"), 1),
+    **dict.fromkeys(("-binding", "-pe"), 2),
 }
 
 
@@ -75,9 +84,17 @@ def _requests(job: Job, memory: str | None, known: Mapping[str, Complex]) -> lis
 
 
 def _check(options: tuple[str, ...]) -> None:
-    """Refused if a word of the user's would take from us what we rely on."""
-    if options and not options[0].startswith("-"):
-        raise Refused(f"native option {options[0]!r} is not an option of qsub")
+    """Refused if a word of the user's would take from us what we rely on, or is no option's.
+
+    Of an option that we do not know any number of words are taken to be values.
+    """
+    may_follow = 0.0
     for word in options:
         if word in _RESERVED:
             raise Refused(f"native option {word!r} is not allowed: metasched sets it")
+        if re.fullmatch(r"-\D.*", word):
+            may_follow = _VALUES.get(word, math.inf)
+        elif may_follow == 0:
+            raise Refused(f"native option {word!r} is not an option of qsub")
+        else:
+            may_follow -= 1

@@ -13,7 +13,7 @@ import pytest
 
 from metasched.adapters.base import Adapter, Order, Refused, Unreachable
 from metasched.adapters.drmaa import DrmaaOptions
-from metasched.model import State
+from metasched.model import Copies, State
 from tests.contract.conftest import Manager
 from tests.gridengine import LIBRARY, MEMORY, Cell, hosted
 
@@ -204,13 +204,32 @@ def test_the_generic_profile_runs_jobs_by_drmaa_alone(
         "time": "-l h_rt={seconds}",
         "cpus": "-pe smp {cpus}",
         "tag": "-A {tag}",
+        "partition": "-q {partition}",
+        "licences": "-l {licences}",
     }
-    options = DrmaaOptions(library=str(LIBRARY), profile="generic", cpus=8, native=native)
+    options = DrmaaOptions(
+        library=str(LIBRARY),
+        profile="generic",
+        cpus=8,
+        partitions=("all.q",),
+        licences={"matlab": 3},
+        native=native,
+    )
     manager = Manager(lambda name: hosted(gridengine_cell, options, name, tmp_path), tmp_path)
     try:
         assert manager.wait_end(manager.submit("echo ran >> ran", cpus=2)).exit_code == 0
         assert manager.wait_end(manager.submit("exit 7")).exit_code == 7
         assert (tmp_path / "ran").read_text() == "ran\n"
+        holder = manager.submit("exec sleep 300", partition="all.q", licences={"matlab": 2})
+        manager.wait_state(holder, State.RUNNING)
+        facts = manager.adapter.poll().facts
+        assert facts.licences == {"matlab": Copies(3, 2)}
+        assert {partition.name for partition in facts.partitions} == {"drmaa", "all.q"}
+        told = gridengine_cell.run("qstat", "-xml", "-r")
+        assert ">2</hard_request>" in told
+        assert "<hard_req_queue>all.q</hard_req_queue>" in told
+        manager.withdraw(holder)
+        manager.wait_end(holder)
         full = manager.submit("exec sleep 300", cpus=8)
         manager.wait_state(full, State.RUNNING)
         waiting = manager.submit("touch never")
@@ -224,8 +243,8 @@ def test_the_generic_profile_runs_jobs_by_drmaa_alone(
         manager.reconnect()
         assert manager.adapter.poll().rows == ended
         assert not (tmp_path / "never").exists()
-        with pytest.raises(Refused, match="template for partition"):
-            manager.submit("true", partition="all.q")
+        with pytest.raises(Refused, match="template for account"):
+            manager.submit("true", account="lab")
     finally:
         manager.adapter.close()
         gridengine_cell.empty()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -341,7 +343,32 @@ def test_a_parallel_environment_of_the_user_s_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [("-N", "x"), ("-t", "1-3"), ("-r", "y"), ("script.sh",), ("-l", "a b"), ("-l", "'")]
+    "options",
+    [
+        ("-p", "-100", "-l", "a=1", "-V"),
+        ("-pe", "mpi", "-4", "-binding", "linear:2", "-j", "y"),
+        ("-binding", "set", "linear:2", "-h"),
+        ("-of-another-release", "one", "two", "three", "-cwd"),
+    ],
+)
+def test_native_options_that_are_passed_on(options: tuple[str, ...]) -> None:
+    assert native(order(options=options), 0, "smp", None, {}).endswith(" ".join(options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *[
+            ("-N", "x"),
+            ("-t", "1-3"),
+            ("-r", "y"),
+            ("-jsv", "/bin/verify"),
+            ("-l", "a b"),
+            ("-l", "'"),
+        ],
+        # qsub would take the stray word for the script
+        *[("script.sh",), ("-l", "a=1", "b=2"), ("-cwd", "script.sh"), ("-pe", "mpi", "4", "-")],
+    ],
 )
 def test_native_options_that_are_refused(options: tuple[str, ...]) -> None:
     with pytest.raises(Refused, match="native option"):
@@ -397,6 +424,38 @@ def test_the_generic_templates() -> None:
     )
 
 
+JOB = order(
+    cpus=2, time_limit=5400.0, account="lab", partition="long", licences={"matlab": 2, "nx": 1}
+).job
+DOCUMENTED = {
+    "PBS": f"-l walltime=1:30:00 -l ncpus=2 -N {TAG} -A lab -q long -l matlab=2,nx=1",
+    "LSF": f"-W 90 -n 2 -R span[hosts=1] -J {TAG} -P lab -q long -R rusage[matlab=2,nx=1]",
+    "Slurm": (
+        f"--no-requeue --time=90 --ntasks=1 --cpus-per-task=2 --comment={TAG} --account=lab "
+        "--partition=long --licenses=matlab:2,nx:1"
+    ),
+}
+
+
+@pytest.mark.parametrize("manager", DOCUMENTED)
+def test_the_documented_templates_of_other_managers(manager: str) -> None:
+    """That they are what the managers' own documents say cannot be tried here."""
+    page = (Path(__file__).parents[2] / "docs/contributing/drmaa.md").read_text()
+    [block] = (part for part in page.split("\n\n") if re.match(f" *# .*{manager}", part))
+    options = DrmaaOptions(
+        library="/l.so",
+        profile="generic",
+        cpus=8,
+        partitions=("long",),
+        licences={"matlab": 4, "nx": 4},
+        native=tomllib.loads(block)["native"],
+    )
+    assert Templates(**options.native).fill(JOB, TAG, ()) == DOCUMENTED[manager]
+
+
+GENERIC: dict[str, object] = {"library": "/l.so", "profile": "generic", "cpus": 8}
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -405,6 +464,10 @@ def test_the_generic_templates() -> None:
         ({"library": "/l.so", "profile": "generic"}, "needs cpus"),
         ({"library": "/l.so", "native": {"tme": ""}}, "none of always, time"),
         ({"library": "/l.so", "native": {"time": "{hours}"}}, "may hold"),
+        ({"library": "/l.so", "native": {"licence": "{name}"}}, "may hold {licence}, {count}"),
+        (GENERIC | {"licences": {"nx": 1}}, "native lacks licences"),
+        (GENERIC | {"partitions": ("long",)}, "native lacks partition"),
+        (GENERIC | {"licences": {"nx": -1}, "native": {"licences": "-l {licences}"}}, "nx is -1"),
     ],
 )
 def test_options_that_make_no_sense(wrong: dict[str, object], said: str) -> None:
