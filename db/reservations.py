@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, bindparam, func, insert, or_, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, or_, select, update
 
 from metasched.db.schema import reservation
 from metasched.events import Outcome
@@ -54,7 +54,8 @@ def write(connection: Connection, outcomes: Iterable[Outcome]) -> None:
 def _must_be_alone(connection: Connection, one: Reservation) -> None:
     of = reservation.c
     beside = select(reservation).where(
-        _OPEN, of.id != one.id, of.cluster == one.cluster, of.start < one.end, of.end > one.start
+        *(_OPEN, of.id != one.id, of.cluster == one.cluster),
+        *(of.start < one.until, of.end + of.let_run > one.start),
     )
     for other in map(_read, connection.execute(beside)):
         if shared := set(one.nodes) & set(other.nodes):
@@ -83,6 +84,19 @@ def one(connection: Connection, id: int) -> Reservation | None:
     return None if row is None else _read(row)
 
 
+def forget_some(connection: Connection, before: float, portion: int) -> int:
+    """Forget some of those that were over before a time; how many.
+
+    The newest stays, since ids go on from it.
+    """
+    of = reservation.c
+    newest = select(func.max(of.id)).scalar_subquery()
+    old = select(of.id).where(of.closed < before, ~of.held, of.id < newest)
+    ids = list(connection.execute(old.limit(portion)).scalars())
+    connection.execute(delete(reservation).where(of.id.in_(ids)))
+    return len(ids)
+
+
 def highest(connection: Connection) -> int:
     return connection.execute(select(func.max(reservation.c.id))).scalar() or 0
 
@@ -93,7 +107,7 @@ def wrong(connection: Connection) -> Iterator[str]:
     for place, one in enumerate(found):
         for other in found[place + 1 :]:
             shared = set(one.placed) & set(other.placed)
-            together = one.start < other.end and other.start < one.end
+            together = one.start < other.until and other.start < one.until
             if shared and together and one.cluster == other.cluster:
                 yield f"reservations {one.id} and {other.id} both have {min(shared)}"
 

@@ -29,7 +29,7 @@ from sqlalchemy import (
 from metasched.reservation_life import OVER, Stage
 from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, WITH_US
 
-REVISION = "0011"  # of the newest migration, which makes exactly these tables
+REVISION = "0012"  # of the newest migration, which makes exactly these tables
 
 # 64 bits everywhere: in SQLite only INTEGER is the key of the row itself
 Whole = BigInteger().with_variant(Integer(), "sqlite")
@@ -242,6 +242,7 @@ reservation = Table(
     Column("tries", Whole, nullable=False),
     Column("closed", Float),
     Column("offers", Words, nullable=False),
+    Column("let_run", Float, nullable=False, server_default="0"),
     CheckConstraint('start < "end"', name="window"),
     CheckConstraint("size > 0 AND cpus >= size", name="size"),
     CheckConstraint(_one_of("state", frozenset(Stage)), name="state"),

@@ -7,6 +7,7 @@ import time
 from sqlalchemy import Connection, Engine, delete, func, select
 from sqlalchemy.exc import DBAPIError
 
+from metasched.db import reservations
 from metasched.db.schema import (
     attempt,
     change,
@@ -22,6 +23,7 @@ from metasched.db.schema import (
 from metasched.db.store import StoreError, words
 
 PORTION = 100  # jobs forgotten in one transaction
+KINDS = ("jobs", "reservations", "events")
 EVENTS = 2000  # likewise events
 PAUSE = 0.01  # seconds between transactions, for others to write
 MARGINS = 1000  # jobs with a deadline that are kept: later priorities come from them
@@ -36,11 +38,11 @@ def turn(connection: Connection) -> int:
 
 
 def prune(engine: Engine, before: float) -> dict[str, int]:
-    """Forget all that ended before a time; how many jobs and events that were.
+    """Forget all that ended before a time; how many jobs, reservations and events that were.
 
     StoreError if another program holds the database for too long: what is gone is gone.
     """
-    gone = {"jobs": 0, "events": 0}
+    gone = dict.fromkeys(KINDS, 0)
     try:
         with engine.connect() as connection:
             while True:
@@ -58,12 +60,12 @@ def prune(engine: Engine, before: float) -> dict[str, int]:
 
 
 def prune_some(connection: Connection, before: float) -> dict[str, int]:
-    """Forget some jobs all of whose tasks ended before a time, then events nothing refers to.
+    """Forget some jobs all of whose tasks ended before a time, then reservations, then events.
 
     What an open job depends on stays, and so does the newest job: ids go on from it, and one that
     were given twice would be a tag that a manager may still list, ended.
 
-    Events go up to the last checkpoint of that time, from which they can still be replayed.
+    Events to which nothing refers go up to the last checkpoint of that time, from which they can still be replayed.
     How many of each are gone: none if nothing is left to forget.
     """
     run = connection.execute
@@ -104,11 +106,17 @@ def prune_some(connection: Connection, before: float) -> dict[str, int]:
             (job.c.script == content.c.digest) | (job.c.environment == content.c.digest)
         )
         run(delete(content).where(content.c.digest.in_(texts), ~used.exists()))
-        return {"jobs": len(rows), "events": 0}
+        return _gone(jobs=len(rows))
+    if forgotten := reservations.forget_some(connection, before, PORTION):
+        return _gone(reservations=forgotten)
     newest = run(select(func.max(checkpoint.c.event)).where(checkpoint.c.time < before)).scalar()
     if newest is None:
-        return {"jobs": 0, "events": 0}
+        return _gone()
     run(delete(checkpoint).where(checkpoint.c.event < newest))
     told = select(change.c.id).where(change.c.event == event.c.id)
     gone = select(event.c.id).where(event.c.id < newest, ~told.exists()).limit(EVENTS)
-    return {"jobs": 0, "events": run(delete(event).where(event.c.id.in_(gone))).rowcount}
+    return _gone(events=run(delete(event).where(event.c.id.in_(gone))).rowcount)
+
+
+def _gone(**many: int) -> dict[str, int]:
+    return dict.fromkeys(KINDS, 0) | many

@@ -170,6 +170,7 @@ class QuotaTable(_Table):
     horizon: Seconds = Quota.horizon
     longest: Seconds = Quota.longest
     most: Annotated[int, Field(ge=0)] | None = Quota.most
+    let_run: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] = Quota.let_run
 
 
 class ReservationsTable(QuotaTable):
@@ -436,7 +437,10 @@ def _quotas(table: ReservationsTable, policy: Policy, path: Path | None) -> dict
             f"it has {', '.join(policy.classes)}"
         )
     found = {"": table, **table.classes}
-    return {name: Quota(quota.horizon, quota.longest, quota.most) for name, quota in found.items()}
+    return {
+        name: Quota(quota.horizon, quota.longest, quota.most, quota.let_run)
+        for name, quota in found.items()
+    }
 
 
 def _tcp(table: TcpTable, base: Path) -> TcpTable:

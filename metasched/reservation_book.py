@@ -185,6 +185,7 @@ class ReservationBook:
             made=event.time,
             nodes=places[event.id],
             cause="asked for",
+            let_run=event.let_run,
         )
         self._store(new, out)
         self._move(cluster, places, out)
@@ -200,7 +201,8 @@ class ReservationBook:
         for cluster in event.clusters:
             carts = self._carts(cluster, event.time)
             if carts is not None and (request := self._in_nodes(event, cluster, carts)):
-                found[cluster] = instead(carts, request, event.until)
+                offers = instead(carts, request, event.until + event.let_run)
+                found[cluster] = [_asked_of(offer, event.let_run) for offer in offers]
         return {cluster: offers for cluster, offers in found.items() if offers}
 
     def _possible(
@@ -218,16 +220,23 @@ class ReservationBook:
             return None
         need = Need(event.id, offer.start, offer.end, offer.size)
         places = assigned(self._taken(cluster, event.time), [*self._needs(cluster), need])
-        return None if places is None else (offer, places)
+        return None if places is None else (_asked_of(offer, event.let_run), places)
 
     def _in_nodes(self, event: ReservationAsked, cluster: str, carts: Carts) -> Request | None:
-        """The request as the cluster counts; None: it is larger than the cluster."""
+        """The request as the cluster counts, until its jobs are gone; None: it is too large."""
         cpus = 1 if event.by_node else self._cpus(cluster)
         asked = event.request
         least, most = -(-asked.least // cpus), -(-asked.most // cpus)
         if least > carts.capacity:
             return None
-        return replace(asked, least=least, most=min(most, carts.capacity))
+        return replace(
+            asked,
+            least=least,
+            most=min(most, carts.capacity),
+            deadline=asked.deadline + event.let_run,
+            shortest=asked.shortest + event.let_run,
+            longest=asked.longest + event.let_run,
+        )
 
     def largest(self, clusters: Iterable[str], by_node: bool) -> tuple[int, str]:
         """The most that one of the clusters could ever promise, and which."""
@@ -274,9 +283,10 @@ class ReservationBook:
     # Which nodes
 
     def _place_anew(self, cluster: str, now: float, out: Outcome) -> None:
-        """Replace nodes that have failed before the start, and those that were refused."""
+        """Replace nodes that have failed, and those that were refused."""
         waiting = [r for r in self.open_on(cluster) if r.id in self._unplaced]
-        failing = [r for r in self.open_on(cluster) if r.state is Stage.BOUND and self._down(r)]
+        kept = (Stage.BOUND, Stage.ACTIVE)
+        failing = [r for r in self.open_on(cluster) if r.state in kept and self._down(r)]
         if not (waiting or failing):
             return
         for one in waiting:
@@ -292,16 +302,17 @@ class ReservationBook:
             without.discard(one.id)
             self._move(cluster, places, out, always=one.id)
         for one in failing:
-            needs = self._needs(cluster)
+            needs = [need for need in self._needs(cluster) if need.id != one.id]
+            taken = self._taken(cluster, now, but=one.id)
             usable = tuple(node for node in one.nodes if node in taken)
-            places = assigned(
-                taken, [replace(n, has=usable) if n.id == one.id else n for n in needs]
-            )
+            begin = max(one.start, now) if one.state is Stage.ACTIVE else one.start
+            places = assigned(taken, [*needs, Need(one.id, begin, one.until, one.size, usable)])
             down = ", ".join(self._down(one))
             if places is None:
                 cause = f"{down} {_NO_OTHER}"
                 if one.cause != cause:
                     self._store(replace(one, cause=cause), out)
+                    out.warnings.append(f"reservation {one.id} of {one.user}: {cause}")
                 continue
             self._move(cluster, places, out, f"{down} cannot be used")
 
@@ -320,7 +331,7 @@ class ReservationBook:
             if set(nodes) != set(self.known[id].placed) or id == always
         }
         known = [self.known[id] for id in moving]
-        now = {r.id: Need(r.id, r.start, r.end, r.size, r.placed) for r in known}
+        now = {r.id: Need(r.id, r.start, r.until, r.size, r.placed) for r in known}
         for id in in_turn(now, moving):
             one = self.known[id]
             self._store(replace(one, nodes=moving[id], cause=cause or one.cause), out)
@@ -329,7 +340,7 @@ class ReservationBook:
     def _needs(self, cluster: str) -> list[Need]:
         """What has not begun may move; what has begun is taken account of by `_taken`."""
         return [
-            Need(r.id, r.start, r.end, r.size, r.nodes)
+            Need(r.id, r.start, r.until, r.size, r.nodes)
             for r in self.open_on(cluster)
             if r.state is not Stage.ACTIVE
         ]
@@ -346,8 +357,8 @@ class ReservationBook:
         """Processors that every node of a cluster has."""
         return min((use.cpus for use in self._surveys[cluster].nodes), default=1)
 
-    def _taken(self, cluster: str, now: float) -> dict[str, list[Span]]:
-        """When each node that is up is taken by what cannot move.
+    def _taken(self, cluster: str, now: float, but: int | None = None) -> dict[str, list[Span]]:
+        """When each node that is up is taken by what cannot move: not by the reservation `but`.
 
         Jobs in a reservation of ours are no obstacle to that reservation.
         """
@@ -361,11 +372,11 @@ class ReservationBook:
             for node in use.nodes if use.up else ():
                 spans = [(max(start, now), end) for start, end in use.spans if end > now]
                 for one in ours.get(node, ()):
-                    spans = list(_without(spans, one.start, one.end))
+                    spans = list(_without(spans, one.start, one.until))
                 spans += [
-                    (one.start, one.end)
+                    (max(one.start, now), one.until)
                     for one in ours.get(node, ())
-                    if one.state is Stage.ACTIVE and one.end > now
+                    if one.state is Stage.ACTIVE and one.until > now and one.id != but
                 ]
                 taken[node] = spans
         return taken
@@ -407,7 +418,7 @@ class ReservationBook:
         carts = self._carts(one.cluster, now)
         if carts is not None and one.size <= carts.capacity:
             ready = max(one.start, now)
-            start = carts.earliest_start(one.size, one.end - one.start, ready)
+            start = carts.earliest_start(one.size, one.until - one.start, ready)
             if start is not None:
                 offer = Offer(start, start + one.end - one.start, one.size)
                 self._store(replace(self.known[one.id], offers=(offer,)), out)
@@ -415,6 +426,11 @@ class ReservationBook:
 
     def _store(self, one: Reservation, out: Outcome) -> None:
         self.known[one.id] = out.reservations[one.id] = one
+
+
+def _asked_of(offer: Offer, let_run: float) -> Offer:
+    """The window of an offer that holds its nodes until its jobs are gone."""
+    return replace(offer, end=offer.end - let_run)
 
 
 def _without(spans: Iterable[Span], start: float, end: float) -> Iterator[Span]:

@@ -55,7 +55,8 @@ class Reservation:
 
     `nodes` are those that it is to have, `placed` those that its manager has said to keep. While
     it is `held` its manager may know it, whatever became of it. `tries` counts refusals since it
-    was last bound; `offers` are windows that were possible when it broke.
+    was last bound; `offers` are windows that were possible when it broke. What still runs in it at
+    its end is killed, after `let_run` seconds more: as long nobody else is promised its nodes.
     """
 
     id: int
@@ -74,6 +75,12 @@ class Reservation:
     tries: int = 0
     closed: float | None = None
     offers: tuple[Offer, ...] = ()
+    let_run: float = 0.0
+
+    @property
+    def until(self) -> float:
+        """When its nodes are free again at the latest."""
+        return self.end + self.let_run
 
 
 class IllegalTurn(Exception):
@@ -144,7 +151,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class Window:
-    """What a manager is to keep for a user: exactly these nodes."""
+    """What a manager is to keep for a user: exactly these nodes. At `end` it kills what runs."""
 
     name: str
     user: str
@@ -170,6 +177,7 @@ class ReservationAsked:
     """A user wants a reservation: `request` counts processors, or nodes with `by_node`.
 
     `clusters` are those to choose from. `until` (the horizon) bounds what is offered instead.
+    What runs in it may go on for `let_run` seconds after its end.
     """
 
     time: float
@@ -179,6 +187,7 @@ class ReservationAsked:
     by_node: bool
     clusters: tuple[str, ...]
     until: float
+    let_run: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class ReservationLink:
             self._done(todo)
             return
         name = name_of(self._engine.core.instance, one.id)
-        window = Window(name, one.user, one.start, one.end, one.nodes)
+        window = Window(name, one.user, one.start, one.until, one.nodes)
         answer = await self._call(Call("reserve", window=window))
         now = time.time()
         if answer.error == "":

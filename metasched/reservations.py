@@ -84,11 +84,13 @@ class Quota:
     """What a user may reserve: until `horizon` seconds from now, `longest` seconds each.
 
     `most` processors (or nodes, as they are asked for) in all that are open at a time; None: all.
+    What still runs at the end may go on for `let_run` seconds.
     """
 
     horizon: float = 365 * 86400.0
     longest: float = 30 * 86400.0
     most: int | None = None
+    let_run: float = 0.0
 
     def exceeded(self, size: int, others: int) -> str | None:
         """Why `size` more are too many beside the `others` that the user has, or None."""

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Body
 
 from metasched.api.choosing import Choice, answers, chosen
 from metasched.api.request import Running, Serving, Who
+from metasched.api.reservations import must_fit
 from metasched.api.submitting import default_time, fates_of, warnings_of
 from metasched.errors import Wrong
 from metasched.events import Asked, CoreEvent, Modified, Requeued, Wish
@@ -59,6 +60,8 @@ async def modify(
         elif (why := running.core.refusal(new)) is not None:
             raise Wrong(403, f"job {id}: {why}")
         else:
+            if {"time_limit", "clusters"} & different(job, new):
+                must_fit(running, new, now)
             anew = must_be_sent_anew(job, new, now)
             words = told(job, new) or f"priority {changes.priority or 'as classified'}"
             events.append(Modified(now, new, words, anew, changes.priority, who.user))

@@ -19,6 +19,7 @@ from metasched.api.request import Running, Serving, Who
 from metasched.daemon import Engine
 from metasched.errors import Wrong
 from metasched.identity import Forbidden
+from metasched.model import Job
 from metasched.modify import LATEST
 from metasched.reservation_life import (
     OPEN,
@@ -44,6 +45,7 @@ class Wish:
 
     `least` to `most` processors (nodes if `by_node`) for `shortest` to `longest` seconds within
     [ready, deadline]; `ready` None: now. `deadline` None: the horizon of the caller's quota.
+    `let_run` None: as long as the caller may.
     """
 
     least: int
@@ -54,6 +56,7 @@ class Wish:
     deadline: float | None = None
     by_node: bool = False
     clusters: tuple[str, ...] = ()
+    let_run: float | None = None
     dry_run: bool = False
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - the API checks by it
@@ -97,7 +100,10 @@ async def _reserve(engine: Engine, user: str, wish: Wish) -> dict[str, Any]:
     now = time.time()
     id = 0 if wish.dry_run else engine.ledger.next_reservation()
     request = _request(wish, quota, now)
-    event = ReservationAsked(now, id, user, request, wish.by_node, clusters, now + quota.horizon)
+    let_run = quota.let_run if wish.let_run is None else wish.let_run
+    event = ReservationAsked(
+        *(now, id, user, request, wish.by_node, clusters, now + quota.horizon, let_run)
+    )
     book = engine.core.reservations
     largest, where = book.largest(clusters, wish.by_node)
     unit = "nodes" if wish.by_node else "processors"
@@ -135,6 +141,8 @@ def _check(wish: Wish) -> None:
     for name in ("shortest", "longest"):
         if not 0 < (seconds := getattr(wish, name)) <= MOST:
             raise Wrong(422, f"a duration of {seconds:g} s makes no sense; ask for another")
+    if not 0 <= (seconds := wish.let_run or 0.0) <= MOST:
+        raise Wrong(422, f"to let run for {seconds:g} s makes no sense; give another time")
     for name in ("ready", "deadline"):
         if not 0 <= (getattr(wish, name) or 0.0) < LATEST:
             raise Wrong(422, f"{name} is no time of this world; give another")
@@ -156,6 +164,9 @@ def _request(wish: Wish, quota: Quota, now: float) -> Request:
     if wish.longest > quota.longest:
         told = f"{wish.longest:.0f} s is more than the {quota.longest:.0f} s that you may reserve"
         raise Wrong(403, f"{told}; ask for less")
+    if (wish.let_run or 0.0) > quota.let_run:
+        told = f"jobs of yours may go on for {quota.let_run:.0f} s after its end"
+        raise Wrong(403, f"{told}, not for {wish.let_run:.0f} s; ask for less")
     if wish.deadline is not None and deadline <= ready:
         raise Wrong(422, f"the end {iso(deadline)} is not after the start {iso(ready)}; swap them")
     begin, deadline = float(math.ceil(max(ready, now))), float(math.ceil(deadline))
@@ -247,6 +258,7 @@ def _row(one: Reservation) -> dict[str, Any]:
         "made": iso(one.made),
         "closed": iso(one.closed),
         "offers": _offers((one.cluster, offer) for offer in one.offers),
+        "let_run": one.let_run,
     }
 
 
@@ -267,10 +279,7 @@ def within(engine: Engine, user: str, request: JobRequest, now: float) -> JobReq
     if request.clusters and one.cluster not in request.clusters:
         told = f"{name} is on {one.cluster}, --cluster asks for {', '.join(request.clusters)}"
         raise Wrong(403, f"{told}; leave out --cluster")
-    left = one.end - max(one.start, now)
-    if request.time_limit is not None and request.time_limit > left:
-        told = f"the job may run for {request.time_limit:g} s, {name} lasts {left:.0f} s"
-        raise Wrong(403, f"{told}; ask for a shorter --time")
+    left = must_last(one, request.time_limit, now)
     cpus = request.tasks * request.cpus_per_task
     if cpus > one.cpus or (request.nodes or 1) > one.size:
         wanted = f"{cpus} processors on {request.nodes or 1} nodes"
@@ -278,3 +287,26 @@ def within(engine: Engine, user: str, request: JobRequest, now: float) -> JobReq
         raise Wrong(403, f"{told}; ask for fewer")
     limit = request.time_limit or max(left // 60 * 60, min(left, 60.0))
     return replace(request, clusters=(one.cluster,), time_limit=limit)
+
+
+def must_last(one: Reservation, time_limit: float | None, now: float) -> float:
+    """Seconds that are left of a reservation. Wrong if a job may run for longer."""
+    left = one.end - max(one.start, now)
+    if time_limit is not None and time_limit > left:
+        told = f"the job may run for {time_limit:g} s, reservation {one.id} lasts {left:.0f} s"
+        raise Wrong(403, f"{told}; ask for a shorter --time")
+    return left
+
+
+def must_fit(engine: Engine, job: Job, now: float) -> None:
+    """Wrong if a job that is changed no longer fits into its reservation, if it has an open one."""
+    one = engine.core.reservations.known.get(job.reservation or 0)
+    if one is None or one.state not in OPEN:
+        return
+    if job.time_limit is None:
+        told = f"job {job.id} runs in reservation {one.id}, where it needs a time limit"
+        raise Wrong(403, f"{told}; give --time")
+    must_last(one, job.time_limit, now)
+    if job.clusters != (one.cluster,):
+        told = f"job {job.id} runs in reservation {one.id}, which is on {one.cluster}"
+        raise Wrong(403, f"{told}; leave out --cluster")

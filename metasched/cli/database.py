@@ -100,7 +100,7 @@ def prune(
     json: Json = False,
     config: Nearest = None,
 ) -> None:
-    """Forget jobs that ended long ago, with their scripts, environments and stories.
+    """Forget jobs that ended long ago, with scripts, environments and stories; reservations, too.
 
     The daemon does so by itself with what is older than `keep`.
 

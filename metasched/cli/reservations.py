@@ -54,6 +54,12 @@ def reserve(
     cluster: Annotated[
         str | None, typer.Option("--cluster", metavar="NAME,...", help="Only these clusters.")
     ] = None,
+    let_run: Annotated[
+        str | None,
+        typer.Option(
+            "--let-run", metavar="DUR", help="Jobs may go on so long after its end [site's]."
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be possible.")] = False,
     json: Json = False,
     config: Config = None,
@@ -93,6 +99,7 @@ def reserve(
         **within,
         "by_node": nodes,
         "clusters": [name.strip() for name in cluster.split(",")] if cluster else [],
+        "let_run": 0.0 if let_run == "0" else _parsed("--let-run", let_run, parse_duration),
         "dry_run": dry_run,
     }
     answer = connect(config).reserve(wish)

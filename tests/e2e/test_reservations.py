@@ -167,7 +167,15 @@ def test_what_cannot_be_reserved_or_run_there_is_one_line_and_changes_nothing(
     told = over_gamma.error("submit", "--reservation", "99", "--wrap", "true", code=5)
     assert "no reservation 99" in told
 
+    told = over_gamma.error("reserve", "--size", "1", *hour, "--let-run", "1m", code=3)
+    assert "may go on for 0 s after its end, not for 60 s" in told
     waits = over_gamma.submit("--reservation", id, "--wrap", "true")
+    for change, told in (
+        (("--time", "61"), f"the job may run for 3660 s, reservation {id} lasts 3600 s"),
+        (("--time", "none"), "where it needs a time limit"),
+        (("--cluster", "none"), f"reservation {id}, which is on gamma"),
+    ):
+        assert told in over_gamma.error("modify", str(waits), *change, code=3)
     over_gamma.until(lambda: over_gamma.row(waits)["state"] == "pending")
     over_gamma.run("reservation", "cancel", id)
     over_gamma.until(lambda: over_gamma.row(waits)["reason"] == "reservation_wait")

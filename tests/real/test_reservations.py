@@ -114,3 +114,18 @@ def test_a_window_or_a_state_that_makes_no_sense_is_not_stored(
         with pytest.raises(IntegrityError), engine.begin() as connection:
             reservations.write(connection, [out])
         engine.dispose()
+
+
+def test_pruning_forgets_what_is_over_but_not_what_its_manager_may_know(ledger: Ledger) -> None:
+    core, _ = life(ledger)
+    step(core, ledger, SURVEYED)
+    for number in range(4):
+        step(core, ledger, asked(ledger, start=100.0 * number + 100))
+    for id in (1, 2, 4):
+        step(core, ledger, ReservationCancelled(NOW + id, id, "ada"))
+    for id in (1, 4):
+        step(core, ledger, ReservationReleased(NOW + 5, id))
+    while ledger.prune(NOW + 10):
+        pass
+    assert [one.id for one in ledger.reservations(0.0)] == [2, 3, 4]
+    assert ledger.next_reservation() == 5

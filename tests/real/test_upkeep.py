@@ -163,7 +163,7 @@ def test_pruning_forgets_ended_jobs_whole_and_nothing_else(life: Life, place: Da
         life.submit(id, NOW + id, deadline=NOW + 1000 if id == 2 else None)
     for id in (1, 2, 3):
         life.run(id, NOW + 100 * id)
-    assert pruned(place, NOW + 250) == {"jobs": 1, "events": 0}
+    assert pruned(place, NOW + 250) == {"jobs": 1, "reservations": 0, "events": 0}
     engine = place.open_existing()
     with engine.connect() as connection:
         for table, column in ((job, job.c.id), (task, task.c.job), (attempt, attempt.c.job)):
@@ -174,7 +174,7 @@ def test_pruning_forgets_ended_jobs_whole_and_nothing_else(life: Life, place: Da
         texts = set(connection.execute(select(content.c.digest)).scalars())
     engine.dispose()
     assert texts == {"s2", "s3", "s4", "e"}
-    assert pruned(place, NOW + 250) == {"jobs": 0, "events": 0}
+    assert pruned(place, NOW + 250) == {"jobs": 0, "reservations": 0, "events": 0}
     assert {f.check for f in check(place) if not f.ok} == set()
 
 
@@ -190,7 +190,7 @@ def test_events_go_up_to_a_checkpoint_from_which_they_are_replayed(
     monkeypatch.setattr(ledgers, "CHECKPOINT_AFTER", 1000)
     third = Life(place, NOW + 25)
     third.run(2, NOW + 30)
-    assert pruned(place, NOW + 15) == {"jobs": 1, "events": 0}
+    assert pruned(place, NOW + 15) == {"jobs": 1, "reservations": 0, "events": 0}
     before = counts(place)["event"]
     gone = pruned(place, NOW + 16)["events"]
     assert 0 < gone == before - counts(place)["event"]

@@ -56,10 +56,14 @@ class Desk:
     def tell(self, now: float, *nodes: NodesInUse, held: tuple[Held, ...] = ()) -> Outcome:
         return self.step(Surveyed(now, "alpha", Survey(now, nodes, held)))
 
-    def ask(self, id: int, start: float, end: float, size: int = 1, now: float = T) -> Outcome:
-        request = Request.fixed(size, T + start, T + end)
-        event = ReservationAsked(now, id, "ada", request, True, ("alpha",), T + 1e6)
-        return self.step(event)
+    def ask(self, id: int, start: float, end: float, **more: float) -> Outcome:
+        return self.step(self.asked(id, start, end, **more))
+
+    def asked(
+        self, id: int, start: float, end: float, size: float = 1, now: float = T, let_run: float = 0
+    ) -> ReservationAsked:
+        request = Request.fixed(int(size), T + start, T + end)
+        return ReservationAsked(now, id, "ada", request, True, ("alpha",), T + 1e6, let_run)
 
     def bind(self, *ids: int, now: float = T) -> None:
         for id in ids:
@@ -170,6 +174,43 @@ def test_a_node_that_fails_before_the_start_is_replaced() -> None:
     assert was in desk[1].cause
     desk.bind(1, now=T + 2)
     assert (desk.state(1), desk[1].cause) == (Stage.BOUND, f"moved to {other}")
+
+
+def test_a_node_that_fails_after_the_start_is_replaced_if_another_is_free() -> None:
+    desk = Desk(UP)
+    desk.ask(1, 10, 30)
+    desk.bind(1)
+    passed(desk, T + 10)
+    [was] = desk[1].placed
+    other = "n2" if was == "n1" else "n1"
+    broken = NodesInUse((was,), 4, False)
+    out = desk.tell(T + 11, broken, held=desk.held())
+    assert (desk.state(1), out.bindings) == (Stage.ACTIVE, [])
+    told = f"{was} cannot be used, and no other node is free"
+    assert (desk[1].cause, out.warnings) == (told, [f"reservation 1 of ada: {told}"])
+    desk.ask(2, 15, 20, now=T + 11)
+    assert 2 not in desk.book.known
+    out = desk.tell(T + 12, broken, NodesInUse((other,), 4, True), held=desk.held())
+    assert (desk[1].nodes, out.bindings) == ((other,), [Bind("alpha", 1)])
+    desk.bind(1, now=T + 13)
+    assert (desk.state(1), desk[1].cause) == (Stage.ACTIVE, f"moved to {other}")
+    desk.ask(2, 15, 20, now=T + 13)
+    assert 2 not in desk.book.known
+
+
+def test_while_its_jobs_may_go_on_nobody_else_is_promised_its_nodes() -> None:
+    desk = Desk(NodesInUse(("n1",), 4, True))
+    assert desk.ask(1, 10, 20, let_run=5).reservations[1].end == T + 20
+    assert desk.ask(2, 24, 30).reservations == {}
+    assert desk.ask(2, 5, 9, let_run=2).reservations == {}
+    event = desk.asked(2, 24, 30)
+    [offer] = desk.book.instead(event)["alpha"]
+    assert offer == Offer(T + 25, T + 31, 1)
+    desk.bind(1)
+    for id, start, end, given in ((2, 24, 30, False), (3, 25, 30, True)):
+        assert (id in desk.ask(id, start, end).reservations) == given
+    passed(desk, T + 12)
+    assert desk.ask(4, 24, 25, now=T + 12).reservations == {}
 
 
 def test_one_without_its_nodes_at_its_start_is_broken_and_another_window_offered() -> None:
