@@ -74,11 +74,18 @@ class Client:
     def __init__(self, path: Path | str, timeout: float = TIMEOUT) -> None:
         """`path` is a socket, or the URL of a daemon on another host; `timeout` in seconds.
 
-        Unreachable if the kernel takes no socket of that path.
+        Unreachable if the kernel takes no socket of that path, or the URL has no port.
         """
         self.path, self.timeout = str(path), timeout
         self._remote = is_url(path)
-        if not self._remote and len(self.path.encode(errors="surrogateescape")) > LONGEST_SOCKET:
+        if self._remote:
+            try:
+                url = urlsplit(self.path)
+                port = url.port or (443 if url.scheme == "https" else 80)
+            except ValueError as error:
+                raise self._nobody(str(error)) from None
+            self._address, self._tls = (url.hostname or "", port), url.scheme == "https"
+        elif len(self.path.encode(errors="surrogateescape")) > LONGEST_SOCKET:
             raise Unreachable(
                 f"more than {LONGEST_SOCKET} bytes, socket {self.path}; name a shorter path"
             )
@@ -213,9 +220,10 @@ class Client:
         if body:
             head += "Content-Type: application/json\r\n"
         if self._remote:
-            from metasched.credentials import authorization
+            from metasched.credentials import authorization, name_of_daemon
 
-            head += f"Authorization: {authorization(method, where, body)}\r\n"
+            daemon = name_of_daemon(*self._address)
+            head += f"Authorization: {authorization(daemon, method, where, body)}\r\n"
         with self._connected() as connection:
             try:
                 connection.sendall(f"{head}\r\n".encode("ascii") + body)
@@ -238,22 +246,22 @@ class Client:
         return self._connected_far() if self._remote else self._connected_here()
 
     def _connected_far(self) -> socket.socket:
-        url = urlsplit(self.path)
         try:
-            port = url.port or (443 if url.scheme == "https" else 80)
-            connection = socket.create_connection((url.hostname or "", port), self.timeout)
-            if url.scheme == "https":
+            connection = socket.create_connection(self._address, self.timeout)
+            if self._tls:
                 import ssl
 
                 context = ssl.create_default_context()
-                connection = context.wrap_socket(connection, server_hostname=url.hostname)
+                connection = context.wrap_socket(connection, server_hostname=self._address[0])
         except (OSError, ValueError) as error:
-            told = getattr(error, "strerror", None) or str(error)
-            raise Unreachable(
-                f"no daemon answers ({told}), {self.path}; look at the URL, the daemon's [tcp] "
-                "and, for https, at SSL_CERT_FILE"
-            ) from None
+            raise self._nobody(getattr(error, "strerror", None) or str(error)) from None
         return connection
+
+    def _nobody(self, told: str) -> Unreachable:
+        return Unreachable(
+            f"no daemon answers ({told}), {self.path}; look at the URL, the daemon's [tcp] "
+            "and, for https, at SSL_CERT_FILE"
+        )
 
     def _connected_here(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -9,6 +9,7 @@ import grp
 import itertools
 import os
 import pwd
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -106,6 +107,7 @@ class TcpTable(_Table):
     listen: str
     munge: bool = False
     munge_socket: str | None = None
+    names: tuple[str, ...] = ()
     tokens: bool = True
     certificate: str | None = None
     key: str | None = None
@@ -448,6 +450,8 @@ def _tcp(table: TcpTable, base: Path) -> TcpTable:
     host, colon, port = table.listen.rpartition(":")
     if not (host and colon and port.isdecimal() and int(port) < 1 << 16):
         raise ConfigError(f'listen = "{table.listen}", [tcp]; write "address:port"')
+    if wrong := [name for name in table.names if not re.fullmatch(r"[^\s/]+:\d+", name)]:
+        raise ConfigError(f'names has "{wrong[0]}", [tcp]; write "host:port"')
     if (table.certificate is None) != (table.key is None):
         raise ConfigError("certificate and key, [tcp]; give both or neither")
     if table.certificate is None and host.strip("[]") not in ("127.0.0.1", "::1", "localhost"):

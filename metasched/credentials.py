@@ -1,7 +1,8 @@
 """How a client on another host says who it is: a token of the user's, else MUNGE.
 
-Both travel in the header `Authorization`. A MUNGE credential carries the digest of one request,
-and munged takes each only once, so that who overhears one can do nothing with it.
+Both travel in the header `Authorization`. A MUNGE credential carries the digest of one request to
+one daemon, and munged takes each only once, so that who overhears one, or is shown one, can do
+nothing with it: neither on the daemon that it is for, nor on another that shares the key.
 """
 
 from __future__ import annotations
@@ -25,18 +26,23 @@ class NoCredential(UserError):
     exit_code = 3
 
 
-def request_digest(method: str, where: str, body: bytes) -> str:
-    """What a MUNGE credential is good for: this method, path with query, and body."""
-    return hashlib.sha256(f"{method} {where}\n".encode() + body).hexdigest()
+def name_of_daemon(host: str, port: int) -> str:
+    """A daemon as its clients call it: `host:port`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host.lower()}:{port}"
 
 
-def authorization(method: str, where: str, body: bytes) -> str:
+def request_digest(daemon: str, method: str, where: str, body: bytes) -> str:
+    """What a MUNGE credential is good for: this daemon, method, path with query, and body."""
+    return hashlib.sha256(f"{daemon}\n{method} {where}\n".encode() + body).hexdigest()
+
+
+def authorization(daemon: str, method: str, where: str, body: bytes) -> str:
     """The header's value for one request. NoCredential says what can be done."""
     path = personal_token()
     try:
         return f"Bearer {_token(path)}"
     except FileNotFoundError:
-        return f"MUNGE {_munge(request_digest(method, where, body), path)}"
+        return f"MUNGE {_munge(request_digest(daemon, method, where, body), path)}"
     except OSError as error:
         raise NoCredential(f"{error.strerror}, token file {path}; make it readable") from None
 

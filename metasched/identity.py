@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import pwd
 import re
@@ -10,8 +11,9 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
@@ -20,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from metasched.adapters.launching import name_of
 from metasched.config import Settings, TcpTable
-from metasched.credentials import SECONDS, request_digest
+from metasched.credentials import SECONDS, name_of_daemon, request_digest
 from metasched.db.ledger import Ledger
 from metasched.places import LONGEST_BODY
 
@@ -135,13 +137,32 @@ async def _far(request: Request, settings: Settings, ledger: Ledger) -> tuple[in
         where = request.scope["raw_path"].decode("ascii")
         if query := request.scope["query_string"]:
             where += "?" + query.decode("ascii")
-        good_for = request_digest(request.method, where, await request.body())
-        return await asyncio.to_thread(_decoded, given, good_for, settings.tcp), False
+        body = await request.body()
+        names = await asyncio.to_thread(_names, settings.tcp, *request.scope["server"])
+        good_for = {request_digest(name, request.method, where, body) for name in names}
+        return await asyncio.to_thread(_decoded, given, good_for, names, settings.tcp), False
     known = [n for n, on in (("MUNGE", settings.tcp.munge), ("a token", settings.tcp.tokens)) if on]
     raise Unknown(f"no credential that is taken here; show {' or '.join(known)}")
 
 
-def _decoded(credential: str, good_for: str, tcp: TcpTable) -> int:
+def _names(tcp: TcpTable, address: str, port: int) -> list[str]:
+    """What its clients may call this daemon: what the site says, and where they have reached it.
+
+    `localhost` is every host's, and so a name only of who was reached there.
+    """
+    reached = ipaddress.ip_address(address)
+    reached = getattr(reached, "ipv4_mapped", None) or reached
+    hosts = (*_host_names(), str(reached), *(["localhost"] if reached.is_loopback else []))
+    own = (name_of_daemon(host, port) for host in hosts)
+    return list(dict.fromkeys((*map(str.lower, tcp.names), *own)))
+
+
+@cache  # it may ask a name server
+def _host_names() -> list[str]:
+    return [name for name in (socket.getfqdn(), socket.gethostname()) if name != "localhost"]
+
+
+def _decoded(credential: str, good_for: Container[str], names: Sequence[str], tcp: TcpTable) -> int:
     """The user id that munged vouches for; it takes each credential once."""
     words = ["unmunge", "--numeric", "--keys=UID"]
     if tcp.munge_socket is not None:
@@ -155,6 +176,9 @@ def _decoded(credential: str, good_for: str, tcp: TcpTable) -> int:
     if done.returncode != 0:
         raise Unknown(f"{done.stderr.strip() or 'MUNGE credential replayed or expired'}; try again")
     found = re.fullmatch(r"UID:\s+(\d+)\s+(\w+)\s*", done.stdout)
-    if found is None or found[2] != good_for:
-        raise Unknown("the MUNGE credential is for another request; try again")
+    if found is None or found[2] not in good_for:
+        raise Unknown(
+            f"the MUNGE credential is for another request or daemon, this one is {names[0]}; call "
+            "it so, or ask the site for more names, [tcp]"
+        )
     return int(found[1])

@@ -27,6 +27,7 @@ from tests.e2e.many_users import SUPERVISE, ManyUsers
 from tests.guardian import dying_with
 
 LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n'
+ALIAS = "metasched.example.org:443"
 
 
 class Far:
@@ -65,8 +66,12 @@ class Far:
     def table(self) -> str:
         return (
             f'[tcp]\nlisten = "127.0.0.1:{self.port}"\nmunge = true\n'
-            f'munge_socket = "{self.socket}"\n'
+            f'munge_socket = "{self.socket}"\nnames = ["{ALIAS}"]\n'
         )
+
+    @property
+    def name(self) -> str:
+        return f"127.0.0.1:{self.port}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -177,7 +182,7 @@ def test_who_is_not_known_cannot_fill_the_daemons_memory(far: tuple[Site, Far]) 
 def test_munge_says_who_is_calling_once_and_for_one_request(far: tuple[Site, Far]) -> None:
     site, there = far
     site.run("status", env=there.environment)
-    digest = request_digest("GET", "/health", b"")
+    digest = request_digest(there.name, "GET", "/health", b"")
     headers = {"Authorization": f"MUNGE {there.credential(digest)}"}
     status, answer = there.ask(headers)
     assert (status, answer["user"]) == (200, me())
@@ -187,6 +192,25 @@ def test_munge_says_who_is_calling_once_and_for_one_request(far: tuple[Site, Far
     other = {"Authorization": f"MUNGE {there.credential(digest)}"}
     status, answer = there.ask(other, path="/jobs")
     assert (status, "another request" in answer["error"]) == (401, True)
+
+
+def test_a_munge_credential_is_for_the_daemon_that_was_called_and_no_other(
+    far: tuple[Site, Far],
+) -> None:
+    """Whoever is called may show it to any daemon whose host has the same key."""
+    site, there = far
+    elsewhere = f"http://localhost:{there.port}"  # by a name that it has only on this host
+    assert site.run("status", env=there.environment | {"METASCHED_SOCKET": elsewhere})
+    for name, status in (
+        (f"{socket.gethostname()}:{there.port}", 200),
+        (ALIAS, 200),
+        ("other.example.org:7410", 401),
+        (f"127.0.0.1:{there.port - 1}", 401),
+    ):
+        shown = there.credential(request_digest(name, "GET", "/health", b""))
+        told = there.ask({"Authorization": f"MUNGE {shown}"})
+        assert told[0] == status, (name, told)
+        assert status == 200 or f"this one is {ALIAS}" in told[1]["error"]
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,7 @@ def test_a_licence_that_only_some_machines_can_use(tmp_path: Path) -> None:
     [
         ('listen = "0.0.0.0:7410"', "without a certificate"),
         ('listen = "nowhere"', "address:port"),
+        ('listen = "127.0.0.1:7410"\nnames = ["https://ms"]', "host:port"),
         ('listen = "127.0.0.1:99999"', "address:port"),
         ('listen = "127.0.0.1:7410"\ncertificate = "cert.pem"', "give both or neither"),
         ('listen = "127.0.0.1:7410"\ntokens = false', "neither munge nor tokens"),
