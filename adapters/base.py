@@ -66,7 +66,7 @@ class Capabilities:
     limit_granularity: float = 1.0  # seconds; time limits are rounded up to it
     proves_absence: bool = True  # its listings can prove that a tag never arrived
     estimates: bool = False  # says when it expects what waits to begin (`Row.expected`)
-    reservations: bool = False  # keeps nodes for windows of time: survey, reserve, unreserve
+    reservations: bool = False  # keeps windows of time for users: survey, reserve, unreserve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +160,11 @@ class Adapter(ABC):
         self.cluster, self.options, self.instance, self.folder = cluster, options, instance, folder
         self.launcher = launcher
 
+    @classmethod
+    def able(cls, options: Any) -> Capabilities:
+        """What it can do with these options, before it is made; to be overridden if they matter."""
+        return cls.capabilities
+
     @property
     def access(self) -> str:
         """By what it speaks to its manager, where there is a choice: shown to users."""
@@ -213,16 +218,19 @@ class Adapter(ABC):
     def survey(self) -> Survey:
         """What takes the nodes over time, and the reservations of this instance.
 
-        A reservation of this instance, ours by its name, is told as `held` and takes no node;
-        jobs take theirs until their limits. Raises Unreachable.
+        A manager that can be told which nodes to keep tells of nodes, one that chooses them by
+        itself of pools. Reservations of this instance, ours by their names, are told as `held`, and
+        take no node, but their processors of a pool; jobs take theirs until their limits. Raises
+        Unreachable.
         """
         raise NotImplementedError
 
     def reserve(self, window: Window) -> None:
-        """Keep exactly these nodes for the user, who alone may submit jobs into it.
+        """Keep exactly these nodes, or so many processors of a pool, for the user.
 
-        Idempotent: what is there under that name is made so. Jobs that wait in it stay in it.
-        Refused: it is not there, or is as it was before. Unreachable: perhaps it is there.
+        The user alone may submit jobs into it. Idempotent: what is there under that name is made
+        so; jobs that wait in it stay in it. What a manager chose and cannot be used any more is
+        replaced. Refused: it is not there, or is as it was before. Unreachable: perhaps it is there.
         """
         raise NotImplementedError
 

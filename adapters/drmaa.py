@@ -19,6 +19,7 @@ from metasched.adapters.drmaa_session import Session
 from metasched.adapters.gridengine import CellSettings, GridEngine
 from metasched.adapters.launching import Launcher
 from metasched.model import Cluster, Listing
+from metasched.reservation_life import Survey, Window
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,11 @@ class Drmaa(Adapter):
     ) -> None:
         super().__init__(cluster, options, instance, folder, launcher)
         session = Session(options.library)
+        self.capabilities = self.able(options)  # type: ignore[misc]
         self._profile: GridEngine | Generic
         if options.profile == "generic":
             if launcher is not None:
                 raise ValueError("profile generic: one DRMAA session cannot act as many users")
-            self.capabilities = Capabilities(  # type: ignore[misc]
-                licences=bool(options.licences), suspends=True, proves_absence=False
-            )
             self._profile = Generic(
                 cluster,
                 session,
@@ -117,13 +116,24 @@ class Drmaa(Adapter):
                 folder,
             )
             return
-        self.capabilities = Capabilities(  # type: ignore[misc]
-            gres=True, licences=True, suspends=True, memory=options.memory is not None
-        )
         settings = CellSettings(
             **{part.name: getattr(options, part.name) for part in fields(CellSettings)}
         )
         self._profile = GridEngine(cluster, session, settings, instance, folder, launcher)
+
+    @classmethod
+    def able(cls, options: DrmaaOptions) -> Capabilities:
+        if options.profile == "generic":
+            return Capabilities(
+                licences=bool(options.licences), suspends=True, proves_absence=False
+            )
+        return Capabilities(
+            gres=True,
+            licences=True,
+            suspends=True,
+            memory=options.memory is not None,
+            reservations=True,
+        )
 
     def submit(self, order: Order) -> dict[int, str]:
         return self._profile.submit(order)
@@ -136,6 +146,20 @@ class Drmaa(Adapter):
 
     def poll(self) -> Listing:
         return self._profile.poll()
+
+    def survey(self) -> Survey:
+        return self._cell().survey()
+
+    def reserve(self, window: Window) -> None:
+        self._cell().reserve(window)
+
+    def unreserve(self, name: str) -> None:
+        self._cell().unreserve(name)
+
+    def _cell(self) -> GridEngine:
+        if isinstance(self._profile, Generic):
+            raise NotImplementedError
+        return self._profile
 
     def close(self) -> None:
         self._profile.close()

@@ -27,8 +27,10 @@ from metasched.adapters.commands import Answer, memory_file, run
 from metasched.adapters.drmaa_script import script
 from metasched.adapters.drmaa_session import Session
 from metasched.adapters.gridengine_accounting import Accounting
+from metasched.adapters.gridengine_reservations import Reservations
 from metasched.adapters.launching import Launcher
 from metasched.model import Cluster, Listing, Row, State
+from metasched.reservation_life import Survey, Window
 
 _IDS_PER_CALL = 500
 _REFRESH = 60.0  # seconds between looks at the cell's own configuration
@@ -81,7 +83,8 @@ class _Cell:
 class _Wish:
     """A deletion: `asked` for at this time, while the job waited `held` (or not).
 
-    `never_began`: the qmaster said that it deleted the job on the spot, so that it never ran.
+    `never_began`: the qmaster said that it deleted the job on the spot, so that it never ran. A job
+    in a reservation is deleted at its end, after which it cannot begin either.
     """
 
     tag: str
@@ -122,6 +125,9 @@ class GridEngine:
         cell = Path(os.environ.get("SGE_ROOT", "/"), os.environ.get("SGE_CELL", "default"))
         self._accounting = Accounting(cell / "common" / "accounting", f":ms-{instance}-")
         self._wishes = _Wishes(folder / f"deleted-{instance}", settings.keep)
+        self._reservations = Reservations(
+            self._run, self._user, instance, settings.parallel_environment, settings.default_time
+        )
         self._cell: _Cell | None = None
         self._live: dict[Key, Row] = {}  # the last word of qstat on each that has no end yet
         self._gone: dict[Key, float] = {}  # when qstat first lacked it
@@ -135,6 +141,7 @@ class GridEngine:
         proved absent.
         """
         settings, natives = self._settings, dict[int, str]()
+        within = self._reservations.find(order.reservation) if order.reservation else None
         for index in order.indices:
             try:
                 native = batch.native(
@@ -143,9 +150,14 @@ class GridEngine:
                     settings.parallel_environment,
                     settings.memory,
                     self._configuration().known,
+                    within.id if within else None,
                 )
                 wrapper = script(order, index, self._cluster.name, text.HIDDEN_CODES)
                 natives[index] = self._queue(order, index, native, wrapper)
+                if within is not None:
+                    owner = order.job.user if self._launcher else ""
+                    end = _Wish(order.tag, index, natives[index], within.end, True, owner=owner)
+                    self._wishes.add([end])
             except Refused as refusal:
                 if not natives:
                     raise
@@ -283,6 +295,18 @@ class GridEngine:
             facts=replace(facts, licences=tokens),
         )
 
+    def survey(self) -> Survey:
+        taken = time.time()
+        return self._reservations.survey(
+            self._qstat("*"), self._read(text.hosts, "qhost", "-xml", "-q", "-F"), taken
+        )
+
+    def reserve(self, window: Window) -> None:
+        self._reservations.reserve(window, time.time(), self._qstat(window.user))
+
+    def unreserve(self, name: str) -> None:
+        self._reservations.unreserve(name, self._qstat("*"))
+
     def _rows(self, ours: Mapping[Key, text.Job], taken: float, lag: float) -> list[Row]:
         """Each task once: its end if that is known, else what qstat says or said last."""
         self._forget(taken)
@@ -290,7 +314,7 @@ class GridEngine:
         for key, record in self._records.items():
             job = ours.get(key)
             again = job is not None and (job.waits or "R" in job.state)
-            killed = key in self._wishes
+            killed = self._wishes.killed(key, record.ended)
             row = None if again else text.ended_row(record, *key[:2], killed=killed)
             if row is not None:
                 before = self._live.get(key)
@@ -419,8 +443,10 @@ class _Wishes:
             for wish in wishes:
                 file.write(json.dumps(asdict(wish)) + "\n")
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._found
+    def killed(self, key: Key, ended: float) -> bool:
+        """Whether the end of a task at this time is what was asked for."""
+        wish = self._found.get(key)
+        return wish is not None and wish.asked <= ended + 1
 
     def forget(self, oldest: float) -> list[Key]:
         """Drop what was asked for before `oldest`; the tasks."""

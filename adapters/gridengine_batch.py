@@ -27,9 +27,17 @@ _VALUES = {
 
 
 def native(
-    order: Order, index: int, pe: str, memory: str | None, known: Mapping[str, Complex]
+    order: Order,
+    index: int,
+    pe: str,
+    memory: str | None,
+    known: Mapping[str, Complex],
+    within: str | None = None,
 ) -> str:
-    """The native specification of one task. Refused if something asked for cannot be said."""
+    """The native specification of one task, in the advance reservation `within`.
+
+    Refused if something asked for cannot be said.
+    """
     job = order.job
     _check(order.options)
     own_pe = "-pe" in order.options
@@ -49,6 +57,10 @@ def native(
         words += ["-q", job.partition]
     if job.account is not None:
         words += ["-P", job.account]
+    if within is not None:
+        if "-ar" in order.options:
+            raise Refused("native option '-ar' beside --reservation; leave out one")
+        words += ["-ar", within]
     words += order.options
     for word in words:
         if not word or re.search(r"[\s'\"\\\0]", word):

@@ -83,12 +83,20 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Queue:
-    """One queue instance: this queue on one host."""
+    """One queue instance: this queue on one host.
+
+    `reserved` is the most that advance reservations have together at any time from now on.
+    """
 
     name: str
     slots: int
-    used: int
+    running: int
+    reserved: int
     state: str
+
+    @property
+    def used(self) -> int:
+        return self.running + self.reserved
 
     @property
     def up(self) -> bool:
@@ -122,7 +130,7 @@ class Limits:
 
 def jobs(xml: str) -> list[Job]:
     """Every job of `qstat -xml -r -u '*'`, the pending ones in the manager's order."""
-    return [_job(element) for element in _root(xml, "job_info").iter("job_list")]
+    return [_job(element) for element in root(xml, "job_info").iter("job_list")]
 
 
 def _job(element: ElementTree.Element) -> Job:
@@ -139,8 +147,8 @@ def _job(element: ElementTree.Element) -> Job:
         owner=text("JB_owner"),
         state=text("state"),
         slots=int(text("slots") or 1),
-        submitted=_when(text("JB_submission_time")),
-        started=_when(text("JAT_start_time")),
+        submitted=when(text("JB_submission_time")),
+        started=when(text("JAT_start_time")),
         queue=text("queue_name"),
         tasks=text("tasks"),
         requests=requests,
@@ -151,7 +159,7 @@ def hosts(xml: str) -> list[Host]:
     """Every execution host of `qhost -xml -q -F`."""
     return [
         _host(element)
-        for element in _root(xml, "qhost").iter("host")
+        for element in root(xml, "qhost").iter("host")
         if element.get("name") != "global"
     ]
 
@@ -160,7 +168,7 @@ def tokens(xml: str, totals: Mapping[str, int]) -> dict[str, Copies]:
     """What is left and taken of the consumables of the host `global`, by `qhost -xml -F`."""
     left = {
         value.get("name", ""): int(amount(value.text or "0"))
-        for host in _root(xml, "qhost").iter("host")
+        for host in root(xml, "qhost").iter("host")
         if host.get("name") == "global"
         for value in host.findall("resourcevalue")
     }
@@ -194,9 +202,9 @@ def _host(element: ElementTree.Element) -> Host:
     queues = []
     for queue in element.findall("queue"):
         said = {v.get("name"): v.text or "" for v in queue.findall("queuevalue")}
-        used = int(said["slots_used"]) + int(said.get("slots_resv") or 0)
-        name = queue.get("name", "")
-        queues.append(Queue(name, int(said["slots"]), used, said["state_string"].strip()))
+        running, reserved = int(said["slots_used"]), int(said.get("slots_resv") or 0)
+        name, state = queue.get("name", ""), said["state_string"].strip()
+        queues.append(Queue(name, int(said["slots"]), running, reserved, state))
     return Host(
         name=element.get("name", ""),
         memory=None if total == "-" else int(amount(total) / 2**20),
@@ -205,7 +213,8 @@ def _host(element: ElementTree.Element) -> Host:
     )
 
 
-def _root(xml: str, name: str) -> ElementTree.Element:
+def root(xml: str, name: str) -> ElementTree.Element:
+    """The outermost element, which must have this name. ValueError if it has not."""
     try:
         root = ElementTree.fromstring(xml)
     except ElementTree.ParseError as error:
@@ -215,7 +224,8 @@ def _root(xml: str, name: str) -> ElementTree.Element:
     return root
 
 
-def _when(text: str) -> float | None:
+def when(text: str) -> float | None:
+    """Epoch seconds of `2030-01-31T08:00:00` under TZ=UTC."""
     return float(timegm(strptime(text, "%Y-%m-%dT%H:%M:%S"))) if text else None
 
 
@@ -432,6 +442,14 @@ def facts(
         pending=sum(job.count for job in waiting),
         head=(waiting[0].slots, limit(waiting[0])) if waiting else None,
     )
+
+
+def slots(host: Host) -> int:
+    """The processors of a host that can be given to jobs, by its queues that are up; 0: none."""
+    up = [queue for queue in host.queues if queue.up]
+    most = sum(queue.slots for queue in up)
+    used = sum(queue.running for queue in host.queues)
+    return min(most, int(host.free["slots"]) + used) if "slots" in host.free else most
 
 
 class _Place:

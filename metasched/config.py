@@ -581,7 +581,7 @@ def _cluster(
             maps=table.map,
             move_after=table.move_after,
             fence_dir=table.fence_dir,
-            reserves=kind.capabilities.reservations,
+            reserves=kind.able(kind.Options(**options)).reservations,
             licensed=licensed,
         ),
         options=options,

@@ -2,7 +2,8 @@
 
 A request is decided by amounts (`carts`): free is what jobs by their limits, others' reservations
 and ours leave, as the managers told when they were asked last. Which nodes it has is decided then,
-and may be changed until it begins (`node_assignment`): when that admits another, or one fails.
+and may be changed until it begins (`node_assignment`): when that admits another, or one fails. A
+manager that chooses by itself is told an amount only (`reservation_life.Pool`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from metasched.reservation_life import (
     Turn,
     Unbind,
     id_of,
+    name_of,
     turned,
 )
 from metasched.reservations import Offer, Request, best, instead
@@ -188,7 +190,7 @@ class ReservationBook:
             let_run=event.let_run,
         )
         self._store(new, out)
-        self._move(cluster, places, out)
+        self._move(cluster, places, out, always=event.id)
 
     def possible(self, event: ReservationAsked) -> dict[str, Offer]:
         """What each cluster could promise now; nothing is reserved."""
@@ -199,10 +201,11 @@ class ReservationBook:
         """What would be possible instead, by cluster, the nearest to the request first."""
         found = {}
         for cluster in event.clusters:
-            carts = self._carts(cluster, event.time)
-            if carts is not None and (request := self._in_nodes(event, cluster, carts)):
-                offers = instead(carts, request, event.until + event.let_run)
-                found[cluster] = [_asked_of(offer, event.let_run) for offer in offers]
+            offers: list[Offer] = []
+            for carts in self._carts(cluster, event.time):
+                if (request := self._as_counted(event, cluster, carts)) is not None:
+                    offers += instead(carts, request, event.until + event.let_run)
+            found[cluster] = [_asked_of(one, event.let_run) for one in dict.fromkeys(offers)]
         return {cluster: offers for cluster, offers in found.items() if offers}
 
     def _possible(
@@ -212,18 +215,28 @@ class ReservationBook:
         survey = self._surveys.get(cluster)
         if survey is None or event.time - survey.taken > FRESH:
             return None
-        carts = self._carts(cluster, event.time)
-        if carts is None or (request := self._in_nodes(event, cluster, carts)) is None:
+        offers = [
+            offer
+            for carts in self._carts(cluster, event.time)
+            if (request := self._as_counted(event, cluster, carts)) is not None
+            and (offer := best(carts, request)) is not None
+        ]
+        if not offers:
             return None
-        offer = best(carts, request)
-        if offer is None:
-            return None
+        offer = min(offers, key=lambda offer: offer.rank)
+        if survey.pools:
+            return _asked_of(offer, event.let_run), {event.id: ()}
         need = Need(event.id, offer.start, offer.end, offer.size)
         places = assigned(self._taken(cluster, event.time), [*self._needs(cluster), need])
         return None if places is None else (_asked_of(offer, event.let_run), places)
 
-    def _in_nodes(self, event: ReservationAsked, cluster: str, carts: Carts) -> Request | None:
-        """The request as the cluster counts, until its jobs are gone; None: it is too large."""
+    def _as_counted(self, event: ReservationAsked, cluster: str, carts: Carts) -> Request | None:
+        """The request in what the cluster promises, until its jobs are gone.
+
+        None: it is too large, or asks for nodes where processors are promised.
+        """
+        if event.by_node and not self.by_node(cluster):
+            return None
         cpus = 1 if event.by_node else self._cpus(cluster)
         asked = event.request
         least, most = -(-asked.least // cpus), -(-asked.most // cpus)
@@ -238,27 +251,28 @@ class ReservationBook:
             longest=asked.longest + event.let_run,
         )
 
+    def by_node(self, cluster: str) -> bool:
+        """Whether a cluster promises nodes; else it promises processors."""
+        return cluster not in self._surveys or not self._surveys[cluster].pools
+
     def largest(self, clusters: Iterable[str], by_node: bool) -> tuple[int, str]:
         """The most that one of the clusters could ever promise, and which."""
-        sizes = [
-            (
-                sum(
-                    len(use.nodes) * (1 if by_node else use.cpus) for use in self._surveys[c].nodes
-                ),
-                c,
-            )
-            for c in clusters
-            if c in self._surveys
-        ]
+        sizes = []
+        for name in clusters:
+            if (survey := self._surveys.get(name)) is not None:
+                kinds = [len(u.nodes) * (1 if by_node else u.cpus) for u in survey.nodes]
+                pools = [0 if by_node else pool.size for pool in survey.pools]
+                sizes.append((sum(kinds) + max(pools, default=0), name))
         return max(sizes, default=(0, ""))
 
     def _bound(self, event: ReservationBound, out: Outcome) -> None:
         one = replace(self.known[event.id], placed=event.nodes, held=True, tries=0)
         if one.state in (Stage.REQUESTED, Stage.CONFIRMED):
-            self._turn(one, Turn.BIND, f"its manager keeps {', '.join(event.nodes)}", out)
+            kept = ", ".join(event.nodes) or f"{one.size} processors"
+            self._turn(one, Turn.BIND, f"its manager keeps {kept}", out)
             return
         if one.state in OPEN and one.nodes == event.nodes:
-            one = replace(one, cause=f"moved to {', '.join(event.nodes)}")
+            one = replace(one, cause=f"moved to {', '.join(event.nodes) or 'other nodes'}")
         self._store(one, out)
 
     def _declined(self, event: ReservationDeclined, out: Outcome) -> None:
@@ -266,8 +280,10 @@ class ReservationBook:
         one = self.known[event.id]
         one = replace(one, tries=one.tries + 1, cause=f"its manager refused: {event.reason}")
         if one.state in (Stage.BOUND, Stage.ACTIVE):  # it stays where it is
+            if down := self._down(one):
+                one = replace(one, cause=f"{', '.join(down)} {_NO_OTHER}")
             self._store(replace(one, nodes=one.placed), out)
-        elif one.state in OPEN and one.tries >= TRIES:
+        elif one.state in OPEN and (one.tries >= TRIES or not self.by_node(one.cluster)):
             self._broken(one, event.time, one.cause, out)
         elif one.state in OPEN:
             self._store(one, out)
@@ -302,6 +318,9 @@ class ReservationBook:
             without.discard(one.id)
             self._move(cluster, places, out, always=one.id)
         for one in failing:
+            if not self.by_node(cluster):
+                out.bindings.append(Bind(cluster, one.id))
+                continue
             needs = [need for need in self._needs(cluster) if need.id != one.id]
             taken = self._taken(cluster, now, but=one.id)
             usable = tuple(node for node in one.nodes if node in taken)
@@ -350,8 +369,9 @@ class ReservationBook:
         survey = self._surveys.get(one.cluster)
         if survey is None:
             return []
-        up = {node for use in survey.nodes if use.up for node in use.nodes}
-        return [node for node in one.placed if node not in up]
+        name = name_of(self._instance, one.id)
+        chosen = {node for held in survey.held if held.name == name for node in held.nodes}
+        return [node for node in one.placed or sorted(chosen) if node not in survey.up]
 
     def _cpus(self, cluster: str) -> int:
         """Processors that every node of a cluster has."""
@@ -381,23 +401,25 @@ class ReservationBook:
                 taken[node] = spans
         return taken
 
-    def _carts(self, cluster: str, now: float) -> Carts | None:
-        """What is free of a cluster over time, in nodes; None: it has told of none that is up."""
-        taken = self._taken(cluster, now) if cluster in self._surveys else {}
-        if not taken:
-            return None
-        carts = Carts(len(taken), now)
-        for spans in taken.values():
-            for start, end in _merged(spans):
-                carts.reserve(start, end, 1)
-        for need in self._needs(cluster):
-            start = max(need.start, now)
-            if (end := need.end) > start:
-                # a node that failed leaves less than was promised: nothing more is, then
-                size = min(need.size, carts.free(start, end))
-                if size:
-                    carts.reserve(start, end, size)
-        return carts
+    def _carts(self, cluster: str, now: float) -> list[Carts]:
+        """What is free of a cluster over time: its nodes, or the processors of each of its pools.
+
+        Empty if it has told of none that is up.
+        """
+        survey = self._surveys.get(cluster)
+        if survey is None:
+            return []
+        if survey.pools:
+            kept = {held.name for held in survey.held}
+            new = [n for n in self._needs(cluster) if name_of(self._instance, n.id) not in kept]
+            # which pool the manager chooses is not known before it has
+            others = [(need.start, need.end, need.size) for need in new]
+            return [_taken(pool.size, [*pool.uses, *others], now) for pool in survey.pools]
+        if not (taken := self._taken(cluster, now)):
+            return []
+        jobs = [(*span, 1) for spans in taken.values() for span in _merged(spans)]
+        ours = [(need.start, need.end, need.size) for need in self._needs(cluster)]
+        return [_taken(len(taken), [*jobs, *ours], now)]
 
     # What becomes of one
 
@@ -415,13 +437,16 @@ class ReservationBook:
     def _broken(self, one: Reservation, now: float, cause: str, out: Outcome) -> None:
         """It cannot be kept: tell why, and which windows its cluster has instead."""
         self._over(one, Turn.BREAK, now, cause, out)
-        carts = self._carts(one.cluster, now)
-        if carts is not None and one.size <= carts.capacity:
-            ready = max(one.start, now)
-            start = carts.earliest_start(one.size, one.until - one.start, ready)
-            if start is not None:
-                offer = Offer(start, start + one.end - one.start, one.size)
-                self._store(replace(self.known[one.id], offers=(offer,)), out)
+        lasts, ready = one.until - one.start, max(one.start, now)
+        starts = [
+            start
+            for carts in self._carts(one.cluster, now)
+            if one.size <= carts.capacity
+            and (start := carts.earliest_start(one.size, lasts, ready)) is not None
+        ]
+        if starts:
+            offer = Offer(min(starts), min(starts) + one.end - one.start, one.size)
+            self._store(replace(self.known[one.id], offers=(offer,)), out)
         out.warnings.append(f"reservation {one.id} of {one.user} is broken: {cause}")
 
     def _store(self, one: Reservation, out: Outcome) -> None:
@@ -431,6 +456,18 @@ class ReservationBook:
 def _asked_of(offer: Offer, let_run: float) -> Offer:
     """The window of an offer that holds its nodes until its jobs are gone."""
     return replace(offer, end=offer.end - let_run)
+
+
+def _taken(capacity: int, uses: Iterable[tuple[float, float, int]], now: float) -> Carts:
+    """What is left of so many from now on."""
+    carts = Carts(capacity, now)
+    for start, end, amount in uses:
+        if end > (begin := max(start, now)):
+            # what failed leaves less than was promised: nothing more is, then
+            size = min(amount, carts.free(begin, end))
+            if size:
+                carts.reserve(begin, end, size)
+    return carts
 
 
 def _without(spans: Iterable[Span], start: float, end: float) -> Iterator[Span]:

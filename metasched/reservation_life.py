@@ -1,6 +1,6 @@
 """The life of an advance reservation: its states, what it is, what a manager tells. Pure.
 
-Times are seconds since the epoch, sizes are nodes unless said otherwise.
+Times are seconds since the epoch, sizes count what the cluster promises: nodes, or processors.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ TABLE: dict[tuple[Stage, Turn], Stage] = {
 class Reservation:
     """`size` nodes (`cpus` processors together) of a cluster for its owner, in [start, end).
 
-    `nodes` are those that it is to have, `placed` those that its manager has said to keep. While
+    `nodes` are those that it is to have, `placed` those that its manager has said to keep; none
+    where the manager promises processors and chooses them by itself (`Pool`). While
     it is `held` its manager may know it, whatever became of it. `tries` counts refusals since it
     was last bound; `offers` are windows that were possible when it broke. What still runs in it at
     its end is killed, after `let_run` seconds more: as long nobody else is promised its nodes.
@@ -131,6 +132,19 @@ class NodesInUse:
 
 
 @dataclass(frozen=True)
+class Pool:
+    """`size` processors on nodes that are up, over all of which one reservation may spread.
+
+    `uses` are what takes some of them: start, end, processors. They are reservations, also those of
+    this instance, and jobs in none until their limits; they may overlap.
+    """
+
+    nodes: tuple[str, ...]
+    size: int
+    uses: tuple[tuple[float, float, int], ...] = ()
+
+
+@dataclass(frozen=True)
 class Held:
     """A reservation of this instance as its manager keeps it."""
 
@@ -142,22 +156,36 @@ class Held:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a manager tells of its nodes over time, begun at `taken`."""
+    """What a manager tells of its nodes over time, begun at `taken`.
+
+    One that promises processors and chooses the nodes by itself tells of `pools`, and no `nodes`.
+    """
 
     taken: float
     nodes: tuple[NodesInUse, ...]
     held: tuple[Held, ...] = ()
+    pools: tuple[Pool, ...] = ()
+
+    @property
+    def up(self) -> frozenset[str]:
+        """The nodes that can be used."""
+        groups = [use.nodes for use in self.nodes if use.up] + [pool.nodes for pool in self.pools]
+        return frozenset(node for group in groups for node in group)
 
 
 @dataclass(frozen=True)
 class Window:
-    """What a manager is to keep for a user: exactly these nodes. At `end` it kills what runs."""
+    """What a manager is to keep for a user: exactly these nodes, or `size` processors of a pool.
+
+    At `end` it kills what runs.
+    """
 
     name: str
     user: str
     start: float
     end: float
     nodes: tuple[str, ...]
+    size: int = 0
 
 
 # What the core is told.

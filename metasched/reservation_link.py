@@ -98,7 +98,7 @@ class ReservationLink:
             self._done(todo)
             return
         name = name_of(self._engine.core.instance, one.id)
-        window = Window(name, one.user, one.start, one.until, one.nodes)
+        window = Window(name, one.user, one.start, one.until, one.nodes, one.size)
         answer = await self._call(Call("reserve", window=window))
         now = time.time()
         if answer.error == "":
@@ -142,9 +142,8 @@ class ReservationLink:
             self._next_look = time.monotonic() + (LOOK_EVERY if concerned else AGAIN[1])
         else:
             survey = answer.survey
-            up = sorted(node for use in survey.nodes if use.up for node in use.nodes)
-            if wanted or self._told != (survey.held, up):
-                self._told = (survey.held, up)
+            if wanted or self._told != (survey.held, survey.up):
+                self._told = (survey.held, survey.up)
                 self._engine.take(Surveyed(time.time(), self._cluster.name, survey))
         for future in waiting:
             if not future.done():

@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from metasched.adapters.base import Capabilities
 from metasched.adapters.drmaa import Drmaa, DrmaaOptions
 from metasched.model import Cluster
 from tests.booted import NAMESPACE, Booted, BootError, no_namespace, told_by, wait_until
@@ -287,6 +286,7 @@ class Cell(Booted):
             "h_rt": "24:00:00",
         }
         self._load("-Aq", _changed(self._show("-sq"), queue))
+        self.run("qconf", "-au", self._account, "arusers")
         quick = {
             "schedule_interval": "0:0:1",
             "job_load_adjustments": "NONE",
@@ -320,7 +320,7 @@ def hosted(cell: Cell, options: DrmaaOptions, instance: str, folder: Path) -> Ho
         options,
         instance,
         folder,
-        Capabilities(gres=True, licences=True, suspends=True, memory=options.memory is not None),
+        Drmaa.able(options),
         [*cell.inside, sys.executable],
         {**Drmaa.environment, **cell.environment, "PATH": _PATH},
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -21,6 +21,7 @@ from metasched.errors import Wrong
 from metasched.identity import Forbidden
 from metasched.model import Job
 from metasched.modify import LATEST
+from metasched.reservation_book import ReservationBook
 from metasched.reservation_life import (
     OPEN,
     Reservation,
@@ -107,6 +108,9 @@ async def _reserve(engine: Engine, user: str, wish: Wish) -> dict[str, Any]:
     book = engine.core.reservations
     largest, where = book.largest(clusters, wish.by_node)
     unit = "nodes" if wish.by_node else "processors"
+    if wish.by_node and not any(map(book.by_node, clusters)):
+        told = f"processors, not nodes, are what can be reserved on {', '.join(clusters)}"
+        raise Wrong(403, f"{told}; leave out --nodes")
     if not where:
         raise Wrong(503, "no cluster tells what is free; nothing changed, try again soon")
     if request.least > largest:
@@ -118,15 +122,16 @@ async def _reserve(engine: Engine, user: str, wish: Wish) -> dict[str, Any]:
     if wish.dry_run:
         found = book.possible(event)
         if not found:
-            raise Wrong(403, _instead(book.instead(event)))
-        return {"offers": _offers(found.items())}
+            raise Wrong(403, _instead(book, book.instead(event)))
+        ranked = sorted(found.items(), key=lambda pair: (pair[1].rank, pair[0]))
+        return {"offers": [_offer(name, offer, book.by_node(name)) for name, offer in ranked]}
     engine.take(event)
     if id not in book.known:
-        raise Wrong(403, _instead(book.instead(event)))
+        raise Wrong(403, _instead(book, book.instead(event)))
     one = await _answered(engine, id)
     if one.state is Stage.BROKEN:
         told = f"{one.cluster} cannot keep it: {one.cause}"
-        raise Wrong(403, f"{told}; {_instead({one.cluster: list(one.offers)})}")
+        raise Wrong(403, f"{told}; {_instead(book, {one.cluster: list(one.offers)})}")
     return _row(one)
 
 
@@ -221,9 +226,10 @@ def _stored(engine: Engine, id: int) -> Reservation:
     return one
 
 
-def _instead(found: Mapping[str, list[Offer]]) -> str:
+def _instead(book: ReservationBook, found: Mapping[str, list[Offer]]) -> str:
     told = [
-        f"{cluster} has {_nodes(offer)} from {iso(offer.start)} to {iso(offer.end)}"
+        f"{cluster} has {_many(offer.size, 'node' if book.by_node(cluster) else 'processor')} "
+        f"from {iso(offer.start)} to {iso(offer.end)}"
         for cluster, offers in found.items()
         for offer in offers[:TOLD]
     ]
@@ -232,15 +238,20 @@ def _instead(found: Mapping[str, list[Offer]]) -> str:
     return f"that is not free; {'; '.join(told)}"
 
 
-def _nodes(offer: Offer) -> str:
-    return f"{offer.size} node{'' if offer.size == 1 else 's'}"
+def _many(count: int, unit: str) -> str:
+    return f"{count} {unit}{'' if count == 1 else 's'}"
 
 
-def _offers(found: Iterable[tuple[str, Offer]]) -> list[dict[str, Any]]:
-    return [
-        {"cluster": cluster, "start": iso(o.start), "end": iso(o.end), "nodes": o.size}
-        for cluster, o in sorted(found, key=lambda pair: (pair[1].rank, pair[0]))
-    ]
+def _offer(cluster: str, one: Offer, by_node: bool) -> dict[str, Any]:
+    """A window that is possible; one of `nodes` and `processors` counts, the other is null."""
+    nodes, processors = (one.size, None) if by_node else (None, one.size)
+    return {
+        "cluster": cluster,
+        "start": iso(one.start),
+        "end": iso(one.end),
+        "nodes": nodes,
+        "processors": processors,
+    }
 
 
 def _row(one: Reservation) -> dict[str, Any]:
@@ -257,7 +268,7 @@ def _row(one: Reservation) -> dict[str, Any]:
         "cause": one.cause,
         "made": iso(one.made),
         "closed": iso(one.closed),
-        "offers": _offers((one.cluster, offer) for offer in one.offers),
+        "offers": [_offer(one.cluster, offer, bool(one.nodes)) for offer in one.offers],
         "let_run": one.let_run,
     }
 
@@ -283,7 +294,8 @@ def within(engine: Engine, user: str, request: JobRequest, now: float) -> JobReq
     cpus = request.tasks * request.cpus_per_task
     if cpus > one.cpus or (request.nodes or 1) > one.size:
         wanted = f"{cpus} processors on {request.nodes or 1} nodes"
-        told = f"the job asks for {wanted}, {name} has {one.cpus} on {one.size}"
+        has = f"{one.cpus} on {one.size}" if one.nodes else _many(one.cpus, "processor")
+        told = f"the job asks for {wanted}, {name} has {has}"
         raise Wrong(403, f"{told}; ask for fewer")
     limit = request.time_limit or max(left // 60 * 60, min(left, 60.0))
     return replace(request, clusters=(one.cluster,), time_limit=limit)

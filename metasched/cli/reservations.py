@@ -68,7 +68,7 @@ def reserve(
 
     With --start the window is fixed; else it is the earliest between --ready and --deadline. With
     --at-least and --at-most as many processors as there are (give --duration), or as long as they
-    are free (give --size). Whole nodes are reserved: processors are rounded up to them.
+    are free (give --size). Slurm reserves whole nodes: processors are rounded up to them.
 
     \b
     Examples:
@@ -107,8 +107,8 @@ def reserve(
         print(json_format.dumps(answer, indent=2))
     elif dry_run:
         print("Nothing reserved; possible would be")
-        columns = ("cluster", "nodes", "start", "end")
-        rows = ((o["cluster"], o["nodes"], *_times(o)) for o in answer["offers"])
+        columns = ("cluster", "nodes", "processors", "start", "end")
+        rows = ((*(o[c] or "" for c in columns[:3]), *_times(o)) for o in answer["offers"])
         table([c.upper() for c in columns], rows)
     else:
         _show([answer])

@@ -556,8 +556,8 @@ def test_tasks_withdrawn_unstarted_have_run_or_certainly_never_began(manager: Ma
 
 
 def test_a_reservation_is_made_as_asked_moved_and_forgotten(manager: Manager) -> None:
-    if not manager.adapter.capabilities.reservations:
-        pytest.skip("keeps no reservations")
+    if not manager.adapter.capabilities.reservations or manager.adapter.survey().pools:
+        pytest.skip("keeps no nodes for windows of time")
     free = [n for use in manager.adapter.survey().nodes if use.up for n in use.nodes]
     start = round(time.time()) + 3600.0
     me, name = getpass.getuser(), name_of(manager.instance, 1)
@@ -587,8 +587,8 @@ def test_a_reservation_is_made_as_asked_moved_and_forgotten(manager: Manager) ->
 
 
 def test_what_runs_takes_its_node_until_its_limit(manager: Manager) -> None:
-    if not manager.adapter.capabilities.reservations:
-        pytest.skip("keeps no reservations")
+    if not manager.adapter.capabilities.reservations or manager.adapter.survey().pools:
+        pytest.skip("keeps no nodes for windows of time")
     assert not any(use.spans for use in manager.adapter.survey().nodes)
     order = manager.submit("sleep 600", time_limit=600.0)
     row = manager.wait_state(order, State.RUNNING)
@@ -608,6 +608,85 @@ def test_what_runs_takes_its_node_until_its_limit(manager: Manager) -> None:
         manager.adapter.reserve(soon)
     manager.withdraw(order)
     manager.wait_end(order)
+
+
+def test_processors_of_a_pool_are_reserved_once_and_given_back(manager: Manager) -> None:
+    if not manager.adapter.capabilities.reservations or not manager.adapter.survey().pools:
+        pytest.skip("keeps no processors for windows of time")
+    [pool] = manager.adapter.survey().pools
+    assert pool.uses == ()
+    start = round(time.time()) + 3600.0
+    me, name = getpass.getuser(), name_of(manager.instance, 1)
+    window = Window(name, me, start, start + 600, (), pool.size)
+    for again in range(2):  # the answer to the first may have been lost
+        if again:
+            manager.reconnect()
+        manager.adapter.reserve(window)
+        survey = manager.adapter.survey()
+        assert survey.held == (Held(name, start, start + 600, pool.nodes),)
+        assert survey.pools == (replace(pool, uses=((start, start + 600, pool.size),)),)
+    other = Window(name_of(manager.instance, 2), me, start + 60, start + 90, (), 1)
+    with pytest.raises(Refused):
+        manager.adapter.reserve(other)
+    waiting = replace(manager.order("true", user=me, time_limit=60.0), reservation=name)
+    manager.adapter.submit(waiting)
+    with pytest.raises(Refused) as refusal:
+        manager.adapter.unreserve(name)
+    assert refusal.value.again
+    assert manager.wait_state(waiting, State.PENDING).started is None
+    manager.withdraw(waiting)
+    manager.wait_end(waiting)
+    for _ in range(2):
+        manager.adapter.unreserve(name)
+    survey = manager.adapter.survey()
+    assert (survey.held, survey.pools) == ((), (pool,))
+
+
+def test_what_runs_takes_its_processors_until_its_limit_unless_it_is_in_a_reservation(
+    manager: Manager,
+) -> None:
+    if not manager.adapter.capabilities.reservations or not manager.adapter.survey().pools:
+        pytest.skip("keeps no processors for windows of time")
+    [pool] = manager.adapter.survey().pools
+    batch = manager.submit("sleep 600", time_limit=600.0, cpus=3)
+    row = manager.wait_state(batch, State.RUNNING)
+    assert row.started is not None
+    name, me = name_of(manager.instance, 1), getpass.getuser()
+    now = round(time.time())
+    manager.adapter.reserve(Window(name, me, now, now + 300.0, (), 2))
+    order = replace(manager.order("sleep 600", user=me, time_limit=60.0), reservation=name)
+    manager.adapter.submit(order)
+    manager.wait_state(order, State.RUNNING)
+    [held] = manager.adapter.survey().held
+    [free] = manager.adapter.survey().pools
+    assert set(free.uses) == {
+        (row.started, row.started + 600, 3),
+        (held.start, now + 300.0, 2),
+    }
+    assert free.size == pool.size
+    soon = Window(name_of(manager.instance, 2), me, now + 60, now + 120, (), pool.size - 4)
+    with pytest.raises(Refused):
+        manager.adapter.reserve(soon)
+    for one in (order, batch):
+        manager.withdraw(one)
+        manager.wait_end(one)
+    manager.adapter.unreserve(name)
+    assert manager.adapter.survey().pools == (pool,)
+
+
+def test_what_waits_in_a_reservation_that_ends_never_began(manager: Manager) -> None:
+    if not manager.adapter.capabilities.reservations or not manager.adapter.survey().pools:
+        pytest.skip("keeps no processors for windows of time")
+    name, me = name_of(manager.instance, 1), getpass.getuser()
+    now = round(time.time())
+    manager.adapter.reserve(Window(name, me, now, now + 12.0, (), 1))
+    orders = [manager.order("sleep 600", user=me, time_limit=10.0) for _ in range(2)]
+    for order in orders:  # there is time for one
+        manager.adapter.submit(replace(order, reservation=name))
+    ended = [manager.wait_end(order) for order in orders]
+    assert State.CANCELLED in {row.state for row in ended if row.started is None}
+    manager.adapter.unreserve(name)  # the manager has forgotten it
+    assert manager.adapter.survey().held == ()
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from metasched.adapters import gridengine_text as text
+from metasched.adapters import gridengine_windows as windows
 from metasched.adapters.base import Order, Refused
 from metasched.adapters.drmaa import DrmaaOptions
 from metasched.adapters.drmaa_generic import Templates
@@ -18,6 +19,7 @@ from metasched.adapters.gridengine_accounting import Accounting
 from metasched.adapters.gridengine_batch import native
 from metasched.adapters.interpreter import interpreter
 from metasched.model import Copies, Job, Payload, State
+from metasched.reservation_life import Held, Pool
 
 INSTANCE = "k3f9"
 TAG = "ms-k3f9-42-1"
@@ -225,7 +227,9 @@ def test_facts() -> None:
 def test_jobs_without_a_queue_may_go_to_any() -> None:
     limits = {"short.q": text.Limits(60.0), "all.q": text.Limits(None)}
     hosts = [
-        text.Host("n1", None, {}, (text.Queue("all.q", 4, 1, ""), text.Queue("short.q", 2, 0, "")))
+        text.Host(
+            "n1", None, {}, (text.Queue("all.q", 4, 1, 0, ""), text.Queue("short.q", 2, 0, 0, ""))
+        )
     ]
     facts = text.facts([], hosts, limits, {}, None, set(), 0.0, 1.0)
     every = facts.partition(None)
@@ -488,3 +492,64 @@ def test_consumables_of_the_whole_cell() -> None:
     )
     assert text.tokens(xml, totals) == {"lic": Copies(4, 3)}
     assert text.tokens("<qhost></qhost>", totals) == {}
+
+
+def kept(id: int, name: str, state: str, *slots: tuple[str, int], owner: str = "root") -> str:
+    granted = "".join(
+        f'<granted_slots queue_instance="all.q@{host}" slots="{many}"/>' for host, many in slots
+    )
+    return (
+        f"<ar_summary><id>{id}</id><name>{name}</name><owner>{owner}</owner>"
+        f"<state>{state}</state><start_time>1970-01-01T01:00:00</start_time>"
+        f"<end_time>1970-01-01T02:00:00</end_time><granted_slots_list>{granted}"
+        "</granted_slots_list></ar_summary>"
+    )
+
+
+def test_reservations_are_read_and_those_that_end_are_left_out() -> None:
+    rows = (
+        kept(1, "ms-k3f9-r1", "w", ("n1", 2), ("n2", 1)),
+        kept(2, "ms-k3f9-r2", "d", ("n1", 2)),
+        kept(3, "ms-k3f9-r3", "W", ("n2", 2)),
+        kept(4, "ms-k3f9-r4", "w", ("n2", 2), owner="eve"),
+    )
+    xml = f"<qrstat>{''.join(rows)}<ar_unknown><id>9</id></ar_unknown></qrstat>"
+    found = windows.reservations(xml)
+    assert [(one.id, one.usable) for one in found] == [("1", True), ("3", False), ("4", True)]
+    assert windows.reservation_ids(xml) == ["1", "2", "3", "4"]
+    assert windows.held(found, "root", INSTANCE) == (
+        Held("ms-k3f9-r1", 3600.0, 7200.0, ("n1", "n2")),
+        Held("ms-k3f9-r3", 3600.0, 7200.0, ("n2",)),
+    )
+    hosts = [
+        text.Host("n1", None, {"slots": 3.0}, (text.Queue("all.q", 4, 1, 2, ""),)),
+        text.Host("n2", None, {}, (text.Queue("all.q", 8, 0, 5, ""),)),
+        text.Host("n3", None, {}, (text.Queue("all.q", 8, 0, 0, "au"),)),
+    ]
+    jobs = [
+        text.Job("7", "x", "ada", "r", 1, None, 100.0, "all.q@n1", requests={"h_rt": "600"}),
+        text.Job("8", "x", "ada", "r", 2, None, 100.0, "all.q@n2"),
+        text.Job("9", "x", "ada", "qw", 2),
+    ]
+    reserved = windows.reserved_jobs(
+        "<detailed_job_info><djob_info>"
+        "<element><JB_job_number>7</JB_job_number></element>"
+        "<element><JB_job_number>8</JB_job_number><JB_ar>4</JB_ar></element>"
+        "</djob_info></detailed_job_info>"
+    )
+    assert reserved == {"8": "4"}
+    assert windows.reserved_jobs("<unknown_jobs ><ST_name>7</ST_name></unknown_jobs>") == {}
+    each = windows.pools(hosts, jobs, found, reserved, False, 60.0, 100.0)
+    of_n1 = ((100.0, 700.0, 1), (3600.0, 7200.0, 2))
+    of_n2 = ((3600.0, 7200.0, 1), (3600.0, 7200.0, 2), (3600.0, 7200.0, 2))
+    assert each == (Pool(("n1",), 4, of_n1), Pool(("n2",), 8, of_n2))
+    [all] = windows.pools(hosts, jobs, found, reserved, True, 60.0, 100.0)
+    assert all == Pool(("n1", "n2"), 12, tuple(sorted(of_n1 + of_n2)))
+    assert not windows.spreads("pe_name smp\nallocation_rule    $pe_slots\n")
+    assert windows.spreads("pe_name mpi\nallocation_rule    $fill_up\n")
+
+
+def test_a_job_in_a_reservation_names_it_once() -> None:
+    assert "-ar 7" in native(order(), 0, "smp", None, {}, "7")
+    with pytest.raises(Refused, match="beside --reservation"):
+        native(order(options=("-ar", "3")), 0, "smp", None, {}, "7")

@@ -17,6 +17,7 @@ from metasched.reservation_life import (
     IllegalTurn,
     LookAround,
     NodesInUse,
+    Pool,
     Reservation,
     ReservationAsked,
     ReservationBound,
@@ -318,3 +319,60 @@ def test_after_a_restart_each_manager_is_told_again_what_it_may_lack() -> None:
     again.booted("i", 0, ["alpha"], out)
     assert out.bindings == [Unbind("alpha", 2), Bind("alpha", 3)]
     assert again.next_due == T + 10
+
+
+def pooled(*pools: Pool, held: tuple[Held, ...] = (), now: float = T) -> Surveyed:
+    return Surveyed(now, "alpha", Survey(now, (), held, pools))
+
+
+def ask_processors(desk: Desk, id: int, size: int, by_node: bool = False) -> Outcome:
+    request = Request.fixed(size, T + 10, T + 20)
+    return desk.step(ReservationAsked(T, id, "ada", request, by_node, ("alpha",), T + 100))
+
+
+def test_processors_are_promised_where_one_pool_has_them_and_its_manager_chooses() -> None:
+    desk = Desk()
+    desk.step(pooled(Pool(("a",), 4, ((T, T + 15, 1),)), Pool(("b",), 4, ((T, T + 12, 2),))))
+    assert ask_processors(desk, 1, 4).reservations == {}  # five are free, but not on one host
+    assert ask_processors(desk, 1, 1, by_node=True).reservations == {}
+    out = ask_processors(desk, 1, 3)
+    assert out.bindings == [Bind("alpha", 1)]
+    assert (desk[1].size, desk[1].cpus, desk[1].nodes) == (3, 3, ())
+    assert ask_processors(desk, 2, 2).reservations == {}  # which pool has the first is not known
+    desk.bind(1)
+    held = (Held(name_of("i", 1), T + 10, T + 20, ("a",)),)
+    full = Pool(("a",), 4, ((T, T + 15, 1), (T + 10, T + 20, 3)))
+    desk.step(pooled(full, Pool(("b",), 4, ((T, T + 12, 2),)), held=held))
+    assert desk.state(1) is Stage.BOUND
+    assert ask_processors(desk, 2, 2).bindings == [Bind("alpha", 2)]
+    assert desk.book.largest(["alpha"], by_node=False) == (4, "alpha")
+
+
+def test_what_the_manager_of_a_pool_refuses_is_broken_at_once_with_another_window() -> None:
+    desk = Desk()
+    desk.step(pooled(Pool(("a", "b"), 8)))
+    ask_processors(desk, 1, 8)
+    desk.step(ReservationDeclined(T, 1, "no suitable queues"))
+    assert desk.state(1) is Stage.BROKEN
+    assert desk[1].offers == (Offer(T + 10, T + 20, 8),)
+
+
+def test_one_of_a_pool_whose_host_is_down_is_asked_for_again_and_breaks_at_its_start() -> None:
+    desk = Desk()
+    desk.step(pooled(Pool(("a",), 4), Pool(("b",), 4)))
+    for id in (1, 2):
+        ask_processors(desk, id, 4)
+    held = Held(name_of("i", 1), T + 10, T + 20, ("a",))
+    desk.bind(1)
+    out = desk.step(pooled(Pool(("b",), 4), held=(held,)))
+    assert out.bindings == [Bind("alpha", 1)]
+    desk.step(ReservationDeclined(T, 1, "no suitable queues"))
+    assert (desk.state(1), desk[1].cause) == (
+        Stage.BOUND,
+        "a cannot be used, and no other node is free",
+    )
+    desk.step(pooled(Pool(("a",), 4), Pool(("b",), 4), held=(held,)))
+    assert desk[1].cause == "its nodes can be used again"
+    desk.step(pooled(Pool(("b",), 4), held=(held,)))
+    passed(desk, T + 10)
+    assert desk.state(1) is Stage.BROKEN

@@ -1,0 +1,155 @@
+"""Advance reservations of one Grid Engine cell: what is free when, and slots kept for users.
+
+Grid Engine chooses the slots itself, when it grants a reservation, and never moves one. All are
+made by this account, which must be of the access list `arusers`, and each is open to its user
+alone. Son of Grid Engine 8.1.9, measured: names need not be unique; deleting one, and its end,
+deletes the jobs in it, and of those that wait no record is left; a job longer than its reservation
+is refused; a reservation whose queue is disabled is kept, and runs nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from metasched.adapters import gridengine_text as text
+from metasched.adapters import gridengine_windows as windows
+from metasched.adapters.base import Refused, Unreachable
+from metasched.adapters.commands import Answer
+from metasched.adapters.gridengine_windows import Kept
+from metasched.reservation_life import Survey, Window
+
+_IDS_PER_CALL = 500
+# The qmaster's own words: it has not done it.
+_NO = re.compile(
+    r"no suitable queues|denied|is not known as a user|rejected|in the past|later than end time"
+    r"|not an? AR user|not have .*permission|does not exist"
+)
+_UNKNOWN = re.compile(r"does not exist")
+_PAST = 2.0  # seconds: a start nearer than that may have passed when the qmaster looks
+
+T = TypeVar("T")
+
+
+class Reservations:
+    """Those of one cell, by the commands that `run` gives as this account."""
+
+    def __init__(
+        self,
+        run: Callable[..., Answer],
+        user: str,
+        instance: str,
+        environment: str,
+        default_time: float,
+    ) -> None:
+        self._run, self._user, self._instance = run, user, instance
+        self._environment, self._default_time = environment, default_time
+        self._within: dict[str, str] = {}  # of jobs that ran, as far as asked: for `survey` alone
+
+    def survey(self, jobs: Sequence[text.Job], hosts: Iterable[text.Host], taken: float) -> Survey:
+        """What takes the slots of the cell; `jobs` are everybody's, listed before.
+
+        A reservation that cannot be used, since its queue is down, is told where it is: on nodes
+        that are in no pool.
+        """
+        kept = self._kept()
+        active = min((one.start for one in kept if one.start <= taken), default=None)
+        running = [job for job in jobs if not job.waits]
+        inside = [j for j in running if active is not None and (j.started or taken) >= active]
+        self._within = {
+            **{job.id: self._within[job.id] for job in inside if job.id in self._within},
+            **self._reserved(job.id for job in inside if job.id not in self._within),
+        }
+        within = {id: one for id, one in self._within.items() if one}
+        spread = self._read(windows.spreads, "qconf", "-sp", self._environment)
+        return Survey(
+            taken,
+            (),
+            windows.held(kept, self._user, self._instance),
+            windows.pools(hosts, jobs, kept, within, spread, self._default_time, taken),
+        )
+
+    def reserve(self, window: Window, taken: float, listed: Iterable[text.Job]) -> None:
+        """Have it granted once, and in queues that are up; what was granted besides is deleted."""
+        known = self._known(window.name)
+        good = [one for one in known if one.usable and sum(one.slots.values()) == window.size]
+        if not good:
+            start = () if window.start < taken + _PAST else ("-a", _moment(window.start))
+            words = ("-e", _moment(window.end), "-pe", self._environment, str(window.size))
+            answer = self._run("qrsub", "-N", window.name, "-u", window.user, *start, *words)
+            if windows.granted(answer.out) is None:
+                said = f"{answer.out}\n{answer.err}".strip()
+                raise Refused(_line(said)) if _NO.search(said) else Unreachable(f"qrsub: {said}")
+        try:
+            self._delete([one for one in known if one not in good[:1]], listed)
+        except Refused as refusal:  # its jobs come back first
+            raise Unreachable(refusal.reason) from None
+
+    def unreserve(self, name: str, listed: Iterable[text.Job]) -> None:
+        """Delete it unless jobs are in it; `listed` are the jobs of now."""
+        self._delete(self._known(name), listed)
+
+    def find(self, name: str) -> Kept:
+        """The one of that name, the newer if one replaces another.
+
+        Refused, to be tried again, if there is none.
+        """
+        found = self._known(name)
+        if not found:
+            raise Refused(f"no advance reservation {name}", again=True)
+        return found[-1]
+
+    def _delete(self, some: Iterable[Kept], listed: Iterable[text.Job]) -> None:
+        ids = {one.id for one in some}
+        if not ids:
+            return
+        jobs = self._reserved(job.id for job in listed)
+        if inside := sorted(job for job, within in jobs.items() if within in ids):
+            raise Refused(f"jobs are in it: {', '.join(inside)}", again=True)
+        for id in sorted(ids):
+            answer = self._run("qrdel", id)
+            said = f"{answer.out}\n{answer.err}".strip()
+            if answer.code and not _UNKNOWN.search(said):
+                raise Unreachable(f"qrdel: {_line(said)}")
+
+    def _known(self, name: str) -> list[Kept]:
+        return [one for one in self._kept() if (one.name, one.owner) == (name, self._user)]
+
+    def _kept(self) -> list[Kept]:
+        ids = self._read(windows.reservation_ids, "qrstat", "-xml", "-u", "*")
+        return [
+            one
+            for some in windows.lists(ids, _IDS_PER_CALL)
+            # it says 1 if one of them has ended meanwhile, and tells of the others
+            for one in self._read(windows.reservations, "qrstat", "-xml", "-ar", some, fails=True)
+        ]
+
+    def _reserved(self, jobs: Iterable[str]) -> dict[str, str]:
+        """The reservation of each of these jobs, empty for those that have none."""
+        ids = list(jobs)
+        found: dict[str, str] = dict.fromkeys(ids, "")
+        for some in windows.lists(ids, _IDS_PER_CALL):
+            found |= self._read(windows.reserved_jobs, "qstat", "-xml", "-j", some)
+        return found
+
+    def _read(
+        self, parse: Callable[[str], T], program: str, *arguments: str, fails: bool = False
+    ) -> T:
+        answer = self._run(program, *arguments)
+        if answer.code != 0 and not (fails and answer.out):
+            raise Unreachable(f"{program}: {answer.complaint}")
+        try:
+            return parse(answer.out)
+        except (ValueError, KeyError) as error:
+            raise Unreachable(f"{program}: the answer cannot be read: {error}") from None
+
+
+def _moment(seconds: float) -> str:
+    """A time as qrsub takes it under TZ=UTC."""
+    return datetime.fromtimestamp(round(seconds), UTC).strftime("%Y%m%d%H%M.%S")
+
+
+def _line(said: str) -> str:
+    return "; ".join(line.strip() for line in said.splitlines() if line.strip())[:500]

@@ -1,0 +1,139 @@
+"""What Grid Engine says of advance reservations, read into the model: pure text in."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+from metasched.adapters import gridengine_text as text
+from metasched.reservation_life import Held, Pool, id_of
+
+_ONE_HOST = "$pe_slots"
+Use = tuple[float, float, int]  # start, end, processors
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One advance reservation of the cell; `slots` are those of each of its hosts."""
+
+    id: str
+    name: str
+    owner: str
+    state: str
+    start: float
+    end: float
+    slots: Mapping[str, int]
+
+    @property
+    def usable(self) -> bool:
+        """Whether all of its queues can run jobs, as far as the qmaster knows."""
+        return not set(self.state) & set("WE")
+
+    @property
+    def over(self) -> bool:
+        return bool(set(self.state) & set("dx"))
+
+
+def reservation_ids(xml: str) -> list[str]:
+    """The ids in `qrstat -xml -u '*'`."""
+    return [_word(one, "id") for one in text.root(xml, "qrstat").iter("ar_summary")]
+
+
+def reservations(xml: str) -> list[Kept]:
+    """Each advance reservation of `qrstat -xml -ar`; those that ended meanwhile are left out."""
+    found = []
+    for one in text.root(xml, "qrstat").iter("ar_summary"):
+        start, end = (text.when(_word(one, f"{side}_time")) for side in ("start", "end"))
+        if start is None or end is None:
+            raise ValueError(f"no window in advance reservation {_word(one, 'id')!r}")
+        slots: Counter[str] = Counter()
+        for granted in one.iter("granted_slots"):
+            host = granted.get("queue_instance", "").partition("@")[2]
+            slots[host] += int(granted.get("slots", "0"))
+        id, name, owner, state = (_word(one, word) for word in ("id", "name", "owner", "state"))
+        found.append(Kept(id, name, owner, state, start, end, slots))
+    return [one for one in found if not one.over]
+
+
+def reserved_jobs(xml: str) -> dict[str, str]:
+    """The advance reservation of each job of `qstat -xml -j` that has one, by the job's id."""
+    if "<unknown_jobs" in xml[:200]:  # all have ended meanwhile
+        return {}
+    found = {}
+    for job in text.root(xml, "detailed_job_info").iter("element"):
+        id, within = job.findtext("JB_job_number"), job.findtext("JB_ar")
+        if id is not None and within is not None and within.strip() not in ("", "0"):
+            found[id.strip()] = within.strip()
+    return found
+
+
+def spreads(environment: str) -> bool:
+    """Whether a parallel environment, by `qconf -sp`, gives one job slots of several hosts."""
+    return text.settings(environment).get("allocation_rule") != _ONE_HOST
+
+
+def pools(
+    hosts: Iterable[text.Host],
+    jobs: Iterable[text.Job],
+    kept: Iterable[Kept],
+    within: Mapping[str, str],
+    spread: bool,
+    default_time: float,
+    taken: float,
+) -> tuple[Pool, ...]:
+    """What is there, and taken when: one pool of all hosts that are up, or one for each.
+
+    `within` names the advance reservations of jobs, whose slots are counted with these.
+    """
+    uses: dict[str, list[Use]] = {}
+    for job in jobs:
+        if not job.waits and job.id not in within:
+            begun = taken if job.started is None else job.started
+            limit = text.seconds(job.requests.get("h_rt", "")) or default_time
+            uses.setdefault(job.host, []).append((begun, max(begun + limit, taken + 1), job.slots))
+    for one in kept:
+        for host, slots in one.slots.items():
+            uses.setdefault(host, []).append((one.start, one.end, slots))
+    sizes = {host.name: text.slots(host) for host in hosts}
+    groups = [[name for name, size in sizes.items() if size]]
+    if not spread:
+        groups = [[name] for name in groups[0]]
+    return tuple(
+        Pool(
+            tuple(names),
+            sum(sizes[name] for name in names),
+            tuple(sorted(use for name in names for use in uses.get(name, ()))),
+        )
+        for names in groups
+        if names
+    )
+
+
+def held(kept: Iterable[Kept], owner: str, instance: str) -> tuple[Held, ...]:
+    """Those of this instance, made by this account; of one that is being replaced, the newer."""
+    ours = {
+        one.name: one
+        for one in kept
+        if one.owner == owner and id_of(one.name, instance) is not None
+    }
+    return tuple(
+        Held(one.name, one.start, one.end, tuple(sorted(one.slots))) for one in ours.values()
+    )
+
+
+def lists(ids: Sequence[str], most: int) -> list[str]:
+    """The ids as comma-separated lists of at most so many."""
+    return [",".join(ids[at : at + most]) for at in range(0, len(ids), most)]
+
+
+def granted(answer: str) -> str | None:
+    """The id in the answer of `qrsub`, None if it granted nothing."""
+    found = re.search(r"advance reservation (\d+) has been granted", answer)
+    return found[1] if found else None
+
+
+def _word(one: ElementTree.Element, name: str) -> str:
+    return (one.findtext(name) or "").strip()

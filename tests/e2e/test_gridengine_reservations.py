@@ -1,0 +1,112 @@
+"""Advance reservations in a real Grid Engine cell, through the command line."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from tests.conftest import require
+from tests.e2e.conftest import Site
+from tests.gridengine import Cell, missing
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
+    """A cell of its own: its queue is disabled and its reservations are deleted."""
+    if (reason := missing()) is not None:
+        require("gridengine", reason)
+    with Cell(tmp_path_factory.mktemp("reserving")) as made:
+        yield made
+
+
+@pytest.fixture
+def over_cell(site: Site, cell: Cell) -> Iterator[Site]:
+    python = cell.python(site.folder / "python")
+    site.configure(cell.table(python, "poll_interval = 0.5\nsettle = 1\n"))
+    site.start()
+    yield site
+    cell.run("qmod", "-e", "all.q")
+    cell.empty()
+    for id in kept(cell):
+        cell.run("qrdel", id)
+
+
+def kept(cell: Cell) -> dict[str, str]:
+    """The names of the cell's advance reservations, by their ids."""
+    told = cell.run("qrstat", "-xml", "-u", "*")
+    return dict(re.findall(r"<id>(\d+)</id>\s*<name>([^<]*)</name>", told))
+
+
+def state(site: Site, id: int) -> dict[str, Any]:
+    [row] = [r for r in site.json("reservations", "--all") if r["reservation"] == id]
+    assert isinstance(row, dict)
+    return row
+
+
+def test_jobs_wait_for_their_processors_and_run_in_them(over_cell: Site, cell: Cell) -> None:
+    window = ("--start", "+12s", "--duration", "2m")
+    trial = over_cell.json("reserve", "--size", "5", *window, "--dry-run")
+    [offer] = trial["offers"]
+    assert (offer["cluster"], offer["nodes"], offer["processors"]) == ("cell", None, 5)
+    made = over_cell.json("reserve", "--size", "5", *window)
+    assert (made["state"], made["cluster"], made["size"]) == ("bound", "cell", 5)
+    assert [name.rpartition("-")[2] for name in kept(cell).values()] == ["r1"]
+    id = str(made["reservation"])
+
+    told = over_cell.error("reserve", "--size", "4", *window, code=3)
+    assert told.startswith("that is not free; cell has 4 processors from ")
+    told = over_cell.error("reserve", "--size", "9", *window, code=3)
+    assert told == "no cluster has 9 processors, the largest is cell with 8; ask for fewer"
+    told = over_cell.error("reserve", "--nodes", "--size", "1", *window, code=3)
+    assert told == ("processors, not nodes, are what can be reserved on cell; leave out --nodes")
+    job = ("submit", "--reservation", id, "--wrap", "true")
+    told = over_cell.error(*job, "-n", "6", code=3)
+    assert f"reservation {id} has 5 processors; ask for fewer" in told
+    assert f"reservation {id} lasts" in over_cell.error(*job, "-t", "1:00:00", code=3)
+
+    jobs = [
+        over_cell.submit("--reservation", id, "-n", cpus, "-t", "1", "--wrap", "sleep 1")
+        for cpus in ("4", "1")
+    ]
+    rows = over_cell.until_ended(*jobs)
+    assert {row["state"] for row in rows} == {"completed"}
+    begins = datetime.fromisoformat(made["start"])
+    assert all(datetime.fromisoformat(row["started"]) >= begins for row in rows)
+    over_cell.until(lambda: state(over_cell, made["reservation"])["state"] == "active")
+
+    over_cell.run("reservation", "cancel", id)
+    over_cell.until(lambda: kept(cell) == {})
+    assert over_cell.stop() == 0
+    over_cell.replayed()
+    assert "fail" not in over_cell.run("db", "check").stdout
+
+
+def test_what_the_cell_has_lost_is_made_again_and_what_cannot_run_is_told(
+    over_cell: Site, cell: Cell
+) -> None:
+    hour = ("--start", "+1h", "--duration", "10m")
+    made = over_cell.json("reserve", "--size", "8", *hour)
+    id, [native] = made["reservation"], kept(cell)
+    cell.run("qmod", "-d", "all.q")
+    over_cell.until(lambda: "no other node is free" in state(over_cell, id)["cause"])
+    assert state(over_cell, id)["state"] == "bound"
+    cell.run("qmod", "-e", "all.q")
+    over_cell.until(lambda: state(over_cell, id)["cause"] == "its nodes can be used again")
+
+    waits = over_cell.submit("--reservation", str(id), "-t", "1", "--wrap", "true")
+    over_cell.until(lambda: over_cell.row(waits)["state"] == "pending")
+    over_cell.stop(signal.SIGKILL)
+    cell.empty()
+    cell.run("qrdel", native)
+    over_cell.start()
+    over_cell.until(lambda: [*kept(cell)] not in ([], [native]))
+    over_cell.until(lambda: state(over_cell, id)["state"] == "bound")
+    over_cell.run("reservation", "cancel", str(id))
+    over_cell.until(lambda: kept(cell) == {})
+    assert over_cell.stop() == 0
+    over_cell.replayed()
