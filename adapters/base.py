@@ -229,8 +229,8 @@ class Adapter(ABC):
         """Keep exactly these nodes, or so many processors of a pool, for the user.
 
         The user alone may submit jobs into it. Idempotent: what is there under that name is made
-        so; jobs that wait in it stay in it. What a manager chose and cannot be used any more is
-        replaced. Refused: it is not there, or is as it was before. Unreachable: perhaps it is there.
+        so; jobs that wait in it stay in it. What a manager chose and cannot use now is replaced.
+        Refused: it is not there, or is as it was before. Unreachable: perhaps it is there.
         """
         raise NotImplementedError
 

@@ -75,9 +75,9 @@ def test_a_whole_configuration(file: Path) -> None:
 
 def test_a_cluster_whose_abilities_depend_on_its_options(tmp_path: Path) -> None:
     path = tmp_path / "metasched.toml"
-    path.write_text('[[cluster]]\nname = "cell"\nadapter = "drmaa"\nlibrary = "/lib/drmaa.so"\n')
-    [cell] = load(path).clusters
-    assert not cell.cluster.reserves
+    cell = '[[cluster]]\nname = "cell"\nadapter = "drmaa"\nlibrary = "/lib/drmaa.so"\n'
+    path.write_text(f'{cell}profile = "generic"\ncpus = 4\n{cell.replace("cell", "grid")}')
+    assert [one.cluster.reserves for one in load(path).clusters] == [False, True]
 
 
 def test_the_first_class_that_names_a_user_wins_then_groups(file: Path) -> None:
