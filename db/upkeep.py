@@ -65,8 +65,8 @@ def prune_some(connection: Connection, before: float) -> dict[str, int]:
     What an open job depends on stays, and so does the newest job: ids go on from it, and one that
     were given twice would be a tag that a manager may still list, ended.
 
-    Events to which nothing refers go up to the last checkpoint of that time, from which they can still be replayed.
-    How many of each are gone: none if nothing is left to forget.
+    Events to which nothing refers go up to the last checkpoint of that time, from which they can
+    still be replayed. How many of each are gone: none if nothing is left to forget.
     """
     run = connection.execute
     yardstick = select(job.c.id).where(job.c.margin >= 0).order_by(job.c.id.desc()).limit(MARGINS)
