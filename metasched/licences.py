@@ -26,6 +26,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}")
 MOST = 1_000_000_000  # tokens: what every database holds, and more than any site has
@@ -191,6 +192,9 @@ class _Group:
 
 
 _Entry = tuple[Order, int, _Group]  # of a heap of groups; stale once the group has another first
+# the first group of a kind that waits at a licence: by how many it wants, and how long; whether
+# those after it may go as well
+_Parked = tuple[_Entry, str, int, float, bool]
 
 
 @dataclass(eq=False)
@@ -209,23 +213,22 @@ class _Pool:
     backs: list[tuple[float, float, int]] = field(default_factory=list)  # until, given back, many
     wanting: list[_Entry] = field(default_factory=list)
     # by how many they want, and how long
-    parked: dict[tuple[int, float], list[_Entry]] = field(default_factory=dict)
+    parked: dict[int, dict[float, list[_Entry]]] = field(default_factory=dict)
     first: Order | None = None  # in line for this licence
+    reserved: tuple[float, int] = (_NEVER, 0)  # for that one, as it was `asked` for last
+    asked: tuple[int, float] = (-1, 0.0)
 
     total: int | None = None  # what the site or an operator says, but no more than the server has
+    # what clusters have given to others, or the server tells if it is more: it tells of those, too
+    outside: int = 0
 
     def add_up(self) -> None:
-        """Learn the total anew, after one of those has changed."""
+        """Learn the total and outside use anew, after what they come from has changed."""
         told = self.pool.total if self.chosen is None else self.chosen
         counted = self.count.total if self.count is not None else None
         self.total = min((n for n in (told, counted) if n is not None), default=None)
-
-    @property
-    def outside(self) -> int:
-        """What others use: what clusters have given to others, or what the server tells if that is
-        more, since it tells of those as well."""
-        counted = self.count.outside if self.count is not None else 0
-        return max(counted, sum(told.outside for told in self.past_us.values()))
+        used = self.count.outside if self.count is not None else 0
+        self.outside = max(used, sum(told.outside for told in self.past_us.values()))
 
     @property
     def observed(self) -> float | None:
@@ -248,7 +251,7 @@ class _Pool:
 
     def free(self, now: float) -> int | None:
         """What may be taken now; None: not known."""
-        if self.word(now):
+        if (self.pool.server or self.total is None or not self.known) and self.word(now):
             return None
         assert self.total is not None
         return self.total - self.ours - self.outside - self.lingering - self.pool.headroom
@@ -269,6 +272,7 @@ class Licences:
         self._touched: set[str] = set()  # pools that may have another first in line
         self._dues: list[tuple[float, str]] = []  # when something stops to linger
         self._serial = 0
+        self._changes = 0  # of what reservations follow from
 
     # What is there
 
@@ -289,6 +293,7 @@ class Licences:
 
     def configure(self, pools: Iterable[LicencePool], patience: float) -> None:
         """Begin anew with these pools: nobody is in line, and no count is known."""
+        self._changes += 1
         self.patience = patience
         given = {pool.name: pool for pool in pools}
         self._groups, self._in_line, self._fresh = {}, {}, []
@@ -336,6 +341,7 @@ class Licences:
                 pool.past_us[cluster] = LicenceCount(name, None, many, now)
             if many != (before.outside if before is not None else 0):
                 changed.append(name)
+                pool.add_up()
                 self._changed(pool)
         return changed
 
@@ -351,6 +357,7 @@ class Licences:
 
     def _changed(self, pool: _Pool) -> None:
         """There may be more or fewer; perhaps nothing can be kept any more for who is first."""
+        self._changes += 1
         self._stirred.add(pool.pool.name)
         self._stir_all(pool.first)
 
@@ -361,6 +368,7 @@ class Licences:
 
     def clock_set(self, by: float) -> None:
         """Move all times: the wall clock has gone `by` seconds more than time has."""
+        self._changes += 1
         for pool in self._pools.values():
             if pool.count is not None:
                 pool.count = _set_back(pool.count, by)
@@ -445,6 +453,7 @@ class Licences:
         self.expect((lease.job, lease.index), end)
 
     def _add(self, lease: Lease) -> None:
+        self._changes += 1
         place = (lease.job, lease.index)
         self.leases[place] = lease
         for name, many in lease.tokens.items():
@@ -453,12 +462,24 @@ class Licences:
             pool.leased[place] = many
 
     def expect(self, place: Place, end: float) -> None:
-        """Learn when a lease will have ended by the time limit of its task."""
-        if place in self.leases:
-            self._ends[place] = end
+        """Learn when a lease will have ended by the time limit of its task.
+
+        If that is later than it was thought to be, others may end before the first in line needs
+        what it holds.
+        """
+        if place not in self.leases:
+            return
+        before, self._ends[place] = self._ends.get(place, _NEVER), end
+        if end != before:
+            self._changes += 1
+        if end > before:
+            for name in self.leases[place].tokens:
+                self._stirred.add(name)
+                self._stir_all(self._pools[name].first)
 
     def give_back(self, place: Place, now: float, used: bool) -> dict[str, float]:
         """End a lease; until when its tokens count as in use, if they have been `used`."""
+        self._changes += 1
         lease = self.leases.pop(place)
         self._ends.pop(place, None)
         lingers = {}
@@ -486,6 +507,7 @@ class Licences:
     def pass_time(self, now: float) -> None:
         """Free what has lingered long enough."""
         while self._dues and self._dues[0][0] <= now:
+            self._changes += 1
             name = heapq.heappop(self._dues)[1]
             pool = self._pools[name]
             while pool.backs and pool.backs[0][0] <= now:
@@ -510,14 +532,14 @@ class Licences:
     def serves(self, freed: Mapping[str, int], now: float) -> bool:
         """Whether somebody in line could go if these were given back, too."""
         for name in freed:
-            for heap in self._pools[name].parked.values():
-                for entry in heap:
-                    group = entry[2]
-                    if group.at == name and all(
-                        many <= freed.get(n, 0) + self._may_take(self._pools[n], entry, now)
-                        for n, many in group.wants
-                    ):
-                        return True
+            kinds = self._pools[name].parked.values()
+            for entry in chain.from_iterable(heap for of in kinds for heap in of.values()):
+                group = entry[2]
+                if group.at == name and all(
+                    many <= freed.get(n, 0) + self._may_take(self._pools[n], entry, now)
+                    for n, many in group.wants
+                ):
+                    return True
         return False
 
     def join(self, place: Place, key: float, wants: Mapping[str, int], lasts: float) -> None:
@@ -578,7 +600,10 @@ class Licences:
             while heap and heap[0][2].first() != heap[0][0]:
                 heapq.heappop(heap)
             pool.first = heap[0][0] if heap else None
-            if pool.first != before and before is not None:
+            if pool.first == before:
+                continue
+            self._changes += 1
+            if before is not None:
                 # it may have been the one for which something was kept, also of other licences
                 self._stirred.add(pool.pool.name)
                 self._stir_all(before)
@@ -586,24 +611,28 @@ class Licences:
     def _reserved(self, pool: _Pool, now: float) -> tuple[float, int]:
         """When the first in line will have its licences, and how many others may then still have.
 
-        O(n log n) in the leases of its licences. At infinity if nobody knows when, if ever, or if
-        it is not first for all of them: what others take then does not keep it waiting.
+        O(n log n) in the leases of its licences, or O(1) while nothing has changed since. At
+        infinity if nobody knows when, if ever, or if it is not first for all of them: what others
+        take then does not keep it waiting.
         """
-        group = self._in_line.get(pool.first[3:]) if pool.first is not None else None
-        if group is None:
+        asked = (self._changes, now)
+        if pool.asked != asked:
+            pool.asked, pool.reserved = asked, self._reserve(pool, now)
+        return pool.reserved
+
+    def _reserve(self, pool: _Pool, now: float) -> tuple[float, int]:
+        group = self._first_group(pool)
+        if group is None or any(self._pools[n].first != pool.first for n, _ in group.wants):
             return _NEVER, 0
-        moment, wanted_here = now, 0
-        for name, wanted in group.wants:
-            other = self._pools[name]
-            if other.first != pool.first:
-                return _NEVER, 0
-            moment = max(moment, self._enough(other, wanted, now))
-            if other is pool:
-                wanted_here = wanted
+        moment = max(self._enough(self._pools[name], many, now) for name, many in group.wants)
         if moment == _NEVER:
             return _NEVER, 0
-        left = (pool.free(now) or 0) - wanted_here
+        left = (pool.free(now) or 0) - dict(group.wants)[pool.pool.name]
         return moment, left + sum(n for end, n in self._returns(pool, now) if end <= moment)
+
+    def _first_group(self, pool: _Pool) -> _Group | None:
+        """That of the first in line for a licence."""
+        return None if pool.first is None else self._in_line.get(pool.first[3:])
 
     def _enough(self, pool: _Pool, wanted: int, now: float) -> float:
         """When so many of a licence will be free by the time limits of those that have it."""
@@ -642,56 +671,75 @@ class Licences:
         It must then `take` it or `leave`.
         """
         self._settle()
-        while (entry := self._candidate(now)) is not None:
+        waiting = [parked for name in self._stirred for parked in self._parked(name, now)]
+        heapq.heapify(waiting)
+        while (entry := self._candidate(waiting)) is not None:
             first, _, group = entry
             for name, many in group.wants:
                 pool = self._pools[name]
-                if many > self._may_take(pool, entry, now):
+                if many > (pool.free(now) or 0) or many > self._may_take(pool, entry, now):
                     group.at = name
-                    heapq.heappush(pool.parked.setdefault((many, group.lasts), []), entry)
+                    heap = pool.parked.setdefault(many, {}).setdefault(group.lasts, [])
+                    heapq.heappush(heap, entry)
                     break
             else:
                 heapq.heappush(self._fresh, entry)  # until it takes it or leaves
                 group.at = ""
+                self._stirred = {name for _, name, *_ in waiting}
                 return first[3:]
+        self._stirred.clear()
         return None
 
-    def _candidate(self, now: float) -> _Entry | None:
-        """Take out the first group that may be able to go; None: there is none."""
-        best: list[_Entry] | None = None
-        while self._fresh and (
-            self._fresh[0][2].at or self._fresh[0][2].first() != self._fresh[0][0]
-        ):
-            heapq.heappop(self._fresh)
-        if self._fresh:
-            best = self._fresh
-        for name in sorted(self._stirred):
-            heap = self._parked(self._pools[name], now)
-            if heap is None:
-                self._stirred.discard(name)
-            elif best is None or heap[0] < best[0]:
-                best = heap
-        return heapq.heappop(best) if best is not None else None
+    def _candidate(self, waiting: list[_Parked]) -> _Entry | None:
+        """Take out the first group that may be able to go; None: there is none.
 
-    def _parked(self, pool: _Pool, now: float) -> list[_Entry] | None:
-        """The heap whose first is the first group at a pool that lacks nothing of it any more."""
-        free = pool.free(now)
-        fitting = [kind for kind in pool.parked if free is not None and kind[0] <= free]
-        if not fitting:
+        It is one that waits nowhere yet, or the first of those `waiting`, a heap.
+        """
+        fresh = self._fresh
+        while fresh and (fresh[0][2].at or fresh[0][2].first() != fresh[0][0]):
+            heapq.heappop(fresh)
+        if fresh and not (waiting and waiting[0][0] < fresh[0]):
+            return heapq.heappop(fresh)
+        if not waiting:
             return None
+        entry, name, many, lasts, others = waiting[0]
+        heap = self._pools[name].parked[many][lasts]
+        heapq.heappop(heap)
+        if others and self._waits(name, heap):
+            heapq.heapreplace(waiting, (heap[0], name, many, lasts, True))
+        else:
+            heapq.heappop(waiting)
+        return entry
+
+    def _parked(self, name: str, now: float) -> Iterator[_Parked]:
+        """The first of each kind of groups at a licence that does not lack for them any more."""
+        pool = self._pools[name]
+        free = pool.free(now)
+        fitting = [many for many in pool.parked if free is not None and many <= free]
+        if not fitting:
+            return
         moment, left = self._reserved(pool, now)
-        best: list[_Entry] | None = None
-        for kind in fitting:
-            (many, lasts), heap = kind, pool.parked[kind]
-            while heap and (heap[0][2].at != pool.pool.name or heap[0][2].first() != heap[0][0]):
-                heapq.heappop(heap)
-            if not heap:
-                del pool.parked[kind]
-            elif (many <= left or now + lasts <= moment or heap[0][0] == pool.first) and (
-                best is None or heap[0] < best[0]
-            ):
-                best = heap
-        return best
+        group = self._first_group(pool)
+        first = None if group is None else (dict(group.wants)[name], group.lasts)
+        for many in fitting:
+            kinds = pool.parked[many]
+            for lasts, heap in list(kinds.items()):
+                others = many <= left or now + lasts <= moment
+                if not others and (many, lasts) != first:
+                    continue
+                if not self._waits(name, heap):
+                    del kinds[lasts]
+                elif others or heap[0][0] == pool.first:
+                    yield heap[0], name, many, lasts, others
+            if not kinds:
+                del pool.parked[many]
+
+    @staticmethod
+    def _waits(name: str, heap: list[_Entry]) -> bool:
+        """Whether anybody in a heap still waits at that licence; its first does then."""
+        while heap and (heap[0][2].at != name or heap[0][2].first() != heap[0][0]):
+            heapq.heappop(heap)
+        return bool(heap)
 
     def lacks(self, place: Place, now: float) -> Iterator[Standing]:
         """Those licences of which one in line could not have what it wants now."""

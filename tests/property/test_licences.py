@@ -89,6 +89,15 @@ class Line(RuleBasedStateMachine):
         self.line.choose(name, total)
         self.settle()
 
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def begin_late(self, data: Any) -> None:
+        """Its time limit counts from now on, not from when it was leased."""
+        place = data.draw(st.sampled_from(sorted(self.held)))
+        self.ends[place] = self.now + self.lasts[place]
+        self.line.expect(place, self.ends[place])
+        self.settle()
+
     @rule(seconds=st.floats(0.1, 30.0))
     def wait(self, seconds: float) -> None:
         until = self.now + seconds

@@ -196,3 +196,16 @@ def test_a_total_below_what_is_leased_lets_nothing_new_go_until_it_fits() -> Non
     for job, goes in ((0, None), (1, None), (2, (9, 0))):
         line.give_back((job, 0), NOW, used=True)
         assert line.next(NOW) == goes
+
+
+def test_a_lease_that_ends_later_than_was_thought_lets_others_go_before_the_first_in_line() -> None:
+    """Its job began an hour after it was sent: until its new end there is time for a short one."""
+    line = pools(LicencePool(name="a", total=4))
+    line.take(Lease(1, 0, 1, {"a": 3}, NOW), NOW + 60)
+    line.join((2, 0), 0.0, {"a": 4}, 60.0)
+    line.join((3, 0), 1.0, {"a": 1}, 60.0)
+    assert line.next(NOW + 10) is None
+    line.expect((1, 0), NOW + 60)
+    assert line.next(NOW + 10) is None
+    line.expect((1, 0), NOW + 100)
+    assert line.next(NOW + 10) == (3, 0)
