@@ -55,15 +55,17 @@ _END = (
 
 
 def write(connection: Connection, outcomes: Iterable[Outcome]) -> None:
-    """Store what became of licences and leases, in order. IntegrityError: more than there are."""
+    """Store what became of licences and leases, in order. IntegrityError: more than there are.
+
+    Of each outcome the counters come last: writers wait for each other there, until the commit.
+    """
     for out in outcomes:
         for standing in out.standings.values():
             _tell(connection, standing)
         for change in out.leases:
-            if isinstance(change, Lease):
-                _take(connection, change)
-            else:
-                _give_back(connection, change)
+            (_open if isinstance(change, Lease) else _end)(connection, change)
+        for change in out.leases:
+            _count(connection, change)
 
 
 def _tell(connection: Connection, told: Standing) -> None:
@@ -76,9 +78,7 @@ def _tell(connection: Connection, told: Standing) -> None:
         connection.execute(_SET_TOTAL, {"b_name": told.licence, "b_total": told.total})
 
 
-def _take(connection: Connection, taken: Lease) -> None:
-    many = [{"b_name": name, "b_many": count} for name, count in sorted(taken.tokens.items())]
-    connection.execute(_FORCE if taken.forced else _TAKE, many)
+def _open(connection: Connection, taken: Lease) -> None:
     connection.execute(
         insert(lease),
         [
@@ -95,9 +95,7 @@ def _take(connection: Connection, taken: Lease) -> None:
     )
 
 
-def _give_back(connection: Connection, back: GivenBack) -> None:
-    tokens = sorted(back.lease.tokens.items())
-    connection.execute(_GIVE_BACK, [{"b_name": n, "b_many": count} for n, count in tokens])
+def _end(connection: Connection, back: GivenBack) -> None:
     connection.execute(
         _END,
         [
@@ -109,9 +107,16 @@ def _give_back(connection: Connection, back: GivenBack) -> None:
                 "b_why": back.why,
                 "b_lingers": back.lingers.get(name),
             }
-            for name, _ in tokens
+            for name in sorted(back.lease.tokens)
         ],
     )
+
+
+def _count(connection: Connection, change: Lease | GivenBack) -> None:
+    taken = change if isinstance(change, Lease) else change.lease
+    rows = [{"b_name": name, "b_many": count} for name, count in sorted(taken.tokens.items())]
+    take = _FORCE if taken.forced else _TAKE
+    connection.execute(take if taken is change else _GIVE_BACK, rows)
 
 
 def live(connection: Connection) -> list[Lease]:
