@@ -63,7 +63,10 @@ def write(connection: Connection, outcomes: Iterable[Outcome]) -> None:
         for standing in out.standings.values():
             _tell(connection, standing)
         for change in out.leases:
-            (_open if isinstance(change, Lease) else _end)(connection, change)
+            if isinstance(change, Lease):
+                _open(connection, change)
+            else:
+                _end(connection, change)
         for change in out.leases:
             _count(connection, change)
 
