@@ -58,11 +58,9 @@ class Unreachable(AdapterError):
 class Capabilities:
     """What a manager can do; callers and the contract tests ask these, never the adapter's name."""
 
-    arrays: bool = False  # a native array for the tasks of one order
-    gres: bool = False
+    gres: bool = False  # counts generic resources
     memory: bool = False  # counts the memory that jobs ask for
     licences: bool = False  # can count licences (`Facts.licences`) and be asked for them
-    suspends: bool = False  # its jobs can be suspended by an operator
     limit_granularity: float = 1.0  # seconds; time limits are rounded up to it
     proves_absence: bool = True  # its listings can prove that a tag never arrived
     estimates: bool = False  # says when it expects what waits to begin (`Row.expected`)

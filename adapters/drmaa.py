@@ -124,13 +124,10 @@ class Drmaa(Adapter):
     @classmethod
     def able(cls, options: DrmaaOptions) -> Capabilities:
         if options.profile == "generic":
-            return Capabilities(
-                licences=bool(options.licences), suspends=True, proves_absence=False
-            )
+            return Capabilities(licences=bool(options.licences), proves_absence=False)
         return Capabilities(
             gres=True,
             licences=True,
-            suspends=True,
             memory=options.memory is not None,
             reservations=True,
         )

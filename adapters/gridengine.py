@@ -76,7 +76,7 @@ class _Cell:
     limits: Mapping[str, text.Limits]
     known: Mapping[str, text.Complex]
     delay: float
-    tokens: Mapping[str, int]  # consumables of the whole cell
+    tokens: Mapping[str, float]  # consumables of the whole cell
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,7 @@ class GridEngine:
         self._live: dict[Key, Row] = {}  # the last word of qstat on each that has no end yet
         self._gone: dict[Key, float] = {}  # when qstat first lacked it
         self._records: dict[Key, text.Record] = {}
+        self._totals: dict[str, Mapping[str, float]] = {}  # of each host, the oldest first
         self._looks: deque[float] = deque()  # times of past listings by qstat
 
     def submit(self, order: Order) -> dict[int, str]:
@@ -255,7 +256,7 @@ class GridEngine:
                 raise Unreachable(f"qdel: {'; '.join(others)[:500]}")
 
     def poll(self) -> Listing:
-        """Two commands and what the accounting has grown by, whatever the number of jobs.
+        """Three commands and what the accounting has grown by, whatever the number of jobs.
 
         The accounting is read after qstat: a job that ended in between is in one of them.
         """
@@ -275,13 +276,14 @@ class GridEngine:
             if key is not None and record.started:
                 self._records[key] = record
         lag = cell.delay + self._settings.settle
+        totals = self._totals_of([place.name for place in places], cell.known)
         ours = self._ours(listed)
         rows = self._rows(ours, taken, lag)
         facts = text.facts(
             listed,
             places,
             cell.limits,
-            cell.known,
+            totals,
             self._settings.memory,
             {job.id for job in ours.values()},
             taken,
@@ -387,6 +389,19 @@ class GridEngine:
                 tokens=text.totals(everywhere.out, known) if everywhere.code == 0 else {},
             )
         return self._cell
+
+    def _totals_of(
+        self, hosts: Sequence[str], known: Mapping[str, text.Complex]
+    ) -> Mapping[str, Mapping[str, float]]:
+        """What each host has in all: asked of those that are new, and of the oldest one again."""
+        for gone in self._totals.keys() - set(hosts):
+            del self._totals[gone]
+        for host in [h for h in hosts if h not in self._totals] or [*self._totals][:1]:
+            self._totals.pop(host, None)
+            self._totals[host] = self._read(
+                lambda said: text.totals(said, known), "qconf", "-se", host
+            )
+        return self._totals
 
     def _qstat(self, user: str) -> list[text.Job]:
         return self._read(text.jobs, "qstat", "-xml", "-r", "-u", user)

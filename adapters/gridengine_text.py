@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from calendar import timegm
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import strptime
@@ -19,7 +18,8 @@ from metasched.model import Copies, Facts, Nodes, Partition, Row, State, parse_t
 
 EVERYWHERE = "*"  # the partition of jobs that name no queue, where there are several
 _NO_LIMITS = {"INFINITY", "NONE", ""}
-_UNITS = {"K": 2**10, "k": 1000, "M": 2**20, "m": 10**6, "G": 2**30, "g": 10**9}
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 # Why a line of the accounting does not end its job: it is queued again.
 _AGAIN = {"24", "25"}
@@ -164,7 +164,7 @@ def hosts(xml: str) -> list[Host]:
     ]
 
 
-def tokens(xml: str, totals: Mapping[str, int]) -> dict[str, Copies]:
+def tokens(xml: str, totals: Mapping[str, float]) -> dict[str, Copies]:
     """What is left and taken of the consumables of the host `global`, by `qhost -xml -F`."""
     left = {
         value.get("name", ""): int(amount(value.text or "0"))
@@ -173,20 +173,22 @@ def tokens(xml: str, totals: Mapping[str, int]) -> dict[str, Copies]:
         for value in host.findall("resourcevalue")
     }
     return {
-        name: Copies(total, max(total - left[name], 0))
+        name: Copies(int(total), max(int(total) - left[name], 0))
         for name, total in totals.items()
         if name in left
     }
 
 
-def totals(host: str, known: Mapping[str, Complex]) -> dict[str, int]:
-    """How many there are of each consumable that a host counts, by `qconf -se`."""
+def totals(host: str, known: Mapping[str, Complex]) -> dict[str, float]:
+    """How much there is of each consumable that a host counts, by `qconf -se`."""
     given = settings(host).get("complex_values", "")
     pairs = (pair.partition("=")[::2] for pair in re.split(r"[\s,]+", given))
     return {
-        name: int(count)
+        name: amount(count)
         for name, count in pairs
-        if count.isdecimal() and name in known and known[name].consumable != "NO"
+        if re.fullmatch(r"\d+(\.\d+)?[kKmMgGtT]?", count)
+        and name in known
+        and known[name].consumable != "NO"
     }
 
 
@@ -399,7 +401,7 @@ def facts(
     listed: Sequence[Job],
     places: Sequence[Host],
     limits: Mapping[str, Limits],
-    counted: Mapping[str, Complex],
+    totals: Mapping[str, Mapping[str, float]],
     memory: str | None,
     ours: set[str],
     taken: float,
@@ -407,7 +409,9 @@ def facts(
 ) -> Facts:
     """Everyone's demand and what there is to meet it.
 
-    `ours` are the ids of our jobs, `memory` is the consumable that counts it, `default_time` what
+    `totals` are those of each host: what is left and what runs are told by two commands, between
+    which jobs begin and end, and the former is rounded, so that they do not add up. `ours` are the
+    ids of our jobs, `memory` is the consumable that counts it, `default_time` what
     a job without h_rt is taken to need (seconds).
     """
 
@@ -416,27 +420,20 @@ def facts(
 
     running, waiting = [], []
     owed = 0.0
-    held: dict[str, Counter[str]] = {}  # what running jobs hold of each host
     for job in listed:
         if not job.waits:
             end = (taken if job.started is None else job.started) + limit(job)
             running.append((max(end, taken), job.slots))
-            holds = held.setdefault(job.host, Counter({"slots": 0}))
-            holds["slots"] += job.slots
-            for name, asked in job.requests.items():
-                if name in counted and counted[name].consumable != "NO":
-                    each = job.slots if counted[name].consumable == "YES" else 1
-                    holds[name] += int(amount(asked) * each)
         elif job.state in ("qw", "Rq", "Rqw"):
             waiting.append(job)
             if job.id not in ours:
                 owed += job.count * job.slots * limit(job)
-    kinds = {host.name: _Place(host, held.get(host.name, Counter()), memory) for host in places}
-    usable = [place for place in kinds.values() if place.up]
+    kinds = [_Place(host, totals.get(host.name, {}), memory) for host in places]
+    usable = [place for place in kinds if place.up]
     return Facts(
         cpus=sum(place.cpus for place in usable),
         used=sum(place.used for place in usable),
-        partitions=_partitions(list(kinds.values()), limits),
+        partitions=_partitions(kinds, limits),
         running=tuple(sorted(running)),
         owed=owed,
         pending=sum(job.count for job in waiting),
@@ -453,10 +450,10 @@ def slots(host: Host) -> int:
 
 
 class _Place:
-    """A host with what it has in all: what is left and what running jobs hold."""
+    """A host with what is left of it, and what it has in all."""
 
-    def __init__(self, host: Host, held: Counter[str], memory: str | None) -> None:
-        self.host, self._held, self._memory = host, held, memory
+    def __init__(self, host: Host, totals: Mapping[str, float], memory: str | None) -> None:
+        self.host, self._totals, self._memory = host, totals, memory
         self.used = sum(queue.used for queue in host.queues)
         self.up = any(queue.up for queue in host.queues)
         most = sum(queue.slots for queue in host.queues)
@@ -472,16 +469,16 @@ class _Place:
         up = any(queue.up for queue in queues)
         free = {n: int(v) for n, v in self.host.free.items() if n not in ("slots", self._memory)}
         left = min(self.left, sum(queue.slots - queue.used for queue in queues if queue.up))
-        counted = self._memory in self.host.free if self._memory else False
-        free_memory = int(self.host.free[self._memory or ""] / 2**20) if counted else None
-        has = {name: left + self._held[name] for name, left in free.items()}
+        memory = self._memory or ""
+        counted = memory in self.host.free
+        free_memory = int(self.host.free[memory] / 2**20) if counted else None
+        all_memory = int(self._totals.get(memory, 0.0) / 2**20)
+        has = {name: max(left, int(self._totals.get(name, 0))) for name, left in free.items()}
         return Nodes(
             count=1,
             cpus=min(self.cpus, sum(queue.slots for queue in queues)),
             free_cpus=max(0, left) if up else 0,
-            memory=None
-            if free_memory is None
-            else free_memory + self._held[self._memory or ""] // 2**20,
+            memory=None if free_memory is None else max(free_memory, all_memory),
             free_memory=None if free_memory is None else (free_memory if up else 0),
             gres=has,
             free_gres={name: left if up else 0 for name, left in free.items()},

@@ -189,8 +189,6 @@ class Local(Adapter):
     Options = LocalOptions
     poll_interval: ClassVar[float] = 1.0
     chunk: ClassVar[int] = 200
-    capabilities: ClassVar[Capabilities] = Capabilities(arrays=True, gres=True, memory=True)
-
     options: LocalOptions
 
     def __init__(
@@ -202,10 +200,15 @@ class Local(Adapter):
         launcher: Launcher | None = None,
     ) -> None:
         super().__init__(cluster, options, instance, folder, launcher)
+        self.capabilities = self.able(options)  # type: ignore[misc]
         self._policy: Policy = named.make(options.policy)
         self._lock = threading.Lock()
         self._resources: ExitStack | None = None
         self._stale = False  # the disk failed us half way: what is in memory may be wrong
+
+    @classmethod
+    def able(cls, options: LocalOptions) -> Capabilities:
+        return Capabilities(gres=bool(options.gres), memory=options.memory is not None)
 
     def submit(self, order: Order) -> dict[int, str]:
         with self._entered():

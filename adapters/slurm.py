@@ -50,11 +50,9 @@ class Slurm(Adapter):
     environment: ClassVar[Mapping[str, str]] = {"PYTHONUTF8": "1"}
     chunk: ClassVar[int] = 200  # a call as an array; a few seconds where it must be one by one
     capabilities: ClassVar[Capabilities] = Capabilities(
-        arrays=True,
         gres=True,
         memory=True,
         licences=True,
-        suspends=True,
         limit_granularity=60.0,
         estimates=True,
         reservations=True,

@@ -23,13 +23,20 @@ import pytest
 
 from metasched.adapters.base import Refused, Withdrawal
 from metasched.adapters.claims import TAKEN, fenced, revoke
-from metasched.model import Claim, Listing, State, tag_of
+from metasched.model import Claim, Listing, Nodes, State, tag_of
 from metasched.reservation_life import Held, Window, name_of
 
 if TYPE_CHECKING:
     from tests.contract.conftest import Manager
 
 SECOND = 1.0  # many managers tell times in whole seconds
+
+
+def nodes_of(manager: Manager) -> tuple[Nodes, ...]:
+    """The machines of the default partition, as the manager tells of them now."""
+    partition = manager.adapter.poll().facts.partition(None)
+    assert partition is not None
+    return partition.nodes
 
 
 def words(path: Path) -> list[str]:
@@ -418,19 +425,38 @@ def test_facts_tell_what_waits(manager: Manager) -> None:
 
 def test_counted_gres(manager: Manager) -> None:
     if not manager.adapter.capabilities.gres:
-        pytest.skip("this manager counts no generic resources")
+        assert not any(nodes.gres for nodes in nodes_of(manager))
+        return
     order = manager.submit("exec sleep 300", gres={"gpu": 1})
     manager.wait_state(order, State.RUNNING)
-    partition = manager.adapter.poll().facts.partition(None)
-    assert partition is not None
-    total = sum(nodes.count * nodes.gres.get("gpu", 0) for nodes in partition.nodes)
-    free = sum(nodes.count * nodes.free_gres.get("gpu", 0) for nodes in partition.nodes)
+    nodes = nodes_of(manager)
+    total = sum(some.count * some.gres.get("gpu", 0) for some in nodes)
+    free = sum(some.count * some.free_gres.get("gpu", 0) for some in nodes)
     assert free == total - 1
+
+
+def test_counted_memory(manager: Manager) -> None:
+    if not manager.adapter.capabilities.memory:
+        assert {nodes.memory for nodes in nodes_of(manager)} == {None}
+        return
+
+    def free() -> int:
+        return sum(nodes.count * (nodes.free_memory or 0) for nodes in nodes_of(manager))
+
+    idle, sizes = free(), {nodes.memory for nodes in nodes_of(manager)}
+    order = manager.submit("exec sleep 300", memory=1000)
+    manager.wait_state(order, State.RUNNING)
+    manager.wait(lambda _: abs(free() - (idle - 1000)) <= 1)  # it may be told rounded,
+    assert {nodes.memory for nodes in nodes_of(manager)} == sizes  # what there is may not
+    with pytest.raises(Refused) as refusal:
+        manager.submit("true", memory=2 * idle)
+    assert not refusal.value.again
 
 
 def test_counted_licences(manager: Manager) -> None:
     if not manager.adapter.capabilities.licences:
-        pytest.skip("this manager counts no licences")
+        assert not manager.adapter.poll().facts.licences
+        return
     ((name, copies),) = manager.adapter.poll().facts.licences.items()
     assert (copies.used, copies.total) == (0, 3)
     holder = manager.submit("exec sleep 300", licences={name: 2})

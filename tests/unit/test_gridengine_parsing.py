@@ -208,8 +208,9 @@ def test_half_an_answer_is_an_error(broken: str) -> None:
 
 def test_facts() -> None:
     limits = {"all.q": text.Limits(time=86400.0)}
+    totals = {"n1": {"gpu": 2.0, "h_vmem": 32.0 * 2**30}}
     facts = text.facts(
-        text.jobs(QSTAT), text.hosts(QHOST), limits, COUNTED, "h_vmem", {"7"}, 1795230200.0, 50.0
+        text.jobs(QSTAT), text.hosts(QHOST), limits, totals, "h_vmem", {"7"}, 1795230200.0, 50.0
     )
     assert (facts.cpus, facts.used, facts.pending) == (8, 2, 18)  # n2 is not usable
     assert facts.owed == 18 * 3 * 3600
@@ -220,7 +221,8 @@ def test_facts() -> None:
     assert (partition.name, partition.max_time, partition.free_cpus) == ("all.q", 86400.0, 6)
     n1, n2 = partition.nodes
     assert (n1.cpus, n1.free_cpus, n1.up) == (8, 6, True)
-    assert (n1.gres, n1.free_gres, n1.free_memory) == ({"gpu": 2}, {"gpu": 1}, 16384)
+    assert (n1.gres, n1.free_gres) == ({"gpu": 2}, {"gpu": 1})
+    assert (n1.memory, n1.free_memory) == (32768, 16384)
     assert (n2.cpus, n2.free_cpus, n2.up) == (8, 0, False)
 
 
@@ -481,9 +483,10 @@ def test_options_that_make_no_sense(wrong: dict[str, object], said: str) -> None
 
 def test_consumables_of_the_whole_cell() -> None:
     known = {name: text.Complex(name, kind) for name, kind in (("lic", "JOB"), ("arch", "NO"))}
-    host = "hostname  global\ncomplex_values  lic=4,arch=7, \\\n    other=3,lic2=INFINITY\n"
-    totals = text.totals(host, known)
-    assert totals == {"lic": 4}
+    known |= {"memory": text.Complex("memory", "YES"), "lic2": text.Complex("lic2", "JOB")}
+    host = "complex_values  lic=4,arch=7, \\\n    other=3,lic2=INFINITY,memory=1.5T\n"
+    assert text.totals(host, known) == {"lic": 4, "memory": 1.5 * 2**40}
+    totals = {"lic": 4.0}
     assert text.totals("complex_values NONE\n", known) == {}
     xml = (
         "<qhost><host name='h'><resourcevalue name='lic' dominance='gc'>9</resourcevalue></host>"
