@@ -62,14 +62,28 @@ def run(
     It reads from the descriptor `stdin` (None: nothing) and inherits those of `keep`. Refused: no
     command can be given these arguments.
     """
+    process = begin(argv, environment, stdin=stdin, keep=keep, umask=umask)
+    return answer_of(process, os.path.basename(argv[0]), timeout, enough, most)
+
+
+def begin(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    stdin: int | None = None,
+    said: int = subprocess.PIPE,
+    keep: Sequence[int] = (),
+    umask: int = -1,
+) -> subprocess.Popen[bytes]:
+    """A command that ends with this process; `said` takes what it says. Raises as `run` does."""
     try:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             argv,
             env=environment,
             cwd="/",
             stdin=subprocess.DEVNULL if stdin is None else stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=said,
+            stderr=said,
             pass_fds=keep,
             umask=umask,
             process_group=_guard.group(),
@@ -80,7 +94,6 @@ def run(
         if error.errno == errno.E2BIG:
             raise Refused("the arguments are too long") from None
         raise Unreachable(f"{argv[0]}: {error.strerror}") from None
-    return answer_of(process, os.path.basename(argv[0]), timeout, enough, most)
 
 
 def answer_of(

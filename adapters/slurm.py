@@ -30,8 +30,8 @@ from metasched.adapters.base import (
 from metasched.adapters.launching import Launcher, name_of, uid_of
 from metasched.adapters.slurm_access import Access, SlurmOptions
 from metasched.adapters.slurm_accounting import Accounting
+from metasched.adapters.slurm_choice import Choice
 from metasched.adapters.slurm_commands import Commands
-from metasched.adapters.slurm_pyslurm import choose
 from metasched.adapters.slurm_reach import Reach
 from metasched.adapters.slurm_reservations import Reservations
 from metasched.model import Cluster, Copies, Facts, Job, Listing, Missing, Trace
@@ -73,7 +73,7 @@ class Slurm(Adapter):
         self._copies: Mapping[str, Copies] = {}
         self._look_again = 0.0
         self._array_size: int | None = None
-        self._chosen: Access | None = None
+        self._choice = Choice(options, cluster.name)
         # whichever way is chosen: there is no other to accounting
         commands = Commands(options, cluster.name)
         self._accounting = Accounting(
@@ -83,14 +83,12 @@ class Slurm(Adapter):
 
     @property
     def access(self) -> str:
-        return self._chosen.name if self._chosen else ""
+        return self._choice.name
 
     @property
     def _access(self) -> Access:
-        """The way to the cluster, chosen at the first call. Unreachable if it cannot be had."""
-        if self._chosen is None:
-            self._chosen = choose(self._settings, self.cluster.name)
-        return self._chosen
+        """The way to the cluster for now. Unreachable if it cannot be had."""
+        return self._choice.access()
 
     def submit(self, order: Order) -> dict[int, str]:
         """Queue the tasks: those that can be as one array, each other as a job of its own.
@@ -197,11 +195,11 @@ class Slurm(Adapter):
         The boot time is read after the listing: were the controller restarted in between, the
         listing would prove less than it does, never more.
         """
-        taken = time.time()
-        jobs = self._access.jobs()
+        access, taken = self._access, time.time()
+        jobs = access.jobs()
         listed = time.monotonic()
-        places = self._access.nodes()
-        config = self._access.controller()
+        places = access.nodes()
+        config = access.controller()
         now = time.monotonic()
         since, up = self._reach.look(config, listed, now)
         wall = time.time() - now  # what turns our monotonic times into those of day
@@ -215,7 +213,7 @@ class Slurm(Adapter):
             facts = text.facts(jobs, places, taken, ours)
         except ValueError as error:
             raise Unreachable(f"the listing cannot be read: {error}") from None
-        records = self._accounting.kind(config, self._access.name == Commands.name)
+        records = self._accounting.kind(config, access.name == Commands.name)
         self._facts = replace(facts, records=records, licences=self._licences())
         self._array_size = config.array_size
         return Listing(

@@ -11,70 +11,23 @@ hold the interpreter's lock, and wait as long as MessageTimeout for a controller
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import re
 import socket
-import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from metasched.adapters import slurm_batch as batch
 from metasched.adapters.base import Order, Unreachable
-from metasched.adapters.commands import memory_file, run
-from metasched.adapters.slurm_access import Access, SlurmOptions
+from metasched.adapters.commands import memory_file
+from metasched.adapters.slurm_access import SlurmOptions
 from metasched.adapters.slurm_commands import Commands
 from metasched.adapters.slurm_text import QueueLine, lives, mark
 
 _FEW = 16  # so many jobs are asked for one by one; for more all are listed
-_TRY = "import pyslurm; print(pyslurm.__version__)"
-
-
-def choose(options: SlurmOptions, cluster: str) -> Access:
-    """The access that `options.access` asks for, as far as this interpreter has it.
-
-    pyslurm is first imported in a process of its own, since it ends the one that it cannot
-    serve. Unreachable: it is asked for, but there is none of the cluster's release.
-    """
-    commands = Commands(options, cluster)
-    if options.access == "commands":
-        return commands
-    lacking = _lacking(options, commands)
-    if lacking is None:
-        return Pyslurm(options, cluster)
-    if options.access == "pyslurm":
-        raise Unreachable(f'access is "pyslurm", but {lacking}')
-    return commands
-
-
-def _lacking(options: SlurmOptions, commands: Commands) -> str | None:
-    """Why pyslurm cannot be used here; None if it can."""
-    if options.tag_field == "wckey":
-        return "it is not used where the tag is in the wckey"
-    if importlib.util.find_spec("pyslurm") is None:
-        return f"{sys.executable} has no pyslurm"
-    wanted = commands.version()
-    try:
-        tried = run(
-            [sys.executable, "-c", _TRY],
-            os.environ | {"SLURM_CONF": options.config},
-            options.timeout,
-        )
-    except Unreachable as error:
-        return f"it cannot be imported by {sys.executable}: {error.reason}"
-    if tried.code != 0:
-        said = tried.err.strip().splitlines() or ["no explanation"]  # at last what was raised
-        return f"it cannot be imported by {sys.executable}: {said[-1][:300]}"
-    version = tried.out.split()[-1]
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None or (int(found[1]), int(found[2])) != wanted:
-        release = f"{wanted[0]}.{wanted[1]:02d}"
-        return f"{sys.executable} has that of {version}, and the cluster is of {release}"
-    return None
 
 
 class Pyslurm(Commands):
-    """pyslurm where it serves, else the commands; made in the worker that has tried its import."""
+    """pyslurm where it serves, else the commands; made where its import has been tried."""
 
     def __init__(self, options: SlurmOptions, cluster: str) -> None:
         super().__init__(options, cluster)

@@ -78,6 +78,7 @@ PRUNE_PAUSE = 0.1  # seconds between two portions of them
 WATCH = 10.0  # seconds between looks whether the database is there
 RESTART = 2.0  # seconds before an engine that broke is started again
 WORKER_AGAIN = 0.5  # seconds before a worker that died is started again, doubled each time
+SLOW_START = 4.0  # times `call_timeout` for the first answer, after deaths in a row, at the most
 HEALTHY = 60.0  # seconds of life after which the earlier deaths of a worker are forgotten
 LONGEST_LINE = 1 << 28  # bytes of one answer of a worker
 # Tasks with a worker at the least, if there are as many, before more are sent to it: under half a
@@ -110,6 +111,8 @@ class Link:
         self._wake = asyncio.Event()
         self._worker: asyncio.subprocess.Process | None = None
         self._born = 0.0
+        self._answered = False  # the worker, at least once
+        self._ends: set[asyncio.Task[None]] = set()  # of workers, waited for
         self._full = True
         self._next_poll = 0.0
         self._pace = settings.poll_interval
@@ -147,6 +150,7 @@ class Link:
         try:
             while True:
                 self._wake.clear()
+                self._notice_death()
                 first = self._first()
                 if first is not None:
                     await first()
@@ -164,6 +168,8 @@ class Link:
     def _first(self) -> Callable[[], Awaitable[None]] | None:
         """What goes before any sending now: a poll when it is time, else a wish."""
         now = time.monotonic()
+        if self.deaths.state(now) == "open":  # there is no worker yet
+            return partial(self._sleep, self.deaths.until)
         if now >= self._next_poll:
             return self._poll
         if self._claims:
@@ -436,18 +442,28 @@ class Link:
         await self._tell(call)
         return await self._hear(call)
 
+    @property
+    def _patience(self) -> float:
+        """Seconds for an answer; a busy host may keep a worker from its first one for longer."""
+        if self._answered:
+            return self.settings.call_timeout
+        return self.settings.call_timeout * min(2.0**self.deaths.failures, SLOW_START)
+
     async def _tell(self, call: Call) -> bool:
         """Give a call to the worker; False: there is none, as `_hear` will say."""
         if self._worker is None and self.deaths.state(time.monotonic()) == "open":
             return False
+        patience = self._patience
         try:
             worker = self._worker or await self._start()
             assert worker.stdin is not None
             worker.stdin.write(msgspec.json.encode(call) + b"\n")
-            async with asyncio.timeout(self.settings.call_timeout):
+            async with asyncio.timeout(patience):
                 await worker.stdin.drain()
         except TimeoutError:
-            self._lost(f"it did not read in {self.settings.call_timeout:g} s")
+            self._lost(f"it did not read in {patience:g} s")
+        except ConnectionError:
+            self._lost(f"its worker died{await self._cause(worker)}")
         except (OSError, ValueError) as error:
             self._lost(f"its worker failed: {error}")
         return self._worker is not None
@@ -458,11 +474,12 @@ class Link:
         if worker is None:
             return Answer("unreachable", self.deaths.words)
         assert worker.stdout is not None
+        patience = self._patience
         try:
-            async with asyncio.timeout(self.settings.call_timeout):
+            async with asyncio.timeout(patience):
                 line = await worker.stdout.readline()
         except TimeoutError:
-            return self._lost(f"no answer to {call.call} in {self.settings.call_timeout:g} s")
+            return self._lost(f"no answer to {call.call} in {patience:g} s")
         except (OSError, ValueError) as error:
             return self._lost(f"its worker failed: {error}")
         if not line.endswith(b"\n"):
@@ -472,7 +489,7 @@ class Link:
         except msgspec.DecodeError as error:
             log.error("cluster %s: an answer that makes no sense: %s", self.name, error)
             return self._lost(f"its worker's answer makes no sense ({error})")
-        self.access = answer.access
+        self._answered, self.access = True, answer.access
         if answer.error == "defect":
             log.error("cluster %s: %s", self.name, answer.reason)
             return Answer("unreachable", answer.reason.strip().rpartition("\n")[2])
@@ -495,7 +512,10 @@ class Link:
             env=os.environ | settings.environment,
             limit=LONGEST_LINE,
         )
-        self._full = True
+        self._full, self._answered = True, False
+        end = asyncio.create_task(self._wake_at_end(self._worker))
+        self._ends.add(end)
+        end.add_done_callback(self._ends.discard)
         boot = Boot(
             settings.cluster.adapter,
             settings.cluster,
@@ -508,15 +528,24 @@ class Link:
         self._worker.stdin.write(msgspec.json.encode(boot) + b"\n")
         return self._worker
 
+    async def _wake_at_end(self, worker: asyncio.subprocess.Process) -> None:
+        await worker.wait()
+        self._wake.set()
+
+    def _notice_death(self) -> None:
+        """A worker that dies while nothing is asked of it is told of, and another started soon."""
+        if self._worker is not None and self._worker.returncode is not None:
+            self._lost(f"its worker died{_end(self._worker.returncode)}")
+            self._next_poll = max(self.deaths.until, self.breaker.until)
+
     @staticmethod
     async def _cause(worker: asyncio.subprocess.Process) -> str:
         """How a worker that closed its pipe has ended, if it tells at once."""
         try:
             async with asyncio.timeout(1.0):
-                code = await worker.wait()
+                return _end(await worker.wait())
         except TimeoutError:
             return ""
-        return f" of signal {-code}" if code < 0 else f" with exit code {code}"
 
     def _lost(self, words: str) -> Answer:
         """A worker is of no use any more; one that dies again and again is started less often."""
@@ -538,6 +567,10 @@ class Link:
         if worker is not None and worker.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 worker.kill()
+
+
+def _end(code: int) -> str:
+    return f" of signal {-code}" if code < 0 else f" with exit code {code}"
 
 
 class Engine:

@@ -59,6 +59,20 @@ def test_a_worker_that_dies_is_started_again(running: Site) -> None:
     assert running.until_ended(job)[0]["state"] == "completed"
 
 
+def test_a_worker_that_dies_while_nothing_is_asked_of_it_is_noticed_at_once(site: Site) -> None:
+    site.configure('[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 8\npoll_interval = 600\n')
+    site.start()
+    [worker] = psutil.Process(site.pid).children()
+    worker.kill()
+    site.until(lambda: "left: its worker died of signal 9; a new worker in 0.5 s" in site.told())
+    [another] = site.until(lambda: psutil.Process(site.pid).children())
+    assert another.pid != worker.pid
+    job = site.submit("--wrap", "true")  # to the new one
+    site.until(lambda: site.row(job)["native_id"])
+    assert site.json("clusters")[0]["breaker"]["failures"] == 0
+    assert "does not answer" not in site.told()
+
+
 def test_a_worker_that_hangs_is_killed_and_nothing_is_lost(site: Site) -> None:
     site.configure(
         '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 8\n'

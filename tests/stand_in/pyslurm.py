@@ -3,7 +3,8 @@
 The folder on PYTHONPATH that holds a copy of it also holds the requests: a file `crash-CALL` makes
 the next such call end the process as a fault in C does, `hang-CALL` makes it stay in C for an hour
 with the interpreter's lock held; CALL is `import`, `list` or `submit`. A submission fails only
-after the job has been queued. What is here is what metasched uses.
+after the job has been queued. While there is a file `busy` an import takes its time, as on a busy
+host. What is here is what metasched uses.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +46,8 @@ def _fail(call: str) -> None:
 
 
 _fail("import")
+while (_HERE / "busy").exists():
+    time.sleep(0.05)
 
 
 class JobSubmitDescription:
