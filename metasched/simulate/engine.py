@@ -7,6 +7,10 @@ At one moment, in this order:
 4. what began and ended is told to the core, as a poll of that manager would; what the core wants
    then (a pull) is done at once, and 3 and 4 are repeated until it wants nothing.
 
+Where pending jobs are not pulled the core has nothing to decide between two submissions, so a
+poll is made before the next one, if there are several clusters to choose between, else after
+every `POLLED` news: it lists each job once, as it is by then.
+
 The core decides everything that the daemon's core does, from the same events. Nothing is drawn
 here: the same workload, clusters and policy give the same run. Jobs of which a `Scheme` says that
 their owners submit them past the meta-scheduler go to their managers, and the core hears of them
@@ -31,6 +35,7 @@ from metasched.simulate.schemes import Late, Planned, Scheme
 from metasched.simulate.workload import Request, Workload
 
 INSTANCE = "lab"
+POLLED = 1000  # news of one cluster in one listing
 
 
 class Placed(NamedTuple):
@@ -95,20 +100,21 @@ class Engine:
         self._managers = [Manager(cluster, local(cluster)) for cluster in clusters]
         self._named = {c.name: place for place, c in enumerate(clusters)}
         # with one cluster there is nothing to choose: what it says of its load decides nothing
-        several = len(self.clusters) > 1
-        self._pulls = policy.pull and several
-        self._tells = self._pulls or (policy.load == "observed" and several)
+        self._several = len(self.clusters) > 1
+        self._pulls = policy.pull and self._several
+        self._tells = self._pulls or (policy.load == "observed" and self._several)
         self._policy, self._progress = policy, progress
         self.dropped = dict(workload.dropped)
         self._requests = self._possible(workload)
         self._by_id = {request.job.id: request for request in self._requests}
         self._ends: list[tuple[float, int, int]] = []  # (time, job, cluster)
         self._polls: list[float] = []
-        self._news: list[list[Row]] = [[] for _ in clusters]
+        self._news: list[dict[int, Row]] = [{} for _ in clusters]  # by job, as it is now
         self._stirred: set[int] = set()
+        self._untold: set[int] = set()  # what has changed since the core was last told of it
         self._ticks: dict[int, float] = {}
         self._tags: dict[int, str] = {}
-        self._sent: dict[int, int] = {}  # at this moment, with the cluster
+        self._sent: dict[int, int] = {}  # and not listed yet, with the cluster
         self._begun: dict[int, Placed] = {}
         self._scheme = scheme
         self._past_us: dict[int, list[int]] = {}  # jobs that wait, and the places of their copies
@@ -146,7 +152,7 @@ class Engine:
         """Run it all, from the first submission to the last ending."""
         self._boot()
         requests, ends, polls, ticks = self._requests, self._ends, self._polls, self._ticks
-        arrivals, place = len(requests), 0
+        arrivals, place, now = len(requests), 0, 0.0
         while place < arrivals or ends or polls or ticks:
             now = requests[place].job.submitted if place < arrivals else math.inf
             if ends and ends[0][0] < now:
@@ -159,8 +165,7 @@ class Engine:
             while ends and ends[0][0] <= now:
                 self._end(now, *heappop(ends)[1:])
             if place < arrivals and requests[place].job.submitted <= now:
-                if self._tells and self._stirred:
-                    self._report(now, sorted(self._stirred))
+                self._tell_of_the_past(now)
                 while place < arrivals and requests[place].job.submitted <= now:
                     self._arrive(now, requests[place])
                     place += 1
@@ -169,6 +174,7 @@ class Engine:
                 heappop(polls)
                 polled = True
             self._settle(now, polled)
+        self._report(now, sorted(self._untold))
         placed = tuple(self._begun[r.job.id] for r in requests)
         return Schedule(self.clusters, placed, self.dropped, self._events, self._passes)
 
@@ -219,8 +225,8 @@ class Engine:
                     self._sent[action.job] = place
                 case Withdraw() if action.job in manager.queue:
                     manager.withdraw(action.job)
-                    self._news[place].append(
-                        Row(self._tags[action.job], 0, "", State.CANCELLED, ended=event.time)
+                    self._news[place][action.job] = Row(
+                        self._tags[action.job], 0, "", State.CANCELLED, ended=event.time
                     )
 
     def _end(self, now: float, job: int, place: int) -> None:
@@ -228,7 +234,7 @@ class Engine:
         self._stirred.add(place)
         if job in self._tags:
             start, tag = self._begun[job].start, self._tags[job]
-            self._news[place].append(Row(tag, 0, str(job), State.COMPLETED, start, now, 0))
+            self._news[place][job] = Row(tag, 0, str(job), State.COMPLETED, start, now, 0)
         if self._progress is not None:
             self._progress(1)
 
@@ -245,8 +251,10 @@ class Engine:
             if polled:
                 told.update(c for c, m in enumerate(self._managers) if m.free > 0)
                 polled = False
-            self._show_waiting(now)
-            self._report(now, sorted(told))
+            if self._pulls:
+                self._report(now, sorted(told))
+            else:
+                self._untold |= told
 
     def _send_late(self, now: float) -> bool:
         """Submit what was held until it starts at once; whether there was anything."""
@@ -282,7 +290,7 @@ class Engine:
             else:
                 (task,) = self.core.tasks_of(job)
                 priority, moves = task.priority, task.moves
-                news.append(Row(self._tags[job], 0, str(job), State.RUNNING, now))
+                news[job] = Row(self._tags[job], 0, str(job), State.RUNNING, now)
             self._begun[job] = Placed(
                 self._by_id[job],
                 now,
@@ -301,23 +309,34 @@ class Engine:
                 self._managers[place].withdraw(job)
                 self._stirred.add(place)
 
+    def _tell_of_the_past(self, now: float) -> None:
+        """Before something is submitted: tell the core all on which its choice may depend."""
+        if self._pulls:  # all but what ends just now has been told
+            self._report(now, sorted(self._stirred))
+        elif self._several or len(self._news[0]) >= POLLED:
+            self._report(now, sorted(self._untold | self._stirred))
+            self._untold.clear()
+
+    def _report(self, now: float, places: Sequence[int]) -> None:
+        """What polls of these managers would show now."""
+        if not places:
+            return
+        if self._several:
+            self._show_waiting(now)
+        for place in places:
+            manager, news = self._managers[place], self._news[place]
+            self._news[place] = {}
+            if not (news or self._tells):
+                continue
+            facts = manager.facts() if self._tells else None
+            self._step(Seen(now, manager.cluster.name, tuple(news.values()), (), facts))
+
     def _show_waiting(self, now: float) -> None:
-        """List what was sent and did not begin at once; look again when it may be pulled."""
+        """List what was sent and has not begun; look again when it may be pulled."""
         for job, place in self._sent.items():
-            manager = self._managers[place]
-            if job in manager.queue:
-                self._news[place].append(Row(self._tags[job], 0, str(job), State.PENDING))
+            if job in self._managers[place].queue:
+                self._news[place][job] = Row(self._tags[job], 0, str(job), State.PENDING)
                 if self._pulls:
                     (task,) = self.core.tasks_of(job)
                     heappush(self._polls, now + self._policy.pull_after * 2.0**task.moves)
         self._sent.clear()
-
-    def _report(self, now: float, places: Sequence[int]) -> None:
-        """What polls of these managers would show now."""
-        for place in places:
-            manager, rows = self._managers[place], self._news[place]
-            self._news[place] = []
-            if not (rows or self._tells):
-                continue
-            facts = manager.facts() if self._tells else None
-            self._step(Seen(now, manager.cluster.name, tuple(rows), (), facts))
