@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import mul
 
 from metasched.events import Place, Task
 from metasched.model import Cluster, Facts, Job, Row, State
@@ -32,11 +33,12 @@ class ClusterView:
     """What is known of one cluster since the start.
 
     `full` is what its manager said when it took no more for now: until `probe_at` nothing is
-    sent, then one task, to see. `ends` and `left` give the cpu seconds that running jobs still
-    owe; `owed` are those of ours that have not begun, which are `unstarted`. What is live and not
-    `Attempt.calm` is `uneasy`, so that a listing need not look at all the rest. `watched` are the
-    seconds for which it has answered us, `missed` those of its present silence in which another
-    cluster answered: what expires goes by these, and stands still while nobody could see anything.
+    sent, then one task, to see. `left` gives the cpu seconds that running jobs still owe (None:
+    not added up yet); `owed` are those of ours that have not begun, which are `unstarted`. What
+    is live and not `Attempt.calm` is `uneasy`, so that a listing need not look at all the rest.
+    `watched` are the seconds for which it has answered us, `missed` those of its present silence
+    in which another cluster answered: what expires goes by these, and stands still while nobody
+    could see anything.
     `strays` are by job, index and sending, `withheld` are rows of tasks whose claims are being
     revoked. `decided` is what `unfit` has answered, by needs: it holds while the `shape` of the
     facts does.
@@ -52,8 +54,7 @@ class ClusterView:
     missed: float = 0.0
     probe_at: float = 0.0
     pause: float = 0.0
-    ends: list[float] = field(default_factory=list)
-    left: list[tuple[int, float]] = field(default_factory=list)
+    left: tuple[Sequence[float], list[int], list[float]] | None = None
     owed: float = 0.0
     power: float = 0.0
     unstarted: dict[Place, Task] = field(default_factory=dict)
@@ -74,18 +75,20 @@ class ClusterView:
         if self.shape != before:
             self.decided.clear()
         self.facts, self.power = facts, facts.cpus * self.cluster.benchmark
-        self.ends = [end for end, _ in facts.running]
-        last_first = facts.running[::-1]
-        cpus = accumulate((size for _, size in last_first), initial=0)
-        seconds = accumulate((size * end for end, size in last_first), initial=0.0)
-        self.left = list(zip(cpus, seconds, strict=True))[::-1]
+        self.left = None
 
     def running(self, now: float) -> float:
         """Cpu seconds that running jobs owe by their limits; O(log n) in their number."""
-        if not self.ends:
+        if self.facts is None or not self.facts.running:
             return 0.0
-        cpus, seconds = self.left[bisect_right(self.ends, now)]
-        return seconds - cpus * now if cpus else 0.0
+        if self.left is None:
+            until, sizes = zip(*self.facts.running, strict=True)
+            last_first = sizes[::-1]
+            work = map(mul, last_first, until[::-1])
+            self.left = until, [*accumulate(last_first)], [*accumulate(work)]
+        ends, cpus, seconds = self.left
+        there = len(ends) - bisect_right(ends, now)
+        return seconds[there - 1] - cpus[there - 1] * now if there else 0.0
 
     def unfit(self, job: Job) -> Unfit | None:
         """Why the cluster cannot run a job, decided once for all that ask for the same."""

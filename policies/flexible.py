@@ -1,18 +1,21 @@
 """Flexible Backfilling: EASY on a queue whose priorities change as its jobs wait. Pure.
 
-Pasquali 2008, §3.2.1, with the constants of its §4.1.
+Pasquali 2008, §3.2.1, with the constants of its §4.1. Every pass computes every priority anew, so
+the queue is kept as columns (`_Columns`), and a pass is some twenty operations on whole columns.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from itertools import chain
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from metasched.policies.queueing import (
-    NOWHERE,
     Free,
     Room,
     Running,
@@ -56,19 +59,94 @@ class Weights:
             raise ValueError(f'late is "{self.late}"; it must be "zero" or "least"')
 
 
-class _Known(NamedTuple):
-    """What of a job's priority does not change while it waits.
+Floats = NDArray[np.float64]
 
-    The deadline is worth `least` until `rise`, then `slope` more per second until `fall`.
+
+class _Columns:
+    """The queue in its order, a row of columns for each job: what stays as it is while it waits.
+
+    `rank` is the part of the priority that does not change, at time 0; the deadline is worth
+    `least` until `rise`, then `slope` more per second until `fall`. `counts` has a column for each
+    counted resource that a job ever asked for, in the order of `names`.
     """
 
-    job: Waiting
-    rank: float  # without what changes, at time 0
-    shortness: float
-    licences: tuple[str, ...]
-    rise: float
-    slope: float
-    fall: float
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self.names: dict[str, int] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self.jobs: list[Waiting] = []
+        self._fixed: Floats = np.empty((7, 0))
+        self.counts: Floats = np.empty((0, len(self.names)))
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    @property
+    def ids(self) -> Floats:
+        ids: Floats = self._fixed[0]
+        return ids
+
+    @property
+    def cpus(self) -> Floats:
+        cpus: Floats = self._fixed[1]
+        return cpus
+
+    @property
+    def priced(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+        """`rank`, 1/estimate, `rise`, `slope`, `fall`."""
+        rank, shortness, rise, slope, fall = self._fixed[2:]
+        return rank, shortness, rise, slope, fall
+
+    def follow(self, queue: Collection[Waiting]) -> None:
+        """Take over the queue as it is now. O(1) per job that was there before, in C."""
+        jobs = list(queue)
+        if jobs[: len(self.jobs)] != self.jobs:
+            here = {job.id: job for job in jobs}
+            self._keep([here.get(job.id) == job for job in self.jobs])
+            if jobs[: len(self.jobs)] != self.jobs:  # in another order
+                self._clear()
+        if new := jobs[len(self.jobs) :]:
+            self._append(new)
+
+    def drop(self, ids: Collection[int]) -> None:
+        """Forget jobs that leave the queue."""
+        self._keep(~np.isin(self.ids, list(ids)))
+
+    def _keep(self, which: Sequence[bool] | NDArray[np.bool_]) -> None:
+        kept = np.asarray(which, dtype=bool)
+        for place in np.flatnonzero(~kept)[::-1].tolist():
+            del self.jobs[place]
+        self._fixed, self.counts = self._fixed[:, kept], self.counts[kept]
+
+    def _append(self, jobs: Sequence[Waiting]) -> None:
+        for job in jobs:
+            for name in job.counts:
+                self.names.setdefault(name, len(self.names))
+        old = self.counts
+        self.counts = np.zeros((len(self.jobs) + len(jobs), len(self.names)))
+        self.counts[: len(old), : old.shape[1]] = old
+        for row, job in enumerate(jobs, len(old)):
+            for name, amount in job.counts.items():
+                self.counts[row, self.names[name]] = amount
+        self.jobs += jobs
+        fixed = np.array([self._look_at(job) for job in jobs]).T
+        self._fixed = np.concatenate((self._fixed, fixed), axis=1)
+
+    def _look_at(self, job: Waiting) -> tuple[float, ...]:
+        weights = self._weights
+        rise = fall = math.inf
+        slope = 0.0
+        if job.deadline is not None:
+            seconds = job.estimated
+            if weights.run == "best" and job.machines:
+                seconds = min(job.machines.values())
+            fall = job.deadline - seconds
+            rise = fall - weights.lead * seconds
+            slope = (weights.most - weights.least) / (fall - rise)
+        rank = -weights.age_factor * job.since
+        return job.id, job.cpus, rank, 1 / job.estimated, rise, slope, fall
 
 
 class FlexibleBackfilling:
@@ -87,105 +165,79 @@ class FlexibleBackfilling:
     ) -> None:
         self.weights = weights or Weights()
         self.licences = dict(licences or {})
-        self._known: dict[int, _Known] = {}
-        self._asked: Counter[str] = Counter()  # licences, by queued jobs
+        self._queue = _Columns(self.weights)
 
     def starts(
         self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
     ) -> list[Start]:
+        self._queue.follow(queue)
+        if not queue:
+            return []
         space = room(now, running, free)
-        self._learn(queue)
-        if queue and not space.full:
-            self._pass(now, queue, space)
+        if not space.full:
+            self._pass(now, space)
+        if space.starts:
+            self._queue.drop([start.id for start in space.starts])
         return space.starts
 
-    def _pass(self, now: float, queue: Collection[Waiting], space: Room) -> None:
-        fitting = [job for job in queue if space.place(job) != NOWHERE]
-        if fitting:
-            backfill(self._ordered(now, queue, fitting), space)
+    def _pass(self, now: float, space: Room) -> None:
+        small = self._small(space)
+        if small.any():
+            backfill(self._ordered(now, small), space)
 
-    def _ordered(
-        self, now: float, queue: Collection[Waiting], fitting: Sequence[Waiting]
-    ) -> list[Waiting]:
+    def _small(self, space: Room) -> NDArray[np.bool_]:
+        """The jobs that are not too large for what is free: no other can start in this pass."""
+        small = self._queue.cpus <= space.largest
+        if self._queue.names and small.any():
+            free = [space.counts.get(name, math.inf) for name in self._queue.names]
+            small &= (self._queue.counts <= np.array(free)).all(axis=1)
+        return small
+
+    def _ordered(self, now: float, small: NDArray[np.bool_]) -> Iterator[Waiting]:
         """The jobs that matter in this pass, the highest priority first, equal ones as queued.
 
-        Those are what fits now, and of all others the first: nothing else can start or be head.
+        Those are the small ones, and of all others the first: it alone may be head.
         """
-        ranks = self.priorities(now, queue)
-        order = sorted(fitting, key=lambda job: -ranks[job.id])
-        fits = {job.id for job in fitting}
-        others = [job for job in queue if job.id not in fits]
-        if others:
-            head = max(others, key=lambda job: ranks[job.id])
-            earlier = {job.id: place for place, job in enumerate(queue)}
-            place = sum(
-                (-ranks[job.id], earlier[job.id]) < (-ranks[head.id], earlier[head.id])
-                for job in order
-            )
-            order.insert(place, head)
-        return order
+        ranks = self._ranks(now)
+        matter = small.copy()
+        if not small.all():
+            matter[np.where(small, -math.inf, ranks).argmax()] = True
+        places = np.flatnonzero(matter)
+        order = places[np.argsort(-ranks[places], kind="stable")]
+        return map(self._queue.jobs.__getitem__, order.tolist())
 
-    def priorities(self, now: float, queue: Collection[Waiting]) -> dict[int, float]:
-        """P of every job of a queue, by its id."""
-        self._learn(queue)
-        weights, known = self.weights, self._known
-        aged = weights.age_factor * now
-        late = 0.0 if weights.late == "zero" else weights.least
-        worth = self._worth()
-        shortest = weights.boost * min([job.estimated for job in queue], default=0.0)
-        ranks = {}
-        for job in queue:
-            _, rank, shortness, licences, rise, slope, fall = known[job.id]
-            rank += aged + shortest * shortness
-            if now > fall:
-                rank += late
-            elif now > rise:
-                rank += weights.least + slope * (now - rise)
-            elif fall < math.inf:
-                rank += weights.least
-            for name in licences:
-                rank += worth[name]
-            ranks[job.id] = rank
+    def priorities(self, now: float, queue: Collection[Waiting]) -> list[float]:
+        """P of every job of a queue, in its order."""
+        self._queue.follow(queue)
+        ranks: list[float] = self._ranks(now).tolist()
         return ranks
 
-    def _learn(self, queue: Collection[Waiting]) -> None:
-        """Take note of jobs that joined the queue or left it since the last pass."""
-        known = self._known
-        for job in queue:
-            if job.id not in known:
-                known[job.id] = self._look_at(job)
-                self._asked.update(known[job.id].licences)
-        if len(known) > len(queue):
-            here = {job.id for job in queue}
-            for gone in [id for id in known if id not in here]:
-                self._asked.subtract(known.pop(gone).licences)
+    def _ranks(self, now: float) -> Floats:
+        weights, queue = self.weights, self._queue
+        rank, shortness, rise, slope, fall = queue.priced
+        shortest = weights.boost / shortness.max(initial=0.0) if len(queue) else 0.0
+        ranks: Floats = rank + (weights.age_factor * now + shortest * shortness)
+        late = 0.0 if weights.late == "zero" else weights.least
+        since = np.maximum(now - rise, 0.0)
+        pressing = np.where(now > fall, late, weights.least + slope * since)
+        ranks += np.where(fall < math.inf, pressing, 0.0)
+        if self.licences and queue.names:
+            ranks += self._worth()
+        return ranks
 
-    def _look_at(self, job: Waiting) -> _Known:
-        weights = self.weights
-        rise = fall = math.inf
-        slope = 0.0
-        if job.deadline is not None:
-            seconds = job.estimated
-            if weights.run == "best" and job.machines:
-                seconds = min(job.machines.values())
-            fall = job.deadline - seconds
-            rise = fall - weights.lead * seconds
-            slope = (weights.most - weights.least) / (fall - rise)
-        licences = tuple(name for name in job.counts if name in self.licences)
-        rank = -weights.age_factor * job.since
-        return _Known(job, rank, 1 / job.estimated, licences, rise, slope, fall)
-
-    def _worth(self) -> dict[str, float]:
-        """What asking for each licence adds: queued jobs per copy, times d if it is critical.
+    def _worth(self) -> Floats:
+        """What each job's licences add: queued jobs per copy, times d if it is critical.
 
         d is the number of different licences asked for that are not critical, at least 1: by the
         formula of Pasquali 2008, (3.6)-(3.8).
         """
-        copies, asked = self.licences, self._asked
-        rho = {name: jobs / max(copies[name], 1) for name, jobs in asked.items() if jobs > 0}
-        d = max(sum(value <= 1 for value in rho.values()), 1)
-        weight = self.weights.licence
-        return {name: weight * (value if value <= 1 else d * value) for name, value in rho.items()}
+        asks = self._queue.counts > 0
+        copies = np.array([self.licences.get(name, math.inf) for name in self._queue.names])
+        rho = asks.sum(axis=0) / np.maximum(copies, 1)
+        critical = rho > 1
+        d = max(np.count_nonzero((rho > 0) & ~critical), 1)
+        worth: Floats = asks @ np.where(critical, d * rho, rho)
+        return self.weights.licence * worth
 
 
 class KeptReservation(FlexibleBackfilling):
@@ -199,13 +251,18 @@ class KeptReservation(FlexibleBackfilling):
         super().__init__(weights, licences)
         self._reserved: int | None = None
 
-    def _pass(self, now: float, queue: Collection[Waiting], space: Room) -> None:
-        reserved = self._known.get(self._reserved) if self._reserved is not None else None
-        fitting = [job for job in queue if space.place(job) != NOWHERE]
-        if reserved is not None and not fitting:
+    def _pass(self, now: float, space: Room) -> None:
+        small, reserved = self._small(space), self._place_of_reserved()
+        if reserved is None:
+            order = self._ordered(now, small)
+        elif small.any():
+            first = self._queue.jobs[reserved]
+            order = chain((first,), (j for j in self._ordered(now, small) if j is not first))
+        else:
             return
-        order = self._ordered(now, queue, fitting)
-        if reserved is not None:
-            order = [reserved.job, *(job for job in order if job.id != reserved.job.id)]
         head = backfill(order, space)
         self._reserved = None if head is None else head.id
+
+    def _place_of_reserved(self) -> int | None:
+        places = np.flatnonzero(self._queue.ids == self._reserved)
+        return int(places[0]) if len(places) else None

@@ -15,6 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop
+from itertools import chain
 from typing import ClassVar, NamedTuple, Protocol
 
 OVERRUN = 1.0  # seconds from now until a job past its estimate is taken to end
@@ -137,6 +139,11 @@ class Room:
     def full(self) -> bool:
         return self.cpus <= 0
 
+    @property
+    def largest(self) -> int:
+        """Processors that are free for one job: none that needs more starts."""
+        return self.cpus
+
     def place(self, job: Waiting) -> int:
         """Where the job can start now (a machine), or NOWHERE."""
         if job.cpus > self.cpus or (job.counts and not self._counted(job)):
@@ -154,8 +161,7 @@ class Room:
 
     def held(self) -> Iterator[Running]:
         """All that runs, with what this pass has started."""
-        yield from self.running
-        yield from self.begun
+        return chain(self.running, self.begun)
 
     def _counted(self, job: Waiting) -> bool:
         counts = self.counts
@@ -181,6 +187,10 @@ class MachineRoom(Room):
     @property
     def full(self) -> bool:
         return not self._open
+
+    @property
+    def largest(self) -> int:
+        return max([self.machines[machine] for machine in self._open], default=0)
 
     def place(self, job: Waiting) -> int:
         return next(self.places(job), NOWHERE)
@@ -271,19 +281,22 @@ class MachineReservation(Reservation):
         self.shadow, self.machine, self.cpus = NEVER, NOWHERE, 0
         free, counts = list(room.machines), dict(room.counts)
         scarce = [(name, need) for name, need in head.counts.items() if name in counts]
-        held = sorted(room.held(), key=lambda r: _ends(r, room.now))
-        for place, r in enumerate(held):
+        able = {m for m in head.machines if free[m] >= head.cpus}
+        now, late = room.now, room.now + OVERRUN
+        held = room.held()
+        ends = [(r.end if r.end > now else late, place, r) for place, r in enumerate(held)]
+        heapify(ends)  # most often the head fits soon
+        while ends:
+            end, _, r = heappop(ends)
             free[r.machine] += r.cpus
+            if free[r.machine] >= head.cpus and r.machine in head.machines:
+                able.add(r.machine)
             for name, amount in r.counts.items():
                 if name in counts:
                     counts[name] += amount
-            end = _ends(r, room.now)
-            if place + 1 < len(held) and _ends(held[place + 1], room.now) == end:
+            if ends and ends[0][0] == end:
                 continue
-            if any(counts[name] < need for name, need in scarce):
-                continue
-            able = [m for m in head.machines if free[m] >= head.cpus]
-            if able:
+            if able and all(counts[name] >= need for name, need in scarce):
                 self.shadow, self.machine = end, min(able)
                 self.cpus = free[self.machine] - head.cpus if room.shared else 0
                 break

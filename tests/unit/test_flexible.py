@@ -13,7 +13,7 @@ NONE = {"age_factor": 0.0, "least": 0.0, "most": 0.0, "licence": 0.0, "boost": 0
 
 def ranks(now: float, *queue: Waiting, licences: dict[str, int] | None = None, **weights: object):  # type: ignore[no-untyped-def]
     policy = FlexibleBackfilling(Weights(**{**NONE, **weights}), licences)  # type: ignore[arg-type]
-    return list(policy.priorities(now, queue).values())
+    return policy.priorities(now, queue)
 
 
 def test_waiting_counts_by_the_second() -> None:
@@ -57,8 +57,8 @@ def test_critical_licences_count_more() -> None:
 def test_who_has_left_the_queue_asks_for_nothing() -> None:
     policy = FlexibleBackfilling(Weights(**{**NONE, "licence": 1.0}), {"a": 1})  # type: ignore[arg-type]
     one, two = Waiting(1, 1, 10.0, {"a": 1}), Waiting(2, 1, 10.0, {"a": 1})
-    assert policy.priorities(0.0, [one, two])[1] == 2.0
-    assert policy.priorities(0.0, [one])[1] == 1.0
+    assert policy.priorities(0.0, [one, two])[0] == 2.0
+    assert policy.priorities(0.0, [one])[0] == 1.0
 
 
 def started(policy: FlexibleBackfilling, now: float, queue: list[Waiting], free: int) -> list[int]:
