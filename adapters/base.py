@@ -75,7 +75,8 @@ class Order:
     are those of the manager's own `Facts.licences`, to be asked for. `options` are
     the words that the user wrote for this cluster (`--native`), already split. A `fence` is
     the folder in which the payload is to claim its attempt; adapters never see one (`claims`).
-    A `reservation` is the name under which `Adapter.reserve` has made the one to run in.
+    A `reservation` is the name under which `Adapter.reserve` has made the one to run in. The site's
+    licences that it has `leased` are named as the site does.
     """
 
     tag: str
@@ -86,6 +87,7 @@ class Order:
     options: tuple[str, ...] = ()
     fence: str = ""
     reservation: str = ""
+    leased: tuple[str, ...] = ()
 
     def environment(self, index: int, cluster: str) -> dict[str, str]:
         """The whole environment of one task on the cluster of that name: ours wins.
@@ -200,6 +202,12 @@ class Adapter(ABC):
 
         Never per job. Rows hold only tasks whose tag is of this instance. Raises Unreachable;
         a partial answer is Unreachable too, since absence from a listing is taken as evidence.
+        """
+
+    def criticality(self, rho: Mapping[str, float]) -> None:  # noqa: B027 - most order no queue
+        """Learn how much waits for each copy of the site's licences (`Licences.rho`), before a poll.
+
+        For managers whose queue is ordered here: who has leased a critical one is to start early.
         """
 
     def trace(self, missing: Sequence[Missing]) -> Trace:

@@ -137,6 +137,7 @@ class _Needs(msgspec.Struct, frozen=True):
     deadline: float | None = None
     user: str = ""
     uid: int = 0  # of that account, in site mode
+    licences: tuple[str, ...] = ()  # leased of the site's
 
 
 @dataclass(slots=True, eq=False)
@@ -163,6 +164,7 @@ class _Task:
             deadline=needs.deadline,
             priority=needs.priority,
             user=needs.user,
+            licences=needs.licences,
         )
 
     @property
@@ -204,6 +206,7 @@ class Local(Adapter):
         self._policy: Policy = named.make(options.policy)
         self._lock = threading.Lock()
         self._resources: ExitStack | None = None
+        self._rho: Mapping[str, float] = {}
         self._stale = False  # the disk failed us half way: what is in memory may be wrong
 
     @classmethod
@@ -257,6 +260,12 @@ class Local(Adapter):
                 ),
                 facts=self._facts(head),
             )
+
+    def criticality(self, rho: Mapping[str, float]) -> None:
+        with self._entered():
+            if rho != self._rho:
+                self._rho = rho
+                self._stir()
 
     def close(self) -> None:
         with self._lock:
@@ -459,6 +468,7 @@ class Local(Adapter):
             deadline=job.deadline,
             user=job.user,
             uid=0 if self.launcher is None else uid_of(job.user),
+            licences=order.leased,
         )
 
     def _insert(self, tag: str, index: int, needs: _Needs) -> _Task:
@@ -580,7 +590,7 @@ class Local(Adapter):
             now,
             [task.waiting for task in self._queue],
             [task.running for task in self._started.values()],
-            Free(self._free_cpus, self._free),
+            Free(self._free_cpus, self._free, rho=self._rho),
         )
         for native, _ in chosen:
             task = self._tasks[native]

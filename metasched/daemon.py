@@ -198,7 +198,8 @@ class Link:
 
     async def _poll(self) -> None:
         clock = Clock()
-        answer = await self.call(Call("poll", full=self._full))
+        rho = self._engine.core.licences.rho
+        answer = await self.call(Call("poll", full=self._full, rho=rho))
         if by := clock.step():
             # its times are those of another clock, and what it told as news it tells no more
             log.warning("cluster %s: the clock was set by %+.0f s during a poll", self.name, by)
@@ -358,6 +359,7 @@ class Link:
             options=tuple(shlex.split(job.native.get(self.name, ""))),
             fence=wanted[0].fence,
             reservation=name_of(core.instance, job.reservation) if job.reservation else "",
+            leased=tuple(tasks[0].job.licences),
         )
 
     async def _withdraw(self, first: _Wish) -> None:

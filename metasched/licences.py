@@ -414,6 +414,12 @@ class Licences:
 
     # What can be asked for
 
+    @property
+    def rho(self) -> dict[str, float]:
+        """How critical each licence is that somebody waits for: `Standing.rho`."""
+        pools = self._pools.items()
+        return {name: p.waiting / p.total for name, p in pools if p.waiting and p.total}
+
     def refusal(self, wants: Mapping[str, int]) -> str | None:
         """Why nobody can ever have these, in words with a mend; None: somebody can."""
         for name, many in wants.items():

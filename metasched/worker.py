@@ -46,8 +46,9 @@ class Call:
     """One request.
 
     `order` is for submit, `withdrawals` for withdraw, `missing` for trace, `claims` for revoke,
-    `window` for reserve, `name` for unreserve. A submit that is `chained` was sent before the
-    answer to the one before it was known: it is not carried out if that was not taken for now.
+    `window` for reserve, `name` for unreserve, `rho` for poll. A submit that is `chained` was sent
+    before the answer to the one before it was known: it is not carried out if that was not taken
+    for now.
     """
 
     call: Literal["submit", "withdraw", "poll", "trace", "revoke", "survey", "reserve", "unreserve"]
@@ -55,6 +56,7 @@ class Call:
     chained: bool = False
     withdrawals: tuple[Withdrawal, ...] = ()
     full: bool = False  # a poll is to tell everything, not what is new
+    rho: dict[str, float] = field(default_factory=dict)  # of licences, see `Adapter.criticality`
     missing: tuple[Missing, ...] = ()
     claims: tuple[Claim, ...] = ()
     window: Window | None = None
@@ -124,6 +126,7 @@ class Host:
                     self.adapter.withdraw_all(call.withdrawals)
                     return Answer()
                 case Call(call="poll"):
+                    self.adapter.criticality(call.rho)
                     return self._poll(call.full)
                 case Call(call="trace"):
                     return Answer(trace=self.adapter.trace(call.missing))

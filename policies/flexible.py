@@ -10,7 +10,8 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar, Literal
+from types import MappingProxyType
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +61,13 @@ class Weights:
 
 
 Floats = NDArray[np.float64]
+_NONE: Mapping[str, float] = MappingProxyType({})
+
+
+class _Leased(NamedTuple):
+    """A licence of the whole site, which is not counted here."""
+
+    name: str
 
 
 class _Columns:
@@ -67,12 +75,13 @@ class _Columns:
 
     `rank` is the part of the priority that does not change, at time 0; the deadline is worth
     `least` until `rise`, then `slope` more per second until `fall`. `counts` has a column for each
-    counted resource that a job ever asked for, in the order of `names`.
+    counted resource that a job ever asked for, and each licence that one has leased, in the order
+    of `names`.
     """
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self.names: dict[str, int] = {}
+        self.names: dict[str | _Leased, int] = {}
         self._clear()
 
     def _clear(self) -> None:
@@ -121,14 +130,14 @@ class _Columns:
         self._fixed, self.counts = self._fixed[:, kept], self.counts[kept]
 
     def _append(self, jobs: Sequence[Waiting]) -> None:
-        for job in jobs:
-            for name in job.counts:
-                self.names.setdefault(name, len(self.names))
+        wants = [{**job.counts, **{_Leased(name): 1 for name in job.licences}} for job in jobs]
+        for name in chain.from_iterable(wants):
+            self.names.setdefault(name, len(self.names))
         old = self.counts
         self.counts = np.zeros((len(self.jobs) + len(jobs), len(self.names)))
         self.counts[: len(old), : old.shape[1]] = old
-        for row, job in enumerate(jobs, len(old)):
-            for name, amount in job.counts.items():
+        for row, wanted in enumerate(wants, len(old)):
+            for name, amount in wanted.items():
                 self.counts[row, self.names[name]] = amount
         self.jobs += jobs
         fixed = np.array([self._look_at(job) for job in jobs]).T
@@ -153,8 +162,10 @@ class FlexibleBackfilling:
     """EASY on a queue ordered by `P = anti-aging + deadline + licences + wait minimisation`.
 
     P is computed again at every pass, O(q). `licences` says how many copies the cluster has of
-    what `Waiting.counts` calls by those names; other counted resources have no part in P. This is
-    the variant BF_MOD: the reservation belongs to whoever is first in the queue.
+    what `Waiting.counts` calls by those names; other counted resources have no part in P. How
+    critical licences of the whole site are (`Waiting.licences`) `Free.rho` tells: who has leased a
+    critical one is to start, and so to end, early. This is the variant BF_MOD: the reservation
+    belongs to whoever is first in the queue.
     """
 
     name: ClassVar[str] = "fb-mod"
@@ -183,22 +194,27 @@ class FlexibleBackfilling:
     def _pass(self, now: float, space: Room) -> None:
         small = self._small(space)
         if small.any():
-            backfill(self._ordered(now, small), space)
+            backfill(self._ordered(now, small, space.rho), space)
 
     def _small(self, space: Room) -> NDArray[np.bool_]:
         """The jobs that are not too large for what is free: no other can start in this pass."""
         small = self._queue.cpus <= space.largest
         if self._queue.names and small.any():
-            free = [space.counts.get(name, math.inf) for name in self._queue.names]
+            free = [
+                space.counts.get(name, math.inf) if isinstance(name, str) else math.inf
+                for name in self._queue.names
+            ]
             small &= (self._queue.counts <= np.array(free)).all(axis=1)
         return small
 
-    def _ordered(self, now: float, small: NDArray[np.bool_]) -> Iterator[Waiting]:
+    def _ordered(
+        self, now: float, small: NDArray[np.bool_], rho: Mapping[str, float]
+    ) -> Iterator[Waiting]:
         """The jobs that matter in this pass, the highest priority first, equal ones as queued.
 
         Those are the small ones, and of all others the first: it alone may be head.
         """
-        ranks = self._ranks(now)
+        ranks = self._ranks(now, rho)
         matter = small.copy()
         if not small.all():
             matter[np.where(small, -math.inf, ranks).argmax()] = True
@@ -206,13 +222,15 @@ class FlexibleBackfilling:
         order = places[np.argsort(-ranks[places], kind="stable")]
         return map(self._queue.jobs.__getitem__, order.tolist())
 
-    def priorities(self, now: float, queue: Collection[Waiting]) -> list[float]:
-        """P of every job of a queue, in its order."""
+    def priorities(
+        self, now: float, queue: Collection[Waiting], rho: Mapping[str, float] = _NONE
+    ) -> list[float]:
+        """P of every job of a queue, in its order; `rho` as in `Free`."""
         self._queue.follow(queue)
-        ranks: list[float] = self._ranks(now).tolist()
+        ranks: list[float] = self._ranks(now, rho).tolist()
         return ranks
 
-    def _ranks(self, now: float) -> Floats:
+    def _ranks(self, now: float, rho: Mapping[str, float]) -> Floats:
         weights, queue = self.weights, self._queue
         rank, shortness, rise, slope, fall = queue.priced
         shortest = weights.boost / shortness.max(initial=0.0) if len(queue) else 0.0
@@ -221,22 +239,27 @@ class FlexibleBackfilling:
         since = np.maximum(now - rise, 0.0)
         pressing = np.where(now > fall, late, weights.least + slope * since)
         ranks += np.where(fall < math.inf, pressing, 0.0)
-        if self.licences and queue.names:
-            ranks += self._worth()
+        if queue.names and (self.licences or rho):
+            ranks += self._worth(rho)
         return ranks
 
-    def _worth(self) -> Floats:
-        """What each job's licences add: queued jobs per copy, times d if it is critical.
+    def _worth(self, told: Mapping[str, float]) -> Floats:
+        """What each job's licences add: its rho, times d if that is above 1, critical.
 
+        rho is the number of queued jobs per copy of what the cluster counts, else it is `told`.
         d is the number of different licences asked for that are not critical, at least 1: by the
         formula of Pasquali 2008, (3.6)-(3.8).
         """
         asks = self._queue.counts > 0
-        copies = np.array([self.licences.get(name, math.inf) for name in self._queue.names])
-        rho = asks.sum(axis=0) / np.maximum(copies, 1)
+        rho: Floats = np.zeros(len(self._queue.names))
+        for name, column in self._queue.names.items():
+            if isinstance(name, _Leased):
+                rho[column] = told.get(name.name, 0.0) if asks[:, column].any() else 0.0
+            elif name in self.licences:
+                rho[column] = asks[:, column].sum() / max(self.licences[name], 1)
         critical = rho > 1
-        d = max(np.count_nonzero((rho > 0) & ~critical), 1)
-        worth: Floats = asks @ np.where(critical, d * rho, rho)
+        d = max(int(((rho > 0) & ~critical).sum()), 1)
+        worth: Floats = np.dot(asks, np.where(critical, d * rho, rho))
         return self.weights.licence * worth
 
 
@@ -254,10 +277,11 @@ class KeptReservation(FlexibleBackfilling):
     def _pass(self, now: float, space: Room) -> None:
         small, reserved = self._small(space), self._place_of_reserved()
         if reserved is None:
-            order = self._ordered(now, small)
+            order = self._ordered(now, small, space.rho)
         elif small.any():
             first = self._queue.jobs[reserved]
-            order = chain((first,), (j for j in self._ordered(now, small) if j is not first))
+            others = (j for j in self._ordered(now, small, space.rho) if j is not first)
+            order = chain((first,), others)
         else:
             return
         head = backfill(order, space)

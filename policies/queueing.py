@@ -30,7 +30,8 @@ class Waiting:
     counted (`counts`: "memory" in MiB, "gpu", a licence).
 
     `machines` maps those that may run it, by their place in `Free.machines`, to the seconds it
-    takes there; it is left empty where processors are counted. `since` is the moment from which
+    takes there; it is left empty where processors are counted. `licences` are those that it has
+    leased of the whole site, which are not counted here. `since` is the moment from which
     its waiting counts, `deadline` one in the same clock; `priority` the meta-scheduler's.
     """
 
@@ -43,6 +44,7 @@ class Waiting:
     deadline: float | None = None
     priority: int = 1
     user: str = ""
+    licences: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +67,15 @@ class Free:
     """What no job holds. A resource that `counts` does not name is unlimited.
 
     `machines` are the free processors of each, the most powerful machine first; None where
-    processors are counted. `shared` says whether a machine may run several jobs at a time.
+    processors are counted. `shared` says whether a machine may run several jobs at a time. `rho`
+    tells of licences of the whole site how much waits for a copy (`Licences.rho`).
     """
 
     cpus: int
     counts: Mapping[str, int] = field(default_factory=dict)
     machines: Sequence[int] | None = None
     shared: bool = True
+    rho: Mapping[str, float] = field(default_factory=dict)
 
 
 class Start(NamedTuple):
@@ -131,7 +135,7 @@ class Room:
 
     def __init__(self, now: float, running: Collection[Running], free: Free) -> None:
         self.now, self.running, self.cpus = now, running, free.cpus
-        self.counts = dict(free.counts)
+        self.counts, self.rho = dict(free.counts), free.rho
         self.begun: list[Running] = []
         self.starts: list[Start] = []
 

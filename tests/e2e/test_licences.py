@@ -85,6 +85,26 @@ def test_no_more_run_than_there_are_licences_over_both_clusters_and_deaths(licen
     assert checks == {"integrity": True, "counters": True, "replay": True}
 
 
+def test_a_local_queue_lets_first_go_who_has_leased_a_licence_that_others_wait_for(
+    site: Site,
+) -> None:
+    one = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 1\npolicy = "fb-mod"\n'
+    site.configure('[[licence]]\nname = "matlab"\ntotal = 1\n' + one + "poll_interval = 0.2\n")
+    site.start()
+    go = f"while [ ! -e {site.folder}/go ]; do sleep 0.1; done"
+    first = site.submit("--wrap", go, "-t", "5")
+    site.until(lambda: site.row(first)["state"] == "running")
+    earlier = site.submit("--wrap", "true", "-t", "5")
+    holder, *waiting = [site.submit("-L", "matlab", "--wrap", "true", "-t", "5") for _ in range(3)]
+    assert standing(site)["rho"] == len(waiting)
+    last = site.submit("--wrap", "true", "-t", "5")
+    # it has been polled since, and told of what waits
+    site.until(lambda: (site.row(last)["reason"] or "").startswith("manager:"))
+    (site.folder / "go").touch()
+    site.until_ended()
+    assert site.row(holder)["started"] < site.row(earlier)["started"]
+
+
 def test_what_is_told_of_licences(licensed: Site) -> None:
     first = licensed.submit("-L", "matlab:3", "--wrap", "sleep 60", "-t", "5")
     licensed.until(lambda: licensed.row(first)["state"] == "running")

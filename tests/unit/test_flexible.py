@@ -54,6 +54,20 @@ def test_critical_licences_count_more() -> None:
     assert ranks(0.0, *queue, licences=copies, licence=1.0) == [4.0, 4.5, 0.25, 0.0]
 
 
+def test_how_critical_the_licences_of_the_whole_site_are_is_told() -> None:
+    """a is critical, b and own are not: d = 2. What this cluster counts itself it counts."""
+    policy = FlexibleBackfilling(Weights(**{**NONE, "licence": 1.0}), {"own": 1})  # type: ignore[arg-type]
+    queue = [
+        Waiting(1, 1, 10.0, licences=("a",)),
+        Waiting(2, 1, 10.0, licences=("b", "a")),
+        Waiting(3, 1, 10.0, {"own": 1}, licences=("c",)),
+    ]
+    told = {"a": 3.0, "b": 0.5, "own": 9.0, "elsewhere": 0.1}
+    assert policy.priorities(0.0, queue, told) == [6.0, 6.5, 1.0]
+    begun = policy.starts(0.0, queue, [], Free(1, rho=told))
+    assert [start.id for start in begun] == [2]
+
+
 def test_who_has_left_the_queue_asks_for_nothing() -> None:
     policy = FlexibleBackfilling(Weights(**{**NONE, "licence": 1.0}), {"a": 1})  # type: ignore[arg-type]
     one, two = Waiting(1, 1, 10.0, {"a": 1}), Waiting(2, 1, 10.0, {"a": 1})
