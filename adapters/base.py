@@ -65,6 +65,7 @@ class Capabilities:
     proves_absence: bool = True  # its listings can prove that a tag never arrived
     estimates: bool = False  # says when it expects what waits to begin (`Row.expected`)
     reservations: bool = False  # keeps windows of time for users: survey, reserve, unreserve
+    names_nodes: bool = False  # ... of names that we say; else it chooses them by itself
 
 
 @dataclass(frozen=True, kw_only=True)

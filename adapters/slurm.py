@@ -56,6 +56,7 @@ class Slurm(Adapter):
         limit_granularity=60.0,
         estimates=True,
         reservations=True,
+        names_nodes=True,
     )
 
     def __init__(

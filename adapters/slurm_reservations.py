@@ -39,6 +39,7 @@ class Reservations:
     ) -> Survey:
         """What takes the nodes of the default partition (of all, if there is none)."""
         lines = self._commands.reservations()
+        overrun = self._commands.controller().overrun
         spans: dict[str, list[Span]] = {}
         for job in jobs:
             if text.lives(job) and (nodes := hosts(job.nodes)):
@@ -65,6 +66,7 @@ class Reservations:
             taken,
             tuple(NodesInUse(tuple(names), *kind) for kind, names in kinds.items()),
             tuple(held),
+            guard=overrun,
         )
 
     def reserve(self, window: Window) -> None:

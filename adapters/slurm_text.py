@@ -19,6 +19,7 @@ from metasched.model import Copies, Facts, Nodes, Partition, Row, State, parse_t
 
 IDS_PER_CALL = 500
 NO_LIMIT = 365 * 86400.0  # seconds; stands for a job's UNLIMITED where a number is needed
+_LIMITS_SEEN = 30.0  # seconds between two looks of slurmctld at time limits
 
 QUEUE_FIELDS = (
     *("jobarrayid", "userid", "state", "partition", "numcpus", "timelimit", "submittime"),
@@ -126,7 +127,8 @@ class Controller:
 
     `min_job_age` None: ended jobs are never forgotten. Task ids of an array are below
     `array_size`. `slurmdbd`: there is accounting, which keeps comments if `comments`; `completions`
-    is the file of jobcomp/filetxt.
+    is the file of jobcomp/filetxt. `overrun` are the seconds for which a job may hold its nodes
+    after its limit; None: not told.
     """
 
     now: float
@@ -136,6 +138,7 @@ class Controller:
     slurmdbd: bool = False
     comments: bool = False
     completions: str | None = None
+    overrun: float | None = None
 
 
 def joined(ids: Collection[str]) -> Iterator[str]:
@@ -227,8 +230,17 @@ def controller(text: str) -> Controller:
         completions=found.get("JobCompLoc")
         if found.get("JobCompType") == "jobcomp/filetxt"
         else None,
+        overrun=_overrun(found),
     )
 
+
+def _overrun(config: Mapping[str, str]) -> float | None:
+    allowed, kill = config.get("OverTimeLimit", ""), config.get("KillWait", "")
+    if not (allowed and kill):
+        return None
+    if allowed == "UNLIMITED":
+        return NO_LIMIT
+    return 60.0 * float(allowed.split()[0]) + float(kill.split()[0]) + _LIMITS_SEEN
 
 def licences(text: str) -> dict[str, Copies]:
     """The licences of `scontrol --oneliner show licenses`, those that others reserve as taken."""

@@ -10,7 +10,7 @@ from operator import mul
 
 from metasched.events import Place, Task
 from metasched.model import Cluster, Facts, Job, Row, State
-from metasched.policies.eligible import Unfit, unfit
+from metasched.policies.eligible import Unfit, translated, unfit
 
 DECIDED = 10_000  # different needs whose answers are kept, at the most
 FULL_AGAIN = (10.0, 300.0)  # seconds until a full cluster is tried again: first, at the most
@@ -99,6 +99,10 @@ class ClusterView:
                 self.decided.clear()
             self.decided[alike] = unfit(job, self.cluster, self.facts)
         return self.decided[alike]
+
+    def here(self, job: Job) -> Job:
+        """A job that fits the cluster, in the cluster's own words."""
+        return translated(job, self.cluster, self.facts)
 
     # What is ours there
 

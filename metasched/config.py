@@ -26,12 +26,13 @@ from pydantic import (
     ValidationError,
 )
 
+from metasched.adapters.base import Capabilities
 from metasched.arrays import MOST_TASKS
 from metasched.core import MARGINS
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import Database, StoreError, database
 from metasched.errors import UserError
-from metasched.events import Policy
+from metasched.events import WORDS, Policy
 from metasched.licences import MOST, LicencePool
 from metasched.model import Cluster
 from metasched.places import (
@@ -150,6 +151,10 @@ class ClusterTable(BaseModel):
     call_timeout: Seconds = 60.0
     move_after: Seconds | None = None
     fence_dir: Annotated[str, AfterValidator(_absolute)] = ""
+    exclusive: bool = False
+    binding: Literal["early", "late"] = "early"
+    lead: Seconds = Cluster.lead
+    guard: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] = Cluster.guard
     python: str | None = None
     environment: dict[str, str] = Field(default_factory=dict)
 
@@ -213,6 +218,7 @@ class PolicyFile(_Table):
     age: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] = Policy.age
     default_time: Seconds = Policy.default_time
     seed: int = Policy.seed
+    send: str = Policy.send
 
 
 @dataclass(frozen=True)
@@ -348,6 +354,10 @@ def load(path: Path | None) -> Settings:
     base = path.parent.absolute() if path is not None else personal_data()
     policy_file = base / site.policy.file if site.policy.file is not None else None
     policy = read_policy(policy_file)
+    if policy.send != "late" and (late := [c.name for c in site.cluster if c.binding == "late"]):
+        raise ConfigError(
+            f'binding = "late", {path}, cluster "{late[0]}"; write send = "late" in the policy file'
+        )
     for given in site.user_class:
         if given.name not in policy.classes:
             known = ", ".join(policy.classes)
@@ -445,6 +455,18 @@ def _quotas(table: ReservationsTable, policy: Policy, path: Path | None) -> dict
     }
 
 
+def _can_bind_late(table: ClusterTable, able: Capabilities, where: str) -> None:
+    """ConfigError if others feed the cluster, or its manager chooses nodes by itself."""
+    if not able.names_nodes:
+        raise ConfigError(
+            f'binding = "late", {where}; leave it out, no nodes can be reserved there by name'
+        )
+    if not table.exclusive:
+        raise ConfigError(
+            f'binding = "late", {where}; write exclusive = true, if only metasched feeds it'
+        )
+
+
 def _tcp(table: TcpTable, base: Path) -> TcpTable:
     """ConfigError if tokens and answers would travel in clear, or nobody could say who they are."""
     host, colon, port = table.listen.rpartition(":")
@@ -474,7 +496,7 @@ def read_policy(path: Path | None) -> Policy:
     if path is None:
         return Policy()
     given = _valid(PolicyFile, _read(path), path)
-    for key, allowed in (("load", ("observed", "paper")), ("ordering", ("array", "equal"))):
+    for key, allowed in WORDS.items():
         if getattr(given, key) not in allowed:
             raise ConfigError(
                 f'{key} = "{getattr(given, key)}" in {path}; write "{allowed[0]}" or "{allowed[1]}"'
@@ -568,6 +590,9 @@ def _cluster(
     where = f'{path}, cluster "{table.name}"'
     kind = _kind("adapter", table.adapter, GROUP, adapter_class, where)
     options = _options(kind.Options, table, where)
+    able = kind.able(kind.Options(**options))
+    if table.binding == "late":
+        _can_bind_late(table, able, where)
     for name in table.map:
         if name not in MAPS:
             raise ConfigError(f'unknown map "{name}", {where}; {_nearest(name, MAPS)}')
@@ -581,7 +606,11 @@ def _cluster(
             maps=table.map,
             move_after=table.move_after,
             fence_dir=table.fence_dir,
-            reserves=kind.able(kind.Options(**options)).reservations,
+            reserves=able.reservations,
+            binds_late=table.binding == "late",
+            lead=table.lead,
+            guard=table.guard,
+            granularity=able.limit_granularity,
             licensed=licensed,
         ),
         options=options,

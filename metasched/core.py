@@ -173,7 +173,7 @@ class Core:
             self._moving.reservations_changed(out.reservations.values())
             self._gates.refresh()
         self._placing.place()
-        if isinstance(event, Seen) and self.policy.pull:
+        if isinstance(event, Seen) and self.policy.pulls:
             self._moving.pull(self.books.views[event.cluster])
         return out
 
@@ -282,7 +282,7 @@ class Core:
             self._attempts.revoke(view, [t for t in view.live.values() if t.live.revoking])
         self._leasing.reconcile()
         self.reservations.booted(
-            *(event.instance, event.policy.seed, self.books.views, self.books.out)
+            *(event.instance, event.policy.seed, event.clusters, self.books.out)
         )
 
     def _clock_set(self, event: ClockSet) -> None:
@@ -374,6 +374,7 @@ class Core:
         if event.facts is not None and (lasting or not was_up):
             self._moving.recall(view)
         self._moving.lose_patience(view)
+        self._moving.keep_promises(view)
         missed, view.missed = view.missed, 0.0
         if view.cluster.move_after is not None and missed >= view.cluster.move_after:
             self._moving.leave(view, f"it was silent for {missed:.0f} s")
@@ -478,7 +479,9 @@ class Core:
 
     @property
     def restless(self) -> bool:
-        """Whether some task of ours is with a manager and has not begun."""
+        """Whether some task of ours has yet to begin with a manager, or waits with us for room."""
+        if self.policy.send == "late" and self._gates.ready:
+            return True
         return any(view.unstarted for view in self.books.views.values())
 
     def expects(self, cluster: str, now: float) -> bool:
@@ -494,6 +497,8 @@ class Core:
             return True
         if any(self._leasing.impatient(view)):
             return True
+        if self._placing.late_starters(view):
+            return True
         for task in view.uneasy.values():
             attempt = task.live
             if attempt.given_up:
@@ -505,7 +510,7 @@ class Core:
                 return True
             if attempt.asked is not None and now - attempt.asked >= PURSUE_AGAIN:
                 return True
-        return self.policy.pull and any(
+        return self.policy.pulls and any(
             task.state is State.PENDING
             for name, other in self.books.views.items()
             if name != cluster

@@ -28,7 +28,7 @@ class Policy:
     `age` is what one step of priority is worth in waiting; `pull_after` how long a task has been
     pending before it may be pulled, doubled with each move. After `patience` a task that has not
     begun is recalled if others wait for its licences, and one that is first in line for all of its
-    own is passed no more.
+    own is passed no more. Jobs are sent `at_once`, or `late`: when they can start.
     """
 
     max_priority: int = 10
@@ -44,6 +44,20 @@ class Policy:
     age: float = 4 * 3600.0
     default_time: float = 3600.0
     seed: int = 0
+    send: Literal["at_once", "late"] = "at_once"
+
+    @property
+    def pulls(self) -> bool:
+        """Whether pending tasks are moved: what is sent late starts where it is sent."""
+        return self.pull and self.send == "at_once"
+
+
+# what those keys may be
+WORDS = {
+    "load": ("observed", "paper"),
+    "ordering": ("array", "equal"),
+    "send": ("at_once", "late"),
+}
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ class Reason(StrEnum):
     LICENCE_UNKNOWN = "licence_unknown"
     LICENCE_BUSY = "licence_busy"
     RESERVATION_WAIT = "reservation_wait"
+    RESERVATION_NEAR = "reservation_near"
     RECALLED = "recalled"
     PRIORITY = "priority"
     DUPLICATE = "duplicate"  # two attempts have begun: a manager brought one back
@@ -208,7 +209,10 @@ class Cluster:
     After a silence of `move_after` seconds what has not begun there goes elsewhere (None: stays).
     In the folder `fence_dir` its payloads claim their attempts ("": they do not). Its manager
     `reserves` nodes for windows of time. Where not every machine can use a licence, `licensed`
-    names the feature of those that can, in its own words.
+    names the feature of those that can, in its own words. Of one that `binds_late` its manager is
+    told a reservation only `lead` seconds before the start; `guard` are the seconds for which jobs
+    hold their nodes after their limits, if its manager does not tell, and it counts limits in steps
+    of `granularity` seconds.
     """
 
     name: str
@@ -220,6 +224,10 @@ class Cluster:
     move_after: float | None = None
     fence_dir: str = ""
     reserves: bool = False
+    binds_late: bool = False
+    lead: float = 60.0
+    guard: float = 60.0
+    granularity: float = 1.0
     licensed: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

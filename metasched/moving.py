@@ -12,7 +12,7 @@ from metasched.events import Drained, Intent, Resumed, Task
 from metasched.leasing import Leasing
 from metasched.model import State
 from metasched.placing import Placing
-from metasched.policies.eligible import PERMANENT, translated
+from metasched.policies.eligible import PERMANENT
 from metasched.policies.pulling import Room
 from metasched.reservation_life import OVER, Reservation
 from metasched.transitions import UNSTARTED
@@ -80,6 +80,21 @@ class Moving:
                         why = f"reservation {one.id} is {one.state}"
                         self._attempts.want_back(task, view, why)
 
+    def keep_promises(self, view: ClusterView) -> None:
+        """Want back what did not start at once, and would now run into a reservation."""
+        waiting = self._placing.late_starters(view)
+        if not waiting:
+            return
+        promises = self._placing.promises(view, but=waiting)
+        if promises is None:
+            return
+        for task in waiting:
+            if promises.leaves_enough(task.job):
+                promises.take(task.job)
+            else:
+                why = "it did not start at once, and a reservation is near"
+                self._attempts.want_back(task, view, why)
+
     # Licences that others wait for
 
     def lose_patience(self, view: ClusterView) -> None:
@@ -127,12 +142,7 @@ class Moving:
             if task.live.target == view.name
         ]
         incoming = [(job.cpus, job.time_limit or job.estimated) for job in on_their_way]
-        room = Room(
-            facts,
-            self._books.now,
-            incoming,
-            lambda job: translated(job, view.cluster, facts),
-        )
+        room = Room(facts, self._books.now, incoming, view.here)
         for task in self._pullable(others, room):
             if self._placing.unfit(task, view) is not None or not room.admits(task.job):
                 continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from metasched.attempts import Attempts
 from metasched.books import Books
 from metasched.cluster_view import ClusterView
@@ -11,10 +13,15 @@ from metasched.gates import Gates
 from metasched.leasing import Leasing
 from metasched.model import Job, Reason, State
 from metasched.policies.eligible import PERMANENT, Unfit
+from metasched.policies.late import LateSending, Promises
+from metasched.policies.pulling import Room
 from metasched.reservation_book import ReservationBook
-from metasched.transitions import Event
+from metasched.transitions import UNSTARTED, Event
 
 _PRECEDENCE = {reason: place for place, reason in enumerate(Reason)}
+SAME_MOMENT = 1.0  # seconds to which managers round their times
+_NO_ROOM = Unfit(Reason.PRIORITY, "it would start on no cluster now, or delay one that goes before")
+_NEAR = Unfit(Reason.RESERVATION_NEAR, "by its limit it would still run when a reservation begins")
 _NO_CLUSTER = Unfit(Reason.NO_CLUSTER_FITS, "no cluster is configured")
 
 
@@ -33,6 +40,7 @@ class Placing:
         self._reservations = reservations
         # of one `place`, by job and cluster
         self._chunks: dict[tuple[int, str], tuple[int, list[int]]] = {}
+        self._late: LateSending[str] | None = None  # of one `place`, if that is the policy
 
     # 3. The clusters that may run a task
 
@@ -103,8 +111,12 @@ class Placing:
         """Send what waits for a cluster only, in order of its key.
 
         The tasks that have just become ready, or all where something has changed for all; then
-        those that waited for one that was rejected here.
+        those that waited for one that was rejected here. What is sent late is looked at whenever
+        there is room: each may be what the first of all leaves.
         """
+        self._late = self._late_sending()
+        if self._late is not None and not self._late.full:
+            self._gates.refresh()
         while True:
             for task, why in self._gates.settle(self._books.now):
                 self._books.note(task, why)
@@ -147,11 +159,68 @@ class Placing:
 
     def _let_go(self, task: Task) -> None:
         """Send a task that waits for nothing but a cluster."""
-        if fit := self._fit(task):
-            if task.target in fit:
-                self._send(task, task.target)
+        late = None if task.job.reservation is not None else self._late
+        if late is not None and late.full and task.reason == Reason.PRIORITY:
+            return
+        fit = self._fit(task)
+        if not fit:
+            return
+        if late is not None:
+            cluster = late.choose(task.job, fit)
+            if cluster is not None:
+                self._send(task, cluster)
             else:
-                self._send(task, self._books.dispatch.choose(task.job, task.priority, fit))
+                self._leasing.leave(task)
+                near = late.barred_by_promises(task.job, fit)
+                self._keep(task, [_NEAR if near else _NO_ROOM])
+        elif task.target in fit:
+            self._send(task, task.target)
+        else:
+            self._send(task, self._books.dispatch.choose(task.job, task.priority, fit))
+
+    # Late sending
+
+    def _late_sending(self) -> LateSending[str] | None:
+        if self._books.policy.send != "late" or not self._gates.ready:
+            return None
+        rooms, promises = {}, {}
+        for name, view in self._books.views.items():
+            if view.facts is None:
+                continue
+            coming = [
+                (task.job.cpus, task.job.time_limit or task.job.estimated)
+                for task in view.uneasy.values()
+                if task.state in UNSTARTED and not task.live.seen and task.job.reservation is None
+            ]
+            rooms[name] = Room(view.facts, self._books.now, coming, view.here)
+            if rooms[name].free > 0 and (kept := self.promises(view)) is not None:
+                promises[name] = kept
+        return LateSending(rooms, promises)
+
+    def promises(self, view: ClusterView, but: Sequence[Task] = ()) -> Promises | None:
+        """What must stay free there for reservations, besides all that we have sent, `but` some."""
+        promises = self._reservations.promises(view.cluster, self._books.now)
+        if promises is None:
+            return None
+        surveyed = self._reservations.surveyed_at(view.name)
+        left_out = {task.place for task in but}
+        for place, task in view.live.items():
+            started = task.live.started
+            seen_there = started is not None and started + SAME_MOMENT < surveyed
+            if not (seen_there or place in left_out or task.job.reservation is not None):
+                promises.take(task.job)
+        return promises
+
+    def late_starters(self, view: ClusterView) -> list[Task]:
+        """What waits in a cluster whose reservations rest on its starting at once."""
+        if not (view.cluster.binds_late and self._reservations.concerns(view.name)):
+            return []
+        waiting = [
+            task
+            for task in view.unstarted.values()
+            if task.live.calm and task.state is State.PENDING and task.job.reservation is None
+        ]
+        return sorted(waiting, key=lambda task: (task.key, *task.place))
 
     def _send(self, task: Task, cluster: str) -> None:
         """Intend a sending; tasks of one job that go to one cluster now share it, up to a chunk."""

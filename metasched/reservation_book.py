@@ -8,15 +8,17 @@ manager that chooses by itself is told an amount only (`reservation_life.Pool`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import inf
 
 from metasched.carts import Carts
 from metasched.events import Outcome
-from metasched.model import Job, Reason
+from metasched.model import Cluster, Job, Reason
 from metasched.node_assignment import Need, assigned, in_turn
 from metasched.policies.eligible import Unfit
+from metasched.policies.late import Promises
 from metasched.policies.reserving import MinimumCompletionTime
 from metasched.reservation_life import (
     OPEN,
@@ -56,19 +58,23 @@ class ReservationBook:
         self._instance = ""
         self._chooser = MinimumCompletionTime()
         self._unplaced: set[int] = set()  # refused: to be placed anew by the next survey
+        self._clusters: dict[str, Cluster] = {}
+        self._chosen: set[int] = set()  # of those that bind late: whose nodes have been chosen
+        self._looked: dict[int, float] = {}  # likewise: when a survey was asked for to choose them
 
     def restore(self, reservations: Iterable[Reservation]) -> None:
         """Take over what is stored, before `booted`."""
         self.known = {one.id: one for one in reservations}
 
-    def booted(self, instance: str, seed: int, clusters: Iterable[str], out: Outcome) -> None:
+    def booted(self, instance: str, seed: int, clusters: Iterable[Cluster], out: Outcome) -> None:
         """Nothing is known of any manager: tell each again what it is to keep and to forget."""
         self._instance = instance
         self._surveys, self._unplaced = {}, set()
+        self._chosen, self._looked = set(), {}
         self._chooser = MinimumCompletionTime(seed)
-        known = set(clusters)
+        self._clusters = {cluster.name: cluster for cluster in clusters}
         for one in self.known.values():
-            if one.cluster not in known:
+            if one.cluster not in self._clusters or self._waits(one):
                 continue
             if one.state not in OPEN:
                 out.bindings.append(Unbind(one.cluster, one.id))
@@ -105,9 +111,48 @@ class ReservationBook:
         dues = (self._due(one) for one in self.known.values() if one.state in OPEN)
         return min(dues, default=None)
 
-    @staticmethod
-    def _due(one: Reservation) -> float:
+    def _due(self, one: Reservation) -> float:
+        if self._waits(one):
+            looked = self._looked.get(one.id, -inf)
+            marks = (one.start - self._clusters[one.cluster].lead, one.start, one.end)
+            return next(mark for mark in marks if mark > looked or mark == one.end)
         return one.end if one.state in (Stage.ACTIVE, Stage.CONFIRMED) else one.start
+
+    def _waits(self, one: Reservation) -> bool:
+        """Whether its nodes are chosen, and its manager told of it, shortly before its start."""
+        if one.state is not Stage.CONFIRMED or one.placed or one.id in self._chosen:
+            return False
+        cluster = self._clusters.get(one.cluster)
+        return cluster is not None and cluster.binds_late
+
+    # What is kept by sending late
+
+    def promises(self, cluster: Cluster, now: float) -> Promises | None:
+        """What a cluster must have free for reservations to come; None if it has none.
+
+        Where its manager binds early that sees to it.
+        """
+        if not cluster.binds_late:
+            return None
+        coming = [r for r in self.open_on(cluster.name) if r.state is not Stage.ACTIVE]
+        if not coming:
+            return None
+        first = min(one.start for one in coming)
+        carts = next(iter(self._carts(cluster.name, now)), None)
+        return Promises(now, first, self._guard(cluster.name), cluster.granularity, carts)
+
+    def surveyed_at(self, cluster: str) -> float:
+        """When the last survey of a cluster was begun; 0: there is none."""
+        survey = self._surveys.get(cluster)
+        return 0.0 if survey is None else survey.taken
+
+    def _guard(self, cluster: str) -> float:
+        """Seconds for which jobs of a cluster that binds late may hold nodes after their limits."""
+        described, survey = self._clusters.get(cluster), self._surveys.get(cluster)
+        if described is None or not described.binds_late:
+            return 0.0
+        told = None if survey is None else survey.guard
+        return described.guard if told is None else told
 
     # What happens
 
@@ -134,6 +179,10 @@ class ReservationBook:
             if one.state is Stage.BOUND and one.start <= now:
                 one = self._begin(one, now, out)
             if one.state not in OPEN or self._due(one) > now:
+                continue
+            if self._waits(one) and now < one.end:
+                self._looked[one.id] = now
+                out.bindings.append(LookAround(one.cluster))
                 continue
             if one.state is Stage.ACTIVE:
                 self._over(one, Turn.END, now, "its window is over", out)
@@ -165,6 +214,7 @@ class ReservationBook:
         for one in self.open_on(cluster):
             if one.cause.endswith(_NO_OTHER) and not self._down(one):
                 self._store(replace(one, cause="its nodes can be used again"), out)
+        self._choose(cluster, event.time, out)
         self._place_anew(cluster, event.time, out)
 
     def _asked(self, event: ReservationAsked, out: Outcome) -> None:
@@ -189,6 +239,9 @@ class ReservationBook:
             cause="asked for",
             let_run=event.let_run,
         )
+        if self._clusters[cluster].binds_late:
+            told = f"its nodes are chosen {self._clusters[cluster].lead:g} s before its start"
+            new = replace(new, state=Stage.CONFIRMED, cause=told)
         self._store(new, out)
         self._move(cluster, places, out, always=event.id)
 
@@ -298,6 +351,43 @@ class ReservationBook:
 
     # Which nodes
 
+    def _choose(self, cluster: str, now: float, out: Outcome) -> None:
+        """Bind what is due to be, on the lowest-numbered nodes that will be free."""
+        lead = self._clusters[cluster].lead
+        due = [r for r in self.open_on(cluster) if self._waits(r) and r.start - lead <= now]
+        for one in sorted(due, key=lambda one: (one.start, one.id)):
+            nodes = self._lowest(one, now)
+            if nodes is not None:
+                self._chosen.add(one.id)
+                self._store(replace(one, nodes=nodes, cause="its nodes are chosen"), out)
+                out.bindings.append(Bind(cluster, one.id))
+            elif now >= one.start:
+                self._broken(one, now, "too few nodes are free at its start", out)
+            elif one.cause != (cause := "too few nodes are free for it as yet"):
+                self._store(replace(one, cause=cause), out)
+
+    def _lowest(self, one: Reservation, now: float) -> tuple[str, ...] | None:
+        """The nodes for one that binds late; jobs past their limits are counted if that can be."""
+        begin = max(one.start, now)
+        settled = [
+            other
+            for other in self.open_on(one.cluster)
+            if other.state is not Stage.ACTIVE and not self._waits(other)
+        ]
+        for guard in (self._guard(one.cluster), 0.0):
+            taken = self._taken(one.cluster, now, guard=guard)
+            for other in settled:
+                for node in taken.keys() & set(other.nodes):
+                    taken[node].append((other.start, other.until))
+            free = [
+                node
+                for node in sorted(taken, key=_numbered)
+                if not any(start < one.until and begin < end for start, end in taken[node])
+            ]
+            if len(free) >= one.size:
+                return tuple(free[: one.size])
+        return None
+
     def _place_anew(self, cluster: str, now: float, out: Outcome) -> None:
         """Replace nodes that have failed, and those that were refused."""
         waiting = [r for r in self.open_on(cluster) if r.id in self._unplaced]
@@ -354,7 +444,8 @@ class ReservationBook:
         for id in in_turn(now, moving):
             one = self.known[id]
             self._store(replace(one, nodes=moving[id], cause=cause or one.cause), out)
-            out.bindings.append(Bind(cluster, id))
+            if not self._waits(one):
+                out.bindings.append(Bind(cluster, id))
 
     def _needs(self, cluster: str) -> list[Need]:
         """What has not begun may move; what has begun is taken account of by `_taken`."""
@@ -377,12 +468,16 @@ class ReservationBook:
         """Processors that every node of a cluster has."""
         return min((use.cpus for use in self._surveys[cluster].nodes), default=1)
 
-    def _taken(self, cluster: str, now: float, but: int | None = None) -> dict[str, list[Span]]:
+    def _taken(
+        self, cluster: str, now: float, but: int | None = None, guard: float | None = None
+    ) -> dict[str, list[Span]]:
         """When each node that is up is taken by what cannot move: not by the reservation `but`.
 
-        Jobs in a reservation of ours are no obstacle to that reservation.
+        Jobs in a reservation of ours are no obstacle to that reservation. All may hold a node for
+        `guard` seconds longer; None: as the cluster's jobs may.
         """
         survey = self._surveys[cluster]
+        more = self._guard(cluster) if guard is None else guard
         ours: dict[str, list[Reservation]] = {}
         for one in self.open_on(cluster):
             for node in one.placed:
@@ -390,7 +485,9 @@ class ReservationBook:
         taken = {}
         for use in survey.nodes:
             for node in use.nodes if use.up else ():
-                spans = [(max(start, now), end) for start, end in use.spans if end > now]
+                spans = [
+                    (max(start, now), end + more) for start, end in use.spans if end + more > now
+                ]
                 for one in ours.get(node, ()):
                     spans = list(_without(spans, one.start, one.until))
                 spans += [
@@ -477,6 +574,12 @@ def _without(spans: Iterable[Span], start: float, end: float) -> Iterator[Span]:
             yield begin, min(stop, start)
         if max(begin, end) < stop:
             yield max(begin, end), stop
+
+
+def _numbered(node: str) -> list[tuple[int, str]]:
+    """What sorts n2 before n10."""
+    parts = re.split(r"(\d+)", node)
+    return [(int(part) if part.isdecimal() else -1, part) for part in parts]
 
 
 def _merged(spans: Iterable[Span]) -> Iterator[Span]:

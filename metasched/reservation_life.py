@@ -15,7 +15,7 @@ class Stage(StrEnum):
     """Where a reservation is."""
 
     REQUESTED = "requested"  # stored, and its nodes are kept for it; its manager has not answered
-    CONFIRMED = "confirmed"  # promised, but its manager has lost it: it is being bound again
+    CONFIRMED = "confirmed"  # promised; its manager is told later, or again since it has lost it
     BOUND = "bound"  # its manager keeps the nodes
     ACTIVE = "active"  # its window has begun
     ENDED = "ended"
@@ -159,12 +159,14 @@ class Survey:
     """What a manager tells of its nodes over time, begun at `taken`.
 
     One that promises processors and chooses the nodes by itself tells of `pools`, and no `nodes`.
+    Jobs may hold theirs for `guard` seconds after their limits; None: it does not tell.
     """
 
     taken: float
     nodes: tuple[NodesInUse, ...]
     held: tuple[Held, ...] = ()
     pools: tuple[Pool, ...] = ()
+    guard: float | None = None
 
     @property
     def up(self) -> frozenset[str]:

@@ -142,8 +142,10 @@ class ReservationLink:
             self._next_look = time.monotonic() + (LOOK_EVERY if concerned else AGAIN[1])
         else:
             survey = answer.survey
-            if wanted or self._told != (survey.held, survey.up):
-                self._told = (survey.held, survey.up)
+            # where our sending keeps the promises it must know where all that runs is
+            told = (survey.held, survey.nodes if self._cluster.binds_late else survey.up)
+            if wanted or self._told != told:
+                self._told = told
                 self._engine.take(Surveyed(time.time(), self._cluster.name, survey))
         for future in waiting:
             if not future.done():

@@ -9,6 +9,7 @@
 | eligibility       | `eligible.unfit`         | ours                  | no job sent in vain     |
 | Load and Ordering | `dispatch.LoadOrdering`  | Pasquali 2008, §3.1.2 | balance of clusters     |
 | pull              | `pulling.Room`           | ours                  | waits of pending jobs   |
+| late sending      | `late.LateSending`       | Lifka 1995            | waits, promises kept    |
 
 Local policies, by the names of `named.make`:
 

@@ -264,7 +264,7 @@ def _row(one: Reservation) -> dict[str, Any]:
         "end": iso(one.end),
         "size": one.cpus,
         "state": one.state.value,
-        "nodes": list(one.placed or one.nodes),
+        "nodes": list(one.placed if one.state is Stage.CONFIRMED else one.placed or one.nodes),
         "cause": one.cause,
         "made": iso(one.made),
         "closed": iso(one.closed),

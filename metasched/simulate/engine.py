@@ -101,9 +101,11 @@ class Engine:
         self._named = {c.name: place for place, c in enumerate(clusters)}
         # with one cluster there is nothing to choose: what it says of its load decides nothing
         self._several = len(self.clusters) > 1
-        self._pulls = policy.pull and self._several
+        self._pulls = policy.pulls and self._several
         self._tells = self._pulls or (policy.load == "observed" and self._several)
-        self._policy, self._progress = policy, progress
+        # what is sent late is held here: the core is told of it when it can start
+        self._policy = replace(policy, send="at_once", pull=policy.pulls)
+        self._progress, self._holds = progress, scheme.late or policy.send == "late"
         self.dropped = dict(workload.dropped)
         self._requests = self._possible(workload)
         self._by_id = {request.job.id: request for request in self._requests}
@@ -189,7 +191,7 @@ class Engine:
             self._step(Seen(start, manager.cluster.name, facts=manager.facts(), full=True))
         if self._scheme.plan:
             self._planned = self.core.books.dispatch = Planned(self._managers, self._policy)
-        if self._scheme.late:
+        if self._holds:
             self._late = Late(self._managers, self.core.classifier, self._policy.age)
 
     def _arrive(self, now: float, request: Request) -> None:

@@ -16,8 +16,8 @@ from metasched.events import Policy
 from metasched.model import Job
 from metasched.policies.classify import Classifier
 from metasched.policies.dispatch import LoadOrdering
+from metasched.policies.late import LateSending
 from metasched.policies.pulling import Room
-from metasched.policies.queueing import NEVER
 from metasched.simulate.manager import Manager
 from metasched.simulate.workload import Request
 
@@ -133,11 +133,7 @@ class Planned(LoadOrdering):
 
 @dataclass
 class Late:
-    """One queue for all clusters, in the order of the aged key: EASY over the federation.
-
-    What starts on some cluster now, delaying no head of its own queue, is sent there. The first
-    job that does not is promised the cluster where it fits first, which keeps a place for it.
-    """
+    """One queue for all clusters, in the order of the aged key (`policies.late`)."""
 
     managers: Sequence[Manager]
     classifier: Classifier
@@ -154,29 +150,14 @@ class Late:
         """What is sent now, and where, in order; it is held no longer."""
         if not self.held or not any(manager.free > 0 for manager in self.managers):
             return []
-        rooms = [Room(manager.facts(), now) for manager in self.managers]
+        sending = LateSending({p: Room(m.facts(), now) for p, m in enumerate(self.managers)})
         sent: list[tuple[Request, int]] = []
-        blocked = False
         for _, request in sorted(self.held.values(), key=itemgetter(0)):
-            job = request.job
-            able = _able(job, self.managers)
-            place = next((p for p in able if rooms[p].admits(job)), None)
+            place = sending.choose(request.job, _able(request.job, self.managers))
             if place is not None:
-                rooms[place].take(job)
                 sent.append((request, place))
-            elif not blocked:
-                blocked = True
-                self._promise(job, able, rooms)
-            if all(room.free <= 0 for room in rooms):
+            if sending.full:
                 break
         for request, _ in sent:
             del self.held[request.job.id]
         return sent
-
-    @staticmethod
-    def _promise(job: Job, able: Sequence[int], rooms: list[Room]) -> None:
-        """Let a job that starts nowhere be the head where it fits first and nobody else is."""
-        fits = {p: rooms[p].fits_at(job.cpus) for p in able if not rooms[p].promised}
-        place = min(fits, key=fits.__getitem__, default=None)
-        if place is not None and fits[place] < NEVER:
-            rooms[place].promise(job.cpus, job.estimated)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from metasched.config import read_policy
 from metasched.errors import UserError
-from metasched.events import Policy
+from metasched.events import WORDS, Policy
 from metasched.policies import named, queueing
 from metasched.policies.named import make
 from metasched.simulate import swf, synthetic
@@ -129,9 +129,8 @@ def _value(kind: object, key: str, text: str) -> Any:
             whole = "int" in str(kind)
             return (int(bounds[0]), int(bounds[1])) if whole else bounds
         case _:
-            allowed = ("observed", "paper") if key == "load" else ("array", "equal")
-            if text not in allowed:
-                raise ValueError(f"{shown(text)} is unknown; write {' or '.join(allowed)}")
+            if text not in WORDS[key]:
+                raise ValueError(f"{shown(text)} is unknown; write {' or '.join(WORDS[key])}")
             return text
 
 

@@ -58,6 +58,18 @@ def over_gamma(gamma: SlurmCluster, site: Site) -> Site:
     return site
 
 
+@pytest.fixture
+def late_gamma(gamma: SlurmCluster, site: Site) -> Site:
+    (site.folder / "policy.toml").write_text('send = "late"\n')
+    site.configure(
+        f'[[cluster]]\nname = "gamma"\nadapter = "slurm"\nconfig = "{gamma.conf}"\n'
+        'poll_interval = 1\nexclusive = true\nbinding = "late"\nlead = 10\n',
+        '[policy]\nfile = "policy.toml"\n',
+    )
+    site.start()
+    return site
+
+
 def shown(cluster: SlurmCluster, *name: str) -> str:
     return cluster.run("scontrol", "--oneliner", "show", "reservation", *name)
 
@@ -208,3 +220,33 @@ def test_what_cannot_be_reserved_or_run_there_is_one_line_and_changes_nothing(
     assert sorted(nodes_in_slurm(gamma)) == ["g1", "g2", "g3"]
     assert over_gamma.stop() == 0
     over_gamma.replayed()
+
+
+def test_late_binding_keeps_nodes_free_by_what_is_sent_and_chooses_them_last(
+    late_gamma: Site, gamma: SlurmCluster
+) -> None:
+    site = late_gamma
+    made = reserve(site, "--size", "2", "--nodes", "--start", "+30s", "--duration", "10m")
+    assert (made["state"], made["nodes"]) == ("confirmed", [])
+    whole = ("-n", "1", "--cpus-per-task", "4", "-t", "5", "--wrap", "sleep 300")
+    first, second = site.submit(*whole), site.submit(*whole)
+    inside = site.submit("--reservation", str(made["reservation"]), "-n", "8", "--wrap", "sleep 1")
+    site.until(lambda: site.row(first)["state"] == "running")
+    assert site.row(second)["reason"] == "reservation_near"
+    assert site.row(inside)["reason"] == "reservation_wait"
+    assert nodes_in_slurm(gamma) == []
+    told = site.run("explain", str(second)).stdout
+    assert "it would still run when a reservation begins" in told
+    [row] = site.until_ended(inside)
+    assert row["state"] == "completed"
+    bound = state(site, made["reservation"])
+    [taken] = gamma.run("squeue", "-h", "-o", "%N").split()
+    assert bound["nodes"] == [node for node in gamma.nodes if node != taken]
+    late = datetime.fromisoformat(row["started"]) - datetime.fromisoformat(made["start"])
+    assert late.total_seconds() >= 0
+    assert site.row(second)["started"] is None
+    site.run("reservation", "cancel", str(made["reservation"]))
+    site.until(lambda: site.row(second)["state"] == "running")
+    assert site.stop() == 0
+    site.replayed()
+    assert "wrong" not in site.run("db", "check").stdout

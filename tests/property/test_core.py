@@ -200,13 +200,14 @@ class World(RuleBasedStateMachine):
     @initialize(
         pull=st.booleans(),
         load=st.sampled_from(["observed", "paper"]),
+        send=st.sampled_from(["at_once", "at_once", "late"]),
         sizes=st.lists(st.sampled_from([1, 2, 4, 6, 8]), max_size=6),
         fences=st.sampled_from([[], [], ["left"], ["left", "right"]]),
     )
-    def boot(self, pull: bool, load: str, sizes: list[int], fences: list[str]) -> None:
+    def boot(self, pull: bool, load: str, send: str, sizes: list[int], fences: list[str]) -> None:
         """Both clusters have been heard from, and have what `sizes` asks for."""
         self.now = 1000.0
-        self.policy = Policy(pull=pull, load=load, pull_after=5.0, patience=60.0)  # type: ignore[arg-type]
+        self.policy = Policy(pull=pull, load=load, send=send, pull_after=5.0, patience=60.0)  # type: ignore[arg-type]
         self.managers = {
             name: Manager(cpus, "/fence" if name in fences else "") for name, cpus in SIZES.items()
         }

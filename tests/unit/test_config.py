@@ -120,6 +120,33 @@ def test_where_it_is_looked_for(
     assert find(personal) == personal
 
 
+@pytest.mark.parametrize(
+    ("adapter", "more", "send", "told"),
+    [
+        ('"slurm"\nconfig = "/x"', "exclusive = true", "late", ""),
+        ('"slurm"\nconfig = "/x"', "", "late", "write exclusive = true"),
+        ('"slurm"\nconfig = "/x"', "exclusive = true", "at_once", 'write send = "late"'),
+        ('"local"\ncpus = 1', "exclusive = true", "late", "no nodes can be reserved"),
+    ],
+)
+def test_binding_late_needs_a_cluster_that_only_we_feed_and_feed_late(
+    tmp_path: Path, adapter: str, more: str, send: str, told: str
+) -> None:
+    (tmp_path / "policy.toml").write_text(f'send = "{send}"\n')
+    path = tmp_path / "metasched.toml"
+    late = f'adapter = {adapter}\nbinding = "late"\nlead = "2m"\n{more}\n'
+    path.write_text(f'[policy]\nfile = "policy.toml"\n[[cluster]]\nname = "alpha"\n{late}')
+    if told:
+        with pytest.raises(ConfigError, match=told):
+            load(path)
+        return
+    [alpha] = load(path).clusters
+    assert (alpha.cluster.binds_late, alpha.cluster.lead, alpha.cluster.granularity) == (
+        *(True, 120.0),
+        60.0,
+    )
+
+
 def test_a_licence_that_only_some_machines_can_use(tmp_path: Path) -> None:
     path = tmp_path / "metasched.toml"
     licence = '[[licence]]\nname = "nx"\ntotal = 2\nmachines = { alpha = "cad" }\n'

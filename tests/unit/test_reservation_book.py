@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from metasched.events import Outcome
+from metasched.model import Cluster
 from metasched.reservation_book import TRIES, ReservationBook
 from metasched.reservation_life import (
     OPEN,
@@ -37,15 +38,16 @@ from metasched.reservation_life import (
 from metasched.reservations import Offer, Request
 
 T = 1_000_000.0
+ALPHA = Cluster(name="alpha", adapter="slurm", reserves=True)
 UP = NodesInUse(("n1", "n2"), 4, True)
 
 
 class Desk:
     """A book with one cluster of like nodes, of whose manager we tell."""
 
-    def __init__(self, *nodes: NodesInUse) -> None:
+    def __init__(self, *nodes: NodesInUse, cluster: Cluster = ALPHA) -> None:
         self.book = ReservationBook()
-        self.book.booted("i", 0, ["alpha"], Outcome())
+        self.book.booted("i", 0, [cluster], Outcome())
         self.tell(T, *nodes)
 
     def step(self, event: ReservationEvent) -> Outcome:
@@ -316,7 +318,7 @@ def test_after_a_restart_each_manager_is_told_again_what_it_may_lack() -> None:
     desk.step(ReservationCancelled(T, 2, "ada"))
     again, out = ReservationBook(), Outcome()
     again.restore(desk.book.known.values())
-    again.booted("i", 0, ["alpha"], out)
+    again.booted("i", 0, [ALPHA], out)
     assert out.bindings == [Unbind("alpha", 2), Bind("alpha", 3)]
     assert again.next_due == T + 10
 

@@ -1,0 +1,235 @@
+"""Late sending and what keeps reservations free by it: one queue, EASY over all clusters."""
+
+from __future__ import annotations
+
+import pytest
+
+from metasched.core import Core
+from metasched.events import (
+    Accepted,
+    Booted,
+    CoreEvent,
+    Due,
+    Outcome,
+    Policy,
+    Seen,
+    Send,
+    Submitted,
+    Tried,
+)
+from metasched.model import Cluster, Facts, Job, Nodes, Partition, Reason, Row, State, tag_of
+from metasched.reservation_life import (
+    Bind,
+    Held,
+    LookAround,
+    NodesInUse,
+    ReservationAsked,
+    ReservationBound,
+    Stage,
+    Survey,
+    Surveyed,
+    Unbind,
+    name_of,
+)
+from metasched.reservations import Request
+
+T = 1_000_000.0
+GUARD = 10.0
+NODES = ("n1", "n2", "n10")
+
+
+class Site:
+    """A core that sends late over clusters of three nodes of four processors."""
+
+    def __init__(self, *clusters: str, late: bool = True) -> None:
+        self.core = Core()
+        self.now = T
+        self.clusters = clusters or ("alpha",)
+        described = tuple(
+            Cluster(name=c, adapter="slurm", reserves=True, binds_late=late, granularity=60.0)
+            for c in self.clusters
+        )
+        self.step(Booted(T, "i", Policy(send="late"), described))
+        for name in self.clusters:
+            self.seen(name)
+
+    def step(self, event: CoreEvent) -> Outcome:
+        self.out = self.core.step(event)
+        return self.out
+
+    def sent(self) -> list[tuple[int, str]]:
+        """Job and cluster of what the last step sent."""
+        return [(a.job, a.cluster) for a in self.out.actions if isinstance(a, Send)]
+
+    def seen(self, cluster: str = "alpha", used: int = 0, *rows: Row, **more: object) -> Outcome:
+        nodes = [Nodes(1, 4, min(max(12 - used - 4 * n, 0), 4)) for n in range(3)]
+        partition = Partition("main", tuple(nodes), default=True)
+        told = Facts(12, used, (partition,), **more)  # type: ignore[arg-type]
+        return self.step(Seen(self.now, cluster, rows, facts=told, until=self.now))
+
+    def submit(self, id: int, limit: float, cpus: int = 4, **more: object) -> list[tuple[int, str]]:
+        job = Job(id=id, submitted=T + id, estimated=limit, time_limit=limit, cpus=cpus, **more)  # type: ignore[arg-type]
+        self.step(Submitted(self.now, job))
+        return self.sent()
+
+    def survey(self, **taken: tuple[float, float]) -> Outcome:
+        """Which nodes are taken, from when to when after `T`."""
+        nodes = tuple(
+            NodesInUse((n,), 4, True, ((T + taken[n][0], T + taken[n][1]),) if n in taken else ())
+            for n in NODES
+        )
+        book = self.core.reservations
+        held = tuple(
+            Held(name_of("i", r.id), r.start, r.end, r.placed)
+            for r in book.known.values()
+            if r.placed
+        )
+        return self.step(Surveyed(self.now, "alpha", Survey(self.now, nodes, held, guard=GUARD)))
+
+    def reserve(self, id: int, start: float, end: float, size: int) -> Stage | None:
+        request = Request.fixed(size, T + start, T + end)
+        asked = ReservationAsked(self.now, id, "ada", request, True, ("alpha",), T + 1e6)
+        self.step(asked)
+        made = self.core.reservations.known.get(id)
+        return None if made is None else made.state
+
+    def stage(self) -> Stage:
+        return self.core.reservations.known[1].state
+
+    def reason(self, id: int) -> str:
+        return self.core.tasks[id, 0].reason
+
+
+def test_jobs_are_sent_only_where_they_start_at_once_and_none_delays_the_first() -> None:
+    site = Site("alpha", "beta")
+    assert site.submit(1, 600, cpus=12, tasks=3) == [(1, "alpha")]
+    assert site.submit(2, 600, cpus=8, tasks=2) == [(2, "beta")]
+    # the third is promised alpha in ten minutes, and what keeps beta busy delays it there not
+    assert site.submit(3, 600, cpus=12, tasks=3) == []
+    assert site.reason(3) == Reason.PRIORITY
+    assert site.submit(4, 700) == [(4, "beta")]
+    alone = Site()
+    assert alone.submit(1, 600, cpus=8, tasks=2) == [(1, "alpha")]
+    assert alone.submit(2, 600, cpus=12, tasks=3) == []
+    assert alone.submit(3, 700) == [], "it would delay the second"
+    assert alone.submit(4, 600) == [(4, "alpha")]
+
+
+def test_no_job_may_be_where_a_reservation_begins_unless_enough_is_left() -> None:
+    site = Site()
+    site.survey()
+    assert site.reserve(1, 1000, 2000, size=2) is Stage.CONFIRMED
+    assert site.out.bindings == []
+    # one node is left; 16:01 are 17 minutes to the manager, which reach into it with the guard
+    assert site.submit(1, 961) == [(1, "alpha")]
+    assert site.submit(2, 961) == []
+    assert site.reason(2) == Reason.RESERVATION_NEAR
+    assert site.submit(3, 960) == [(3, "alpha")]
+
+
+def test_a_job_of_several_tasks_may_have_a_node_for_each_until_a_survey_shows_it() -> None:
+    site = Site()
+    site.survey()
+    site.reserve(1, 1000, 2000, size=1)
+    assert site.submit(1, 3600, cpus=3, tasks=3) == []
+    assert site.submit(2, 3600, cpus=2, tasks=2) == [(2, "alpha")]
+    assert site.submit(3, 3600, cpus=2, tasks=2) == []
+    site.step(Tried(T, 2, 1))
+    site.step(Accepted(T, 2, 1, {0: "7"}))
+    site.seen("alpha", 2, Row(tag_of("i", 2, 1), 0, "7", State.RUNNING, T))
+    assert site.sent() == []
+    site.now = T + 5
+    site.survey(n1=(0, 3600))
+    assert site.sent() == [], "two more nodes are not left beside the reservation"
+    assert site.submit(4, 3600, cpus=1) == [(4, "alpha")]
+
+
+def test_what_does_not_start_at_once_is_taken_back_before_it_runs_into_a_reservation() -> None:
+    site = Site()
+    site.survey()
+    site.reserve(1, 1000, 2000, size=3)
+    assert site.submit(1, 900) == [(1, "alpha")]
+    site.step(Tried(T, 1, 1))
+    site.step(Accepted(T, 1, 1, {0: "7"}))
+    waiting = Row(tag_of("i", 1, 1), 0, "7", State.PENDING)
+    site.now = T + 90
+    assert site.seen("alpha", 0, waiting).actions == []
+    site.now = T + 91
+    [withdrawn] = site.seen("alpha", 0, waiting).actions
+    assert (withdrawn.cluster, getattr(withdrawn, "unstarted", None)) == ("alpha", True)
+
+
+def test_shortly_before_its_start_the_lowest_nodes_that_will_be_free_are_bound() -> None:
+    site = Site()
+    site.survey()
+    site.reserve(1, 1000, 2000, size=2)
+    assert site.core.next_due == T + 940
+    site.now = T + 940
+    assert site.step(Due(site.now)).bindings == [LookAround("alpha")]
+    assert site.core.next_due == T + 1000
+    site.survey(n1=(0, 3600), n2=(0, 985))
+    assert site.out.bindings == [Bind("alpha", 1)]
+    book = site.core.reservations
+    assert book.known[1].nodes == ("n2", "n10")
+    assert site.survey(n1=(0, 3600)).bindings == []
+    site.step(ReservationBound(site.now, 1, ("n2", "n10")))
+    assert site.stage() is Stage.BOUND
+    site.now = T + 1000
+    site.step(Due(site.now))
+    assert site.stage() is Stage.ACTIVE
+
+
+def test_nodes_that_jobs_hold_past_their_limits_are_taken_only_for_want_of_others() -> None:
+    for size, chosen in ((2, ("n2", "n10")), (3, NODES)):
+        site = Site()
+        site.survey()
+        site.reserve(1, 1000, 2000, size=size)
+        site.now = T + 950
+        site.step(Due(site.now))
+        site.survey(n1=(0, 995))
+        assert site.core.reservations.known[1].nodes == chosen
+
+
+def test_one_that_finds_too_few_nodes_is_tried_until_its_start_and_broken_at_it() -> None:
+    site = Site()
+    site.survey()
+    site.reserve(1, 1000, 2000, size=3)
+    site.now = T + 950
+    site.step(Due(site.now))
+    site.survey(n1=(0, 3600))  # somebody else's
+    book = site.core.reservations
+    assert (book.known[1].state, book.known[1].cause) == (
+        Stage.CONFIRMED,
+        "too few nodes are free for it as yet",
+    )
+    site.now = T + 1000
+    assert site.step(Due(site.now)).bindings == [LookAround("alpha")]
+    assert site.survey(n1=(0, 3600)).bindings == [Unbind("alpha", 1)]
+    assert book.known[1].state is Stage.BROKEN
+
+
+def test_after_a_restart_nothing_is_bound_too_early_and_nothing_sent_that_may_be_in_the_way() -> (
+    None
+):
+    site = Site()
+    site.survey()
+    site.reserve(1, 1000, 2000, size=1)
+    again = Site()
+    again.core.restore([], {}, {}, [], reservations=site.core.reservations.known.values())
+    described = (Cluster(name="alpha", adapter="slurm", reserves=True, binds_late=True),)
+    assert again.step(Booted(T, "i", Policy(send="late"), described)).bindings == []
+    again.seen()
+    assert again.submit(1, 3600) == []
+    assert again.submit(2, 900) == [(2, "alpha")]
+    again.survey()
+    assert again.sent() == [(1, "alpha")]
+
+
+@pytest.mark.parametrize("guard", [None, 1e9])
+def test_the_guard_is_the_managers_or_else_the_sites(guard: float | None) -> None:
+    site = Site()
+    nodes = (NodesInUse(NODES, 4, True),)
+    site.step(Surveyed(T, "alpha", Survey(T, nodes, guard=guard)))
+    site.reserve(1, 1000, 2000, size=3)
+    sent = [site.submit(id, limit) for id, limit in ((1, 900), (2, 960))]
+    assert sent == ([[(1, "alpha")], []] if guard is None else [[], []])
