@@ -154,15 +154,17 @@ class Pyslurm(Commands):
         """The lines, those of our failed jobs by squeue: pyslurm takes 128 off larger exit codes.
 
         And it cannot tell task 0 from tasks that were cancelled together. What has ended changes
-        no more, so that each is asked for once.
+        no more, so that each is asked for until squeue, too, tells its end: to squeue a failed job
+        is COMPLETING until its nodes are free again.
         """
         doubtful = {_end(line) for line in lines if line.tag and _failed(line)}
         self._known = {end: line for end, line in self._known.items() if end in doubtful}
-        asked = [end[0] for end in doubtful if end not in self._known]
-        if asked:
-            self._known |= dict.fromkeys(doubtful - self._known.keys())  # until squeue tells them
-            self._known |= {_end(line): line for line in super().jobs(ids=asked)}
-        exact = (self._known[_end(line)] if _end(line) in doubtful else line for line in lines)
+        told = dict(self._known)
+        if asked := doubtful - self._known.keys():
+            told |= dict.fromkeys(asked)  # what squeue does not know it does not list
+            told |= {_end(line): line for line in super().jobs(ids=[end[0] for end in asked])}
+            self._known = {end: line for end, line in told.items() if not (line and lives(line))}
+        exact = (told[_end(line)] if _end(line) in doubtful else line for line in lines)
         return [line for line in exact if line]
 
     def hold(self, ids: Collection[str]) -> str:

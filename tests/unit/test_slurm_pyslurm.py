@@ -1,0 +1,60 @@
+"""What pyslurm tells wrongly is taken from squeue, once squeue tells the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from metasched.adapters import slurm_text as text
+from metasched.adapters.slurm_commands import Commands
+from metasched.adapters.slurm_pyslurm import Pyslurm
+
+FIELDS = (
+    *("77", "0", "FAILED", "main", "1", "10:00", "1795228095", "1795228095", "1795228095"),
+    *("1795228096", "0", "72:0", "4294901708", "a4", "NonZeroExitCode", "ms-abcd1234-1-1"),
+)
+TOLD = text.QueueLine(*FIELDS)  # by pyslurm, which takes 128 off
+ENDED = TOLD._replace(status="51200")
+
+
+class Squeue:
+    """Answers in turn; `asked` is for whom each time."""
+
+    def __init__(self, *answers: list[text.QueueLine]) -> None:
+        self._answers, self.asked = list(answers), list[Sequence[str]]()
+
+    def jobs(self, *, ids: Sequence[str] = (), **_: Any) -> list[text.QueueLine]:
+        self.asked.append(ids)
+        return self._answers.pop(0)
+
+
+@pytest.fixture
+def access() -> Pyslurm:
+    made = Pyslurm.__new__(Pyslurm)  # there need not be any pyslurm
+    made._known = {}
+    return made
+
+
+def test_a_failed_job_is_asked_for_until_squeue_tells_its_end_and_then_no_more(
+    access: Pyslurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    completing = ENDED._replace(state="COMPLETING")
+    squeue = Squeue([completing], [ENDED])
+    monkeypatch.setattr(Commands, "jobs", lambda _, **words: squeue.jobs(**words))
+    assert access._exact([TOLD]) == [completing]
+    assert access._exact([TOLD]) == [ENDED]
+    assert access._exact([TOLD]) == [ENDED]
+    assert squeue.asked == [["77"], ["77"]]
+
+
+def test_what_squeue_does_not_know_is_not_listed(
+    access: Pyslurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squeue = Squeue([])
+    monkeypatch.setattr(Commands, "jobs", lambda _, **words: squeue.jobs(**words))
+    running = TOLD._replace(id="78", state="RUNNING")
+    assert access._exact([TOLD, running]) == [running]
+    assert access._exact([TOLD, running]) == [running]
+    assert squeue.asked == [["77"]]
