@@ -242,6 +242,7 @@ def _overrun(config: Mapping[str, str]) -> float | None:
         return NO_LIMIT
     return 60.0 * float(allowed.split()[0]) + float(kill.split()[0]) + _LIMITS_SEEN
 
+
 def licences(text: str) -> dict[str, Copies]:
     """The licences of `scontrol --oneliner show licenses`, those that others reserve as taken."""
     found = {}
