@@ -250,6 +250,21 @@ class ReservationBook:
         found = {c: self._possible(event, c) for c in event.clusters}
         return {c: made[0] for c, made in found.items() if made is not None}
 
+    def starts(
+        self, event: ReservationAsked, cluster: str, offer: Offer
+    ) -> list[tuple[float, float]]:
+        """When a window as large and long as this offer could start, by amounts: (first, last)."""
+        lasts = offer.end - offer.start + event.let_run
+        found = [
+            span
+            for carts in self._carts(cluster, event.time)
+            if offer.size <= carts.capacity
+            for span in carts.starts(
+                offer.size, lasts, event.request.ready, event.request.deadline + event.let_run
+            )
+        ]
+        return list(_merged(found))
+
     def instead(self, event: ReservationAsked) -> dict[str, list[Offer]]:
         """What would be possible instead, by cluster, the nearest to the request first."""
         found = {}

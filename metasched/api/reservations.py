@@ -37,6 +37,7 @@ router = APIRouter()
 
 LATE = 5.0  # seconds by which a start may have passed on its way to us
 ANSWER = 20.0  # seconds for which managers are waited for
+MOST_STARTS = 20  # intervals of possible starts that are told of each cluster
 TOLD = 3  # windows that are offered instead, of each cluster
 
 
@@ -124,7 +125,17 @@ async def _reserve(engine: Engine, user: str, wish: Wish) -> dict[str, Any]:
         if not found:
             raise Wrong(403, _instead(book, book.instead(event)))
         ranked = sorted(found.items(), key=lambda pair: (pair[1].rank, pair[0]))
-        return {"offers": [_offer(name, offer, book.by_node(name)) for name, offer in ranked]}
+        return {
+            "offers": [
+                _offer(name, offer, book.by_node(name))
+                | {
+                    "starts": [
+                        list(map(iso, s)) for s in book.starts(event, name, offer)[:MOST_STARTS]
+                    ]
+                }
+                for name, offer in ranked
+            ]
+        }
     engine.take(event)
     if id not in book.known:
         raise Wrong(403, _instead(book, book.instead(event)))

@@ -1,13 +1,17 @@
 """The commands about advance reservations: reserve, reservations, reservation cancel."""
 
 import json as json_format
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from shutil import get_terminal_size
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from metasched.cli.connect import Config, Json, connect
+from metasched.cli.gantt import chart, draw
 from metasched.cli.show import moment, table
 from metasched.errors import UserError
 from metasched.units import Unreadable, parse_count, parse_duration, parse_moment
@@ -107,8 +111,11 @@ def reserve(
         print(json_format.dumps(answer, indent=2))
     elif dry_run:
         print("Nothing reserved; possible would be")
-        columns = ("cluster", "nodes", "processors", "start", "end")
-        rows = ((*(o[c] or "" for c in columns[:3]), *_times(o)) for o in answer["offers"])
+        columns = ("cluster", "nodes", "processors", "start", "end", "possible starts")
+        rows = (
+            (*(o[c] or "" for c in columns[:3]), *_times(o), _spans(o["starts"]))
+            for o in answer["offers"]
+        )
         table([c.upper() for c in columns], rows)
     else:
         _show([answer])
@@ -160,21 +167,37 @@ def _read(option: str, word: str | None, now: float) -> float | None:
 
 def reservations(
     all: Annotated[bool, typer.Option("--all", help="Also those that ended long ago.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="OUT.png", help="Draw those that are open.")
+    ] = None,
     json: Json = False,
     config: Config = None,
 ) -> None:
     """List the reservations that are open, and those that ended in the last hour.
 
+    On a terminal the open ones are shown over time, too.
+
     \b
     Examples:
       metasched reservations
       metasched reservations --json
+      metasched reservations --plot reservations.png
     """
+    if plot is not None:
+        from metasched.simulate.plots import check_plot
+
+        check_plot(plot)
     rows = connect(config).reservations(all)
+    if plot is not None:
+        draw(rows, plot)
     if json:
         print(json_format.dumps(rows, indent=2))
-    else:
-        _show(rows)
+        return
+    _show(rows)
+    if sys.stdout.isatty():
+        full = "█" if "utf" in (sys.stdout.encoding or "").lower() else "#"
+        for line in chart(rows, time.time(), get_terminal_size().columns, full):
+            print(line)
 
 
 @reservation.command()
@@ -207,6 +230,12 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
             )
             for row in rows
         ),
+    )
+
+
+def _spans(starts: Sequence[Sequence[str]]) -> str:
+    return ", ".join(
+        moment(first) + ("" if first == last else f" to {moment(last)}") for first, last in starts
     )
 
 

@@ -53,6 +53,21 @@ def test_jobs_wait_for_their_processors_and_run_in_them(over_cell: Site, cell: C
     trial = over_cell.json("reserve", "--size", "5", *window, "--dry-run")
     [offer] = trial["offers"]
     assert (offer["cluster"], offer["nodes"], offer["processors"]) == ("cell", None, 5)
+    begins, [(first, last)] = offer["start"], offer["starts"]
+    assert begins == first == last
+    within = ("--deadline", "+1h", "--dry-run")
+    for words, size, seconds in (
+        (("--size", "3", "--duration", "10m"), 3, 600),
+        (("--at-least", "2", "--at-most", "20", "--duration", "10m"), 8, 600),
+        (("--size", "8", "--at-least", "1m", "--at-most", "30m"), 8, 1800),
+    ):
+        [offer] = over_cell.json("reserve", *words, *within)["offers"]
+        start, end = (datetime.fromisoformat(offer[side]) for side in ("start", "end"))
+        assert (offer["processors"], (end - start).total_seconds()) == (size, seconds)
+        [(first, last)] = offer["starts"]
+        assert first == offer["start"]
+        assert datetime.fromisoformat(last) > datetime.fromisoformat(first)
+    assert over_cell.json("reservations") == []
     made = over_cell.json("reserve", "--size", "5", *window)
     assert (made["state"], made["cluster"], made["size"]) == ("bound", "cell", 5)
     assert [name.rpartition("-")[2] for name in kept(cell).values()] == ["r1"]
@@ -79,6 +94,10 @@ def test_jobs_wait_for_their_processors_and_run_in_them(over_cell: Site, cell: C
     assert all(datetime.fromisoformat(row["started"]) >= begins for row in rows)
     over_cell.until(lambda: state(over_cell, made["reservation"])["state"] == "active")
 
+    over_cell.run("reservations", "--plot", "chart.png")
+    assert (over_cell.folder / "chart.png").read_bytes().startswith(b"\x89PNG")
+    told = over_cell.error("reservations", "--plot", "chart.xyz", code=2)
+    assert "is no known kind of picture, --plot" in told
     over_cell.run("reservation", "cancel", id)
     over_cell.until(lambda: kept(cell) == {})
     assert over_cell.stop() == 0

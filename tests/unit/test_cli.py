@@ -503,6 +503,29 @@ def test_status_on_a_terminal(
     assert "ENDED" not in done.out
 
 
+def test_reservations_on_a_terminal_are_shown_over_time(
+    daemon: Fake, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = {
+        "reservation": 7,
+        "user": "ada",
+        "cluster": "alpha",
+        "size": 4,
+        "state": "bound",
+        "start": "2090-01-31T10:00:00+00:00",
+        "end": "2090-01-31T11:00:00+00:00",
+        "nodes": ["n1"],
+        "cause": "asked for",
+    }
+    daemon.answer("/reservations", [one])
+    assert "7 alpha 4 ada" not in run("reservations").out
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    told = run("reservations").out
+    assert "7 alpha 4 ada ......" in told
+    assert "2090-01-31" in told.splitlines()[-1]
+
+
 @pytest.mark.parametrize("wish", ["cancel", "hold", "release"])
 def test_wishes(daemon: Fake, run: Run, wish: str) -> None:
     rows = [{"job": 17, "task": None, "was": "held", "state": "queued", "note": "soon"}]

@@ -1,0 +1,59 @@
+"""Reservations over time, for a terminal and as a picture."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from metasched.cli.gantt import chart, draw, stacked
+
+NOW = 1_900_000_000.0
+
+
+def row(id: int, start: float, end: float, **more: Any) -> dict[str, Any]:
+    """A reservation of `reservations --json`, its times in seconds from now."""
+    times = {
+        name: datetime.fromtimestamp(NOW + at, UTC).isoformat()
+        for name, at in (("start", start), ("end", end))
+    }
+    named = {"reservation": id, "user": "ada", "cluster": "alpha", "size": 4, "state": "bound"}
+    return {**named, **times, **more}
+
+
+def test_bars_lie_where_their_windows_are() -> None:
+    rows = [
+        row(2, 50, 100),
+        row(1, -10, 50, state="active"),
+        row(3, 99.9, 99.95, cluster="beta"),
+        row(4, 0, 1000, state="cancelled"),
+    ]
+    lines = chart(rows, NOW, 56, "#")
+    assert lines[:3] == [
+        "1 alpha 4 ada " + "#" * 21,
+        "2 alpha 4 ada " + "." * 21 + "#" * 21,
+        "3 beta 4 ada  " + "." * 41 + "#",
+    ]
+    assert len(lines) == 4
+    assert [len(word) for word in lines[3].split()] == [10, 5, 10, 5]
+    assert max(map(len, lines)) == 56
+
+
+def test_nothing_to_show_and_no_room_are_no_chart() -> None:
+    assert chart([row(1, 0, 10, state="ended")], NOW, 80) == []
+    assert chart([row(1, 0, 10)], NOW, 30) == []
+
+
+def test_what_others_wrote_cannot_move_the_cursor() -> None:
+    assert "\x1b" not in chart([row(1, 0, 10, user="\x1b[2J")], NOW, 80)[0]
+
+
+def test_boxes_do_not_overlap_and_fill_gaps_from_below() -> None:
+    rows = [row(1, 0, 10), row(2, 0, 20, size=2), row(3, 12, 20, size=5), row(4, 15, 18, size=1)]
+    assert [box[2:] for box in stacked(rows)] == [(0, 4), (4, 2), (6, 5), (0, 1)]
+
+
+def test_a_picture_of_open_ones_and_of_none(tmp_path: Path) -> None:
+    for rows in ([row(1, 0, 10, user="$a$"), row(2, 5, 90, cluster="beta")], []):
+        draw(rows, tmp_path / "out.png")
+        assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
