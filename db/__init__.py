@@ -17,6 +17,7 @@
     token      by which a user calls from other hosts     its hash only, unique
 
 `schema` declares it, `migrations` makes it, `store` opens it (in `sqlite` or `postgresql`),
-`ledger` reads and writes it, `leases` its licences, `reservations` what is promised (no node
-twice), `facts` says what of a cluster's facts is stored, `checks` and `upkeep` look after it.
+`ledger` reads and writes it (rows of tasks that are `alike` all at once), `leases` its licences,
+`reservations` what is promised (no node twice), `facts` says what of a cluster's facts is stored,
+`checks` and `upkeep` look after it.
 """

@@ -36,6 +36,7 @@ from metasched.arrays import folded, parse_array
 from metasched.books import ENDED_KEPT
 from metasched.core import Core
 from metasched.db import leases, reservations
+from metasched.db.alike import insert_rows
 from metasched.db.facts import applied, changed, lasting
 from metasched.db.schema import (
     attempt,
@@ -302,7 +303,7 @@ class Ledger:
                 attempts[*key, owner.attempt.number] = _attempt_row(owner, owner.attempt)
         run(insert(event), events)
         if rows := [_task_row(t) for key, t in tasks.items() if key in new_tasks]:
-            run(insert(task), rows)
+            insert_rows(self._connection, task, rows)
         if rows := [_bound(_task_row(t)) for key, t in tasks.items() if key not in new_tasks]:
             run(_UPDATE_TASK, rows)
         # ended attempts first: at no moment may a task have two live ones
@@ -322,8 +323,7 @@ class Ledger:
             run(_UPDATE_PAST, rows)
         leases.write(self._connection, (out for _, out in steps))
         reservations.write(self._connection, (out for _, out in steps))
-        if changes:
-            run(insert(change), changes)
+        insert_rows(self._connection, change, changes)
         for row in facts:
             if not run(update(cluster).where(cluster.c.name == row["name"]).values(row)).rowcount:
                 run(insert(cluster), row)

@@ -107,6 +107,7 @@ class Core:
     def step(self, event: CoreEvent) -> Outcome:
         """Apply one event; return what changed and what to do. Never raises on a valid event."""
         out = self.books.begin(event.time, event.by if isinstance(event, ClockSet) else 0.0)
+        self._gates.begin()
         self.licences.pass_time(event.time)
         if not isinstance(event, Booted):
             self.reservations.pass_time(event.time, out)

@@ -58,6 +58,7 @@ from metasched.events import (
     Withdraw,
 )
 from metasched.expectations import Expectation, Expectations
+from metasched.listening import listening
 from metasched.model import Claim, Payload, Trace, parse_tag, tag_of
 from metasched.policies.eligible import NoMapping, translated
 from metasched.probes.watch import Watch
@@ -75,6 +76,7 @@ SLOWEST = 60.0  # seconds between tries of a cluster that does not answer, at th
 SILENT_AFTER = 2  # failed polls in a row after which a cluster counts as silent
 PRUNE_EVERY = 3600.0  # seconds between looks for jobs that ended too long ago to be kept
 PRUNE_PAUSE = 0.1  # seconds between two portions of them
+PORTION_PAUSE = 0.05  # seconds for all others between two portions of a large array
 WATCH = 10.0  # seconds between looks whether the database is there
 RESTART = 2.0  # seconds before an engine that broke is started again
 WORKER_AGAIN = 0.5  # seconds before a worker that died is started again, doubled each time
@@ -460,7 +462,7 @@ class Link:
             worker = self._worker or await self._start()
             assert worker.stdin is not None
             worker.stdin.write(msgspec.json.encode(call) + b"\n")
-            async with asyncio.timeout(patience):
+            async with listening(patience):
                 await worker.stdin.drain()
         except TimeoutError:
             self._lost(f"it did not read in {patience:g} s")
@@ -478,7 +480,7 @@ class Link:
         assert worker.stdout is not None
         patience = self._patience
         try:
-            async with asyncio.timeout(patience):
+            async with listening(patience):
                 line = await worker.stdout.readline()
         except TimeoutError:
             return self._lost(f"no answer to {call.call} in {patience:g} s")
@@ -689,6 +691,7 @@ class Engine:
             due = self.core.next_due
             if due is not None and due <= time.time():
                 self.take(Due(time.time()))
+                await asyncio.sleep(PORTION_PAUSE)
                 continue
             wait = None if due is None else min(due - time.time(), QUIET)
             with contextlib.suppress(TimeoutError):

@@ -29,6 +29,8 @@ from metasched.transitions import FINAL, LIVE, UNSTARTED
 Name = tuple[str, str]  # user, name of the job
 _Outlook = tuple[Prospect, float | None]  # of a term, and when time alone lets it come
 _ALL = -1  # all the blocked tasks of a job
+NEXT_STEP = 0.0  # when it is due, whatever the clock says
+AT_ONCE = 1000  # tasks that one step lets go on: a daemon must not be lost in it for seconds
 
 
 class Gates:
@@ -36,9 +38,10 @@ class Gates:
 
     def __init__(self) -> None:
         self.ready: dict[Place, Task] = {}
+        self._let_go_on = 0  # tasks, in this step
         self._fresh: dict[Place, Task] = {}
         self._all_fresh = False
-        self._later: dict[Place, Task] = {}  # until their begin time
+        self._later: dict[Place, Task] = {}  # until their begin time, or a later step
         self._times: list[tuple[float, int, int]] = []  # when to look again at a task, or at all
         self._dues: dict[int, float] = {}  # by job: the last of `_times` for its dependencies
         self._slots: dict[int, set[int]] = {}  # by job: the tasks that count for its limit
@@ -53,6 +56,10 @@ class Gates:
         self._names: dict[Name, set[int]] = {}  # open jobs
         self._singles: dict[Name, dict[int, Job]] = {}
         self._freed: set[Name] = set()
+
+    def begin(self) -> None:
+        """Another step begins."""
+        self._let_go_on = 0
 
     # Jobs that come and go
 
@@ -148,7 +155,12 @@ class Gates:
         else:
             if task.reason in (Reason.DEPENDENCY, Reason.BEGIN_TIME, Reason.LIMIT_ARRAY):
                 task.reason = ""
-            self.ready[key] = self._fresh[key] = task
+            if self._let_go_on < AT_ONCE:
+                self._let_go_on += 1
+                self.ready[key] = self._fresh[key] = task
+            else:
+                self._later[key] = task
+                heapq.heappush(self._times, (NEXT_STEP, id, index))
         return prospect
 
     def sent(self, task: Task) -> None:
@@ -226,8 +238,8 @@ class Gates:
         return self._times[0][0] if self._times else None
 
     def pass_time(self, now: float) -> None:
-        """Let go on what waits for a time that has come."""
-        while self._times and self._times[0][0] <= now:
+        """Let go on what waits for a time that has come, as many as one step may."""
+        while self._times and self._times[0][0] <= now and self._let_go_on < AT_ONCE:
             _, id, index = heapq.heappop(self._times)
             if index == _ALL:
                 self._dues.pop(id, None)

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from metasched.adapters.guard import die_with_parent
+from metasched.listening import listening
 from metasched.probes.base import ProbeError, Report, server_class
 
 GRACE = 10.0  # seconds that an interpreter may take to start and to read, beyond the time-out
@@ -59,7 +60,7 @@ async def probe(question: Question, grace: float = GRACE) -> Report:
         start_new_session=True,
     )
     try:
-        async with asyncio.timeout(question.timeout + grace):
+        async with listening(question.timeout + grace):
             said = await _conversation(process, question)
     except TimeoutError:
         raise ProbeError(f"no answer within {question.timeout:g} s") from None

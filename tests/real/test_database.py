@@ -154,6 +154,36 @@ def test_payload_comes_back_with_its_texts(ledger: Ledger) -> None:
     assert (payload.script, payload.environment) == ("#!/bin/sh\n", {"A": "b"})
 
 
+def test_the_tasks_of_an_array_are_stored_as_they_are_by_a_few_statements(
+    ledger: Ledger, place: Database
+) -> None:
+    core, given = Core(), {"INSERT INTO task": 0, "INSERT INTO change": 0}
+
+    def count_rows(_: object, __: object, statement: str, parameters: Any, *more: Any) -> None:
+        for words in given:
+            if statement.startswith(words):
+                given[words] += len(parameters) if more[-1] else 1
+
+    sqlalchemy_event.listen(Engine, "before_cursor_execute", count_rows)
+    try:
+        job = Job(id=1, submitted=NOW, estimated=10.0, array="1-299:2,500,501,503,600-1599")
+        stored = Stored(job=job, script="s", environment="e", payload=Payload(script=""))
+        ledger.restore(core, 100)
+        booted = Booted(NOW, ledger.instance(NOW), Policy(), (Cluster(name="c", adapter="x"),))
+        ledger.record([(booted, core.step(booted))])
+        submitted = Submitted(NOW, job)
+        out = core.step(submitted)
+        ledger.record([(submitted, out)], [stored], {"s": "", "e": "{}"})
+    finally:
+        sqlalchemy_event.remove(Engine, "before_cursor_execute", count_rows)
+    told = [(line["task_index"], line["after"], line["reason"]) for line in ledger.story(1)]
+    assert told == [(c.index, c.after, c.reason) for c in out.changes]
+    assert len(told) > len(job.indices)
+    rows = {row["task_index"]: (row["state"], row["reason"]) for row in ledger.status()}
+    assert rows == {t.index: (t.state, t.reason) for t in core.tasks_of(1)}
+    assert max(given.values()) < 100
+
+
 def test_ids_are_never_given_twice(ledger: Ledger, place: Database) -> None:
     core = booted(ledger)
     stored(core, ledger, ledger.next_job())

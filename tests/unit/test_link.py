@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import select
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -14,7 +15,7 @@ from metasched.adapters.base import Withdrawal
 from metasched.config import ClusterSettings
 from metasched.daemon import Engine, Link
 from metasched.model import Cluster
-from metasched.worker import Call
+from metasched.worker import Answer, Call
 
 
 class Ending:
@@ -67,6 +68,30 @@ def test_a_stop_is_not_swallowed_by_what_comes_at_the_same_moment(
         return had_ended or task.cancelled()
 
     assert asyncio.run(stopped())
+
+
+def test_an_answer_that_comes_while_we_are_busy_ourselves_counts() -> None:
+    """The loop is away from before the answer until long after the time for it is over."""
+
+    async def answered() -> Answer:
+        link = a_link()
+        pipe = asyncio.subprocess.PIPE
+        link._worker = worker = await asyncio.create_subprocess_exec(
+            *("sh", "-c", 'read -r call; echo "{}"; exec sleep 60'), stdin=pipe, stdout=pipe
+        )
+        read = cast(Any, worker)._transport.get_pipe_transport(1).get_extra_info("pipe")
+
+        def be_busy() -> None:
+            select.select([read], [], [], 30)
+            time.sleep(1.5 * link.settings.call_timeout)
+
+        asyncio.get_running_loop().call_soon(be_busy)  # as soon as it waits for the answer
+        answer = await link.call(Call("withdraw"))
+        link._kill()
+        await worker.wait()
+        return answer
+
+    assert asyncio.run(answered()) == Answer()
 
 
 def test_a_worker_that_is_killed_before_it_has_read_all_is_one_line_in_the_log() -> None:
