@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -21,6 +22,9 @@ class Told:
 
     def __init__(self) -> None:
         self.rows: tuple[Row, ...] = ()
+
+    def criticality(self, rho: Mapping[str, float]) -> None:
+        """Its queue is not ordered here."""
 
     def poll(self) -> Listing:
         return Listing(taken=50.0, since=0.0, until=0.0, rows=self.rows, facts=Facts(8, 0, ()))
