@@ -134,7 +134,8 @@ def _awaited(
         while pipes.get_map():
             looked = time.monotonic()
             if looked >= begun + timeout:
-                raise Unreachable(f"{name}: no answer within {timeout:g} s")
+                said = f" ({_line(_text(err))})" if err else ""
+                raise Unreachable(f"{name}: no answer within {timeout:g} s{said}")
             for key, _ in pipes.select(min(_LOOK, begun + timeout - looked)):
                 block = os.read(key.fd, _BLOCK)
                 key.data.extend(block)

@@ -206,6 +206,7 @@ class Generic:
             self._session.control(task.native, "terminate")
 
     def poll(self) -> Listing:
+        self._session.open()  # what cannot be sent to does not answer
         taken = time.time()
         for key, task in list(self._tasks.items()):
             if task.native is not None and task.ended is None:

@@ -1,7 +1,7 @@
 """The one DRMAA session of this process: the `drmaa` package with every error translated.
 
-DRMAA allows one session per process and one thread in it. The library is loaded at the first
-call, so that a wrong path is an `Unreachable` cluster and not a worker that cannot start.
+DRMAA allows one session per process and one thread in it. The library is loaded when the session
+is opened, so that a wrong path is an `Unreachable` cluster and not a worker that cannot start.
 """
 
 from __future__ import annotations
@@ -43,8 +43,13 @@ class Session:
     def submit(self, path: str, native: str, name: str) -> str:
         """Queue the command or script at `path`; its native id.
 
-        Refused: it is certainly not queued. Unreachable: perhaps it is.
+        Refused: it is certainly not queued, perhaps since there is no session to do so (again).
+        Unreachable: perhaps it is.
         """
+        try:
+            self.open()
+        except Unreachable as error:
+            raise Refused(error.reason, again=True) from None
         try:
             return self._call(lambda session: self._run(session, path, native, name))
         except _Unknown as error:
@@ -74,7 +79,7 @@ class Session:
     def ended(self, native: str) -> Ended | None:
         """How a job ended; None if DRMAA cannot (or can no longer) say."""
         try:
-            session = self._open()
+            session = self.open()
             info = session.wait(native, self._drmaa.Session.TIMEOUT_NO_WAIT)
         except Exception:  # drmaa 0.7.9 raises a bare Exception for codes that it has no class for
             return None
@@ -97,7 +102,7 @@ class Session:
                 session.exit()
 
     def _call(self, what: Callable[[Any], T]) -> T:
-        session = self._open()
+        session = self.open()
         errors = self._drmaa.errors
         try:
             return what(session)
@@ -115,7 +120,8 @@ class Session:
         except UnicodeEncodeError:
             raise Refused("an option is no text") from None
 
-    def _open(self) -> Any:
+    def open(self) -> Any:
+        """The session, opened if it is not. Unreachable, with the reason, if it cannot be."""
         if self._session is not None:
             return self._session
         os.environ["DRMAA_LIBRARY_PATH"] = self._library  # read when `drmaa` is imported

@@ -263,6 +263,9 @@ class GridEngine:
         taken = time.time()
         cell = self._configuration()
         listed = self._qstat("*")
+        if self._launcher is None:
+            # What cannot be sent to does not answer. Now, since it may hang if the qmaster does.
+            self._session.open()
         places, tokens = self._read(
             lambda xml: (text.hosts(xml), text.tokens(xml, cell.tokens)),
             *("qhost", "-xml", "-q", "-F"),

@@ -48,6 +48,10 @@ LISTINGS = {
     "half": ({"sinfo": "printf 'n1|idle|ma'"}, "sinfo"),
     "endless": ({"squeue": "exec yes 'all work and no play'"}, "squeue"),
     "silent": ({"scontrol": "exec sleep 600"}, "scontrol: no answer within 3 s"),
+    "trying": (
+        {"squeue": "echo 'squeue: error: cannot stat slurm.conf, retrying' >&2; exec sleep 600"},
+        "no answer within 3 s (squeue: error: cannot stat slurm.conf, retrying)",
+    ),
     "empty": ({"scontrol": ""}, "scontrol: the answer cannot be read"),
     "refusing": (
         {"squeue": "echo 'squeue: error: Access/permission denied' >&2; exit 1"},

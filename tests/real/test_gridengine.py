@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -18,6 +19,8 @@ from tests.contract.conftest import Manager
 from tests.gridengine import LIBRARY, MEMORY, Cell, hosted
 
 TIMEOUT = 2.0  # seconds
+OTHER = "/usr/lib/gridengine/libspoolc.so"  # a library of something else
+Profile = Literal["gridengine", "generic"]
 
 
 @pytest.fixture
@@ -186,12 +189,27 @@ def test_a_killed_qmaster_comes_back_with_its_jobs(tmp_path: Path) -> None:
         manager.adapter.close()
 
 
-def test_a_wrong_library_is_an_unreachable_cluster(gridengine_cell: Cell, tmp_path: Path) -> None:
-    options = DrmaaOptions(library=str(tmp_path / "libnone.so"))
+@pytest.mark.parametrize("profile", ["gridengine", "generic"])
+@pytest.mark.parametrize(
+    ("library", "said"),
+    [
+        ("/none/libdrmaa.so", "cannot open"),
+        ("/etc/passwd", "invalid ELF"),
+        (OTHER, "undefined symbol"),
+    ],
+)
+def test_a_wrong_library_is_an_unreachable_cluster_that_is_certainly_sent_nothing(
+    gridengine_cell: Cell, tmp_path: Path, library: str, said: str, profile: Profile
+) -> None:
+    native = {"time": "-l h_rt={seconds}"}
+    options = DrmaaOptions(library=library, profile=profile, cpus=8, native=native)
     manager = Manager(lambda name: hosted(gridengine_cell, options, name, tmp_path), tmp_path)
     try:
-        with pytest.raises(Unreachable, match=r"libnone\.so"):
+        with pytest.raises(Unreachable, match=f"{library} cannot be loaded: .*{said}"):
+            manager.adapter.poll()
+        with pytest.raises(Refused, match=said) as refusal:
             manager.submit("true")
+        assert refusal.value.again
     finally:
         manager.adapter.close()
 
