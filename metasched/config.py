@@ -219,6 +219,7 @@ class PolicyFile(_Table):
     default_time: Seconds = Policy.default_time
     seed: int = Policy.seed
     send: str = Policy.send
+    reserve: str = Policy.reserve
 
 
 @dataclass(frozen=True)

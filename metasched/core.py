@@ -282,9 +282,7 @@ class Core:
         for view in self.books.views.values():
             self._attempts.revoke(view, [t for t in view.live.values() if t.live.revoking])
         self._leasing.reconcile()
-        self.reservations.booted(
-            *(event.instance, event.policy.seed, event.clusters, self.books.out)
-        )
+        self.reservations.booted(*(event.instance, event.policy, event.clusters, self.books.out))
 
     def _clock_set(self, event: ClockSet) -> None:
         """Move what durations are counted from: a step of the clock is no time that has passed.

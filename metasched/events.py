@@ -28,7 +28,8 @@ class Policy:
     `age` is what one step of priority is worth in waiting; `pull_after` how long a task has been
     pending before it may be pulled, doubled with each move. After `patience` a task that has not
     begun is recalled if others wait for its licences, and one that is first in line for all of its
-    own is passed no more. Jobs are sent `at_once`, or `late`: when they can start.
+    own is passed no more. Jobs are sent `at_once`, or `late`: when they can start. A reservation is
+    on the cluster that has it `earliest`, or on the `first` of the site's order that can keep it.
     """
 
     max_priority: int = 10
@@ -45,6 +46,7 @@ class Policy:
     default_time: float = 3600.0
     seed: int = 0
     send: Literal["at_once", "late"] = "at_once"
+    reserve: Literal["earliest", "first"] = "earliest"
 
     @property
     def pulls(self) -> bool:
@@ -57,6 +59,7 @@ WORDS = {
     "load": ("observed", "paper"),
     "ordering": ("array", "equal"),
     "send": ("at_once", "late"),
+    "reserve": ("earliest", "first"),
 }
 
 

@@ -14,12 +14,12 @@ from dataclasses import replace
 from math import inf
 
 from metasched.carts import Carts
-from metasched.events import Outcome
+from metasched.events import Outcome, Policy
 from metasched.model import Cluster, Job, Reason
 from metasched.node_assignment import Need, assigned, in_turn
 from metasched.policies.eligible import Unfit
 from metasched.policies.late import Promises
-from metasched.policies.reserving import MinimumCompletionTime
+from metasched.policies.reserving import Chooser, MinimumCompletionTime, ResourcePriority
 from metasched.reservation_life import (
     OPEN,
     OVER,
@@ -56,7 +56,7 @@ class ReservationBook:
         self.known: dict[int, Reservation] = {}
         self._surveys: dict[str, Survey] = {}
         self._instance = ""
-        self._chooser = MinimumCompletionTime()
+        self._chooser: Chooser = MinimumCompletionTime()
         self._unplaced: set[int] = set()  # refused: to be placed anew by the next survey
         self._clusters: dict[str, Cluster] = {}
         self._chosen: set[int] = set()  # of those that bind late: whose nodes have been chosen
@@ -66,13 +66,19 @@ class ReservationBook:
         """Take over what is stored, before `booted`."""
         self.known = {one.id: one for one in reservations}
 
-    def booted(self, instance: str, seed: int, clusters: Iterable[Cluster], out: Outcome) -> None:
+    def booted(
+        self, instance: str, policy: Policy, clusters: Iterable[Cluster], out: Outcome
+    ) -> None:
         """Nothing is known of any manager: tell each again what it is to keep and to forget."""
         self._instance = instance
         self._surveys, self._unplaced = {}, set()
         self._chosen, self._looked = set(), {}
-        self._chooser = MinimumCompletionTime(seed)
         self._clusters = {cluster.name: cluster for cluster in clusters}
+        self._chooser = (
+            ResourcePriority([*self._clusters])
+            if policy.reserve == "first"
+            else MinimumCompletionTime(policy.seed)
+        )
         for one in self.known.values():
             if one.cluster not in self._clusters or self._waits(one):
                 continue
@@ -222,7 +228,8 @@ class ReservationBook:
         offers = {c: made[0] for c, made in found.items() if made is not None}
         if not offers:
             return
-        cluster = self._chooser.choose(offers, event.request.deadline)
+        alike = {c: self._alike(event, c, offer) for c, offer in offers.items()}
+        cluster = self._chooser.choose(alike, event.request.deadline)
         made = found[cluster]
         assert made is not None
         offer, places = made
@@ -245,10 +252,19 @@ class ReservationBook:
         self._store(new, out)
         self._move(cluster, places, out, always=event.id)
 
+    def _alike(self, event: ReservationAsked, cluster: str, offer: Offer) -> Offer:
+        """An offer as it compares with other clusters': what nobody asked for is no gain."""
+        each = 1 if event.by_node else self._cpus(cluster)
+        return replace(offer, size=min(offer.size * each, event.request.most))
+
     def possible(self, event: ReservationAsked) -> dict[str, Offer]:
-        """What each cluster could promise now; nothing is reserved."""
-        found = {c: self._possible(event, c) for c in event.clusters}
-        return {c: made[0] for c, made in found.items() if made is not None}
+        """What each cluster could promise now, the best first; nothing is reserved."""
+        found = [
+            (self._alike(event, cluster, made[0]).rank, cluster, made[0])
+            for cluster in event.clusters
+            if (made := self._possible(event, cluster)) is not None
+        ]
+        return {cluster: offer for _, cluster, offer in sorted(found, key=lambda one: one[:2])}
 
     def starts(
         self, event: ReservationAsked, cluster: str, offer: Offer

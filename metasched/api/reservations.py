@@ -124,7 +124,6 @@ async def _reserve(engine: Engine, user: str, wish: Wish) -> dict[str, Any]:
         found = book.possible(event)
         if not found:
             raise Wrong(403, _instead(book, book.instead(event)))
-        ranked = sorted(found.items(), key=lambda pair: (pair[1].rank, pair[0]))
         return {
             "offers": [
                 _offer(name, offer, book.by_node(name))
@@ -133,7 +132,7 @@ async def _reserve(engine: Engine, user: str, wish: Wish) -> dict[str, Any]:
                         list(map(iso, s)) for s in book.starts(event, name, offer)[:MOST_STARTS]
                     ]
                 }
-                for name, offer in ranked
+                for name, offer in found.items()
             ]
         }
     engine.take(event)

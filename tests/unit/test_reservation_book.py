@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
-from metasched.events import Outcome
+from metasched.events import Outcome, Policy
 from metasched.model import Cluster
 from metasched.reservation_book import TRIES, ReservationBook
 from metasched.reservation_life import (
@@ -47,7 +48,7 @@ class Desk:
 
     def __init__(self, *nodes: NodesInUse, cluster: Cluster = ALPHA) -> None:
         self.book = ReservationBook()
-        self.book.booted("i", 0, [cluster], Outcome())
+        self.book.booted("i", Policy(), [cluster], Outcome())
         self.tell(T, *nodes)
 
     def step(self, event: ReservationEvent) -> Outcome:
@@ -318,7 +319,7 @@ def test_after_a_restart_each_manager_is_told_again_what_it_may_lack() -> None:
     desk.step(ReservationCancelled(T, 2, "ada"))
     again, out = ReservationBook(), Outcome()
     again.restore(desk.book.known.values())
-    again.booted("i", 0, [ALPHA], out)
+    again.booted("i", Policy(), [ALPHA], out)
     assert out.bindings == [Unbind("alpha", 2), Bind("alpha", 3)]
     assert again.next_due == T + 10
 
@@ -378,3 +379,21 @@ def test_one_of_a_pool_whose_host_is_down_is_asked_for_again_and_breaks_at_its_s
     desk.step(pooled(Pool(("b",), 4), held=(held,)))
     passed(desk, T + 10)
     assert desk.state(1) is Stage.BROKEN
+
+
+@pytest.mark.parametrize(("reserve", "chosen"), [("earliest", "beta"), ("first", "alpha")])
+def test_which_cluster_has_a_reservation(
+    reserve: Literal["earliest", "first"], chosen: str
+) -> None:
+    """Alpha, of larger nodes, is free later: what nobody asked for is no reason to wait."""
+    book, out = ReservationBook(), Outcome()
+    clusters = [ALPHA, replace(ALPHA, name="beta")]
+    book.booted("i", Policy(reserve=reserve), clusters, out)
+    book.step(Surveyed(T, "alpha", Survey(T, (NodesInUse(("a",), 16, True, ((T, T + 30),)),))), out)
+    book.step(Surveyed(T, "beta", Survey(T, (), (), (Pool(("b",), 8),))), out)
+    event = ReservationAsked(
+        *(T, 1, "ada", Request.flexible(8, 10, T + 10, T + 100), False, ("alpha", "beta"), T + 100)
+    )
+    assert list(book.possible(event)) == ["beta", "alpha"]
+    book.step(event, out)
+    assert book.known[1].cluster == chosen
