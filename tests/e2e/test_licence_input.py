@@ -1,4 +1,4 @@
-"""What users, admins and licence servers get wrong about licences: one line, and nothing changed."""
+"""What users, admins and licence servers get wrong of licences: one line, nothing changed."""
 
 from __future__ import annotations
 
