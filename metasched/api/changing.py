@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
@@ -11,9 +12,11 @@ from metasched.api.choosing import Choice, answers, chosen
 from metasched.api.request import Running, Serving, Who
 from metasched.api.reservations import must_fit
 from metasched.api.submitting import default_time, fates_of, warnings_of
+from metasched.daemon import Engine
+from metasched.dependencies import Fate
 from metasched.errors import Wrong
 from metasched.events import Asked, CoreEvent, Modified, Requeued, Wish
-from metasched.model import State
+from metasched.model import Job, State
 from metasched.modify import OURS, Changes, different, must_be_sent_anew, told
 from metasched.transitions import BEGUN, FINAL, UNSTARTED, WITH_US
 
@@ -90,7 +93,7 @@ async def ask(
     indices: dict[int, list[int]] = {}
     for row in rows:
         indices.setdefault(row["job"], []).append(row["task_index"])
-    notes = [_note(wish, State(row["state"])) for row in rows]
+    notes = [_note(wish, State(row["state"]), _has_begun(running, row)) for row in rows]
     events: list[CoreEvent] = []
     for job, of in indices.items():
         events.append(Asked(now, wish, job, tuple(of), who.user))
@@ -99,16 +102,33 @@ async def ask(
             if tasks:
                 asked, priority = daemon.ledger.asked(job)
                 waits = any(again.attempts == 0 for again in tasks)
-                fates = fates_of(running, asked) if waits else ()
+                fates = _still_known(running, asked) if waits else ()
                 events.append(Requeued(now, asked, priority, last, tasks, who.user, fates))
     if events:
         running.take(*events)
     return {"jobs": answers(daemon, rows, notes)}
 
 
-def _note(wish: str, state: State) -> str:
+def _still_known(running: Engine, job: Job) -> tuple[Fate, ...]:
+    """What has become of the jobs that one depends on. Wrong if one of them is forgotten."""
+    try:
+        return fates_of(running, job)
+    except Wrong as error:
+        lost = str(error).partition("; ")[0]
+        raise Wrong(404, f"job {job.id} cannot be requeued: {lost}; submit it anew") from None
+
+
+def _has_begun(running: Engine, row: Mapping[str, Any]) -> bool:
+    """Whether a task that may wait again has begun in its present sending."""
+    task = running.core.tasks.get((row["job"], row["task_index"]))
+    return task is not None and task.attempt is not None and task.attempt.begun
+
+
+def _note(wish: str, state: State, begun: bool) -> str:
     """What a wish will do to a task in that state, where it is not plain."""
     if wish == "requeue":
+        if state is State.PENDING and begun:
+            return "its cluster begins it again by itself; nothing to requeue"
         if state in UNSTARTED | WITH_US:
             return f"it is {state} and has not begun; nothing to requeue"
         if state is State.UNKNOWN:
@@ -116,6 +136,8 @@ def _note(wish: str, state: State) -> str:
         return "" if state in FINAL else "it runs again as soon as it has been ended"
     if state in FINAL:
         return f"it has ended ({state}); nothing to {wish}"
+    if wish == "hold" and state is State.PENDING and begun:
+        return "its cluster begins it again by itself; only what has not begun can be held"
     if wish == "hold" and state not in UNSTARTED | {State.QUEUED, State.HELD}:
         return f"it is {state}; only what has not begun can be held"
     if wish == "release" and state is not State.HELD:

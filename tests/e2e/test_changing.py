@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 
 from tests.e2e.conftest import Site
 from tests.slurm import SlurmSite
@@ -131,5 +132,39 @@ def test_a_running_slurm_job_is_requeued_as_a_new_one(
     over_slurm.until(lambda: over_slurm.row(job)["state"] == "running")
     row = over_slurm.row(job)
     assert row["native_id"] != first
+    over_slurm.run("cancel", str(job))
+    assert over_slurm.until_ended(job)[0]["state"] == "cancelled"
+
+
+def test_a_job_whose_dependency_is_forgotten_cannot_be_requeued(running: Site) -> None:
+    first = running.submit("--wrap", "true")
+    running.until_ended(first)
+    never = running.submit("--hold", "--dependency", f"afterok:{first}", "--wrap", "true")
+    other = running.submit("--hold", "--wrap", "true")
+    running.run("cancel", str(never))
+    running.stop()
+    with sqlite3.connect(running.database) as stored:
+        stored.execute("UPDATE task SET ended = ended - 7200 WHERE job = ?", (first,))
+    stored.close()
+    running.start()
+    assert running.json("db", "prune", "--older-than", "1h")["jobs"] == 1
+    told = running.error("requeue", str(other), str(never), code=5)
+    assert told == (
+        f"job {never} cannot be requeued: no job {first} of yours to wait for; submit it anew"
+    )
+    assert running.row(never)["state"] == "cancelled"
+
+
+def test_of_what_its_cluster_begins_again_it_is_said_why_nothing_happens(
+    over_slurm: Site, slurm_site: SlurmSite
+) -> None:
+    job = over_slurm.submit("--requeue", "--wrap", "sleep 600", "--cluster", "beta", "-t", "5")
+    over_slurm.until(lambda: over_slurm.row(job)["state"] == "running")
+    slurm_site["beta"].run("scontrol", "requeue", over_slurm.row(job)["native_id"])
+    over_slurm.until(lambda: over_slurm.row(job)["state"] == "pending")
+    for wish in ("hold", "requeue"):
+        [row] = over_slurm.json(wish, str(job))
+        assert row["note"].startswith("its cluster begins it again by itself; ")
+    assert over_slurm.row(job)["state"] == "pending"
     over_slurm.run("cancel", str(job))
     assert over_slurm.until_ended(job)[0]["state"] == "cancelled"
