@@ -433,10 +433,8 @@ class Licences:
                 return f"{many} of licence {name}, which nobody has; ask for fewer"
             if pool.total is not None and many > (most := pool.total - pool.pool.headroom):
                 kept = f", {pool.pool.headroom} of them kept free" if pool.pool.headroom else ""
-                return (
-                    f"{many} of licence {name}, there are {pool.total}{kept}; "
-                    f"ask for {max(most, 0)} at the most"
-                )
+                mend = f"ask for {most} at the most" if most > 0 else "wait until there are more"
+                return f"{many} of licence {name}, there are {pool.total}{kept}; {mend}"
         return None
 
     def barred(self, wants: Iterable[str], cluster: str) -> str | None:

@@ -134,6 +134,9 @@ def _note(wish: str, state: State, begun: bool) -> str:
         if state is State.UNKNOWN:
             return "nobody knows whether it runs; resolve it first"
         return "" if state in FINAL else "it runs again as soon as it has been ended"
+    if wish in ("lost", "ran"):
+        plain = f"it is {state}; only what is unknown needs to be resolved"
+        return "" if state is State.UNKNOWN else plain
     if state in FINAL:
         return f"it has ended ({state}); nothing to {wish}"
     if wish == "hold" and state is State.PENDING and begun:
@@ -144,6 +147,4 @@ def _note(wish: str, state: State, begun: bool) -> str:
         return "it is with its cluster; a hold under way is taken back"
     if wish == "cancel" and state is State.UNKNOWN:
         return "it is cancelled when its cluster shows it again; resolve it if that never will"
-    if wish in ("lost", "ran") and state is not State.UNKNOWN:
-        return f"it is {state}; only what is unknown needs to be resolved"
     return ""

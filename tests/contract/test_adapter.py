@@ -552,7 +552,7 @@ def test_the_script_of_tasks_is_run_by_its_interpreter_byte_for_byte(manager: Ma
 
 def test_tasks_withdrawn_unstarted_have_run_or_certainly_never_began(manager: Manager) -> None:
     """They start all the time meanwhile; what the listing lacks never began, if it proves so."""
-    size = manager.adapter.poll().facts.cpus // 4
+    size = max(1, manager.adapter.poll().facts.cpus // 4)
     before = time.time()
     order = manager.submit(
         "sleep 0.05; echo $METASCHED_TASK >> ran", indices=tuple(range(1, 25)), cpus=size

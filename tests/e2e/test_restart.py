@@ -120,6 +120,7 @@ def test_what_is_unknown_is_resolved_by_an_operator(running: Site) -> None:
     running.config.write_text(whole)
     running.start()
     assert running.until_ended(job)[0]["state"] == "cancelled"
+    assert "cancelled; only what is unknown" in running.run("resolve", str(job), "lost").stdout
     assert "lost or ran" in running.error("resolve", str(job), "gone", code=2)
 
 

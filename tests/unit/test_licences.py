@@ -130,14 +130,17 @@ def test_rho_is_the_waiting_demand_per_copy() -> None:
         ({"matlab": 7}, None),
         ({"ansys": 99}, None),  # only its server knows, and has not said so yet
         ({"matlab": 8}, "8 of licence matlab, there are 9, 2 of them kept free; ask for 7 at the"),
+        ({"none": 1}, "1 of licence none, there are 0; wait until there are more"),
         ({"matlb": 1}, "no licence 'matlb' is known; did you mean matlab?"),
-        ({"zzz": 1}, "no licence 'zzz' is known; known are: matlab, ansys"),
+        ({"zzz": 1}, "no licence 'zzz' is known; known are: matlab, ansys, none"),
         ({"ansys": MOST + 1}, "which nobody has; ask for fewer"),
     ],
 )
 def test_what_nobody_can_ever_have(wants: dict[str, int], said: str | None) -> None:
     line = pools(
-        LicencePool(name="matlab", total=9, headroom=2), LicencePool(name="ansys", server="s")
+        LicencePool(name="matlab", total=9, headroom=2),
+        LicencePool(name="ansys", server="s"),
+        LicencePool(name="none", total=0),
     )
     told = line.refusal(wants)
     assert told == said if told is None or said is None else said in told
