@@ -2,9 +2,9 @@
 
 A manager is booted once per run by a function of its folder: a context manager that yields
 `connect(instance) -> Adapter`, called for every adapter object that a test wants. The manager
-must be idle, with nothing but the suite's jobs, and must see the same files as the tests. It has two
-processors or more (eight, if it keeps some for windows of time) and, of what its capabilities say
-that it counts, a GPU (`gpu`), 3 copies of one licence, and 2000 MiB.
+must be idle, with nothing but the suite's jobs, and must see the same files as the tests. It has
+two processors or more (eight, if it keeps some for windows of time) and, of what its capabilities
+say that it counts, a GPU (`gpu`), 3 copies of one licence, and 2000 MiB.
 """
 
 from __future__ import annotations
