@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sqlite3
-from contextlib import closing
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import TWO_LOCAL, Site
+from tests.e2e.conftest import COMMAND, TWO_LOCAL, Site
 
 LICENCES = """
 [[licence]]
@@ -33,6 +36,28 @@ def standing(site: Site, name: str = "matlab") -> dict[str, Any]:
     [row] = [row for row in site.json("licences") if row["licence"] == name]
     assert isinstance(row, dict)
     return row
+
+
+@contextmanager
+def watching(site: Site) -> Iterator[Iterator[dict[str, Any]]]:
+    """What `licences --watch` shows, time after time, by licence."""
+    command = [COMMAND, "licences", "--watch", "--json"]
+    with subprocess.Popen(command, env=site.environment, stdout=subprocess.PIPE, text=True) as said:
+        assert said.stdout is not None
+        lines = iter(said.stdout.readline, "")
+        texts = iter(lambda: "".join(until_closed(lines)), "")
+        try:
+            yield ({row["licence"]: row for row in json.loads(text)} for text in texts)
+        finally:
+            said.kill()
+
+
+def until_closed(lines: Iterator[str]) -> Iterator[str]:
+    """The lines of one list."""
+    for line in lines:
+        yield line
+        if line == "]\n":
+            return
 
 
 def completed(site: Site) -> list[dict[str, Any]]:
@@ -127,7 +152,10 @@ def test_what_is_told_of_licences(licensed: Site) -> None:
         "rho": 0.5,
         "state": "ok",
     } == standing(licensed)
-    [over] = licensed.json("licence", "set", "matlab", "2")
+    with watching(licensed) as shown:
+        assert next(shown)["matlab"]["total"] == 4
+        [over] = licensed.json("licence", "set", "matlab", "2")
+        assert next(shown)["matlab"] == over
     assert (over["state"], over["free"], over["rho"]) == ("over-committed by 1", 0, 1.0)
     licensed.stop(signal.SIGKILL)
     licensed.start()

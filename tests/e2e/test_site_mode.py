@@ -22,6 +22,7 @@ from tests.slurm import SlurmSite
 pytestmark = pytest.mark.root
 
 LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n'
+LICENCE = '[[licence]]\nname = "matlab"\ntotal = 1\n'
 WHO = "#!/bin/sh\nid -u; id -g; id -G; umask; pwd; echo $0\n"
 
 
@@ -70,7 +71,9 @@ def check_cancel(site: ManyUsers, **options: str) -> None:
 @pytest.fixture(scope="module")
 def local(common_folder: Path) -> Iterator[ManyUsers]:
     site = ManyUsers(common_folder / "local")
-    site.set_up(LOCAL, f"[cluster.left]\n{SUPERVISE}", policy=f'deny = ["{accounts.KEEPER}"]\n')
+    site.set_up(
+        LICENCE + LOCAL, f"[cluster.left]\n{SUPERVISE}", policy=f'deny = ["{accounts.KEEPER}"]\n'
+    )
     try:
         site.start()
         yield site
@@ -99,6 +102,35 @@ def test_users_see_their_own_jobs_and_operators_all(local: ManyUsers) -> None:
     for operator in (local, local.by(OPERATOR)):  # root is one, too
         assert {A, B} <= {row["user"] for row in operator.json("status", "--all")}
     assert a.run("cancel", "--state", "completed", "--json").stdout.strip() == "[]"
+
+
+def test_licences_are_set_by_operators_and_who_has_one_is_told_by_permission(
+    local: ManyUsers,
+) -> None:
+    a, b, operator = local.by(A), local.by(B), local.by(OPERATOR)
+    words = ("-L", "matlab", "-t", "5", "-o", "/dev/null", "--wrap")
+    holder = a.submit(*words, "sleep 600")
+    a.until(lambda: a.row(holder)["state"] == "running")
+    waiting = b.submit(*words, "true")
+    told = b.json("explain", str(waiting))
+    [holds] = told["licences"][0]["holders"]
+    assert (holds["job"], holds["user"], holds["count"]) == (None, None, 1)
+    assert holds["expected"]
+    assert (
+        f"1 of matlab with another user's job, expected back by {holds['expected']}" in told["text"]
+    )
+    assert A not in json.dumps(told)
+    assert f"with job {holder} of {A}" in operator.json("explain", str(waiting))["text"]
+    for wish in (("set", "matlab", "9"), ("release", str(holder))):
+        assert "operators" in b.error("licence", *wish, code=3), wish
+    assert local.json("licences")[0]["total"] == 1
+    [note] = operator.json("licence", "release", str(holder))
+    assert "only what is unknown can lose its licences" in note["note"]
+    operator.run("licence", "set", "matlab", "2")
+    assert b.until_ended(waiting)[0]["state"] == "completed"
+    operator.run("licence", "set", "matlab", "configured")
+    a.run("cancel", str(holder))
+    a.until_ended(holder)
 
 
 def test_a_directory_that_is_closed_to_the_user_is_refused(local: ManyUsers) -> None:

@@ -153,6 +153,36 @@ def test_jobs_that_ended_and_were_forgotten_while_the_daemon_was_down(
         site.replayed()
 
 
+def test_a_node_locked_licence_is_used_on_its_machine_only(
+    site: Site, slurm_site: SlurmSite
+) -> None:
+    alpha, *_ = clusters = list(slurm_site)
+    for cluster in clusters:
+        cluster.empty()
+    locked = alpha.nodes[1]
+    site.configure(
+        "".join(
+            f'[[cluster]]\nname = "{c.name}"\nadapter = "slurm"\nconfig = "{c.conf}"\n'
+            "poll_interval = 1\n"
+            for c in clusters
+        ),
+        '[[licence]]\nname = "nx"\ntotal = 2\nmachines = { alpha = "cad" }\n',
+    )
+    site.start()
+    words = ("-L", "nx", "-t", "5", "--wrap", "echo $SLURMD_NODENAME")
+    assert "no set of its nodes has" in site.error("submit", *words, code=3)  # none has it yet
+    try:
+        for kind in ("AvailableFeatures", "ActiveFeatures"):
+            alpha.run("scontrol", "update", f"NodeName={locked}", f"{kind}=any,cad")
+        jobs = [site.until(lambda: site.submit(*words)), site.submit(*words)]
+        for row in site.until_ended(*jobs):
+            assert (row["state"], row["cluster"]) == ("completed", "alpha")
+            assert site.run("output", str(row["job"])).stdout == f"{locked}\n"
+    finally:
+        for kind in ("ActiveFeatures", "AvailableFeatures"):
+            alpha.run("scontrol", "update", f"NodeName={locked}", f"{kind}=any")
+
+
 def test_licences_that_slurm_counts_too_are_asked_for_there(
     site: Site, slurm_site: SlurmSite
 ) -> None:
