@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import math
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,12 +35,12 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from tests import gridengine, postgresql, slurm
+from tests import gridengine, postgresql
 from tests.chaos import report
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.points import ROOT
-from tests.chaos.round import Managers, Result, play
-from tests.chaos.site import keep_temporaries_in
+from tests.chaos.round import Managers, Result, play, slurm_clusters
+from tests.chaos.site import STOP, Stopped, keep_temporaries_in
 
 NOTES = Path(ROOT) / ".chaos"
 REPORT = Path(ROOT) / "docs" / "reliability.md"
@@ -85,6 +86,8 @@ def main(arguments: Sequence[str]) -> int:
     command = " ".join(["make chaos", *_make_words(given)])
     console = Console(stderr=True)
     broken = False
+    for number in (signal.SIGINT, signal.SIGTERM):  # in the background, too, where shells ignore it
+        signal.signal(number, signal.default_int_handler)
     try:
         _run(chosen, given.seed, given.trials / KILLS, notes, console)
     except KeyboardInterrupt:
@@ -150,7 +153,6 @@ class _Run:
         self._base, self._notes, self._console, self._bar = base, notes, console, bar
         self._tasks: dict[Fault, TaskID] = {}
         self._note = threading.Lock()
-        self.stopped = threading.Event()
 
     def play(self, kind: str, rounds: list[_Round]) -> None:
         for one in rounds:
@@ -167,7 +169,7 @@ class _Run:
                 done.result()
 
     def _lane(self, kind: str, lane: int, waiting: SimpleQueue[_Round]) -> None:
-        with contextlib.suppress(Empty, _Stopped), _managers(kind, self._folder(kind, lane)) as of:
+        with contextlib.suppress(Empty, Stopped), _managers(kind, self._folder(kind, lane)) as of:
             while True:
                 self._one(waiting.get_nowait(), of)
 
@@ -179,8 +181,8 @@ class _Run:
         folder = self._base / f"{one.seed.replace('/', '-')}.round"
 
         def struck() -> None:
-            if self.stopped.is_set():
-                raise _Stopped
+            if STOP.is_set():
+                raise Stopped
             self._bar.advance(self._tasks[one.fault])
 
         result = play(folder, one.fault, managers, one.seed, one.strikes, struck)
@@ -192,10 +194,6 @@ class _Run:
         shutil.rmtree(folder, ignore_errors=True)
         with self._note, self._notes.open("ab") as file:
             file.write(msgspec.json.encode(result) + b"\n")
-
-
-class _Stopped(Exception):
-    """The user wants no more."""
 
 
 def _run(
@@ -218,7 +216,7 @@ def _run(
             for done in kinds:
                 done.result()
         finally:
-            run.stopped.set()
+            STOP.set()
 
 
 def _left_out(fault: Fault, console: Console) -> bool:
@@ -259,7 +257,7 @@ def _portions(strikes: int, at_once: int) -> Iterator[tuple[int, int]]:
 def _managers(kind: str, folder: Path) -> Iterator[Managers]:
     match kind:
         case "slurm":
-            with slurm.SlurmSite(folder) as site:
+            with slurm_clusters(folder) as site:
                 yield Managers(slurm=site)
         case "postgresql":
             with postgresql.Server(folder, settings=()) as server:

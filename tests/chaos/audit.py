@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +11,12 @@ import msgspec
 from sqlalchemy import Connection, or_, select
 
 from metasched.core import Core
-from metasched.db import leases
+from metasched.db import leases, reservations
 from metasched.db.ledger import Ledger
 from metasched.db.schema import attempt, change, job, lease, task
 from metasched.db.store import Database
 from metasched.model import Job, State, parse_tag
+from metasched.reservation_life import OPEN, Stage, id_of, name_of
 from metasched.transitions import FINAL, LIVE, UNSTARTED
 from tests.chaos.stream import TOTALS, Stream, Use, named
 
@@ -47,9 +48,15 @@ class Verdict:
 
 
 def audit(
-    database: Database, stream: Stream, natives: Iterable[Natives] = (), may_fail: bool = False
+    database: Database,
+    stream: Stream,
+    natives: Iterable[Natives] = (),
+    may_fail: bool = False,
+    reserved: Collection[str] = (),
 ) -> Verdict:
     """Look at a database at rest, at what has begun, and at what the managers hold.
+
+    `reserved` are the names of the reservations that they keep.
 
     `may_fail`: the fault may end what its manager has, begun or not (a node that dies, an id that
     is given twice), which must be told as such an end.
@@ -71,6 +78,7 @@ def audit(
             found.wrong += _orphans(reading, instance, tags, may_fail)
             found.wrong += _leases(reading)
             found.wrong += leases.wrong(reading)
+            found.wrong += _reservations(reading, instance, stream, reserved, may_fail)
         if not may_fail:  # else what a manager tells as ended may run on for a while
             found.wrong += _overused(stream.used())
     finally:
@@ -217,6 +225,25 @@ def _leases(reading: Connection) -> Iterator[str]:
             yield f"{told} had leased {had.get(key, {})}, its job wants {wants}"
         if wants and (key in holds) != (row.state in LIVE) and key not in released:
             yield f"{told} has {'' if key in holds else 'not '}its licences"
+
+
+def _reservations(
+    reading: Connection, instance: str, stream: Stream, reserved: Collection[str], may_fail: bool
+) -> Iterator[str]:
+    """Each that was promised is kept, or was cancelled; no manager keeps another of ours."""
+    yield from reservations.wrong(reading)
+    stored = {one.id: one for one in reservations.listed(reading, 0.0)}
+    for id, cancelled in stream.promised.items():
+        state = stored[id].state if id in stored else None
+        over = cancelled and state is Stage.CANCELLED
+        broken = may_fail and state is Stage.BROKEN  # with its node
+        if state not in OPEN and not over and not broken:
+            yield f"reservation {id} was promised and is {state or 'not stored'}"
+    kept = {name for name in reserved if id_of(name, instance) is not None}
+    wanted = {name_of(instance, one.id) for one in stored.values() if one.state in OPEN}
+    for name in sorted(kept ^ wanted):
+        where = "not in its manager" if name in wanted else "in its manager and over"
+        yield f"reservation {name} is {where}"
 
 
 def _overused(uses: Sequence[Use]) -> Iterator[str]:

@@ -26,7 +26,7 @@ from metasched.client import ClientError
 from metasched.db.postgresql import SILENCE as SILENT
 from tests import gridengine, postgresql, slurm
 from tests.chaos.points import Orders, deaths_in
-from tests.chaos.site import PATIENCE, ChaosSite
+from tests.chaos.site import PATIENCE, STOP, ChaosSite
 from tests.chaos.stream import Stream
 from tests.gridengine import Cell
 from tests.slurm import SlurmCluster, SlurmSite
@@ -66,17 +66,22 @@ class Trial:
     def recover(self, cluster: str | None = None) -> None:
         """Wait for the recovery of a cluster, else of any."""
         begun = time.monotonic()
+        self.begin_on(cluster or self.draw.choice(self.stream.clusters))
+        self.recoveries.append(time.monotonic() - begun)
+
+    def begin_on(self, cluster: str, seconds: float = 0.0) -> str:
+        """Hand in a job for that cluster until one is taken, and wait for its start; its name."""
         name = ""
 
         def handed_in() -> bool:
             nonlocal name
             with contextlib.suppress(ClientError):
-                name = self.stream.probe(cluster or self.draw.choice(self.stream.clusters))
+                name = self.stream.probe(cluster, seconds)
             return bool(name)
 
         self.site.until(handed_in, PATIENCE)
         self.site.until(lambda: self.stream.began()[name], PATIENCE)
-        self.recoveries.append(time.monotonic() - begun)
+        return name
 
     @property
     def alpha(self) -> SlurmCluster:
@@ -175,6 +180,58 @@ def daemon_at_each_point(trial: Trial) -> None:
         site.gone()
     site.order(Orders(new=True, together=True, late=trial.strikes % 2 == 0))
     site.launch()
+
+
+def daemon_at_a_reservation(trial: Trial) -> None:
+    """SIGKILL at the first point of the life of reservations at which nothing has died yet.
+
+    Then one that nobody disturbs.
+    """
+    site = trial.site
+    site.order(Orders(new=True, about=("eserv", "survey"), together=True))
+    _replace(trial)
+    until = time.monotonic() + LIFE
+    while site.alive and time.monotonic() < until:
+        with contextlib.suppress(ClientError):
+            trial.stream.reserve(cancelled=True)
+    site.order(Orders())
+    _replace(trial)
+    for cancelled in (False, True):
+        site.until(partial(_reserved, trial, cancelled), PATIENCE)
+
+
+def _reserved(trial: Trial, cancelled: bool) -> bool:
+    with contextlib.suppress(ClientError):
+        trial.stream.reserve(cancelled)
+        return True
+    return False
+
+
+def daemon_at_accounting(trial: Trial) -> None:
+    """SIGKILL at each point of what accounting is asked and tells, one after the other.
+
+    It is asked about a job that began, ended and was forgotten while there was no daemon.
+    """
+    site = trial.site
+    assert trial.slurm is not None
+    beta = trial.slurm["beta"]
+    name = trial.begin_on(beta.name, seconds=1.0)
+    site.kill()
+    site.until(lambda: not beta.run("squeue", "-h", "-t", "all", "-o", "%k").split(), PATIENCE)
+    site.order(Orders(new=True, about=("race",), together=True))
+    site.launch()
+
+    def ended() -> bool:
+        if not site.alive:
+            site.gone()
+            site.launch()
+        with contextlib.suppress(ClientError):
+            return any(row["name"] == name for row in site.client.jobs(state="completed"))
+        return False
+
+    site.until(ended, PATIENCE)
+    site.order(Orders())
+    _replace(trial)
 
 
 def daemon_at_random(trial: Trial) -> None:
@@ -286,7 +343,7 @@ def outage(broken: Callable[[Trial], Mend], seconds: float = SILENCE) -> Strike:
 
     def strike(trial: Trial) -> None:
         mend = broken(trial)
-        time.sleep(seconds)
+        STOP.wait(seconds)
         mend()
         trial.recover("alpha" if trial.slurm is not None else None)
 
@@ -416,7 +473,8 @@ def execd_killed(trial: Trial) -> Mend:
 
 
 _KILLING = (
-    *(daemon_at_each_point, daemon_at_a_point, daemon_at_random),
+    *(daemon_at_each_point, daemon_at_a_point, daemon_at_random, daemon_at_a_reservation),
+    daemon_at_accounting,
     *(worker_at_a_point, worker_in_c),
 )
 FAULTS = (
@@ -449,6 +507,8 @@ FAULTS = (
     Fault("daemon killed at a crash point", "slurm", daemon_at_a_point, 120, 20),
     Fault("daemon killed at a random time", "slurm", daemon_at_random, 60, 20, quick=False),
     Fault("worker killed at a crash point", "slurm", worker_at_a_point, 24, 12, quick=False),
+    Fault("daemon killed at a reservation", "slurm", daemon_at_a_reservation, 60, 30),
+    Fault("daemon killed as it asks accounting", "slurm", daemon_at_accounting, 6, 3),
     Fault("slurmctld stopped and started", "slurm", outage(controller_stopped), 4, 4),
     Fault(
         "slurmctld stopped for minutes", "slurm", outage(controller_stopped, 130), 1, 1, quick=False

@@ -49,13 +49,15 @@ Role = Literal["daemon", "worker"]
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """Where the processes of one life die.
 
-    `new`: a process dies at the first point at which none has died before. Without it, it dies
-    after a number of passages that it draws by `seed`, `mean` on average. `mean` 0: nobody dies.
+    `new`: a process dies at the first point at which none has died before, and whose name holds
+    one of the words `about`, if there are any. Without it, it dies after a number of passages
+    that it draws by `seed`, `mean` on average. `mean` 0: nobody dies.
     `most`: who starts after that many deaths lives. `late`: nobody dies before the life is armed
     (`arm`). `together`: a worker takes the daemon with it, as when the host fails.
     """
 
     new: bool = False
+    about: tuple[str, ...] = ()
     seed: str = ""
     mean: int = 0
     most: int | None = None
@@ -116,7 +118,9 @@ class Points:
         if self._orders.late and not self._armed.exists():
             return False
         if self._orders.new:
-            return point not in self._died_at
+            about = self._orders.about
+            wanted = not about or any(word in point for word in about)
+            return wanted and point not in self._died_at
         if self._left is None:
             return False
         self._left -= 1

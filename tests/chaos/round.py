@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from metasched.adapters.local_host import read_record
 from metasched.client import ClientError
+from metasched.reservation_life import OPEN as OPEN_RESERVATIONS
+from metasched.reservation_life import name_of
 from tests.chaos.audit import audit
 from tests.chaos.faults import Fault, Trial
 from tests.chaos.points import Orders, deaths_in, passed_in
-from tests.chaos.site import LOCAL, PATIENCE, ChaosSite
+from tests.chaos.site import LOCAL, PATIENCE, STOP, ChaosSite, Stopped
 from tests.chaos.stream import Stream, named, words
 from tests.gridengine import Cell
 from tests.postgresql import Server
-from tests.slurm import SlurmSite
+from tests.slurm import ALPHA, BETA, SlurmCluster, SlurmSite
 
 OPEN = "queued,held,dispatching,pending,running,suspended"
 # for these one waits until others end, which may be unknown
@@ -88,6 +91,29 @@ class Managers:
             return self.cell.table(Path("PYTHON"), "poll_interval = 0.5\nsettle = 1\n")
         return LOCAL
 
+    @property
+    def reserve(self) -> bool:
+        """Whether they keep reservations."""
+        return self.slurm is not None
+
+    def reserved(self) -> set[str]:
+        """The names of the reservations that they keep."""
+        return {name for names in self._reservations().values() for name in names}
+
+    def forget(self) -> None:
+        """Have them forget all reservations."""
+        for cluster, names in self._reservations().items():
+            for name in names:
+                cluster.run("scontrol", "delete", f"ReservationName={name}")
+
+    def _reservations(self) -> dict[SlurmCluster, list[str]]:
+        return {
+            cluster: re.findall(
+                r"ReservationName=(\S+)", cluster.run("scontrol", "-o", "show", "reservation")
+            )
+            for cluster in self.slurm or ()
+        }
+
     def natives(self, site: ChaosSite) -> Iterable[str]:
         """The tags of all that is queued or running there."""
         if self.slurm is not None:
@@ -110,6 +136,15 @@ class Managers:
                             yield tag
 
 
+def slurm_clusters(folder: Path) -> SlurmSite:
+    """alpha, and a beta that forgets at once what has ended and notes it in a file."""
+    settings = (
+        *("MinJobAge=2", "JobCompType=jobcomp/filetxt"),
+        f"JobCompLoc={folder / 'completions'}",
+    )
+    return SlurmSite(folder, (ALPHA, replace(BETA, settings=settings)))
+
+
 @contextlib.contextmanager
 def running(folder: Path, managers: Managers, seed: str) -> Iterator[tuple[ChaosSite, Stream]]:
     """A site that serves, with jobs streaming through it."""
@@ -118,7 +153,9 @@ def running(folder: Path, managers: Managers, seed: str) -> Iterator[tuple[Chaos
     site = ChaosSite(folder, managers.tables, inside, url)
     try:
         site.begin()
-        stream = Stream(site.client, site.ran, managers.names, seed, managers.pause)
+        stream = Stream(
+            site.client, site.ran, managers.names, seed, managers.pause, managers.reserve
+        )
         stream.start()
         try:
             yield site, stream
@@ -149,16 +186,19 @@ def play(
                 trial.strikes += 1
                 struck()
             stream.stop()
-            result.resolved = settle(site, stream, lambda: managers.natives(site))
+            result.resolved = settle(
+                site, stream, lambda: managers.natives(site), managers.reserved
+            )
         except AssertionError as error:
             result.wrong, result.found = 1, f"it did not recover: {error}"
         else:
             natives = [lambda: managers.natives(site)]
-            found = audit(site.store, stream, natives, fault.may_fail)
+            found = audit(site.store, stream, natives, fault.may_fail, managers.reserved())
             result.jobs, result.lost = found.jobs, len(found.lost)
             result.duplicated, result.wrong = len(found.duplicated), len(found.wrong)
             result.ended = len(found.ended)
             result.found = "" if found.well else str(found)
+        managers.forget()
         result.recoveries = trial.recoveries
         result.points = sorted({point for _, point in deaths_in(site.chaos)})
         result.passed = sorted({point for _, point in passed_in(site.chaos)})
@@ -167,7 +207,10 @@ def play(
 
 
 def settle(
-    site: ChaosSite, stream: Stream, natives: Callable[[], Iterable[str]] = lambda: ()
+    site: ChaosSite,
+    stream: Stream,
+    natives: Callable[[], Iterable[str]] = lambda: (),
+    reserved: Callable[[], set[str]] = set,
 ) -> int:
     """Let every job end and stop the daemon; how many an operator had to decide on.
 
@@ -201,9 +244,21 @@ def settle(
                         site.client.change("ran" if began[name] else "lost", [id])
                         resolved.add(id)
         assert time.monotonic() < until, f"still open: {site.client.jobs()}; {site.told()}"
-        time.sleep(0.2)
+        if STOP.wait(0.2):
+            raise Stopped
     ours = f"ms-{site.client.health()['instance']}-"
     with contextlib.suppress(AssertionError):  # the audit names what stays
         site.until(lambda: not any(tag.startswith(ours) for tag in natives()), LET_GO)
+        site.until(lambda: _kept(site) == {n for n in reserved() if n.startswith(ours)}, LET_GO)
     site.end()
     return len(resolved)
+
+
+def _kept(site: ChaosSite) -> set[str]:
+    """The names of the reservations that are to be kept."""
+    instance = site.client.health()["instance"]
+    return {
+        name_of(instance, row["reservation"])
+        for row in site.client.reservations(all=True)
+        if row["state"] in OPEN_RESERVATIONS
+    }

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import sys
+import threading
 import time
+from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -20,6 +23,7 @@ from tests.e2e.conftest import Site
 
 _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload([*victim.MODULES, victim.__name__])
+STOP = threading.Event()  # the user wants no more: whatever is waited for, `Stopped` comes of it
 PATIENCE = 300.0  # seconds for what must come on a machine that is busy with other things
 
 LOCAL = "".join(
@@ -42,6 +46,10 @@ def keep_temporaries_in(folder: Path) -> None:
     """Before the first site: what multiprocessing leaves behind when it is killed goes there."""
     # it has no setting for this; a folder that it made itself it would also remove, too late
     multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
+
+
+class Stopped(Exception):
+    """The user wants no more."""
 
 
 class ChaosSite(Site):
@@ -105,6 +113,16 @@ class ChaosSite(Site):
         """Those whose orders say so may die from now on."""
         arm(self.chaos)
 
+    def until(self, what: Callable[[], Any], patience: float = 60.0) -> Any:
+        """As for any site. Stopped: it is not waited for any more."""
+
+        def asked() -> Any:
+            if STOP.is_set():
+                raise Stopped
+            return what()
+
+        return super().until(asked, patience)
+
     # Lives
 
     def launch(self) -> None:
@@ -125,6 +143,8 @@ class ChaosSite(Site):
         """Wait for the first answer of this life; False if it died before."""
         until = time.monotonic() + PATIENCE
         while self.alive:
+            if STOP.is_set():
+                raise Stopped
             with contextlib.suppress(ClientError):
                 self.client.health()
                 if self._died is not None:

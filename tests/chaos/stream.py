@@ -33,6 +33,8 @@ note begin
 sleep "$seconds"
 note end
 """
+WINDOW = 60.0  # seconds of a reservation
+AHEAD = 7200.0  # seconds until the first begins, when no job of a stream runs any more
 OPEN_AT_MOST = 40  # jobs; more would only wait for each other
 TOTALS = {"matlab": 6, "ansys": 3}  # tokens of each licence of a site
 # What a job may want of them: most want none.
@@ -83,15 +85,26 @@ class Stream:
     """
 
     def __init__(
-        self, client: Client, ran: Path, clusters: tuple[str, ...], seed: str, pause: float = 0.02
+        self,
+        client: Client,
+        ran: Path,
+        clusters: tuple[str, ...],
+        seed: str,
+        pause: float = 0.02,
+        reserving: bool = False,
     ) -> None:
-        """`pause` seconds between two calls; the first of `clusters` refuses native options."""
+        """`pause` seconds between two calls; the first of `clusters` refuses native options.
+
+        `reserving`: the clusters keep reservations.
+        """
         self.promises: dict[str, Promise] = {}
         self._client, self._ran, self.clusters, self._pause = client, ran, clusters, pause
         self._draw = random.Random(seed)
         self._number = 0
         self.accepted = 0  # jobs
         self._probes = count()
+        self._reserving, self._windows, self._begun = reserving, count(1), time.time()
+        self.promised: dict[int, bool] = {}  # reservations: whether we may have cancelled it
         self._held: list[int] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -156,6 +169,8 @@ class Stream:
             self.modify()
         elif draw < 0.985:
             self.requeue()
+        elif draw < 0.987 and self._reserving:
+            self.reserve(cancelled=self._draw.random() < 0.5)
         elif draw < 0.99:
             self.set_licence()
         elif draw < 0.995:
@@ -207,6 +222,15 @@ class Stream:
         ended = [words(row) for row in unknown if named(row) in used]
         return self._client.release_licences(ended) if ended else []
 
+    def reserve(self, cancelled: bool) -> None:
+        """Promise a node for a window of its own, from whatever thread; maybe not any more."""
+        start = self._begun + AHEAD + next(self._windows) * 2 * WINDOW
+        wish = {"least": 1, "most": 1, "shortest": WINDOW, "longest": WINDOW, "by_node": True}
+        row = self._client.reserve(wish | {"ready": start, "deadline": start + WINDOW + 1})
+        self.promised[row["reservation"]] = cancelled
+        if cancelled:
+            self._client.cancel_reservation(row["reservation"])
+
     def refused(self) -> list[int]:
         """A job that its manager will not take."""
         cluster = self.clusters[0]
@@ -251,11 +275,11 @@ class Stream:
         )
         return self._hand_in(requests, Promise(cancelled=cancelled, refused=refused))
 
-    def probe(self, cluster: str) -> str:
+    def probe(self, cluster: str, seconds: float = 0.0) -> str:
         """Hand in a job for that cluster, from whatever thread; its name."""
         self._client.resume(cluster)  # a death may have come between `drain` and its end
         name = f"probe{next(self._probes)}"
-        request = self._request(name, 0.0, time_limit=60.0, urgency=3, clusters=(cluster,))
+        request = self._request(name, seconds, time_limit=60.0, urgency=3, clusters=(cluster,))
         self._hand_in((request,), Promise())
         return name
 

@@ -103,6 +103,17 @@ def test_an_orphan_is_found(after: Ruined) -> None:
     ]
 
 
+def test_reservations_that_are_lost_and_orphaned_are_found(after: Ruined) -> None:
+    with closing(sqlite3.connect(after.database)) as database:
+        [(instance,)] = database.execute("SELECT name FROM instance")
+    after.stream.promised = {7: False}
+    reserved = [f"ms-{instance}-r8", "ms-somebody-r8"]
+    assert audit(Sqlite(after.database), after.stream, reserved=reserved).wrong == [
+        "reservation 7 was promised and is not stored",
+        f"reservation ms-{instance}-r8 is in its manager and over",
+    ]
+
+
 def test_licences_that_a_payload_did_not_have_are_found(after: Ruined) -> None:
     after.sql("UPDATE lease SET tokens = 1 WHERE job = 4")
     [wrong] = after.found().wrong

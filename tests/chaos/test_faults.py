@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import slurm
 from tests.chaos.audit import audit
-from tests.chaos.cover import missed, record, steps_of_local
+from tests.chaos.cover import missed, record, steps_of_local, steps_of_slurm
 from tests.chaos.faults import FAULTS, Fault, Manager, Trial
-from tests.chaos.round import Managers, play
+from tests.chaos.round import Managers, play, slurm_clusters
 from tests.chaos.site import ChaosSite
 from tests.chaos.stream import Stream
 from tests.conftest import require
@@ -23,8 +25,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def slurm_site(slurm_site_for_faults: SlurmSite) -> SlurmSite:
-    return slurm_site_for_faults
+def slurm_site(common_folder: Path) -> Iterator[SlurmSite]:
+    if (reason := slurm.missing()) is not None:
+        require("slurm", reason)
+    with slurm_clusters(common_folder / "slurm-faults") as site:
+        yield site
 
 
 def each_of(manager: Manager, may_fail: bool = False) -> Fault:
@@ -41,11 +46,13 @@ def each_of(manager: Manager, may_fail: bool = False) -> Fault:
     return Fault("each", manager, strike, 1, 1, may_fail=may_fail)
 
 
-def struck(folder: Path, fault: Fault, managers: Managers) -> None:
+def struck(folder: Path, fault: Fault, managers: Managers) -> set[str]:
+    """The crash points that it passed."""
     result = play(folder / "site", fault, managers, SEED, 1)
     assert not result.found, result.found
     assert result.jobs > 0
     assert result.recoveries
+    return set(result.passed)
 
 
 def test_over_local_clusters(tmp_path: Path) -> None:
@@ -56,7 +63,8 @@ def test_over_local_clusters(tmp_path: Path) -> None:
 def test_over_slurm(may_fail: bool, tmp_path: Path, slurm_site: SlurmSite) -> None:
     for cluster in slurm_site:
         cluster.empty()
-    struck(tmp_path, each_of("slurm", may_fail), Managers(slurm=slurm_site))
+    points = struck(tmp_path, each_of("slurm", may_fail), Managers(slurm=slurm_site))
+    assert may_fail or not missed(steps_of_slurm(), points)
 
 
 def test_over_postgresql(tmp_path: Path, common_folder: Path) -> None:
