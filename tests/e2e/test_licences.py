@@ -41,7 +41,7 @@ def standing(site: Site, name: str = "matlab") -> dict[str, Any]:
 @contextmanager
 def watching(site: Site) -> Iterator[Iterator[dict[str, Any]]]:
     """What `licences --watch` shows, time after time, by licence."""
-    command = [COMMAND, "licences", "--watch", "--json"]
+    command = [str(COMMAND), "licences", "--watch", "--json"]
     with subprocess.Popen(command, env=site.environment, stdout=subprocess.PIPE, text=True) as said:
         assert said.stdout is not None
         lines = iter(said.stdout.readline, "")
