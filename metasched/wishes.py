@@ -82,7 +82,7 @@ class Wishes:
         """Ended tasks run again."""
         job, priority = event.job, min(event.priority, self._books.policy.max_priority)
         by = f"by {event.by}" if event.by else ""
-        if event.fates:
+        if job.dependency is not None and not all(task.attempts for task in event.tasks):
             self._attempts.depend(job, event.fates)
         key = self._books.key(job, priority)
         tasks = [

@@ -244,3 +244,17 @@ def test_what_waits_for_one_that_no_cluster_takes_goes_in_the_same_step() -> Non
     site.step(Submitted(NOW, job(2, dependency="afterany:1"), (fate(1),)))
     site.step(Tried(NOW, 1, 1))
     assert site.step(Declined(NOW, 1, 1, "never here")) == [Send(2, 1, "left", (0,))]
+
+
+def test_a_singleton_that_was_cancelled_unsent_and_is_requeued_waits_for_its_turn_again() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job(1, name="x")))
+    site.sent(1)
+    single = job(2, name="x", dependency="singleton")
+    site.step(Submitted(NOW, single))
+    site.step(Asked(NOW, "cancel", 2))
+    site.step(Requeued(NOW, single, 1, 0, (Again(0, State.CANCELLED, 0),)))
+    assert site.core.tasks[2, 0].reason == Reason.DEPENDENCY
+    [send] = site.seen("left", None, site.row(State.COMPLETED, started=NOW, ended=NOW + 1))
+    assert isinstance(send, Send)
+    assert send.job == 2
