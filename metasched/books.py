@@ -43,12 +43,13 @@ class Books:
         `clock_set`: seconds that the clock went, and time did not.
         """
         passed = max(now - (self.now + clock_set), 0.0)
-        some = any(view.up for view in self.views.values())
-        for view in self.views.values():
-            if view.up:
-                view.watched += passed
-            elif some:
-                view.missed += passed
+        if passed:
+            some = any(view.up for view in self.views.values())
+            for view in self.views.values():
+                if view.up:
+                    view.watched += passed
+                elif some:
+                    view.missed += passed
         self.now, self.out, self.withdrawals = now, Outcome(), {}
         return self.out
 

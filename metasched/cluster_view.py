@@ -65,10 +65,10 @@ class ClusterView:
     up_since: float = 0.0  # when its manager last started, as far as it tells
     shape: object = None
     decided: dict[Hashable, Unfit | None] = field(default_factory=dict)
+    name: str = field(init=False)
 
-    @property
-    def name(self) -> str:
-        return self.cluster.name
+    def __post_init__(self) -> None:
+        self.name = self.cluster.name
 
     def learn(self, facts: Facts) -> None:
         before, self.shape = self.shape, shape(facts)

@@ -390,15 +390,17 @@ class Core:
             view.strays.clear()
             view.withheld.clear()
         for row in event.rows:
-            sending = parse_tag(row.tag, self.instance)
             task = self.books.of(row.tag, row.task)
-            if task is None and sending is not None:
+            if task is not None:
+                if task.live.cluster == event.cluster:
+                    self._attempts.row(task, row)
+            elif (sending := parse_tag(row.tag, self.instance)) is not None:
                 self._comebacks.listed(view, *sending, row)
-            elif task is not None and task.live.cluster == event.cluster:
-                self._attempts.row(task, row)
 
     def _not_listed(self, view: ClusterView, event: Seen) -> None:
         """Look at what the rows of a listing do not name, as far as that may mean something."""
+        if not (event.full or event.vanished or view.uneasy):
+            return
         listed = {  # now, as some of them may just have been adopted
             task.place
             for row in event.rows

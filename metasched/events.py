@@ -480,14 +480,14 @@ class Task:
     refused: set[str] = field(default_factory=set)
     forgiven: int = 0  # refusals of attempts up to this number count no more
     past: dict[int, Past] = field(default_factory=dict)  # by sending
+    place: Place = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.place = self.job.id, self.index
 
     @property
     def name(self) -> str:
         return f"{self.job.id}_{self.index}" if self.job.array else str(self.job.id)
-
-    @property
-    def place(self) -> Place:
-        return self.job.id, self.index
 
     @property
     def live(self) -> Attempt:

@@ -178,9 +178,11 @@ class Gates:
         self.ready.pop((id, index), None)
         self._fresh.pop((id, index), None)
         self._later.pop((id, index), None)
-        _take(self._blocked, id, index)
-        _take(self._limited, id, index)
-        self._hope(id, index)
+        if id in self._limited:
+            _take(self._limited, id, index)
+        if id in self._blocked:
+            _take(self._blocked, id, index)
+            self._hope(id, index)
 
     def gone(self, task: Task, now: float) -> None:
         """A task is held or has ended: its slot is the next one's."""

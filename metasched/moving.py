@@ -129,7 +129,8 @@ class Moving:
         """Withdraw pending tasks elsewhere that would start on this cluster now."""
         facts = view.facts
         others = [v for v in self._books.views.values() if v is not view]
-        if facts is None or facts.cpus <= facts.used or not any(v.unstarted for v in others):
+        waiting = [v for v in others if v.unstarted]
+        if facts is None or facts.cpus <= facts.used or not waiting:
             return
         on_their_way = [
             task.job
@@ -143,7 +144,7 @@ class Moving:
         ]
         incoming = [(job.cpus, job.time_limit or job.estimated) for job in on_their_way]
         room = Room(facts, self._books.now, incoming, view.here)
-        for task in self._pullable(others, room):
+        for task in self._pullable(waiting, room):
             if self._placing.unfit(task, view) is not None or not room.admits(task.job):
                 continue
             room.take(task.job)

@@ -46,10 +46,11 @@ class Placing:
 
     def unfit(self, task: Task, view: ClusterView) -> Unfit | None:
         """Why a task cannot be sent to a cluster now."""
-        if view.name in task.refused:
+        if task.refused and view.name in task.refused:
             return Unfit(Reason.NO_CLUSTER_FITS, "its manager refused the job")
         against = self.against(task.job, view)
-        if against is not None and against.reason in PERMANENT:
+        open_to_all = view.up and not view.full and view.name not in self._books.drains
+        if open_to_all or (against is not None and against.reason in PERMANENT):
             return against
         if not view.up:
             return Unfit(Reason.CLUSTER_DOWN, view.word)
@@ -61,8 +62,10 @@ class Placing:
 
     def against(self, job: Job, view: ClusterView) -> Unfit | None:
         """Why a cluster, as it is, cannot run a job; not whether it answers and may be used now."""
-        if (barred_by := self._reservations.against(job, view.name)) is not None:
-            return barred_by
+        if job.reservation is not None:
+            barred_by = self._reservations.against(job, view.name)
+            if barred_by is not None:
+                return barred_by
         licences = self._leasing.licences
         if self._leasing.ours and (barred := licences.barred(job.licences, view.name)):
             text = f"licence {barred} cannot be used there"

@@ -256,7 +256,7 @@ class Reservation:
     def admit(self, job: Waiting) -> bool:
         """Start the job if it fits now and does not delay the head."""
         room = self.room
-        if room.place(job) == NOWHERE:
+        if job.cpus > room.cpus or room.place(job) == NOWHERE:
             return False
         if room.now + job.estimated > self.shadow:
             if job.cpus > self.cpus or not self._spared(job):
@@ -358,13 +358,13 @@ def backfill(queue: Iterable[Waiting], room: Room) -> Waiting | None:
     head = strict(rest, room)
     if head is None or room.full:
         return head
-    candidate = next(rest, None)
-    if candidate is None:
+    second = next(rest, None)
+    if second is None:
         return head
     promise = room.reserve(head)
-    while candidate is not None and not room.full:
-        promise.admit(candidate)
-        candidate = next(rest, None)
+    for candidate in chain((second,), rest):
+        if promise.admit(candidate) and room.full:
+            break
     return head
 
 

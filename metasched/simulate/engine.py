@@ -290,7 +290,7 @@ class Engine:
             if job in self._past_us:
                 self._withdraw_copies(job, place)
             else:
-                (task,) = self.core.tasks_of(job)
+                task = self.core.tasks[job, 0]
                 priority, moves = task.priority, task.moves
                 news[job] = Row(self._tags[job], 0, str(job), State.RUNNING, now)
             self._begun[job] = Placed(
@@ -339,6 +339,6 @@ class Engine:
             if job in self._managers[place].queue:
                 self._news[place][job] = Row(self._tags[job], 0, str(job), State.PENDING)
                 if self._pulls:
-                    (task,) = self.core.tasks_of(job)
+                    task = self.core.tasks[job, 0]
                     heappush(self._polls, now + self._policy.pull_after * 2.0**task.moves)
         self._sent.clear()
