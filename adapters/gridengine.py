@@ -39,7 +39,8 @@ _REGISTERED = re.compile(r"has registered the job (\d+) for deletion")
 # What qsub says when the qmaster, or qsub itself, has certainly taken nothing.
 _REFUSED = re.compile(
     r"denied|no suitable queues|Unknown option|unknown resource|Invalid |ERROR! |error parsing"
-    r"|does not exist|not allowed|Unable to run job: (?!.*(timeout|unreachable|communication))"
+    r"|does not exist|not allowed"
+    r"|Unable to run job: (?!.*(timeout|unreachable|communication|reading answer))"
 )
 _ABSENT = re.compile(r"does not exist|already in deletion|has deleted|has registered")
 

@@ -63,8 +63,9 @@ def native(
         words += ["-ar", within]
     words += order.options
     for word in words:
-        if not word or re.search(r"[\s'\"\\\0]", word):
-            raise Refused(f"native option {word!r} cannot be handed on: quotes, spaces or nothing")
+        if not word or re.search(r"[\s'\"\\\0-\x1f\x7f]", word):
+            why = "quotes, spaces, control characters or nothing"
+            raise Refused(f"native option {word!r} cannot be handed on: {why}")
     return " ".join(words)
 
 

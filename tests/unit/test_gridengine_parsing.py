@@ -371,6 +371,7 @@ def test_native_options_that_are_passed_on(options: tuple[str, ...]) -> None:
             ("-jsv", "/bin/verify"),
             ("-l", "a b"),
             ("-l", "'"),
+            ("-l", "a\x01b"),
         ],
         # qsub would take the stray word for the script
         *[("script.sh",), ("-l", "a=1", "b=2"), ("-cwd", "script.sh"), ("-pe", "mpi", "4", "-")],
