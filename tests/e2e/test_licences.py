@@ -114,7 +114,10 @@ def test_a_local_queue_lets_first_go_who_has_leased_a_licence_that_others_wait_f
     site: Site,
 ) -> None:
     one = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 1\npolicy = "fb-mod"\n'
-    site.configure('[[licence]]\nname = "matlab"\ntotal = 1\n' + one + "poll_interval = 0.2\n")
+    # one of so many that the priorities of all jobs are the same
+    names = ["matlab", *(f"l{n}" for n in range(19))]
+    pools = "".join(f'[[licence]]\nname = "{name}"\ntotal = 1\n' for name in names)
+    site.configure(pools + one + "poll_interval = 0.2\n")
     site.start()
     go = f"while [ ! -e {site.folder}/go ]; do sleep 0.1; done"
     first = site.submit("--wrap", go, "-t", "5")
