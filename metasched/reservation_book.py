@@ -111,6 +111,10 @@ class ReservationBook:
         """Whether a cluster's manager is to keep or to forget anything."""
         return any(one.cluster == cluster for one in self.known.values())
 
+    def lacks(self, cluster: str) -> bool:
+        """Whether one there lacks nodes, which any survey may show to be free."""
+        return any(self._down(r) for r in self.open_on(cluster) if r.placed)
+
     @property
     def next_due(self) -> float | None:
         """When time alone changes the state of one (epoch seconds), or None."""

@@ -144,6 +144,7 @@ class ReservationLink:
             survey = answer.survey
             # where our sending keeps the promises it must know where all that runs is
             told = (survey.held, survey.nodes if self._cluster.binds_late else survey.up)
+            wanted |= self._engine.core.reservations.lacks(self._cluster.name)
             if wanted or self._told != told:
                 self._told = told
                 self._engine.take(Surveyed(time.time(), self._cluster.name, survey))

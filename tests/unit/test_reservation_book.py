@@ -240,7 +240,9 @@ def test_a_node_that_comes_back_before_the_start_breaks_nothing() -> None:
     desk.bind(1)
     nodes = (NodesInUse(("n1",), 4, False), NodesInUse(("n2",), 4, True))
     desk.tell(T + 1, *nodes, held=desk.held())
+    assert desk.book.lacks("alpha")  # any survey may tell of another node
     desk.tell(T + 2, UP, held=desk.held())
+    assert not desk.book.lacks("alpha")
     assert desk[1].cause == "its nodes can be used again"
     passed(desk, T + 10)
     assert desk.state(1) is Stage.ACTIVE

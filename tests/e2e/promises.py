@@ -1,0 +1,258 @@
+"""Reservations with jobs in them among batch jobs on real clusters, while things are killed.
+
+What became of them is taken from the managers' own listings and accounting, not from ours.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from metasched.client import Client, Forbidden
+from metasched.submit import Request, Submission
+from tests.booted import BootError
+from tests.e2e.conftest import Site
+from tests.gridengine import Cell
+from tests.slurm import SlurmCluster, SlurmSite
+
+ENVIRONMENT = dict(os.environ)
+SCRIPTS = {"inside": "#!/bin/sh\nsleep 5\n", "batch": "#!/bin/sh\nsleep 2\n"}
+LOOK_EVERY = 2.0  # seconds between two listings of each Slurm cluster
+
+
+@dataclass(frozen=True)
+class Stay:
+    """One job as a Slurm cluster told of it: its nodes, from when to when (epoch seconds)."""
+
+    nodes: frozenset[str]
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What became of the promises: seconds from each window's start to its job's.
+
+    `strangers` are (reservation, job) that were on one node at a time; `moved` those whose node was
+    drained before the start; `left` are reservations that a manager still had at the end.
+    """
+
+    promised: int
+    refused: int
+    late: dict[int, float]
+    strangers: list[tuple[int, str]]
+    moved: dict[int, bool]
+    left: list[str]
+    batch_completed: int
+
+
+def hosts(words: str) -> frozenset[str]:
+    """The names in `g[1-3,5]`; one in `g1`."""
+    if (match := re.fullmatch(r"(\w+)\[([\d,-]+)\]", words)) is None:
+        return frozenset(words.split(",")) - {"", "(null)"}
+    found = set()
+    for part in match[2].split(","):
+        first, _, last = part.partition("-")
+        found |= {f"{match[1]}{n}" for n in range(int(first), int(last or first) + 1)}
+    return frozenset(found)
+
+
+class Promises:
+    """A running site over Slurm clusters and perhaps a cell of Grid Engine."""
+
+    def __init__(self, site: Site, slurm: SlurmSite, cell: Cell | None = None) -> None:
+        self.site, self.slurm, self.cell = site, slurm, cell
+        # a controller that is killed forgets its last jobs: claims prove that these never began
+        claims = site.folder / "claims"
+        claims.mkdir(mode=0o700)
+        tables = [
+            f'[[cluster]]\nname = "{c.name}"\nadapter = "slurm"\nconfig = "{c.conf}"\n'
+            f'poll_interval = 1\nsettle = 1\nfence_dir = "{claims}"\n'
+            for c in slurm
+        ]
+        if cell is not None:
+            python = cell.python(site.folder / "python")
+            tables.append(cell.table(python, "poll_interval = 1\nsettle = 1\n"))
+        site.configure("".join(tables))
+        site.start()
+        self.client = Client(site.folder / "ms.sock", timeout=120)
+        self.stays: dict[tuple[str, str], Stay] = {}
+        self._over = threading.Event()
+
+    def run(self, wishes: Sequence[tuple[str, int, float]], lasts: float, batch: int) -> Kept:
+        """Reserve (cluster, units, seconds from now) each for `lasts`, and submit `batch` jobs.
+
+        A node of the last one on Slurm is drained, the first one is cancelled, a controller and
+        the daemon are killed before the first start.
+        """
+        now = time.time()
+        watch = threading.Thread(target=self._watch)
+        watch.start()
+        try:
+            made, refused = {}, 0
+            for cluster, units, start in wishes:
+                row = self._reserve(cluster, units, now + start, lasts)
+                refused += row is None
+                if row is not None:
+                    made[row["reservation"]] = row
+            some = [self._submit(5, cpus=1 + n % 4) for n in range(batch // 5)]
+            inside = {
+                id: self._submit(
+                    1, reservation=id, cpus=1, tasks=row["size"], script="inside", limit=None
+                )[0]
+                for id, row in made.items()
+            }
+            cancelled = min(made)
+            self.client.cancel_reservation(cancelled)
+            drained = self._drain_one(made)
+            self._kill_both()
+            moved = {drained[0]: self._is_moved(*drained)}
+            jobs = [job for id, job in inside.items() if id != cancelled]
+            rows = {r["job"]: r for r in self.site.until_ended(*jobs, patience=600)}
+            self.site.until_ended(*(j for jobs in some for j in jobs), patience=600)
+        finally:
+            self._over.set()
+            watch.join()
+        self.site.run("cancel", str(inside[cancelled]))
+        for id in made:
+            self.client.cancel_reservation(id)
+        late, strangers = {}, []
+        for id, row in made.items():
+            if id != cancelled and (found := self._began(row["cluster"], rows[inside[id]])):
+                begun, others = found
+                late[id] = begun - datetime.fromisoformat(row["start"]).timestamp()
+                strangers += [(id, other) for other in others]
+        completed = sum(r["state"] == "completed" for jobs in some for r in self.site.rows(*jobs))
+        self.site.until(lambda: not self._left(), patience=120)
+        return Kept(len(made) - 1, refused, late, strangers, moved, self._left(), completed)
+
+    def _submit(
+        self,
+        many: int,
+        *,
+        script: str = "batch",
+        cpus: int,
+        tasks: int = 1,
+        limit: float | None = 60.0,
+        reservation: int | None = None,
+    ) -> list[int]:
+        request = Request(
+            script=script,
+            environment="e",
+            directory=str(self.site.folder),
+            output="/dev/null",
+            time_limit=limit,
+            tasks=tasks,
+            cpus_per_task=cpus,
+            reservation=reservation,
+        )
+        submission = Submission(
+            jobs=(request,) * many,
+            scripts={script: SCRIPTS[script]},
+            environments={"e": ENVIRONMENT},
+        )
+        return [answer["job"] for answer in self.client.submit(submission)]
+
+    def _reserve(
+        self, cluster: str, units: int, start: float, lasts: float
+    ) -> dict[str, Any] | None:
+        wish = {
+            "least": units,
+            "most": units,
+            "shortest": lasts,
+            "longest": lasts,
+            "ready": start,
+            "deadline": start + lasts,
+            "clusters": [cluster],
+            "by_node": self.cell is None or cluster != self.cell.name,
+        }
+        try:
+            return self.client.reserve(wish)
+        except Forbidden:
+            return None
+
+    # What goes wrong meanwhile
+
+    def _drain_one(self, made: dict[int, dict[str, Any]]) -> tuple[int, SlurmCluster, str]:
+        first = next(iter(self.slurm))
+        id = max(id for id, row in made.items() if row["cluster"] == first.name)
+        [row] = [r for r in self.client.reservations() if r["reservation"] == id]
+        node = row["nodes"][0]
+        first.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
+        return id, first, node
+
+    def _kill_both(self) -> None:
+        last = list(self.slurm)[-1]
+        last.kill_controller()
+        self.site.stop(signal.SIGKILL)
+        last.start_controller()
+        self.site.start()
+
+    def _is_moved(self, id: int, cluster: SlurmCluster, node: str) -> bool:
+        """Whether the manager itself has others for it by now; the node is put back."""
+
+        def elsewhere() -> bool:
+            told = cluster.run("scontrol", "--oneliner", "show", "reservation")
+            found = re.search(rf"ReservationName=\S+-r{id} .*? Nodes=(\S+)", told)
+            return found is not None and node not in hosts(found[1])
+
+        self.site.until(elsewhere)
+        cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        return True
+
+    # What the managers tell
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOK_EVERY):
+            self._look()
+        self._look()
+
+    def _look(self) -> None:
+        for cluster in self.slurm:
+            try:
+                told = cluster.run("squeue", "-h", "--states=all", "-o", "%i %N %S %e")
+            except BootError:  # it has just been killed
+                continue
+            for line in told.splitlines():
+                words = line.split()
+                if len(words) == 4 and words[2] != "N/A":
+                    start, end = (datetime.fromisoformat(w).timestamp() for w in words[2:])
+                    self.stays[cluster.name, words[0]] = Stay(hosts(words[1]), start, end)
+
+    def _began(self, cluster: str, row: dict[str, Any]) -> tuple[float, list[str]] | None:
+        """When a job began, and which others were on its nodes; None: it never did."""
+        native = str(row["native_id"])
+        if self.cell is not None and cluster == self.cell.name:
+            told = self.cell.run("qacct", "-j", native)
+            assert re.search(r"^ar_sub_time\s+\d", told, re.MULTILINE) or "arid" in told, told
+            return datetime.fromisoformat(row["started"]).timestamp(), []
+        stay = self.stays.get((cluster, native))
+        if stay is None:
+            return None
+        others = [
+            id
+            for (name, id), other in self.stays.items()
+            if (name, id) != (cluster, native)
+            and name == cluster
+            and other.nodes & stay.nodes
+            and other.start < stay.end
+            and stay.start < other.end
+        ]
+        return stay.start, others
+
+    def _left(self) -> list[str]:
+        found = []
+        for cluster in self.slurm:
+            told = cluster.run("scontrol", "--oneliner", "show", "reservation")
+            found += re.findall(r"ReservationName=(\S+)", told)
+        if self.cell is not None:
+            told = self.cell.run("qrstat", "-xml", "-u", "*")
+            found += re.findall(r"<name>(ms-[^<]*)</name>", told)
+        return found

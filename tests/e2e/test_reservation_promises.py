@@ -1,0 +1,31 @@
+"""Promises are kept on real clusters among batch jobs, whatever is killed meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require
+from tests.e2e.conftest import Site
+from tests.e2e.promises import Promises
+from tests.slurm import ClusterSpec, SlurmSite, missing
+
+
+@pytest.mark.slow
+def test_every_promise_is_kept_on_nodes_of_its_own(site: Site, tmp_path: Path) -> None:
+    if (reason := missing()) is not None:
+        require("slurm", reason)
+    specs = [ClusterSpec("kappa", "k", nodes=4, cpus=4), ClusterSpec("iota", "i", nodes=2, cpus=4)]
+    with SlurmSite(tmp_path / "slurm", specs) as slurm:
+        wishes = [("iota", 1, 40.0), ("iota", 1, 45.0), ("kappa", 1, 50.0), ("kappa", 2, 50.0)]
+        kept = Promises(site, slurm).run(wishes, lasts=90.0, batch=15)
+    assert (kept.promised, kept.refused) == (3, 0)
+    assert len(kept.late) == 3
+    assert min(kept.late.values()) > -1.0  # managers round their times
+    assert kept.strangers == []
+    assert list(kept.moved.values()) == [True]
+    assert kept.left == []
+    assert kept.batch_completed == 15
+    assert site.stop() == 0
+    site.replayed()
