@@ -263,7 +263,8 @@ class Gates:
             stirred, self._stirred = self._stirred, {}
             freed, self._freed = self._freed, set()
             for target, indices in stirred.items():
-                for job in list(self._dependents.get(target, {}).values()):
+                # by id: a start of ours learns of them in another order
+                for _, job in sorted(self._dependents.get(target, {}).items()):
                     yield from self._judge(job, target, indices, now)
             for name in sorted(freed):
                 first = self._singles.get(name, {}).get(min(self._names.get(name, {0})))
