@@ -27,6 +27,7 @@ Round it:
     worker       the process that hosts one adapter
     config       metasched.toml and the policy file
     daemon       the shell: database, workers, timers
+    expectations, listening   when managers expect starts; time limits for answers
     reservation_link   what a cluster's manager is told of reservations
     identity     who is calling, and what they may do
     api, serve   HTTP on a unix socket; the process that runs it all

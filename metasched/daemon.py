@@ -76,7 +76,6 @@ SLOWEST = 60.0  # seconds between tries of a cluster that does not answer, at th
 SILENT_AFTER = 2  # failed polls in a row after which a cluster counts as silent
 PRUNE_EVERY = 3600.0  # seconds between looks for jobs that ended too long ago to be kept
 PRUNE_PAUSE = 0.1  # seconds between two portions of them
-PORTION_PAUSE = 0.05  # seconds for all others between two portions of a large array
 WATCH = 10.0  # seconds between looks whether the database is there
 RESTART = 2.0  # seconds before an engine that broke is started again
 WORKER_AGAIN = 0.5  # seconds before a worker that died is started again, doubled each time
@@ -690,8 +689,10 @@ class Engine:
             self._due.clear()
             due = self.core.next_due
             if due is not None and due <= time.time():
+                begun = time.monotonic()
                 self.take(Due(time.time()))
-                await asyncio.sleep(PORTION_PAUSE)
+                # between the portions of a large array all others have as much time
+                await asyncio.sleep(time.monotonic() - begun)
                 continue
             wait = None if due is None else min(due - time.time(), QUIET)
             with contextlib.suppress(TimeoutError):
