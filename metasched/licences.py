@@ -336,7 +336,9 @@ class Licences:
         changed = []
         for name, pool in self._pools.items():
             before = pool.past_us.pop(cluster, None)
-            many = 0 if self.barred([name], cluster) else min(taken.get(name, 0), MOST)
+            many = min(taken.get(name, 0), MOST)
+            if many and self.barred([name], cluster):
+                many = 0
             if many:
                 pool.past_us[cluster] = LicenceCount(name, None, many, now)
             if many != (before.outside if before is not None else 0):
