@@ -208,7 +208,7 @@ def _reserved(trial: Trial, cancelled: bool) -> bool:
 
 
 def daemon_at_accounting(trial: Trial) -> None:
-    """SIGKILL at each point of what accounting is asked and tells, one after the other.
+    """SIGKILL at the first point of what accounting is asked and tells at which nothing has died.
 
     It is asked about a job that began, ended and was forgotten while there was no daemon.
     """
@@ -218,7 +218,8 @@ def daemon_at_accounting(trial: Trial) -> None:
     name = trial.begin_on(beta.name, seconds=1.0)
     site.kill()
     site.until(lambda: not beta.run("squeue", "-h", "-t", "all", "-o", "%k").split(), PATIENCE)
-    site.order(Orders(new=True, about=("race",), together=True))
+    most = len(deaths_in(site.chaos)) + 1
+    site.order(Orders(new=True, about=("race",), most=most, together=True))
     site.launch()
 
     def ended() -> bool:
@@ -508,7 +509,7 @@ FAULTS = (
     Fault("daemon killed at a random time", "slurm", daemon_at_random, 60, 20, quick=False),
     Fault("worker killed at a crash point", "slurm", worker_at_a_point, 24, 12, quick=False),
     Fault("daemon killed at a reservation", "slurm", daemon_at_a_reservation, 60, 30),
-    Fault("daemon killed as it asks accounting", "slurm", daemon_at_accounting, 6, 3),
+    Fault("daemon killed as it asks accounting", "slurm", daemon_at_accounting, 24, 12),
     Fault("slurmctld stopped and started", "slurm", outage(controller_stopped), 4, 4),
     Fault(
         "slurmctld stopped for minutes", "slurm", outage(controller_stopped, 130), 1, 1, quick=False

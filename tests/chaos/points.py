@@ -91,8 +91,7 @@ class Points:
         self._died_at = {point for _, point in deaths}
         draw = random.Random(f"{self._orders.seed} {role} {len(deaths)}")
         self._left = draw.expovariate(1 / self._orders.mean) if self._orders.mean else None
-        if self._orders.most is not None and len(deaths) >= self._orders.most:
-            self._left = None
+        self._lives = self._orders.most is not None and len(deaths) >= self._orders.most
         # A worker that always died at its start would be left alone longer and longer: every
         # second one lives until it has answered a poll.
         workers = sum(dead == "worker" for dead, _ in deaths)
@@ -113,7 +112,7 @@ class Points:
             self._die(point)
 
     def _dies(self, point: str) -> bool:
-        if self._role not in self._orders.roles:
+        if self._lives or self._role not in self._orders.roles:
             return False
         if self._orders.late and not self._armed.exists():
             return False
