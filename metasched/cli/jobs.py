@@ -80,7 +80,7 @@ def _line(id: str, group: Sequence[dict[str, Any]]) -> tuple[object, ...]:
     """A line for tasks that look alike: from the first begin to the last end."""
     first = group[0] if len(group) == 1 else {**group[0], "native_id": None}
     first_of = {
-        name: min((r[name] for r in group if r[name]), default=None)
+        name: min((r[name] for r in group if r.get(name)), default=None)
         for name in ("submitted", "expected_start", "started")
     }
     ended = max((r["ended"] for r in group if r["ended"]), default=None)
