@@ -94,7 +94,7 @@ async def _reserve(engine: Engine, user: str, wish: Wish) -> dict[str, Any]:
     quota = engine.settings.quota_of(user)
     _check(wish)
     _request(wish, quota, time.time())  # before anybody is asked
-    clusters = _able(engine, wish.clusters)
+    clusters = _able(engine, wish.clusters, wish.longest)
     looks = [asyncio.create_task(engine.links[n].reservations.look()) for n in clusters]
     _, unanswered = await asyncio.wait(looks, timeout=ANSWER)
     for look in unanswered:
@@ -194,8 +194,8 @@ def _request(wish: Wish, quota: Quota, now: float) -> Request:
         raise Wrong(422, f"{error}, in the request; change it") from None
 
 
-def _able(engine: Engine, wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """The clusters that can be asked for a reservation now. Wrong if there is none."""
+def _able(engine: Engine, wanted: tuple[str, ...], lasts: float) -> tuple[str, ...]:
+    """The clusters that can be asked for one of so many seconds now. Wrong if there is none."""
     known = {cluster.name: cluster for cluster in engine.core.clusters}
     if unknown := [name for name in wanted if name not in known]:
         raise Wrong(404, f"there is no cluster {unknown[0]}; there are {', '.join(known)}")
@@ -204,6 +204,8 @@ def _able(engine: Engine, wanted: tuple[str, ...]) -> tuple[str, ...]:
         _, silent = engine.core.view(name)
         if not known[name].reserves:
             against[name] = "its manager keeps no reservations"
+        elif lasts < (step := known[name].granularity):
+            against[name] = f"a job there takes {step:g} s at the least, the window {lasts:g} s"
         elif silent:
             against[name] = f"it does not answer ({silent})"
         elif (drain := engine.core.drain(name)) is not None:

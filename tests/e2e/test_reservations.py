@@ -151,6 +151,7 @@ def test_what_cannot_be_reserved_or_run_there_is_one_line_and_changes_nothing(
     for words, told, code in (
         (("--start", "2020-01-01T08:00", "--duration", "1h"), "has passed", 2),
         (("--start", "+400d", "--duration", "1h"), "beyond the horizon", 3),
+        (("--start", "+1h", "--duration", "59s"), "a job there takes 60 s at the least", 3),
         (("--start", "+1h", "--duration", "31d"), "is more than the 2592000 s", 3),
         (("--ready", "+2h", "--deadline", "+1h", "--duration", "1h"), "is not after the start", 2),
         (("--deadline", "+1h", "--duration", "2h"), "do not fit between", 2),
