@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.conftest import require
@@ -13,11 +11,14 @@ from tests.slurm import ClusterSpec, SlurmSite, missing
 
 
 @pytest.mark.slow
-def test_every_promise_is_kept_on_nodes_of_its_own(site: Site, tmp_path: Path) -> None:
+def test_every_promise_is_kept_on_nodes_of_its_own(
+    site: Site, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     if (reason := missing()) is not None:
         require("slurm", reason)
+    folder = tmp_path_factory.mktemp("kept")  # short: slurmstepd's sockets lie below it
     specs = [ClusterSpec("kappa", "k", nodes=4, cpus=4), ClusterSpec("iota", "i", nodes=2, cpus=4)]
-    with SlurmSite(tmp_path / "slurm", specs) as slurm:
+    with SlurmSite(folder, specs) as slurm:
         wishes = [("iota", 1, 40.0), ("iota", 1, 45.0), ("kappa", 1, 50.0), ("kappa", 2, 50.0)]
         kept = Promises(site, slurm).run(wishes, lasts=90.0, batch=15)
     assert (kept.promised, kept.refused) == (3, 0)

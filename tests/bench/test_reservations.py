@@ -1,0 +1,54 @@
+"""How soon after their starts the jobs of 30 reservations begin, among 200 batch jobs."""
+
+from __future__ import annotations
+
+import json
+from statistics import median
+
+import pytest
+
+from tests.conftest import require
+from tests.e2e.conftest import Site
+from tests.e2e.promises import Promises
+from tests.gridengine import Cell
+from tests.gridengine import missing as no_gridengine
+from tests.slurm import ClusterSpec, SlurmSite, missing
+
+ASKED = 10.0  # seconds
+LASTS = 90.0
+SPECS = [ClusterSpec("kappa", "k", nodes=4, cpus=4), ClusterSpec("iota", "i", nodes=4, cpus=4)]
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(1800)
+def test_thirty_reservations_among_two_hundred_jobs(
+    site: Site, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On two Slurm clusters and a cell, with a drained node, a killed controller and daemon."""
+    for manager, reason in (("slurm", missing()), ("gridengine", no_gridengine())):
+        if reason is not None:
+            require(manager, reason)
+    wishes = [
+        (("kappa", "iota", "cell")[n % 3], 1 + n // 3 % 2, 100.0 + 110.0 * (n // 6))
+        for n in range(30)
+    ]
+    slurm_folder, cell_folder = (tmp_path_factory.mktemp(name) for name in ("slurm", "cell"))
+    with SlurmSite(slurm_folder, SPECS) as slurm, Cell(cell_folder) as cell:
+        kept = Promises(site, slurm, cell).run(wishes, LASTS, batch=200)
+    late = sorted(kept.late.values())
+    figures = {
+        "bench": "reservations",
+        "promised": kept.promised,
+        "refused": kept.refused,
+        "begun": len(late),
+        "late_s": round(median(late), 1),
+        "late_worst_s": round(late[-1], 1),
+        "late_asked_s": ASKED,
+        "on_shared_nodes": len(kept.strangers),
+        "batch_jobs_completed": kept.batch_completed,
+    }
+    with capsys.disabled():
+        print(json.dumps(figures))
+    assert (len(late), kept.strangers, kept.left) == (kept.promised, [], [])
+    assert list(kept.moved.values()) == [True]
+    assert kept.batch_completed == 200
