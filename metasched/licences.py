@@ -142,8 +142,8 @@ class Standing:
     """How many tokens of a licence there are, and whose they are.
 
     `total` None: nobody has said yet. `free` is what may be taken now, below 0 if more is in use
-    than there is; None: not known, and `word` says why. `waiting` are wanted by those in line.
-    `chosen` is the total that an operator has set.
+    than there is; None: not known, and `word` says why. `waiting` are wanted by the `asking` tasks
+    in line. `chosen` is the total that an operator has set.
     """
 
     licence: str
@@ -156,11 +156,12 @@ class Standing:
     word: str
     observed: float | None
     chosen: int | None
+    asking: int = 0
 
     @property
     def rho(self) -> float | None:
-        """Waiting demand per copy (Pasquali 2008, §3.2.1); above 1 the licence is critical."""
-        return self.waiting / self.total if self.total else None
+        """Tasks in line per copy (Pasquali 2008, §3.2.1); above 1 the licence is critical."""
+        return self.asking / self.total if self.total else None
 
 
 Place = tuple[int, int]  # job, index
@@ -209,6 +210,7 @@ class _Pool:
     ours: int = 0
     leased: dict[Place, int] = field(default_factory=dict)  # what `ours` consists of
     waiting: int = 0
+    asking: int = 0  # tasks in line that want some
     lingering: int = 0
     backs: list[tuple[float, float, int]] = field(default_factory=list)  # until, given back, many
     wanting: list[_Entry] = field(default_factory=list)
@@ -299,7 +301,8 @@ class Licences:
         self._groups, self._in_line, self._fresh = {}, {}, []
         self._stirred, self._touched = set(), set()
         for name, pool in self._pools.items():
-            pool.known, pool.count, pool.past_us, pool.waiting = name in given, None, {}, 0
+            pool.known, pool.count, pool.past_us = name in given, None, {}
+            pool.waiting = pool.asking = 0
             pool.wanting, pool.parked, pool.first = [], {}, None
         for name, described in given.items():
             self._pool(name).pool, self._pools[name].known = described, True
@@ -399,6 +402,7 @@ class Licences:
             pool.word(now),
             pool.observed,
             pool.chosen,
+            pool.asking,
         )
 
     def standings(self, now: float) -> list[Standing]:
@@ -420,7 +424,7 @@ class Licences:
     def rho(self) -> dict[str, float]:
         """How critical each licence is that somebody waits for: `Standing.rho`."""
         pools = self._pools.items()
-        return {name: p.waiting / p.total for name, p in pools if p.waiting and p.total}
+        return {name: p.asking / p.total for name, p in pools if p.asking and p.total}
 
     def refusal(self, wants: Mapping[str, int]) -> str | None:
         """Why nobody can ever have these, in words with a mend; None: somebody can."""
@@ -567,7 +571,9 @@ class Licences:
         group.orders[place] = order
         heapq.heappush(group.heap, order)
         for name, many in group.wants:
-            self._pool(name).waiting += many
+            pool = self._pool(name)
+            pool.waiting += many
+            pool.asking += 1
         if before is None or order < before:
             self._has_first(group, order)
 
@@ -580,6 +586,7 @@ class Licences:
         order = group.orders.pop(place)
         for name, many in group.wants:
             self._pools[name].waiting -= many
+            self._pools[name].asking -= 1
         if order != before:
             return
         first = group.first()

@@ -152,14 +152,14 @@ def test_what_is_told_of_licences(licensed: Site) -> None:
         "outside": 0,
         "free": 1,
         "waiting": 2,
-        "rho": 0.5,
+        "rho": 0.25,
         "state": "ok",
     } == standing(licensed)
     with watching(licensed) as shown:
         assert next(shown)["matlab"]["total"] == 4
         [over] = licensed.json("licence", "set", "matlab", "2")
         assert next(shown)["matlab"] == over
-    assert (over["state"], over["free"], over["rho"]) == ("over-committed by 1", 0, 1.0)
+    assert (over["state"], over["free"], over["rho"]) == ("over-committed by 1", 0, 0.5)
     licensed.stop(signal.SIGKILL)
     licensed.start()
     assert standing(licensed)["total"] == 2  # what an operator has set outlasts the daemon

@@ -116,11 +116,13 @@ def test_what_has_not_begun_does_not_linger() -> None:
     assert free(line, "a") == 2
 
 
-def test_rho_is_the_waiting_demand_per_copy() -> None:
+def test_rho_counts_who_waits_per_copy_and_not_how_many_they_want() -> None:
     line = pools(LicencePool(name="a", total=2), LicencePool(name="none", total=0))
     for job, many in ((1, 2), (2, 2), (3, 1)):
         line.join((job, 0), float(job), {"a": many}, 60.0)
-    assert (line.standing("a", NOW).waiting, line.standing("a", NOW).rho) == (5, 2.5)
+    assert (line.standing("a", NOW).waiting, line.standing("a", NOW).rho) == (5, 1.5)
+    line.leave((1, 0))
+    assert (line.standing("a", NOW).waiting, line.rho) == (3, {"a": 1.0})
     assert line.standing("none", NOW).rho is None
 
 
