@@ -164,6 +164,7 @@ class Placing:
         """Send a task that waits for nothing but a cluster."""
         late = None if task.job.reservation is not None else self._late
         if late is not None and late.full and task.reason == Reason.PRIORITY:
+            self._leasing.leave(task)
             return
         fit = self._fit(task)
         if not fit:
