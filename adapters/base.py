@@ -206,7 +206,7 @@ class Adapter(ABC):
         """
 
     def criticality(self, rho: Mapping[str, float]) -> None:  # noqa: B027 - most order no queue
-        """Learn how much waits for each copy of a licence (`Licences.rho`), before a poll.
+        """Learn how many wait for each copy of a licence (`Licences.rho`), before a poll.
 
         For managers whose queue is ordered here: who has leased a critical one is to start early.
         """

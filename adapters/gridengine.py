@@ -34,6 +34,7 @@ from metasched.reservation_life import Survey, Window
 
 _IDS_PER_CALL = 500
 _REFRESH = 60.0  # seconds between looks at the cell's own configuration
+_HOSTS_PER_POLL = 100  # that are asked what they have in all: a command each
 _DELETED = re.compile(r"has deleted job (\d+)")
 _REGISTERED = re.compile(r"has registered the job (\d+) for deletion")
 # What qsub says when the qmaster, or qsub itself, has certainly taken nothing.
@@ -397,10 +398,11 @@ class GridEngine:
     def _totals_of(
         self, hosts: Sequence[str], known: Mapping[str, text.Complex]
     ) -> Mapping[str, Mapping[str, float]]:
-        """What each host has in all: asked of those that are new, and of the oldest one again."""
+        """What each host has in all, as far as asked: the new ones first, else the oldest again."""
         for gone in self._totals.keys() - set(hosts):
             del self._totals[gone]
-        for host in [h for h in hosts if h not in self._totals] or [*self._totals][:1]:
+        new = [host for host in hosts if host not in self._totals]
+        for host in new[:_HOSTS_PER_POLL] or [*self._totals][:1]:
             self._totals.pop(host, None)
             self._totals[host] = self._read(
                 lambda said: text.totals(said, known), "qconf", "-se", host

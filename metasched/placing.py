@@ -143,7 +143,10 @@ class Placing:
                 in_line.append(task)
         self._leasing.none_passed()
         while (granted := licences.next(now)) is not None:
-            self._let_go(self._books.tasks[granted])
+            task = self._books.tasks[granted]
+            self._let_go(task)
+            if task.attempt is None:
+                self._leasing.leave(task)  # else it would be granted again, for ever
         for task in in_line:
             if (lacking := self._leasing.lacking(task, now)) is not None:
                 self._keep(task, [lacking])
@@ -164,7 +167,6 @@ class Placing:
         """Send a task that waits for nothing but a cluster."""
         late = None if task.job.reservation is not None else self._late
         if late is not None and late.full and task.reason == Reason.PRIORITY:
-            self._leasing.leave(task)
             return
         fit = self._fit(task)
         if not fit:
@@ -174,7 +176,6 @@ class Placing:
             if cluster is not None:
                 self._send(task, cluster)
             else:
-                self._leasing.leave(task)
                 near = late.barred_by_promises(task.job, fit)
                 self._keep(task, [_NEAR if near else _NO_ROOM])
         elif task.target in fit:

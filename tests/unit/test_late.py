@@ -10,6 +10,7 @@ from metasched.events import (
     Booted,
     CoreEvent,
     Due,
+    LicenceSet,
     Outcome,
     Policy,
     Seen,
@@ -17,6 +18,7 @@ from metasched.events import (
     Submitted,
     Tried,
 )
+from metasched.licences import LicencePool
 from metasched.model import Cluster, Facts, Job, Nodes, Partition, Reason, Row, State, tag_of
 from metasched.reservation_life import (
     Bind,
@@ -41,7 +43,9 @@ NODES = ("n1", "n2", "n10")
 class Site:
     """A core that sends late over clusters of three nodes of four processors."""
 
-    def __init__(self, *clusters: str, late: bool = True) -> None:
+    def __init__(
+        self, *clusters: str, late: bool = True, pools: tuple[LicencePool, ...] | None = None
+    ) -> None:
         self.core = Core()
         self.now = T
         self.clusters = clusters or ("alpha",)
@@ -49,7 +53,7 @@ class Site:
             Cluster(name=c, adapter="slurm", reserves=True, binds_late=late, granularity=60.0)
             for c in self.clusters
         )
-        self.step(Booted(T, "i", Policy(send="late"), described))
+        self.step(Booted(T, "i", Policy(send="late"), described, pools=pools))
         for name in self.clusters:
             self.seen(name)
 
@@ -113,6 +117,22 @@ def test_jobs_are_sent_only_where_they_start_at_once_and_none_delays_the_first()
     assert alone.submit(2, 600, cpus=12, tasks=3) == []
     assert alone.submit(3, 700) == [], "it would delay the second"
     assert alone.submit(4, 600) == [(4, "alpha")]
+
+
+@pytest.mark.timeout(20)
+def test_who_has_its_licence_and_no_room_is_asked_once_and_goes_when_there_is_room() -> None:
+    site = Site(pools=(LicencePool(name="matlab", total=2),))
+    assert site.submit(1, 600, cpus=12, tasks=3) == [(1, "alpha")]
+    for id in (2, 3):
+        assert site.submit(id, 600, licences={"matlab": 1}) == []
+        assert site.reason(id) == Reason.PRIORITY
+    # nothing is free, and what frees a licence lets both be looked at again
+    site.step(LicenceSet(site.now, "matlab", 4, "root"))
+    assert site.sent() == []
+    site.now += 60
+    site.seen("alpha", 0, Row(tag_of("i", 1, 1), 0, "7", State.COMPLETED, exit_code=0))
+    assert site.sent() == [(2, "alpha"), (3, "alpha")]
+    assert site.core.licences.standing("matlab", site.now).ours == 2
 
 
 def test_no_job_may_be_where_a_reservation_begins_unless_enough_is_left() -> None:
