@@ -6,12 +6,12 @@ A cluster with thousands of jobs has long facts of which a poll changes a few en
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import msgspec
 
-from metasched.model import Facts, Nodes, Partition
+from metasched.model import Facts
 
 
 def changed(before: Facts, now: Facts) -> dict[str, Any]:
@@ -45,27 +45,3 @@ def applied(before: Facts, told: dict[str, Any]) -> Facts:
         altered = {p["name"]: p for p in told.pop("altered")}
         values["partitions"] = [altered.get(p["name"], p) for p in values["partitions"]]
     return msgspec.convert(values | told, Facts)
-
-
-def lasting(facts: Facts) -> Facts:
-    """What decides which jobs can ever run there: not what is free, running or pending now."""
-    return replace(
-        facts,
-        used=0,
-        partitions=tuple(_lasting(partition) for partition in facts.partitions),
-        running=(),
-        owed=0.0,
-        pending=0,
-        head=None,
-        licences={name: replace(copies, used=0) for name, copies in facts.licences.items()},
-    )
-
-
-def _lasting(partition: Partition) -> Partition:
-    kinds: dict[str, Nodes] = {}
-    for nodes in partition.nodes:
-        kind = replace(nodes, count=0, free_cpus=0, free_memory=None, free_gres={})
-        key = repr(kind)
-        counted = kinds.get(key, kind)
-        kinds[key] = replace(counted, count=counted.count + nodes.count)
-    return replace(partition, nodes=tuple(kinds[key] for key in sorted(kinds)))

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import msgspec
 from sqlalchemy import ColumnElement, Connection, bindparam, case, func, insert, select, update
 
 from metasched.db.schema import event, lease, licence
 from metasched.events import Outcome
-from metasched.licences import GivenBack, Lease, Lingering, Standing
+from metasched.licences import GivenBack, Lease, LicenceCount, Lingering, Standing
 
 
 def _excess(leased: ColumnElement[int], total: ColumnElement[int]) -> ColumnElement[int]:
@@ -40,7 +41,7 @@ _SET_TOTAL = (
 _TELL = (
     update(licence)
     .where(_NAMED)
-    .values({c: bindparam(f"b_{c}") for c in ("chosen", "outside", "observed")})
+    .values({c: bindparam(f"b_{c}") for c in ("chosen", "outside", "observed", "past_us")})
 )
 _END = (
     update(lease)
@@ -72,7 +73,12 @@ def write(connection: Connection, outcomes: Iterable[Outcome]) -> None:
 
 
 def _tell(connection: Connection, told: Standing) -> None:
-    known = {"chosen": told.chosen, "outside": told.outside, "observed": told.observed}
+    known = {
+        "chosen": told.chosen,
+        "outside": told.outside,
+        "observed": told.observed,
+        "past_us": msgspec.json.encode(told.past_us).decode(),
+    }
     row = {"b_name": told.licence} | {f"b_{name}": value for name, value in known.items()}
     if not connection.execute(_TELL, row).rowcount:
         new = {"name": told.licence, "total": 0, "leased": 0, "excess": 0}
@@ -149,6 +155,13 @@ def totals(connection: Connection) -> dict[str, int]:
         select(licence.c.name, licence.c.chosen).where(licence.c.chosen.is_not(None))
     )
     return {row.name: row.chosen for row in rows}
+
+
+def past_us(connection: Connection) -> dict[str, dict[str, LicenceCount]]:
+    """What managers had given to others when they were last heard, by licence and cluster."""
+    told = dict[str, LicenceCount]
+    rows = connection.execute(select(licence.c.name, licence.c.past_us))
+    return {row.name: msgspec.json.decode(row.past_us, type=told) for row in rows}
 
 
 def wrong(connection: Connection) -> Iterator[str]:

@@ -37,7 +37,7 @@ from metasched.books import ENDED_KEPT
 from metasched.core import Core
 from metasched.db import leases, reservations
 from metasched.db.alike import insert_rows
-from metasched.db.facts import applied, changed, lasting
+from metasched.db.facts import applied, changed
 from metasched.db.schema import (
     attempt,
     change,
@@ -72,7 +72,7 @@ from metasched.events import (
     Submitted,
     Task,
 )
-from metasched.licences import Lease, Lingering
+from metasched.licences import Lease, LicenceCount, Lingering
 from metasched.model import Facts, Job, Payload, State
 from metasched.reservation_life import Reservation
 from metasched.transitions import LIVE, Event
@@ -119,6 +119,7 @@ class Known:
     leases: list[Lease] = field(default_factory=list)
     lingering: list[Lingering] = field(default_factory=list)
     totals: dict[str, int] = field(default_factory=dict)
+    past_us: dict[str, dict[str, LicenceCount]] = field(default_factory=dict)
     reservations: list[Reservation] = field(default_factory=list)
 
     def packed(self) -> bytes:
@@ -270,7 +271,7 @@ class Ledger:
             if isinstance(what, Drained):
                 run(insert(drain), vars(what))
             if isinstance(what, Seen) and what.facts is not None:
-                kept = encode(lasting(what.facts))
+                kept = encode(what.facts.lasting)
                 if self._lasting.get(what.cluster) != kept:
                     facts.append({"name": what.cluster, "facts": kept, "time": what.time})
                     self._lasting[what.cluster] = kept
@@ -447,6 +448,7 @@ class Ledger:
                 leases=leases.live(self._connection),
                 lingering=leases.lingering(self._connection),
                 totals=leases.totals(self._connection),
+                past_us=leases.past_us(self._connection),
                 reservations=reservations.live(self._connection),
             )
             last = run(select(func.max(checkpoint.c.event))).scalar() or 0

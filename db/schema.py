@@ -29,7 +29,7 @@ from sqlalchemy import (
 from metasched.reservation_life import OVER, Stage
 from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, WITH_US
 
-REVISION = "0012"  # of the newest migration, which makes exactly these tables
+REVISION = "0013"  # of the newest migration, which makes exactly these tables
 
 # 64 bits everywhere: in SQLite only INTEGER is the key of the row itself
 Whole = BigInteger().with_variant(Integer(), "sqlite")
@@ -183,6 +183,7 @@ licence = Table(
     Column("chosen", Whole),  # the total that an operator has set; null: as configured
     Column("outside", Whole, nullable=False),
     Column("observed", Float),  # when its server was asked last; null: it has none
+    Column("past_us", Words, nullable=False, server_default="{}"),  # of `outside`, by cluster
     CheckConstraint("leased >= 0 AND excess >= 0", name="counts"),
     CheckConstraint("leased <= total + excess", name="within_total"),
 )

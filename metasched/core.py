@@ -60,7 +60,7 @@ from metasched.events import (
 )
 from metasched.gates import Gates
 from metasched.leasing import Leasing
-from metasched.licences import Lease, Lingering
+from metasched.licences import Lease, LicenceCount, Lingering
 from metasched.model import Cluster, Facts, Job, Reason, State, parse_tag
 from metasched.moving import Moving
 from metasched.placing import Placing
@@ -192,6 +192,7 @@ class Core:
         leases: Iterable[Lease] = (),
         lingering: Iterable[Lingering] = (),
         totals: Mapping[str, int] | None = None,
+        past_us: Mapping[str, Mapping[str, LicenceCount]] | None = None,
         reservations: Iterable[Reservation] = (),
     ) -> None:
         """Take over stored tasks before the first event, which must be `Booted`.
@@ -200,10 +201,11 @@ class Core:
         with a deadline that could be met, oldest first, `drains` what operators keep closed,
         `ended` the last tasks that ended, oldest first, `fates` maps an open job to what has
         become of those that it depends on; `leases` are the live ones, `totals` what operators have
-        set of licences, `reservations` those that are open or that a manager may still know.
+        set of licences, `past_us` what managers have given of them to others, by licence and
+        cluster, `reservations` those that are open or that a manager may still know.
         """
         self.reservations.restore(reservations)
-        self.licences.restore(leases, lingering, totals or {})
+        self.licences.restore(leases, lingering, totals or {}, past_us or {})
         self.books.drains = {drain.cluster: drain for drain in drains}
         self._margins = list(margins)
         self._facts = dict(facts)
@@ -217,7 +219,7 @@ class Core:
     def _configure(self, event: Booted) -> None:
         policy, pools = event.policy, event.pools
         self.books.policy, self.books.instance = policy, event.instance
-        self._leasing.configure(pools, policy.patience)
+        self._leasing.configure(pools, policy.patience, [c.name for c in event.clusters])
         self.books.classifier = Classifier(
             max_priority=policy.max_priority,
             heuristics=[
@@ -232,7 +234,7 @@ class Core:
         self.books.views = {c.name: ClusterView(c) for c in event.clusters}
         for name, view in self.books.views.items():
             if name in self._facts:
-                view.learn(self._facts[name])
+                view.learn(self._facts[name].lasting)  # what passes has passed
         self.books.dispatch = LoadOrdering(
             [c.name for c in event.clusters],
             max_priority=policy.max_priority,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from metasched.books import Books
 from metasched.cluster_view import ClusterView
@@ -27,9 +27,12 @@ class Leasing:
         self.passed_on: dict[Place, Task] = {}  # on the way to where they are pulled
         self._behind: dict[Place, float] = {}  # recalled tasks: their key in line
 
-    def configure(self, pools: tuple[LicencePool, ...] | None, patience: float) -> None:
+    def configure(
+        self, pools: tuple[LicencePool, ...] | None, patience: float, clusters: Iterable[str]
+    ) -> None:
         self.ours, self._patience = pools is not None, patience
-        self.licences.configure(pools or (), patience)
+        for name in self.licences.configure(pools or (), patience, clusters):
+            self._tell(name)
         self.passed_on, self._behind = {}, {}
 
     def wanted(self, task: Task) -> bool:
@@ -136,9 +139,11 @@ class Leasing:
                         word = view.cluster.licence(name)
                         taken[word] = taken.get(word, 0) - many
         others = {name: max(taken.get(word, 0), 0) for name, word in words.items()}
-        now = self._books.now
-        for name in self.licences.given_past_us(view.name, others, now):
-            self._books.out.standings[name] = self.licences.standing(name, now)
+        for name in self.licences.given_past_us(view.name, others, self._books.now):
+            self._tell(name)
+
+    def _tell(self, name: str) -> None:
+        self._books.out.standings[name] = self.licences.standing(name, self._books.now)
 
     def reconcile(self) -> None:
         """Make leases agree with what is live, and tell how it stands with every licence."""
@@ -154,8 +159,6 @@ class Leasing:
             if task.state is not State.UNKNOWN:  # an operator may have released it
                 self.must_hold(task)
             self.expect(task)
-        for view in self._books.views.values():
-            self.count_past_us(view)
         for standing in self.licences.standings(self._books.now):
             self._books.out.standings[standing.licence] = standing
 

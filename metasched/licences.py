@@ -143,7 +143,8 @@ class Standing:
 
     `total` None: nobody has said yet. `free` is what may be taken now, below 0 if more is in use
     than there is; None: not known, and `word` says why. `waiting` are wanted by the `asking` tasks
-    in line. `chosen` is the total that an operator has set.
+    in line. `chosen` is the total that an operator has set, `past_us` the part of `outside` that
+    the managers of clusters have given to others, by cluster.
     """
 
     licence: str
@@ -157,6 +158,7 @@ class Standing:
     observed: float | None
     chosen: int | None
     asking: int = 0
+    past_us: Mapping[str, LicenceCount] = field(default_factory=dict)
 
     @property
     def rho(self) -> float | None:
@@ -239,6 +241,10 @@ class _Pool:
             return self.count.observed
         return min((told.observed for told in self.past_us.values()), default=None)
 
+    def barred(self, cluster: str) -> bool:
+        """Whether it cannot be used on a cluster."""
+        return bool(self.pool.clusters) and cluster not in self.pool.clusters
+
     def word(self, now: float) -> str:
         """Why nobody can say how many are free; empty if that is known."""
         if not self.known:
@@ -283,8 +289,12 @@ class Licences:
         leases: Iterable[Lease],
         lingering: Iterable[Lingering],
         chosen: Mapping[str, int],
+        past_us: Mapping[str, Mapping[str, LicenceCount]],
     ) -> None:
-        """Take over what is stored: live leases, what lingers, totals that operators have set."""
+        """Take over what is stored: live leases, what lingers, totals that operators have set.
+
+        And what managers have given past us: so much counts until they are heard again.
+        """
         for lease in leases:
             self._add(lease)
         for back in lingering:
@@ -292,22 +302,37 @@ class Licences:
         for name, total in chosen.items():
             self._pool(name).chosen = total
             self._pools[name].add_up()
+        for name, told in past_us.items():
+            self._pool(name).past_us = dict(told)
+            self._pools[name].add_up()
 
-    def configure(self, pools: Iterable[LicencePool], patience: float) -> None:
-        """Begin anew with these pools: nobody is in line, and no count is known."""
+    def configure(
+        self, pools: Iterable[LicencePool], patience: float, clusters: Iterable[str] = ()
+    ) -> list[str]:
+        """Begin anew with these pools: nobody is in line, and no server has been heard.
+
+        What the managers of these clusters gave past us stays; those of which there was more.
+        """
         self._changes += 1
+        there = frozenset(clusters)
         self.patience = patience
         given = {pool.name: pool for pool in pools}
         self._groups, self._in_line, self._fresh = {}, {}, []
         self._stirred, self._touched = set(), set()
         for name, pool in self._pools.items():
-            pool.known, pool.count, pool.past_us = name in given, None, {}
+            pool.known, pool.count = name in given, None
             pool.waiting = pool.asking = 0
             pool.wanting, pool.parked, pool.first = [], {}, None
         for name, described in given.items():
             self._pool(name).pool, self._pools[name].known = described, True
-        for pool in self._pools.values():
+        dropped = []
+        for name, pool in self._pools.items():
+            kept = {c: n for c, n in pool.past_us.items() if c in there and not pool.barred(c)}
+            if kept != pool.past_us:
+                pool.past_us = kept
+                dropped.append(name)
             pool.add_up()
+        return dropped
 
     def _pool(self, name: str) -> _Pool:
         if name not in self._pools:
@@ -340,7 +365,7 @@ class Licences:
         for name, pool in self._pools.items():
             before = pool.past_us.pop(cluster, None)
             many = min(taken.get(name, 0), MOST)
-            if many and self.barred([name], cluster):
+            if pool.barred(cluster):
                 many = 0
             if many:
                 pool.past_us[cluster] = LicenceCount(name, None, many, now)
@@ -349,10 +374,6 @@ class Licences:
                 pool.add_up()
                 self._changed(pool)
         return changed
-
-    def past_us(self, name: str) -> Mapping[str, LicenceCount]:
-        """What of a licence the managers of clusters have given to others than us, by cluster."""
-        return self._pool(name).past_us
 
     def choose(self, name: str, total: int | None) -> None:
         """An operator sets how many there are; None: as configured again."""
@@ -403,6 +424,7 @@ class Licences:
             pool.observed,
             pool.chosen,
             pool.asking,
+            pool.past_us.copy(),
         )
 
     def standings(self, now: float) -> list[Standing]:
@@ -447,7 +469,7 @@ class Licences:
         """The first of these licences that cannot be used on a cluster; None: all can."""
         for name in wants:
             pool = self._pools.get(name)
-            if pool is not None and pool.pool.clusters and cluster not in pool.pool.clusters:
+            if pool is not None and pool.barred(cluster):
                 return name
         return None
 

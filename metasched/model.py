@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -273,6 +273,17 @@ class Partition:
     def free_cpus(self) -> int:
         return sum(n.count * n.free_cpus for n in self.nodes)
 
+    @property
+    def lasting(self) -> Partition:
+        """Its nodes by kind, whatever of them is free."""
+        kinds: dict[str, Nodes] = {}
+        for nodes in self.nodes:
+            kind = replace(nodes, count=0, free_cpus=0, free_memory=None, free_gres={})
+            key = repr(kind)
+            counted = kinds.get(key, kind)
+            kinds[key] = replace(counted, count=counted.count + nodes.count)
+        return replace(self, nodes=tuple(kinds[key] for key in sorted(kinds)))
+
 
 @dataclass(frozen=True)
 class Copies:
@@ -304,6 +315,20 @@ class Facts:
     head: tuple[int, float] | None = None
     records: str = ""
     licences: Mapping[str, Copies] = field(default_factory=dict)
+
+    @property
+    def lasting(self) -> Facts:
+        """What decides which jobs can ever run there: not what is free, running or pending now."""
+        return replace(
+            self,
+            used=0,
+            partitions=tuple(partition.lasting for partition in self.partitions),
+            running=(),
+            owed=0.0,
+            pending=0,
+            head=None,
+            licences={name: replace(copies, used=0) for name, copies in self.licences.items()},
+        )
 
     def partition(self, name: str | None) -> Partition | None:
         """The partition of that name; for None the default one, else the first."""

@@ -121,7 +121,7 @@ def _row(running: Engine, standing: Standing) -> dict[str, Any]:
         "server": pool.server if pool else "",
         "observed": iso(standing.observed),
         "chosen": standing.chosen,
-        "managers": list(_managers(running, standing.licence)),
+        "managers": list(_managers(running, standing)),
     }
 
 
@@ -136,19 +136,18 @@ def _shares(standing: Standing) -> dict[str, Any]:
     }
 
 
-def _managers(running: Engine, licence: str) -> Iterator[dict[str, Any]]:
+def _managers(running: Engine, standing: Standing) -> Iterator[dict[str, Any]]:
     """What managers themselves count of a licence; `others` are taken there, and not by us.
 
     `observed` is when the manager was last asked.
     """
     core = running.core
-    past_us = core.licences.past_us(licence)
     for cluster in core.clusters:
         facts, _ = core.view(cluster.name)
-        word = cluster.licence(licence)
+        word = cluster.licence(standing.licence)
         if facts is None or word not in facts.licences:
             continue
-        copies, others = facts.licences[word], past_us.get(cluster.name)
+        copies, others = facts.licences[word], standing.past_us.get(cluster.name)
         yield {
             "cluster": cluster.name,
             "total": copies.total,

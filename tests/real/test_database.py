@@ -24,7 +24,6 @@ from sqlalchemy.exc import IntegrityError
 
 from metasched.core import Core
 from metasched.db import postgresql
-from metasched.db.facts import lasting
 from metasched.db.ledger import Ledger, StorageFailed, StorageUncertain, Stored
 from metasched.db.schema import REVISION, attempt, metadata, task
 from metasched.db.sqlite import Sqlite
@@ -145,7 +144,7 @@ def test_a_restored_core_is_the_one_that_was(ledger: Ledger) -> None:
     assert again.dispatch.count("left") == core.dispatch.count("left")
     probe = Job(id=9, submitted=NOW, estimated=60.0, deadline=NOW + 90)
     assert again.classifier.parts(probe) == core.classifier.parts(probe)
-    assert again.view("left")[0] == lasting(FACTS)
+    assert again.view("left")[0] == FACTS.lasting
 
 
 def test_payload_comes_back_with_its_texts(ledger: Ledger) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import Engine, func, insert, select
@@ -29,7 +30,7 @@ from metasched.events import (
     Tried,
 )
 from metasched.licences import GivenBack, Lease, LicencePool, Standing
-from metasched.model import Cluster, Facts, Job, Nodes, Partition, Payload, Reason, State
+from metasched.model import Cluster, Copies, Facts, Job, Nodes, Partition, Payload, Reason, State
 
 NOW = 1_000_000.0
 TOTAL, PROCESSES, TURNS = 5, 4, 60
@@ -156,7 +157,7 @@ def test_the_database_refuses_what_is_not_there(place: Database) -> None:
 
 
 def boot() -> Booted:
-    clusters = (Cluster(name="left", adapter="local"),)
+    clusters = tuple(Cluster(name=name, adapter="local") for name in ("left", "right"))
     return Booted(NOW, "cafe", Policy(), clusters, pools=POOLS)
 
 
@@ -200,6 +201,20 @@ def test_leases_outlast_the_daemon_with_the_intents_that_they_were_stored_with(
     assert again.core.tasks[2, 0].reason == Reason.LICENCE_BUSY
     again.take(LicenceSet(NOW, "matlab", 6, "op"))
     assert (again.ours, again.core.tasks[2, 0].state) == (6, State.DISPATCHING)
+
+
+def test_what_a_manager_gave_past_us_counts_after_a_restart_until_it_is_heard(
+    ledger: Ledger,
+) -> None:
+    daemon = Daemon(ledger)
+    daemon.take(Seen(NOW, "right", facts=replace(FACTS, licences={"matlab": Copies(5, used=4)})))
+    daemon = Daemon(ledger)  # which has heard of the other cluster only
+    assert daemon.core.licences.standing("matlab", NOW).free == 1
+    daemon.submit(1, 2)
+    assert daemon.core.tasks[1, 0].reason == Reason.LICENCE_BUSY
+    daemon.take(Seen(NOW, "right", facts=FACTS))
+    assert daemon.core.tasks[1, 0].state is State.DISPATCHING
+    assert Daemon(ledger).core.licences.standing("matlab", NOW).outside == 0
 
 
 def test_what_is_unknown_keeps_its_licences_until_an_operator_takes_them(ledger: Ledger) -> None:

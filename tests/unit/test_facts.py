@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.cluster_view import shape
-from metasched.db.facts import applied, changed, lasting
+from metasched.db.facts import applied, changed
 from metasched.model import Facts, Nodes, Partition
 
 NODES = st.builds(
@@ -52,8 +52,8 @@ def test_what_is_stored_tells_the_facts_again(before: Facts, now: Facts) -> None
 @given(FACTS)
 def test_what_lasts_decides_the_same_about_jobs(facts: Facts) -> None:
     for passing in (True, False):
-        assert shape(lasting(facts), passing=passing) == shape(facts, passing=passing)
-    assert lasting(lasting(facts)) == lasting(facts)
+        assert shape(facts.lasting, passing=passing) == shape(facts, passing=passing)
+    assert facts.lasting.lasting == facts.lasting
 
 
 def test_two_thousand_running_jobs_of_which_two_change_take_a_hundredth() -> None:
