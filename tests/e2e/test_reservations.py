@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from tests.conftest import require
 from tests.e2e.conftest import COMMAND, Site
 from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite, missing
 
+_CLASSIC = ((0, 1), (2, 3), (0, 2), (1, 3))  # windows that no static choice of two nodes survives
 GAMMA = ClusterSpec("gamma", "g", nodes=3, cpus=4)
 
 
@@ -145,6 +146,18 @@ def test_a_drained_node_is_replaced_and_a_controller_that_forgets_is_told_again(
     over_gamma.replayed()
 
 
+def lasts_where_the_clock_is_changed(site: Site) -> timedelta:
+    """What could be reserved from 01:30 to 03:30 on a day on which 3 follows on 2."""
+    day = datetime.now() + timedelta(days=2)
+    changes = (day.timetuple().tm_yday - 1, (day + timedelta(days=9)).timetuple().tm_yday - 1)
+    zone = "CET-1CEST,{}/2,{}/3".format(*changes)
+    window = ("--start", f"{day:%Y-%m-%d}T01:30", "--end", f"{day:%Y-%m-%d}T03:30")
+    words = ("reserve", "--size", "4", *window, "--dry-run", "--json")
+    [offer] = json.loads(site.run(*words, env={"TZ": zone}).stdout)["offers"]
+    start, end = (datetime.fromisoformat(offer[side]) for side in ("start", "end"))
+    return end - start
+
+
 def test_what_cannot_be_reserved_or_run_there_is_one_line_and_changes_nothing(
     over_gamma: Site, gamma: SlurmCluster
 ) -> None:
@@ -168,6 +181,8 @@ def test_what_cannot_be_reserved_or_run_there_is_one_line_and_changes_nothing(
     trial = over_gamma.json("reserve", "--size", "2", "--nodes", *hour, "--dry-run")
     assert [(o["cluster"], o["nodes"]) for o in trial["offers"]] == [("gamma", 2)]
     assert over_gamma.json("reservations") == []
+
+    assert lasts_where_the_clock_is_changed(over_gamma) == timedelta(hours=1)
 
     made = reserve(over_gamma, "--size", "2", "--nodes", *hour)
     told = over_gamma.error("reserve", "--size", "2", "--nodes", *hour, code=3)
@@ -221,6 +236,50 @@ def test_what_cannot_be_reserved_or_run_there_is_one_line_and_changes_nothing(
     assert sorted(nodes_in_slurm(gamma)) == ["g1", "g2", "g3"]
     assert over_gamma.stop() == 0
     over_gamma.replayed()
+
+
+def test_requests_that_slurm_binds_and_refuses_fit_since_what_is_bound_moves(
+    over_gamma: Site, gamma: SlurmCluster
+) -> None:
+    """Of two nodes A[0,1) B[2,3) C[0,2) X[1,3): by amounts all fit."""
+    gamma.run("scontrol", "update", "NodeName=g3", "State=DRAIN", "Reason=test")
+    hour = datetime.fromtimestamp(datetime.now().timestamp() // 60 * 60 + 3600)
+    wishes = [(hour + timedelta(minutes=10 * b), 10 * (e - b)) for b, e in _CLASSIC]
+    for number, (start, minutes) in enumerate(wishes):
+        words = (
+            *("scontrol", "create", "reservation", f"ReservationName=static{number}", "NodeCnt=1"),
+            *("Users=root", f"StartTime={start.isoformat()}", f"Duration={minutes}"),
+        )
+        if number < 3:
+            gamma.run(*words)
+        else:
+            with pytest.raises(BootError, match="Requested nodes are busy"):
+                gamma.run(*words)
+    for number in range(3):
+        gamma.run("scontrol", "delete", f"ReservationName=static{number}")
+
+    made = [
+        reserve(
+            *(over_gamma, "--nodes", "--size", "1", "--start", start.isoformat()),
+            *("--duration", f"{minutes}m"),
+        )
+        for start, minutes in wishes
+    ]
+    assert {one["state"] for one in made} == {"bound"}
+    over_gamma.until(lambda: len(nodes_in_slurm(gamma)) == 4)
+    over_gamma.until(
+        lambda: all(state(over_gamma, one["reservation"])["state"] == "bound" for one in made)
+    )
+    told = dict(re.findall(r"ReservationName=\S+-r(\d+) .*? Nodes=(\S+)", shown(gamma)))
+    has = [told[str(one["reservation"])] for one in made]
+    # C and X overlap with all others but each their own, and so share its node
+    assert set(has) == {"g1", "g2"}
+    a, b, c, x = has
+    assert (a, b) == (x, c)
+    assert state(over_gamma, made[1]["reservation"])["cause"] == f"moved to {b}"
+    assert over_gamma.stop() == 0
+    over_gamma.replayed()
+    assert "wrong" not in over_gamma.run("db", "check").stdout
 
 
 def test_late_binding_keeps_nodes_free_by_what_is_sent_and_chooses_them_last(

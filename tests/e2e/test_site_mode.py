@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -332,17 +333,45 @@ def over_gridengine(common_folder: Path, gridengine_cell: Cell) -> Iterator[Many
         'hold = ["/usr/lib/gridengine/qhold", "-h", "u"]\n'
         'release = ["/usr/lib/gridengine/qrls", "-h", "u"]\n',
     )
+    cell.run("qconf", "-au", accounts.KEEPER, "arusers")
     try:
         site.start()
         yield site
     finally:
         site.close()
         cell.empty()
+        cell.run("qconf", "-du", accounts.KEEPER, "arusers")
 
 
 def test_jobs_are_their_owners_on_gridengine(over_gridengine: ManyUsers) -> None:
     check_identity(over_gridengine, A)
     check_cancel(over_gridengine)
+
+
+def test_a_reservation_is_its_owners_and_operators_alone(
+    over_gridengine: ManyUsers, gridengine_cell: Cell
+) -> None:
+    """The daemon makes it in Grid Engine, and jobs in it are the owner's."""
+    a, b, operator = (over_gridengine.by(account) for account in (A, B, OPERATOR))
+    made = a.json("reserve", "--size", "2", "--start", "+10s", "--duration", "5m")
+    id = str(made["reservation"])
+    assert (made["user"], made["state"]) == (A, "bound")
+    job = a.submit("--reservation", id, "-t", "1", "-o", "inside", "--wrap", "id -un")
+    told = f"reservation {id} is {A}'s, and you are {B}"
+    assert told in b.error("submit", "--reservation", id, "--wrap", "true", code=3)
+    assert told in b.error("reservation", "cancel", id, code=3)
+    assert A in b.error("modify", str(job), "--time", "2", code=3)
+    assert b.json("reservations", "--all") == []
+    assert b.json("status", "--all") == []
+    assert [row["reservation"] for row in operator.json("reservations")] == [int(id)]
+    assert a.until_ended(job)[0]["state"] == "completed"
+    assert (over_gridengine.folder / A / "inside").read_text() == f"{A}\n"
+    native = a.row(job)["native_id"]
+    assert re.search(r"^arid +[1-9]", gridengine_cell.run("qacct", "-j", native), re.MULTILINE)
+    [row] = [row for row in a.json("reservations") if row["reservation"] == int(id)]
+    assert (row["state"], row["user"]) == ("active", A)
+    assert operator.json("reservation", "cancel", id)["state"] == "cancelled"
+    a.until(lambda: "<ar_summary>" not in gridengine_cell.run("qrstat", "-xml", "-u", "*"))
 
 
 CONNECT = """

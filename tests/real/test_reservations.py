@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -13,11 +15,13 @@ from metasched.db import reservations
 from metasched.db.ledger import Ledger
 from metasched.db.reservations import Overbooked
 from metasched.db.store import Database
+from metasched.db.upkeep import turn
 from metasched.events import Booted, CoreEvent, Outcome, Policy
 from metasched.model import Cluster
 from metasched.reservation_life import (
     Bind,
     NodesInUse,
+    Reservation,
     ReservationAsked,
     ReservationBound,
     ReservationCancelled,
@@ -30,6 +34,7 @@ from metasched.reservation_life import (
 from metasched.reservations import Request
 
 NOW = 1_000_000.0
+PROCESSES, TURNS = 4, 40
 SURVEYED = Surveyed(NOW, "alpha", Survey(NOW, (NodesInUse(("n1", "n2"), 4, True),)))
 CLUSTERS = (Cluster(name="alpha", adapter="slurm", reserves=True),)
 
@@ -95,6 +100,61 @@ def test_two_daemons_that_decide_alike_cannot_promise_a_node_twice(ledger: Ledge
     with pytest.raises(Overbooked, match="reservations 1 and 2 both want n1 of alpha"):
         step(second, ledger, asked(ledger, size=2))
     assert [one.id for one in ledger.reservations(0.0)] == [1]
+
+
+def race(place: Database, first: int, refused: multiprocessing.Queue[int]) -> None:
+    """One of several processes that promise nodes without a look at what the others do."""
+    engine = place.open_existing()
+    if engine.dialect.name == "sqlite":
+        with engine.connect() as connection:  # the one of its pool
+            connection.exec_driver_sql("PRAGMA busy_timeout = 60000")
+    drawn = random.Random(first)
+    denied = 0
+    for id in range(first, first + TURNS):
+        start = NOW + drawn.randrange(100)
+        nodes = tuple(sorted(drawn.sample(("n1", "n2", "n3"), drawn.randint(1, 2))))
+        one = Reservation(
+            id=id,
+            user="ada",
+            cluster="alpha",
+            start=start,
+            end=start + 5,
+            size=len(nodes),
+            cpus=len(nodes),
+            made=NOW,
+            nodes=nodes,
+            placed=nodes,  # as if its manager had agreed, so that `wrong` compares it
+        )
+        try:
+            with engine.begin() as connection:
+                turn(connection)
+                reservations.write(connection, [Outcome(reservations={id: one})])
+        except Overbooked:
+            denied += 1
+    refused.put(denied)
+    engine.dispose()
+
+
+def test_processes_that_race_never_promise_a_node_twice(place: Database, ledger: Ledger) -> None:
+    life(ledger)
+    spawn = multiprocessing.get_context("spawn")
+    refused: multiprocessing.Queue[int] = spawn.Queue()
+    firsts = range(1, PROCESSES * TURNS, TURNS)
+    racing = [spawn.Process(target=race, args=(place, first, refused)) for first in firsts]
+    for process in racing:
+        process.start()
+    denied = sum(refused.get(timeout=120) for _ in racing)
+    for process in racing:
+        process.join()
+    assert [process.exitcode for process in racing] == [0] * PROCESSES
+    engine = place.open_existing()
+    with engine.connect() as reading:
+        assert list(reservations.wrong(reading)) == []
+        made = reservations.listed(reading, 0.0)
+    engine.dispose()
+    assert len(made) == PROCESSES * TURNS - denied
+    assert made
+    assert denied
 
 
 def test_a_window_or_a_state_that_makes_no_sense_is_not_stored(
