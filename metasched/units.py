@@ -1,9 +1,14 @@
 """Words for durations, moments, memory, counts and generic resources, as users write them."""
 
 # Imported by every `metasched submit`: nothing slow (typing, datetime, re) at the top.
+from __future__ import annotations
 
 from metasched.errors import Unreadable as Unreadable
 from metasched.errors import shown as shown
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from datetime import datetime
 
 MOST = 2**31 - 1  # of anything that is counted or lasts (68 years in seconds)
 
@@ -13,6 +18,7 @@ _KIBIBYTES = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
 _MULTIPLES = {"K": 1024, "M": 1024**2, "G": 1024**3}
 _NAMING = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 _LONGEST = 20  # characters of a number that can make sense
+_SENSIBLE = "write one within 68 years"
 _HOURS = {"midnight": 0, "noon": 12, "teatime": 16}
 
 
@@ -73,14 +79,15 @@ def parse_moment(text: str, now: float, *, past: bool = False) -> float:
 
     A time of day, or `midnight`, `noon`, `teatime`, is the next one, with `past` the last one;
     `today` and `tomorrow` are the day at this time. `past` also takes a bare duration, as long
-    ago. Unreadable if it is none of these, or more than 68 years from `now`.
+    ago. Unreadable if it is none of these, more than 68 years from `now`, or a local time that the
+    clock skips or shows twice as it is changed.
     """
     moment = _moment(text.strip(), now, past)
     if moment is None:
         forms = "2h, 17:30 or 2030-01-31T17:30" if past else "+2h, 17:30 or 2030-01-31T17:30"
         raise Unreadable(f"{shown(text)} is no time", f"write it as {forms}")
     if abs(moment - now) > MOST:
-        raise Unreadable(f"{shown(text)} is no sensible time", "write one within 68 years")
+        raise Unreadable(f"{shown(text)} is no sensible time", _SENSIBLE)
     return moment
 
 
@@ -98,22 +105,37 @@ def _moment(text: str, now: float, past: bool) -> float | None:
             return now - ago
     today = datetime.fromtimestamp(now)
     if word == "tomorrow":
-        return (today + timedelta(days=1)).timestamp()
+        return _epoch(today + timedelta(days=1))
     clock = _clock(word)
     if clock is not None:
         hour, minute, second = clock
-        moment = today.replace(hour=hour, minute=minute, second=second, microsecond=0)
+        moment = today.replace(hour=hour, minute=minute, second=second, microsecond=0, fold=0)
         if past and moment.timestamp() > now:
             moment -= timedelta(days=1)
         elif not past and moment.timestamp() <= now:
             moment += timedelta(days=1)
-        return moment.timestamp()
+        return _epoch(moment)
     if not text[:4].isdecimal():
         return None
     try:
-        return datetime.fromisoformat(text.upper()).timestamp()
-    except (ValueError, OverflowError):
+        moment = datetime.fromisoformat(text.upper())
+    except ValueError:
         return None
+    return _epoch(moment)
+
+
+def _epoch(moment: datetime) -> float:
+    """Epoch seconds of a moment, without a zone on the local clock, which must tell which it is."""
+    try:
+        first, second = (moment.replace(fold=fold).timestamp() for fold in (0, 1))
+    except (OverflowError, ValueError):
+        raise Unreadable(f"{moment.isoformat(' ')} is no sensible time", _SENSIBLE) from None
+    if first != second:
+        which = "comes twice" if first < second else "is skipped"
+        ways = [moment.fromtimestamp(side).astimezone().isoformat() for side in (first, second)]
+        told = f"{moment.isoformat(' ')} {which} as the clock is changed"
+        raise Unreadable(told, f"write {' or '.join(ways)}")
+    return first
 
 
 def _ahead(word: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,65 @@ def test_moments_in_the_past(text: str, moment: float) -> None:
 def test_moments_that_are_none(text: str) -> None:
     with pytest.raises(Unreadable):
         parse_moment(text, NOON)
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clocks go from 2 to 3 on 2030-03-31 and from 3 to 2 on 2030-10-27; by rule, not by files."""
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")  # `_utc` puts it back
+    time.tzset()
+
+
+def utc(text: str) -> float:
+    return datetime.fromisoformat(f"{text}+00:00").timestamp()
+
+
+@pytest.mark.parametrize(
+    ("now", "text", "moment"),
+    [
+        ("2030-03-30T12:00", "2030-03-31T01:59", "2030-03-31T00:59"),
+        ("2030-03-30T12:00", "2030-03-31T03:00", "2030-03-31T01:00"),
+        ("2030-03-30T12:00", "tomorrow", "2030-03-31T11:00"),  # the same hour, 23 of them later
+        ("2030-03-30T12:00", "+1d", "2030-03-31T12:00"),
+        ("2030-03-31T00:59", "03:00", "2030-03-31T01:00"),
+        ("2030-10-26T12:00", "2030-10-27T03:00", "2030-10-27T02:00"),
+        ("2030-10-26T12:00", "2030-10-27T02:30+02:00", "2030-10-27T00:30"),
+        ("2030-10-26T12:00", "2030-10-27T02:30+01:00", "2030-10-27T01:30"),
+        ("2030-10-27T01:30", "03:00", "2030-10-27T02:00"),  # asked as it is 2:30 again
+    ],
+)
+@pytest.mark.usefixtures("berlin")
+def test_local_times_about_a_change_of_the_clock(now: str, text: str, moment: str) -> None:
+    assert parse_moment(text, utc(now)) == utc(moment)
+
+
+@pytest.mark.parametrize(
+    ("now", "text", "told", "ways"),
+    [
+        (
+            *("2030-03-30T12:00", "2030-03-31T02:30", "2030-03-31 02:30:00 is skipped"),
+            ("2030-03-31T03:30:00+02:00", "2030-03-31T01:30:00+01:00"),
+        ),
+        (
+            *("2030-10-26T12:00", "2030-10-27T02:30", "2030-10-27 02:30:00 comes twice"),
+            ("2030-10-27T02:30:00+02:00", "2030-10-27T02:30:00+01:00"),
+        ),
+        (
+            *("2030-03-30T23:00", "2:30", "2030-03-31 02:30:00 is skipped"),
+            ("2030-03-31T03:30:00+02:00", "2030-03-31T01:30:00+01:00"),
+        ),
+    ],
+)
+@pytest.mark.usefixtures("berlin")
+def test_a_local_time_that_is_none_or_two_is_refused_with_both_ways_to_write_it(
+    now: str, text: str, told: str, ways: tuple[str, str]
+) -> None:
+    with pytest.raises(Unreadable) as refused:
+        parse_moment(text, utc(now))
+    assert refused.value.what == f"{told} as the clock is changed"
+    assert refused.value.mend == f"write {' or '.join(ways)}"
+    for way in ways:
+        parse_moment(way, utc(now))
 
 
 @pytest.mark.parametrize(
