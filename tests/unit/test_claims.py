@@ -14,7 +14,7 @@ from metasched.adapters.base import Order, Refused
 from metasched.adapters.claims import TAKEN, fenced, revoke
 from metasched.events import Asked, Booted, Policy, Revoke, Revoked, Send, Submitted, Traced
 from metasched.model import Claim, Cluster, Job, Payload, Reason, Row, State, tag_of
-from tests.unit.test_core import NOW, Site, facts, job
+from tests.unit.core_site import NOW, Site, facts, job
 
 TAG = tag_of("cafe", 17, 1)
 

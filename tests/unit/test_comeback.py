@@ -26,7 +26,7 @@ from metasched.events import (
     Withdraw,
 )
 from metasched.model import Cluster, Reason, Row, State, tag_of
-from tests.unit.test_core import NOW, Site, facts, job
+from tests.unit.core_site import NOW, Site, facts, job
 
 
 def sent_twice(site: Site | None = None) -> Site:

@@ -20,7 +20,7 @@ from metasched.errors import Unreadable
 from metasched.events import Again, Asked, Declined, Due, Requeued, Send, Submitted, Task, Tried
 from metasched.gates import Gates
 from metasched.model import Reason, State
-from tests.unit.test_core import NOW, Site, job
+from tests.unit.core_site import NOW, Site, job
 
 WAIT, MET, NEVER = Prospect.WAIT, Prospect.MET, Prospect.NEVER
 

@@ -1,0 +1,65 @@
+"""The core with two clusters, the events that tests give it, and the whole lists of its actions."""
+
+from __future__ import annotations
+
+from metasched.core import Core
+from metasched.events import Accepted, Action, Booted, CoreEvent, Outcome, Policy, Seen, Tried
+from metasched.licences import LicencePool
+from metasched.model import Cluster, Facts, Job, Nodes, Partition, Row, State, tag_of
+
+NOW = 1_000_000.0
+
+
+def facts(cpus: int, free: int | None = None, **more: object) -> Facts:
+    free = cpus if free is None else free
+    partition = Partition("main", (Nodes(1, cpus, free),), default=True)
+    return Facts(cpus=cpus, used=cpus - free, partitions=(partition,), **more)  # type: ignore[arg-type]
+
+
+def job(id: int = 1, cpus: int = 1, **more: object) -> Job:
+    return Job(id=id, submitted=NOW, estimated=100.0, cpus=cpus, **more)  # type: ignore[arg-type]
+
+
+class Site:
+    """A core with two clusters that have been heard from: left (8 processors), right (4)."""
+
+    def __init__(
+        self,
+        seen: bool = True,
+        move_after: float | None = None,
+        fence_dir: str = "",
+        pools: tuple[LicencePool, ...] | None = None,
+        **policy: object,
+    ) -> None:
+        self.core = Core()
+        self.out = Outcome()
+        clusters = tuple(
+            Cluster(name=n, adapter="local", move_after=move_after, fence_dir=fence_dir)
+            for n in ("left", "right")
+        )
+        policy = {"pull_after": 5.0, **policy}
+        booted = Booted(NOW, "cafe", Policy(**policy), clusters, pools=pools)  # type: ignore[arg-type]
+        self.step(booted)
+        if seen:
+            self.seen("left", facts(8))
+            self.seen("right", facts(4))
+
+    def step(self, event: CoreEvent) -> list[Action]:
+        self.out = self.core.step(event)
+        return self.out.actions
+
+    def seen(
+        self, name: str, now: Facts | None = None, *rows: Row, at: float = NOW, **more: object
+    ) -> list[Action]:
+        more = {"since": 0.0, "until": at, **more}
+        return self.step(Seen(at, name, rows, facts=now, **more))  # type: ignore[arg-type]
+
+    def state(self, id: int = 1) -> State:
+        return self.core.tasks[id, 0].state
+
+    def sent(self, id: int = 1, cluster: str = "left", sending: int = 1, native: str = "7") -> None:
+        self.step(Tried(NOW, id, sending))
+        self.step(Accepted(NOW, id, sending, {0: native}))
+
+    def row(self, state: State, id: int = 1, sending: int = 1, **more: object) -> Row:
+        return Row(tag_of("cafe", id, sending), 0, "7", state, **more)  # type: ignore[arg-type]
