@@ -41,53 +41,60 @@ def mean(values: Iterable[float]) -> float:
 def summary(schedule: Schedule, policy: str, wall: float) -> dict[str, Any]:
     """The figures of `metasched simulate --json`; `wall` seconds is what the run took."""
     placed, clusters = schedule.placed, schedule.clusters
-    bound = [p for p in placed if p.job.deadline is not None]
     span = makespan(placed)
     work: list[float] = [0.0] * len(clusters)
+    there: list[list[Placed]] = [[] for _ in clusters]
     for p in placed:
-        work[p.cluster] += p.cpus * p.job.estimated * p.job.benchmark
+        job = p.request.job
+        work[p.cluster] += p.cpus * job.estimated * job.benchmark
+        there[p.cluster].append(p)
     total = sum(work)
+    of_all = _figures(schedule, sum(c.cpus for c in clusters), span)
     return {
         "policy": policy,
-        "jobs": len(placed),
+        "jobs": of_all["jobs"],
         "makespan": span,
-        "mean_wait": mean(p.wait for p in placed),
-        "mean_flow": mean(p.flow for p in placed),
-        "mean_slowdown": mean(map(slowdown, placed)),
-        "mean_bounded_slowdown": mean(map(bounded_slowdown, placed)),
-        "utilisation": _utilisation(placed, sum(c.cpus for c in clusters), span),
-        "missed_deadlines": mean(tardiness(p) > 0 for p in bound),
-        "mean_tardiness": mean(map(tardiness, bound)),
-        "licence_usage": licence_usage(schedule),
+        **{name: value for name, value in of_all.items() if name not in ("jobs", "longest_wait")},
         "load_share": {
             c.name: part / total if total else 0.0 for c, part in zip(clusters, work, strict=True)
         },
         "wall_seconds": wall,
         "jobs_per_second": len(placed) / wall if wall > 0 else 0.0,
-        "longest_wait": max((p.wait for p in placed), default=0.0),
-        "moves": sum(p.moves for p in placed),
+        "longest_wait": of_all["longest_wait"],
+        "moves": sum([p.moves for p in placed]),
         "dropped": schedule.dropped,
         "clusters": {
-            c.name: _of_cluster(schedule, place, span) for place, c in enumerate(clusters)
+            c.name: of_all
+            if len(clusters) == 1
+            else _figures(replace(schedule, placed=tuple(own)), c.cpus, span)
+            for c, own in zip(clusters, there, strict=True)
         },
     }
 
 
-def _of_cluster(schedule: Schedule, place: int, span: float) -> dict[str, Any]:
-    """The same figures of the jobs that ran on one cluster."""
-    placed = [p for p in schedule.placed if p.cluster == place]
-    bound = [p for p in placed if p.job.deadline is not None]
+def _figures(schedule: Schedule, cpus: int, span: float) -> dict[str, Any]:
+    """Those of a whole run or of the jobs of one of its clusters, on so many processors."""
+    waits, flows, slowdowns, bounded, late = [], [], [], [], []
+    for p in schedule.placed:  # in the words of `slowdown` and the others, but once for each job
+        job = p.request.job
+        wait, flow, ran = p.start - job.submitted, p.end - job.submitted, p.end - p.start
+        waits.append(wait)
+        flows.append(flow)
+        slowdowns.append(flow / ran if ran > 0 else 1.0 + wait)
+        bounded.append(max(1.0, (wait + ran) / (ran if ran > TAU else TAU)))
+        if job.deadline is not None:
+            late.append(max(0.0, p.end - job.deadline))
     return {
-        "jobs": len(placed),
-        "mean_wait": mean(p.wait for p in placed),
-        "mean_flow": mean(p.flow for p in placed),
-        "mean_slowdown": mean(map(slowdown, placed)),
-        "mean_bounded_slowdown": mean(map(bounded_slowdown, placed)),
-        "utilisation": _utilisation(placed, schedule.clusters[place].cpus, span),
-        "missed_deadlines": mean(tardiness(p) > 0 for p in bound),
-        "mean_tardiness": mean(map(tardiness, bound)),
-        "licence_usage": licence_usage(replace(schedule, placed=tuple(placed))),
-        "longest_wait": max((p.wait for p in placed), default=0.0),
+        "jobs": len(waits),
+        "mean_wait": mean(waits),
+        "mean_flow": mean(flows),
+        "mean_slowdown": mean(slowdowns),
+        "mean_bounded_slowdown": mean(bounded),
+        "utilisation": _utilisation(schedule.placed, cpus, span),
+        "missed_deadlines": mean([seconds > 0 for seconds in late]),
+        "mean_tardiness": mean(late),
+        "licence_usage": licence_usage(schedule),
+        "longest_wait": max(waits, default=0.0),
     }
 
 
