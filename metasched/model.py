@@ -121,28 +121,37 @@ class Job:
     writes: tuple[str, ...] = ()  # output and error path
 
     def __post_init__(self) -> None:
-        _positive("estimated", self.estimated)
-        _positive("benchmark", self.benchmark)
-        for name, moment in (("deadline", self.deadline), ("begin time", self.begin)):
-            if moment is not None and not math.isfinite(moment):
-                raise ValueError(f"{name} is {moment}; it must be a time")
-        _natural("cpus", self.cpus)
-        _natural("tasks", self.tasks)
-        if self.cpus % self.tasks:
-            raise ValueError(f"{self.cpus} cpus cannot be shared equally by {self.tasks} tasks")
+        # few jobs ask for more than the first three: nothing is called for what they leave out
+        if not 0 < self.estimated < math.inf:
+            _positive("estimated", self.estimated)
+        if self.cpus < 1:
+            _natural("cpus", self.cpus)
+        if self.benchmark != 1.0:
+            _positive("benchmark", self.benchmark)
+        if self.deadline is not None and not math.isfinite(self.deadline):
+            raise ValueError(f"deadline is {self.deadline}; it must be a time")
+        if self.begin is not None and not math.isfinite(self.begin):
+            raise ValueError(f"begin time is {self.begin}; it must be a time")
+        if self.tasks != 1:
+            _natural("tasks", self.tasks)
+            if self.cpus % self.tasks:
+                raise ValueError(f"{self.cpus} cpus cannot be shared equally by {self.tasks} tasks")
         if self.nodes is not None:
             _natural("nodes", self.nodes)
             if self.nodes > self.tasks:
                 raise ValueError(f"{self.tasks} tasks cannot fill {self.nodes} nodes")
         if self.time_limit is not None:
             _positive("time limit", self.time_limit)
-        for name, amount in (("memory", self.memory), ("memory per cpu", self.memory_per_cpu)):
-            if amount is not None:
-                _natural(name, amount)
-        for name, count in self.licences.items():
-            _natural(f"licence {name}", count)
-        for name, count in self.gres.items():
-            _natural(f"gres {name}", count)
+        if self.memory is not None:
+            _natural("memory", self.memory)
+        if self.memory_per_cpu is not None:
+            _natural("memory per cpu", self.memory_per_cpu)
+        if self.licences:
+            for name, count in self.licences.items():
+                _natural(f"licence {name}", count)
+        if self.gres:
+            for name, count in self.gres.items():
+                _natural(f"gres {name}", count)
         if not 0 <= self.owner_priority <= 3:
             raise ValueError(f"owner priority is {self.owner_priority}; it must be 0..3")
         if self.array is not None:

@@ -50,6 +50,7 @@ def from_trace(name: str, trace: Trace, partitions: bool = False) -> Workload:
     """
     dropped: Counter[str] = Counter()
     requests: list[Request] = []
+    names: dict[float, str] = {}  # of users
     for record in trace.records:
         cpus = record.cpus
         if cpus <= 0:
@@ -57,13 +58,15 @@ def from_trace(name: str, trace: Trace, partitions: bool = False) -> Workload:
         elif record.ran < 0:
             dropped["negative run time"] += 1
         else:
-            requests.append(_request(record, cpus, len(requests) + 1, partitions))
+            user = names.get(record.user)
+            if user is None:
+                user = names[record.user] = f"{record.user:.0f}" if record.user >= 0 else ""
+            requests.append(_request(record, cpus, len(requests) + 1, user, partitions))
     return Workload(name, tuple(requests), trace.processors, dict(dropped))
 
 
-def _request(record: Record, cpus: int, place: int, partitions: bool) -> Request:
+def _request(record: Record, cpus: int, place: int, user: str, partitions: bool) -> Request:
     estimated = record.estimated or LEAST
-    user = f"{record.user:.0f}" if record.user >= 0 else ""
     job = Job(id=place, submitted=record.submitted, estimated=estimated, cpus=cpus, user=user)
     home = f"{record.partition:.0f}" if partitions and record.partition >= 0 else ""
     return Request(job, record.ran, record.number, home)
