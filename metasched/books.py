@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Literal
 
@@ -28,7 +29,7 @@ class Books:
         self.open: dict[int, dict[int, Task]] = {}  # by job and index
         self.sendings: dict[tuple[int, int], dict[int, Task]] = {}  # by job, sending and index
         self.last_sending: dict[int, int] = {}  # by open job
-        self.ended: dict[Place, Ended] = {}
+        self.ended: OrderedDict[Place, Ended] = OrderedDict()  # the oldest first
         self.views: dict[str, ClusterView] = {}
         self.drains: dict[str, Drained] = {}  # also of clusters that are not configured now
         self.now = 0.0
@@ -113,7 +114,7 @@ class Books:
         """Keep what matters if an attempt of a task that has ended comes back."""
         self.ended[task.place] = Ended(task.state, task.attempts, task.past)
         if len(self.ended) > ENDED_KEPT:
-            del self.ended[next(iter(self.ended))]
+            self.ended.popitem(last=False)  # of a dict the first is found past all that have gone
 
     def count(self, task: Task, state: State, sign: Literal[1, -1]) -> None:
         """Keep the loads of a cluster in step with what waits there unstarted."""

@@ -20,6 +20,7 @@ its decisions again.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 
 from metasched.absences import Absences
@@ -210,7 +211,7 @@ class Core:
         self._margins = list(margins)
         self._facts = dict(facts)
         self.books.last_sending = dict(last_sendings)
-        self.books.ended = dict(ended or {})
+        self.books.ended = OrderedDict(ended or {})
         for task in tasks:
             self._attempts.open(task)
         for id, found in (fates or {}).items():
