@@ -115,7 +115,10 @@ def earliest_fit(
         return now, free - need
     late = now + OVERRUN
     shadow = NEVER
-    for end, amount in sorted([(end if end > now else late, amount) for end, amount in releases]):
+    order = sorted(releases)
+    if order and order[0][0] <= now:
+        order = sorted([(end if end > now else late, amount) for end, amount in order])
+    for end, amount in order:
         if end > shadow:
             break
         free += amount
@@ -233,15 +236,17 @@ class Reservation:
     """
 
     def __init__(self, head: Waiting, room: Room) -> None:
-        held = list(room.held())
         self.room = room
         self.shadow, self.cpus = earliest_fit(
-            head.cpus, room.cpus, [(r.end, r.cpus) for r in held], room.now
+            head.cpus, room.cpus, [(r.end, r.cpus) for r in room.held()], room.now
         )
         self.counts: dict[str, int] = {}
+        if not (head.counts and room.counts):
+            return
         scarce = {name: need for name, need in head.counts.items() if name in room.counts}
         if not scarce:
             return
+        held = list(room.held())
         for name, need in scarce.items():
             releases = [(r.end, r.counts[name]) for r in held if name in r.counts]
             fit, _ = earliest_fit(need, room.counts[name], releases, room.now)
@@ -267,7 +272,10 @@ class Reservation:
         return True
 
     def _spared(self, job: Waiting) -> bool:
-        return all(amount <= self.counts.get(n, amount) for n, amount in job.counts.items())
+        counts = self.counts
+        if not counts:
+            return True
+        return all(amount <= counts.get(n, amount) for n, amount in job.counts.items())
 
     def _use(self, job: Waiting) -> None:
         for name, amount in job.counts.items():
@@ -361,10 +369,13 @@ def backfill(queue: Iterable[Waiting], room: Room) -> Waiting | None:
     second = next(rest, None)
     if second is None:
         return head
-    promise = room.reserve(head)
+    promise, largest = room.reserve(head), room.largest
     for candidate in chain((second,), rest):
-        if promise.admit(candidate) and room.full:
-            break
+        # most are too large: asking the promise of each would take most of the pass
+        if candidate.cpus <= largest and promise.admit(candidate):
+            if room.full:
+                break
+            largest = room.largest
     return head
 
 
