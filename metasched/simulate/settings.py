@@ -8,7 +8,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-from metasched.config import read_policy
 from metasched.errors import UserError
 from metasched.events import WORDS, Policy
 from metasched.policies import named, queueing
@@ -69,6 +68,10 @@ def read_settings(policy: str | None, words: Sequence[str], seed: int) -> Settin
     """Settings from the command line: `policy` is a name or a policy file. SettingError."""
     name, meta = policy or named.DEFAULT, Policy()
     if name.endswith(".toml"):
+        from metasched.config import (
+            read_policy,
+        )  # with half of the daemon
+
         name, meta = named.DEFAULT, read_policy(Path(name))
     settings = Settings(policy=name, meta=replace(meta, seed=seed), seed=seed)
     for word in words:
