@@ -45,11 +45,14 @@ class Books:
         """
         passed = max(now - (self.now + clock_set), 0.0)
         if passed:
-            some = any(view.up for view in self.views.values())
-            for view in self.views.values():
+            silent, views = [], self.views.values()
+            for view in views:
                 if view.up:
                     view.watched += passed
-                elif some:
+                else:
+                    silent.append(view)
+            if len(silent) < len(views):
+                for view in silent:
                     view.missed += passed
         self.now, self.out, self.withdrawals = now, Outcome(), {}
         return self.out

@@ -307,10 +307,11 @@ class Core:
 
     def _submitted(self, event: Submitted) -> None:
         job = event.job
-        parts = self.books.out.parts = self.classifier.parts(job)
-        priority = self.classifier.weighed(parts)
-        self.classifier.remember(job)
-        if job.margin is not None and job.margin >= 0:
+        classifier = self.books.classifier
+        parts = self.books.out.parts = classifier.parts(job)
+        priority = classifier.weighed(parts)
+        classifier.remember(job)
+        if job.deadline is not None and (margin := job.margin) is not None and margin >= 0:
             self._margins = [*self._margins[1 - MARGINS :], job]
         if job.dependency is not None:
             self._attempts.depend(job, event.fates)

@@ -367,7 +367,9 @@ def _take(by_job: dict[int, dict[int, Task]], id: int, index: int) -> Task | Non
 
 
 def _limit(job: Job) -> int | None:
-    return None if job.tasks_of_array is None else job.tasks_of_array.limit
+    if job.array is None or job.tasks_of_array is None:
+        return None
+    return job.tasks_of_array.limit
 
 
 def _dependency(job: Job) -> Dependency:

@@ -184,7 +184,9 @@ class Job:
     @property
     def indices(self) -> tuple[int, ...]:
         """One for each task; (0,) of a job that is no array."""
-        return (0,) if self.tasks_of_array is None else self.tasks_of_array.indices
+        if self.array is None or self.tasks_of_array is None:
+            return (0,)
+        return self.tasks_of_array.indices
 
     @property
     def cpus_per_task(self) -> int:

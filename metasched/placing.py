@@ -135,7 +135,9 @@ class Placing:
                 self._books.weigh(view)
         self._chunks = {}
         in_line = []
-        for task in sorted(waiting, key=lambda t: (t.key, *t.place)):
+        if len(waiting) > 1:
+            waiting.sort(key=lambda t: (t.key, *t.place))
+        for task in waiting:
             if not self._leasing.wanted(task) or task.place in self._leasing.passed_on:
                 self._let_go(task)
             elif self._fit(task):

@@ -66,8 +66,7 @@ class Deadline(Heuristic):
 
     def contribution(self, job: Job) -> float:
         """0..max_priority; 1 without a deadline, the highest if it can no longer be met."""
-        margin = job.margin
-        if margin is None:
+        if job.deadline is None or (margin := job.margin) is None:
             return 1
         if margin <= 0:
             return self.max_priority
@@ -81,8 +80,8 @@ class Deadline(Heuristic):
 
     def remember(self, job: Job) -> None:
         """Let the margin count for later jobs, unless there is none or it is negative."""
-        if job.margin is not None and job.margin >= 0:
-            self._margins.append(job.margin)
+        if job.deadline is not None and (margin := job.margin) is not None and margin >= 0:
+            self._margins.append(margin)
 
     def _mean(self, own: float) -> float:
         if not self._margins:
@@ -185,8 +184,8 @@ class Classifier:
 
     def weighed(self, parts: Sequence[Part]) -> int:
         """The priority that these parts make: their weighted mean, rounded half up, in bounds."""
-        total = sum(part.weight for part in parts)
-        mean = sum(part.weight * part.contribution for part in parts) / total
+        total = sum([part.weight for part in parts])
+        mean = sum([part.weight * part.contribution for part in parts]) / total
         # weights like 0.7 leave a mean a hair below the half that it is
         rounded = math.floor(round(mean, 9) + 0.5)
         return min(max(rounded, 1), self.max_priority)

@@ -83,8 +83,10 @@ class LoadOrdering:
         The same job, arrays and seed give the same answer, however many came before. ValueError
         if nothing is eligible, or a cluster or the priority is unknown.
         """
-        columns = self._columns(eligible)
-        loads = self._loads[self._row(priority)]
+        row, columns = self._row(priority), self._columns(eligible)
+        if len(columns) == 1:
+            return self.clusters[columns[0]]
+        loads = self._loads[row]
         least = min([loads[i] for i in columns])
         if least == 0:
             return self.clusters[next(i for i in columns if loads[i] == 0)]
@@ -158,6 +160,8 @@ class LoadOrdering:
         if not eligible:
             raise ValueError("no cluster is eligible; choose needs one or more")
         try:
+            if len(eligible) == 1:
+                return [self._index[name] for name in eligible]
             return sorted({self._index[name] for name in eligible})
         except KeyError as unknown:
             raise self._unknown(unknown.args[0]) from None

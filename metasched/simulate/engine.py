@@ -37,6 +37,10 @@ from metasched.simulate.workload import Request, Workload
 INSTANCE = "lab"
 POLLED = 1000  # news of one cluster in one listing
 
+# What a row tells of a job: its native id, state, start, end (seconds) and exit code. Most such
+# news are overtaken before they are told, so that only what is told is made a row.
+_News = tuple[str, State, float | None, float | None, int | None]
+
 
 class Placed(NamedTuple):
     """How one job fared: seconds from the trace's origin; `machine` counts from 0.
@@ -111,7 +115,7 @@ class Engine:
         self._by_id = {request.job.id: request for request in self._requests}
         self._ends: list[tuple[float, int, int]] = []  # (time, job, cluster)
         self._polls: list[float] = []
-        self._news: list[dict[int, Row]] = [{} for _ in clusters]  # by job, as it is now
+        self._news: list[dict[int, _News]] = [{} for _ in clusters]  # by job, as it is now
         self._stirred: set[int] = set()
         self._untold: set[int] = set()  # what has changed since the core was last told of it
         self._ticks: dict[int, float] = {}
@@ -227,16 +231,14 @@ class Engine:
                     self._sent[action.job] = place
                 case Withdraw() if action.job in manager.queue:
                     manager.withdraw(action.job)
-                    self._news[place][action.job] = Row(
-                        self._tags[action.job], 0, "", State.CANCELLED, ended=event.time
-                    )
+                    self._news[place][action.job] = "", State.CANCELLED, None, event.time, None
 
     def _end(self, now: float, job: int, place: int) -> None:
         self._managers[place].end(job)
         self._stirred.add(place)
         if job in self._tags:
-            start, tag = self._begun[job].start, self._tags[job]
-            self._news[place][job] = Row(tag, 0, str(job), State.COMPLETED, start, now, 0)
+            start = self._begun[job].start
+            self._news[place][job] = str(job), State.COMPLETED, start, now, 0
         if self._progress is not None:
             self._progress(1)
 
@@ -292,7 +294,7 @@ class Engine:
             else:
                 task = self.core.tasks[job, 0]
                 priority, moves = task.priority, task.moves
-                news[job] = Row(self._tags[job], 0, str(job), State.RUNNING, now)
+                news[job] = str(job), State.RUNNING, now, None, None
             self._begun[job] = Placed(
                 self._by_id[job],
                 now,
@@ -331,13 +333,14 @@ class Engine:
             if not (news or self._tells):
                 continue
             facts = manager.facts() if self._tells else None
-            self._step(Seen(now, manager.cluster.name, tuple(news.values()), (), facts))
+            rows = tuple([Row(self._tags[job], 0, *told) for job, told in news.items()])
+            self._step(Seen(now, manager.cluster.name, rows, (), facts))
 
     def _show_waiting(self, now: float) -> None:
         """List what was sent and has not begun; look again when it may be pulled."""
         for job, place in self._sent.items():
             if job in self._managers[place].queue:
-                self._news[place][job] = Row(self._tags[job], 0, str(job), State.PENDING)
+                self._news[place][job] = str(job), State.PENDING, None, None, None
                 if self._pulls:
                     task = self.core.tasks[job, 0]
                     heappush(self._polls, now + self._policy.pull_after * 2.0**task.moves)
