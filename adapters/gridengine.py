@@ -260,6 +260,8 @@ class GridEngine:
     def poll(self) -> Listing:
         """Three commands and what the accounting has grown by, whatever the number of jobs.
 
+        While there are reservations some more (`Reservations.seen`).
+
         The accounting is read after qstat: a job that ended in between is in one of them.
         """
         taken = time.time()
@@ -268,7 +270,7 @@ class GridEngine:
         if self._launcher is None:
             # What cannot be sent to does not answer. Now, since it may hang if the qmaster does.
             self._session.open()
-        places, tokens = self._read(
+        hosts, tokens = self._read(
             lambda xml: (text.hosts(xml), text.tokens(xml, cell.tokens)),
             *("qhost", "-xml", "-q", "-F"),
         )
@@ -280,6 +282,7 @@ class GridEngine:
             key = self._key(record.name, record.owner)
             if key is not None and record.started:
                 self._records[key] = record
+        places, coming = self._reservations.seen(listed, hosts, taken)
         lag = cell.delay + self._settings.settle
         totals = self._totals_of([place.name for place in places], cell.known)
         ours = self._ours(listed)
@@ -299,17 +302,16 @@ class GridEngine:
             since=self._since(taken),
             until=self._until(taken, lag),
             rows=tuple(rows),
-            facts=replace(facts, licences=tokens),
+            facts=replace(facts, licences=tokens, coming=coming),
         )
 
     def survey(self) -> Survey:
         taken = time.time()
-        return self._reservations.survey(
-            self._qstat("*"), self._read(text.hosts, "qhost", "-xml", "-q", "-F"), taken
-        )
+        return self._reservations.survey(self._qstat("*"), self._hosts(), taken)
 
     def reserve(self, window: Window) -> None:
-        self._reservations.reserve(window, time.time(), self._qstat(window.user))
+        jobs = self._qstat(window.user)
+        self._reservations.reserve(window, time.time(), jobs, self._hosts())
 
     def unreserve(self, name: str) -> None:
         self._reservations.unreserve(name, self._qstat("*"))
@@ -411,6 +413,9 @@ class GridEngine:
 
     def _qstat(self, user: str) -> list[text.Job]:
         return self._read(text.jobs, "qstat", "-xml", "-r", "-u", user)
+
+    def _hosts(self) -> list[text.Host]:
+        return self._read(text.hosts, "qhost", "-xml", "-q", "-F")
 
     def _read(self, parse: Callable[[str], T], program: str, *arguments: str) -> T:
         answer = self._run(program, *arguments)

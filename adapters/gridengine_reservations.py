@@ -4,7 +4,8 @@ Grid Engine chooses the slots itself, when it grants a reservation, and never mo
 made by this account, which must be of the access list `arusers`, and each is open to its user
 alone. Son of Grid Engine 8.1.9, measured: names need not be unique; deleting one, and its end,
 deletes the jobs in it, and of those that wait no record is left; a job longer than its reservation
-is refused; a reservation whose queue is disabled is kept, and runs nothing.
+is refused; a reservation whose queue is disabled is kept, and runs nothing; one is granted in
+queues that are disabled or do not answer as in any others.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Reservations:
     ) -> None:
         self._run, self._user, self._instance = run, user, instance
         self._environment, self._default_time = environment, default_time
-        self._within: dict[str, str] = {}  # of jobs that ran, as far as asked: for `survey` alone
+        self._within: dict[str, str] = {}  # of jobs that ran, as far as asked: for `_inside` alone
 
     def survey(self, jobs: Sequence[text.Job], hosts: Iterable[text.Host], taken: float) -> Survey:
         """What takes the slots of the cell; `jobs` are everybody's, listed before.
@@ -55,14 +56,7 @@ class Reservations:
         that are in no pool.
         """
         kept = self._kept()
-        active = min((one.start for one in kept if one.start <= taken), default=None)
-        running = [job for job in jobs if not job.waits]
-        inside = [j for j in running if active is not None and (j.started or taken) >= active]
-        self._within = {
-            **{job.id: self._within[job.id] for job in inside if job.id in self._within},
-            **self._reserved(job.id for job in inside if job.id not in self._within),
-        }
-        within = {id: one for id, one in self._within.items() if one}
+        within = self._inside(kept, jobs, taken)
         spread = self._read(windows.spreads, "qconf", "-sp", self._environment)
         return Survey(
             taken,
@@ -71,21 +65,82 @@ class Reservations:
             windows.pools(hosts, jobs, kept, within, spread, self._default_time, taken),
         )
 
-    def reserve(self, window: Window, taken: float, listed: Iterable[text.Job]) -> None:
-        """Have it granted once, and in queues that are up; what was granted besides is deleted."""
+    def seen(
+        self, jobs: Sequence[text.Job], hosts: Sequence[text.Host], taken: float
+    ) -> tuple[Sequence[text.Host], tuple[tuple[float, int], ...]]:
+        """The hosts as reservations leave them now, and what those to come leave (`windows`).
+
+        Two commands more if there is any.
+        """
+        if not any(queue.reserved for host in hosts for queue in host.queues):
+            return hosts, ()
+        kept = self._kept()
+        within = self._inside(kept, jobs, taken)
+        return (
+            windows.kept_free(hosts, jobs, kept, within, taken),
+            windows.coming(hosts, jobs, kept, within, self._default_time, taken),
+        )
+
+    def _inside(
+        self, kept: Iterable[Kept], jobs: Iterable[text.Job], taken: float
+    ) -> dict[str, str]:
+        """The reservation of each job that runs in one."""
+        active = min((one.start for one in kept if one.start <= taken), default=None)
+        running = [job for job in jobs if not job.waits]
+        inside = [j for j in running if active is not None and (j.started or taken) >= active]
+        self._within = {
+            **{job.id: self._within[job.id] for job in inside if job.id in self._within},
+            **self._reserved(job.id for job in inside if job.id not in self._within),
+        }
+        return {id: one for id, one in self._within.items() if one}
+
+    def reserve(
+        self,
+        window: Window,
+        taken: float,
+        listed: Iterable[text.Job],
+        hosts: Iterable[text.Host],
+    ) -> None:
+        """Have it granted once, and in queues that are up; what was granted besides is deleted.
+
+        The new one is there before the old one goes, and what waits in that one comes along.
+        """
+        jobs = list(listed)
         known = self._known(window.name)
-        good = [one for one in known if one.usable and sum(one.slots.values()) == window.size]
-        if not good:
-            start = () if window.start < taken + _PAST else ("-a", _moment(window.start))
-            words = ("-e", _moment(window.end), "-pe", self._environment, str(window.size))
-            answer = self._run("qrsub", "-N", window.name, "-u", window.user, *start, *words)
-            if windows.granted(answer.out) is None:
-                said = f"{answer.out}\n{answer.err}".strip()
-                raise Refused(_line(said)) if _NO.search(said) else Unreachable(f"qrsub: {said}")
+        good = [o.id for o in known if o.usable and sum(o.slots.values()) == window.size]
+        id = good[0] if good else self._granted(window, taken, hosts)
+        others = [one for one in known if one.id != id]
+        if others:
+            self._bring_along(id, others, [job.id for job in jobs if job.waits])
         try:
-            self._delete([one for one in known if one not in good[:1]], listed)
-        except Refused as refusal:  # its jobs come back first
+            self._delete(others, jobs)
+        except Refused as refusal:  # what runs in it is let run
             raise Unreachable(refusal.reason) from None
+
+    def _granted(self, window: Window, taken: float, hosts: Iterable[text.Host]) -> str:
+        """The id of a new one. Refused if it cannot be had."""
+        queues = [(f"{q.name}@{host.name}", q.up) for host in hosts for q in host.queues]
+        up = [instance for instance, is_up in queues if is_up]
+        if not up:
+            raise Refused("no queue is up")
+        among = () if len(up) == len(queues) else ("-q", ",".join(up))
+        start = () if window.start < taken + _PAST else ("-a", _moment(window.start))
+        size = ("-pe", self._environment, str(window.size))
+        words = ("-N", window.name, "-u", window.user, *start, "-e", _moment(window.end))
+        answer = self._run("qrsub", *words, *size, *among)
+        if (id := windows.granted(answer.out)) is None:
+            said = f"{answer.out}\n{answer.err}".strip()
+            raise Refused(_line(said)) if _NO.search(said) else Unreachable(f"qrsub: {said}")
+        return id
+
+    def _bring_along(self, id: str, others: Iterable[Kept], waiting: Iterable[str]) -> None:
+        """Let those of the jobs that wait in other reservations wait in this one."""
+        left = {one.id for one in others}
+        within = self._reserved(waiting)
+        for some in windows.lists([j for j, o in within.items() if o in left], _IDS_PER_CALL):
+            answer = self._run("qalter", "-ar", id, some)
+            if answer.code:
+                raise Unreachable(f"qalter: {_line(answer.out + answer.err)}")
 
     def unreserve(self, name: str, listed: Iterable[text.Job]) -> None:
         """Delete it unless jobs are in it; `listed` are the jobs of now."""

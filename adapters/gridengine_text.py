@@ -85,7 +85,8 @@ class Record(NamedTuple):
 class Queue:
     """One queue instance: this queue on one host.
 
-    `reserved` is the most that advance reservations have together at any time from now on.
+    As qhost tells it, `reserved` is the most that advance reservations have together at any time
+    from now on; see `gridengine_windows.kept_free`.
     """
 
     name: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from xml.etree import ElementTree
 
 from metasched.adapters import gridengine_text as text
@@ -17,7 +17,7 @@ Use = tuple[float, float, int]  # start, end, processors
 
 @dataclass(frozen=True)
 class Kept:
-    """One advance reservation of the cell; `slots` are those of each of its hosts."""
+    """One advance reservation of the cell; `slots` are those of each queue instance (`q@host`)."""
 
     id: str
     name: str
@@ -36,6 +36,11 @@ class Kept:
     def over(self) -> bool:
         return bool(set(self.state) & set("dx"))
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Its hosts, or its queue instances if one of these cannot run jobs."""
+        return tuple(sorted(set(map(_host, self.slots)) if self.usable else self.slots))
+
 
 def reservation_ids(xml: str) -> list[str]:
     """The ids in `qrstat -xml -u '*'`."""
@@ -51,8 +56,7 @@ def reservations(xml: str) -> list[Kept]:
             raise ValueError(f"no window in advance reservation {_word(one, 'id')!r}")
         slots: Counter[str] = Counter()
         for granted in one.iter("granted_slots"):
-            host = granted.get("queue_instance", "").partition("@")[2]
-            slots[host] += int(granted.get("slots", "0"))
+            slots[granted.get("queue_instance", "")] += int(granted.get("slots", "0"))
         id, name, owner, state = (_word(one, word) for word in ("id", "name", "owner", "state"))
         found.append(Kept(id, name, owner, state, start, end, slots))
     return [one for one in found if not one.over]
@@ -92,11 +96,10 @@ def pools(
     for job in jobs:
         if not job.waits and job.id not in within:
             begun = taken if job.started is None else job.started
-            limit = text.seconds(job.requests.get("h_rt", "")) or default_time
-            uses.setdefault(job.host, []).append((begun, max(begun + limit, taken + 1), job.slots))
+            uses.setdefault(job.host, []).append((begun, _end(job, default_time, taken), job.slots))
     for one in kept:
-        for host, slots in one.slots.items():
-            uses.setdefault(host, []).append((one.start, one.end, slots))
+        for instance, slots in one.slots.items():
+            uses.setdefault(_host(instance), []).append((one.start, one.end, slots))
     sizes = {host.name: text.slots(host) for host in hosts}
     groups = [[name for name, size in sizes.items() if size]]
     if not spread:
@@ -112,6 +115,63 @@ def pools(
     )
 
 
+def kept_free(
+    hosts: Iterable[text.Host],
+    jobs: Iterable[text.Job],
+    kept: Iterable[Kept],
+    within: Mapping[str, str],
+    taken: float,
+) -> list[text.Host]:
+    """The hosts, of whose queues that is reserved which nobody but jobs to come in there can have.
+
+    `within` as in `pools`.
+    """
+    idle: Counter[str] = Counter()
+    for one in kept:
+        if one.start <= taken:
+            idle.update(one.slots)
+    for job in jobs:
+        if not job.waits and job.id in within:
+            idle[job.queue] -= job.slots
+    return [
+        replace(
+            host,
+            queues=tuple(
+                replace(queue, reserved=max(0, idle[f"{queue.name}@{host.name}"]))
+                for queue in host.queues
+            ),
+        )
+        for host in hosts
+    ]
+
+
+def coming(
+    hosts: Iterable[text.Host],
+    jobs: Iterable[text.Job],
+    kept: Iterable[Kept],
+    within: Mapping[str, str],
+    default_time: float,
+    taken: float,
+) -> tuple[tuple[float, int], ...]:
+    """When windows begin, and how many slots they leave to what begins now and still runs then.
+
+    `within` as in `pools`.
+    """
+    size = sum(map(text.slots, hosts))
+    windows = [(one.start, one.end, sum(one.slots.values())) for one in kept]
+    ends = [
+        (_end(job, default_time, taken), job.slots)
+        for job in jobs
+        if not job.waits and job.id not in within
+    ]
+    found = []
+    for start in sorted({start for start, _, _ in windows if start > taken}):
+        busy = sum(many for begin, end, many in windows if begin <= start < end)
+        busy += sum(many for end, many in ends if end > start)
+        found.append((start, max(0, size - busy)))
+    return tuple(found)
+
+
 def held(kept: Iterable[Kept], owner: str, instance: str) -> tuple[Held, ...]:
     """Those of this instance, made by this account; of one that is being replaced, the newer."""
     ours = {
@@ -119,9 +179,7 @@ def held(kept: Iterable[Kept], owner: str, instance: str) -> tuple[Held, ...]:
         for one in kept
         if one.owner == owner and id_of(one.name, instance) is not None
     }
-    return tuple(
-        Held(one.name, one.start, one.end, tuple(sorted(one.slots))) for one in ours.values()
-    )
+    return tuple(Held(one.name, one.start, one.end, one.places) for one in ours.values())
 
 
 def lists(ids: Sequence[str], most: int) -> list[str]:
@@ -133,6 +191,17 @@ def granted(answer: str) -> str | None:
     """The id in the answer of `qrsub`, None if it granted nothing."""
     found = re.search(r"advance reservation (\d+) has been granted", answer)
     return found[1] if found else None
+
+
+def _host(instance: str) -> str:
+    return instance.partition("@")[2]
+
+
+def _end(job: text.Job, default_time: float, taken: float) -> float:
+    """When a job that runs has ended at the latest."""
+    begun = taken if job.started is None else job.started
+    limit = text.seconds(job.requests.get("h_rt", "")) or default_time
+    return max(begun + limit, taken + 1)
 
 
 def _word(one: ElementTree.Element, name: str) -> str:

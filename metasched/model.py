@@ -312,9 +312,10 @@ class Facts:
     everyone's (end by the limit, cpus), earliest end first; `owed` the cpu seconds
     (cpus x limit) of *other people's* pending jobs that could start (not held, no dependency);
     `pending` the number of everyone's such jobs; `head` (cpus, limit) of the first of them in
-    the manager's own order. `licences` are those that it counts itself, under its own names.
-    `records` says in words how the manager's accounting tells of jobs that
-    it lists no more; empty: it does not.
+    the manager's own order. `coming` are reserved windows (start, cpus left to what begins now and
+    still runs then), where the manager lets jobs begin until then. `licences` are those that it
+    counts itself, under its own names. `records` says in words how the manager's accounting tells
+    of jobs that it lists no more; empty: it does not.
     """
 
     cpus: int
@@ -324,6 +325,7 @@ class Facts:
     owed: float = 0.0
     pending: int = 0
     head: tuple[int, float] | None = None
+    coming: tuple[tuple[float, int], ...] = ()
     records: str = ""
     licences: Mapping[str, Copies] = field(default_factory=dict)
 
@@ -338,6 +340,7 @@ class Facts:
             owed=0.0,
             pending=0,
             head=None,
+            coming=(),
             licences={name: replace(copies, used=0) for name, copies in self.licences.items()},
         )
 

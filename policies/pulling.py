@@ -1,7 +1,8 @@
 """Pull: would a job that waits elsewhere start on this cluster now, delaying nobody?
 
 Design §2: its processors are free here, and the queue is empty, or it ends by the head's shadow
-time, or it fits in the extra processors (the rules of EASY, algorithms §7).
+time, or it fits in the extra processors (the rules of EASY, algorithms §7). What is reserved for a
+time to come has a shadow time and extra processors, too.
 """
 
 from __future__ import annotations
@@ -33,14 +34,13 @@ class Room:
         self._running = list(self.facts.running)
         self._head: tuple[int, float] | None = None
         self._held: dict[Hashable, bool] = {}  # by shape: whether what is free holds all of it
-        self._shadow, self._extra = float("inf"), self.free
+        self._kept = list(self.facts.coming)  # shadow times, each with its extra processors
         head = self.facts.head
         for cpus, seconds in self.incoming:
             if head is None and cpus <= self.free:
                 self._take(cpus, seconds)
             elif head is None:
                 head = (cpus, seconds)
-        self._extra = self.free
         if head is not None:
             self.promise(*head)
 
@@ -56,20 +56,23 @@ class Room:
     def promise(self, cpus: int, seconds: float) -> None:
         """Let a job that does not fit now be the head, whom nothing admitted later delays."""
         self._head = (cpus, seconds)
-        self._shadow, self._extra = earliest_fit(cpus, self.free, self._running, self.now)
+        self._kept.append(earliest_fit(cpus, self.free, self._running, self.now))
 
     def _take(self, cpus: int, seconds: float) -> None:
+        end = self.now + seconds
         self.free -= cpus
-        self._running.append((self.now + seconds, cpus))
+        self._running.append((end, cpus))
+        self._kept = [
+            (shadow, extra - cpus if end > shadow else extra) for shadow, extra in self._kept
+        ]
 
     def spares(self, job: Job) -> bool:
         """Whether there are processors for the job now, delaying no head: what was not spared
-        is not spared later in the pass. O(1)."""
+        is not spared later in the pass. O(1) but for windows to come."""
         if job.cpus > self.free:
             return False
-        if self._head is None or job.cpus <= self._extra:
-            return True
-        return self.now + (job.time_limit or job.estimated) <= self._shadow
+        end = self.now + (job.time_limit or job.estimated)
+        return all(job.cpus <= extra or end <= shadow for shadow, extra in self._kept)
 
     def admits(self, job: Job) -> bool:
         """Whether the job would start now and delay no head.
@@ -87,7 +90,4 @@ class Room:
 
     def take(self, job: Job) -> None:
         """Count the job as started here: what is left is for the next."""
-        seconds = job.time_limit or job.estimated
-        if self._head is not None and self.now + seconds > self._shadow:
-            self._extra -= job.cpus
-        self._take(job.cpus, seconds)
+        self._take(job.cpus, job.time_limit or job.estimated)

@@ -6,10 +6,12 @@ import re
 import signal
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.booted import BootError, wait_until
 from tests.conftest import require
 from tests.e2e.conftest import Site
 from tests.gridengine import Cell, missing
@@ -30,7 +32,7 @@ def over_cell(site: Site, cell: Cell) -> Iterator[Site]:
     site.configure(cell.table(python, "poll_interval = 0.5\nsettle = 1\n"))
     site.start()
     yield site
-    cell.run("qmod", "-e", "all.q")
+    cell.run("qmod", "-e", "*")
     cell.empty()
     for id in kept(cell):
         cell.run("qrdel", id)
@@ -116,6 +118,10 @@ def test_what_the_cell_has_lost_is_made_again_and_what_cannot_run_is_told(
     assert state(over_cell, id)["state"] == "bound"
     cell.run("qmod", "-e", "all.q")
     over_cell.until(lambda: state(over_cell, id)["cause"] == "its nodes can be used again")
+    # wholly reserved for later, it is free now
+    before = over_cell.submit("-n", "8", "-t", "1", "--wrap", "true")
+    assert over_cell.until_ended(before)[0]["state"] == "completed"
+    over_cell.until(lambda: over_cell.cluster_rows()[0]["used"] == 0)
 
     waits = over_cell.submit("--reservation", str(id), "-t", "1", "--wrap", "true")
     over_cell.until(lambda: over_cell.row(waits)["state"] == "pending")
@@ -125,6 +131,56 @@ def test_what_the_cell_has_lost_is_made_again_and_what_cannot_run_is_told(
     over_cell.start()
     over_cell.until(lambda: [*kept(cell)] not in ([], [native]))
     over_cell.until(lambda: state(over_cell, id)["state"] == "bound")
+    over_cell.run("reservation", "cancel", str(id))
+    over_cell.until(lambda: kept(cell) == {})
+    assert over_cell.stop() == 0
+    over_cell.replayed()
+
+
+@pytest.fixture
+def second(cell: Cell, tmp_path: Path) -> Iterator[None]:
+    """A second queue on the same host; made before the daemon, and gone after its jobs."""
+    queue = tmp_path / "second"
+    told = re.sub(r"\\\n\s*", "", cell.run("qconf", "-sq", "all.q"))
+    queue.write_text(re.sub(r"^qname .*", "qname second.q", told, flags=re.MULTILINE))
+    cell.run("qconf", "-Aq", str(queue))
+    yield
+
+    def gone() -> bool:
+        try:
+            cell.run("qconf", "-dq", "second.q")
+        except BootError:  # a job of it has just ended
+            return False
+        return True
+
+    wait_until(gone, 30, "the end of second.q", lambda: cell.run("qstat", "-f", "-u", "*"))
+
+
+def queue_of(cell: Cell, native: str) -> str:
+    [queue] = re.findall(r'queue_instance="(\S+)@', cell.run("qrstat", "-xml", "-ar", native))
+    assert isinstance(queue, str)
+    return queue
+
+
+@pytest.mark.usefixtures("second")
+def test_where_its_queue_goes_down_another_has_it_first_and_what_waits_comes_along(
+    over_cell: Site, cell: Cell
+) -> None:
+    made = over_cell.json("reserve", "--size", "3", "--start", "+1h", "--duration", "5m")
+    id, [native] = made["reservation"], kept(cell)
+    inside = over_cell.submit("--reservation", str(id), "-n", "3", "-t", "1", "--wrap", "true")
+    over_cell.until(lambda: over_cell.row(inside)["state"] == "pending")
+    waits = over_cell.row(inside)
+    queue = queue_of(cell, native)
+    cell.run("qmod", "-d", queue)
+    over_cell.until(lambda: native not in kept(cell))
+    [other] = kept(cell)
+    assert queue_of(cell, other) != queue
+    over_cell.until(lambda: state(over_cell, id)["cause"] == "moved to other nodes")
+    row = over_cell.row(inside)
+    assert (row["state"], row["reason"]) == ("pending", waits["reason"])
+    told = cell.run("qstat", "-j", waits["native_id"])
+    assert re.search(rf"^ar_id: +{other}$", told, re.MULTILINE)
     over_cell.run("reservation", "cancel", str(id))
     over_cell.until(lambda: kept(cell) == {})
     assert over_cell.stop() == 0

@@ -523,7 +523,7 @@ def test_reservations_are_read_and_those_that_end_are_left_out() -> None:
     assert windows.reservation_ids(xml) == ["1", "2", "3", "4"]
     assert windows.held(found, "root", INSTANCE) == (
         Held("ms-k3f9-r1", 3600.0, 7200.0, ("n1", "n2")),
-        Held("ms-k3f9-r3", 3600.0, 7200.0, ("n2",)),
+        Held("ms-k3f9-r3", 3600.0, 7200.0, ("all.q@n2",)),  # in no pool: it cannot be used
     )
     hosts = [
         text.Host("n1", None, {"slots": 3.0}, (text.Queue("all.q", 4, 1, 2, ""),)),
@@ -551,6 +551,26 @@ def test_reservations_are_read_and_those_that_end_are_left_out() -> None:
     assert all == Pool(("n1", "n2"), 12, tuple(sorted(of_n1 + of_n2)))
     assert not windows.spreads("pe_name smp\nallocation_rule    $pe_slots\n")
     assert windows.spreads("pe_name mpi\nallocation_rule    $fill_up\n")
+
+
+def test_only_windows_that_have_begun_keep_slots_from_others_and_the_rest_are_coming() -> None:
+    hosts = [text.Host("n1", None, {}, (text.Queue("all.q", 8, 5, 7, ""),))]
+    here = [
+        windows.Kept("1", "x", "ada", "r", 0.0, 1000.0, {"all.q@n1": 3}),
+        windows.Kept("2", "x", "ada", "w", 500.0, 900.0, {"all.q@n1": 4}),
+        windows.Kept("3", "x", "ada", "w", 2000.0, 3000.0, {"all.q@n1": 7}),
+    ]
+    jobs = [
+        text.Job("7", "x", "ada", "r", 2, None, 50.0, "all.q@n1"),
+        text.Job("8", "x", "ada", "r", 3, None, 50.0, "all.q@n1", requests={"h_rt": "600"}),
+        text.Job("9", "x", "ada", "qw", 8),
+    ]
+    [now] = windows.kept_free(hosts, jobs, here, {"7": "1"}, 100.0)
+    assert [(queue.running, queue.reserved) for queue in now.queues] == [(5, 1)]
+    # at 500 three slots are reserved beside four, and one of others' three is still taken
+    assert windows.coming(hosts, jobs, here, {"7": "1"}, 60.0, 100.0) == ((500.0, 0), (2000.0, 1))
+    facts = text.facts([], [now], {"all.q": text.Limits(None)}, {}, None, set(), 100.0, 60.0)
+    assert (facts.cpus, facts.used) == (8, 6)
 
 
 def test_a_job_in_a_reservation_names_it_once() -> None:

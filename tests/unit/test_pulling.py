@@ -1,0 +1,42 @@
+"""Room: what starts at once on a cluster and delays neither its queue nor what is reserved."""
+
+from __future__ import annotations
+
+from metasched.model import Facts, Job, Nodes, Partition
+from metasched.policies.pulling import Room
+
+NOW = 1000.0
+
+
+def facts(used: int = 0, **more: object) -> Facts:
+    partition = Partition("p", (Nodes(1, 8, 8 - used),), default=True)
+    return Facts(**{"cpus": 8, "used": used, "partitions": (partition,), **more})  # type: ignore[arg-type]
+
+
+def job(cpus: int, limit: float) -> Job:
+    return Job(id=1, submitted=0.0, estimated=limit, time_limit=limit, cpus=cpus)
+
+
+def test_what_ends_before_a_window_begins_may_use_all_and_the_rest_what_it_leaves() -> None:
+    room = Room(facts(coming=((NOW + 100, 3), (NOW + 500, 0))), NOW)
+    assert room.admits(job(8, 100))
+    assert not room.admits(job(4, 101))
+    assert room.admits(job(3, 101))
+    assert not room.admits(job(1, 501))
+
+
+def test_what_is_left_beside_a_window_is_given_once() -> None:
+    room = Room(facts(coming=((NOW + 100, 3),)), NOW)
+    room.take(job(2, 200))
+    assert room.admits(job(1, 200))
+    assert not room.admits(job(2, 200))
+    assert room.admits(job(6, 100))
+
+
+def test_the_head_of_the_queue_and_a_window_both_keep_what_they_need() -> None:
+    more = {"running": ((NOW + 50, 6),), "head": (4, 60.0), "coming": ((NOW + 80, 1),)}
+    room = Room(facts(6, **more), NOW)
+    assert room.admits(job(2, 50))  # gone before the head begins
+    assert room.admits(job(2, 80))  # beside the head, gone before the window
+    assert not room.admits(job(2, 81))
+    assert room.admits(job(1, 81))
