@@ -123,7 +123,7 @@ def _daemon(folder: Path) -> Iterator[Client]:
 
 
 def _ready(client: Client, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         try:
             if all(c["state"] == "up" for c in client.clusters()):

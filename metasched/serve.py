@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from metasched.api import make_app
-from metasched.config import ConfigError, TcpTable, find, load
+from metasched.config import ConfigError, Settings, TcpTable
 from metasched.daemon import Daemon
 from metasched.db.ledger import Ledger
 from metasched.identity import PeerProtocol, bounded
@@ -58,14 +58,11 @@ def _listening(path: Path, everybody: bool) -> Iterator[socket.socket]:
                     path.unlink()
 
 
-def serve(config: Path | None, *, standby: bool = False, check: bool = False) -> int:
-    """Run the daemon until SIGTERM or SIGINT; `check` only reads the configuration.
+def serve(settings: Settings, *, standby: bool = False) -> int:
+    """Run the daemon until SIGTERM or SIGINT.
 
     ConfigError and StoreError, in one line, for what an admin must mend.
     """
-    settings = load(find(config))
-    if check:
-        return 0
     if settings.site is not None and os.geteuid() == 0:
         raise ConfigError("[site] and root: the daemon is not root; start it by its own account")
     logging.basicConfig(

@@ -25,9 +25,14 @@ def serve(
       metasched serve -c /etc/metasched/metasched.toml
       metasched serve --check
     """
-    from metasched.serve import serve
+    from metasched.config import find, load
 
-    return serve(config, standby=standby, check=check)
+    settings = load(find(config))
+    if check:
+        return 0
+    from metasched.serve import serve  # slow to import: what cannot be used is told before
+
+    return serve(settings, standby=standby)
 
 
 def demo(

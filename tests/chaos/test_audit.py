@@ -51,6 +51,12 @@ class Ruined:
         with closing(sqlite3.connect(self.database)) as database, database:
             database.execute(statement)
 
+    def last_lease(self, job: int) -> int:
+        """The attempt that ran: one that waited for long may have been recalled before it."""
+        with closing(sqlite3.connect(self.database)) as database:
+            [(last,)] = database.execute("SELECT max(attempt) FROM lease WHERE job = ?", (job,))
+        return int(last)
+
     def found(self, *tags: str) -> Verdict:
         return audit(Sqlite(self.database), self.stream, [lambda: tags])
 
@@ -115,17 +121,19 @@ def test_reservations_that_are_lost_and_orphaned_are_found(after: Ruined) -> Non
 
 
 def test_licences_that_a_payload_did_not_have_are_found(after: Ruined) -> None:
-    after.sql("UPDATE lease SET tokens = 1 WHERE job = 4")
-    [wrong] = after.found().wrong
-    assert wrong == (
-        "attempt 1 of task 4_0 (completed) had leased {'matlab': 1}, its job wants {'matlab': 3}"
-    )
+    last = after.last_lease(4)
+    after.sql(f"UPDATE lease SET tokens = 1 WHERE job = 4 AND attempt = {last}")
+    assert after.found().wrong == [
+        f"attempt {last} of task 4_0 (completed) had leased {{'matlab': 1}}, "
+        "its job wants {'matlab': 3}"
+    ]
 
 
 def test_licences_that_were_not_given_back_are_found(after: Ruined) -> None:
-    after.sql("UPDATE lease SET until = NULL, why = NULL WHERE job = 4")
+    last = after.last_lease(4)
+    after.sql(f"UPDATE lease SET until = NULL, why = NULL WHERE job = 4 AND attempt = {last}")
     found = after.found().wrong
-    assert "attempt 1 of task 4_0 (completed) has its licences" in found
+    assert f"attempt {last} of task 4_0 (completed) has its licences" in found
     assert "licence matlab counts 0 leased, there are 3" in found
 
 

@@ -113,7 +113,7 @@ def test_a_job_is_ended_at_its_time_limit(manager: Manager) -> None:
 
 def test_a_job_within_its_time_limit_is_left_alone(manager: Manager) -> None:
     step = manager.adapter.capabilities.limit_granularity
-    row = manager.wait_end(manager.submit("sleep 0.2", time_limit=max(step, 2 * SECOND)))
+    row = manager.wait_end(manager.submit("sleep 0.2", time_limit=max(step, 10 * SECOND)))
     assert row.state is State.COMPLETED
 
 

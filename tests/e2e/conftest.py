@@ -92,7 +92,7 @@ class Site:
         """End the daemon, gently or not; its exit code."""
         assert self._daemon is not None
         self._daemon.send_signal(number)
-        code = self._daemon.wait(30)
+        code = self._daemon.wait(60)
         self._daemon = None
         assert "Traceback" not in self.log.read_text(), self.told()
         return code

@@ -342,7 +342,7 @@ def test_an_exclusive_job_has_the_cluster_for_itself(site: Site) -> None:
 
 def test_at_the_time_limit_a_job_may_end_itself(site: Site) -> None:
     order = site.submit(
-        "trap 'echo TERM > told; exit 3' TERM; while :; do sleep 0.05; done", time_limit=0.3
+        "trap 'echo TERM > told; exit 3' TERM; while :; do sleep 0.05; done", time_limit=2.0
     )
     row = site.wait_end(order)
     assert (row.state, row.exit_code, row.signal) == (State.TIMEOUT, 3, None)
@@ -351,11 +351,11 @@ def test_at_the_time_limit_a_job_may_end_itself(site: Site) -> None:
 
 
 def test_what_ignores_its_end_is_killed_after_a_while(site: Site) -> None:
-    row = site.wait_end(site.submit("trap '' TERM; while :; do sleep 0.05; done", time_limit=0.3))
+    row = site.wait_end(site.submit("trap '' TERM; while :; do sleep 0.05; done", time_limit=2.0))
     assert (row.state, row.exit_code, row.signal) == (State.TIMEOUT, None, signal.SIGKILL)
     assert row.started is not None
     assert row.ended is not None
-    assert 0.75 <= row.ended - row.started < 5
+    assert row.ended - row.started >= 2.0 + 0.45
 
 
 def test_all_processes_have_the_time_that_a_cancelled_job_has(site: Site) -> None:
@@ -374,7 +374,7 @@ def test_all_processes_have_the_time_that_a_cancelled_job_has(site: Site) -> Non
 
 @pytest.mark.parametrize("end", ["cancel", "limit", "exit"])
 def test_no_process_escapes(site: Site, end: str) -> None:
-    limit = {"time_limit": 1.0} if end == "limit" else {}
+    limit = {"time_limit": 3.0} if end == "limit" else {}
     wait = "sleep 0.5" if end == "exit" else "sleep 60"
     order = site.submit(f"{ESCAPEE}\n{wait}".replace("& wait", "&"), **limit)
     pid = int(site.wait_file("escaped"))
@@ -395,19 +395,20 @@ def test_a_job_over_its_memory_is_ended(site: Site) -> None:
 
 
 def test_limits_hold_and_ends_are_known_though_nobody_was_there(site: Site) -> None:
-    late = site.submit("exec sleep 60", time_limit=0.5)
-    code = site.submit("sleep 0.3; exit 5")
-    site.wait(lambda: all(row.state is State.RUNNING for row in site.rows().values()))
+    late = site.submit("exec sleep 60", time_limit=1.0)
+    code = site.submit("while [ ! -e go ]; do sleep 0.02; done; exit 5")
+    site.wait(lambda: all(row.started is not None for row in site.rows().values()))
     site.adapter.close()
-    time.sleep(1.0)
-    assert processes.of_cluster(site.folder) == []
+    (site.work / "go").touch()
+    site.wait(lambda: processes.of_cluster(site.folder) == [])
+    all_gone = time.time()
     site.adapter = site.new()
     assert site.wait_end(late).state is State.TIMEOUT
     row = site.wait_end(code)
     assert (row.state, row.exit_code) == (State.FAILED, 5)
     assert row.started is not None
     assert row.ended is not None
-    assert row.ended - row.started < 0.9
+    assert row.started <= row.ended <= all_gone
 
 
 def test_an_end_that_was_told_is_told_by_the_next_life_from_its_first_listing_on(

@@ -57,7 +57,7 @@ def seen(word: str, folder: Path) -> bool:
     return any(word in process for process in processes_of(folder))
 
 
-def wait_for(met: Callable[[], bool], seconds: float = 10.0) -> bool:
+def wait_for(met: Callable[[], bool], seconds: float = 30.0) -> bool:
     end = time.monotonic() + seconds
     while not met() and time.monotonic() < end:
         time.sleep(0.02)
