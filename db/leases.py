@@ -6,14 +6,14 @@ given back with the end of its attempt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, bindparam, case, func, insert, select, update
 
 from metasched.db.schema import event, lease, licence
-from metasched.events import Outcome
+from metasched.events import ClockSet, Outcome
 from metasched.licences import GivenBack, Lease, LicenceCount, Lingering, Standing
 
 
@@ -55,21 +55,34 @@ _END = (
 )
 
 
-def write(connection: Connection, outcomes: Iterable[Outcome]) -> None:
-    """Store what became of licences and leases, in order. IntegrityError: more than there are.
+def write(connection: Connection, out: Outcome) -> None:
+    """Store what became of licences and leases. IntegrityError: more than there are.
 
-    Of each outcome the counters come last: writers wait for each other there, until the commit.
+    The counters come last: writers wait for each other there, until the commit.
     """
-    for out in outcomes:
-        for standing in out.standings.values():
-            _tell(connection, standing)
-        for change in out.leases:
-            if isinstance(change, Lease):
-                _open(connection, change)
-            else:
-                _end(connection, change)
-        for change in out.leases:
-            _count(connection, change)
+    for standing in out.standings.values():
+        _tell(connection, standing)
+    for change in out.leases:
+        if isinstance(change, Lease):
+            _open(connection, change)
+        else:
+            _end(connection, change)
+    for change in out.leases:
+        _count(connection, change)
+
+
+def clock_set(connection: Connection, to: ClockSet) -> None:
+    """Move what lingers with the clock; what did until then must not begin to do so again."""
+    moved = lease.c.lingers + to.by
+    still = moved > to.time
+    connection.execute(
+        update(lease)
+        .where(lease.c.lingers > min(to.time, to.time - to.by))
+        .values(
+            lingers=case((still, moved)),
+            until=case((still, lease.c.until + to.by), else_=lease.c.until),
+        )
+    )
 
 
 def _tell(connection: Connection, told: Standing) -> None:
@@ -144,9 +157,16 @@ def live(connection: Connection) -> list[Lease]:
 
 def lingering(connection: Connection) -> list[Lingering]:
     """What was given back, and still counted as in use when the daemon was last heard of."""
-    last = select(func.coalesce(func.max(event.c.time), 0.0)).scalar_subquery()
-    rows = connection.execute(select(lease).where(lease.c.lingers > last).order_by(lease.c.id))
-    return [Lingering(row.licence, row.tokens, row.until, row.lingers) for row in rows]
+    newest = select(event.c.time).order_by(event.c.id.desc()).limit(1).scalar_subquery()
+    query = select(lease).where(lease.c.lingers > func.coalesce(newest, 0.0))
+    if not (rows := connection.execute(query.order_by(lease.c.id)).all()):
+        return []
+    # it may have been set back while no daemon was there to tell
+    set_last = select(func.max(event.c.id)).where(event.c.kind == "clockset").scalar_subquery()
+    since = event.c.id >= func.coalesce(set_last, 0)
+    latest = connection.execute(select(func.max(event.c.time)).where(since)).scalar_one()
+    found = [Lingering(row.licence, row.tokens, row.until, row.lingers) for row in rows]
+    return [back for back in found if back.until > latest]
 
 
 def totals(connection: Connection) -> dict[str, int]:

@@ -60,6 +60,7 @@ from metasched.events import (
     Again,
     Attempt,
     Booted,
+    ClockSet,
     CoreEvent,
     Drained,
     Ended,
@@ -322,7 +323,10 @@ class Ledger:
             for (job, index, sending), past in out.past.items()
         ]:
             run(_UPDATE_PAST, rows)
-        leases.write(self._connection, (out for _, out in steps))
+        for what, out in steps:
+            if isinstance(what, ClockSet):
+                leases.clock_set(self._connection, what)
+            leases.write(self._connection, out)
         reservations.write(self._connection, (out for _, out in steps))
         insert_rows(self._connection, change, changes)
         for row in facts:
@@ -444,7 +448,8 @@ class Ledger:
                 margins=[msgspec.json.decode(text, type=Job) for text in margins][::-1],
                 drains=[Drained(**row) for row in run(select(drain)).mappings()],
                 ended=self._ended_tasks(),
-                fates=self._fates({t.job.id: t.job for t in tasks}.values()),
+                # what was sent before waits for none any more
+                fates=self._fates({t.job.id: t.job for t in tasks if not t.attempts}.values()),
                 leases=leases.live(self._connection),
                 lingering=leases.lingering(self._connection),
                 totals=leases.totals(self._connection),

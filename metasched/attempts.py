@@ -66,6 +66,7 @@ class Attempts:
             if past.began and not past.requeued:
                 past.requeued = True
                 self._books.out.past[(*task.place, sending)] = past
+        self._books.ended.pop(task.place, None)
         self.open(task)
         id = task.job.id
         self._books.last_sending[id] = max(last, self._books.last_sending.get(id, 0))

@@ -109,6 +109,8 @@ class Core:
         """Apply one event; return what changed and what to do. Never raises on a valid event."""
         out = self.books.begin(event.time, event.by if isinstance(event, ClockSet) else 0.0)
         self._gates.begin()
+        if isinstance(event, ClockSet):
+            self.licences.clock_set(event.by)
         self.licences.pass_time(event.time)
         if not isinstance(event, Booted):
             self.reservations.pass_time(event.time, out)
@@ -233,9 +235,11 @@ class Core:
         for job in self._margins[-policy.window :]:
             self.classifier.remember(job)
         self.books.views = {c.name: ClusterView(c) for c in event.clusters}
+        # what passes has passed
+        self._facts = {name: facts.lasting for name, facts in self._facts.items()}
         for name, view in self.books.views.items():
             if name in self._facts:
-                view.learn(self._facts[name].lasting)  # what passes has passed
+                view.learn(self._facts[name])
         self.books.dispatch = LoadOrdering(
             [c.name for c in event.clusters],
             max_priority=policy.max_priority,
@@ -246,15 +250,16 @@ class Core:
         )
 
     def _booted(self, event: Booted) -> None:
+        """Forget all that no database keeps: a core that goes on is one that is restored."""
         self._configure(event)
         everything = [self.tasks[place] for place in sorted(self.tasks)]
         self.books.forget_open()  # from now on in the order in which a database gives them
-        self._gates.restart(task for task in everything if task.attempt is not None)
+        self._gates.restart(everything)
         untried: dict[tuple[int, int, str], list[int]] = {}
         for task in everything:
             self._attempts.open(task)
         for task in everything:
-            task.priority = min(task.priority, event.policy.max_priority)
+            task.priority = min(task.classified, event.policy.max_priority)
             task.key = self.books.key(task.job, task.priority)
             attempt = task.attempt
             if attempt is None:
@@ -267,12 +272,14 @@ class Core:
             attempt.listed, attempt.looks, attempt.look_at = None, 0, 0.0
             if attempt.sent > event.time:
                 attempt.sent = 0.0  # the clock was set back meanwhile: no listing proves so much
+                self.books.store(task)
             never_tried = attempt.untried
             if (view := self.books.view_of(task)) is not None:
                 view.add(task)
                 self.books.count(task, attempt.state, +1)
                 if attempt.tried is not None:
                     attempt.tried = event.time  # a try may have gone on until now
+                    self.books.store(task)
                 elif never_tried:
                     untried.setdefault((task.job.id, attempt.sending, attempt.cluster), []).append(
                         task.index
@@ -299,7 +306,6 @@ class Core:
                 self.books.store(task)
         for view in self.books.views.values():
             view.clock_set(event.by)
-        self.licences.clock_set(event.by)
         self._gates.pass_time(event.time)
         self._gates.refresh()
 
@@ -349,7 +355,8 @@ class Core:
             view.takes_no_more(event.reason, event.time)
         for task in tasks:
             if view is None:
-                task.refused.add(task.live.cluster)
+                if task.live.number > task.forgiven:
+                    task.refused.add(task.live.cluster)
                 task.live.refused = True
             self._attempts.advance(task, Event.REFUSE, event.reason)
 

@@ -146,6 +146,12 @@ class Progress:
         ok, bad = (set(parse_array(t).indices) if t else set() for t in (fate.ok, fate.bad))
         return cls(fate.target, fate.size, fate.array, ok, bad, dict.fromkeys(ok | bad, fate.begun))
 
+    def restart(self) -> None:
+        """Know as much as `since` would: of the ended only when the last of them began."""
+        ended = self.ok | self.bad
+        last = max((self.begun[index] for index in ended), default=0.0)
+        self.begun = dict.fromkeys(ended, last)
+
     def tell(self, index: int, ended: bool | None, begun: float | None) -> None:
         """What became of a task: it ended well, badly or not yet (None), and began when. O(1)."""
         for kind, reached in ((self.ok, ended is True), (self.bad, ended is False)):

@@ -463,7 +463,10 @@ class Ended:
 
 @dataclass
 class Task:
-    """One task of a job that has not ended. `key` orders tasks that wait and are pulled."""
+    """One task of a job that has not ended. `key` orders tasks that wait and are pulled.
+
+    `classified` is its priority whatever the policy's highest is now.
+    """
 
     job: Job
     index: int
@@ -481,9 +484,10 @@ class Task:
     forgiven: int = 0  # refusals of attempts up to this number count no more
     past: dict[int, Past] = field(default_factory=dict)  # by sending
     place: Place = field(init=False)
+    classified: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.place = self.job.id, self.index
+        self.place, self.classified = (self.job.id, self.index), self.priority
 
     @property
     def name(self) -> str:

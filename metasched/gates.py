@@ -9,7 +9,9 @@ lets in the next task of its array.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import TypeVar
 
 from metasched.dependencies import (
     SINGLETON,
@@ -28,6 +30,8 @@ from metasched.transitions import FINAL, LIVE, UNSTARTED
 
 Name = tuple[str, str]  # user, name of the job
 _Outlook = tuple[Prospect, float | None]  # of a term, and when time alone lets it come
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 _ALL = -1  # all the blocked tasks of a job
 NEXT_STEP = 0.0  # when it is due, whatever the clock says
 AT_ONCE = 1000  # tasks that one step lets go on: a daemon must not be lost in it for seconds
@@ -97,11 +101,16 @@ class Gates:
         self._dues.pop(job.id, None)
         self._shared.pop(job.id, None)
         if job.dependency is not None:
-            for target in _dependency(job).targets:
-                self._dependents.get(target.job, {}).pop(job.id, None)
-                if not self._dependents.get(target.job):
-                    self._dependents.pop(target.job, None)
-                    self._progress.pop(target.job, None)
+            self._follow_no_more(job)
+
+    def _follow_no_more(self, job: Job) -> None:
+        """Nothing of a job waits for another any more."""
+        for target in _dependency(job).targets:
+            self._dependents.get(target.job, {}).pop(job.id, None)
+            if not self._dependents.get(target.job):
+                self._dependents.pop(target.job, None)
+                self._progress.pop(target.job, None)
+        _take(self._singles, (job.user, job.name), job.id)
 
     def _leave_name(self, job: Job) -> None:
         name = (job.user, job.name)
@@ -116,13 +125,28 @@ class Gates:
 
     # Tasks that come and go
 
-    def restart(self, live: Iterable[Task]) -> None:
-        """Forget where queued tasks stand: each will be told again. `live` ones are sent."""
+    def restart(self, tasks: Sequence[Task]) -> None:
+        """Forget where queued tasks stand: each will be told again. `tasks` are all open ones.
+
+        Of what others wait for that is known which a database tells.
+        """
         self.ready, self._fresh, self._later, self._times = {}, {}, {}, []
         self._slots, self._limited, self._next = {}, {}, {}
         self._blocked, self._hopeless, self._shared, self._dues = {}, {}, {}, {}
-        for task in live:
-            if _limit(task.job) is not None:
+        waiting = {task.job.id for task in tasks if not task.attempts}
+        jobs = chain(*(of.values() for of in (*self._dependents.values(), *self._singles.values())))
+        follow = {job.id: job for job in jobs}
+        for id in follow.keys() - waiting:
+            self._follow_no_more(follow.pop(id))
+        self._stirred, self._freed = {}, set()
+        wanted = {target for job in follow.values() for target in _dependency(job).targets}
+        for id, of_job in self._progress.items():
+            self._progress[id] = {target: p for target, p in of_job.items() if target in wanted}
+            for progress in self._progress[id].values():
+                progress.restart()
+        for task in tasks:
+            self.happened(task)
+            if task.attempt is not None and _limit(task.job) is not None:
                 self._slots.setdefault(task.job.id, set()).add(task.index)
 
     def queued(self, task: Task, now: float) -> Prospect:
@@ -357,13 +381,13 @@ class Gates:
         return list(fresh.values())
 
 
-def _take(by_job: dict[int, dict[int, Task]], id: int, index: int) -> Task | None:
-    """Take a task out; nothing stays behind of a job that has no other there."""
-    tasks = by_job.get(id, {})
-    task = tasks.pop(index, None)
-    if task is not None and not tasks:
-        del by_job[id]
-    return task
+def _take(by_key: dict[K, dict[int, V]], key: K, index: int) -> V | None:
+    """Take a task or job out; nothing stays behind of a key that has no other there."""
+    kept = by_key.get(key, {})
+    one = kept.pop(index, None)
+    if one is not None and not kept:
+        del by_key[key]
+    return one
 
 
 def _limit(job: Job) -> int | None:

@@ -114,7 +114,7 @@ class Lease:
     attempt: int
     tokens: Mapping[str, int]
     since: float
-    forced: bool = False
+    forced: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,11 @@ class Standing:
         return self.asking / self.total if self.total else None
 
 
+def _undescribed(name: str) -> LicencePool:
+    """One of which the site says nothing (any more)."""
+    return LicencePool(name=name, total=0)
+
+
 Place = tuple[int, int]  # job, index
 Order = tuple[float, int, float, int, int]  # step of patience, -size, key, place; the least first
 Wants = tuple[tuple[str, int], ...]
@@ -214,7 +219,8 @@ class _Pool:
     waiting: int = 0
     asking: int = 0  # tasks in line that want some
     lingering: int = 0
-    backs: list[tuple[float, float, int]] = field(default_factory=list)  # until, given back, many
+    # until, given back, many: a heap of what lingers, if no server has been asked since
+    backs: list[tuple[float, float, int]] = field(default_factory=list)
     wanting: list[_Entry] = field(default_factory=list)
     # by how many they want, and how long
     parked: dict[int, dict[float, list[_Entry]]] = field(default_factory=dict)
@@ -227,12 +233,17 @@ class _Pool:
     outside: int = 0
 
     def add_up(self) -> None:
-        """Learn the total and outside use anew, after what they come from has changed."""
+        """Learn the total, outside use and what lingers anew, after what they come from changed."""
         told = self.pool.total if self.chosen is None else self.chosen
         counted = self.count.total if self.count is not None else None
         self.total = min((n for n in (told, counted) if n is not None), default=None)
         used = self.count.outside if self.count is not None else 0
         self.outside = max(used, sum(told.outside for told in self.past_us.values()))
+        self.lingering = sum(back[2] for back in self.backs if self.lingers(back))
+
+    def lingers(self, back: tuple[float, float, int]) -> bool:
+        """Whether it still counts: what was given back before is told as in use now, or free."""
+        return self.count is None or back[1] >= self.count.observed
 
     @property
     def observed(self) -> float | None:
@@ -320,7 +331,7 @@ class Licences:
         self._groups, self._in_line, self._fresh = {}, {}, []
         self._stirred, self._touched = set(), set()
         for name, pool in self._pools.items():
-            pool.known, pool.count = name in given, None
+            pool.pool, pool.known, pool.count = _undescribed(name), False, None
             pool.waiting = pool.asking = 0
             pool.wanting, pool.parked, pool.first = [], {}, None
         for name, described in given.items():
@@ -336,7 +347,7 @@ class Licences:
 
     def _pool(self, name: str) -> _Pool:
         if name not in self._pools:
-            self._pools[name] = _Pool(LicencePool(name=name, total=0), known=False)
+            self._pools[name] = _Pool(_undescribed(name), known=False)
         return self._pools[name]
 
     def counted(self, count: LicenceCount, now: float) -> bool:
@@ -348,10 +359,6 @@ class Licences:
             return False
         pool.count = count
         pool.add_up()
-        # what was given back before is either told as in use now, or free
-        pool.backs = [back for back in pool.backs if back[1] > count.observed]
-        heapq.heapify(pool.backs)
-        pool.lingering = sum(back[2] for back in pool.backs)
         self._changed(pool)
         return True
 
@@ -400,6 +407,7 @@ class Licences:
                 pool.count = _set_back(pool.count, by)
             pool.past_us = {name: _set_back(told, by) for name, told in pool.past_us.items()}
             pool.backs = [(until + by, given_back + by, n) for until, given_back, n in pool.backs]
+            pool.add_up()
         self._ends = {place: end + by for place, end in self._ends.items()}
         self._dues = [(until + by, name) for until, name in self._dues]
 
@@ -526,10 +534,11 @@ class Licences:
         return lingers
 
     def _linger(self, back: Lingering) -> None:
-        pool = self._pool(back.licence)
-        heapq.heappush(pool.backs, (back.until, back.given_back, back.count))
+        pool, told = self._pool(back.licence), (back.until, back.given_back, back.count)
+        heapq.heappush(pool.backs, told)
         heapq.heappush(self._dues, (back.until, back.licence))
-        pool.lingering += back.count
+        if pool.lingers(told):
+            pool.lingering += back.count
 
     @property
     def next_due(self) -> float | None:
@@ -543,7 +552,9 @@ class Licences:
             name = heapq.heappop(self._dues)[1]
             pool = self._pools[name]
             while pool.backs and pool.backs[0][0] <= now:
-                pool.lingering -= heapq.heappop(pool.backs)[2]
+                back = heapq.heappop(pool.backs)
+                if pool.lingers(back):
+                    pool.lingering -= back[2]
             self._stirred.add(name)
 
     # The line
@@ -686,8 +697,9 @@ class Licences:
         """When how many tokens come back; who is past its time limit ends at any moment."""
         for place, many in pool.leased.items():
             yield max(self._ends.get(place, _NEVER), now), many
-        for until, _, many in pool.backs:
-            yield until, many
+        for back in pool.backs:
+            if pool.lingers(back):
+                yield back[0], back[2]
 
     def _may_take(self, pool: _Pool, entry: _Entry, now: float) -> int:
         """How many of a licence one in line may take now."""

@@ -261,7 +261,9 @@ class Placing:
         """Nothing fits: say why by the reason that comes first, or reject for good."""
         passing = [u for u in against if u.reason not in PERMANENT]
         first = min(passing or against, key=lambda u: _PRECEDENCE[u.reason], default=_NO_CLUSTER)
-        task.target = None
+        if task.target is not None:
+            task.target = None
+            self._books.store(task)
         if task.refused and not passing:
             self._attempts.advance(task, Event.REJECT, first.text)
             task.reason = first.reason

@@ -71,6 +71,7 @@ class ReservationBook:
     ) -> None:
         """Nothing is known of any manager: tell each again what it is to keep and to forget."""
         self._instance = instance
+        self.known = dict(sorted(self.known.items()))
         self._surveys, self._unplaced = {}, set()
         self._chosen, self._looked = set(), {}
         self._clusters = {cluster.name: cluster for cluster in clusters}

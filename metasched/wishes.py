@@ -52,6 +52,7 @@ class Wishes:
                         self._attempts.advance(task, Event.HOLD, f"held {by}")
                 case "hold" if attempt is not None and attempt.unstarted:
                     task.held = True
+                    self._books.store(task)
                     if attempt.intent not in (Intent.CANCEL, Intent.YIELD):
                         attempt.intent, attempt.target = Intent.HOLD, None
                         if not untried:
@@ -91,6 +92,7 @@ class Wishes:
             if (job.id, t.index) not in self._books.tasks
         ]
         for task in tasks:  # all, before one of them may end again
+            task.classified = event.priority
             self._attempts.open(task)
         for task in tasks:
             if (ended := self._books.ended.get(task.place)) is not None:
@@ -112,6 +114,7 @@ class Wishes:
             if attempt is not None:
                 self._books.count(task, attempt.state, -1)
             task.job, task.priority, task.key = job, priority, self._books.key(job, priority)
+            task.classified = priority
             task.forgiven, task.refused = task.attempts, set()
             if attempt is not None:
                 self._books.count(task, attempt.state, +1)

@@ -95,7 +95,7 @@ def test_leases_stored_in_sqlite(tmp_path: Path, capsys: pytest.CaptureFixture[s
                 taken = Lease(1, 0, 1, {"matlab": 2}, now)
                 for change in (taken, GivenBack(taken, now, "ended")):
                     with connection.begin():
-                        leases.write(connection, [Outcome(leases=[change])])
+                        leases.write(connection, Outcome(leases=[change]))
             rates.append(round(STORED / (time.perf_counter() - begun)))
         with connection.begin():
             assert connection.execute(select(licence.c.leased)).scalars().all() == [0, 0]
@@ -121,7 +121,7 @@ def lease_and_give_back(
             taken = Lease(id, 0, 1, {name: 1}, NOW + turn)
             for change in (taken, GivenBack(taken, NOW + turn, "ended")):
                 with connection.begin():
-                    leases.write(connection, [Outcome(leases=[change])])
+                    leases.write(connection, Outcome(leases=[change]))
         rates.put(STORED / (time.perf_counter() - begun))
     engine.dispose()
 
@@ -142,7 +142,7 @@ def test_leases_stored_in_postgresql(
         assert server.sql("SHOW synchronous_commit") == "on"
         with engine.begin() as connection:
             told = {f"l{n}": standing(f"l{n}", CONNECTIONS) for n in range(licences)}
-            leases.write(connection, [Outcome(standings=told)])
+            leases.write(connection, Outcome(standings=told))
         rates: multiprocessing.Queue[float] = spawn.Queue()
         several = [
             spawn.Process(target=lease_and_give_back, args=(place, id, f"l{id % licences}", rates))

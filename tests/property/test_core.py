@@ -64,7 +64,18 @@ from metasched.events import (
     Withdraw,
 )
 from metasched.licences import Lease, LicenceCount, LicencePool, Lingering
-from metasched.model import Cluster, Facts, Job, Nodes, Partition, Reason, Row, State, tag_of
+from metasched.model import (
+    Cluster,
+    Copies,
+    Facts,
+    Job,
+    Nodes,
+    Partition,
+    Reason,
+    Row,
+    State,
+    tag_of,
+)
 from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, UNSTARTED, WITH_US, Event
 
 INSTANCE = "cafe"
@@ -107,6 +118,7 @@ class Manager:
     up_since: float = 0.0
     boot: float = 0.0
     forgot: dict[Key, Row] = field(default_factory=dict)
+    licences: dict[str, Copies] = field(default_factory=dict)
     ids: int = 0
     told: set[Key] = field(default_factory=set)
     told_at: float = 0.0
@@ -186,6 +198,7 @@ class Manager:
             pending=len(waiting),
             head=(waiting[0], 100.0) if waiting else None,
             records="all that it forgot",
+            licences=dict(self.licences),
         )
 
 
@@ -196,6 +209,8 @@ def place(key: Key) -> Place:
 
 class World(RuleBasedStateMachine):
     """Users, managers, a shell that may crash between any two steps, and the clock."""
+
+    binds_late = False  # what is reserved
 
     @initialize(
         pull=st.booleans(),
@@ -213,6 +228,7 @@ class World(RuleBasedStateMachine):
         }
         self.core = Core()
         self.configured = sorted(SIZES)
+        self.described: tuple[LicencePool, ...] = POOLS
         self.events: list[CoreEvent] = []
         self.outcomes: list[Outcome] = []
         self.actions: list[Action] = []
@@ -247,11 +263,13 @@ class World(RuleBasedStateMachine):
                 adapter="local",
                 move_after=20.0,
                 fence_dir=self.managers[name].fence,
+                reserves=True,
+                binds_late=self.binds_late,
             )
             for name in self.configured
         )
         policy = replace(self.policy, max_priority=max_priority)
-        return Booted(self.now, INSTANCE, policy, clusters, pools=POOLS)
+        return Booted(self.now, INSTANCE, policy, clusters, pools=self.described)
 
     def step(self, event: CoreEvent) -> None:
         self.events.append(event)
@@ -456,7 +474,12 @@ class World(RuleBasedStateMachine):
         fates = self.fates_of(self.jobs[job]) if self.jobs[job].dependency else ()
         self.step(Asked(self.now, "requeue", job, by="ada"))
         if tasks:
-            self.step(Requeued(self.now, self.jobs[job], 10, last, tasks, "ada", fates))
+            priority = self.priority(job)
+            self.step(Requeued(self.now, self.jobs[job], priority, last, tasks, "ada", fates))
+
+    def priority(self, job: int) -> int:
+        """Of a job that is to run again."""
+        return 10
 
     @rule(
         data=st.data(),
@@ -473,10 +496,10 @@ class World(RuleBasedStateMachine):
         begin: float | None,
         resend: bool,
     ) -> None:
-        if not self.jobs:
+        if not self.core.tasks:
             return
         job = replace(
-            self.jobs[data.draw(st.sampled_from(sorted(self.jobs)))],
+            self.jobs[data.draw(st.sampled_from(sorted({id for id, _ in self.core.tasks})))],
             time_limit=limit,
             estimated=limit or 100.0,
             clusters=clusters,
@@ -570,10 +593,15 @@ class World(RuleBasedStateMachine):
                 tag = tag_of(INSTANCE, action.job, action.sending)
                 cpus = self.jobs[action.job].cpus
                 self.managers[action.cluster].submit(tag, self.indices(action), cpus)
-        stored = copy.deepcopy(self.core)
         self.actions.clear()
-        self.core = Core()
-        self.core.restore(
+        self.core = self.restored()
+        self.configured = configured
+        self.step(self.booted(max_priority))
+
+    def restored(self) -> Core:
+        """As a database does it."""
+        stored, core = copy.deepcopy(self.core), Core()
+        core.restore(
             [task for _, task in sorted(stored.tasks.items())],
             stored.books.last_sending,
             stored._facts,
@@ -591,8 +619,7 @@ class World(RuleBasedStateMachine):
             lingering=self.lingering,
             totals=self.totals,
         )
-        self.configured = configured
-        self.step(self.booted(max_priority))
+        return core
 
     @rule(name=st.sampled_from(sorted(SIZES)), full=st.booleans())
     def poll(self, name: str, full: bool) -> None:

@@ -71,7 +71,7 @@ def with_attempts(place: Database, jobs: int) -> Engine:
                 | {"state": "pending", "sent": NOW, "word": "", "node": "", "refused": False},
             )
         told = {name: standing(name, TOTAL) for name in ("matlab", "ansys")}
-        leases.write(connection, [Outcome(standings=told)])
+        leases.write(connection, Outcome(standings=told))
     return engine
 
 
@@ -88,12 +88,12 @@ def race(place: Database, id: int, refused: multiprocessing.Queue[int]) -> None:
         taken = Lease(id, 0, 1, wants, NOW + turn)
         try:
             with engine.begin() as connection:
-                leases.write(connection, [Outcome(leases=[taken])])
+                leases.write(connection, Outcome(leases=[taken]))
         except IntegrityError:
             denied += 1
             continue
         with engine.begin() as connection:
-            leases.write(connection, [Outcome(leases=[GivenBack(taken, NOW + turn, "ended")])])
+            leases.write(connection, Outcome(leases=[GivenBack(taken, NOW + turn, "ended")]))
     refused.put(denied)
     engine.dispose()
 
@@ -135,24 +135,24 @@ def test_the_database_refuses_what_is_not_there(place: Database) -> None:
     engine = with_attempts(place, 3)
     first, second = (Lease(id, 0, 1, {"matlab": 3}, NOW) for id in (1, 2))
     with engine.begin() as connection:
-        leases.write(connection, [Outcome(leases=[first])])
+        leases.write(connection, Outcome(leases=[first]))
     with pytest.raises(IntegrityError, match="within_total"), engine.begin() as connection:
-        leases.write(connection, [Outcome(leases=[second])])
+        leases.write(connection, Outcome(leases=[second]))
     with pytest.raises(IntegrityError), engine.begin() as connection:  # twice the same
-        leases.write(connection, [Outcome(leases=[Lease(1, 0, 1, {"matlab": 1}, NOW)])])
+        leases.write(connection, Outcome(leases=[Lease(1, 0, 1, {"matlab": 1}, NOW)]))
     with engine.begin() as connection:  # what is there already is counted all the same
         forced = Lease(2, 0, 1, {"matlab": 3}, NOW, forced=True)
-        leases.write(connection, [Outcome(leases=[forced])])
+        leases.write(connection, Outcome(leases=[forced]))
         [row] = connection.execute(select(licence).where(licence.c.name == "matlab"))
         assert (row.total, row.leased, row.excess) == (5, 6, 1)
         assert leases.live(connection) == [first, Lease(2, 0, 1, {"matlab": 3}, NOW)]
     with engine.begin() as connection:
-        leases.write(connection, [Outcome(leases=[GivenBack(first, NOW, "ended")])])
+        leases.write(connection, Outcome(leases=[GivenBack(first, NOW, "ended")]))
         [row] = connection.execute(select(licence).where(licence.c.name == "matlab"))
         assert (row.total, row.leased, row.excess) == (5, 3, 0)
-        leases.write(connection, [Outcome(standings={"matlab": standing("matlab", 1)})])
+        leases.write(connection, Outcome(standings={"matlab": standing("matlab", 1)}))
     with pytest.raises(IntegrityError, match="within_total"), engine.begin() as connection:
-        leases.write(connection, [Outcome(leases=[Lease(3, 0, 1, {"matlab": 1}, NOW)])])
+        leases.write(connection, Outcome(leases=[Lease(3, 0, 1, {"matlab": 1}, NOW)]))
     engine.dispose()
 
 

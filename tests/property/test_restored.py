@@ -1,0 +1,325 @@
+"""A core restored from a database against one that went on: the same in all parts, and decisions.
+
+The world of `test_core`, with what it lacks: reservations, licences that managers count, policies
+and pools that change with a start. All that happens is stored in a real database, from which each
+life begins. Beside it another core goes on through all lives, told the events as they are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from random import Random
+from typing import Any, Literal
+from unittest.mock import patch
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+from sqlalchemy import create_engine, insert, select
+from sqlalchemy.pool import StaticPool
+
+from metasched.core import Core
+from metasched.db import ledger as ledgers
+from metasched.db.ledger import Known, Ledger, Stored
+from metasched.db.schema import checkpoint, epoch, metadata
+from metasched.dependencies import Fate, parse_dependency
+from metasched.events import CoreEvent, Outcome, Submitted
+from metasched.licences import LicencePool, Standing
+from metasched.model import Copies, Job, Payload
+from metasched.reservation_life import (
+    OPEN,
+    Held,
+    NodesInUse,
+    ReservationAsked,
+    ReservationBound,
+    ReservationCancelled,
+    ReservationDeclined,
+    ReservationReleased,
+    Survey,
+    Surveyed,
+    name_of,
+)
+from metasched.reservations import Request
+from tests.property.test_core import INSTANCE, POOLS, SIZES, World
+
+NODES = {"left": ("l1", "l2", "l3"), "right": ("r1", "r2")}
+PAYLOAD = Payload(script="", output="/o")
+FEWER = tuple(pool for pool in POOLS if pool.name != "a")
+OTHERS = (replace(POOLS[0], total=3, linger=0.0), *POOLS[1:])
+# what two cores may differ in, by name: counters of their own, and what is computed anew from
+# the rest whenever it is asked for
+OWN = {"_changes", "_serial", "serial", "asked", "reserved", "_let_go_on", "_margins"}
+
+
+class Restored(World):
+    """Every life begins from a database, while another core goes on."""
+
+    @initialize(
+        pull=st.booleans(),
+        load=st.sampled_from(["observed", "paper"]),
+        send=st.sampled_from(["at_once", "at_once", "late"]),
+        sizes=st.lists(st.sampled_from([1, 2, 4, 6, 8]), max_size=6),
+        fences=st.sampled_from([[], [], ["left"], ["left", "right"]]),
+        binds_late=st.booleans(),
+        together=st.sampled_from([1, 1, 3]),
+    )
+    def boot(
+        self,
+        pull: bool,
+        load: str,
+        send: str,
+        sizes: list[int],
+        fences: list[str],
+        binds_late: bool,
+        together: int,
+    ) -> None:
+        self.binds_late, self.together = binds_late, together
+        engine = create_engine("sqlite://", poolclass=StaticPool)
+        metadata.create_all(engine)
+        with engine.begin() as connection:
+            connection.execute(insert(epoch).values(number=0))
+        self.ledger = Ledger(engine)
+        self.engine = engine
+        self.steps: list[tuple[CoreEvent, Outcome]] = []
+        self.stored: list[Stored] = []
+        self.life, self.told = 1, 0  # its first event; how many the other core has been told
+        self.other = Core()
+        self.ledger.restore(Core(), 100)
+        super().boot(pull, load, send, sizes, fences)
+
+    def step(self, event: CoreEvent) -> None:
+        if isinstance(event, Submitted):
+            self.stored.append(Stored(job=event.job, script="s", environment="e", payload=PAYLOAD))
+        seen: list[Outcome] = []
+        take = self.core.step
+
+        def kept(event: CoreEvent) -> Outcome:
+            seen.append(take(event))
+            return seen[0]
+
+        with patch.object(self.core, "step", kept):
+            super().step(event)
+        self.steps.append((event, seen[0]))
+        if len(self.steps) >= self.together:
+            self.store()
+
+    def store(self) -> None:
+        """One transaction for what happened together, as the daemon does it."""
+        if self.steps:
+            self.ledger.record(self.steps, self.stored, {"s": "#!/bin/sh\n", "e": "{}"})
+            self.steps, self.stored = [], []
+
+    def fates_of(self, job: Job) -> tuple[Fate, ...]:
+        self.store()
+        targets = parse_dependency(job.dependency or "").targets
+        return tuple(fate for t in targets if (fate := self.ledger.fate(t)) is not None)
+
+    def priority(self, job: int) -> int:
+        self.store()
+        return self.ledger.asked(job)[1]
+
+    # Starts
+
+    @rule(
+        submitted=st.booleans(),
+        at_act=st.booleans(),
+        configured=st.sampled_from([["left", "right"], ["left", "right"], ["right"]]),
+        max_priority=st.sampled_from([10, 10, 3]),
+    )
+    def crash(
+        self, submitted: bool, at_act: bool, configured: list[str], max_priority: int
+    ) -> None:
+        super().crash(submitted, at_act, configured, max_priority)
+        self.store()
+        self.catch_up()
+        found = list(differences(self.other, self.core, "core"))
+        assert not found, found[:5]
+
+    @rule(
+        described=st.sampled_from([POOLS, FEWER, OTHERS]),
+        window=st.sampled_from([1, 2, 100]),
+        patience=st.sampled_from([0.0, 60.0]),
+        send=st.sampled_from(["at_once", "late"]),
+        reserve=st.sampled_from(["earliest", "first"]),
+        seconds=st.floats(-1000, 1000),
+    )
+    def reconfigure(
+        self,
+        described: tuple[LicencePool, ...],
+        window: int,
+        patience: float,
+        send: Literal["at_once", "late"],
+        reserve: Literal["earliest", "first"],
+        seconds: float,
+    ) -> None:
+        """Another configuration for the next life; the clock may be set while none is there."""
+        self.described = described
+        self.policy = replace(
+            self.policy, window=window, patience=patience, send=send, reserve=reserve
+        )
+        self.now += seconds
+        self.crash(False, False, self.configured, 10)
+
+    def restored(self) -> Core:
+        self.store()
+        self.catch_up()
+        core = Core()
+        with patch.object(ledgers, "CHECKPOINT_AFTER", 0):
+            self.ledger.restore(core, self.policy.window)
+        self.life, self.told = self.ledger._next_event, 0
+        return core
+
+    def catch_up(self) -> None:
+        """Tell the core that goes on what has happened in this life; it must decide the same."""
+        for number, event in enumerate(self.ledger.events(self.life)):
+            if number >= self.told:
+                self.told += 1
+                same(self.other.step(event), self.outcomes[self.life - 1 + number], event)
+
+    # Licences that managers count
+
+    @rule(name=st.sampled_from(sorted(SIZES)), used=st.integers(0, 3))
+    def count_there(self, name: str, used: int) -> None:
+        self.managers[name].licences = {"a": Copies(3, used)} if used else {}
+
+    # Reservations
+
+    @precondition(lambda self: self.configured)
+    @rule(data=st.data(), down=st.booleans(), held=st.booleans(), busy=st.booleans())
+    def survey(self, data: Any, down: bool, held: bool, busy: bool) -> None:
+        """Which nodes are up, whether one is in use, whether it keeps what it was told."""
+        name = data.draw(st.sampled_from(self.configured))
+        nodes = NODES[name]
+        spans = ((self.now, self.now + 200.0),) if busy else ()
+        uses = (
+            NodesInUse(nodes[:1], 4, not down, spans),
+            NodesInUse(nodes[1:], 4, True),
+        )
+        kept = tuple(
+            Held(name_of(INSTANCE, one.id), one.start, one.end, one.placed)
+            for one in self.core.reservations.known.values()
+            if held and one.cluster == name and one.placed
+        )
+        self.step(Surveyed(self.now, name, Survey(self.now, uses, kept)))
+
+    @rule(
+        size=st.integers(1, 2),
+        start=st.floats(1, 200),
+        lasts=st.floats(10, 300),
+        let_run=st.sampled_from([0.0, 30.0]),
+    )
+    def reserve(self, size: int, start: float, lasts: float, let_run: float) -> None:
+        self.store()
+        id, clusters = self.ledger.next_reservation(), tuple(self.configured)
+        request = Request.fixed(size, self.now + start, self.now + start + lasts)
+        asked = ReservationAsked(
+            *(self.now, id, "ada", request, True, clusters, self.now + 1e5, let_run)
+        )
+        self.step(asked)
+
+    @rule(data=st.data(), what=st.sampled_from(["bound", "bound", "declined", "cancel", "release"]))
+    def tell_of_reservation(self, data: Any, what: str) -> None:
+        known = self.core.reservations.known
+        there = [id for id, one in known.items() if one.cluster in self.configured]
+        if not there:
+            return
+        one = known[data.draw(st.sampled_from(there))]
+        match what:
+            case "bound" if one.nodes:
+                self.step(ReservationBound(self.now, one.id, one.nodes))
+            case "declined":
+                self.step(ReservationDeclined(self.now, one.id, "no"))
+            case "cancel":
+                self.step(ReservationCancelled(self.now, one.id, "ada"))
+            case "release" if one.state not in OPEN:
+                self.step(ReservationReleased(self.now, one.id))
+
+    @rule(data=st.data(), wants=st.sampled_from([{}, {"a": 1}]))
+    def submit_reserved(self, data: Any, wants: dict[str, int]) -> None:
+        known = self.core.reservations.known
+        if not known:
+            return
+        one = known[data.draw(st.sampled_from(sorted(known)))]
+        job = Job(
+            id=len(self.jobs) + 1,
+            submitted=self.now,
+            estimated=10.0,
+            time_limit=10.0,
+            licences=wants,
+            clusters=(one.cluster,),
+            reservation=one.id,
+        )
+        self.jobs[job.id] = self.submitted[job.id] = job
+        self.step(Submitted(self.now, job))
+
+    def teardown(self) -> None:
+        """The same once more, from each checkpoint that was stored with a start."""
+        if not hasattr(self, "core"):
+            return
+        self.crash(False, False, sorted(SIZES), 10)
+        with self.engine.connect() as connection:
+            rows = connection.execute(select(checkpoint).order_by(checkpoint.c.event)).all()
+        for row in rows[:3]:
+            core = Core()
+            core.restore(**vars(Known.unpacked(row.data)))
+            for number, event in enumerate(self.ledger.events(row.event), row.event - 1):
+                same(core.step(event), self.outcomes[number], event)
+        self.ledger.close()
+
+
+def same(again: Outcome, first: Outcome, event: CoreEvent) -> None:
+    for part in fields(Outcome):
+        one, other = getattr(again, part.name), getattr(first, part.name)
+        found = list(differences(one, other, part.name))
+        assert not found, (event, found[:5])
+
+
+def differences(a: Any, b: Any, at: str, met: set[tuple[int, int]] | None = None) -> Iterator[str]:
+    """Where two things differ, however deep. Orders of dictionaries are no difference."""
+    met = set() if met is None else met
+    if a is b or (id(a), id(b)) in met:
+        return
+    met.add((id(a), id(b)))
+    alike = any(isinstance(a, kind) and isinstance(b, kind) for kind in (Mapping, str))
+    if type(a) is not type(b) and not alike:
+        yield f"{at}: {a!r} and {b!r}"
+    elif isinstance(a, Mapping):
+        for key in a.keys() | b.keys():
+            if key not in a or key not in b:
+                yield f"{at}[{key}]: only in {'the restored' if key in b else 'the other'}"
+            else:
+                yield from differences(a[key], b[key], f"{at}[{key}]", met)
+    elif isinstance(a, Random):
+        if a.getstate() != b.getstate():
+            yield f"{at}: has drawn otherwise"
+    elif isinstance(a, str | int | float | Enum | bytes | set | frozenset | type) or callable(a):
+        if a != b and not callable(a):
+            yield f"{at}: {a!r} and {b!r}"
+    elif isinstance(a, Iterable):
+        one, other = list(a), list(b)
+        if len(one) != len(other):
+            yield f"{at}: {one!r} and {other!r}"
+            return
+        for place, (x, y) in enumerate(zip(one, other, strict=True)):
+            yield from differences(x, y, f"{at}[{place}]", met)
+    else:
+        for name in parts_of(a):
+            if name not in OWN and not (name == "observed" and _of_managers(a, at)):
+                yield from differences(getattr(a, name), getattr(b, name), f"{at}.{name}", met)
+
+
+def _of_managers(thing: Any, at: str) -> bool:
+    """When managers were asked last is shown, and decides nothing: it is stored with a change."""
+    return isinstance(thing, Standing) or ".past_us[" in at
+
+
+def parts_of(thing: Any) -> list[str]:
+    if is_dataclass(thing):
+        return [part.name for part in fields(thing) if part.compare]
+    return [name for name in vars(thing) if name not in thing.__class__.__dict__]
+
+
+TestRestored = Restored.TestCase
+TestRestored.settings = settings(max_examples=40, stateful_step_count=40)
