@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from types import MappingProxyType
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,40 +24,7 @@ from metasched.policies.queueing import (
     backfill,
     room,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Weights:
-    """The constants of the four heuristics. ValueError if one makes no sense.
-
-    `age_factor` priority per second waited; `least` and `most` what a deadline is worth far from
-    it and at it, rising from `lead` times the run time before it; `licence` per job that asks for
-    a copy; `boost` of the job with the shortest estimate. `run` is the time counted by the
-    deadline: the `estimate`, or what it takes on the `best` machine; `late` what a deadline that
-    will be missed is worth: nothing (`zero`) or `least`.
-    """
-
-    age_factor: float = 0.01
-    least: float = 0.1
-    most: float = 20.0
-    lead: float = 1.4
-    licence: float = 1.0
-    boost: float = 2.0
-    run: Literal["best", "estimate"] = "best"
-    late: Literal["zero", "least"] = "zero"
-
-    def __post_init__(self) -> None:
-        for name in ("age_factor", "least", "most", "licence", "boost"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} is {value}; it must be 0 or more")
-        if not (math.isfinite(self.lead) and self.lead > 1):
-            raise ValueError(f"lead is {self.lead}; it must be more than 1")
-        if self.run not in ("best", "estimate"):
-            raise ValueError(f'run is "{self.run}"; it must be "best" or "estimate"')
-        if self.late not in ("zero", "least"):
-            raise ValueError(f'late is "{self.late}"; it must be "zero" or "least"')
-
+from metasched.policies.weights import MODIFIED, UNMODIFIED, Weights
 
 Floats = NDArray[np.float64]
 _NONE: Mapping[str, float] = MappingProxyType({})
@@ -168,7 +134,7 @@ class FlexibleBackfilling:
     belongs to whoever is first in the queue.
     """
 
-    name: ClassVar[str] = "fb-mod"
+    name: ClassVar[str] = MODIFIED
     period: float = 0.0
 
     def __init__(
@@ -266,7 +232,7 @@ class FlexibleBackfilling:
 class KeptReservation(FlexibleBackfilling):
     """The variant BF_UNMOD: the first job that could not start stays first until it does."""
 
-    name: ClassVar[str] = "fb-unmod"
+    name: ClassVar[str] = UNMODIFIED
 
     def __init__(
         self, weights: Weights | None = None, licences: Mapping[str, int] | None = None

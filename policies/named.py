@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import partial
 
-from metasched.policies.flexible import FlexibleBackfilling, KeptReservation, Weights
 from metasched.policies.planning import Conservative
 from metasched.policies.queueing import (
     EASY,
@@ -19,32 +19,36 @@ from metasched.policies.queueing import (
     Policy,
     Priority,
 )
+from metasched.policies.weights import MODIFIED, UNMODIFIED, Weights
 
 Parameters = Mapping[str, float | str]
 
-DEFAULT = KeptReservation.name
+DEFAULT = UNMODIFIED
 WEIGHTS = tuple(field.name for field in fields(Weights))
+
+
+def _flexible(
+    name: str, weights: Weights | None = None, licences: Mapping[str, int] | None = None
+) -> Policy:
+    # with numpy, which only these need
+    from metasched.policies.flexible import FlexibleBackfilling, KeptReservation
+
+    kind = KeptReservation if name == UNMODIFIED else FlexibleBackfilling
+    return kind(weights, licences)
+
+
 POLICIES: dict[str, Callable[[], Policy]] = {
-    policy.name: policy
-    for policy in (
-        FCFS,
-        FirstFit,
-        LSF,
-        SJF,
-        EDF,
-        EASY,
-        Conservative,
-        Priority,
-        FairShare,
-        FlexibleBackfilling,
-        KeptReservation,
-    )
+    **{
+        policy.name: policy
+        for policy in (FCFS, FirstFit, LSF, SJF, EDF, EASY, Conservative, Priority, FairShare)
+    },
+    **{name: partial(_flexible, name) for name in (MODIFIED, UNMODIFIED)},
 }
 PARAMETERS: dict[str, tuple[str, ...]] = {
     LSF.name: ("period",),
     FairShare.name: ("half_life",),
-    FlexibleBackfilling.name: WEIGHTS,
-    KeptReservation.name: WEIGHTS,
+    MODIFIED: WEIGHTS,
+    UNMODIFIED: WEIGHTS,
 }
 
 
@@ -65,6 +69,5 @@ def make(
         there = f"it has {', '.join(known)}" if known else "it has none"
         raise ValueError(f'policy {name} has no parameter "{foreign[0]}"; {there}')
     if known is WEIGHTS:
-        flexible = KeptReservation if name == KeptReservation.name else FlexibleBackfilling
-        return flexible(Weights(**given), licences)  # type: ignore[arg-type]
+        return _flexible(name, Weights(**given), licences)  # type: ignore[arg-type]
     return POLICIES[name](**given)

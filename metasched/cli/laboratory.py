@@ -83,14 +83,16 @@ def simulate(
     """
     from metasched.policies import named
     from metasched.simulate import metrics
-    from metasched.simulate.plots import check_plot, draw_schedule
-    from metasched.simulate.report import check_report, report_run
     from metasched.simulate.settings import read_settings, read_workload
     from metasched.simulate.settings import simulate as run
 
     if plot is not None:
+        from metasched.simulate.plots import check_plot, draw_schedule
+
         check_plot(plot)
     if report is not None:
+        from metasched.simulate.report import check_report, report_run
+
         check_report(report)
     gc.disable()  # nothing here makes cycles, and looking for them takes a third of the time
     policies, words = policy or [named.DEFAULT], settings or []

@@ -1,7 +1,7 @@
 """The laboratory: workloads run by the daemon's own core and policies on simulated clusters.
 
 swf, workload, synthetic   what is run: traces, generators, rules laid over either
-clusters                   what it runs on: counted processors or machines
+clusters, clusters_file    what it runs on: counted processors or machines
 manager                    a simulated resource manager: a queue and a local policy
 schemes                    how jobs reach clusters: through the core, or as users do without it
 engine                     time, events, and the core on top of the managers

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from metasched.events import Policy
 from metasched.model import Job
-from metasched.policies.flexible import FlexibleBackfilling, KeptReservation, Weights
+from metasched.policies.flexible import FlexibleBackfilling, KeptReservation
 from metasched.policies.named import POLICIES, make
 from metasched.policies.planning import planned_start
 from metasched.policies.queueing import EASY, Free, Running, Waiting
 from metasched.policies.queueing import Policy as LocalPolicy
+from metasched.policies.weights import Weights
 from metasched.simulate.clusters import Machine, SimulatedCluster
 from metasched.simulate.engine import Engine, Schedule
 from metasched.simulate.schemes import CHOICES, Scheme
