@@ -191,7 +191,7 @@ def lublin(jobs: int, cpus: int, seed: int) -> Grid:
         share = min(max(_SLOPE * size + _INTERCEPT, 0.0), 1.0)
         shape_and_scale = _SHORT if draw.random() < share else _LONG
         ran = max(1.0, round(math.exp(min(draw.gammavariate(*shape_and_scale), _LONGEST))))
-        job = Job(id=place, submitted=now, estimated=ran, cpus=size)
+        job = Job.plain(id=place, submitted=now, estimated=ran, cpus=size, user="")
         requests.append(Request(job, ran, place))
         now += _next_gap(draw, cycle, now)
     cluster = SimulatedCluster(name="c1", cpus=cpus)

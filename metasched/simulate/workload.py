@@ -67,7 +67,7 @@ def from_trace(name: str, trace: Trace, partitions: bool = False) -> Workload:
 
 def _request(record: Record, cpus: int, place: int, user: str, partitions: bool) -> Request:
     estimated = record.estimated or LEAST
-    job = Job(id=place, submitted=record.submitted, estimated=estimated, cpus=cpus, user=user)
+    job = Job.plain(id=place, submitted=record.submitted, estimated=estimated, cpus=cpus, user=user)
     home = f"{record.partition:.0f}" if partitions and record.partition >= 0 else ""
     return Request(job, record.ran, record.number, home)
 

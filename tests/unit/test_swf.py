@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from metasched.model import Job
 from metasched.simulate import swf
 from metasched.simulate.swf import Record, WorkloadError
 from metasched.simulate.workload import Overlay, from_trace, merged, to_trace
@@ -128,3 +130,13 @@ def test_traces_make_a_federation(tmp_path: Path) -> None:
         (2, 0.0, "a"),
         (3, 0.0, "a"),
     ]
+
+
+def test_a_job_of_a_trace_is_the_job_that_asks_for_nothing_else() -> None:
+    plain = Job.plain(id=3, submitted=5.0, estimated=60.0, cpus=4, user="ada")
+    asked = Job(id=3, submitted=5.0, estimated=60.0, cpus=4, user="ada")
+    assert plain == asked
+    assert replace(plain, held=True) == replace(asked, held=True)
+    assert plain.needs == asked.needs
+    with pytest.raises(ValueError, match=r"cpus is 0; it must be 1 or more"):
+        Job.plain(id=3, submitted=5.0, estimated=60.0, cpus=0, user="ada")
