@@ -184,8 +184,11 @@ class Classifier:
 
     def weighed(self, parts: Sequence[Part]) -> int:
         """The priority that these parts make: their weighted mean, rounded half up, in bounds."""
-        total = sum([part.weight for part in parts])
-        mean = sum([part.weight * part.contribution for part in parts]) / total
+        total = weighted = 0.0
+        for _, contribution, weight in parts:
+            total += weight
+            weighted += weight * contribution
+        mean = weighted / total
         # weights like 0.7 leave a mean a hair below the half that it is
         rounded = math.floor(round(mean, 9) + 0.5)
         return min(max(rounded, 1), self.max_priority)

@@ -18,7 +18,8 @@ ORDERINGS = ("array", "equal")
 
 # Sums are kept as integers in units of the least float. Every float is a whole number of them, so
 # that taking out what was put in leaves zero, not a residue: an idle cluster must look idle.
-UNITS = 1 << 1074
+_BITS = 1074
+UNITS = 1 << _BITS
 
 
 class Look(NamedTuple):
@@ -183,4 +184,4 @@ class LoadOrdering:
 
 def _units(job: Job) -> int:
     numerator, denominator = (job.estimated * job.benchmark).as_integer_ratio()
-    return numerator * (UNITS // denominator)
+    return numerator << _BITS + 1 - denominator.bit_length()

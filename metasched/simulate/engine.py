@@ -159,8 +159,9 @@ class Engine:
         self._boot()
         requests, ends, polls, ticks = self._requests, self._ends, self._polls, self._ticks
         arrivals, place, now = len(requests), 0, 0.0
+        arrival = requests[0].job.submitted if requests else math.inf
         while place < arrivals or ends or polls or ticks:
-            now = requests[place].job.submitted if place < arrivals else math.inf
+            now = arrival
             if ends and ends[0][0] < now:
                 now = ends[0][0]
             if polls and polls[0] < now:
@@ -170,11 +171,12 @@ class Engine:
                 self._stirred.update(place for place, tick in ticks.items() if tick <= now)
             while ends and ends[0][0] <= now:
                 self._end(now, *heappop(ends)[1:])
-            if place < arrivals and requests[place].job.submitted <= now:
+            if arrival <= now:
                 self._tell_of_the_past(now)
-                while place < arrivals and requests[place].job.submitted <= now:
+                while arrival <= now:
                     self._arrive(now, requests[place])
                     place += 1
+                    arrival = requests[place].job.submitted if place < arrivals else math.inf
             polled = False
             while polls and polls[0] <= now:
                 heappop(polls)
@@ -224,11 +226,11 @@ class Engine:
             manager = self._managers[place]
             self._stirred.add(place)
             match action:
-                case Send():
-                    (task,) = self.core.sending(action.job, action.sending)
-                    manager.submit(task.job, task.priority, self._by_id[action.job].ran)
-                    self._tags[action.job] = tag_of(INSTANCE, action.job, action.sending)
-                    self._sent[action.job] = place
+                case Send(id, sending):
+                    task = self.core.tasks[id, 0]
+                    manager.submit(task.job, task.priority, self._by_id[id].ran)
+                    self._tags[id] = tag_of(INSTANCE, id, sending)
+                    self._sent[id] = place
                 case Withdraw() if action.job in manager.queue:
                     manager.withdraw(action.job)
                     self._news[place][action.job] = "", State.CANCELLED, None, event.time, None
@@ -244,11 +246,12 @@ class Engine:
 
     def _settle(self, now: float, polled: bool) -> None:
         """Let managers start what they can and tell the core, until nobody wants anything."""
-        while self._stirred or polled or self._send_late(now):
-            told = set(self._stirred)
-            while self._stirred:
-                place = min(self._stirred)
-                self._stirred.remove(place)
+        stirred = self._stirred
+        while stirred or polled or (self._late is not None and self._send_late(self._late, now)):
+            told = set()
+            while stirred:
+                place = min(stirred)
+                stirred.remove(place)
                 told.add(place)
                 if self._due(place, now):
                     self._schedule(place, now)
@@ -260,9 +263,9 @@ class Engine:
             else:
                 self._untold |= told
 
-    def _send_late(self, now: float) -> bool:
+    def _send_late(self, late: Late, now: float) -> bool:
         """Submit what was held until it starts at once; whether there was anything."""
-        sent = self._late.sendable(now) if self._late is not None else []
+        sent = late.sendable(now)
         for request, place in sent:
             name = self.clusters[place].name
             self._submit(now, replace(request.job, clusters=(name,)))

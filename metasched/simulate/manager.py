@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from dataclasses import replace
 from typing import NamedTuple
 
 from metasched.model import Facts, Job, Nodes, Partition
@@ -177,7 +176,7 @@ class Manager:
         own = self._waiting(job, 1)
         if ran is not None:
             queue = [_lasting(waiting, self._ran[waiting.id]) for waiting in queue]
-            running = [replace(r, end=self._true_ends[r.id]) for r in running]
+            running = [r._replace(end=self._true_ends[r.id]) for r in running]
             own = _lasting(own, ran * job.benchmark / self.cluster.benchmark)
         return planned_start(now, queue, running, self._free(), own)
 
@@ -202,4 +201,4 @@ class Manager:
 
 def _lasting(job: Waiting, seconds: float) -> Waiting:
     """The job as if it had asked for so long where processors are counted."""
-    return replace(job, estimated=seconds)
+    return job._replace(estimated=seconds)
