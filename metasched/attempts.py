@@ -32,11 +32,12 @@ class Attempts:
 
     def open(self, task: Task) -> None:
         """A task is there that has not ended, or that runs again."""
-        id = task.job.id
         self._books.tasks[task.place] = task
-        if id not in self._books.open:
+        of_job = self._books.open.get(task.job.id)
+        if of_job is None:
             self._gates.opened(task.job)
-        self._books.open.setdefault(id, {})[task.index] = task
+            of_job = self._books.open[task.job.id] = {}
+        of_job[task.index] = task
         if task.attempt is not None:
             self._books.sent(task)
 
@@ -77,33 +78,37 @@ class Attempts:
     def advance(self, task: Task, event: Event, cause: str) -> None:
         """Let `event` happen to a task, and what follows from that."""
         attempt, before = task.attempt, task.state
-        step = advance(before, event, task.name)
+        step = advance(before, event, task)
+        after = step.task
         if attempt is not None and step.attempt is not None:
-            left, joined = before in UNSTARTED, step.task in UNSTARTED
+            left, joined = before in UNSTARTED, after in UNSTARTED
             if left and not joined:
                 self._books.count(task, before, -1)
             attempt.state = step.attempt
             if joined and not left:
-                self._books.count(task, step.task, +1)
+                self._books.count(task, after, +1)
         if task.reason != Reason.DUPLICATE:
-            task.reason = Reason.HELD if step.task is State.HELD else ""
-        task.state = step.task
+            task.reason = Reason.HELD if after is State.HELD else ""
+        task.state = after
         self._books.record(task, event, before, cause)
         if before is State.QUEUED:
             self._leasing.leave(task)
-        if attempt is not None and step.task not in LIVE:
+        if after in LIVE:
+            if self._leasing.wanted(task):
+                self._leasing.must_hold(task)
+        elif attempt is not None:
             self._close(task, attempt)
-        elif step.task in LIVE and self._leasing.wanted(task):
-            self._leasing.must_hold(task)
-        if step.task in FINAL:
+        if after in FINAL:
             task.ended = attempt.ended if attempt is not None else self._books.now
             self._books.remember(task)
         self._gates.happened(task)
-        if step.task in FINAL:
+        if after in LIVE:
+            self._gates.sent(task)
+        elif after in FINAL:
             last = self._end(task)
             if attempt is not None and attempt.intent is Intent.REQUEUE:
                 self.reopen(task, last, "requeued as asked")
-        elif step.task is State.QUEUED:
+        elif after is State.QUEUED:
             if attempt is not None and attempt.intent is Intent.CANCEL:
                 self.advance(task, Event.CANCEL, "cancelled as asked")
             elif attempt is not None and attempt.rival in task.past:
@@ -113,21 +118,20 @@ class Attempts:
                 self.advance(task, Event.HOLD, "held as asked")
             else:
                 self.wait(task)
-        elif step.task is State.HELD:
-            self._gates.gone(task, self._books.now)
         else:
-            self._gates.sent(task)
+            self._gates.gone(task, self._books.now)
 
     def _end(self, task: Task) -> int:
         """A task has ended; with the last one its job is over. The last sending of the job."""
-        id = task.job.id
-        self._gates.gone(task, self._books.now)
-        del self._books.tasks[task.place]
-        del self._books.open[id][task.index]
-        last = self._books.last_sending.get(id, 0)
-        if not self._books.open[id]:
-            del self._books.open[id]
-            self._books.last_sending.pop(id, None)
+        books, id = self._books, task.job.id
+        self._gates.gone(task, books.now)
+        del books.tasks[task.place]
+        of_job = books.open[id]
+        del of_job[task.index]
+        last = books.last_sending.get(id, 0)
+        if not of_job:
+            del books.open[id]
+            books.last_sending.pop(id, None)
             self._gates.closed(task.job)
         return last
 
@@ -154,7 +158,7 @@ class Attempts:
         if task.state is State.QUEUED and task.target is not None:
             self._leasing.pass_on(task)
         else:
-            self._leasing.give_back(task, str(task.state), attempt)
+            self._leasing.give_back(task, task.state, attempt)
 
     # What managers tell
 
@@ -223,7 +227,7 @@ class Attempts:
             word="",
             restarts=row.restarts,
         )
-        task.state, task.held = advance(before, Event.RESTART, task.name).task, False
+        task.state, task.held = advance(before, Event.RESTART, task).task, False
         self._books.count(task, task.state, +1)
         cause = f"the manager restarted it by itself (restart {row.restarts})"
         self._books.record(task, Event.RESTART, before, cause)

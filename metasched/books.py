@@ -109,8 +109,9 @@ class Books:
     def unsent(self, task: Task) -> None:
         """Its attempt has ended."""
         sending = (task.job.id, task.live.sending)
-        del self.sendings[sending][task.index]
-        if not self.sendings[sending]:
+        tasks = self.sendings[sending]
+        del tasks[task.index]
+        if not tasks:
             del self.sendings[sending]
 
     def remember(self, task: Task) -> None:
@@ -121,20 +122,22 @@ class Books:
 
     def count(self, task: Task, state: State, sign: Literal[1, -1]) -> None:
         """Keep the loads of a cluster in step with what waits there unstarted."""
-        view = self.view_of(task)
+        view, job = self.view_of(task), task.job
         if state not in UNSTARTED or view is None:
             return
         if sign > 0:
             view.unstarted[task.place] = task
+            self.dispatch.assigned(view.name, job, task.priority)
         else:
             del view.unstarted[task.place]
+            self.dispatch.left_queue(view.name, job, task.priority)
         # an empty queue owes nothing: no residue of floats may hide the zero that Load looks for
-        view.owed = view.owed + sign * task.job.cpus * task.job.estimated if view.unstarted else 0.0
-        if sign > 0:
-            self.dispatch.assigned(view.name, task.job, task.priority)
-        else:
-            self.dispatch.left_queue(view.name, task.job, task.priority)
-        self.weigh(view)
+        view.owed = view.owed + sign * job.cpus * job.estimated if view.unstarted else 0.0
+
+    def weigh_all(self) -> None:
+        """Before clusters are compared: the observed load of each, as it is now."""
+        for view in self.views.values():
+            self.weigh(view)
 
     def weigh(self, view: ClusterView) -> None:
         """Observed load: seconds of the whole cluster still owed."""
@@ -154,21 +157,15 @@ class Books:
 
     def record(self, task: Task, event: Event | None, before: State | None, cause: str) -> None:
         """Tell of a task that it went from `before` to its state."""
-        attempt = task.attempt
-        if attempt is not None and not attempt.calm:
-            view = self.views.get(attempt.cluster)
-            if view is not None and task.place in view.live:
-                view.uneasy[task.place] = task
-        self.store(task)
-        self.out.changes.append(
-            Change(
-                *task.place,
-                attempt.number if attempt else 0,
-                event,
-                before,
-                task.state,
-                attempt.cluster if attempt else None,
-                task.reason,
-                cause,
-            )
+        attempt, place, out = task.attempt, task.place, self.out
+        number, cluster = 0, None
+        if attempt is not None:
+            number, cluster = attempt.number, attempt.cluster
+            if not attempt.calm:
+                view = self.views.get(cluster)
+                if view is not None and place in view.live:
+                    view.uneasy[place] = task
+        out.tasks[place] = task
+        out.changes.append(
+            Change(*place, number, event, before, task.state, cluster, task.reason, cause)
         )

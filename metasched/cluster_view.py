@@ -9,9 +9,10 @@ from itertools import accumulate
 from operator import mul
 
 from metasched.events import Place, Task
-from metasched.model import Cluster, Facts, Job, Row, State
+from metasched.model import Cluster, Facts, Job, Reason, Row, State
 from metasched.policies.eligible import Unfit, translated, unfit
 
+_UNDECIDED = Unfit(Reason.PRIORITY, "not looked at yet")
 DECIDED = 10_000  # different needs whose answers are kept, at the most
 FULL_AGAIN = (10.0, 300.0)  # seconds until a full cluster is tried again: first, at the most
 
@@ -92,13 +93,15 @@ class ClusterView:
 
     def unfit(self, job: Job) -> Unfit | None:
         """Why the cluster cannot run a job, decided once for all that ask for the same."""
-        paths = (job.directory, job.writes) if self.cluster.filesystems else ()
-        alike = (job.needs, paths)
-        if alike not in self.decided:
+        alike: Hashable = job.needs
+        if self.cluster.filesystems:
+            alike = (alike, job.directory, job.writes)
+        known = self.decided.get(alike, _UNDECIDED)
+        if known is _UNDECIDED:
             if len(self.decided) >= DECIDED:
                 self.decided.clear()
-            self.decided[alike] = unfit(job, self.cluster, self.facts)
-        return self.decided[alike]
+            known = self.decided[alike] = unfit(job, self.cluster, self.facts)
+        return known
 
     def here(self, job: Job) -> Job:
         """A job that fits the cluster, in the cluster's own words."""

@@ -68,10 +68,11 @@ from metasched.placing import Placing
 from metasched.policies.classify import Classifier, Deadline, Licence, User
 from metasched.policies.dispatch import LoadOrdering
 from metasched.reservation_book import ReservationBook
-from metasched.reservation_life import Reservation, ReservationEvent
+from metasched.reservation_life import Reservation
 from metasched.transitions import Event
 from metasched.wishes import Wishes
 
+_NONE: Mapping[int, Task] = {}
 MARGINS = 1000  # jobs whose margins are kept: the largest window
 
 
@@ -112,10 +113,8 @@ class Core:
         if isinstance(event, ClockSet):
             self.licences.clock_set(event.by)
         self.licences.pass_time(event.time)
-        if not isinstance(event, Booted):
+        if self.reservations.known and not isinstance(event, Booted):
             self.reservations.pass_time(event.time, out)
-        if isinstance(event, ReservationEvent):
-            self.reservations.step(event, out)
         match event:
             case Submitted():
                 self._submitted(event)
@@ -173,6 +172,8 @@ class Core:
                 self._gates.refresh()
             case Due():
                 self._gates.pass_time(event.time)
+            case _:
+                self.reservations.step(event, out)
         if out.reservations:
             self._moving.reservations_changed(out.reservations.values())
             self._gates.refresh()
@@ -333,7 +334,8 @@ class Core:
             prospect = self._gates.queued(task, event.time)
             waits = "" if prospect is Prospect.MET else f"; {self._gates.told(task, event.time)}"
             self.books.record(task, None, None, f"submitted{waits}")
-            self._attempts.despair(task, prospect)
+            if prospect is not Prospect.MET:
+                self._attempts.despair(task, prospect)
 
     def _accepted(self, event: Accepted) -> None:
         for task in self.sending(event.job, event.sending):
@@ -390,7 +392,6 @@ class Core:
             self._moving.leave(view, f"it was silent for {missed:.0f} s")
         self._absences.look(view)
         self._comebacks.chase(view)
-        self.books.weigh(view)
         self._gates.pass_time(event.time)
         if reshaped or not was_up or view.may_probe(event.time):
             self._gates.refresh()
@@ -401,12 +402,14 @@ class Core:
             view.strays.clear()
             view.withheld.clear()
         for row in event.rows:
-            task = self.books.of(row.tag, row.task)
-            if task is not None:
-                if task.live.cluster == event.cluster:
-                    self._attempts.row(task, row)
-            elif (sending := parse_tag(row.tag, self.instance)) is not None:
+            sending = parse_tag(row.tag, self.instance)
+            if sending is None:
+                continue
+            task = self.books.sendings.get(sending, _NONE).get(row.task)
+            if task is None:
                 self._comebacks.listed(view, *sending, row)
+            elif task.live.cluster == event.cluster:
+                self._attempts.row(task, row)
 
     def _not_listed(self, view: ClusterView, event: Seen) -> None:
         """Look at what the rows of a listing do not name, as far as that may mean something."""
@@ -454,6 +457,7 @@ class Core:
 
     @property
     def dispatch(self) -> LoadOrdering:
+        self.books.weigh_all()
         return self.books.dispatch
 
     @property

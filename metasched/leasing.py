@@ -47,7 +47,8 @@ class Leasing:
         self.licences.join(task.place, key, task.job.licences, _lasts(task))
 
     def leave(self, task: Task) -> None:
-        self.licences.leave(task.place)
+        if self.licences.waited_for:
+            self.licences.leave(task.place)
 
     def put_behind(self, task: Task) -> None:
         """When it comes back it waits behind all who are in line now."""
@@ -90,8 +91,9 @@ class Leasing:
 
     def expect(self, task: Task) -> None:
         """Count its time limit from when it began, until then from when it was sent."""
-        begun = task.live.sent if task.live.started is None else task.live.started
-        self.licences.expect(task.place, begun + _lasts(task))
+        if task.place in self.licences.leases:
+            begun = task.live.sent if task.live.started is None else task.live.started
+            self.licences.expect(task.place, begun + _lasts(task))
 
     def must_hold(self, task: Task) -> None:
         """What may run has its licences, whatever is left: it was there before we knew."""
@@ -108,7 +110,7 @@ class Leasing:
     def _end(self, lease: Lease, why: str, used: bool) -> None:
         now = self._books.now
         lingers = self.licences.give_back((lease.job, lease.index), now, used)
-        self._books.out.leases.append(GivenBack(lease, now, why, lingers))
+        self._books.out.leases.append(GivenBack(lease, now, str(why), lingers))
 
     def pass_on(self, task: Task) -> None:
         """Its next attempt, which begins in this step, takes the lease over."""

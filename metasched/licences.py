@@ -717,6 +717,8 @@ class Licences:
 
         It must then `take` it or `leave`.
         """
+        if not (self._touched or self._stirred or self._fresh):
+            return None
         self._settle()
         waiting = [parked for name in self._stirred for parked in self._parked(name, now)]
         heapq.heapify(waiting)

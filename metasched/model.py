@@ -77,6 +77,13 @@ def _natural(name: str, value: int, least: int = 1) -> None:
         raise ValueError(f"{name} is {value}; it must be {least} or more")
 
 
+# what the nodes of a job must have, and what else decides which clusters can run it
+_SHAPE = attrgetter(
+    *("cpus", "tasks", "nodes", "exclusive", "memory", "memory_per_cpu", "partition", "constraint")
+)
+_NEEDS = attrgetter("clusters", "time_limit", "account", "qos", "reservation")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What a user asked for, once accepted.
@@ -188,20 +195,14 @@ class Job:
     @cached_property
     def shape(self) -> Hashable:
         """What its nodes must have: equal for jobs that the same nodes hold."""
-        return (
-            *(self.cpus, self.tasks, self.nodes, self.exclusive),
-            *(self.memory, self.memory_per_cpu, tuple(self.gres.items())),
-            *(self.partition, self.constraint),
-        )
+        return (*_SHAPE(self), *self.gres.items())
 
     @cached_property
     def needs(self) -> Hashable:
         """All that decides which clusters can run it, but for its paths: equal for jobs that
         find the same answer everywhere."""
-        return (
-            *(self.shape, self.clusters, self.time_limit, self.account, self.qos),
-            *(tuple(self.licences.items()), self.reservation),
-        )
+        licences = tuple(self.licences.items())
+        return (*_SHAPE(self), *_NEEDS(self), licences, *self.gres.items())
 
     @property
     def indices(self) -> tuple[int, ...]:

@@ -60,6 +60,7 @@ class Moving:
 
     def leave(self, view: ClusterView, why: str) -> None:
         """Move what has not begun on a cluster, as far as another one can take it."""
+        self._books.weigh_all()
         for task in sorted(view.live.values(), key=lambda t: (t.key, *t.place)):
             others = [
                 name

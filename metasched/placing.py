@@ -74,6 +74,7 @@ class Placing:
 
     def verdicts(self, task: Task) -> list[Verdict]:
         """What speaks against each cluster for a task now, with the loads that decide."""
+        self._books.weigh_all()
         looks = self._books.dispatch.looked_at(task.job, task.priority)
         return [
             Verdict(name, self.unfit(task, view), *looks[name])
@@ -130,9 +131,8 @@ class Placing:
 
     def _place_all(self, waiting: list[Task]) -> None:
         now, licences = self._books.now, self._leasing.licences
-        if waiting:
-            for view in self._books.views.values():
-                self._books.weigh(view)
+        if waiting and len(self._books.views) > 1:
+            self._books.weigh_all()
         self._chunks = {}
         in_line = []
         if len(waiting) > 1:
@@ -157,12 +157,16 @@ class Placing:
 
     def _fit(self, task: Task) -> list[str]:
         """The clusters that may run a task now; if there is none it waits, not for licences."""
-        views = self._books.views
-        against = {name: self.unfit(task, view) for name, view in views.items()}
-        fit = [name for name, reason in against.items() if reason is None]
+        fit, against = [], []
+        for name, view in self._books.views.items():
+            unfit = self.unfit(task, view)
+            if unfit is None:
+                fit.append(name)
+            else:
+                against.append(unfit)
         if not fit:
             self._leasing.leave(task)
-            self._keep(task, [u for u in against.values() if u is not None])
+            self._keep(task, against)
         return fit
 
     def _let_go(self, task: Task) -> None:
@@ -182,6 +186,8 @@ class Placing:
                 self._keep(task, [_NEAR if near else _NO_ROOM])
         elif task.target in fit:
             self._send(task, task.target)
+        elif len(fit) == 1:
+            self._send(task, fit[0])
         else:
             self._send(task, self._books.dispatch.choose(task.job, task.priority, fit))
 
@@ -256,6 +262,8 @@ class Placing:
         if self._leasing.wanted(task):
             cause += f", with {self._leasing.take(task)}"
         self._attempts.advance(task, Event.SEND, cause)
+        if len(self._books.views) > 1:
+            self._books.weigh(view)
 
     def _keep(self, task: Task, against: list[Unfit]) -> None:
         """Nothing fits: say why by the reason that comes first, or reject for good."""
