@@ -251,6 +251,7 @@ class Ledger:
         new_tasks: set[tuple[int, int]] = set()
         attempts: dict[tuple[int, int, int], dict[str, Any]] = {}
         new_attempts: set[tuple[int, int, int]] = set()
+        past: dict[tuple[int, int, int], Past] = {}
         for what, out in steps:
             id, self._next_event = self._next_event, self._next_event + 1
             events.append(
@@ -300,6 +301,11 @@ class Ledger:
             tasks |= out.tasks
             for owner, ended in out.closed:
                 attempts[owner.job.id, owner.index, ended.number] = _attempt_row(owner, ended)
+                past.pop((owner.job.id, owner.index, ended.sending), None)  # told since
+            past |= out.past
+            for key, owner in out.tasks.items():
+                if owner.attempt is not None:
+                    past.pop((*key, owner.attempt.sending), None)  # it goes on
         for key, owner in tasks.items():
             if owner.attempt is not None:
                 attempts[*key, owner.attempt.number] = _attempt_row(owner, owner.attempt)
@@ -316,11 +322,10 @@ class Ledger:
         if rows := [
             _bound(
                 {"job": job, "task_index": index, "sending": sending}
-                | {"begun": past.began, "revoked": past.revoked}
-                | {"intent": Intent.REQUEUE if past.requeued else None}
+                | {"begun": sent.began, "revoked": sent.revoked}
+                | {"intent": Intent.REQUEUE if sent.requeued else None}
             )
-            for _, out in steps
-            for (job, index, sending), past in out.past.items()
+            for (job, index, sending), sent in past.items()
         ]:
             run(_UPDATE_PAST, rows)
         for what, out in steps:

@@ -252,6 +252,7 @@ class Core:
 
     def _booted(self, event: Booted) -> None:
         """Forget all that no database keeps: a core that goes on is one that is restored."""
+        copied = self.books.instance not in ("", event.instance)  # a backup has a name of its own
         self._configure(event)
         everything = [self.tasks[place] for place in sorted(self.tasks)]
         self.books.forget_open()  # from now on in the order in which a database gives them
@@ -271,8 +272,8 @@ class Core:
             attempt.seen, attempt.given_up = False, False
             attempt.asked = None if attempt.intent is None else 0.0  # it may have been told
             attempt.listed, attempt.looks, attempt.look_at = None, 0, 0.0
-            if attempt.sent > event.time:
-                attempt.sent = 0.0  # the clock was set back meanwhile: no listing proves so much
+            if copied or attempt.sent > event.time:
+                attempt.sent = 0.0  # or the clock was set back: no listing proves so much
                 self.books.store(task)
             never_tried = attempt.untried
             if (view := self.books.view_of(task)) is not None:

@@ -70,6 +70,7 @@ class Wishes:
                         attempt.intent = Intent.REQUEUE
                         self._books.note(task, f"requeue asked for {by}")
                 case "lost" if task.state is State.UNKNOWN:
+                    task.live.started = None
                     self._attempts.advance(task, Event.WRITE_OFF, f"lost, says {event.by}")
                 case "ran" if task.state is State.UNKNOWN:
                     task.live.begun = True

@@ -82,6 +82,29 @@ def test_a_cluster_taken_out_of_the_configuration_leaves_its_jobs_unknown() -> N
     assert site.state() is State.UNKNOWN
 
 
+def test_what_a_backup_has_of_a_manager_proves_nothing() -> None:
+    """It has an instance of its own, and is not told what has been sent since."""
+    site = Site()
+    site.step(Submitted(NOW, job()))
+    site.sent()
+    clusters = tuple(site.core.clusters)
+    site.step(Booted(NOW, "f00d", Policy(), clusters))
+    assert site.core.tasks[1, 0].live.sent == 0.0
+    assert site.out.tasks.keys() == {(1, 0)}
+    site.seen("left", facts(8), full=True, since=1.0)
+    assert site.state() is State.UNKNOWN
+
+
+def test_a_restart_gives_priorities_back_that_another_policy_had_cut() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job(owner_priority=3, user_class="gold")))
+    classified = site.core.tasks[1, 0].priority
+    assert classified > 1
+    for most in (1, 10):
+        site.step(Booted(NOW, "cafe", Policy(max_priority=most), tuple(site.core.clusters)))
+        assert site.core.tasks[1, 0].priority == min(classified, most)
+
+
 def test_a_restored_core_tells_the_story_that_one_replayed_tells() -> None:
     site = Site()
     for id in (1, 2):
