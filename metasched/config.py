@@ -151,6 +151,7 @@ class ClusterTable(BaseModel):
     call_timeout: Seconds = 60.0
     move_after: Seconds | None = None
     fence_dir: Annotated[str, AfterValidator(_absolute)] = ""
+    takes: Literal["both", "jobs", "reservations"] = Cluster.takes
     exclusive: bool = False
     binding: Literal["early", "late"] = "early"
     lead: Seconds = Cluster.lead
@@ -594,6 +595,10 @@ def _cluster(
     able = kind.able(kind.Options(**options))
     if table.binding == "late":
         _can_bind_late(table, able, where)
+    if table.takes == "reservations" and not able.reservations:
+        raise ConfigError(
+            f'takes = "reservations", {where}; leave it out, its manager keeps no reservations'
+        )
     for name in table.map:
         if name not in MAPS:
             raise ConfigError(f'unknown map "{name}", {where}; {_nearest(name, MAPS)}')
@@ -608,6 +613,7 @@ def _cluster(
             move_after=table.move_after,
             fence_dir=table.fence_dir,
             reserves=able.reservations,
+            takes=table.takes,
             binds_late=table.binding == "late",
             lead=table.lead,
             guard=table.guard,

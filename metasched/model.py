@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
+from typing import Literal
 
 from metasched.arrays import Array, parse_array
 from metasched.dependencies import parse_dependency
@@ -242,7 +243,8 @@ class Cluster:
     (what, our name) to the manager's: {"partition": {"long": "week"}}, "*" = "*" keeps any name.
     After a silence of `move_after` seconds what has not begun there goes elsewhere (None: stays).
     In the folder `fence_dir` its payloads claim their attempts ("": they do not). Its manager
-    `reserves` nodes for windows of time. Where not every machine can use a licence, `licensed`
+    `reserves` nodes for windows of time; it `takes` jobs that have no reservation, reservations,
+    or both: a static partition. Where not every machine can use a licence, `licensed`
     names the feature of those that can, in its own words. Of one that `binds_late` its manager is
     told a reservation only `lead` seconds before the start; `guard` are the seconds for which jobs
     hold their nodes after their limits, if its manager does not tell, and it counts limits in steps
@@ -258,6 +260,7 @@ class Cluster:
     move_after: float | None = None
     fence_dir: str = ""
     reserves: bool = False
+    takes: Literal["both", "jobs", "reservations"] = "both"
     binds_late: bool = False
     lead: float = 60.0
     guard: float = 60.0

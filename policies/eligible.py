@@ -155,6 +155,8 @@ def unfit(job: Job, cluster: Cluster, facts: Facts | None) -> Unfit | None:
     """Why this cluster cannot run the job, or None. Reasons for ever come before passing ones."""
     if job.clusters and cluster.name not in job.clusters:
         return Unfit(Reason.NO_CLUSTER_FITS, f"only {', '.join(job.clusters)} was asked for")
+    if cluster.takes == "reservations" and job.reservation is None:
+        return Unfit(Reason.NO_CLUSTER_FITS, "only jobs in a reservation may use it")
     if (path := _outside(job, cluster)) is not None:
         return Unfit(Reason.FILESYSTEM, f"{path} is on none of its filesystems")
     if facts is None:

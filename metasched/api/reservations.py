@@ -204,6 +204,8 @@ def _able(engine: Engine, wanted: tuple[str, ...], lasts: float) -> tuple[str, .
         _, silent = engine.core.view(name)
         if not known[name].reserves:
             against[name] = "its manager keeps no reservations"
+        elif known[name].takes == "jobs":
+            against[name] = "the site keeps it for jobs without one"
         elif lasts < (step := known[name].granularity):
             against[name] = f"a job there takes {step:g} s at the least, the window {lasts:g} s"
         elif silent:

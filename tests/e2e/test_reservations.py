@@ -238,6 +238,35 @@ def test_what_cannot_be_reserved_or_run_there_is_one_line_and_changes_nothing(
     over_gamma.replayed()
 
 
+def test_a_static_partition_keeps_batch_jobs_and_reservations_apart(
+    site: Site, gamma: SlurmCluster
+) -> None:
+    local = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 2\npoll_interval = 0.2\n'
+    table = (
+        f'[[cluster]]\nname = "gamma"\nadapter = "slurm"\nconfig = "{gamma.conf}"\n'
+        "poll_interval = 1\n"
+    )
+    site.configure(local + table + 'takes = "reservations"\n')
+    site.start()
+    told = site.error("submit", "-n", "3", "--wrap", "true", code=3)
+    assert "gamma: only jobs in a reservation may use it" in told
+    assert site.until_ended(site.submit("--wrap", "true"))[0]["cluster"] == "left"
+    id = reserve(site, "--size", "4", "--start", "+1s", "--duration", "5m")["reservation"]
+    inside = site.submit("--reservation", str(id), "-n", "3", "--wrap", "true")
+    [row] = site.until_ended(inside)
+    assert (row["cluster"], row["state"]) == ("gamma", "completed")
+    site.run("reservation", "cancel", str(id))
+    site.until(lambda: nodes_in_slurm(gamma) == [])
+    assert site.stop() == 0
+    site.replayed()
+
+    site.configure(local + table + 'takes = "jobs"\n')
+    site.start()
+    told = site.error("reserve", "--size", "4", "--start", "+1h", "--duration", "5m", code=3)
+    assert "gamma: the site keeps it for jobs without one" in told
+    assert site.until_ended(site.submit("-n", "3", "--wrap", "true"))[0]["cluster"] == "gamma"
+
+
 def test_requests_that_slurm_binds_and_refuses_fit_since_what_is_bound_moves(
     over_gamma: Site, gamma: SlurmCluster
 ) -> None:

@@ -106,6 +106,18 @@ def test_a_policy_must_keep_the_class_of_everybody_else(tmp_path: Path) -> None:
         read_policy(path)
 
 
+def test_only_a_cluster_that_keeps_reservations_can_be_for_them_alone(tmp_path: Path) -> None:
+    path = tmp_path / "metasched.toml"
+    path.write_text('[[cluster]]\nname = "a"\nadapter = "slurm"\nconfig = "/x"\ntakes = "jobs"\n')
+    assert load(path).clusters[0].cluster.takes == "jobs"
+    path.write_text(path.read_text().replace('"jobs"', '"reservations"'))
+    assert load(path).clusters[0].cluster.takes == "reservations"
+    local = '[[cluster]]\nname = "a"\nadapter = "local"\ncpus = 1\n'
+    path.write_text(local + 'takes = "reservations"\n')
+    with pytest.raises(ConfigError, match=r'takes = "reservations", .* "a"; leave it out'):
+        load(path)
+
+
 def test_where_it_is_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path
 ) -> None:

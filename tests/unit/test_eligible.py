@@ -57,6 +57,9 @@ def facts(*nodes: Nodes, **partition: Any) -> Facts:
         ),
         ({}, facts(up=False), {}, Reason.CLUSTER_DRAINED, "closed"),
         ({}, Facts(0, 0, ()), {}, Reason.CLUSTER_DRAINED, "no partition with nodes"),
+        ({}, facts(), {"takes": "reservations"}, Reason.NO_CLUSTER_FITS, "in a reservation"),
+        ({"reservation": 3}, facts(), {"takes": "reservations"}, None, ""),
+        ({}, facts(), {"takes": "jobs"}, None, ""),
         (
             {"cpus": 20, "tasks": 20},
             facts(Nodes(1, 16, 16), Nodes(1, 16, 0, up=False)),
