@@ -42,7 +42,8 @@ from metasched.reservation_life import (
     name_of,
 )
 from metasched.reservations import Request
-from tests.property.test_core import INSTANCE, POOLS, SIZES, World
+from tests.property.life import INSTANCE, POOLS, SIZES
+from tests.property.test_core import World
 
 NODES = {"left": ("l1", "l2", "l3"), "right": ("r1", "r2")}
 PAYLOAD = Payload(script="", output="/o")

@@ -1,0 +1,429 @@
+"""What users, a shell that may crash between any two steps, operators and the world do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from metasched.events import (
+    Accepted,
+    Again,
+    Asked,
+    ClockSet,
+    Declined,
+    Drained,
+    Due,
+    LicencesCounted,
+    LicenceSet,
+    LicencesReleased,
+    Look,
+    Modified,
+    Policy,
+    Requeued,
+    Resumed,
+    Returned,
+    Revoke,
+    Revoked,
+    Seen,
+    Send,
+    Silent,
+    Submitted,
+    Tried,
+    Unsure,
+    Withdraw,
+)
+from metasched.licences import LicenceCount
+from metasched.model import Job, State, tag_of
+from metasched.transitions import ATTEMPT_FINAL
+from tests.property.life import INSTANCE, KINDS, SIZES, WANTS, Life
+from tests.property.managers import Manager, place_of
+
+
+class Deeds(Life):
+    """Each rule is one thing that somebody does, or that becomes of a job."""
+
+    @initialize(
+        pull=st.booleans(),
+        load=st.sampled_from(["observed", "paper"]),
+        send=st.sampled_from(["at_once", "at_once", "late"]),
+        sizes=st.lists(st.sampled_from([1, 2, 4, 6, 8]), max_size=6),
+        fences=st.sampled_from([[], [], ["left"], ["left", "right"]]),
+    )
+    def boot(self, pull: bool, load: str, send: str, sizes: list[int], fences: list[str]) -> None:
+        """Both clusters have been heard from, and have what `sizes` asks for."""
+        policy = Policy(pull=pull, load=load, send=send, pull_after=5.0, patience=60.0)  # type: ignore[arg-type]
+        self.begin(policy, fences)
+        self.step(self.booted())
+        for name in SIZES:
+            self.poll(name, True)
+        for cpus in sizes:
+            self.submit(cpus, None, None, False, None, [], False, False, "mine", {}, None)
+        while self.actions:
+            self.act(None, "done")
+
+    # Users
+
+    @rule(
+        cpus=st.sampled_from([1, 2, 4, 6, 8]),
+        deadline=st.one_of(st.none(), st.floats(-100, 1e5)),
+        begin=st.one_of(st.none(), st.floats(0, 50)),
+        held=st.booleans(),
+        array=st.sampled_from([None, None, None, "0-2", "1-4%1", "1-6%2", "2,5%1", "3"]),
+        kinds=st.lists(st.sampled_from(KINDS), max_size=2),
+        any_of=st.booleans(),
+        kill=st.booleans(),
+        name=st.sampled_from(["mine", "yours"]),
+        wants=st.sampled_from(WANTS),
+        data=st.data(),
+    )
+    def submit(
+        self,
+        cpus: int,
+        deadline: float | None,
+        begin: float | None,
+        held: bool,
+        array: str | None,
+        kinds: list[str],
+        any_of: bool,
+        kill: bool,
+        name: str,
+        wants: dict[str, int],
+        data: Any,
+    ) -> None:
+        terms = [term for kind in kinds if (term := self.some_term(kind, array, data)) is not None]
+        job = Job(
+            id=len(self.jobs) + 1,
+            submitted=self.now,
+            estimated=100.0,
+            cpus=cpus,
+            tasks=cpus,
+            deadline=None if deadline is None else self.now + deadline,
+            begin=None if begin is None else self.now + begin,
+            held=held,
+            name=name,
+            licences=wants,
+            array=array,
+            dependency=("?" if any_of else ",").join(terms) or None,
+            kill_on_invalid_dep=kill,
+        )
+        fates = self.fates_of(job) if job.dependency else ()
+        self.jobs[job.id] = self.submitted[job.id] = job
+        self.step(Submitted(self.now, job, fates))
+
+    def some_term(self, kind: str, array: str | None, data: Any) -> str | None:
+        if kind == "singleton":
+            return kind
+        jobs = sorted(self.jobs)
+        if kind == "aftercorr" and array is not None:  # each of its tasks must have its like there
+            jobs = [j for j in jobs if self.jobs[j].array == array or not self.jobs[j].array]
+        if not jobs:
+            return None
+        job = data.draw(st.sampled_from(jobs))
+        index = data.draw(st.sampled_from((None, *self.jobs[job].indices)))
+        later = "+1" if kind == "after" and data.draw(st.booleans()) else ""
+        return f"{kind}:{job}{'' if index is None else f'_{index}'}{later}"
+
+    @rule(data=st.data(), wish=st.sampled_from(["cancel", "hold", "release"]))
+    def ask(self, data: st.DataObject, wish: str) -> None:
+        if not self.jobs:
+            return
+        job = data.draw(st.sampled_from(sorted(self.jobs)))
+        some = tuple(data.draw(st.sets(st.sampled_from(self.jobs[job].indices))))
+        if wish == "cancel":
+            self.cancelled |= {(job, i) for i in some or self.jobs[job].indices}
+        self.step(Asked(self.now, wish, job, some or None, by="ada"))  # type: ignore[arg-type]
+
+    @rule(data=st.data())
+    def requeue(self, data: st.DataObject) -> None:
+        if not self.jobs:
+            return
+        job = data.draw(st.sampled_from(sorted(self.jobs)))
+        ended = [i for i in self.jobs[job].indices if (job, i) in self.final]
+        last = max(
+            sending for _, sending in (self.again.get((job, i), (0, 0)) for i in ended or [0])
+        )
+        tasks = tuple(
+            Again(i, self.final[job, i], self.again.get((job, i), (0, 0))[0]) for i in ended
+        )
+        fates = self.fates_of(self.jobs[job]) if self.jobs[job].dependency else ()
+        self.step(Asked(self.now, "requeue", job, by="ada"))
+        if tasks:
+            priority = self.priority(job)
+            self.step(Requeued(self.now, self.jobs[job], priority, last, tasks, "ada", fates))
+
+    def priority(self, job: int) -> int:
+        """Of a job that is to run again."""
+        return 10
+
+    @rule(
+        data=st.data(),
+        limit=st.sampled_from([None, 50.0, 200.0]),
+        clusters=st.sampled_from([(), ("left",)]),
+        begin=st.one_of(st.none(), st.floats(0, 50)),
+        resend=st.booleans(),
+    )
+    def modify(
+        self,
+        data: st.DataObject,
+        limit: float | None,
+        clusters: tuple[str, ...],
+        begin: float | None,
+        resend: bool,
+    ) -> None:
+        if not self.core.tasks:
+            return
+        job = replace(
+            self.jobs[data.draw(st.sampled_from(sorted({id for id, _ in self.core.tasks})))],
+            time_limit=limit,
+            estimated=limit or 100.0,
+            clusters=clusters,
+            begin=None if begin is None else self.now + begin,
+        )
+        self.jobs[job.id] = job
+        self.step(Modified(self.now, job, "as drawn", resend, by="ada"))
+
+    # The shell
+
+    @precondition(lambda self: self.actions)
+    @rule(data=st.data(), fate=st.sampled_from(["done", "done", "lost answer", "lost", "refused"]))
+    def act(self, data: st.DataObject, fate: str) -> None:
+        """Carry out the next action; its answer, or the request itself, may be lost."""
+        action = self.actions.pop(0)
+        manager = self.managers[action.cluster]
+        if isinstance(action, Look):
+            if fate == "done":
+                self.step(manager.trace(action, self.now))
+            return
+        if isinstance(action, Revoke):
+            self.revoke(manager, action, fate)
+            return
+        tag = tag_of(INSTANCE, action.job, action.sending)
+        if isinstance(action, Withdraw):
+            if fate in ("done", "lost answer"):
+                manager.withdraw(tag, action.natives, action.unstarted, self.now)
+            if fate != "done":
+                self.actions.append(action)
+            return
+        if not self.wanted(action):
+            self.step(Returned(self.now, ((action.job, action.sending),)))
+            return
+        self.step(Tried(self.now, action.job, action.sending))
+        cpus, indices = self.jobs[action.job].cpus, self.indices(action)
+        match fate:
+            case "done":
+                natives = manager.submit(tag, indices, cpus)
+                self.step(Accepted(self.now, action.job, action.sending, natives))
+            case "lost answer":
+                taken = data.draw(st.integers(1, len(indices)))
+                manager.submit(tag, indices[:taken], cpus)
+                self.step(Unsure(self.now, action.job, action.sending, "time-out"))
+            case "lost":
+                self.step(Unsure(self.now, action.job, action.sending, "time-out"))
+            case "refused":
+                again = data.draw(st.booleans())
+                self.step(Declined(self.now, action.job, action.sending, "no", again))
+
+    def revoke(self, manager: Manager, action: Revoke, fate: str) -> None:
+        if fate in ("done", "lost answer"):
+            told = [
+                ((c.tag, c.task), manager.claims.setdefault((c.tag, c.task), True))
+                for c in action.claims
+            ]
+            if fate == "done":
+                never = tuple(key for key, revoked in told if revoked)
+                begun = tuple(key for key, revoked in told if not revoked)
+                self.step(Revoked(self.now, never, begun))
+
+    @rule(
+        submitted=st.booleans(),
+        at_act=st.booleans(),
+        configured=st.sampled_from([["left", "right"], ["left", "right"], ["right"]]),
+        max_priority=st.sampled_from([10, 10, 3]),
+    )
+    def crash(
+        self, submitted: bool, at_act: bool, configured: list[str], max_priority: int
+    ) -> None:
+        """The daemon dies, perhaps in the middle of a send, and starts again from its database.
+
+        Its configuration may have changed meanwhile.
+        """
+        action = self.actions[0] if at_act and self.actions else None
+        if isinstance(action, Send) and self.wanted(action):
+            self.step(Tried(self.now, action.job, action.sending))
+            if submitted:
+                tag = tag_of(INSTANCE, action.job, action.sending)
+                cpus = self.jobs[action.job].cpus
+                self.managers[action.cluster].submit(tag, self.indices(action), cpus)
+        self.actions.clear()
+        self.core = self.restored()
+        self.configured = configured
+        self.step(self.booted(max_priority))
+
+    @rule(name=st.sampled_from(sorted(SIZES)), full=st.booleans())
+    def poll(self, name: str, full: bool) -> None:
+        if name not in self.configured:
+            return
+        manager = self.managers[name]
+        self.step(
+            Seen(
+                self.now,
+                name,
+                rows=tuple(manager.rows.values()),
+                vanished=tuple(sorted(manager.told - manager.rows.keys())),
+                facts=manager.facts(),
+                full=full,
+                since=manager.up_since,
+                until=self.now,
+                before=manager.told_at,
+                up_since=manager.boot,
+            )
+        )
+        manager.told, manager.told_at = set(manager.rows), self.now
+
+    @rule(name=st.sampled_from(sorted(SIZES)))
+    def silence(self, name: str) -> None:
+        if name not in self.configured:
+            return
+        untried = [a for a in self.actions if isinstance(a, Send) and a.cluster == name]
+        self.actions = [a for a in self.actions if a not in untried]
+        self.step(Silent(self.now, name, "no answer"))
+        self.step(Returned(self.now, tuple((send.job, send.sending) for send in untried)))
+
+    # Operators
+
+    @rule(name=st.sampled_from(sorted(SIZES)), keep=st.booleans())
+    def drain(self, name: str, keep: bool) -> None:
+        if name in self.configured:
+            self.step(Drained(self.now, name, "op", "new kernel", keep))
+
+    @rule(name=st.sampled_from(sorted(SIZES)))
+    def resume(self, name: str) -> None:
+        if name in self.configured:
+            self.step(Resumed(self.now, name, "op"))
+
+    @rule(name=st.sampled_from(sorted(SIZES)), part=st.sampled_from([1, 2, 4]))
+    def resize(self, name: str, part: int) -> None:
+        """Nodes are taken out of the cluster, or come back."""
+        self.managers[name].cpus = SIZES[name] // part
+
+    @rule(name=st.sampled_from("abc"), total=st.sampled_from([None, None, 0, 1, 2, 4]))
+    def set_licence(self, name: str, total: int | None) -> None:
+        if total is None:
+            self.totals.pop(name, None)
+        else:
+            self.totals[name] = total
+        self.step(LicenceSet(self.now, name, total, "op"))
+
+    @rule(total=st.sampled_from([None, 2, 3, 9]), outside=st.integers(0, 3), age=st.floats(-1, 99))
+    def count(self, total: int | None, outside: int, age: float) -> None:
+        """The server of a licence answers; perhaps with another's clock."""
+        count = LicenceCount("b", total, outside, self.now - age)
+        self.step(LicencesCounted(self.now, (count,)))
+
+    @precondition(lambda self: self.unknown())
+    @rule(data=st.data())
+    def release_licences(self, data: st.DataObject) -> None:
+        job, index = data.draw(st.sampled_from(self.unknown()))
+        self.doubted = True
+        self.step(LicencesReleased(self.now, job, (index,), by="op"))
+        assert (job, index) not in self.held
+
+    # The world
+
+    @rule(seconds=st.floats(0.1, 100))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.step(Due(self.now))
+
+    @rule(name=st.sampled_from(sorted(SIZES)))
+    def start(self, name: str) -> None:
+        self.managers[name].start(self.now)
+
+    @rule(
+        name=st.sampled_from(sorted(SIZES)),
+        state=st.sampled_from([State.COMPLETED, State.FAILED, State.CANCELLED, State.NODE_FAIL]),
+    )
+    def end(self, name: str, state: State) -> None:
+        self.managers[name].end(self.now, state)
+
+    @rule(name=st.sampled_from(sorted(SIZES)))
+    def lose(self, name: str) -> None:
+        """The manager restarts without what it had taken last; its listings prove less now."""
+        manager = self.managers[name]
+        self.now += 1.0
+        manager.boots(self.now)
+        for key in reversed(manager.those(State.PENDING, begun=False)):
+            del manager.rows[key]
+            manager.ids -= 1  # the next job gets its id
+            self.lost.add(place_of(key))
+            return
+
+    @precondition(lambda self: self.those(State.CANCELLED, begun=False))
+    @rule(data=st.data())
+    def bring_back(self, data: st.DataObject) -> None:
+        """A manager restarts without its last cancel: what was withdrawn waits again."""
+        manager, key = data.draw(st.sampled_from(self.those(State.CANCELLED, begun=False)))
+        self.now += 1.0
+        manager.boots(self.now)
+        manager.rows[key] = replace(manager.rows[key], state=State.PENDING, ended=None)
+        self.excused[place_of(key)] += 1
+
+    @precondition(lambda self: self.those(State.RUNNING))
+    @rule(data=st.data(), counted=st.booleans())
+    def restart(self, data: st.DataObject, counted: bool) -> None:
+        """A manager begins a job anew, after a lost node or because it lost its last seconds."""
+        manager, key = data.draw(st.sampled_from(self.those(State.RUNNING)))
+        self.now += 1.0
+        row = manager.rows[key]
+        again = replace(row, state=State.PENDING, started=None)
+        if counted:
+            again = replace(again, restarts=row.restarts + 1, started=self.now)
+        else:
+            manager.boots(self.now)
+        manager.rows[key] = again
+        self.excused[place_of(key)] += 1
+
+    @precondition(lambda self: self.unknown())
+    @rule(data=st.data())
+    def write_off(self, data: st.DataObject) -> None:
+        """An operator calls lost what nobody knows of; it may be there."""
+        job, index = data.draw(st.sampled_from(self.unknown()))
+        self.excused[job, index] += 1
+        self.step(Asked(self.now, "lost", job, (index,), by="root"))
+
+    @rule(by=st.sampled_from([-3600.0, -5.0, 5.0, 3600.0]))
+    def set_clock(self, by: float) -> None:
+        self.now += by
+        for manager in self.managers.values():
+            manager.up_since += by
+            manager.boot += by
+            manager.told_at += by
+        self.lingering = [
+            replace(back, given_back=back.given_back + by, until=back.until + by)
+            for back in self.lingering
+        ]
+        self.step(ClockSet(self.now, by))
+
+    @rule(name=st.sampled_from(sorted(SIZES)))
+    def forget(self, name: str) -> None:
+        """The manager lists no more what has ended; its accounting still knows."""
+        manager = self.managers[name]
+        self.now += 1.0
+        manager.up_since = self.now
+        ended = {t: r for t, r in manager.rows.items() if r.state in ATTEMPT_FINAL}
+        manager.forgot |= ended
+        for tag in ended:
+            del manager.rows[tag]
+
+    @rule(name=st.sampled_from(sorted(SIZES)))
+    def drop(self, name: str) -> None:
+        """Somebody cancels a pending job, of which the manager keeps no record at all."""
+        manager = self.managers[name]
+        for key, row in manager.rows.items():
+            if row.state is State.PENDING:
+                del manager.rows[key]
+                self.cancelled.add(place_of(key))
+                return

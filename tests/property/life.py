@@ -1,0 +1,256 @@
+"""A small world and a record of its life, as users and the database keep it, without the core."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hypothesis.stateful import RuleBasedStateMachine
+
+from metasched.arrays import folded
+from metasched.core import Core
+from metasched.dependencies import KINDS as AFTER
+from metasched.dependencies import SINGLETON, Fate, parse_dependency
+from metasched.events import Action, Booted, CoreEvent, Outcome, Policy, Send, Task
+from metasched.licences import Lease, LicencePool, Lingering
+from metasched.model import Cluster, Job, State
+from metasched.transitions import ATTEMPT_FINAL, FINAL, Event
+from tests.property.managers import Key, Manager, Place, place_of
+
+INSTANCE = "cafe"
+SIZES = {"left": 8, "right": 4}
+KINDS = (*AFTER, SINGLETON)
+POOLS = (
+    LicencePool(name="a", total=2, linger=30.0),
+    LicencePool(name="b", total=3, server="s", stale_after=500.0),
+    LicencePool(name="c", total=1, clusters=("left",)),
+)
+WANTS: tuple[dict[str, int], ...] = (
+    {},
+    {},
+    {},
+    {"a": 1},
+    {"a": 2},
+    {"a": 1, "b": 1},
+    {"b": 3},
+    {"c": 1},
+    {"a": 1, "c": 1},
+)
+
+
+class Life(RuleBasedStateMachine):
+    """The core, its managers, and a record of both that is kept without the core's help."""
+
+    binds_late = False  # what is reserved
+
+    def begin(self, policy: Policy, fences: Sequence[str]) -> None:
+        """Nothing has happened yet; the clusters of `fences` have claims."""
+        self.now = 1000.0
+        self.policy = policy
+        self.managers = {
+            name: Manager(cpus, "/fence" if name in fences else "") for name, cpus in SIZES.items()
+        }
+        self.core = Core()
+        self.configured = sorted(SIZES)
+        self.described: tuple[LicencePool, ...] = POOLS
+        self.events: list[CoreEvent] = []
+        self.outcomes: list[Outcome] = []
+        self.actions: list[Action] = []
+        self.jobs: dict[int, Job] = {}
+        self.submitted: dict[int, Job] = {}
+        self.again: dict[Place, tuple[int, int]] = {}
+        self.requeued: Counter[Place] = Counter()
+        self.cancelled: set[Place] = set()
+        self.lost: set[Place] = set()
+        self.excused: Counter[Place] = Counter()  # starts that were not of our doing
+        self.final: dict[Place, State] = {}
+        self.begun_at: dict[Place, float] = {}  # as we know it; of ended ones, too
+        self.came: set[Place] = set()  # their dependencies held at some time
+        self.ended_attempts: dict[tuple[int, int, int], State] = {}
+        self.pools: dict[str, list[int]] = {}  # total, leased, beyond it, as the database counts
+        self.held: dict[Place, dict[str, int]] = {}  # likewise, by whom
+        self.lingering: list[Lingering] = []
+        self.totals: dict[str, int] = {}  # that an operator has set
+        self.doubted = False  # an operator has said what was not so
+
+    def booted(self, max_priority: int = 10) -> Booted:
+        clusters = tuple(
+            Cluster(
+                name=name,
+                adapter="local",
+                move_after=20.0,
+                fence_dir=self.managers[name].fence,
+                reserves=True,
+                binds_late=self.binds_late,
+            )
+            for name in self.configured
+        )
+        policy = replace(self.policy, max_priority=max_priority)
+        return Booted(self.now, INSTANCE, policy, clusters, pools=self.described)
+
+    def step(self, event: CoreEvent) -> None:
+        self.events.append(event)
+        out = self.core.step(event)
+        self.outcomes.append(copy.deepcopy(out))
+        self.actions += out.actions
+        self.store_licences(out)
+        for task, attempt in out.closed:
+            key = (task.job.id, task.index, attempt.number)
+            assert key not in self.ended_attempts, "an ended attempt ended again"
+            assert attempt.state in ATTEMPT_FINAL
+            self.ended_attempts[key] = attempt.state
+            place = (task.job.id, task.index)
+            highest = max(attempt.sending, self.again.get(place, (0, 0))[1])
+            self.again[place] = (task.attempts, highest)
+        for change in out.changes:
+            if change.event is Event.REQUEUE:
+                place = (change.job, change.index)
+                self.requeued[place] += 1
+                self.cancelled.discard(place)
+                self.final.pop(place, None)
+                self.begun_at.pop(place, None)
+        for place, task in out.tasks.items():
+            assert place not in self.final, "an ended task changed"
+            started = task.attempt.started if task.attempt else None
+            if task.state in FINAL:
+                self.final[place] = task.state
+                assert task.ended is not None
+                self.begun_at[place] = task.ended if started is None else started
+            elif started is not None:
+                self.begun_at[place] = started
+            else:
+                self.begun_at.pop(place, None)
+        for place, task in self.core.tasks.items():
+            if not task.attempts and task.job.dependency and self.has_come(task.job, task.index):
+                self.came.add(place)
+        for action in out.actions:
+            if isinstance(action, Send) and not isinstance(event, Booted):
+                for index in action.indices:
+                    self.may_be_sent(self.core.tasks[action.job, index])
+
+    def store_licences(self, out: Outcome) -> None:
+        """As the database does it, with its constraint."""
+        for name, told in out.standings.items():
+            pool = self.pools.setdefault(name, [0, 0, 0])
+            pool[0] = pool[0] if told.total is None else told.total
+            pool[2] = max(pool[1] - pool[0], 0)
+        for change in out.leases:
+            lease = change if isinstance(change, Lease) else change.lease
+            place = (lease.job, lease.index)
+            for name, many in lease.tokens.items():
+                pool = self.pools[name]
+                pool[1] += many if change is lease else -many
+                if change is not lease or lease.forced:
+                    pool[2] = max(pool[1] - pool[0], 0)
+                assert 0 <= pool[1] <= pool[0] + pool[2], (name, pool)
+            if isinstance(change, Lease):
+                assert place not in self.held
+                self.held[place] = dict(lease.tokens)
+            else:
+                assert self.held.pop(place) == lease.tokens
+                self.lingering += [
+                    Lingering(name, lease.tokens[name], change.until, until)
+                    for name, until in change.lingers.items()
+                ]
+
+    def may_be_sent(self, task: Task) -> None:
+        """What it depends on has come, if it is sent for the first time; by the words of sbatch."""
+        if task.attempts == 1 and task.job.dependency is not None:
+            came = (task.job.id, task.index) in self.came
+            assert came or self.has_come(task.job, task.index), (task.name, task.job.dependency)
+
+    def has_come(self, job: Job, index: int) -> bool:
+        any_of = "?" in (job.dependency or "")
+        found = [
+            self.term_has_come(job, index, word)
+            for word in (job.dependency or "").replace("?", ",").split(",")
+        ]
+        return any(found) if any_of else all(found)
+
+    def term_has_come(self, job: Job, index: int, word: str) -> bool:
+        kind, _, target = word.partition(":")
+        if kind == "singleton":
+            earlier = [j for j in self.jobs.values() if j.name == job.name and j.id < job.id]
+            return all((j.id, i) in self.final for j in earlier for i in j.indices)
+        target, _, minutes = target.partition("+")
+        id, _, one = target.partition("_")
+        places = [(int(id), i) for i in ([int(one)] if one else self.jobs[int(id)].indices)]
+        if kind == "aftercorr" and not one and job.array and self.jobs[int(id)].array:
+            places = [(int(id), index)]
+        ends = [self.final.get(place) for place in places]
+        match kind:
+            case "after":
+                begun = [self.begun_at.get(place, 1e12) for place in places]
+                return self.now >= max(begun) + 60 * int(minutes or 0)
+            case "afterany":
+                return None not in ends
+            case "afternotok":
+                return None not in ends and any(end is not State.COMPLETED for end in ends)
+            case _:
+                return all(end is State.COMPLETED for end in ends)
+
+    def fates_of(self, job: Job) -> tuple[Fate, ...]:
+        """What the database knows of the jobs that one depends on."""
+        found = []
+        for target in parse_dependency(job.dependency or "").targets:
+            places = [
+                (target.job, i) for i in self.jobs[target.job].indices if target.index in (None, i)
+            ]
+            ended = [place for place in places if place in self.final]
+            good = [i for j, i in ended if self.final[j, i] is State.COMPLETED]
+            bad = [i for j, i in ended if self.final[j, i] is not State.COMPLETED]
+            begun = max((self.begun_at[place] for place in ended), default=0.0)
+            array = self.jobs[target.job].array is not None
+            found.append(Fate(target, len(places), array, folded(good), folded(bad), begun))
+        return tuple(found)
+
+    def indices(self, send: Send) -> list[int]:
+        return [task.index for task in self.core.sending(send.job, send.sending)]
+
+    def goes_before(self, key: Key) -> bool:
+        """Whether the task's newer attempt is to yield to this one, which has begun before."""
+        task = self.core.tasks.get(place_of(key))
+        sending = int(key[0].split("-")[3])
+        return task is not None and task.attempt is not None and task.attempt.rival == sending
+
+    def wanted(self, send: Send) -> bool:
+        tasks = self.core.sending(send.job, send.sending)
+        return any(task.attempt and task.attempt.intent is None for task in tasks)
+
+    def restored(self) -> Core:
+        """As a database does it."""
+        stored, core = copy.deepcopy(self.core), Core()
+        core.restore(
+            [task for _, task in sorted(stored.tasks.items())],
+            stored.books.last_sending,
+            stored._facts,
+            [j for j in self.submitted.values() if (j.margin or -1) >= 0],
+            stored.books.drains.values(),
+            ended=stored.books.ended,
+            fates={
+                id: self.fates_of(self.jobs[id])
+                for id in sorted({id for id, _ in stored.tasks})
+                if self.jobs[id].dependency
+            },
+            leases=sorted(
+                stored.licences.leases.values(), key=lambda lease: (lease.job, lease.index)
+            ),
+            lingering=self.lingering,
+            totals=self.totals,
+        )
+        return core
+
+    def unknown(self) -> list[Place]:
+        return sorted(p for p, t in self.core.tasks.items() if t.state is State.UNKNOWN)
+
+    def those(self, state: State, begun: bool | None = None) -> list[tuple[Manager, Key]]:
+        return [(m, key) for m in self.managers.values() for key in m.those(state, begun)]
+
+    def beginnings(self) -> Counter[Place]:
+        begun: Counter[Place] = Counter()
+        for manager in self.managers.values():
+            for key, times in manager.begun.items():
+                begun[place_of(key)] += times
+        return begun

@@ -1,0 +1,120 @@
+"""Managers that lose, restart and forget: the truth that the core is compared with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from metasched.adapters.claims import TAKEN
+from metasched.events import Look, Traced
+from metasched.model import Copies, Facts, Nodes, Partition, Row, State
+
+Key = tuple[str, int]  # tag, task
+Place = tuple[int, int]  # job, task
+
+
+@dataclass
+class Manager:
+    """The truth on one cluster: what was queued under which tag, what began, what ended.
+
+    Its listing proves absence from `up_since` on; its accounting keeps what it `forgot`. With a
+    `fence` what begins makes its claim first: `claims` tells of each whether it is revoked.
+    """
+
+    cpus: int
+    fence: str = ""
+    claims: dict[Key, bool] = field(default_factory=dict)
+    rows: dict[Key, Row] = field(default_factory=dict)
+    sizes: dict[Key, int] = field(default_factory=dict)
+    begun: Counter[Key] = field(default_factory=Counter)
+    up_since: float = 0.0
+    boot: float = 0.0
+    forgot: dict[Key, Row] = field(default_factory=dict)
+    licences: dict[str, Copies] = field(default_factory=dict)
+    ids: int = 0
+    told: set[Key] = field(default_factory=set)
+    told_at: float = 0.0
+
+    def submit(self, tag: str, indices: Iterable[int], cpus: int) -> dict[int, str]:
+        taken = {}
+        for index in indices:
+            self.ids += 1
+            taken[index] = f"n{self.ids}"
+            self.rows[tag, index] = Row(tag, index, taken[index], State.PENDING)
+            self.sizes[tag, index] = cpus
+        return taken
+
+    def used(self) -> int:
+        return sum(self.sizes[t] for t, r in self.rows.items() if r.state is State.RUNNING)
+
+    def start(self, now: float) -> None:
+        for tag, row in self.rows.items():
+            if row.state is State.PENDING and self.sizes[tag] <= self.cpus - self.used():
+                self.rows[tag] = replace(row, state=State.RUNNING, started=now)
+                if self.fence and tag in self.claims:
+                    self.end_one(tag, now, State.FAILED, TAKEN)
+                    continue
+                self.claims[tag] = False
+                self.begun[tag] += 1
+
+    def end(self, now: float, state: State) -> None:
+        for tag, row in self.rows.items():
+            if row.state is State.RUNNING:
+                self.end_one(tag, now, state, 0)
+                return
+
+    def end_one(self, key: Key, now: float, state: State, code: int) -> None:
+        self.rows[key] = replace(self.rows[key], state=state, ended=now, exit_code=code)
+
+    def withdraw(self, tag: str, indices: Iterable[int], unstarted: bool, now: float) -> None:
+        for index in indices:
+            row = self.rows.get((tag, index))
+            if row is None or row.state not in (State.PENDING, State.RUNNING):
+                continue
+            if row.state is State.PENDING or not unstarted:
+                self.rows[tag, index] = replace(row, state=State.CANCELLED, ended=now)
+
+    def those(self, state: State, begun: bool | None = None) -> list[Key]:
+        """Those in a state; `begun`: only those that have, or have not."""
+        return [
+            key
+            for key, row in self.rows.items()
+            if row.state is state and begun in (None, row.started is not None)
+        ]
+
+    def boots(self, now: float) -> None:
+        """It was killed and started: its listings prove less now."""
+        self.up_since = self.boot = now
+
+    def trace(self, look: Look, now: float) -> Traced:
+        known = self.rows.keys() | self.forgot.keys()
+        return Traced(
+            now,
+            look.cluster,
+            tuple(
+                self.forgot[m.tag, m.task] for m in look.missing if (m.tag, m.task) in self.forgot
+            ),
+            tuple((m.tag, m.task) for m in look.missing if (m.tag, m.task) not in known),
+        )
+
+    def facts(self) -> Facts:
+        free = max(self.cpus - self.used(), 0)
+        waiting = [self.sizes[t] for t, r in self.rows.items() if r.state is State.PENDING]
+        return Facts(
+            cpus=self.cpus,
+            used=self.used(),
+            partitions=(Partition("p", (Nodes(1, self.cpus, free),), default=True),),
+            running=tuple(
+                (1e9, self.sizes[t]) for t, r in self.rows.items() if r.state is State.RUNNING
+            ),
+            pending=len(waiting),
+            head=(waiting[0], 100.0) if waiting else None,
+            records="all that it forgot",
+            licences=dict(self.licences),
+        )
+
+
+def place_of(key: Key) -> Place:
+    """The job and the task that a manager's row is about."""
+    return int(key[0].split("-")[2]), key[1]
