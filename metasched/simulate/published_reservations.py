@@ -40,7 +40,8 @@ class ReservedCase(NamedTuple):
     """A row and a strategy (`column`): that share of the tasks of a set are reservations.
 
     They may start from submission + `window[0]` x wait to submission + `window[1]` x wait, the
-    wait being the task's under `waits`, for their run time.
+    wait being the task's under `waits`, for their run time. `period` and `reserved_first` are those
+    of `reserved.schedule`.
     """
 
     row: str
@@ -50,6 +51,8 @@ class ReservedCase(NamedTuple):
     published: Mapping[str, float] = {}
     window: tuple[float, float] = (1.0, 1.0)
     waits: str = "easy"
+    period: float = 0.0
+    reserved_first: bool = True
 
     def grid(self, seed: int) -> Grid:
         """The tasks, cut to the size of a provider; the window of a reservation is [begin,
@@ -81,7 +84,8 @@ class ReservedCase(NamedTuple):
         chooser: Chooser = MinimumCompletionTime(seed)
         if self.column == "priority":
             chooser = ResourcePriority([cluster.name for cluster in clusters])
-        return schedule(workload, clusters, windows, chooser, batch, reserved)
+        strategy = (chooser, batch, reserved, self.period, self.reserved_first)
+        return schedule(workload, clusters, windows, *strategy)
 
 
 def _tardiness(run: Schedule) -> float:
@@ -151,6 +155,22 @@ def _windows() -> list[ReservedCase]:
     ]
 
 
+def _periods() -> list[ReservedCase]:
+    return [
+        ReservedCase(f"{share:.0%}", column, _SET, share, period=period, reserved_first=first)
+        for share in (0.3, 0.5)
+        for column, period, first in (
+            ("at once", 0.0, True),
+            ("60 s", 60.0, True),
+            ("300 s", 300.0, True),
+            ("1 h", 3600.0, True),
+            ("1 h, FCFS", 3600.0, False),
+            ("1 d", 86400.0, True),
+            ("1 d, FCFS", 86400.0, False),
+        )
+    ]
+
+
 RESERVATIONS = (
     Experiment(
         "reservation-shares",
@@ -178,5 +198,14 @@ RESERVATIONS = (
         "MCT",
         _FIGURES,
         _windows,
+    ),
+    Experiment(
+        "reservation-periods",
+        "Reservations and batch tasks decided together every so often, not as they arrive",
+        "Kurowski et al. 2011, Figures 8-10",
+        20,
+        "at once",
+        _FIGURES,
+        _periods,
     ),
 )

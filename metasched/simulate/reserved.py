@@ -4,15 +4,16 @@ A batch job goes to the provider where the fewest wait and is started first fit,
 reservation by its limit. A reservation is booked when it is asked for, by the daemon's own CARTS,
 requests and choosers; its processors are chosen when it starts (dynamic binding), so amounts are
 enough. One that does not fit into its window is booked for the first time after it: late, never
-refused.
+refused. Decisions are made as tasks arrive, or every so many seconds for all that have (section
+4.4.4).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from math import nextafter
+from math import ceil, nextafter
 
 from metasched.carts import Carts
 from metasched.policies.reserving import Chooser
@@ -66,22 +67,44 @@ def schedule(
     chooser: Chooser,
     batch: Sequence[int],
     reserved: Sequence[int],
+    period: float = 0.0,
+    reserved_first: bool = True,
 ) -> Schedule:
     """Run it all. `windows` maps those jobs to their requests that are reservations.
 
     `batch` and `reserved` are the places of the clusters for either kind: disjoint ones are a
-    static partition. Deterministic but for the chooser's own draws.
+    static partition. What arrives is decided every `period` seconds; 0: at once. Of what is decided
+    together reservations are booked before batch jobs start, or all have their turn in the order of
+    arrival. Deterministic but for the chooser's own draws.
     """
     first = workload.requests[0].job.submitted if workload.requests else 0.0
     providers = [_Provider(Carts(cluster.cpus, first)) for cluster in clusters]
     names = {cluster.name: place for place, cluster in enumerate(clusters)}
     by_id = {request.job.id: request for request in workload.requests}
     placed: dict[int, Placed] = {}
-    events = [(r.job.submitted, _ARRIVAL, r.job.id) for r in workload.requests]
+
+    def decided(arrived: float) -> float:
+        return first + ceil((arrived - first) / period) * period if period else arrived
+
+    events = [(decided(r.job.submitted), _ARRIVAL, r.job.id) for r in workload.requests]
     events.sort()
     handled = passes = 0
+
+    def pass_queues(some: set[int], now: float) -> None:
+        nonlocal passes
+        for place in sorted(some):
+            provider = providers[place]
+            provider.carts.prune(now)
+            passes += 1
+            for request in provider.pass_queue(now):
+                job, end = request.job, now + request.ran
+                placed[job.id] = Placed(request, now, end, job.cpus, place, 0, priority=0, moves=0)
+                heappush(events, (end, _END, job.id))
+        some.clear()
+
     while events:
-        now, stirred = events[0][0], set()
+        now = events[0][0]
+        stirred: set[int] = set()
         while events and events[0][0] <= now:
             _, kind, id = heappop(events)
             request, window = by_id[id], windows.get(id)
@@ -96,8 +119,10 @@ def schedule(
                 providers[place].queue[id] = request
                 stirred.add(place)
             else:
+                if not reserved_first:
+                    pass_queues(stirred, now)
                 offers = {
-                    clusters[place].name: _offer(providers[place].carts, window)
+                    clusters[place].name: _offer(providers[place].carts, window, now)
                     for place in reserved
                 }
                 name = chooser.choose(offers, window.deadline)
@@ -107,23 +132,21 @@ def schedule(
                     request, offer.start, offer.end, offer.size, place, 0, priority=0, moves=0
                 )
                 heappush(events, (offer.end, _END, id))
-        for place in sorted(stirred):
-            provider = providers[place]
-            provider.carts.prune(now)
-            passes += 1
-            for request in provider.pass_queue(now):
-                job, end = request.job, now + request.ran
-                placed[job.id] = Placed(request, now, end, job.cpus, place, 0, priority=0, moves=0)
-                heappush(events, (end, _END, job.id))
+        pass_queues(stirred, now)
     rows = tuple(placed[request.job.id] for request in workload.requests)
     return Schedule(tuple(clusters), rows, dict(workload.dropped), handled, passes)
 
 
-def _offer(carts: Carts, window: Reservation) -> Offer:
-    """The window asked for, or the first one after its start that there is."""
-    offer = best(carts, window)
+def _offer(carts: Carts, window: Reservation, now: float) -> Offer:
+    """The window asked for, or the first one after its start that there is from now on."""
+    ready = max(window.ready, now)
+    offer = None
+    if ready == window.ready:
+        offer = best(carts, window)
+    elif ready + window.shortest <= window.deadline:
+        offer = best(carts, replace(window, ready=ready))
     if offer is None:
-        start = carts.earliest_start(window.least, window.shortest, window.ready)
+        start = carts.earliest_start(window.least, window.shortest, ready)
         assert start is not None, "a reservation larger than its cluster"
         offer = Offer(start, start + window.shortest, window.least)
     return offer

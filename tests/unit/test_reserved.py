@@ -34,10 +34,13 @@ def run(
     clusters: str = "4",
     batch: tuple[int, ...] = (0,),
     reserved: tuple[int, ...] = (0,),
+    period: float = 0.0,
+    reserved_first: bool = True,
 ) -> Schedule:
     workload = Workload("by hand", tuple(requests))
     chooser = ResourcePriority(["c1", "c2"])
-    return schedule(workload, parse(clusters), windows, chooser, batch, reserved)
+    strategy = (chooser, batch, reserved, period, reserved_first)
+    return schedule(workload, parse(clusters), windows, *strategy)
 
 
 def starts(run: Schedule) -> list[tuple[float, int]]:
@@ -75,6 +78,25 @@ def test_batch_goes_where_the_fewest_wait_and_a_partition_is_kept() -> None:
     assert static == [(5, 0), (0, 1), (10, 1), (20, 1), (30, 1)]
 
 
+def test_what_arrives_in_a_period_is_decided_at_its_end_reservations_first_or_in_turn() -> None:
+    tasks = [task(1, 0, 4, 5, 5), task(2, 1, 4, 20, 20), task(3, 2, 4, 10, 10)]
+    windows = {3: Reservation.fixed(4, 12, 22)}
+    # at 0 the first is decided by itself; at 10 the second would be in the way of the third
+    assert starts(run(tasks, windows, period=10)) == [(0, 0), (22, 0), (12, 0)]
+    in_turn = starts(run(tasks, windows, period=10, reserved_first=False))
+    assert in_turn == [(0, 0), (10, 0), (30, 0)]
+
+
+def test_a_window_that_has_passed_when_it_is_decided_is_late() -> None:
+    tasks = [task(1, 0, 1, 5, 5), task(2, 1, 4, 5, 5)]
+    for windows, start in (
+        (Reservation.fixed(4, 3, 8), 10),
+        (Reservation.flexible(4, 5, 3, 20), 10),
+        (Reservation.flexible(4, 5, 12, 20), 12),
+    ):
+        assert starts(run(tasks, {2: windows}, period=10)) == [(0, 0), (start, 0)]
+
+
 @st.composite
 def days(draw: st.DrawFn) -> tuple[list[Request], dict[int, Reservation]]:
     tasks, windows, now = [], {}, 0
@@ -90,14 +112,15 @@ def days(draw: st.DrawFn) -> tuple[list[Request], dict[int, Reservation]]:
 
 
 @settings(max_examples=300)
-@given(days(), st.integers(0, 9))
+@given(days(), st.integers(0, 9), st.sampled_from([0, 7]), st.booleans())
 def test_never_more_than_there_is_and_each_reservation_is_kept(
-    day: tuple[list[Request], dict[int, Reservation]], seed: int
+    day: tuple[list[Request], dict[int, Reservation]], seed: int, period: float, first: bool
 ) -> None:
     tasks, windows = day
     workload = Workload("at random", tuple(tasks))
     clusters = parse("4,4")
-    result = schedule(workload, clusters, windows, MinimumCompletionTime(seed), BOTH, BOTH)
+    chooser = MinimumCompletionTime(seed)
+    result = schedule(workload, clusters, windows, chooser, BOTH, BOTH, period, first)
     assert [placed.job.id for placed in result.placed] == [t.job.id for t in tasks]
     for place in BOTH:
         here = [placed for placed in result.placed if placed.cluster == place]
@@ -113,7 +136,12 @@ def test_never_more_than_there_is_and_each_reservation_is_kept(
 
 
 def test_every_row_compares_its_strategies_on_the_same_reservations() -> None:
-    for name in ("reservation-shares", "reservation-strategies", "reservation-windows"):
+    for name in (
+        "reservation-shares",
+        "reservation-strategies",
+        "reservation-windows",
+        "reservation-periods",
+    ):
         experiment = EXPERIMENTS[name]
         cases = experiment.cases()
         assert {case.column for case in cases} >= {experiment.baseline}
