@@ -170,7 +170,7 @@ def test_where_its_queue_goes_down_another_has_it_first_and_what_waits_comes_alo
     id, [native] = made["reservation"], kept(cell)
     inside = over_cell.submit("--reservation", str(id), "-n", "3", "-t", "1", "--wrap", "true")
     over_cell.until(lambda: over_cell.row(inside)["state"] == "pending")
-    waits = over_cell.row(inside)
+    waits = over_cell.row(inside)["native_id"]
     queue = queue_of(cell, native)
     cell.run("qmod", "-d", queue)
     over_cell.until(lambda: native not in kept(cell))
@@ -178,8 +178,8 @@ def test_where_its_queue_goes_down_another_has_it_first_and_what_waits_comes_alo
     assert queue_of(cell, other) != queue
     over_cell.until(lambda: state(over_cell, id)["cause"] == "moved to other nodes")
     row = over_cell.row(inside)
-    assert (row["state"], row["reason"]) == ("pending", waits["reason"])
-    told = cell.run("qstat", "-j", waits["native_id"])
+    assert (row["state"], row["native_id"]) == ("pending", waits)
+    told = cell.run("qstat", "-j", waits)
     assert re.search(rf"^ar_id: +{other}$", told, re.MULTILINE)
     over_cell.run("reservation", "cancel", str(id))
     over_cell.until(lambda: kept(cell) == {})

@@ -251,7 +251,7 @@ def test_a_static_partition_keeps_batch_jobs_and_reservations_apart(
     told = site.error("submit", "-n", "3", "--wrap", "true", code=3)
     assert "gamma: only jobs in a reservation may use it" in told
     assert site.until_ended(site.submit("--wrap", "true"))[0]["cluster"] == "left"
-    id = reserve(site, "--size", "4", "--start", "+1s", "--duration", "5m")["reservation"]
+    id = reserve(site, "--size", "4", "--duration", "5m")["reservation"]
     inside = site.submit("--reservation", str(id), "-n", "3", "--wrap", "true")
     [row] = site.until_ended(inside)
     assert (row["cluster"], row["state"]) == ("gamma", "completed")
