@@ -5,15 +5,41 @@ from __future__ import annotations
 import os
 import socket
 import sqlite3
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from metasched.cli import main
 from tests.e2e.conftest import TWO_LOCAL, Site
 
 
 def unchanged(site: Site) -> None:
-    assert site.json("status", "--all") == []
+    assert site.rows() == []
+
+
+@pytest.fixture
+def refusal(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[], str]:
+    """The line that the daemon refuses its configuration with.
+
+    The command runs in this process: to start one takes longer than all that it does.
+    """
+    monkeypatch.setenv("METASCHED_CONFIG", str(site.config))
+    monkeypatch.chdir(site.folder)
+    monkeypatch.setattr(sys, "argv", ["metasched", "serve", "--check"])
+
+    def refused() -> str:
+        assert main() == 2
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert told.err.startswith("metasched: error: "), told
+        assert told.err.count("\n") == 1, told
+        return told.err
+
+    return refused
 
 
 @pytest.mark.parametrize(
@@ -198,9 +224,11 @@ def test_databases_that_cannot_be_used(site: Site) -> None:
         ),
     ],
 )
-def test_configurations_that_cannot_be_used(site: Site, text: str, told: str) -> None:
+def test_configurations_that_cannot_be_used(
+    site: Site, refusal: Callable[[], str], text: str, told: str
+) -> None:
     site.config.write_text(text)
-    line = site.error("serve", code=2)
+    line = refusal()
     assert told in line
     assert str(site.config) in line or "database" in line or "absent" in line
     assert not site.database.exists()
@@ -220,10 +248,12 @@ def test_configurations_that_cannot_be_used(site: Site, text: str, told: str) ->
         ("weights = { deadline = 0, licence = 0, user = 0 }\n", "weight"),
     ],
 )
-def test_policies_that_cannot_be_used(site: Site, text: str, told: str) -> None:
+def test_policies_that_cannot_be_used(
+    site: Site, refusal: Callable[[], str], text: str, told: str
+) -> None:
     site.configure(more='[policy]\nfile = "policy.toml"\n')
     (site.folder / "policy.toml").write_text(text)
-    line = site.error("serve", code=2)
+    line = refusal()
     assert told in line
     assert "policy.toml" in line
 
