@@ -70,7 +70,8 @@ class Attempts:
         self._books.ended.pop(task.place, None)
         self.open(task)
         id = task.job.id
-        self._books.last_sending[id] = max(last, self._books.last_sending.get(id, 0))
+        if last > self._books.last_sending.get(id, 0):
+            self._books.last_sending[id] = last
         self.advance(task, Event.REQUEUE, cause)
 
     # The one table

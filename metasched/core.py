@@ -180,6 +180,8 @@ class Core:
         self._placing.place()
         if isinstance(event, Seen) and self.policy.pulls:
             self._moving.pull(self.books.views[event.cluster])
+        for task in self._gates.moved:
+            self.books.store(task)
         return out
 
     # Restoring what a database knows

@@ -43,6 +43,7 @@ class Gates:
     def __init__(self) -> None:
         self.ready: dict[Place, Task] = {}
         self._let_go_on = 0  # tasks, in this step
+        self.moved: list[Task] = []  # in this step: those that wait for something else
         self._fresh: dict[Place, Task] = {}
         self._all_fresh = False
         self._later: dict[Place, Task] = {}  # until their begin time, or a later step
@@ -63,7 +64,7 @@ class Gates:
 
     def begin(self) -> None:
         """Another step begins."""
-        self._let_go_on = 0
+        self._let_go_on, self.moved = 0, []
 
     # Jobs that come and go
 
@@ -154,6 +155,13 @@ class Gates:
 
         What is said of its dependencies; a task that was sent before waits for none any more.
         """
+        before = task.reason
+        prospect = self._stand(task, now)
+        if task.reason != before:
+            self.moved.append(task)
+        return prospect
+
+    def _stand(self, task: Task, now: float) -> Prospect:
         id, index = key = task.job.id, task.index
         prospect = Prospect.MET
         if task.job.dependency is not None and not task.attempts:

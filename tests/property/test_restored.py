@@ -51,7 +51,7 @@ FEWER = tuple(pool for pool in POOLS if pool.name != "a")
 OTHERS = (replace(POOLS[0], total=3, linger=0.0), *POOLS[1:])
 # what two cores may differ in, by name: counters of their own, and what is computed anew from
 # the rest whenever it is asked for
-OWN = {"_changes", "_serial", "serial", "asked", "reserved", "_let_go_on", "_margins"}
+OWN = {"_changes", "_serial", "serial", "asked", "reserved", "_margins"}
 
 
 class Restored(World):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from metasched.events import Asked, ClockSet, Due, Send, Submitted
 from metasched.gates import AT_ONCE, NEXT_STEP
-from metasched.model import State
+from metasched.model import Reason, State
 from tests.unit.core_site import NOW, Site, job
 
 
@@ -52,3 +52,12 @@ def test_begin_time_and_hold_wait_with_us() -> None:
     assert site.step(Submitted(NOW, job(2, held=True))) == []
     assert site.state(2) is State.HELD
     assert site.step(Asked(NOW, "release", 2)) == [Send(2, 1, "right", (0,))]
+
+
+def test_another_reason_to_wait_is_stored_though_nothing_else_has_changed() -> None:
+    site = Site()
+    site.step(Submitted(NOW, job(1, array="1-2%1", begin=NOW + 60)))
+    assert site.core.tasks[1, 2].reason == Reason.BEGIN_TIME
+    site.step(Due(NOW + 60))
+    assert site.core.tasks[1, 2].reason == Reason.LIMIT_ARRAY
+    assert site.out.tasks[1, 2] is site.core.tasks[1, 2]
