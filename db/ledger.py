@@ -328,11 +328,11 @@ class Ledger:
             for (job, index, sending), sent in past.items()
         ]:
             run(_UPDATE_PAST, rows)
-        for what, out in steps:
+        for what, out in steps:  # in turn: a window is checked against the total of its moment
             if isinstance(what, ClockSet):
                 leases.clock_set(self._connection, what)
             leases.write(self._connection, out)
-        reservations.write(self._connection, (out for _, out in steps))
+            reservations.write(self._connection, [out])
         insert_rows(self._connection, change, changes)
         for row in facts:
             if not run(update(cluster).where(cluster.c.name == row["name"]).values(row)).rowcount:

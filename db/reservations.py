@@ -1,4 +1,4 @@
-"""Reservations in SQL: each in its last state, and no node promised twice for one moment.
+"""Reservations in SQL: each in its last state, and nothing promised twice for one moment.
 
 Each function works in the caller's transaction. Writers take turns (`upkeep.turn`), so that what
 is looked at before a promise is stored cannot change until it is.
@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, bindparam, delete, func, insert, or_, select, update
 
-from metasched.db.schema import reservation
+from metasched.db.schema import licence, reservation
 from metasched.events import Outcome
 from metasched.reservation_life import OPEN, Reservation
 
 _OPEN = reservation.c.state.in_(sorted(OPEN))
-_LISTS = ("nodes", "placed", "offers")
+_JSON = ("nodes", "placed", "offers", "licences")
 _UPDATE = (
     update(reservation)
     .where(reservation.c.id == bindparam("b_id"))
@@ -26,11 +26,14 @@ _UPDATE = (
 
 
 class Overbooked(Exception):
-    """A node is promised twice for one moment: a defect, or two daemons; nothing is stored."""
+    """A node or token is promised twice for one moment: a defect, or two daemons.
+
+    Nothing is stored.
+    """
 
 
 def write(connection: Connection, outcomes: Iterable[Outcome]) -> None:
-    """Store what became of reservations. Overbooked if a new one has what another has."""
+    """Store what became of reservations. Overbooked if a new one has what others have."""
     last = {id: one for out in outcomes for id, one in out.reservations.items()}
     if not last:
         return
@@ -62,6 +65,23 @@ def _must_be_alone(connection: Connection, one: Reservation) -> None:
             raise Overbooked(
                 f"reservations {other.id} and {one.id} both want {min(shared)} of {one.cluster}"
             )
+    if one.licences:
+        _must_have_licences(connection, one)
+
+
+def _must_have_licences(connection: Connection, one: Reservation) -> None:
+    of = reservation.c
+    beside = select(reservation).where(_OPEN, of.start < one.until, of.end + of.let_run > one.start)
+    windows = [_read(row) for row in connection.execute(beside)]
+    of_pools = select(licence.c.name, licence.c.total).where(licence.c.name.in_(one.licences))
+    totals = {row.name: row.total for row in connection.execute(of_pools)}
+    for name in one.licences:
+        for moment in {max(window.start, one.start) for window in windows}:
+            there = [window for window in windows if window.start <= moment < window.until]
+            wanted = sum(window.licences.get(name, 0) for window in there)
+            if wanted > (total := totals.get(name, 0)):
+                ids = ", ".join(str(window.id) for window in there)
+                raise Overbooked(f"reservations {ids} want {wanted} of licence {name}, not {total}")
 
 
 def live(connection: Connection) -> list[Reservation]:
@@ -113,11 +133,11 @@ def wrong(connection: Connection) -> Iterator[str]:
 
 
 def _row(one: Reservation) -> dict[str, Any]:
-    lists = {name: msgspec.json.encode(getattr(one, name)).decode() for name in _LISTS}
-    return {**vars(one), **lists}
+    encoded = {name: msgspec.json.encode(getattr(one, name)).decode() for name in _JSON}
+    return {**vars(one), **encoded}
 
 
 def _read(row: Any) -> Reservation:
     found = {str(name): value for name, value in row._mapping.items()}  # plain str: msgspec asks
-    lists = {name: msgspec.json.decode(found[name]) for name in _LISTS}
-    return msgspec.convert(found | lists, Reservation)
+    decoded = {name: msgspec.json.decode(found[name]) for name in _JSON}
+    return msgspec.convert(found | decoded, Reservation)

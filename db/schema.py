@@ -29,7 +29,7 @@ from sqlalchemy import (
 from metasched.reservation_life import OVER, Stage
 from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, WITH_US
 
-REVISION = "0013"  # of the newest migration, which makes exactly these tables
+REVISION = "0014"  # of the newest migration, which makes exactly these tables
 
 # 64 bits everywhere: in SQLite only INTEGER is the key of the row itself
 Whole = BigInteger().with_variant(Integer(), "sqlite")
@@ -244,6 +244,7 @@ reservation = Table(
     Column("closed", Float),
     Column("offers", Words, nullable=False),
     Column("let_run", Float, nullable=False, server_default="0"),
+    Column("licences", Words, nullable=False, server_default="{}"),
     CheckConstraint('start < "end"', name="window"),
     CheckConstraint("size > 0 AND cpus >= size", name="size"),
     CheckConstraint(_one_of("state", frozenset(Stage)), name="state"),

@@ -68,7 +68,7 @@ from metasched.placing import Placing
 from metasched.policies.classify import Classifier, Deadline, Licence, User
 from metasched.policies.dispatch import LoadOrdering
 from metasched.reservation_book import ReservationBook
-from metasched.reservation_life import Reservation
+from metasched.reservation_life import Reservation, ReservationAsked
 from metasched.transitions import Event
 from metasched.wishes import Wishes
 
@@ -83,7 +83,7 @@ class Core:
         self.books = Books()
         self._gates = Gates()
         self._leasing = Leasing(self.books)
-        self.reservations = ReservationBook()
+        self.reservations = ReservationBook(self._leasing.licences)
         self._attempts = Attempts(self.books, self._leasing, self._gates)
         self._comebacks = Comebacks(self.books, self._attempts)
         self._absences = Absences(self.books, self._attempts, self._comebacks)
@@ -115,6 +115,7 @@ class Core:
         self.licences.pass_time(event.time)
         if self.reservations.known and not isinstance(event, Booted):
             self.reservations.pass_time(event.time, out)
+            self._leasing.promise(out.reservations.values())
         match event:
             case Submitted():
                 self._submitted(event)
@@ -172,9 +173,13 @@ class Core:
                 self._gates.refresh()
             case Due():
                 self._gates.pass_time(event.time)
+            case ReservationAsked():
+                self._leasing.look_ahead(event.licences)
+                self.reservations.step(event, out)
             case _:
                 self.reservations.step(event, out)
         if out.reservations:
+            self._leasing.promise(out.reservations.values())
             self._moving.reservations_changed(out.reservations.values())
             self._gates.refresh()
         self._placing.place()
@@ -226,6 +231,7 @@ class Core:
         policy, pools = event.policy, event.pools
         self.books.policy, self.books.instance = policy, event.instance
         self._leasing.configure(pools, policy.patience, [c.name for c in event.clusters])
+        self._leasing.promise(self.reservations.known.values())
         self.books.classifier = Classifier(
             max_priority=policy.max_priority,
             heuristics=[
@@ -390,6 +396,7 @@ class Core:
             self._moving.recall(view)
         self._moving.lose_patience(view)
         self._moving.keep_promises(view)
+        self._moving.keep_windows(view)
         missed, view.missed = view.missed, 0.0
         if view.cluster.move_after is not None and missed >= view.cluster.move_after:
             self._moving.leave(view, f"it was silent for {missed:.0f} s")
@@ -507,7 +514,7 @@ class Core:
         """Whether a listing without news may still change something.
 
         A task that it does not show, a wish to repeat, a full cluster to try again, a pull, or a
-        recall for licences.
+        recall for licences that others wait for, or a reservation needs.
         """
         view = self.books.views[cluster]
         if self._gates.ready and view.may_probe(now):
@@ -516,7 +523,7 @@ class Core:
             return True
         if any(self._leasing.impatient(view)):
             return True
-        if self._placing.late_starters(view):
+        if self._placing.late_starters(view) or any(self._leasing.in_the_way(view)):
             return True
         for task in view.uneasy.values():
             attempt = task.live

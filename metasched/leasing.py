@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from metasched.books import Books
 from metasched.cluster_view import ClusterView
 from metasched.events import Attempt, Place, Task
+from metasched.licence_windows import TokenWindow
 from metasched.licences import GivenBack, Lease, LicencePool, Licences, Standing
 from metasched.model import Reason, State
 from metasched.policies.eligible import Unfit
+from metasched.reservation_life import OPEN, Reservation
 from metasched.transitions import BEGUN
 
 
@@ -44,7 +46,9 @@ class Leasing:
     def join(self, task: Task) -> None:
         """Let it wait in line."""
         key = max(task.key, self._behind.get(task.place, task.key))
-        self.licences.join(task.place, key, task.job.licences, _lasts(task))
+        self.licences.join(
+            task.place, key, task.job.licences, _lasts(task), _limited(task), task.job.reservation
+        )
 
     def leave(self, task: Task) -> None:
         if self.licences.waited_for:
@@ -63,14 +67,19 @@ class Leasing:
         if task.place not in self.licences:
             return None
         lacks = self.lacks(task, now)
-        texts = [f"licence {s.licence}: {s.word or self._told(task, s)}" for s in lacks]
+        texts = [f"licence {s.licence}: {s.word or self._told(task, s, now)}" for s in lacks]
         unknown = any(s.word for s in lacks)
         reason = Reason.LICENCE_UNKNOWN if unknown else Reason.LICENCE_BUSY
         return Unfit(reason, "; ".join(texts) or "its turn comes next")
 
-    @staticmethod
-    def _told(task: Task, s: Standing) -> str:
+    def _told(self, task: Task, s: Standing, now: float) -> str:
         wanted, free = task.job.licences[s.licence], s.free or 0
+        if (window := self.licences.kept_for(task.place, s.licence, now)) is not None:
+            free += s.reserved
+            limit = (
+                "" if _limited(task) else "; the job has no time limit, and might not end before"
+            )
+            return f"{wanted} wanted, and {free} free, kept for reservation {window.id}{limit}"
         if free >= wanted:
             return f"{wanted} wanted, and {free} free, which are kept for the first in line"
         return f"{wanted} wanted, {max(free, 0)} of {s.total} free"
@@ -84,16 +93,52 @@ class Leasing:
             forced = True
         tokens = dict(task.job.licences)
         lease = Lease(*task.place, task.live.number, tokens, self._books.now, forced)
-        self.licences.take(lease, self._books.now + _lasts(task))
+        end = self._books.now + _lasts(task)
+        self.licences.take(lease, end, _limited(task), task.job.reservation)
         self._behind.pop(task.place, None)
         self._books.out.leases.append(lease)
         return ", ".join(f"{name}:{many}" for name, many in tokens.items())
 
     def expect(self, task: Task) -> None:
-        """Count its time limit from when it began, until then from when it was sent."""
-        if task.place in self.licences.leases:
-            begun = task.live.sent if task.live.started is None else task.live.started
-            self.licences.expect(task.place, begun + _lasts(task))
+        """Count its time limit from when it began, until then from when it was sent.
+
+        Where reservations need its licences it is from now on, since it may begin at any moment;
+        and what nobody knows anything of may keep them for good.
+        """
+        if task.place not in self.licences.leases:
+            return
+        begun = task.live.sent if task.live.started is None else task.live.started
+        if task.live.started is None and not self.licences.windowed.isdisjoint(task.job.licences):
+            begun = self._books.now
+        known = _limited(task) and task.state is not State.UNKNOWN
+        self.licences.expect(task.place, begun + _lasts(task), known, task.job.reservation)
+
+    # Windows of reservations
+
+    def promise(self, changed: Iterable[Reservation]) -> None:
+        """Keep the licences of those that are open, and of the others no more."""
+        for one in changed:
+            if one.state in OPEN:
+                window = TokenWindow(one.id, one.start, one.until, one.licences)
+                self.licences.promise(window)
+            else:
+                self.licences.keep_no_more(one.id)
+
+    def look_ahead(self, licences: Collection[str]) -> None:
+        """Learn anew when leases of these licences will have ended."""
+        for place, lease in list(self.licences.leases.items()):
+            task = self._books.tasks.get(place)
+            if task is None or task.attempt is None or lease.tokens.keys().isdisjoint(licences):
+                continue
+            if task.live.started is None or task.state is State.UNKNOWN:
+                self.expect(task)
+
+    def in_the_way(self, view: ClusterView) -> Iterator[Task]:
+        """What has not begun on a cluster, and has licences that reservations need, too."""
+        windowed = self.licences.windowed
+        for task in view.unstarted.values() if windowed else ():
+            if not windowed.isdisjoint(self.tokens(task)) and task.job.reservation is None:
+                yield task
 
     def must_hold(self, task: Task) -> None:
         """What may run has its licences, whatever is left: it was there before we knew."""
@@ -177,6 +222,11 @@ class Leasing:
             task = view.unstarted.get(place)
             if task is not None and task.live.calm and self.licences.contended(place):
                 yield task
+
+
+def _limited(task: Task) -> bool:
+    """Whether somebody ends it at its limit."""
+    return task.job.time_limit is not None
 
 
 def _lasts(task: Task) -> float:

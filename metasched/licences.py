@@ -9,6 +9,10 @@ they give back before that moment, or if they take only what it leaves then (EAS
 1995; `policies.queueing` does the same for processors). The first of all is always such a one, so
 that none waits forever, however many it wants, unless others outside use what it lacks.
 
+Windows of reservations are kept likewise, also from the first in line: who is not of the
+reservation takes only what it gives back before the window begins, or what the window leaves. There
+limits count that somebody sees to: whoever has none counts as never giving back.
+
 Those who come within one `patience` stand by size, who wants most first: small wants then fill what
 large ones leave, instead of large ones being left over with nothing to fill their gaps (first fit
 decreasing; Johnson et al. 1974).
@@ -24,9 +28,13 @@ import difflib
 import heapq
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import NamedTuple
+
+from metasched.licence_windows import Claim, Slots, TokenWindow, ahead, earliest, least, spans
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}")
 MOST = 1_000_000_000  # tokens: what every database holds, and more than any site has
@@ -144,7 +152,8 @@ class Standing:
     `total` None: nobody has said yet. `free` is what may be taken now, below 0 if more is in use
     than there is; None: not known, and `word` says why. `waiting` are wanted by the `asking` tasks
     in line. `chosen` is the total that an operator has set, `past_us` the part of `outside` that
-    the managers of clusters have given to others, by cluster.
+    the managers of clusters have given to others, by cluster. `reserved` are kept for windows that
+    have begun.
     """
 
     licence: str
@@ -159,6 +168,7 @@ class Standing:
     chosen: int | None
     asking: int = 0
     past_us: Mapping[str, LicenceCount] = field(default_factory=dict)
+    reserved: int = 0
 
     @property
     def rho(self) -> float | None:
@@ -177,15 +187,23 @@ Wants = tuple[tuple[str, int], ...]
 _NEVER = math.inf
 
 
-@dataclass(eq=False)
-class _Group:
-    """Those in line that want the same, for `lasts` seconds at the most.
+class _Stay(NamedTuple):
+    """For how many seconds at the most one has its licences, and in which reservation.
 
-    It waits at the pool `at` ("": nowhere yet).
+    `limited`: somebody sees to that.
     """
 
-    wants: Wants
     lasts: float
+    limited: bool
+    window: int | None
+
+
+@dataclass(eq=False)
+class _Group:
+    """Those in line that want the same for as long. It waits at the pool `at` ("": nowhere yet)."""
+
+    wants: Wants
+    stay: _Stay
     serial: int
     orders: dict[Place, Order] = field(default_factory=dict)
     heap: list[Order] = field(default_factory=list)
@@ -202,7 +220,7 @@ class _Group:
 _Entry = tuple[Order, int, _Group]  # of a heap of groups; stale once the group has another first
 # the first group of a kind that waits at a licence: by how many it wants, and how long; whether
 # those after it may go as well
-_Parked = tuple[_Entry, str, int, float, bool]
+_Parked = tuple[_Entry, str, int, _Stay, bool]
 
 
 @dataclass(eq=False)
@@ -223,10 +241,15 @@ class _Pool:
     backs: list[tuple[float, float, int]] = field(default_factory=list)
     wanting: list[_Entry] = field(default_factory=list)
     # by how many they want, and how long
-    parked: dict[int, dict[float, list[_Entry]]] = field(default_factory=dict)
+    parked: dict[int, dict[_Stay, list[_Entry]]] = field(default_factory=dict)
     first: Order | None = None  # in line for this licence
-    reserved: tuple[float, int] = (_NEVER, 0)  # for that one, as it was `asked` for last
+    windows: dict[int, TokenWindow] = field(default_factory=dict)
+    drawn: Counter[int] = field(default_factory=Counter)  # of `ours`, by jobs of which reservation
+    # for the first in line, and over time; after which change, and when, that was found
+    reserved: tuple[float, int] = (_NEVER, 0)
     asked: tuple[int, float] = (-1, 0.0)
+    seen: tuple[int, float] = (-1, 0.0)
+    slots: dict[tuple[int | None, bool], Slots] = field(default_factory=dict)
 
     total: int | None = None  # what the site or an operator says, but no more than the server has
     # what clusters have given to others, or the server tells if it is more: it tells of those, too
@@ -275,6 +298,17 @@ class _Pool:
         assert self.total is not None
         return self.total - self.ours - self.outside - self.lingering - self.pool.headroom
 
+    def claims(self) -> Iterator[Claim]:
+        """The windows, and what each still has of it, also while that lingers after its end."""
+        for window in self.windows.values():
+            many = window.licences[self.pool.name] - self.drawn[window.id]
+            if many > 0:
+                yield replace(window, until=window.until + self.pool.linger), many
+
+    def reserved_now(self, now: float) -> int:
+        """What windows that have begun still have of it."""
+        return sum(many for window, many in self.claims() if window.start <= now < window.until)
+
 
 class Licences:
     """All pools, all leases and the line before them."""
@@ -284,7 +318,11 @@ class Licences:
         self.patience = 0.0
         self._pools: dict[str, _Pool] = {}
         self._ends: dict[Place, float] = {}  # when leases end by the time limits of their tasks
-        self._groups: dict[tuple[Wants, float], _Group] = {}
+        self._unlimited: set[Place] = set()  # of these: nobody sees to it
+        self._drawing: dict[Place, int] = {}  # leases of jobs in reservations
+        self._windows: dict[int, TokenWindow] = {}  # of reservations, also without licences
+        self.windowed: set[str] = set()  # licences of which something is kept for some
+        self._groups: dict[tuple[Wants, _Stay], _Group] = {}
         self._in_line: dict[Place, _Group] = {}
         self._fresh: list[_Entry] = []  # groups to be looked at, wherever they wait
         self._stirred: set[str] = set()  # pools of which more may be free
@@ -322,6 +360,8 @@ class Licences:
     ) -> list[str]:
         """Begin anew with these pools: nobody is in line, and no server has been heard.
 
+        Nor has any reservation been promised: that follows.
+
         What the managers of these clusters gave past us stays; those of which there was more.
         """
         self._changes += 1
@@ -330,10 +370,11 @@ class Licences:
         given = {pool.name: pool for pool in pools}
         self._groups, self._in_line, self._fresh = {}, {}, []
         self._stirred, self._touched = set(), set()
+        self._windows, self.windowed = {}, set()
         for name, pool in self._pools.items():
             pool.pool, pool.known, pool.count = _undescribed(name), False, None
             pool.waiting = pool.asking = 0
-            pool.wanting, pool.parked, pool.first = [], {}, None
+            pool.wanting, pool.parked, pool.first, pool.windows = [], {}, None, {}
         for name, described in given.items():
             self._pool(name).pool, self._pools[name].known = described, True
         dropped = []
@@ -394,6 +435,35 @@ class Licences:
         self._stirred.add(pool.pool.name)
         self._stir_all(pool.first)
 
+    def promise(self, window: TokenWindow) -> None:
+        """Keep tokens for a reservation from now on."""
+        if self._windows.get(window.id) == window:
+            return
+        self._changes += 1
+        self._windows[window.id] = window
+        for name in window.licences:
+            pool = self._pool(name)
+            pool.windows[window.id] = window
+            self.windowed.add(name)
+            self._changed(pool)
+
+    def keep_no_more(self, id: int) -> None:
+        """A reservation is over."""
+        window = self._windows.pop(id, None)
+        if window is None:
+            return
+        self._changes += 1
+        for name in window.licences:
+            pool = self._pools[name]
+            del pool.windows[id]
+            if not pool.windows:
+                self.windowed.remove(name)
+            self._changed(pool)
+
+    def windows(self, name: str) -> list[TokenWindow]:
+        """The reservations that have tokens of a licence, by their start."""
+        return sorted(self._pool(name).windows.values(), key=lambda one: (one.start, one.id))
+
     def _stir_all(self, first: Order | None) -> None:
         """Look again at all licences that one in line wants: something may have been kept."""
         if first is not None and (group := self._in_line.get(first[3:])) is not None:
@@ -419,20 +489,21 @@ class Licences:
     def standing(self, name: str, now: float) -> Standing:
         """How it stands with one licence."""
         pool = self._pool(name)
-        free = pool.free(now)
+        free, reserved = pool.free(now), pool.reserved_now(now)
         return Standing(
             name,
             pool.total if pool.known else 0,
             pool.ours,
             pool.outside,
             pool.lingering,
-            free,
+            None if free is None else free - reserved,
             pool.waiting,
             pool.word(now),
             pool.observed,
             pool.chosen,
             pool.asking,
             pool.past_us.copy(),
+            reserved,
         )
 
     def standings(self, now: float) -> list[Standing]:
@@ -440,7 +511,7 @@ class Licences:
         return [
             self.standing(name, now)
             for name, pool in sorted(self._pools.items())
-            if pool.known or pool.ours or pool.waiting
+            if pool.known or pool.ours or pool.waiting or pool.windows
         ]
 
     def pool(self, name: str) -> LicencePool | None:
@@ -483,14 +554,13 @@ class Licences:
 
     # Leases
 
-    def take(self, lease: Lease, end: float) -> None:
-        """Lease all of it, to one that `next` has named or that is there already.
-
-        By its task's time limit the lease will have ended at `end`.
-        """
+    def take(
+        self, lease: Lease, end: float, limited: bool = True, window: int | None = None
+    ) -> None:
+        """Lease all of it, to one that `next` has named or that is there already; see `expect`."""
         self.leave((lease.job, lease.index))
         self._add(lease)
-        self.expect((lease.job, lease.index), end)
+        self.expect((lease.job, lease.index), end, limited, window)
 
     def _add(self, lease: Lease) -> None:
         self._changes += 1
@@ -501,36 +571,54 @@ class Licences:
             pool.ours += many
             pool.leased[place] = many
 
-    def expect(self, place: Place, end: float) -> None:
+    def expect(
+        self, place: Place, end: float, limited: bool = True, window: int | None = None
+    ) -> None:
         """Learn when a lease will have ended by the time limit of its task.
 
-        If that is later than it was thought to be, others may end before the first in line needs
-        what it holds.
+        `limited`: somebody sees to that. `window` is the reservation in which the task runs. If it
+        is later than it was thought to be, others may end before the first in line needs what it
+        holds; if it is earlier, or certain now, before a reservation does.
         """
         if place not in self.leases:
             return
-        before, self._ends[place] = self._ends.get(place, _NEVER), end
-        if end != before:
+        known = (self._ends.get(place, _NEVER), place not in self._unlimited)
+        before, self._ends[place] = known[0], end
+        (self._unlimited.discard if limited else self._unlimited.add)(place)
+        draws = window is not None and place not in self._drawing
+        if window is not None and draws:
+            self._drawing[place] = window
+            for name, many in self.leases[place].tokens.items():
+                self._pools[name].drawn[window] += many
+        if draws or (end, limited) != known:
             self._changes += 1
-        if end > before:
-            for name in self.leases[place].tokens:
+        for name in self.leases[place].tokens:
+            pool = self._pools[name]
+            if end > before or (pool.windows and (end, limited) != known):
                 self._stirred.add(name)
-                self._stir_all(self._pools[name].first)
+                self._stir_all(pool.first)
 
     def give_back(self, place: Place, now: float, used: bool) -> dict[str, float]:
         """End a lease; until when its tokens count as in use, if they have been `used`."""
         self._changes += 1
         lease = self.leases.pop(place)
         self._ends.pop(place, None)
+        self._unlimited.discard(place)
+        window = self._drawing.pop(place, None)
         lingers = {}
         for name, many in lease.tokens.items():
             pool = self._pool(name)
             pool.ours -= many
+            if window is not None:
+                pool.drawn[window] -= many
+                if not pool.drawn[window]:
+                    del pool.drawn[window]
             del pool.leased[place]
             self._stirred.add(name)
             if used and pool.pool.linger:
                 lingers[name] = now + pool.pool.linger
                 self._linger(Lingering(name, many, now, lingers[name]))
+                self._stir_all(pool.first)  # it may have counted on them by its time limit
         return lingers
 
     def _linger(self, back: Lingering) -> None:
@@ -579,20 +667,30 @@ class Licences:
             for entry in chain.from_iterable(heap for of in kinds for heap in of.values()):
                 group = entry[2]
                 if group.at == name and all(
-                    many <= freed.get(n, 0) + self._may_take(self._pools[n], entry, now)
+                    self._may_take(self._pools[n], many - freed.get(n, 0), entry, now)
                     for n, many in group.wants
                 ):
                     return True
         return False
 
-    def join(self, place: Place, key: float, wants: Mapping[str, int], lasts: float) -> None:
+    def join(
+        self,
+        place: Place,
+        key: float,
+        wants: Mapping[str, int],
+        lasts: float,
+        limited: bool = True,
+        window: int | None = None,
+    ) -> None:
         """Get in line by a key (seconds), the least first; one that is there keeps its place.
 
-        By its time limit it will have what it wants for `lasts` seconds.
+        By its time limit it will have what it wants for `lasts` seconds; `limited`: somebody sees
+        to that. `window` is the reservation in which it runs.
         """
         if place in self._in_line:
             return
-        same = (tuple(sorted(wants.items())), 2.0 ** math.ceil(math.log2(lasts)))
+        stay = _Stay(2.0 ** math.ceil(math.log2(lasts)), limited, window)
+        same = (tuple(sorted(wants.items())), stay)
         group = self._groups.get(same)
         if group is None:
             self._serial += 1
@@ -626,7 +724,7 @@ class Licences:
         if first is not None:
             self._has_first(group, first)
             return
-        del self._groups[group.wants, group.lasts]
+        del self._groups[group.wants, group.stay]
         self._touched.update(name for name, _ in group.wants)
 
     def _has_first(self, group: _Group, first: Order) -> None:
@@ -668,13 +766,33 @@ class Licences:
 
     def _reserve(self, pool: _Pool, now: float) -> tuple[float, int]:
         group = self._first_group(pool)
-        if group is None or any(self._pools[n].first != pool.first for n, _ in group.wants):
+        if group is None:
             return _NEVER, 0
+        if any(self._pools[name].first != pool.first for name, _ in group.wants):
+            return _NEVER, 0
+        if any(self._pools[name].windows for name, _ in group.wants):
+            return self._reserve_beside_windows(pool, group, now)
         moment = max(self._enough(self._pools[name], many, now) for name, many in group.wants)
         if moment == _NEVER:
             return _NEVER, 0
         left = (pool.free(now) or 0) - dict(group.wants)[pool.pool.name]
-        return moment, left + sum(n for end, n in self._returns(pool, now) if end <= moment)
+        back = self._returns(pool, None, False)
+        return moment, left + sum(many for end, many in back if end <= moment)
+
+    def _reserve_beside_windows(self, pool: _Pool, group: _Group, now: float) -> tuple[float, int]:
+        """The same where not all that comes back stays there."""
+        moment, found = now, now - 1.0
+        while found < moment < _NEVER:  # until all are there together
+            found = moment
+            moment = max(
+                self._enough_beside_windows(self._pools[name], many, group.stay, found, now)
+                for name, many in group.wants
+            )
+        if moment == _NEVER:
+            return _NEVER, 0
+        slots = self._ahead(pool, group.stay.window, False, now)
+        gone = self._gone(group.stay, moment)
+        return moment, least(slots, moment, gone) - dict(group.wants)[pool.pool.name]
 
     def _first_group(self, pool: _Pool) -> _Group | None:
         """That of the first in line for a licence."""
@@ -687,30 +805,137 @@ class Licences:
             return _NEVER
         if free >= wanted:
             return now
-        for end, many in sorted(self._returns(pool, now)):
+        for end, many in sorted(self._returns(pool, None, False)):
             free += many
             if free >= wanted:
-                return end
+                return max(end, now)  # who is past its limit ends at any moment
         return _NEVER
 
-    def _returns(self, pool: _Pool, now: float) -> Iterator[tuple[float, int]]:
-        """When how many tokens come back; who is past its time limit ends at any moment."""
+    def _enough_beside_windows(
+        self, pool: _Pool, wanted: int, stay: _Stay, ready: float, now: float
+    ) -> float:
+        """From `ready` on, when so many will be free for as long as one stays."""
+        if pool.free(now) is None:
+            return _NEVER
+        slots = self._ahead(pool, stay.window, False, now)
+        return earliest(slots, wanted, ready, stay.lasts, self._window_ends(stay))
+
+    def _window_ends(self, stay: _Stay) -> float:
+        """When all that runs in its reservation is killed; infinity if it is in none."""
+        if stay.window is None:
+            return _NEVER
+        window = self._windows.get(stay.window)
+        return _NEVER if window is None else window.until
+
+    def _gone(self, stay: _Stay, begun: float) -> float:
+        """When one that begins then has given all back."""
+        return min(begun + stay.lasts, self._window_ends(stay))
+
+    def _ahead(self, pool: _Pool, own: int | None, sure: bool, now: float) -> Slots:
+        """What may be taken of a licence over time in the reservation `own` (None: in none).
+
+        O(n log n) in its leases, or O(1) while nothing has changed since. `sure`: only what
+        somebody sees to counts as given back, after it has lingered.
+        """
+        asked = (self._changes, now)
+        if pool.seen != asked:
+            pool.seen, pool.slots = asked, {}
+        kind = (own if own in pool.windows else None, sure)
+        if kind not in pool.slots:
+            returns = self._returns(pool, kind[0], sure)
+            free = pool.free(now) or 0
+            pool.slots[kind] = ahead(now, free, returns, pool.claims(), kind[0])
+        return pool.slots[kind]
+
+    def _returns(self, pool: _Pool, own: int | None, sure: bool) -> Iterator[tuple[float, int]]:
+        """When how many tokens come back; those of a window only to that window until its end."""
         for place, many in pool.leased.items():
-            yield max(self._ends.get(place, _NEVER), now), many
+            end = self._ends.get(place, _NEVER)
+            if sure:
+                end = _NEVER if place in self._unlimited else end + pool.pool.linger
+            if pool.windows:
+                window = pool.windows.get(self._drawing.get(place, 0))
+                if window is not None and window.id != own:
+                    end = max(end, window.until + (pool.pool.linger if sure else 0.0))
+            yield end, many
         for back in pool.backs:
             if pool.lingers(back):
                 yield back[0], back[2]
 
-    def _may_take(self, pool: _Pool, entry: _Entry, now: float) -> int:
-        """How many of a licence one in line may take now."""
+    def _may_take(self, pool: _Pool, many: int, entry: _Entry, now: float) -> bool:
+        """Whether one in line may take so many of a licence now."""
         order, _, group = entry
         free = pool.free(now)
-        if free is None:
-            return -1
-        if pool.first == order:
-            return free
+        if free is None or many > free:
+            return False
+        if pool.first != order and not self._passes(pool, many, group.stay, now):
+            return False
+        return not pool.windows or many <= self._beside(pool, group.stay, now)
+
+    def _passes(self, pool: _Pool, many: int, stay: _Stay, now: float) -> bool:
+        """Whether the first in line has its licences no later if so many are taken of one now."""
         moment, left = self._reserved(pool, now)
-        return free if now + group.lasts <= moment else min(free, left)
+        if many <= left or now + stay.lasts <= moment or self._window_ends(stay) <= moment:
+            return True
+        if not pool.windows:
+            return False
+        first = self._first_group(pool)
+        if first is None or stay.window == first.stay.window:
+            return False
+        owed = sum(tokens for window, tokens in pool.claims() if window.id == stay.window)
+        return many <= left + owed
+
+    def _beside(self, pool: _Pool, stay: _Stay, now: float) -> int:
+        """How many windows leave of what is free, for as long as one that goes now stays."""
+        gone = self._gone(stay, now) if stay.limited else self._window_ends(stay)
+        gone = max(gone + pool.pool.linger, math.nextafter(now, math.inf))
+        return least(self._ahead(pool, stay.window, True, now), now, gone)
+
+    # Windows
+
+    def lacking(self, wants: Mapping[str, int], now: float) -> Iterator[tuple[float, float]]:
+        """From when to when these cannot be promised; what lingers after a window counts."""
+        for name, many in wants.items():
+            pool = self._pool(name)
+            if pool.free(now) is None:
+                yield now, _NEVER
+                continue
+            for start, end, free in spans(self._ahead(pool, None, True, now)):
+                if free < many:
+                    yield start - pool.pool.linger, end
+
+    def kept_for(self, place: Place, name: str, now: float) -> TokenWindow | None:
+        """The reservation for whose sake one in line may not take what is free; None: for none."""
+        group, pool = self._in_line[place], self._pools[name]
+        wanted, free = dict(group.wants)[name], pool.free(now)
+        if free is None or not pool.windows or wanted <= self._beside(pool, group.stay, now):
+            return None
+        others = [one for one in self.windows(name) if one.id != group.stay.window]
+        for begin, _, many in spans(self._ahead(pool, group.stay.window, True, now)):
+            if many < wanted:
+                there = [one for one in others if one.start <= begin < one.until]
+                return there[-1] if there else None
+        return None
+
+    def delays(self, place: Place, freed: Mapping[str, int], now: float) -> int | None:
+        """The reservation that will lack what a lease has, if that lasts until its task's limit.
+
+        `freed` will be given back before. None: none will; or it is of a reservation itself.
+        """
+        if place in self._drawing:
+            return None
+        for name in self.leases[place].tokens:
+            pool = self._pools[name]
+            if not pool.windows or pool.free(now) is None:
+                continue
+            for begin, _, many in spans(self._ahead(pool, None, True, now)):
+                there = [w.id for w in pool.windows.values() if w.start <= begin < w.until]
+                gone = self._ends[place] + pool.pool.linger
+                if there and begin < gone and many + freed.get(name, 0) < 0:
+                    return max(there)
+        return None
+
+    # Who goes
 
     def next(self, now: float) -> Place | None:
         """The first in line who can have all that it wants now; None: nobody.
@@ -726,9 +951,9 @@ class Licences:
             first, _, group = entry
             for name, many in group.wants:
                 pool = self._pools[name]
-                if many > (pool.free(now) or 0) or many > self._may_take(pool, entry, now):
+                if not self._may_take(pool, many, entry, now):
                     group.at = name
-                    heap = pool.parked.setdefault(many, {}).setdefault(group.lasts, [])
+                    heap = pool.parked.setdefault(many, {}).setdefault(group.stay, [])
                     heapq.heappush(heap, entry)
                     break
             else:
@@ -751,11 +976,11 @@ class Licences:
             return heapq.heappop(fresh)
         if not waiting:
             return None
-        entry, name, many, lasts, others = waiting[0]
-        heap = self._pools[name].parked[many][lasts]
+        entry, name, many, stay, others = waiting[0]
+        heap = self._pools[name].parked[many][stay]
         heapq.heappop(heap)
         if others and self._waits(name, heap):
-            heapq.heapreplace(waiting, (heap[0], name, many, lasts, True))
+            heapq.heapreplace(waiting, (heap[0], name, many, stay, True))
         else:
             heapq.heappop(waiting)
         return entry
@@ -769,17 +994,20 @@ class Licences:
             return
         moment, left = self._reserved(pool, now)
         group = self._first_group(pool)
-        first = None if group is None else (dict(group.wants)[name], group.lasts)
+        first = None if group is None else (dict(group.wants)[name], group.stay)
         for many in fitting:
             kinds = pool.parked[many]
-            for lasts, heap in list(kinds.items()):
-                others = many <= left or now + lasts <= moment
-                if not others and (many, lasts) != first:
+            for stay, heap in list(kinds.items()):
+                others = many <= left or now + stay.lasts <= moment
+                if pool.windows:
+                    others = others or self._passes(pool, many, stay, now)
+                    others = others and many <= self._beside(pool, stay, now)
+                if not others and (many, stay) != first:
                     continue
                 if not self._waits(name, heap):
-                    del kinds[lasts]
+                    del kinds[stay]
                 elif others or heap[0][0] == pool.first:
-                    yield heap[0], name, many, lasts, others
+                    yield heap[0], name, many, stay, others
             if not kinds:
                 del pool.parked[many]
 
@@ -795,5 +1023,5 @@ class Licences:
         group = self._in_line[place]
         entry = (group.orders[place], group.serial, group)
         for name, many in group.wants:
-            if many > self._may_take(self._pools[name], entry, now):
+            if not self._may_take(self._pools[name], many, entry, now):
                 yield self.standing(name, now)

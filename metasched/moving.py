@@ -124,6 +124,24 @@ class Moving:
             if self._attempts.want_back(task, view, why):
                 self._leasing.put_behind(task)
 
+    def keep_windows(self, view: ClusterView) -> None:
+        """Want back what does not begin, and would by its limit have licences of a reservation."""
+        now, licences = self._books.now, self._leasing.licences
+        if not licences.windowed:
+            return
+        self._leasing.look_ahead(licences.windowed)
+        freed: Counter[str] = Counter()
+        for other in self._books.views.values():
+            for task in self._leasing.in_the_way(other):
+                if task.live.intent is Intent.RECALL:
+                    freed.update(self._leasing.tokens(task))
+        waiting = [task for task in self._leasing.in_the_way(view) if task.live.calm]
+        for task in sorted(waiting, key=lambda task: (task.key, *task.place), reverse=True):
+            if (id := licences.delays(task.place, freed, now)) is not None:
+                why = f"it has not begun, and reservation {id} needs its licences"
+                if self._attempts.want_back(task, view, why):
+                    freed.update(self._leasing.tokens(task))
+
     # Pulling
 
     def pull(self, view: ClusterView) -> None:

@@ -1,7 +1,8 @@
 """All reservations and what is decided about them: events in, changes and actions out. Pure.
 
 A request is decided by amounts (`carts`): free is what jobs by their limits, others' reservations
-and ours leave, as the managers told when they were asked last. Which nodes it has is decided then,
+and ours leave, as the managers told when they were asked last, while all licences that it wants are
+free as well (`licences`, which keeps them then). Which nodes it has is decided then,
 and may be changed until it begins (`node_assignment`): when that admits another, or one fails. A
 manager that chooses by itself is told an amount only (`reservation_life.Pool`).
 """
@@ -11,10 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from math import inf
 
 from metasched.carts import Carts
 from metasched.events import Outcome, Policy
+from metasched.licences import Licences
 from metasched.model import Cluster, Job, Reason
 from metasched.node_assignment import Need, assigned, in_turn
 from metasched.policies.eligible import Unfit
@@ -52,7 +55,8 @@ _NO_OTHER = "cannot be used, and no other node is free"
 class ReservationBook:
     """The reservations that are open, or that a manager may still know."""
 
-    def __init__(self) -> None:
+    def __init__(self, licences: Licences) -> None:
+        self._licences = licences
         self.known: dict[int, Reservation] = {}
         self._surveys: dict[str, Survey] = {}
         self._instance = ""
@@ -105,6 +109,9 @@ class ReservationBook:
             return Unfit(Reason.NO_CLUSTER_FITS, f"its reservation is on {one.cluster}")
         if one.state not in (Stage.BOUND, Stage.ACTIVE):
             told = f"reservation {one.id} is {one.state}: {one.cause}"
+            return Unfit(Reason.RESERVATION_WAIT, told)
+        if job.licences and one.state is not Stage.ACTIVE:  # none are to lie idle until then
+            told = f"reservation {one.id} has not begun; its jobs have their licences from then on"
             return Unfit(Reason.RESERVATION_WAIT, told)
         return None
 
@@ -250,6 +257,7 @@ class ReservationBook:
             nodes=places[event.id],
             cause="asked for",
             let_run=event.let_run,
+            licences=event.licences,
         )
         if self._clusters[cluster].binds_late:
             told = f"its nodes are chosen {self._clusters[cluster].lead:g} s before its start"
@@ -278,7 +286,7 @@ class ReservationBook:
         lasts = offer.end - offer.start + event.let_run
         found = [
             span
-            for carts in self._carts(cluster, event.time)
+            for carts in self._carts_for(event, cluster)
             if offer.size <= carts.capacity
             for span in carts.starts(
                 offer.size, lasts, event.request.ready, event.request.deadline + event.let_run
@@ -291,7 +299,7 @@ class ReservationBook:
         found = {}
         for cluster in event.clusters:
             offers: list[Offer] = []
-            for carts in self._carts(cluster, event.time):
+            for carts in self._carts_for(event, cluster):
                 if (request := self._as_counted(event, cluster, carts)) is not None:
                     offers += instead(carts, request, event.until + event.let_run)
             found[cluster] = [_asked_of(one, event.let_run) for one in dict.fromkeys(offers)]
@@ -306,7 +314,7 @@ class ReservationBook:
             return None
         offers = [
             offer
-            for carts in self._carts(cluster, event.time)
+            for carts in self._carts_for(event, cluster)
             if (request := self._as_counted(event, cluster, carts)) is not None
             and (offer := best(carts, request)) is not None
         ]
@@ -534,6 +542,25 @@ class ReservationBook:
                 taken[node] = spans
         return taken
 
+    def _carts_for(self, event: ReservationAsked, cluster: str) -> list[Carts]:
+        """What is free of a cluster while all licences that are asked for are free as well.
+
+        Empty if one cannot be used there.
+        """
+        if self._licences.barred(event.licences, cluster) is not None:
+            return []
+        end = max(event.until, event.request.deadline) + event.let_run
+        lacking = [
+            (start, min(stop, end))
+            for start, stop in self._licences.lacking(event.licences, event.time)
+            if start < end
+        ]
+        found = self._carts(cluster, event.time)
+        for carts in found:
+            for start, stop in _merged(lacking):
+                _close(carts, start, stop)
+        return found
+
     def _carts(self, cluster: str, now: float) -> list[Carts]:
         """What is free of a cluster over time: its nodes, or the processors of each of its pools.
 
@@ -601,6 +628,14 @@ def _taken(capacity: int, uses: Iterable[tuple[float, float, int]], now: float) 
             if size:
                 carts.reserve(begin, end, size)
     return carts
+
+
+def _close(carts: Carts, start: float, end: float) -> None:
+    """Take all that is free in [start, end)."""
+    for (begin, free), (stop, _) in pairwise([*carts.slots(), (inf, 0)]):
+        low, high = max(begin, start), min(stop, end)
+        if free and low < high:
+            carts.reserve(low, high, free)
 
 
 def _without(spans: Iterable[Span], start: float, end: float) -> Iterator[Span]:

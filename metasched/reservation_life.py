@@ -5,7 +5,8 @@ Times are seconds since the epoch, sizes count what the cluster promises: nodes,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from metasched.reservations import Offer, Request
@@ -58,6 +59,7 @@ class Reservation:
     it is `held` its manager may know it, whatever became of it. `tries` counts refusals since it
     was last bound; `offers` are windows that were possible when it broke. What still runs in it at
     its end is killed, after `let_run` seconds more: as long nobody else is promised its nodes.
+    `licences` are kept for its jobs besides, by name.
     """
 
     id: int
@@ -77,6 +79,7 @@ class Reservation:
     closed: float | None = None
     offers: tuple[Offer, ...] = ()
     let_run: float = 0.0
+    licences: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def until(self) -> float:
@@ -207,7 +210,7 @@ class ReservationAsked:
     """A user wants a reservation: `request` counts processors, or nodes with `by_node`.
 
     `clusters` are those to choose from. `until` (the horizon) bounds what is offered instead.
-    What runs in it may go on for `let_run` seconds after its end.
+    What runs in it may go on for `let_run` seconds after its end. `licences` are to be kept, too.
     """
 
     time: float
@@ -218,6 +221,7 @@ class ReservationAsked:
     clusters: tuple[str, ...]
     until: float
     let_run: float = 0.0
+    licences: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,8 @@ def _row(running: Engine, standing: Standing) -> dict[str, Any]:
         "server": pool.server if pool else "",
         "observed": iso(standing.observed),
         "chosen": standing.chosen,
+        "reserved": standing.reserved,
+        "windows": list(_windows(core, standing.licence)),
         "managers": list(_managers(running, standing)),
     }
 
@@ -134,6 +136,17 @@ def _shares(standing: Standing) -> dict[str, Any]:
         "free": None if standing.free is None else max(standing.free, 0),
         "state": _state(standing),
     }
+
+
+def _windows(core: Core, licence: str) -> Iterator[dict[str, Any]]:
+    """The reservations that have some of a licence, by their start."""
+    for window in core.licences.windows(licence):
+        yield {
+            "reservation": window.id,
+            "count": window.licences[licence],
+            "start": iso(window.start),
+            "end": iso(window.until),
+        }
 
 
 def _managers(running: Engine, standing: Standing) -> Iterator[dict[str, Any]]:
@@ -161,7 +174,7 @@ def _state(standing: Standing) -> str:
     """What keeps a licence from being leased as usual; "ok": nothing."""
     if standing.word:
         return f"unknown: {standing.word}"
-    over = standing.ours + standing.outside - (standing.total or 0)
+    over = standing.ours + standing.outside + standing.reserved - (standing.total or 0)
     return f"over-committed by {over}" if over > 0 else "ok"
 
 
@@ -176,6 +189,7 @@ def who_has(
         {
             "licence": standing.licence,
             "wanted": task.job.licences[standing.licence],
+            "windows": list(_windows(core, standing.licence)),
             "holders": [
                 _holder(core, lease, standing.licence, visible)
                 for lease in core.licences.leases.values()
@@ -213,5 +227,8 @@ def told_who_has(lacking: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             who = f"job {has['job']}{task} of {has['user']}" if has["job"] else "another user's job"
             back = f", expected back by {has['expected']}" if has["expected"] else ""
             yield f"{has['count']} of {lack['licence']} with {who}{back}"
+        for has in lack["windows"]:
+            window = f"reservation {has['reservation']} from {has['start']} to {has['end']}"
+            yield f"{has['count']} of {lack['licence']} kept for {window}"
         if lack["outside"]:
             yield f"{lack['outside']} of {lack['licence']} in use by others"

@@ -9,7 +9,7 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
@@ -47,7 +47,7 @@ class Wish:
 
     `least` to `most` processors (nodes if `by_node`) for `shortest` to `longest` seconds within
     [ready, deadline]; `ready` None: now. `deadline` None: the horizon of the caller's quota.
-    `let_run` None: as long as the caller may.
+    `let_run` None: as long as the caller may. `licences` are kept for the window, too.
     """
 
     least: int
@@ -59,6 +59,7 @@ class Wish:
     by_node: bool = False
     clusters: tuple[str, ...] = ()
     let_run: float | None = None
+    licences: Mapping[str, int] = field(default_factory=dict)
     dry_run: bool = False
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - the API checks by it
@@ -94,7 +95,8 @@ async def _reserve(engine: Engine, user: str, wish: Wish) -> dict[str, Any]:
     quota = engine.settings.quota_of(user)
     _check(wish)
     _request(wish, quota, time.time())  # before anybody is asked
-    clusters = _able(engine, wish.clusters, wish.longest)
+    _must_float(engine, wish.licences)
+    clusters = _able(engine, wish)
     looks = [asyncio.create_task(engine.links[n].reservations.look()) for n in clusters]
     _, unanswered = await asyncio.wait(looks, timeout=ANSWER)
     for look in unanswered:
@@ -104,7 +106,8 @@ async def _reserve(engine: Engine, user: str, wish: Wish) -> dict[str, Any]:
     request = _request(wish, quota, now)
     let_run = quota.let_run if wish.let_run is None else wish.let_run
     event = ReservationAsked(
-        *(now, id, user, request, wish.by_node, clusters, now + quota.horizon, let_run)
+        *(now, id, user, request, wish.by_node, clusters, now + quota.horizon, let_run),
+        wish.licences,
     )
     book = engine.core.reservations
     largest, where = book.largest(clusters, wish.by_node)
@@ -123,7 +126,7 @@ async def _reserve(engine: Engine, user: str, wish: Wish) -> dict[str, Any]:
     if wish.dry_run:
         found = book.possible(event)
         if not found:
-            raise Wrong(403, _instead(book, book.instead(event)))
+            raise Wrong(403, _refused(engine, event))
         return {
             "offers": [
                 _offer(name, offer, book.by_node(name))
@@ -137,7 +140,7 @@ async def _reserve(engine: Engine, user: str, wish: Wish) -> dict[str, Any]:
         }
     engine.take(event)
     if id not in book.known:
-        raise Wrong(403, _instead(book, book.instead(event)))
+        raise Wrong(403, _refused(engine, event))
     one = await _answered(engine, id)
     if one.state is Stage.BROKEN:
         told = f"{one.cluster} cannot keep it: {one.cause}"
@@ -149,7 +152,23 @@ def _units(one: Reservation, by_node: bool) -> int:
     return one.size if by_node else one.cpus
 
 
+def _must_float(engine: Engine, wanted: Mapping[str, int]) -> None:
+    """Wrong if these licences cannot be reserved at all, or if nobody knows now."""
+    core = engine.core
+    if (why := core.licences.refusal(wanted)) is not None:
+        raise Wrong(403, why)
+    for name in wanted:
+        if locked := [cluster.name for cluster in core.clusters if name in cluster.licensed]:
+            told = f"licence {name} can be used on some machines of {locked[0]} only"
+            raise Wrong(403, f"{told}, and floating ones can be reserved; leave it out")
+        if word := core.licences.standing(name, time.time()).word:
+            raise Wrong(503, f"licence {name}: {word}; nothing changed, try again soon")
+
+
 def _check(wish: Wish) -> None:
+    for name, many in wish.licences.items():
+        if not 1 <= many <= MOST:
+            raise Wrong(422, f"{many} of licence {name[:63]!r} makes no sense; ask for 1 or more")
     for name in ("least", "most"):
         if not 1 <= (many := getattr(wish, name)) <= MOST:
             raise Wrong(422, f"size {many} makes no sense; ask for 1 to {MOST}")
@@ -194,8 +213,9 @@ def _request(wish: Wish, quota: Quota, now: float) -> Request:
         raise Wrong(422, f"{error}, in the request; change it") from None
 
 
-def _able(engine: Engine, wanted: tuple[str, ...], lasts: float) -> tuple[str, ...]:
-    """The clusters that can be asked for one of so many seconds now. Wrong if there is none."""
+def _able(engine: Engine, wish: Wish) -> tuple[str, ...]:
+    """The clusters that can be asked for what is wanted now. Wrong if there is none."""
+    wanted, lasts = wish.clusters, wish.longest
     known = {cluster.name: cluster for cluster in engine.core.clusters}
     if unknown := [name for name in wanted if name not in known]:
         raise Wrong(404, f"there is no cluster {unknown[0]}; there are {', '.join(known)}")
@@ -208,6 +228,8 @@ def _able(engine: Engine, wanted: tuple[str, ...], lasts: float) -> tuple[str, .
             against[name] = "the site keeps it for jobs without one"
         elif lasts < (step := known[name].granularity):
             against[name] = f"a job there takes {step:g} s at the least, the window {lasts:g} s"
+        elif (barred := engine.core.licences.barred(wish.licences, name)) is not None:
+            against[name] = f"licence {barred} cannot be used there"
         elif silent:
             against[name] = f"it does not answer ({silent})"
         elif (drain := engine.core.drain(name)) is not None:
@@ -240,16 +262,36 @@ def _stored(engine: Engine, id: int) -> Reservation:
     return one
 
 
-def _instead(book: ReservationBook, found: Mapping[str, list[Offer]]) -> str:
+def _refused(engine: Engine, event: ReservationAsked) -> str:
+    """Why a request is refused, and what would be possible."""
+    book, licences = engine.core.reservations, engine.core.licences
+    found = book.instead(event)
+    if not event.licences or not book.possible(replace(event, licences={})):
+        return _instead(book, found)
+    names = " and ".join(f"{name}:{many}" for name, many in event.licences.items())
+    others = [
+        f", reservation {window.id} has {window.licences[name]} of {name} from "
+        f"{iso(window.start)} to {iso(window.until)}"
+        for name in event.licences
+        for window in licences.windows(name)
+        if event.request.ready < window.until and window.start < event.request.deadline
+    ]
+    told = "".join(others[:TOLD])
+    return _instead(book, found, f"there is room, but {names} cannot be kept for it{told}")
+
+
+def _instead(
+    book: ReservationBook,
+    found: Mapping[str, list[Offer]],
+    why: str = "that is not free",
+) -> str:
     told = [
         f"{cluster} has {_many(offer.size, 'node' if book.by_node(cluster) else 'processor')} "
         f"from {iso(offer.start)} to {iso(offer.end)}"
         for cluster, offers in found.items()
         for offer in offers[:TOLD]
     ]
-    if not told:
-        return "no cluster can keep that, nor anything like it; ask for less, or for later"
-    return f"that is not free; {'; '.join(told)}"
+    return f"{why}; {'; '.join(told) or 'nor is anything like it: ask for less, or for later'}"
 
 
 def _many(count: int, unit: str) -> str:
@@ -284,6 +326,7 @@ def _row(one: Reservation) -> dict[str, Any]:
         "closed": iso(one.closed),
         "offers": [_offer(one.cluster, offer, bool(one.nodes)) for offer in one.offers],
         "let_run": one.let_run,
+        "licences": dict(one.licences),
     }
 
 

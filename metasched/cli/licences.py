@@ -10,7 +10,7 @@ import typer
 
 from metasched.cli.connect import Config, Json, connect, id_of, ids
 from metasched.cli.probe import probe
-from metasched.cli.show import table
+from metasched.cli.show import moment, table
 from metasched.cli.why import number
 from metasched.errors import UserError
 from metasched.units import Unreadable, parse_count
@@ -37,8 +37,9 @@ def licences(
 ) -> None:
     """List the licences: how many there are, who has them, how many are wanted.
 
-    OURS are leased to jobs of ours, OUTSIDE are in use by others, WAITING are wanted by jobs that
-    wait for them; RHO is that demand for each copy: above 1 the licence is critical.
+    OURS are leased to jobs of ours, OUTSIDE in use by others, RESERVED are kept for reservations
+    that have begun (below are all that have some); WAITING are wanted by jobs that wait for them;
+    RHO is that demand for each copy: above 1 the licence is critical.
 
     \b
     Examples:
@@ -120,5 +121,15 @@ def _show(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
     if json:
         print(json_format.dumps(rows, indent=2))
         return
-    columns = ("licence", "total", "ours", "outside", "free", "waiting", "rho", "state")
-    table([c.upper() for c in columns], ([number(r[c]) for c in columns] for r in rows))
+    columns = ("licence", "total", "ours", "outside", "reserved", "free", "waiting", "rho", "state")
+    table([c.upper() for c in columns], ([number(r.get(c)) for c in columns] for r in rows))
+    windows = [(row["licence"], window) for row in rows for window in row.get("windows", ())]
+    if windows:
+        print()
+        table(
+            ("RESERVATION", "LICENCE", "COUNT", "START", "END"),
+            (
+                (w["reservation"], name, w["count"], moment(w["start"]), moment(w["end"]))
+                for name, w in windows
+            ),
+        )

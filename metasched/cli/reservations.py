@@ -14,7 +14,13 @@ from metasched.cli.connect import Config, Json, connect
 from metasched.cli.gantt import chart, draw
 from metasched.cli.show import moment, table
 from metasched.errors import UserError
-from metasched.units import Unreadable, parse_count, parse_duration, parse_moment
+from metasched.units import (
+    Unreadable,
+    parse_count,
+    parse_duration,
+    parse_licences,
+    parse_moment,
+)
 
 T = TypeVar("T")
 Id = Annotated[str, typer.Argument(metavar="ID", show_default=False)]
@@ -64,6 +70,10 @@ def reserve(
             "--let-run", metavar="DUR", help="Jobs may go on so long after its end [site's]."
         ),
     ] = None,
+    licence: Annotated[
+        str | None,
+        typer.Option("--licence", "-L", metavar="NAME[:N],...", help="Keep these licences, too."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be possible.")] = False,
     json: Json = False,
     config: Config = None,
@@ -80,6 +90,7 @@ def reserve(
       metasched reserve --size 2 --nodes --duration 1h --deadline +2d
       metasched reserve --at-least 16 --at-most 64 --duration 1h --ready 18:00 --deadline +1d
       metasched reserve --size 16 --at-least 1h --at-most 8h --deadline 23:00 --dry-run
+      metasched reserve --size 8 --start +2h --duration 1h --licence matlab:4
     """
     now = time.time()
     begin, stop = _read("--start", start, now), _read("--end", end, now)
@@ -98,7 +109,7 @@ def reserve(
         if lasting is None:
             raise UserError("no end, --start; add --duration or --end")
         within = {"ready": begin, "deadline": begin + lasting}
-    wish = {
+    wish: dict[str, object] = {
         **_amounts(many, lasting, at_least, at_most),
         **within,
         "by_node": nodes,
@@ -106,6 +117,8 @@ def reserve(
         "let_run": 0.0 if let_run == "0" else _parsed("--let-run", let_run, parse_duration),
         "dry_run": dry_run,
     }
+    if licences := _parsed("--licence", licence, parse_licences):
+        wish["licences"] = licences  # a daemon of an earlier release knows of none
     answer = connect(config).reserve(wish)
     if json:
         print(json_format.dumps(answer, indent=2))
@@ -218,14 +231,15 @@ def cancel(id: Id, json: Json = False, config: Config = None) -> None:
 
 
 def _show(rows: Sequence[Mapping[str, Any]]) -> None:
-    columns = ("reservation", "user", "cluster", "size", "state", "start", "end", "nodes", "note")
+    columns = ("reservation", "user", "cluster", "size", "state", "start", "end")
     table(
-        [c.upper() for c in columns],
+        [c.upper() for c in (*columns, "nodes", "licences", "note")],
         (
             (
                 *(row[c] for c in columns[:5]),
                 *_times(row),
                 ",".join(row["nodes"]),
+                ",".join(f"{name}:{many}" for name, many in row.get("licences", {}).items()),
                 row["cause"],
             )
             for row in rows

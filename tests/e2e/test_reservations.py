@@ -115,6 +115,48 @@ def test_a_job_waits_for_its_reservation_and_runs_in_it(
     assert "fail" not in over_gamma.run("db", "check").stdout
 
 
+def test_licences_are_kept_for_the_window_over_a_death_and_free_after_it(
+    gamma: SlurmCluster, site: Site
+) -> None:
+    site.configure(
+        '[[licence]]\nname = "matlab"\ntotal = 2\n'
+        f'[[cluster]]\nname = "gamma"\nadapter = "slurm"\nconfig = "{gamma.conf}"\n'
+        "poll_interval = 1\n"
+    )
+    site.start()
+    hour = ("--size", "1", "--start", "+25s", "--duration", "1h")
+    told = site.error("reserve", *hour, "--licence", "matlap:1", code=3)
+    assert told == "no licence 'matlap' is known; did you mean matlab?"
+    assert "ask for 2 at the most" in site.error("reserve", *hour, "-L", "matlab:3", code=3)
+    made = reserve(site, *hour, "--licence", "matlab:2")
+    assert made["licences"] == {"matlab": 2}
+    id = str(made["reservation"])
+    again = site.error("reserve", *hour, "--licence", "matlab:1", code=3)
+    assert f"reservation {id} has 2 of matlab from" in again
+
+    without = site.submit("-L", "matlab", "-t", "2:00:00", "--wrap", "true")
+    inside = site.submit("-L", "matlab:2", "--reservation", id, "--wrap", "true")
+    site.until(lambda: site.row(without)["reason"] == "licence_busy")
+    assert f"kept for reservation {id}" in site.run("explain", str(without)).stdout
+    site.stop(signal.SIGKILL)
+    site.start()
+    [row] = site.until_ended(inside)
+    assert row["state"] == "completed"
+    start = datetime.fromisoformat(made["start"])
+    assert datetime.fromisoformat(row["started"]) >= start
+    [licence] = site.json("licences")
+    assert (licence["reserved"], licence["free"], licence["ours"]) == (2, 0, 0)
+    assert [window["reservation"] for window in licence["windows"]] == [made["reservation"]]
+    assert site.row(without)["reason"] == "licence_busy"
+    site.run("reservation", "cancel", id)
+    [row] = site.until_ended(without)
+    assert row["state"] == "completed"
+    assert site.json("licences")[0]["windows"] == []
+    assert site.stop() == 0
+    site.replayed()
+    assert "fail" not in site.run("db", "check").stdout
+
+
 def test_a_drained_node_is_replaced_and_a_controller_that_forgets_is_told_again(
     over_gamma: Site, gamma: SlurmCluster
 ) -> None:
@@ -322,7 +364,7 @@ def test_late_binding_keeps_nodes_free_by_what_is_sent_and_chooses_them_last(
     inside = site.submit("--reservation", str(made["reservation"]), "-n", "8", "--wrap", "sleep 1")
     site.until(lambda: site.row(first)["state"] == "running")
     assert site.row(second)["reason"] == "reservation_near"
-    assert site.row(inside)["reason"] == "reservation_wait"
+    site.until(lambda: site.row(inside)["reason"] == "reservation_wait")
     assert nodes_in_slurm(gamma) == []
     told = site.run("explain", str(second)).stdout
     assert "it would still run when a reservation begins" in told

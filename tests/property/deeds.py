@@ -60,7 +60,7 @@ class Deeds(Life):
         for name in SIZES:
             self.poll(name, True)
         for cpus in sizes:
-            self.submit(cpus, None, None, False, None, [], False, False, "mine", {}, None)
+            self.submit(cpus, None, None, None, False, None, [], False, False, "mine", {}, None)
         while self.actions:
             self.act(None, "done")
 
@@ -68,6 +68,7 @@ class Deeds(Life):
 
     @rule(
         cpus=st.sampled_from([1, 2, 4, 6, 8]),
+        limit=st.sampled_from([None, 60.0, 600.0]),
         deadline=st.one_of(st.none(), st.floats(-100, 1e5)),
         begin=st.one_of(st.none(), st.floats(0, 50)),
         held=st.booleans(),
@@ -82,6 +83,7 @@ class Deeds(Life):
     def submit(
         self,
         cpus: int,
+        limit: float | None,
         deadline: float | None,
         begin: float | None,
         held: bool,
@@ -97,7 +99,8 @@ class Deeds(Life):
         job = Job(
             id=len(self.jobs) + 1,
             submitted=self.now,
-            estimated=100.0,
+            estimated=limit or 100.0,
+            time_limit=limit,
             cpus=cpus,
             tasks=cpus,
             deadline=None if deadline is None else self.now + deadline,

@@ -1,6 +1,7 @@
 """The line for licences against a count of everything: nobody who could go waits, none forever.
 
-Whoever has licences gives them back by its time limit, as managers see to it.
+Whoever has licences gives them back by its time limit, as managers see to it. What reservations
+have been promised is there for their jobs throughout their windows.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from metasched.licence_windows import TokenWindow
 from metasched.licences import Lease, LicencePool, Licences, Place
 
 NAMES = ("a", "b", "c")
@@ -32,6 +34,10 @@ class Line(RuleBasedStateMachine):
         self.line = Licences()
         pools = [LicencePool(name=name, total=TOTAL, linger=linger) for name in NAMES]
         self.line.configure(pools, patience)
+        self.linger = linger
+        self.windows: dict[int, TokenWindow] = {}
+        self.inside: dict[Place, int] = {}  # jobs in reservations
+        self.spoilt: set[str] = set()  # licences of which there are fewer than there were
         self.waiting: dict[Place, dict[str, int]] = {}
         self.held: dict[Place, dict[str, int]] = {}
         self.keys: dict[Place, float] = {}
@@ -45,24 +51,75 @@ class Line(RuleBasedStateMachine):
         while (place := self.line.next(self.now)) is not None:
             wants = self.waiting.pop(place)
             self.ends[place] = self.now + self.lasts[place]
-            self.line.take(Lease(*place, 1, wants, self.now), self.ends[place])
+            window = self.inside.get(place)
+            self.line.take(Lease(*place, 1, wants, self.now), self.ends[place], True, window)
             self.held[place] = wants
             gone.append(place)
             for name in wants:
-                assert (self.line.standing(name, self.now).free or 0) >= 0
+                assert self.free(name) >= 0
         return gone
+
+    def free(self, name: str) -> int:
+        """What nobody has, be it kept for somebody or not."""
+        told = self.line.standing(name, self.now)
+        return (told.free or 0) + told.reserved
 
     @rule(
         wants=st.dictionaries(st.sampled_from(NAMES), st.integers(1, TOTAL), min_size=1),
         earlier=st.sampled_from([0.0, 0.0, 50.0]),
         lasts=st.sampled_from([1.0, 8.0, 32.0, 256.0]),
     )
-    def join(self, wants: dict[str, int], earlier: float, lasts: float) -> None:
+    def join(
+        self, wants: dict[str, int], earlier: float, lasts: float, window: int | None = None
+    ) -> None:
         self.jobs += 1
         place = (self.jobs, 0)
+        if window is not None:
+            self.inside[place] = window
         self.waiting[place] = wants
         self.keys[place], self.lasts[place] = self.now - earlier, lasts
-        self.line.join(place, self.keys[place], wants, lasts)
+        self.line.join(place, self.keys[place], wants, lasts, True, window)
+        self.settle()
+
+    @rule(
+        wants=st.dictionaries(st.sampled_from(NAMES), st.integers(1, TOTAL), min_size=1),
+        begins=st.sampled_from([0.0, 4.0, 20.0, 100.0]),
+        lasts=st.sampled_from([1.0, 20.0, 100.0]),
+    )
+    def reserve(self, wants: dict[str, int], begins: float, lasts: float) -> None:
+        """As the book does it: a window is promised where nothing lacks."""
+        start, until = self.now + begins, self.now + begins + lasts
+        lacking = self.line.lacking(wants, self.now)
+        if any(begin < until and start < end for begin, end in lacking):
+            return
+        self.jobs += 1
+        self.windows[self.jobs] = TokenWindow(self.jobs, start, until, wants)
+        self.line.promise(self.windows[self.jobs])
+        self.settle()
+
+    @precondition(lambda self: any(w.start <= self.now for w in self.windows.values()))
+    @rule(data=st.data(), lasts=st.sampled_from([8.0, 64.0]))
+    def join_inside(self, data: Any, lasts: float) -> None:
+        begun = [id for id, window in self.windows.items() if window.start <= self.now]
+        window = self.windows[data.draw(st.sampled_from(sorted(begun)))]
+        wants = data.draw(st.dictionaries(st.sampled_from(NAMES), st.integers(1, 3), min_size=1))
+        self.join(wants, 0.0, lasts, window.id)
+
+    @precondition(lambda self: self.windows)
+    @rule(data=st.data())
+    def cancel(self, data: Any) -> None:
+        self.close(data.draw(st.sampled_from(sorted(self.windows))))
+
+    def close(self, id: int) -> None:
+        """A window is over: what runs in it is killed, what waits for it leaves."""
+        for place in [place for place, window in self.inside.items() if window == id]:
+            del self.inside[place]
+            if self.waiting.pop(place, None) is not None:
+                self.line.leave(place)
+            if place in self.held:
+                self.end(place)
+        del self.windows[id]
+        self.line.keep_no_more(id)
         self.settle()
 
     @precondition(lambda self: self.held)
@@ -87,15 +144,19 @@ class Line(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), total=st.sampled_from([None, 0, 1, 9]))
     def choose(self, name: str, total: int | None) -> None:
         self.line.choose(name, total)
+        if total is not None:
+            self.spoilt.add(name)
         self.settle()
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def begin_late(self, data: Any) -> None:
-        """Its time limit counts from now on, not from when it was leased."""
+        """Its time limit counts from now on, unless a reservation needs what it has."""
         place = data.draw(st.sampled_from(sorted(self.held)))
         self.ends[place] = self.now + self.lasts[place]
-        self.line.expect(place, self.ends[place])
+        self.line.expect(place, self.ends[place], True, self.inside.get(place))
+        if self.line.delays(place, {}, self.now) is not None:
+            self.end(place, used=False)
         self.settle()
 
     @rule(seconds=st.floats(0.1, 30.0))
@@ -103,12 +164,15 @@ class Line(RuleBasedStateMachine):
         until = self.now + seconds
         while True:
             dues = [self.ends[place] for place in self.held] + [due for due, *_ in self.lingering]
+            dues += [window.until for window in self.windows.values()]
             self.now = min([*dues, until])
             self.lingering = [back for back in self.lingering if back[0] > self.now]
             self.line.pass_time(self.now)
             self.settle()
             for place in [place for place in self.held if self.ends[place] <= self.now]:
                 self.end(place)
+            for id in [id for id, w in self.windows.items() if w.until <= self.now]:
+                self.close(id)
             if self.now == until:
                 return
 
@@ -131,11 +195,55 @@ class Line(RuleBasedStateMachine):
         wanting = [place for place, wants in self.waiting.items() if name in wants]
         return min(wanting, key=self.order, default=None)
 
-    def free_at(self, name: str, moment: float) -> int:
-        """How many will be free if all end by their time limits, and nobody new comes."""
-        back = [self.held[p].get(name, 0) for p in self.held if self.ends[p] <= moment]
-        back += [many for until, n, many in self.lingering if n == name and until <= moment]
-        return (self.line.standing(name, self.now).free or 0) + sum(back)
+    def claim(self, id: int, name: str) -> int:
+        """What a window has of a licence that its jobs have not leased."""
+        drawn = [self.held[p].get(name, 0) for p in self.held if self.inside.get(p) == id]
+        return max(self.windows[id].licences.get(name, 0) - sum(drawn), 0)
+
+    def amount(self, name: str, moment: float, own: int | None, sure: bool) -> int:
+        """How many there will be then if all end by their time limits and nobody new comes."""
+        linger = self.linger if sure else 0.0
+        many = self.free(name)
+        for place, has in self.held.items():
+            end = self.ends[place] + linger
+            window = self.windows.get(self.inside.get(place, 0))
+            if window is not None and name in window.licences and window.id != own:
+                end = max(end, window.until + linger)
+            many += has.get(name, 0) if self.now < end <= moment else 0
+        many += sum(n for until, other, n in self.lingering if other == name and until <= moment)
+        at = [
+            id
+            for id, window in self.windows.items()
+            if window.start <= moment < window.until + self.linger
+        ]
+        many -= sum(self.claim(id, name) for id in at if own is None or id < own)
+        mine = sum(self.claim(id, name) for id in at if id == own)
+        later = sum(self.claim(id, name) for id in at if own is not None and id > own)
+        return max(many - later, min(many, mine))
+
+    def moments(self) -> list[float]:
+        """When anything changes."""
+        found = [self.now, *(back[0] for back in self.lingering)]
+        for end in self.ends.values():
+            found += [end, end + self.linger]
+        for window in self.windows.values():
+            found += [window.start, window.until, window.until + self.linger]
+        return sorted(moment for moment in found if moment >= self.now)
+
+    def least(self, name: str, start: float, end: float, own: int | None, sure: bool) -> int:
+        moments = [start, *(moment for moment in self.moments() if start < moment < end)]
+        return min(self.amount(name, moment, own, sure) for moment in moments)
+
+    def gone(self, place: Place, begun: float) -> float:
+        """When it has given all back if it begins then."""
+        window = self.windows.get(self.inside.get(place, 0))
+        end = begun + self.lasts[place]
+        return end if window is None else min(end, window.until)
+
+    def kept(self, place: Place, name: str) -> bool:
+        """Whether a window needs what one that waits would take."""
+        own, end = self.inside.get(place), self.gone(place, self.now) + self.linger
+        return self.waiting[place][name] > self.least(name, self.now, end, own, True)
 
     def would_delay(self, place: Place, name: str) -> bool:
         """Whether one that went now might keep the first in line for that licence waiting."""
@@ -146,15 +254,23 @@ class Line(RuleBasedStateMachine):
             or any(self.first(n) != first for n in self.waiting[first])
         ):
             return False
-        moments = [self.now, *(self.ends[p] for p in self.held), *(b[0] for b in self.lingering)]
+        own = self.inside.get(first)
         goes = [
             moment
-            for moment in sorted(moments)
-            if all(many <= self.free_at(n, moment) for n, many in self.waiting[first].items())
+            for moment in self.moments()
+            if moment < self.gone(first, moment)
+            and all(
+                many <= self.least(n, moment, self.gone(first, moment), own, False)
+                for n, many in self.waiting[first].items()
+            )
         ]
-        if not goes or self.now + self.lasts[place] <= goes[0]:
+        if not goes or self.gone(place, self.now) <= goes[0]:
             return False
-        left = self.free_at(name, goes[0]) - self.waiting[first][name]
+        left = self.least(name, goes[0], self.gone(first, goes[0]), own, False)
+        left -= self.waiting[first][name]
+        window = self.inside.get(place)
+        if window is not None and window != own:
+            left += self.claim(window, name)
         return self.waiting[place][name] > left
 
     @invariant()
@@ -162,10 +278,19 @@ class Line(RuleBasedStateMachine):
         if not hasattr(self, "line"):
             return
         for place, wants in self.waiting.items():
-            free = {name: self.line.standing(name, self.now).free or 0 for name in wants}
             assert any(
-                many > free[name] or self.would_delay(place, name) for name, many in wants.items()
+                many > self.free(name) or self.kept(place, name) or self.would_delay(place, name)
+                for name, many in wants.items()
             )
+
+    @invariant()
+    def whatever_has_been_promised_is_there(self) -> None:
+        """Throughout every window: what its jobs have not leased is free for them."""
+        if not hasattr(self, "line"):
+            return
+        for name in set(NAMES) - self.spoilt:
+            begun = [id for id, window in self.windows.items() if window.start <= self.now]
+            assert self.free(name) >= sum(self.claim(id, name) for id in begun)
 
     def teardown(self) -> None:
         """Whoever wants no more than there is goes, one of those that hold ending at a time."""
@@ -175,7 +300,7 @@ class Line(RuleBasedStateMachine):
             self.line.choose(name, None)
         while self.waiting or self.held:
             self.wait(21.0)
-            assert self.held or self.lingering or not self.waiting
+            assert self.held or self.lingering or self.windows or not self.waiting
 
 
 TestLine = Line.TestCase

@@ -51,7 +51,7 @@ FEWER = tuple(pool for pool in POOLS if pool.name != "a")
 OTHERS = (replace(POOLS[0], total=3, linger=0.0), *POOLS[1:])
 # what two cores may differ in, by name: counters of their own, and what is computed anew from
 # the rest whenever it is asked for
-OWN = {"_changes", "_serial", "serial", "asked", "reserved", "_margins"}
+OWN = {"_changes", "_serial", "serial", "asked", "reserved", "seen", "slots", "_margins"}
 
 
 class Restored(World):
@@ -210,13 +210,17 @@ class Restored(World):
         start=st.floats(1, 200),
         lasts=st.floats(10, 300),
         let_run=st.sampled_from([0.0, 30.0]),
+        wants=st.sampled_from([{}, {"a": 1}, {"a": 2}, {"a": 1, "b": 2}]),
     )
-    def reserve(self, size: int, start: float, lasts: float, let_run: float) -> None:
+    def reserve(
+        self, size: int, start: float, lasts: float, let_run: float, wants: dict[str, int]
+    ) -> None:
         self.store()
         id, clusters = self.ledger.next_reservation(), tuple(self.configured)
         request = Request.fixed(size, self.now + start, self.now + start + lasts)
         asked = ReservationAsked(
-            *(self.now, id, "ada", request, True, clusters, self.now + 1e5, let_run)
+            *(self.now, id, "ada", request, True, clusters, self.now + 1e5, let_run),
+            licences=wants,
         )
         self.step(asked)
 
@@ -237,7 +241,7 @@ class Restored(World):
             case "release" if one.state not in OPEN:
                 self.step(ReservationReleased(self.now, one.id))
 
-    @rule(data=st.data(), wants=st.sampled_from([{}, {"a": 1}]))
+    @rule(data=st.data(), wants=st.sampled_from([{}, {"a": 1}, {"a": 2}]))
     def submit_reserved(self, data: Any, wants: dict[str, int]) -> None:
         known = self.core.reservations.known
         if not known:

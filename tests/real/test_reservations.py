@@ -17,6 +17,7 @@ from metasched.db.reservations import Overbooked
 from metasched.db.store import Database
 from metasched.db.upkeep import turn
 from metasched.events import Booted, CoreEvent, Outcome, Policy
+from metasched.licences import LicencePool
 from metasched.model import Cluster
 from metasched.reservation_life import (
     Bind,
@@ -35,8 +36,12 @@ from metasched.reservations import Request
 
 NOW = 1_000_000.0
 PROCESSES, TURNS = 4, 40
-SURVEYED = Surveyed(NOW, "alpha", Survey(NOW, (NodesInUse(("n1", "n2"), 4, True),)))
-CLUSTERS = (Cluster(name="alpha", adapter="slurm", reserves=True),)
+SURVEYED, BESIDE = (
+    Surveyed(NOW, name, Survey(NOW, (NodesInUse(("n1", "n2"), 4, True),)))
+    for name in ("alpha", "beta")
+)
+CLUSTERS = tuple(Cluster(name=n, adapter="slurm", reserves=True) for n in ("alpha", "beta"))
+POOLS = (LicencePool(name="matlab", total=4),)
 
 
 @pytest.fixture
@@ -56,13 +61,16 @@ def life(ledger: Ledger) -> tuple[Core, Outcome]:
     """A daemon's core after a start, and what the start gave to do."""
     core = Core()
     ledger.restore(core, 100)
-    return core, step(core, ledger, Booted(NOW, ledger.instance(NOW), Policy(), CLUSTERS))
+    booted = Booted(NOW, ledger.instance(NOW), Policy(), CLUSTERS, pools=POOLS)
+    return core, step(core, ledger, booted)
 
 
-def asked(ledger: Ledger, start: float = 100.0, size: int = 1) -> ReservationAsked:
+def asked(
+    ledger: Ledger, start: float = 100.0, size: int = 1, cluster: str = "alpha", **licences: int
+) -> ReservationAsked:
     request = Request.fixed(size, NOW + start, NOW + start + 50)
     id = ledger.next_reservation()
-    return ReservationAsked(NOW, id, "ada", request, True, ("alpha",), NOW + 1e6)
+    return ReservationAsked(NOW, id, "ada", request, True, (cluster,), NOW + 1e6, licences=licences)
 
 
 def test_a_crash_after_any_step_loses_nothing_and_tells_managers_again(ledger: Ledger) -> None:
@@ -155,6 +163,27 @@ def test_processes_that_race_never_promise_a_node_twice(place: Database, ledger:
     assert len(made) == PROCESSES * TURNS - denied
     assert made
     assert denied
+
+
+def test_nor_can_they_promise_a_licence_twice_for_two_clusters(ledger: Ledger) -> None:
+    first, _ = life(ledger)
+    second, _ = life(ledger)
+    step(first, ledger, SURVEYED)
+    step(second, ledger, BESIDE)
+    step(first, ledger, asked(ledger, matlab=3))
+    step(second, ledger, asked(ledger, cluster="beta", matlab=1))
+    with pytest.raises(Overbooked, match="reservations 1, 2, 3 want 5 of licence matlab, not 4"):
+        step(second, ledger, asked(ledger, start=149.0, cluster="beta", matlab=1))
+    third, _ = life(ledger)
+    step(third, ledger, BESIDE)
+    step(third, ledger, asked(ledger, start=150.0, cluster="beta", matlab=1))
+    third, _ = life(ledger)
+    assert [one.licences for one in third.reservations.known.values()] == [
+        {"matlab": 3},
+        {"matlab": 1},
+        {"matlab": 1},
+    ]
+    assert third.licences.windows("matlab")[0].licences == {"matlab": 3}
 
 
 def test_a_window_or_a_state_that_makes_no_sense_is_not_stored(

@@ -278,6 +278,10 @@ def test_typer_reads_submit_as_argparse_does(
         (["reserve", "-n", "0", "--duration", "1h"], '"0" is no number from 1 to 2147483647, --s'),
         (["reserve", "-n", "1", "--duration", "0"], '"0" is no sensible duration, --duration; '),
         (["reserve", "-n", "1", "--start", "+1h"], "no end, --start; "),
+        (
+            ["reserve", "-n", "1", "--duration", "1h", "-L", "matlab,matlab"],
+            'licence "matlab" is there twice, --licence; write NAME:N once',
+        ),
         (["reserve", "-n", "1", "--end", "+1h"], "--end without --start"),
         (
             ["reserve", "-n", "1", "--start", "+2h", "--end", "+1h"],
@@ -503,6 +507,17 @@ def test_status_on_a_terminal(
     assert "ENDED" not in done.out
 
 
+def test_licences_with_the_windows_that_have_some(daemon: Fake, run: Run) -> None:
+    start, end = "2090-01-31T10:00:00+00:00", "2090-01-31T11:00:00+00:00"
+    row = {"licence": "matlab", "total": 4, "ours": 1, "outside": 0, "free": 3, "waiting": 0}
+    row |= {"rho": 0.0, "state": "ok"}
+    daemon.answer("/licences", [row])
+    assert "RESERVATION" not in run("licences").out
+    window = {"reservation": 7, "count": 2, "start": start, "end": end}
+    daemon.answer("/licences", [row | {"reserved": 0, "windows": [window]}])
+    assert run("licences").out.splitlines()[-1].split()[:3] == ["7", "matlab", "2"]
+
+
 def test_reservations_on_a_terminal_are_shown_over_time(
     daemon: Fake, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -516,9 +531,11 @@ def test_reservations_on_a_terminal_are_shown_over_time(
         "end": "2090-01-31T11:00:00+00:00",
         "nodes": ["n1"],
         "cause": "asked for",
-    }
+    }  # as a daemon of an earlier release tells it
     daemon.answer("/reservations", [one])
     assert "7 alpha 4 ada" not in run("reservations").out
+    daemon.answer("/reservations", [one | {"licences": {"matlab": 2, "ansys": 1}}])
+    assert "matlab:2,ansys:1" in run("reservations").out
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     told = run("reservations").out

@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 
 from metasched.events import Outcome, Policy
+from metasched.licences import Licences
 from metasched.model import Cluster
 from metasched.reservation_book import TRIES, ReservationBook
 from metasched.reservation_life import (
@@ -47,7 +48,7 @@ class Desk:
     """A book with one cluster of like nodes, of whose manager we tell."""
 
     def __init__(self, *nodes: NodesInUse, cluster: Cluster = ALPHA) -> None:
-        self.book = ReservationBook()
+        self.book = ReservationBook(Licences())
         self.book.booted("i", Policy(), [cluster], Outcome())
         self.tell(T, *nodes)
 
@@ -319,7 +320,7 @@ def test_after_a_restart_each_manager_is_told_again_what_it_may_lack() -> None:
         desk.ask(id, 10 * id, 10 * id + 10)
     desk.bind(1, 2)
     desk.step(ReservationCancelled(T, 2, "ada"))
-    again, out = ReservationBook(), Outcome()
+    again, out = ReservationBook(Licences()), Outcome()
     again.restore(desk.book.known.values())
     again.booted("i", Policy(), [ALPHA], out)
     assert out.bindings == [Unbind("alpha", 2), Bind("alpha", 3)]
@@ -388,7 +389,7 @@ def test_which_cluster_has_a_reservation(
     reserve: Literal["earliest", "first"], chosen: str
 ) -> None:
     """Alpha, of larger nodes, is free later: what nobody asked for is no reason to wait."""
-    book, out = ReservationBook(), Outcome()
+    book, out = ReservationBook(Licences()), Outcome()
     clusters = [ALPHA, replace(ALPHA, name="beta")]
     book.booted("i", Policy(reserve=reserve), clusters, out)
     book.step(Surveyed(T, "alpha", Survey(T, (NodesInUse(("a",), 16, True, ((T, T + 30),)),))), out)

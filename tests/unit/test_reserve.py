@@ -1,0 +1,121 @@
+"""What is told of a request for a window with licences: promised, or refused in one line."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from metasched.api.licences import _row as licence_row
+from metasched.api.reservations import Wish, _reserve
+from metasched.core import Core
+from metasched.daemon import Engine
+from metasched.errors import Wrong
+from metasched.events import Booted, CoreEvent, Policy, Seen
+from metasched.licences import LicencePool
+from metasched.model import Cluster, Facts
+from metasched.reservation_life import (
+    NodesInUse,
+    ReservationAsked,
+    ReservationBound,
+    Survey,
+    Surveyed,
+)
+from metasched.reservations import Quota
+
+POOLS = (
+    LicencePool(name="matlab", total=4, headroom=1),
+    LicencePool(name="ansys", total=2, clusters=("beta",)),
+    LicencePool(name="cad", total=2, clusters=("alpha",)),
+    LicencePool(name="told", server="flex"),
+)
+
+
+class Desk:
+    """What `_reserve` asks of a daemon, with two clusters that answer at once."""
+
+    def __init__(self) -> None:
+        self.core, now = Core(), time.time()
+        alpha = Cluster(name="alpha", adapter="slurm", reserves=True, licensed={"cad": "cad"})
+        beta = Cluster(name="beta", adapter="local")
+        self.core.step(Booted(now, "cafe", Policy(), (alpha, beta), pools=POOLS))
+        for name in ("alpha", "beta"):
+            facts = Facts(cpus=8, used=0, partitions=())
+            self.core.step(Seen(now, name, (), facts=facts, since=0.0, until=now))
+        self.settings = SimpleNamespace(quota_of=lambda _: Quota())
+        self.links = {
+            name: SimpleNamespace(reservations=self, listed=0.0) for name in ("alpha", "beta")
+        }
+        self.ledger, self.ids = self, 0
+
+    async def look(self) -> None:
+        now = time.time()
+        nodes = (NodesInUse(("n1", "n2"), 4, True),)
+        self.core.step(Surveyed(now, "alpha", Survey(now, nodes)))
+
+    def next_reservation(self) -> int:
+        self.ids += 1
+        return self.ids
+
+    def take(self, event: CoreEvent) -> None:
+        self.core.step(event)
+        if isinstance(event, ReservationAsked) and event.id in self.core.reservations.known:
+            nodes = self.core.reservations.known[event.id].nodes
+            self.core.step(ReservationBound(event.time, event.id, nodes))
+
+    def reserve(self, dry_run: bool = False, /, **licences: int) -> dict[str, Any]:
+        begin = math.ceil(time.time()) + 3600.0
+        wish = Wish(
+            least=1,
+            most=1,
+            shortest=600.0,
+            longest=600.0,
+            ready=begin,
+            deadline=begin + 600.0,
+            licences=licences,
+            dry_run=dry_run,
+        )
+        return asyncio.run(_reserve(cast(Engine, self), "ada", wish))
+
+
+def test_a_window_has_its_licences_and_the_next_one_is_told_who_has_them() -> None:
+    desk = Desk()
+    assert desk.reserve(True, matlab=3)["offers"]
+    made = desk.reserve(matlab=2)
+    assert (made["state"], made["licences"]) == ("bound", {"matlab": 2})
+    row = licence_row(cast(Engine, desk), desk.core.licences.standing("matlab", time.time()))
+    assert (row["reserved"], row["free"]) == (0, 3)
+    window = {"reservation": 1, "count": 2, "start": made["start"], "end": made["end"]}
+    assert row["windows"] == [window]
+    for dry_run in (True, False):
+        with pytest.raises(Wrong) as refused:
+            desk.reserve(dry_run, matlab=2)
+        told = str(refused.value)
+        assert told.startswith(
+            "there is room, but matlab:2 cannot be kept for it, reservation 1 has 2 of matlab"
+            f" from {made['start']} to {made['end']}; alpha has 1 node from {made['end']}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ({"matlab": 4}, "4 of licence matlab, there are 4, 1 of them kept free; ask for 3"),
+        ({"matlap": 1}, "no licence 'matlap' is known; did you mean matlab?"),
+        ({"cad": 1}, "licence cad can be used on some machines of alpha only, and floating ones"),
+        ({"ansys": 1}, "alpha: licence ansys cannot be used there"),
+        ({"told": 1}, "licence told: its server flex has not been heard from yet"),
+        ({"matlab": 0}, "0 of licence 'matlab' makes no sense"),
+    ],
+)
+def test_licences_that_cannot_be_reserved(wanted: dict[str, int], told: str) -> None:
+    desk = Desk()
+    with pytest.raises(Wrong) as refused:
+        desk.reserve(**wanted)
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert desk.core.reservations.known == {}
