@@ -134,16 +134,11 @@ class Books:
         # an empty queue owes nothing: no residue of floats may hide the zero that Load looks for
         view.owed = view.owed + sign * job.cpus * job.estimated if view.unstarted else 0.0
 
-    def weigh_all(self) -> None:
-        """Before clusters are compared: the observed load of each, as it is now."""
-        for view in self.views.values():
-            self.weigh(view)
-
-    def weigh(self, view: ClusterView) -> None:
-        """Observed load: seconds of the whole cluster still owed."""
-        if self.policy.load == "observed" and view.facts is not None and view.power > 0:
-            owed = view.facts.owed + view.running(self.now) + view.owed
-            self.dispatch.observe(view.name, owed / view.power)
+    def weigh(self, views: Iterable[ClusterView]) -> None:
+        """Before clusters are compared: the observed loads of these, as they are now."""
+        if self.policy.load == "observed":
+            now = self.now
+            self.dispatch.observe_all([(v.name, v.load(now)) for v in views if v.power > 0])
 
     # Telling the story
 

@@ -55,7 +55,7 @@ class ClusterView:
     missed: float = 0.0
     probe_at: float = 0.0
     pause: float = 0.0
-    left: tuple[Sequence[float], list[int], list[float]] | None = None
+    left: tuple[list[float], list[int], list[float]] | None = None
     owed: float = 0.0
     power: float = 0.0
     unstarted: dict[Place, Task] = field(default_factory=dict)
@@ -78,18 +78,17 @@ class ClusterView:
         self.facts, self.power = facts, facts.cpus * self.cluster.benchmark
         self.left = None
 
-    def running(self, now: float) -> float:
-        """Cpu seconds that running jobs owe by their limits; O(log n) in their number."""
-        if self.facts is None or not self.facts.running:
-            return 0.0
+    def load(self, now: float) -> float:
+        """Seconds of the whole cluster still owed; O(log n) in its running jobs.
+
+        It must have told facts by which it has `power`.
+        """
         if self.left is None:
-            until, sizes = zip(*self.facts.running, strict=True)
-            last_first = sizes[::-1]
-            work = map(mul, last_first, until[::-1])
-            self.left = until, [*accumulate(last_first)], [*accumulate(work)]
+            self.left = _left(self.facts.running if self.facts is not None else ())
         ends, cpus, seconds = self.left
-        there = len(ends) - bisect_right(ends, now)
-        return seconds[there - 1] - cpus[there - 1] * now if there else 0.0
+        ended = bisect_right(ends, now)
+        told = 0.0 if self.facts is None else self.facts.owed
+        return (told + (seconds[ended] - cpus[ended] * now) + self.owed) / self.power
 
     def unfit(self, job: Job) -> Unfit | None:
         """Why the cluster cannot run a job, decided once for all that ask for the same."""
@@ -143,6 +142,16 @@ class ClusterView:
         self.probe_at += by
         for stray in self.strays.values():
             stray.asked += by
+
+
+def _left(running: Sequence[tuple[float, int]]) -> tuple[list[float], list[int], list[float]]:
+    """When jobs end by their limits, and of all after the first n of them: processors, and
+    processors x end."""
+    ends = [end for end, _ in running]
+    sizes = [cpus for _, cpus in running]
+    work = map(mul, reversed(sizes), reversed(ends))
+    cpus = [*accumulate(reversed(sizes), initial=0)]
+    return ends, cpus[::-1], [*accumulate(work, initial=0.0)][::-1]
 
 
 def shape(facts: Facts | None, *, passing: bool = True) -> object:

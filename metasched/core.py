@@ -467,7 +467,7 @@ class Core:
 
     @property
     def dispatch(self) -> LoadOrdering:
-        self.books.weigh_all()
+        self.books.weigh(self.books.views.values())
         return self.books.dispatch
 
     @property

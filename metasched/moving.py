@@ -60,7 +60,7 @@ class Moving:
 
     def leave(self, view: ClusterView, why: str) -> None:
         """Move what has not begun on a cluster, as far as another one can take it."""
-        self._books.weigh_all()
+        self._books.weigh(self._books.views.values())
         for task in sorted(view.live.values(), key=lambda t: (t.key, *t.place)):
             others = [
                 name
@@ -147,9 +147,10 @@ class Moving:
     def pull(self, view: ClusterView) -> None:
         """Withdraw pending tasks elsewhere that would start on this cluster now."""
         facts = view.facts
-        others = [v for v in self._books.views.values() if v is not view]
-        waiting = [v for v in others if v.unstarted]
-        if facts is None or facts.cpus <= facts.used or not waiting:
+        if facts is None or facts.cpus <= facts.used:
+            return
+        waiting = [v for v in self._books.views.values() if v.unstarted and v is not view]
+        if not waiting:
             return
         on_their_way = [
             task.job
@@ -157,7 +158,8 @@ class Moving:
             if task.state in UNSTARTED and not task.live.seen
         ] + [
             task.job
-            for other in others
+            for other in self._books.views.values()
+            if other is not view
             for task in other.uneasy.values()
             if task.live.target == view.name
         ]

@@ -74,7 +74,7 @@ class Placing:
 
     def verdicts(self, task: Task) -> list[Verdict]:
         """What speaks against each cluster for a task now, with the loads that decide."""
-        self._books.weigh_all()
+        self._books.weigh(self._books.views.values())
         looks = self._books.dispatch.looked_at(task.job, task.priority)
         return [
             Verdict(name, self.unfit(task, view), *looks[name])
@@ -111,6 +111,11 @@ class Placing:
 
     # 4. Licences and the choice
 
+    @property
+    def _chooses(self) -> bool:
+        """Whether loads are compared at all."""
+        return len(self._books.views) > 1
+
     def place(self) -> None:
         """Send what waits for a cluster only, in order of its key.
 
@@ -131,8 +136,8 @@ class Placing:
 
     def _place_all(self, waiting: list[Task]) -> None:
         now, licences = self._books.now, self._leasing.licences
-        if waiting and len(self._books.views) > 1:
-            self._books.weigh_all()
+        if waiting and self._chooses:
+            self._books.weigh(self._books.views.values())
         self._chunks = {}
         in_line = []
         if len(waiting) > 1:
@@ -262,8 +267,8 @@ class Placing:
         if self._leasing.wanted(task):
             cause += f", with {self._leasing.take(task)}"
         self._attempts.advance(task, Event.SEND, cause)
-        if len(self._books.views) > 1:
-            self._books.weigh(view)
+        if self._chooses:
+            self._books.weigh((view,))
 
     def _keep(self, task: Task, against: list[Unfit]) -> None:
         """Nothing fits: say why by the reason that comes first, or reject for good."""

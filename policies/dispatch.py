@@ -7,7 +7,7 @@ among clusters of about equal load, where the fewest such jobs are queued.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -84,10 +84,7 @@ class LoadOrdering:
         The same job, arrays and seed give the same answer, however many came before. ValueError
         if nothing is eligible, or a cluster or the priority is unknown.
         """
-        row, columns = self._row(priority), self._columns(eligible)
-        if len(columns) == 1:
-            return self.clusters[columns[0]]
-        loads = self._loads[row]
+        loads, columns = self._loads[self._row(priority)], self._columns(eligible)
         least = min([loads[i] for i in columns])
         if least == 0:
             return self.clusters[next(i for i in columns if loads[i] == 0)]
@@ -126,9 +123,17 @@ class LoadOrdering:
 
         ValueError if the cluster is unknown or `seconds` is negative or no number.
         """
-        if not (math.isfinite(seconds) and seconds >= 0):
-            raise ValueError(f"observed load of {cluster} is {seconds}; it must be 0 or more")
-        self._observed[self._column(cluster)] = seconds
+        self.observe_all([(cluster, seconds)])
+
+    def observe_all(self, loads: Iterable[tuple[str, float]]) -> None:
+        """`observe` for many clusters at once, as (cluster, seconds)."""
+        index, observed = self._index, self._observed
+        for cluster, seconds in loads:
+            if not 0 <= seconds < math.inf:
+                raise ValueError(f"observed load of {cluster} is {seconds}; it must be 0 or more")
+            if cluster not in index:
+                raise self._unknown(cluster)
+            observed[index[cluster]] = seconds
 
     def load(self, cluster: str) -> list[float]:
         """Its load by priority; index p-1 holds priority p. ValueError if unknown."""
@@ -161,8 +166,6 @@ class LoadOrdering:
         if not eligible:
             raise ValueError("no cluster is eligible; choose needs one or more")
         try:
-            if len(eligible) == 1:
-                return [self._index[name] for name in eligible]
             return sorted({self._index[name] for name in eligible})
         except KeyError as unknown:
             raise self._unknown(unknown.args[0]) from None
