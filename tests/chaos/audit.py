@@ -16,7 +16,7 @@ from metasched.db.ledger import Ledger
 from metasched.db.schema import attempt, change, job, lease, task
 from metasched.db.store import Database
 from metasched.model import Job, State, parse_tag
-from metasched.reservation_life import OPEN, Stage, id_of, name_of
+from metasched.reservation_life import OPEN, Reservation, Stage, id_of, name_of
 from metasched.transitions import FINAL, LIVE, UNSTARTED
 from tests.chaos.stream import TOTALS, Stream, Use, named
 
@@ -239,11 +239,24 @@ def _reservations(
         broken = may_fail and state is Stage.BROKEN  # with its node
         if state not in OPEN and not over and not broken:
             yield f"reservation {id} was promised and is {state or 'not stored'}"
+    yield from _overpromised([one for one in stored.values() if one.state in OPEN])
     kept = {name for name in reserved if id_of(name, instance) is not None}
     wanted = {name_of(instance, one.id) for one in stored.values() if one.state in OPEN}
     for name in sorted(kept ^ wanted):
         where = "not in its manager" if name in wanted else "in its manager and over"
         yield f"reservation {name} is {where}"
+
+
+def _overpromised(windows: Sequence[Reservation]) -> Iterator[str]:
+    """Licences of which windows have more at one moment than there are."""
+    for at in windows:
+        kept: Counter[str] = Counter()
+        for window in windows:
+            if window.start <= at.start < window.until:
+                kept.update(window.licences)
+        for name, total in TOTALS.items():
+            if kept[name] > total:
+                yield f"{kept[name]} of licence {name} kept with reservation {at.id}, not {total}"
 
 
 def _overused(uses: Sequence[Use]) -> Iterator[str]:

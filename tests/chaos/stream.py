@@ -223,10 +223,23 @@ class Stream:
         return self._client.release_licences(ended) if ended else []
 
     def reserve(self, cancelled: bool) -> None:
-        """Promise a node for a window of its own, from whatever thread; maybe not any more."""
-        start = self._begun + AHEAD + next(self._windows) * 2 * WINDOW
-        wish = {"least": 1, "most": 1, "shortest": WINDOW, "longest": WINDOW, "by_node": True}
-        row = self._client.reserve(wish | {"ready": start, "deadline": start + WINDOW + 1})
+        """Promise a node for a window of its own, from whatever thread; maybe not any more.
+
+        Every other one is to have a licence as well.
+        """
+        number = next(self._windows)
+        start = self._begun + AHEAD + number * 2 * WINDOW
+        wish: dict[str, object] = {
+            "least": 1,
+            "most": 1,
+            "by_node": True,
+            "shortest": WINDOW,
+            "longest": WINDOW,
+            "ready": start,
+            "deadline": start + WINDOW + 1,
+            "licences": {"ansys": 1} if number % 2 else {},
+        }
+        row = self._client.reserve(wish)
         self.promised[row["reservation"]] = cancelled
         if cancelled:
             self._client.cancel_reservation(row["reservation"])

@@ -51,6 +51,11 @@ class Ruined:
         with closing(sqlite3.connect(self.database)) as database, database:
             database.execute(statement)
 
+    def instance(self) -> str:
+        with closing(sqlite3.connect(self.database)) as database:
+            [(name,)] = database.execute("SELECT name FROM instance")
+        return str(name)
+
     def last_lease(self, job: int) -> int:
         """The attempt that ran: one that waited for long may have been recalled before it."""
         with closing(sqlite3.connect(self.database)) as database:
@@ -101,8 +106,7 @@ def test_a_story_that_was_changed_is_found(after: Ruined) -> None:
 
 
 def test_an_orphan_is_found(after: Ruined) -> None:
-    with closing(sqlite3.connect(after.database)) as database:
-        [(instance,)] = database.execute("SELECT name FROM instance")
+    instance = after.instance()
     found = after.found(f"ms-{instance}-3-1", "ms-somebody-3-1")
     assert [wrong for wrong in found.wrong if "manager" in wrong] == [
         f"ms-{instance}-3-1 is in its manager and not live in the database"
@@ -110,13 +114,25 @@ def test_an_orphan_is_found(after: Ruined) -> None:
 
 
 def test_reservations_that_are_lost_and_orphaned_are_found(after: Ruined) -> None:
-    with closing(sqlite3.connect(after.database)) as database:
-        [(instance,)] = database.execute("SELECT name FROM instance")
+    instance = after.instance()
     after.stream.promised = {7: False}
     reserved = [f"ms-{instance}-r8", "ms-somebody-r8"]
     assert audit(Sqlite(after.database), after.stream, reserved=reserved).wrong == [
         "reservation 7 was promised and is not stored",
         f"reservation ms-{instance}-r8 is in its manager and over",
+    ]
+
+
+def test_licences_that_two_windows_have_are_found(after: Ruined) -> None:
+    for id, start, kept in ((7, 10, '{"ansys": 2}'), (8, 15, '{"ansys": 2, "matlab": 6}')):
+        after.sql(
+            "INSERT INTO reservation VALUES "
+            f"({id}, 'ada', 'left', {start}, {start + 10}, 1, 1, 1, 'bound', 'made', "
+            f"'[\"n{id}\"]', '[\"n{id}\"]', true, 0, NULL, '[]', 0, '{kept}')"
+        )
+    names = {f"ms-{after.instance()}-r{id}" for id in (7, 8)}
+    assert audit(Sqlite(after.database), after.stream, reserved=names).wrong == [
+        "4 of licence ansys kept with reservation 8, not 3"
     ]
 
 
@@ -171,11 +187,10 @@ def test_an_end_that_the_fault_made_is_told_apart(after: Ruined) -> None:
 
 
 def test_what_a_forgetful_manager_still_lists_is_no_orphan(after: Ruined) -> None:
-    with closing(sqlite3.connect(after.database)) as database:
-        [(instance,)] = database.execute("SELECT name FROM instance")
+    instance = after.instance()
     # a job so short that no listing may have shown it running
     after.sql("UPDATE attempt SET started = ended WHERE job = 3 AND started IS NULL")
-    tags = [f"ms-{instance}-3-1", f"ms-{instance}-3-2"]  # there was no second sending
+    tags = [f"ms-{instance}-3-1", f"ms-{instance}-3-9"]  # there was no ninth sending
     assert len(after.found(*tags).wrong) == 2
     found = audit(Sqlite(after.database), after.stream, [lambda: tags], may_fail=True)
     assert [wrong for wrong in found.wrong if "manager" in wrong] == [

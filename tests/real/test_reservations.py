@@ -16,7 +16,7 @@ from metasched.db.ledger import Ledger
 from metasched.db.reservations import Overbooked
 from metasched.db.store import Database
 from metasched.db.upkeep import turn
-from metasched.events import Booted, CoreEvent, Outcome, Policy
+from metasched.events import Booted, CoreEvent, LicenceSet, Outcome, Policy
 from metasched.licences import LicencePool
 from metasched.model import Cluster
 from metasched.reservation_life import (
@@ -184,6 +184,17 @@ def test_nor_can_they_promise_a_licence_twice_for_two_clusters(ledger: Ledger) -
         {"matlab": 1},
     ]
     assert third.licences.windows("matlab")[0].licences == {"matlab": 3}
+
+
+def test_a_window_is_checked_against_the_total_of_its_moment(ledger: Ledger) -> None:
+    """What happens together is stored together: here an operator lowers the total just after."""
+    core, _ = life(ledger)
+    step(core, ledger, SURVEYED)
+    events = (asked(ledger, matlab=4), LicenceSet(NOW, "matlab", 1, "root"))
+    ledger.record([(event, core.step(event)) for event in events])
+    stored = ledger.reservation(1)
+    assert stored is not None
+    assert stored.licences == {"matlab": 4}
 
 
 def test_a_window_or_a_state_that_makes_no_sense_is_not_stored(
