@@ -157,7 +157,7 @@ class Gates:
         """
         before = task.reason
         prospect = self._stand(task, now)
-        if task.reason != before:
+        if task.reason and task.reason != before:  # one without goes on, if not in this step
             self.moved.append(task)
         return prospect
 

@@ -136,7 +136,7 @@ class Placing:
 
     def _place_all(self, waiting: list[Task]) -> None:
         now, licences = self._books.now, self._leasing.licences
-        if waiting and self._chooses:
+        if (waiting or licences.waited_for) and self._chooses:
             self._books.weigh(self._books.views.values())
         self._chunks = {}
         in_line = []

@@ -19,7 +19,9 @@ from metasched.db.store import Database
 from metasched.events import (
     Accepted,
     Booted,
+    ClockSet,
     CoreEvent,
+    Due,
     LicenceSet,
     LicencesReleased,
     Outcome,
@@ -30,7 +32,18 @@ from metasched.events import (
     Tried,
 )
 from metasched.licences import GivenBack, Lease, LicencePool, Standing
-from metasched.model import Cluster, Copies, Facts, Job, Nodes, Partition, Payload, Reason, State
+from metasched.model import (
+    Cluster,
+    Copies,
+    Facts,
+    Job,
+    Nodes,
+    Partition,
+    Payload,
+    Reason,
+    Row,
+    State,
+)
 
 NOW = 1_000_000.0
 TOTAL, PROCESSES, TURNS = 5, 4, 60
@@ -201,6 +214,30 @@ def test_leases_outlast_the_daemon_with_the_intents_that_they_were_stored_with(
     assert again.core.tasks[2, 0].reason == Reason.LICENCE_BUSY
     again.take(LicenceSet(NOW, "matlab", 6, "op"))
     assert (again.ours, again.core.tasks[2, 0].state) == (6, State.DISPATCHING)
+
+
+def test_what_lingers_is_stored_anew_when_the_clock_is_set(ledger: Ledger) -> None:
+    def lingering() -> int:
+        again = Core()
+        ledger.restore(again, 100)
+        return again.licences.standing("matlab", NOW).lingering
+
+    daemon = Daemon(ledger)
+    daemon.submit(1, 2)
+    daemon.take(Tried(NOW, 1, 1))
+    daemon.take(Accepted(NOW, 1, 1, {0: "7"}))
+    row = Row("ms-cafe-1-1", 0, "7", State.COMPLETED, started=NOW, ended=NOW + 10)
+    daemon.take(Seen(NOW + 10, "left", (row,), until=NOW + 10))
+    daemon.take(ClockSet(NOW - 3590, by=-3600.0))
+    assert lingering() == 2
+    daemon.take(Due(NOW - 3541))
+    assert lingering() == daemon.core.licences.standing("matlab", NOW).lingering == 2
+    daemon.take(ClockSet(NOW + 59, by=3600.0))
+    assert lingering() == 2
+    daemon.take(Due(NOW + 60))
+    assert lingering() == daemon.core.licences.standing("matlab", NOW).lingering == 0
+    daemon.take(ClockSet(NOW - 3540, by=-3600.0))
+    assert lingering() == daemon.core.licences.standing("matlab", NOW).lingering == 0
 
 
 def test_what_a_manager_gave_past_us_counts_after_a_restart_until_it_is_heard(

@@ -14,7 +14,7 @@ from metasched.events import (
     Tried,
 )
 from metasched.licences import LicencePool
-from metasched.model import Cluster, Reason, State
+from metasched.model import Cluster, Reason, Row, State
 from tests.unit.core_site import NOW, Site, facts, job
 
 
@@ -155,3 +155,13 @@ def test_a_step_costs_the_same_however_many_wait_in_clusters() -> None:
         return count
 
     assert calls(400) <= calls(20) * 1.1
+
+
+def test_who_is_granted_licences_goes_where_least_is_owed_by_then() -> None:
+    site = Site(pools=(LicencePool(name="a", total=1),), pull=False)
+    site.step(Submitted(NOW, job(1, licences={"a": 1})))
+    site.sent()
+    assert site.step(Submitted(NOW, job(2, licences={"a": 1}))) == []
+    site.seen("right", facts(4, owed=1e6))
+    ended = Row("ms-cafe-1-1", 0, "7", State.COMPLETED, started=NOW, ended=NOW)
+    assert site.seen("left", facts(8), ended) == [Send(2, 1, "left", (0,))]
