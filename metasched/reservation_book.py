@@ -48,6 +48,7 @@ from metasched.reservation_life import (
 from metasched.reservations import Offer, Request, best, instead
 
 TRIES = 5  # refusals of its manager after which a reservation is broken
+ANSWERED_IN = 20.0  # seconds in which one that begins at once must be bound
 FRESH = 60.0  # seconds for which a survey may be decided by
 _NO_OTHER = "cannot be used, and no other node is free"
 
@@ -134,6 +135,8 @@ class ReservationBook:
             looked = self._looked.get(one.id, -inf)
             marks = (one.start - self._clusters[one.cluster].lead, one.start, one.end)
             return next(mark for mark in marks if mark > looked or mark == one.end)
+        if one.state is Stage.REQUESTED:
+            return min(max(one.start, one.made + ANSWERED_IN), one.end)
         return one.end if one.state in (Stage.ACTIVE, Stage.CONFIRMED) else one.start
 
     def _waits(self, one: Reservation) -> bool:

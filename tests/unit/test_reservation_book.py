@@ -297,9 +297,24 @@ def test_a_refusal_is_looked_into_and_other_nodes_are_tried() -> None:
 
 def test_one_that_was_not_bound_by_its_start_is_broken() -> None:
     desk = Desk(UP)
-    desk.ask(1, 10, 20)
-    passed(desk, T + 10)
+    desk.ask(1, 30, 40)
+    passed(desk, T + 29)
+    assert desk.state(1) is Stage.REQUESTED
+    passed(desk, T + 30)
     assert desk.state(1) is Stage.BROKEN
+
+
+def test_one_that_begins_at_once_may_be_bound_a_little_later() -> None:
+    desk = Desk(UP)
+    desk.ask(1, 1, 100)
+    desk.ask(2, 1, 100)
+    passed(desk, T + 19)
+    desk.bind(1, now=T + 19)
+    passed(desk, T + 20)
+    assert (desk.state(1), desk.state(2)) == (Stage.ACTIVE, Stage.BROKEN)
+    desk.ask(3, 1, 10)
+    passed(desk, T + 10)
+    assert desk.state(3) is Stage.BROKEN
 
 
 def test_a_broken_one_is_offered_the_next_window_that_is_free() -> None:
