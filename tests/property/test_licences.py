@@ -44,6 +44,7 @@ class Line(RuleBasedStateMachine):
         self.lasts: dict[Place, float] = {}
         self.ends: dict[Place, float] = {}
         self.lingering: list[tuple[float, str, int]] = []
+        self.used_inside: list[tuple[float, str, int]] = []  # of these: by jobs in reservations
 
     def settle(self) -> list[Place]:
         """All who can go, go; in this order."""
@@ -131,6 +132,8 @@ class Line(RuleBasedStateMachine):
         wants = self.held.pop(place)
         for name, until in self.line.give_back(place, self.now, used).items():
             self.lingering.append((until, name, wants[name]))
+            if place in self.inside:
+                self.used_inside.append((until, name, wants[name]))
         return self.settle()
 
     @precondition(lambda self: self.waiting)
@@ -285,12 +288,13 @@ class Line(RuleBasedStateMachine):
 
     @invariant()
     def whatever_has_been_promised_is_there(self) -> None:
-        """Throughout every window: what its jobs have not leased is free for them."""
+        """Throughout every window what its jobs have not leased is free, or lingers after them."""
         if not hasattr(self, "line"):
             return
         for name in set(NAMES) - self.spoilt:
             begun = [id for id, window in self.windows.items() if window.start <= self.now]
-            assert self.free(name) >= sum(self.claim(id, name) for id in begun)
+            back = [n for until, other, n in self.used_inside if other == name and until > self.now]
+            assert self.free(name) + sum(back) >= sum(self.claim(id, name) for id in begun)
 
     def teardown(self) -> None:
         """Whoever wants no more than there is goes, one of those that hold ending at a time."""
