@@ -231,7 +231,7 @@ class Promises:
         native = str(row["native_id"])
         if self.cell is not None and cluster == self.cell.name:
             told = self.cell.run("qacct", "-j", native)
-            assert re.search(r"^ar_sub_time\s+\d", told, re.MULTILINE) or "arid" in told, told
+            assert re.search(r"^arid +[1-9]", told, re.MULTILINE), told
             return datetime.fromisoformat(row["started"]).timestamp(), []
         stay = self.stays.get((cluster, native))
         if stay is None:

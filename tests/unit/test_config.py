@@ -12,6 +12,7 @@ import pytest
 from metasched.adapters.slurm import Slurm
 from metasched.config import ConfigError, find, load, read_policy
 from metasched.events import Policy
+from metasched.reservations import Quota
 
 WHOLE = """
 [daemon]
@@ -116,6 +117,20 @@ def test_only_a_cluster_that_keeps_reservations_can_be_for_them_alone(tmp_path: 
     path.write_text(local + 'takes = "reservations"\n')
     with pytest.raises(ConfigError, match=r'takes = "reservations", .* "a"; leave it out'):
         load(path)
+
+
+def test_what_may_be_reserved_is_said_for_all_and_instead_for_a_class(file: Path) -> None:
+    file.write_text(
+        f'{file.read_text()}[reservations]\nhorizon = "90d"\nmost = 64\n'
+        '[reservations.classes.gold]\nlongest = "60d"\nlet_run = "30m"\n'
+    )
+    settings = load(file)
+    day = 86400.0
+    assert settings.quota_of("no such user") == Quota(horizon=90 * day, most=64)
+    assert settings.quota_of("ada") == Quota(longest=60 * day, let_run=1800.0)
+    file.write_text(file.read_text().replace("classes.gold", "classes.golf"))
+    with pytest.raises(ConfigError, match='no user class "golf" in the policy'):
+        load(file)
 
 
 def test_where_it_is_looked_for(

@@ -147,6 +147,16 @@ def test_no_job_may_be_where_a_reservation_begins_unless_enough_is_left() -> Non
     assert site.submit(3, 960) == [(3, "alpha")]
 
 
+def test_of_nodes_without_a_name_no_more_are_promised_than_there_are() -> None:
+    site = Site()
+    site.survey()
+    assert site.reserve(1, 1000, 2000, size=2) is Stage.CONFIRMED
+    assert site.reserve(2, 1999, 3000, size=2) is None
+    assert site.reserve(3, 1999, 3000, size=1) is Stage.CONFIRMED
+    assert site.reserve(4, 2000, 2100, size=2) is Stage.CONFIRMED
+    assert site.reserve(5, 2099, 2200, size=1) is None
+
+
 def test_a_job_of_several_tasks_may_have_a_node_for_each_until_a_survey_shows_it() -> None:
     site = Site()
     site.survey()

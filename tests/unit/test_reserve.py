@@ -22,6 +22,7 @@ from metasched.reservation_life import (
     NodesInUse,
     ReservationAsked,
     ReservationBound,
+    ReservationCancelled,
     Survey,
     Surveyed,
 )
@@ -46,7 +47,8 @@ class Desk:
         for name in ("alpha", "beta"):
             facts = Facts(cpus=8, used=0, partitions=())
             self.core.step(Seen(now, name, (), facts=facts, since=0.0, until=now))
-        self.settings = SimpleNamespace(quota_of=lambda _: Quota())
+        self.quota = Quota()
+        self.settings = SimpleNamespace(quota_of=lambda _: self.quota)
         self.links = {
             name: SimpleNamespace(reservations=self, listed=0.0) for name in ("alpha", "beta")
         }
@@ -118,4 +120,30 @@ def test_licences_that_cannot_be_reserved(wanted: dict[str, int], told: str) -> 
         desk.reserve(**wanted)
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
+    assert desk.core.reservations.known == {}
+
+
+def test_who_has_all_that_may_be_reserved_gets_more_once_some_of_it_is_over() -> None:
+    desk = Desk()
+    desk.quota = Quota(most=4)
+    assert desk.reserve()["size"] == 4
+    for dry_run in (True, False):
+        with pytest.raises(Wrong, match="1 more, beside 4, exceed the 4 that you may reserve; ask"):
+            desk.reserve(dry_run)
+    desk.core.step(ReservationCancelled(time.time(), 1, "ada"))
+    assert desk.reserve()["state"] == "bound"
+
+
+@pytest.mark.parametrize(
+    ("quota", "told"),
+    [
+        (Quota(horizon=3600.0), r"lies beyond the horizon of 3600 s, which is \S+; ask for an"),
+        (Quota(longest=599.0), "600 s is more than the 599 s that you may reserve; ask for less"),
+    ],
+)
+def test_how_far_ahead_and_for_how_long(quota: Quota, told: str) -> None:
+    desk = Desk()
+    desk.quota = quota
+    with pytest.raises(Wrong, match=told):
+        desk.reserve()
     assert desk.core.reservations.known == {}

@@ -136,6 +136,15 @@ def test_recorded_configuration() -> None:
 
 
 @pytest.mark.parametrize(
+    ("allowed", "seconds"), [("0 min", 62.0), ("5 min", 362.0), ("UNLIMITED", text.NO_LIMIT)]
+)
+def test_how_long_a_job_may_hold_its_nodes_after_its_limit(allowed: str, seconds: float) -> None:
+    """The overtime and the kill wait as Slurm tells them, and the time between its looks."""
+    told = f"{CONFIG}\nKillWait                = 32 sec\nOverTimeLimit           = {allowed}\n"
+    assert text.controller(told).overrun == seconds
+
+
+@pytest.mark.parametrize(
     ("boot", "age", "since", "up"),
     [(900, 300, -48.5, -48.5), (100, 300, -249.6, -848.5), (100, None, -848.5, -848.5)],
 )
