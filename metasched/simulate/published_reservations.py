@@ -149,8 +149,11 @@ def _strategies() -> list[ReservedCase]:
 def _windows() -> list[ReservedCase]:
     return [
         ReservedCase(f"{share:.0%} in [{low}, {high}]", column, _SET, share, window=(low, high))
-        for low, high in ((1, 1), (1, 2), (1, 4), (2, 8))
-        for share in (0.3, 0.5)
+        for low, high, shares in (
+            *((1, 1, (0.3, 0.5)), (1, 2, (0.3, 0.5))),
+            *((1, 4, _SHARES), (2, 8, _SHARES)),  # Figures 15 and 16
+        )
+        for share in shares
         for column in ("MCT", "priority")
     ]
 
