@@ -40,8 +40,8 @@ class ReservedCase(NamedTuple):
     """A row and a strategy (`column`): that share of the tasks of a set are reservations.
 
     They may start from submission + `window[0]` x wait to submission + `window[1]` x wait, the
-    wait being the task's under `waits`, for their run time. `period` and `reserved_first` are those
-    of `reserved.schedule`.
+    wait being the task's under `waits`, for their run time. `period`, `reserved_first` and
+    `largest_first` are those of `reserved.schedule`.
     """
 
     row: str
@@ -53,6 +53,7 @@ class ReservedCase(NamedTuple):
     waits: str = "easy"
     period: float = 0.0
     reserved_first: bool = True
+    largest_first: bool = False
 
     def grid(self, seed: int) -> Grid:
         """The tasks, cut to the size of a provider; the window of a reservation is [begin,
@@ -84,7 +85,7 @@ class ReservedCase(NamedTuple):
         chooser: Chooser = MinimumCompletionTime(seed)
         if self.column == "priority":
             chooser = ResourcePriority([cluster.name for cluster in clusters])
-        strategy = (chooser, batch, reserved, self.period, self.reserved_first)
+        strategy = (chooser, batch, reserved, self.period, self.reserved_first, self.largest_first)
         return schedule(workload, clusters, windows, *strategy)
 
 
@@ -174,6 +175,14 @@ def _periods() -> list[ReservedCase]:
     ]
 
 
+def _orders() -> list[ReservedCase]:
+    return [
+        ReservedCase(f"{share:.0%}", column, _SET, share, largest_first=column == "LSF")
+        for share in (0.0, 0.3, 0.5)
+        for column in ("first fit", "LSF")
+    ]
+
+
 RESERVATIONS = (
     Experiment(
         "reservation-shares",
@@ -210,5 +219,14 @@ RESERVATIONS = (
         "at once",
         _FIGURES,
         _periods,
+    ),
+    Experiment(
+        "reservation-orders",
+        "Batch tasks around reservations in the order of arrival, or the largest first",
+        "Kurowski et al. 2011, section 4.4.3",
+        60,
+        "first fit",
+        _FIGURES,
+        _orders,
     ),
 )

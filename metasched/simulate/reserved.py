@@ -1,11 +1,11 @@
 """Batch jobs and advance reservations on several providers: Kurowski et al. 2011, section 4.
 
-A batch job goes to the provider where the fewest wait and is started first fit, never past a
-reservation by its limit. A reservation is booked when it is asked for, by the daemon's own CARTS,
-requests and choosers; its processors are chosen when it starts (dynamic binding), so amounts are
-enough. One that does not fit into its window is booked for the first time after it: late, never
-refused. Decisions are made as tasks arrive, or every so many seconds for all that have (section
-4.4.4).
+A batch job goes to the provider where the fewest wait and is started first fit, in the order of
+arrival or the largest first (LSF), never past a reservation by its limit. A reservation is booked
+when it is asked for, by the daemon's own CARTS, requests and choosers; its processors are chosen
+when it starts (dynamic binding), so amounts are enough. One that does not fit into its window is
+booked for the first time after it: late, never refused. Decisions are made as tasks arrive, or
+every so many seconds for all that have (section 4.4.4).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class _Provider:
     """One cluster: what it has promised, what waits, when what runs must end by its limit."""
 
     carts: Carts
+    largest_first: bool
     queue: dict[int, Request] = field(default_factory=dict)
     limits: dict[int, float] = field(default_factory=dict)
 
@@ -38,7 +39,10 @@ class _Provider:
         """Start, first fit, what ends by its limit before a reservation needs its processors."""
         begun = []
         free = self.carts.free(now, nextafter(now, now + 1))
-        for request in list(self.queue.values()):
+        waiting = list(self.queue.values())
+        if self.largest_first:
+            waiting.sort(key=lambda request: -request.job.cpus)
+        for request in waiting:
             cpus, end = request.job.cpus, now + limit(request)
             if cpus <= free and self.carts.free(now, end) >= cpus:
                 self.carts.reserve(now, end, cpus)
@@ -69,16 +73,18 @@ def schedule(
     reserved: Sequence[int],
     period: float = 0.0,
     reserved_first: bool = True,
+    largest_first: bool = False,
 ) -> Schedule:
     """Run it all. `windows` maps those jobs to their requests that are reservations.
 
     `batch` and `reserved` are the places of the clusters for either kind: disjoint ones are a
     static partition. What arrives is decided every `period` seconds; 0: at once. Of what is decided
     together reservations are booked before batch jobs start, or all have their turn in the order of
-    arrival. Deterministic but for the chooser's own draws.
+    arrival. Batch jobs of a provider have their turn in that order, too, or the largest first.
+    Deterministic but for the chooser's own draws.
     """
     first = workload.requests[0].job.submitted if workload.requests else 0.0
-    providers = [_Provider(Carts(cluster.cpus, first)) for cluster in clusters]
+    providers = [_Provider(Carts(cluster.cpus, first), largest_first) for cluster in clusters]
     names = {cluster.name: place for place, cluster in enumerate(clusters)}
     by_id = {request.job.id: request for request in workload.requests}
     placed: dict[int, Placed] = {}

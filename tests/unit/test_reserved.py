@@ -36,10 +36,11 @@ def run(
     reserved: tuple[int, ...] = (0,),
     period: float = 0.0,
     reserved_first: bool = True,
+    largest_first: bool = False,
 ) -> Schedule:
     workload = Workload("by hand", tuple(requests))
     chooser = ResourcePriority(["c1", "c2"])
-    strategy = (chooser, batch, reserved, period, reserved_first)
+    strategy = (chooser, batch, reserved, period, reserved_first, largest_first)
     return schedule(workload, parse(clusters), windows, *strategy)
 
 
@@ -85,6 +86,21 @@ def test_what_arrives_in_a_period_is_decided_at_its_end_reservations_first_or_in
     assert starts(run(tasks, windows, period=10)) == [(0, 0), (22, 0), (12, 0)]
     in_turn = starts(run(tasks, windows, period=10, reserved_first=False))
     assert in_turn == [(0, 0), (10, 0), (30, 0)]
+
+
+def test_the_largest_has_its_turn_first_and_goes_round_a_reservation_too() -> None:
+    tasks = [
+        task(1, 0, 4, 10, 10),
+        task(2, 1, 1, 5, 5),
+        task(3, 2, 2, 9, 9),
+        task(4, 3, 3, 5, 5),
+        task(5, 4, 3, 10, 10),
+    ]
+    windows = {5: Reservation.fixed(3, 20, 30)}
+    # at 10 there is room for 2 and 3, or for 4 and 2; who is left would be in the way at 20
+    assert [start for start, _ in starts(run(tasks, windows))] == [0, 10, 10, 30, 20]
+    largest = run(tasks, windows, largest_first=True)
+    assert [start for start, _ in starts(largest)] == [0, 10, 30, 10, 20]
 
 
 def test_a_window_that_has_passed_when_it_is_decided_is_late() -> None:
@@ -141,6 +157,7 @@ def test_every_row_compares_its_strategies_on_the_same_reservations() -> None:
         "reservation-strategies",
         "reservation-windows",
         "reservation-periods",
+        "reservation-orders",
     ):
         experiment = EXPERIMENTS[name]
         cases = experiment.cases()
