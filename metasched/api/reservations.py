@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import pwd
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -46,8 +47,9 @@ class Wish:
     """What a client asks for: times in epoch seconds, durations in seconds.
 
     `least` to `most` processors (nodes if `by_node`) for `shortest` to `longest` seconds within
-    [ready, deadline]; `ready` None: now. `deadline` None: the horizon of the caller's quota.
-    `let_run` None: as long as the caller may. `licences` are kept for the window, too.
+    [ready, deadline]; `ready` None: now. `deadline` None: the horizon of the owner's quota.
+    `let_run` None: as long as the owner may. `licences` are kept for the window, too. `user` is the
+    owner, None: the caller.
     """
 
     least: int
@@ -61,6 +63,7 @@ class Wish:
     let_run: float | None = None
     licences: Mapping[str, int] = field(default_factory=dict)
     dry_run: bool = False
+    user: str | None = None
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - the API checks by it
 
@@ -73,7 +76,14 @@ def reservations(daemon: Serving, who: Who, all: bool = False) -> list[dict[str,
 
 @router.post("/reservations")
 async def make(who: Who, running: Running, wish: Annotated[Wish, Body()]) -> dict[str, Any]:
-    return await _reserve(running, who.user, wish)
+    user = who.user if wish.user is None else wish.user
+    if user != who.user:
+        who.must_operate("reserve for others")
+        try:
+            pwd.getpwnam(user)
+        except (KeyError, ValueError):
+            raise Wrong(404, f"there is no account {user[:63]!r}; name another user") from None
+    return await _reserve(running, user, wish)
 
 
 @router.post("/reservations/{id}/cancel")

@@ -74,6 +74,9 @@ def reserve(
         str | None,
         typer.Option("--licence", "-L", metavar="NAME[:N],...", help="Keep these licences, too."),
     ] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="U", help="For this user [operators only].")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be possible.")] = False,
     json: Json = False,
     config: Config = None,
@@ -119,6 +122,8 @@ def reserve(
     }
     if licences := _parsed("--licence", licence, parse_licences):
         wish["licences"] = licences  # a daemon of an earlier release knows of none
+    if user is not None:
+        wish["user"] = user  # nor of others' reservations
     answer = connect(config).reserve(wish)
     if json:
         print(json_format.dumps(answer, indent=2))

@@ -364,6 +364,13 @@ def test_a_reservation_is_its_owners_and_operators_alone(
     assert b.json("reservations", "--all") == []
     assert b.json("status", "--all") == []
     assert [row["reservation"] for row in operator.json("reservations")] == [int(id)]
+    others = ("reserve", "--size", "1", "--start", "+1h", "--duration", "5m", "--user")
+    told = b.error(*others, A, code=3)
+    assert told == f"only operators may reserve for others, and you are {B}; ask one of them"
+    assert "there is no account 'nobody-here'" in operator.error(*others, "nobody-here", code=5)
+    given = operator.json(*others, A)
+    assert (given["user"], given["state"]) == (A, "bound")
+    assert a.json("reservation", "cancel", str(given["reservation"]))["state"] == "cancelled"
     assert a.until_ended(job)[0]["state"] == "completed"
     assert (over_gridengine.folder / A / "inside").read_text() == f"{A}\n"
     native = a.row(job)["native_id"]

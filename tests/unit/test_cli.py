@@ -518,6 +518,18 @@ def test_licences_with_the_windows_that_have_some(daemon: Fake, run: Run) -> Non
     assert run("licences").out.splitlines()[-1].split()[:3] == ["7", "matlab", "2"]
 
 
+def test_a_reservation_for_somebody_else_is_asked_for_by_name(daemon: Fake, run: Run) -> None:
+    times = {"start": "2090-01-31T10:00:00+00:00", "end": "2090-01-31T11:00:00+00:00"}
+    where = {"cluster": "alpha", "nodes": 1, "processors": None, "starts": []}
+    offer: dict[str, Any] = where | times
+    daemon.answer("/reservations", {"offers": [offer]})
+    words = ("reserve", "-n", "1", "--duration", "1h", "--dry-run")
+    assert run(*words).code == 0
+    assert run(*words, "--user", "ada").code == 0
+    asked = [body for _, path, _, body in daemon.asked if path == "/reservations"]
+    assert [body.get("user") for body in asked] == [None, "ada"]
+
+
 def test_reservations_on_a_terminal_are_shown_over_time(
     daemon: Fake, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
