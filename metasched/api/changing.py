@@ -63,7 +63,7 @@ async def modify(
         elif (why := running.core.refusal(new)) is not None:
             raise Wrong(403, f"job {id}: {why}")
         else:
-            if {"time_limit", "clusters"} & different(job, new):
+            if {"time_limit", "clusters", "begin"} & different(job, new):
                 must_fit(running, new, now)
             anew = must_be_sent_anew(job, new, now)
             words = told(job, new) or f"priority {changes.priority or 'as classified'}"

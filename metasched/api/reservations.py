@@ -357,7 +357,7 @@ def within(engine: Engine, user: str, request: JobRequest, now: float) -> JobReq
     if request.clusters and one.cluster not in request.clusters:
         told = f"{name} is on {one.cluster}, --cluster asks for {', '.join(request.clusters)}"
         raise Wrong(403, f"{told}; leave out --cluster")
-    left = must_last(one, request.time_limit, now)
+    left = must_last(one, request.begin, request.time_limit, now)
     cpus = request.tasks * request.cpus_per_task
     if cpus > one.cpus or (request.nodes or 1) > one.size:
         wanted = f"{cpus} processors on {request.nodes or 1} nodes"
@@ -368,9 +368,12 @@ def within(engine: Engine, user: str, request: JobRequest, now: float) -> JobReq
     return replace(request, clusters=(one.cluster,), time_limit=limit)
 
 
-def must_last(one: Reservation, time_limit: float | None, now: float) -> float:
-    """Seconds that are left of a reservation. Wrong if a job may run for longer."""
-    left = one.end - max(one.start, now)
+def must_last(one: Reservation, begin: float | None, time_limit: float | None, now: float) -> float:
+    """Seconds that are left of a reservation for a job. Wrong if it may run for longer."""
+    if begin is not None and begin >= one.end:
+        told = f"the job may not begin before {iso(begin)}, reservation {one.id} ends at"
+        raise Wrong(403, f"{told} {iso(one.end)}; ask for an earlier --begin")
+    left = one.end - max(one.start, now, begin or 0.0)
     if time_limit is not None and time_limit > left:
         told = f"the job may run for {time_limit:g} s, reservation {one.id} lasts {left:.0f} s"
         raise Wrong(403, f"{told}; ask for a shorter --time")
@@ -385,7 +388,7 @@ def must_fit(engine: Engine, job: Job, now: float) -> None:
     if job.time_limit is None:
         told = f"job {job.id} runs in reservation {one.id}, where it needs a time limit"
         raise Wrong(403, f"{told}; give --time")
-    must_last(one, job.time_limit, now)
+    must_last(one, job.begin, job.time_limit, now)
     if job.clusters != (one.cluster,):
         told = f"job {job.id} runs in reservation {one.id}, which is on {one.cluster}"
         raise Wrong(403, f"{told}; leave out --cluster")

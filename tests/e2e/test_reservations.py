@@ -234,6 +234,9 @@ def test_what_cannot_be_reserved_or_run_there_is_one_line_and_changes_nothing(
     told = over_gamma.error(*job, "-t", "2:00:00", code=3)
     assert f"the job may run for 7200 s, reservation {id} lasts 3600 s" in told
     assert f"reservation {id} has 8 on 2" in over_gamma.error(*job, "-n", "9", code=3)
+    assert f"reservation {id} ends at" in over_gamma.error(*job, "--begin", "+3h", code=3)
+    told = over_gamma.error(*job, "--begin", "+90m", "-t", "45", code=3)
+    assert f"may run for 2700 s, reservation {id} lasts" in told
     told = over_gamma.error("submit", "--reservation", "99", "--wrap", "true", code=5)
     assert "no reservation 99" in told
 
@@ -244,6 +247,7 @@ def test_what_cannot_be_reserved_or_run_there_is_one_line_and_changes_nothing(
         (("--time", "61"), f"the job may run for 3660 s, reservation {id} lasts 3600 s"),
         (("--time", "none"), "where it needs a time limit"),
         (("--cluster", "none"), f"reservation {id}, which is on gamma"),
+        (("--begin", "+3h"), f"reservation {id} ends at"),
     ):
         assert told in over_gamma.error("modify", str(waits), *change, code=3)
     over_gamma.until(lambda: over_gamma.row(waits)["state"] == "pending")
