@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, bindparam, case, func, insert,
 
 from metasched.db.schema import event, lease, licence
 from metasched.events import ClockSet, Outcome
-from metasched.licences import GivenBack, Lease, LicenceCount, Lingering, Standing
+from metasched.licence_pools import GivenBack, Lease, LicenceCount, Lingering, Standing
 
 
 def _excess(leased: ColumnElement[int], total: ColumnElement[int]) -> ColumnElement[int]:

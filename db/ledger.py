@@ -73,7 +73,7 @@ from metasched.events import (
     Submitted,
     Task,
 )
-from metasched.licences import Lease, LicenceCount, Lingering
+from metasched.licence_pools import Lease, LicenceCount, Lingering
 from metasched.model import Facts, Job, Payload, State
 from metasched.reservation_life import Reservation
 from metasched.transitions import LIVE, Event

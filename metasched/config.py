@@ -33,7 +33,7 @@ from metasched.db.sqlite import Sqlite
 from metasched.db.store import Database, StoreError, database
 from metasched.errors import UserError
 from metasched.events import WORDS, Policy
-from metasched.licences import MOST, LicencePool
+from metasched.licence_pools import MOST, LicencePool
 from metasched.model import Cluster
 from metasched.places import (
     LONGEST_SOCKET,
@@ -125,7 +125,7 @@ class ClassTable(_Table):
 
 
 class LicenceTable(_Table):
-    """The copies of one licence; see `licences.LicencePool`, and for machines `model.Cluster`."""
+    """The copies of one licence: a `LicencePool`, or those of machines, of a `model.Cluster`."""
 
     name: str
     total: Annotated[int, Field(ge=0, le=MOST)] | None = None

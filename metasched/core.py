@@ -61,7 +61,7 @@ from metasched.events import (
 )
 from metasched.gates import Gates
 from metasched.leasing import Leasing
-from metasched.licences import Lease, LicenceCount, Lingering
+from metasched.licence_pools import Lease, LicenceCount, Lingering
 from metasched.model import Cluster, Facts, Job, Reason, State, parse_tag
 from metasched.moving import Moving
 from metasched.placing import Placing

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from metasched.dependencies import Fate
-from metasched.licences import GivenBack, Lease, LicenceCount, LicencePool, Standing
+from metasched.licence_pools import GivenBack, Lease, LicenceCount, LicencePool, Standing
 from metasched.model import Claim, Cluster, Facts, Job, Missing, Row, State
 from metasched.policies.classify import Part
 from metasched.policies.eligible import Unfit

@@ -16,7 +16,7 @@ from metasched.core import Core
 from metasched.daemon import Engine
 from metasched.errors import Wrong
 from metasched.events import LicenceSet, LicencesReleased, Task
-from metasched.licences import MOST, Lease, Standing
+from metasched.licence_pools import MOST, Lease, Standing
 from metasched.model import State
 from metasched.probes.watch import Watch
 from metasched.units import iso

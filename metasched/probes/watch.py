@@ -17,7 +17,7 @@ from metasched.clock import Clock
 from metasched.config import LicenceServerSettings
 from metasched.core import Core
 from metasched.events import LicencesCounted
-from metasched.licences import LicenceCount, LicencePool
+from metasched.licence_pools import LicenceCount, LicencePool
 from metasched.probes.base import ProbeError, Report
 from metasched.probes.matching import Held, hosts_of, outside
 from metasched.probes.process import Question, probe

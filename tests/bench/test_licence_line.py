@@ -15,7 +15,8 @@ from statistics import fmean
 
 import pytest
 
-from metasched.licences import Lease, LicencePool, Licences, Place
+from metasched.licence_pools import Lease, LicencePool
+from metasched.licences import Licences, Place
 
 TOTAL, JOBS, LOAD, DRAWS = 4, 400, 0.95, 12
 

@@ -16,7 +16,8 @@ from metasched.db import leases
 from metasched.db.schema import licence
 from metasched.db.store import Database, database
 from metasched.events import Outcome
-from metasched.licences import GivenBack, Lease, LicencePool, Licences, Place
+from metasched.licence_pools import GivenBack, Lease, LicencePool
+from metasched.licences import Licences, Place
 from tests.conftest import require
 from tests.postgresql import Server, missing
 from tests.real.test_leases import NOW, standing, with_attempts

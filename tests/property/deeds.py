@@ -35,23 +35,26 @@ from metasched.events import (
     Unsure,
     Withdraw,
 )
-from metasched.licences import LicenceCount
+from metasched.licence_pools import LicenceCount
 from metasched.model import Job, State, tag_of
 from metasched.transitions import ATTEMPT_FINAL
 from tests.property.life import INSTANCE, KINDS, SIZES, WANTS, Life
 from tests.property.managers import Manager, place_of
 
+# how a small world may begin
+BEGINNING: dict[str, Any] = {
+    "pull": st.booleans(),
+    "load": st.sampled_from(["observed", "paper"]),
+    "send": st.sampled_from(["at_once", "at_once", "late"]),
+    "sizes": st.lists(st.sampled_from([1, 2, 4, 6, 8]), max_size=6),
+    "fences": st.sampled_from([[], [], ["left"], ["left", "right"]]),
+}
+
 
 class Deeds(Life):
     """Each rule is one thing that somebody does, or that becomes of a job."""
 
-    @initialize(
-        pull=st.booleans(),
-        load=st.sampled_from(["observed", "paper"]),
-        send=st.sampled_from(["at_once", "at_once", "late"]),
-        sizes=st.lists(st.sampled_from([1, 2, 4, 6, 8]), max_size=6),
-        fences=st.sampled_from([[], [], ["left"], ["left", "right"]]),
-    )
+    @initialize(**BEGINNING)
     def boot(self, pull: bool, load: str, send: str, sizes: list[int], fences: list[str]) -> None:
         """Both clusters have been heard from, and have what `sizes` asks for."""
         policy = Policy(pull=pull, load=load, send=send, pull_after=5.0, patience=60.0)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from metasched.core import Core
 from metasched.dependencies import KINDS as AFTER
 from metasched.dependencies import SINGLETON, Fate, parse_dependency
 from metasched.events import Action, Booted, CoreEvent, Outcome, Policy, Send, Task
-from metasched.licences import Lease, LicencePool, Lingering
+from metasched.licence_pools import Lease, LicencePool, Lingering
 from metasched.model import Cluster, Job, State
 from metasched.transitions import ATTEMPT_FINAL, FINAL, Event
 from tests.property.managers import Key, Manager, Place, place_of

@@ -18,8 +18,9 @@ from hypothesis.stateful import (
     rule,
 )
 
+from metasched.licence_pools import Lease, LicencePool
 from metasched.licence_windows import TokenWindow
-from metasched.licences import Lease, LicencePool, Licences, Place
+from metasched.licences import Licences, Place
 
 NAMES = ("a", "b", "c")
 TOTAL = 4

@@ -26,7 +26,7 @@ from metasched.db.ledger import Known, Ledger, Stored
 from metasched.db.schema import checkpoint, epoch, metadata
 from metasched.dependencies import Fate, parse_dependency
 from metasched.events import CoreEvent, Outcome, Submitted
-from metasched.licences import LicencePool, Standing
+from metasched.licence_pools import LicencePool, Standing
 from metasched.model import Copies, Job, Payload
 from metasched.reservation_life import (
     OPEN,
@@ -42,6 +42,7 @@ from metasched.reservation_life import (
     name_of,
 )
 from metasched.reservations import Request
+from tests.property.deeds import BEGINNING
 from tests.property.life import INSTANCE, POOLS, SIZES
 from tests.property.test_core import World
 
@@ -58,11 +59,7 @@ class Restored(World):
     """Every life begins from a database, while another core goes on."""
 
     @initialize(
-        pull=st.booleans(),
-        load=st.sampled_from(["observed", "paper"]),
-        send=st.sampled_from(["at_once", "at_once", "late"]),
-        sizes=st.lists(st.sampled_from([1, 2, 4, 6, 8]), max_size=6),
-        fences=st.sampled_from([[], [], ["left"], ["left", "right"]]),
+        **BEGINNING,
         binds_late=st.booleans(),
         together=st.sampled_from([1, 1, 3]),
     )

@@ -31,7 +31,7 @@ from metasched.events import (
     Submitted,
     Tried,
 )
-from metasched.licences import GivenBack, Lease, LicencePool, Standing
+from metasched.licence_pools import GivenBack, Lease, LicencePool, Standing
 from metasched.model import (
     Cluster,
     Copies,

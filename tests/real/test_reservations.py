@@ -17,7 +17,7 @@ from metasched.db.reservations import Overbooked
 from metasched.db.store import Database
 from metasched.db.upkeep import turn
 from metasched.events import Booted, CoreEvent, LicenceSet, Outcome, Policy
-from metasched.licences import LicencePool
+from metasched.licence_pools import LicencePool
 from metasched.model import Cluster
 from metasched.reservation_life import (
     Bind,

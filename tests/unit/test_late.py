@@ -18,7 +18,7 @@ from metasched.events import (
     Submitted,
     Tried,
 )
-from metasched.licences import LicencePool
+from metasched.licence_pools import LicencePool
 from metasched.model import Cluster, Facts, Job, Nodes, Partition, Reason, Row, State, tag_of
 from metasched.reservation_life import (
     Bind,

@@ -17,7 +17,7 @@ from metasched.events import (
     Tried,
     Withdraw,
 )
-from metasched.licences import GivenBack, Lease, LicenceCount, LicencePool
+from metasched.licence_pools import GivenBack, Lease, LicenceCount, LicencePool
 from metasched.model import Copies, Reason, State
 from tests.unit.core_site import NOW, Site, facts, job
 

@@ -21,8 +21,9 @@ from metasched.events import (
     Tried,
     Withdraw,
 )
+from metasched.licence_pools import Lease, LicencePool
 from metasched.licence_windows import TokenWindow, ahead, earliest, least
-from metasched.licences import Lease, LicencePool, Licences
+from metasched.licences import Licences
 from metasched.model import Cluster, Facts, Job, Nodes, Partition, Reason, Row, State, tag_of
 from metasched.reservation_life import (
     NodesInUse,

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from metasched.licences import MOST, Lease, LicenceCount, LicencePool, Licences
+from metasched.licence_pools import MOST, Lease, LicenceCount, LicencePool
+from metasched.licences import Licences
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from metasched.events import (
     Submitted,
     Tried,
 )
-from metasched.licences import LicencePool
+from metasched.licence_pools import LicencePool
 from metasched.model import Cluster, Reason, Row, State
 from tests.unit.core_site import NOW, Site, facts, job
 

@@ -16,7 +16,7 @@ from metasched.core import Core
 from metasched.daemon import Engine
 from metasched.errors import Wrong
 from metasched.events import Booted, CoreEvent, Policy, Seen
-from metasched.licences import LicencePool
+from metasched.licence_pools import LicencePool
 from metasched.model import Cluster, Facts
 from metasched.reservation_life import (
     NodesInUse,
