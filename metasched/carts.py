@@ -347,13 +347,22 @@ class _Leaf:
     def summary(self, limit: int, grain: int) -> _Gaps:
         """The gaps of `limit` processors, rounded down to whole grains; remembered."""
         level = limit // grain
-        if (known := self.gaps.get(level)) is None:
-            limit = level * grain
-            known = self.gaps[level] = _gaps(
-                (time, None if amount >= limit else (time, 0.0, None))
-                for time, amount in zip(self.times, self.amounts, strict=True)
-            )
-        return known
+        if level not in self.gaps:
+            self.gaps[level] = self._summary(level * grain)
+        return self.gaps[level]
+
+    def _summary(self, limit: int) -> _Gaps:
+        closes: float | None = None
+        longest, opened = 0.0, None
+        for time, amount in zip(self.times, self.amounts, strict=True):
+            if amount >= limit:
+                if opened is None:
+                    opened = time
+            elif closes is None:
+                closes, opened = time, None
+            elif opened is not None:
+                longest, opened = max(longest, _length(opened, time)), None
+        return None if closes is None else (closes, longest, opened)
 
     def cut(self, time: float) -> None:
         """Begin a slot at `time`, if none begins there."""
@@ -406,7 +415,7 @@ class _Inner:
 
     def __init__(self, kids: list[_Node]) -> None:
         self.kids = kids
-        self.gaps: dict[int, _Gaps] = {}
+        self.gaps: dict[int, list[_Gaps]] = {}
         self.times: list[float] = [kid.times[0] for kid in kids]
         self.shifts = [0] * len(kids)
         bounds = [kid.bounds() for kid in kids]
@@ -446,36 +455,51 @@ class _Inner:
         self, time: float, limit: int, duration: float, opened: float | None, grain: int
     ) -> tuple[bool, float | None]:
         first = max(bisect_right(self.times, time) - 1, 0)
+        if self.times[first] < time:  # the gaps of a kid say nothing of a part of it
+            rest = limit - self.shifts[first]
+            found, opened = self.kids[first].gap(time, rest, duration, opened, grain)
+            first += 1
+            if found or first == len(self.kids):
+                return found, opened
+        passed, after = _passed(
+            self.tails(limit, grain)[first], self.times[first], opened, duration
+        )
+        if passed:
+            return False, after
         for place in range(first, len(self.kids)):
-            begin, kid, rest = self.times[place], self.kids[place], limit - self.shifts[place]
+            begin = self.times[place]
             if opened is not None and opened + duration <= begin:
                 return True, opened
-            if place > first:
-                known = None if self.low[place] >= limit else kid.summary(rest, grain)
-                if known is None:
-                    opened = begin if opened is None else opened
-                    continue
-                closes, longest, opens = known
-                since = begin if opened is None else opened
-                if closes < since + duration and longest < duration:
-                    opened = opens
-                    continue
-            found, opened = kid.gap(time, rest, duration, opened, grain)
+            passed, after = _passed(self._gaps(place, limit, grain), begin, opened, duration)
+            if passed:
+                opened = after
+                continue
+            rest = limit - self.shifts[place]
+            found, opened = self.kids[place].gap(time, rest, duration, opened, grain)
             if found:
                 return True, opened
         return False, opened
 
-    def summary(self, limit: int, grain: int) -> _Gaps:
+    def tails(self, limit: int, grain: int) -> list[_Gaps]:
+        """From each kid on, the gaps of `limit` processors to the end; otherwise as `summary`."""
         level = limit // grain
         if level not in self.gaps:
-            limit = level * grain
-            self.gaps[level] = _gaps(
-                (time, None if low >= limit else kid.summary(limit - shift, grain))
-                for time, kid, shift, low in zip(
-                    self.times, self.kids, self.shifts, self.low, strict=True
-                )
-            )
+            tails = [self._gaps(len(self.kids) - 1, level * grain, grain)]
+            for place in range(len(self.kids) - 2, -1, -1):
+                ours = self._gaps(place, level * grain, grain)
+                tails.append(_joined(ours, self.times[place + 1], tails[-1]))
+            self.gaps[level] = tails[::-1]
         return self.gaps[level]
+
+    def summary(self, limit: int, grain: int) -> _Gaps:
+        return self.tails(limit, grain)[0]
+
+    def _gaps(self, place: int, limit: int, grain: int) -> _Gaps:
+        if self.low[place] >= limit:
+            return None
+        if self.high[place] < limit:
+            return self.times[place], 0.0, None
+        return self.kids[place].summary(limit - self.shifts[place], grain)
 
     def cut(self, time: float) -> None:
         place = bisect_right(self.times, time) - 1
@@ -596,23 +620,34 @@ def _built(times: list[float], amounts: list[int]) -> _Node:
     return level[0]
 
 
-def _gaps(parts: Iterable[tuple[float, _Gaps]]) -> _Gaps:
-    """Of a node, from where each of its parts begins and the gaps of that part."""
-    closes: float | None = None
-    longest, opened = 0.0, None
-    for begin, gaps in parts:
-        if gaps is None:
-            if closes is not None and opened is None:
-                opened = begin
-            continue
-        if closes is None:
-            closes = gaps[0]
-        else:
-            length = gaps[0] - (begin if opened is None else opened)
-            # by an ulp more, since start + duration <= end may hold by rounding alone
-            longest = max(longest, length + ulp(gaps[0]))
-        longest, opened = max(longest, gaps[1]), gaps[2]
-    return None if closes is None else (closes, longest, opened)
+def _joined(ours: _Gaps, begin: float, rest: _Gaps) -> _Gaps:
+    """The gaps of some slots and of the rest, which begins at `begin`."""
+    if ours is None:
+        return rest
+    closes, longest, opened = ours
+    opened = begin if opened is None else opened
+    if rest is None:
+        return closes, longest, opened
+    return closes, max(longest, rest[1], _length(opened, rest[0])), rest[2]
+
+
+def _passed(
+    gaps: _Gaps, begin: float, opened: float | None, duration: float
+) -> tuple[bool, float | None]:
+    """Whether no gap of that duration closes in slots that begin at `begin`.
+
+    `opened` tells since when one is open; the second answer, since when one is at their end.
+    """
+    since = begin if opened is None else opened
+    if gaps is None:
+        return True, since
+    closes, longest, after = gaps
+    return closes < since + duration and longest < duration, after
+
+
+def _length(opened: float, closes: float) -> float:
+    """Of a gap: an ulp more, since start + duration <= end may hold by rounding alone."""
+    return closes - opened + ulp(closes)
 
 
 def _last_start(end: float, duration: float) -> float:
