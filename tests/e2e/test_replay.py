@@ -21,6 +21,10 @@ THREE_LOCAL = "".join(
         ("small", 3, "sjf"),
     )
 )
+LICENCES = (
+    '[[licence]]\nname = "solver"\ntotal = 3\n'
+    '[[licence]]\nname = "mesher"\ntotal = 2\nlinger = "1s"\nclusters = ["large", "small"]\n'
+)
 
 
 def requests(site: Site, draw: Random) -> list[Request]:
@@ -34,14 +38,15 @@ def requests(site: Site, draw: Random) -> list[Request]:
             tasks=draw.choice([1, 1, 1, 2, 3, 4, 6, 10]),
             time_limit=draw.choice([60.0, 120.0, 600.0]),
             urgency=draw.randrange(4),
+            licences=draw.choice([{}, {}, {}, {"solver": 1}, {"solver": 2, "mesher": 1}]),
         )
         for _ in range(JOBS)
     ]
 
 
 @pytest.mark.slow
-def test_a_long_run_with_a_cancel_and_a_drain_is_decided_the_same_again(site: Site) -> None:
-    site.configure(THREE_LOCAL)
+def test_a_long_run_with_licences_a_cancel_and_a_drain_is_decided_the_same_again(site: Site) -> None:
+    site.configure(THREE_LOCAL + LICENCES)
     site.start()
     client = Client(site.folder / "ms.sock")
     scripts = {f"sleep{n}": f"#!/bin/sh\nsleep 0.{n}\n" for n in "123"}
@@ -65,5 +70,7 @@ def test_a_long_run_with_a_cancel_and_a_drain_is_decided_the_same_again(site: Si
     [cancelled] = site.until_ended(long)
     assert cancelled["state"] == "cancelled"
     assert {row["cluster"] for row in rows} == {"large", "middle", "small"}
+    meshed = {row["cluster"] for row, asked in zip(rows, drawn) if "mesher" in asked.licences}
+    assert meshed == {"large", "small"}
     site.stop()
     site.replayed()
