@@ -32,6 +32,7 @@ from metasched.adapters.launching import Launcher
 from metasched.model import Cluster, Listing, Row, State
 from metasched.reservation_life import Survey, Window
 
+_BEGUN = (State.RUNNING, State.SUSPENDED)
 _IDS_PER_CALL = 500
 _REFRESH = 60.0  # seconds between looks at the cell's own configuration
 _HOSTS_PER_POLL = 100  # that are asked what they have in all: a command each
@@ -86,7 +87,8 @@ class _Wish:
     """A deletion: `asked` for at this time, while the job waited `held` (or not).
 
     `never_began`: the qmaster said that it deleted the job on the spot, so that it never ran. A job
-    in a reservation is deleted at its end, after which it cannot begin either.
+    in a reservation is deleted at its end, after which it cannot begin either; if it runs it is
+    killed then, of which Grid Engine keeps no record.
     """
 
     tag: str
@@ -347,14 +349,15 @@ class GridEngine:
             if key not in ours and key not in ended and self._wishes.fulfilled(key, taken, lag):
                 before, earlier = self._live.get(key), self._records.get(key)
                 ran = earlier or before  # if it was queued again
+                killed = before is not None and before.state in _BEGUN and not wish.never_began
                 ended[key] = Row(
                     tag=wish.tag,
                     task=wish.task,
                     native_id=wish.native,
-                    state=State.CANCELLED,
+                    state=State.TIMEOUT if killed else State.CANCELLED,
                     started=ran.started if ran else None,
                     ended=wish.asked,
-                    word="deleted while it waited",
+                    word="its reservation ended" if killed else "deleted while it waited",
                     owner=wish.owner,
                 )
         self._live = live | {k: self._live[k] for k in ended if k in self._live}

@@ -3,7 +3,7 @@
 A reservation names its nodes (Slurm then marks it SPEC_NODES and replaces none by itself), so that
 it is metasched that says where it is. Slurm 22.05, measured: names are unique; nodes change at any
 time, also while jobs wait or run in it, which stay where they are; one in which jobs wait or run
-cannot be deleted; up to 15 s after its end its jobs are killed, and it is forgotten.
+cannot be deleted; up to 30 s after its end its jobs are killed, and it is forgotten.
 """
 
 from __future__ import annotations

@@ -127,9 +127,12 @@ class ReservationLink:
     def _failed(self, todo: Bind | Unbind, reason: str) -> None:
         breaker = self._breakers.setdefault(todo.id, Breaker(*AGAIN))
         delay = breaker.fail(reason, time.time(), time.monotonic())
-        what = "kept" if isinstance(todo, Bind) else "forgotten"
-        told = f"reservation {todo.id} not {what} yet: {reason}; again in {delay:g} s"
-        log.warning("cluster %s: %s", self._cluster.name, told)
+        if isinstance(todo, Bind):
+            told = f"reservation {todo.id} not kept yet: {reason}; again in {delay:g} s"
+            log.warning("cluster %s: %s", self._cluster.name, told)
+        elif breaker.failures == 1:  # jobs may be let run in it for hours
+            told = f"reservation {todo.id} not forgotten yet: {reason}; it is tried again"
+            log.info("cluster %s: %s", self._cluster.name, told)
 
     async def _survey(self) -> None:
         waiting, self._waiting = self._waiting, []

@@ -185,3 +185,37 @@ def test_where_its_queue_goes_down_another_has_it_first_and_what_waits_comes_alo
     over_cell.until(lambda: kept(cell) == {})
     assert over_cell.stop() == 0
     over_cell.replayed()
+
+
+def test_at_its_end_what_runs_is_killed_or_let_run_as_was_asked(
+    over_cell: Site, cell: Cell
+) -> None:
+    site = over_cell
+    site.stop()
+    site.config.write_text(site.config.read_text() + '[reservations]\nlet_run = "1m"\n')
+    site.start()
+    window = ("--size", "1", "--start", "+2s", "--duration", "10s")
+    kills, lets = site.json("reserve", *window, "--let-run", "0"), site.json("reserve", *window)
+    assert (kills["let_run"], lets["let_run"]) == (0, 60)
+    jobs = []
+    for made in (kills, lets):
+        within = ("--reservation", str(made["reservation"]))
+        site.submit(*within, "--wrap", "sleep 4")
+        # it begins late, and by its limit of 10 s, as long as the window, would go on after it
+        jobs.append(site.submit(*within, "--wrap", "sleep 8; : > done$METASCHED_JOB_ID"))
+    waits = site.submit("--reservation", str(lets["reservation"]), "--wrap", "true")
+    killed, let = site.until_ended(*jobs)
+    end = datetime.fromisoformat(lets["end"])
+    assert (killed["state"], let["state"]) == ("timeout", "completed")
+    assert datetime.fromisoformat(killed["started"]) < end < datetime.fromisoformat(let["ended"])
+    told = site.run("explain", str(killed["job"])).stdout
+    assert "timeout (its reservation ended)" in told
+    assert [path.name for path in site.folder.glob("done*")] == [f"done{let['job']}"]
+    for made in (kills, lets):
+        assert state(site, made["reservation"])["state"] == "ended"
+    row = site.row(waits)
+    assert (row["state"], row["reason"]) == ("queued", "reservation_wait")
+    site.until(lambda: kept(cell) == {})
+    assert site.stop() == 0
+    site.replayed()
+    assert "wrong" not in site.run("db", "check").stdout

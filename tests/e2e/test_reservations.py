@@ -385,3 +385,38 @@ def test_late_binding_keeps_nodes_free_by_what_is_sent_and_chooses_them_last(
     assert site.stop() == 0
     site.replayed()
     assert "wrong" not in site.run("db", "check").stdout
+
+
+@pytest.mark.slow  # no window of Slurm's is shorter than a minute
+def test_at_its_end_what_runs_is_killed_or_let_run_as_was_asked(
+    over_gamma: Site, gamma: SlurmCluster
+) -> None:
+    site = over_gamma
+    site.stop()
+    site.config.write_text(site.config.read_text() + '[reservations]\nlet_run = "2m"\n')
+    site.start()
+    window = ("--nodes", "--size", "1", "--duration", "1m")
+    kills, lets = reserve(site, *window, "--let-run", "0"), reserve(site, *window)
+    assert (kills["let_run"], lets["let_run"]) == (0, 120)
+    jobs = []
+    for made, lasts in ((kills, 80), (lets, 25)):
+        within = ("--reservation", str(made["reservation"]), "--cpus-per-task", "4")
+        site.submit(*within, "--wrap", "sleep 45")
+        # it begins late, and by its limit of a minute would go on after the window
+        jobs.append(site.submit(*within, "--wrap", f"sleep {lasts}; : > done$METASCHED_JOB_ID"))
+    waits = site.submit("--reservation", str(lets["reservation"]), "-n", "4", "--wrap", "true")
+    killed, let = site.until_ended(*jobs)
+    assert (killed["state"], let["state"]) == ("timeout", "completed")
+    end = datetime.fromisoformat(lets["end"])
+    assert end < datetime.fromisoformat(let["ended"])
+    # its limit would have let it run for 45 s after the end; Slurm looks every 30 s
+    assert datetime.fromisoformat(killed["ended"]) < end + timedelta(seconds=40)
+    assert [path.name for path in site.folder.glob("done*")] == [f"done{let['job']}"]
+    for made in (kills, lets):
+        assert state(site, made["reservation"])["state"] == "ended"
+    row = site.row(waits)
+    assert (row["state"], row["reason"]) == ("queued", "reservation_wait")
+    site.until(lambda: nodes_in_slurm(gamma) == [])
+    assert site.stop() == 0
+    site.replayed()
+    assert "wrong" not in site.run("db", "check").stdout
