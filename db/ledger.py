@@ -543,6 +543,16 @@ class Ledger:
         with self._reading() as reading:
             return reservations.listed(reading, since)
 
+    def untold(self, since: float) -> list[Reservation]:
+        """Those that broke after `since` (epoch seconds), and whose owners have not been told."""
+        with self._reading() as reading:
+            return reservations.untold(reading, since)
+
+    def told(self, id: int, now: float) -> None:
+        """The owner of a reservation that is broken has been told so."""
+        with self._writing() as writing:
+            reservations.told(writing, id, now)
+
     def indices(self, id: int) -> tuple[int, ...]:
         """The indices of an array; none of a job that is no array."""
         stored = self.of_job(id)

@@ -14,14 +14,16 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, or_, select,
 
 from metasched.db.schema import licence, reservation
 from metasched.events import Outcome
-from metasched.reservation_life import OPEN, Reservation
+from metasched.reservation_life import OPEN, Reservation, Stage
 
 _OPEN = reservation.c.state.in_(sorted(OPEN))
 _JSON = ("nodes", "placed", "offers", "licences")
 _UPDATE = (
     update(reservation)
     .where(reservation.c.id == bindparam("b_id"))
-    .values({c.name: bindparam(f"b_{c.name}") for c in reservation.c if c.name != "id"})
+    .values(
+        {c.name: bindparam(f"b_{c.name}") for c in reservation.c if c.name not in ("id", "told")}
+    )
 )
 
 
@@ -97,6 +99,20 @@ def listed(connection: Connection, since: float) -> list[Reservation]:
     )
     order = query.order_by(reservation.c.start, reservation.c.id)
     return [_read(row) for row in connection.execute(order)]
+
+
+def untold(connection: Connection, since: float) -> list[Reservation]:
+    """Those that broke after `since`, and whose owners have not been told."""
+    of = reservation.c
+    query = select(reservation).where(
+        of.state == Stage.BROKEN, of.told.is_(None), of.closed >= since
+    )
+    return [_read(row) for row in connection.execute(query.order_by(of.id))]
+
+
+def told(connection: Connection, id: int, time: float) -> None:
+    """Store that its owner has been told."""
+    connection.execute(update(reservation).where(reservation.c.id == id).values(told=time))
 
 
 def one(connection: Connection, id: int) -> Reservation | None:

@@ -29,7 +29,7 @@ from sqlalchemy import (
 from metasched.reservation_life import OVER, Stage
 from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, WITH_US
 
-REVISION = "0014"  # of the newest migration, which makes exactly these tables
+REVISION = "0015"  # of the newest migration, which makes exactly these tables
 
 # 64 bits everywhere: in SQLite only INTEGER is the key of the row itself
 Whole = BigInteger().with_variant(Integer(), "sqlite")
@@ -223,7 +223,8 @@ Index(
     postgresql_where=_held,
 )
 
-# Nodes promised for a window. While it is `held` its manager may know it.
+# Nodes promised for a window. While it is `held` its manager may know it. `told` is when its owner
+# was told that it is broken: no fact of the core's, which writes all others.
 reservation = Table(
     "reservation",
     metadata,
@@ -245,6 +246,8 @@ reservation = Table(
     Column("offers", Words, nullable=False),
     Column("let_run", Float, nullable=False, server_default="0"),
     Column("licences", Words, nullable=False, server_default="{}"),
+    Column("mail", Words, nullable=False, server_default=""),
+    Column("told", Float),
     CheckConstraint('start < "end"', name="window"),
     CheckConstraint("size > 0 AND cpus >= size", name="size"),
     CheckConstraint(_one_of("state", frozenset(Stage)), name="state"),

@@ -91,6 +91,7 @@ class DaemonTable(_Table):
     socket: str | None = None
     keep: Seconds = 365 * 86400.0
     max_array_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 100_000
+    mail_program: str | None = None
 
 
 class SiteTable(_Table):
@@ -272,6 +273,7 @@ class Settings:
     tcp: TcpTable | None = None  # None: unix socket only
     licence_servers: tuple[LicenceServerSettings, ...] = ()
     quotas: dict[str, Quota] = field(default_factory=lambda: {"": Quota()})
+    mail_program: Path | None = None  # None: nobody is told by mail
 
     @property
     def launcher(self) -> Path | None:
@@ -396,6 +398,7 @@ def load(path: Path | None) -> Settings:
         tcp=None if site.tcp is None else _tcp(site.tcp, base),
         licence_servers=servers,
         quotas=_quotas(site.reservations, policy, path),
+        mail_program=base / site.daemon.mail_program if site.daemon.mail_program else None,
     )
 
 

@@ -59,6 +59,7 @@ from metasched.events import (
 )
 from metasched.expectations import Expectation, Expectations
 from metasched.listening import listening
+from metasched.mail import Mailer
 from metasched.model import Claim, Payload, Trace, parse_tag, tag_of
 from metasched.policies.eligible import NoMapping, translated
 from metasched.probes.watch import Watch
@@ -589,6 +590,7 @@ class Engine:
             Watch(self, server, [pool for pool in settings.licences if pool.server == server.name])
             for server in settings.licence_servers
         ]
+        self.mailer = Mailer(settings.mail_program, ledger)
         self._due = asyncio.Event()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ledger.restore(self.core, settings.policy.window)
@@ -631,6 +633,7 @@ class Engine:
             for binding in outcome.bindings:
                 self.links[binding.cluster].reservations.add(binding)
                 self.links[binding.cluster].stir()
+            self.mailer.look(outcome)
         if any(isinstance(event, Submitted) for event in events):
             for link in self.links.values():
                 link.stir()
@@ -666,6 +669,7 @@ class Engine:
                 group.create_task(link.run(), name=link.name)
             for watch in self.watches:
                 group.create_task(watch.run(), name=f"licence server {watch.settings.name}")
+            group.create_task(self.mailer.run(), name="mail")
             group.create_task(self._begin_times())
             group.create_task(self._prune())
             group.create_task(self._watch())

@@ -52,6 +52,7 @@ def examine(config: Path | None) -> list[Finding]:
         Finding("configuration", True, f"{origin}, {len(settings.clusters)} clusters"),
         *_database(settings.database),
         *_launcher(settings.launcher),
+        *_mail_program(settings.mail_program),
         *_daemon(settings),
     ]
 
@@ -139,6 +140,12 @@ def _launcher(path: Path | None) -> Iterator[Finding]:
     yield Finding("launcher", True, f"answers at {path}")
 
 
+def _mail_program(path: Path | None) -> Iterator[Finding]:
+    if path is not None and not os.access(path, os.X_OK):
+        mend = "install it, or name another as mail_program in [daemon]"
+        yield Finding("mail program", False, f"no program {path}", mend)
+
+
 def _daemon(settings: Settings) -> Iterator[Finding]:
     client = Client(settings.socket)
     try:
@@ -155,6 +162,9 @@ def _daemon(settings: Settings) -> Iterator[Finding]:
     else:
         mend = "restart the daemon, or use its own commands"
         yield Finding("daemon", False, f"{told}, this command is {ours}", mend)
+    if trouble := health.get("mail"):
+        mend = "run it by hand as the daemon's account; its own words are in the daemon's log"
+        yield Finding("mail", False, f"an owner was not told: {trouble}", mend)
     for row in clusters:
         yield _cluster(row)
     for row in servers:

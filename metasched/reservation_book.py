@@ -261,6 +261,7 @@ class ReservationBook:
             cause="asked for",
             let_run=event.let_run,
             licences=event.licences,
+            mail=event.mail,
         )
         if self._clusters[cluster].binds_late:
             told = f"its nodes are chosen {self._clusters[cluster].lead:g} s before its start"

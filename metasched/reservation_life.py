@@ -59,7 +59,8 @@ class Reservation:
     it is `held` its manager may know it, whatever became of it. `tries` counts refusals since it
     was last bound; `offers` are windows that were possible when it broke. What still runs in it at
     its end is killed, after `let_run` seconds more: as long nobody else is promised its nodes.
-    `licences` are kept for its jobs besides, by name.
+    `licences` are kept for its jobs besides, by name. `mail` is where its owner is told that it
+    broke; "": by the owner's name.
     """
 
     id: int
@@ -80,6 +81,7 @@ class Reservation:
     offers: tuple[Offer, ...] = ()
     let_run: float = 0.0
     licences: Mapping[str, int] = field(default_factory=dict)
+    mail: str = ""
 
     @property
     def until(self) -> float:
@@ -211,6 +213,7 @@ class ReservationAsked:
 
     `clusters` are those to choose from. `until` (the horizon) bounds what is offered instead.
     What runs in it may go on for `let_run` seconds after its end. `licences` are to be kept, too.
+    The owner is written to at `mail`.
     """
 
     time: float
@@ -222,6 +225,7 @@ class ReservationAsked:
     until: float
     let_run: float = 0.0
     licences: Mapping[str, int] = field(default_factory=dict)
+    mail: str = ""
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ def make_app(daemon: Daemon) -> FastAPI:
             "started": iso(daemon.started),
             "user": who.user,
             "operator": who.operator,
+            "mail": running.mailer.trouble,
         }
 
     return app

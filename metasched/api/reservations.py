@@ -20,6 +20,7 @@ from metasched.api.request import Running, Serving, Who
 from metasched.daemon import Engine
 from metasched.errors import Wrong
 from metasched.identity import Forbidden
+from metasched.mail import ADDRESS
 from metasched.model import Job
 from metasched.modify import LATEST
 from metasched.reservation_book import ReservationBook
@@ -49,7 +50,7 @@ class Wish:
     `least` to `most` processors (nodes if `by_node`) for `shortest` to `longest` seconds within
     [ready, deadline]; `ready` None: now. `deadline` None: the horizon of the owner's quota.
     `let_run` None: as long as the owner may. `licences` are kept for the window, too. `user` is the
-    owner, None: the caller.
+    owner, None: the caller, who is told at `mail` if it breaks, "": by name.
     """
 
     least: int
@@ -64,6 +65,7 @@ class Wish:
     licences: Mapping[str, int] = field(default_factory=dict)
     dry_run: bool = False
     user: str | None = None
+    mail: str = ""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - the API checks by it
 
@@ -104,6 +106,9 @@ async def _reserve(engine: Engine, user: str, wish: Wish) -> dict[str, Any]:
     """Promise what is asked for, or tell what would happen. Wrong: nothing is promised."""
     quota = engine.settings.quota_of(user)
     _check(wish)
+    if wish.mail and engine.mailer.program is None:
+        told = "this site has no mail program to tell you by, --mail"
+        raise Wrong(403, f"{told}; leave it out, and look at `metasched reservations`")
     _request(wish, quota, time.time())  # before anybody is asked
     _must_float(engine, wish.licences)
     clusters = _able(engine, wish)
@@ -117,7 +122,7 @@ async def _reserve(engine: Engine, user: str, wish: Wish) -> dict[str, Any]:
     let_run = quota.let_run if wish.let_run is None else wish.let_run
     event = ReservationAsked(
         *(now, id, user, request, wish.by_node, clusters, now + quota.horizon, let_run),
-        wish.licences,
+        *(wish.licences, wish.mail),
     )
     book = engine.core.reservations
     largest, where = book.largest(clusters, wish.by_node)
@@ -153,6 +158,7 @@ async def _reserve(engine: Engine, user: str, wish: Wish) -> dict[str, Any]:
         raise Wrong(403, _refused(engine, event))
     one = await _answered(engine, id)
     if one.state is Stage.BROKEN:
+        engine.ledger.told(id, time.time())  # by this answer
         told = f"{one.cluster} cannot keep it: {one.cause}"
         raise Wrong(403, f"{told}; {_instead(book, {one.cluster: list(one.offers)})}")
     return _row(one)
@@ -176,6 +182,8 @@ def _must_float(engine: Engine, wanted: Mapping[str, int]) -> None:
 
 
 def _check(wish: Wish) -> None:
+    if wish.mail and not ADDRESS.fullmatch(wish.mail):
+        raise Wrong(422, f"{wish.mail[:63]!r} is no address, --mail; write one as ada@example.org")
     for name, many in wish.licences.items():
         if not 1 <= many <= MOST:
             raise Wrong(422, f"{many} of licence {name[:63]!r} makes no sense; ask for 1 or more")
@@ -337,6 +345,7 @@ def _row(one: Reservation) -> dict[str, Any]:
         "offers": [_offer(one.cluster, offer, bool(one.nodes)) for offer in one.offers],
         "let_run": one.let_run,
         "licences": dict(one.licences),
+        "mail": one.mail,
     }
 
 

@@ -77,6 +77,10 @@ def reserve(
     user: Annotated[
         str | None, typer.Option("--user", metavar="U", help="For this user [operators only].")
     ] = None,
+    mail: Annotated[
+        str | None,
+        typer.Option("--mail", metavar="ADDRESS", help="Write there if it breaks [owner's name]."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be possible.")] = False,
     json: Json = False,
     config: Config = None,
@@ -124,6 +128,8 @@ def reserve(
         wish["licences"] = licences  # a daemon of an earlier release knows of none
     if user is not None:
         wish["user"] = user  # nor of others' reservations
+    if mail is not None:
+        wish["mail"] = mail  # nor of mail
     answer = connect(config).reserve(wish)
     if json:
         print(json_format.dumps(answer, indent=2))

@@ -420,3 +420,35 @@ def test_at_its_end_what_runs_is_killed_or_let_run_as_was_asked(
     assert site.stop() == 0
     site.replayed()
     assert "wrong" not in site.run("db", "check").stdout
+
+
+def test_the_owner_of_one_that_breaks_is_told_why_and_what_is_free_instead(
+    over_gamma: Site, gamma: SlurmCluster
+) -> None:
+    site = over_gamma
+    site.stop()
+    program, told = site.folder / "mail", site.folder / "told"
+    program.write_text(
+        f'#!/bin/sh\nprintf "%s|" "$@" >{told}.new\ncat >>{told}.new\nmv {told}.new {told}\n'
+    )
+    program.chmod(0o755)
+    site.config.write_text(
+        site.config.read_text().replace("[daemon]", f'[daemon]\nmail_program = "{program}"')
+    )
+    site.start()
+    window = ("--nodes", "--size", "3", "--duration", "1m")
+    made = reserve(site, *window, "--start", "+8s", "--mail", "ada@example.org")
+    assert made["mail"] == "ada@example.org"
+    gamma.run("scontrol", "update", "NodeName=g2", "State=DRAIN", "Reason=test")
+    site.until(lambda: "no other node is free" in state(site, made["reservation"])["cause"])
+    assert not told.exists()
+    site.until(told.exists)
+    words = told.read_text()
+    id = made["reservation"]
+    assert words.startswith(f"-s|metasched: reservation {id} is broken|ada@example.org|")
+    assert f"Your reservation {id} on gamma cannot be kept.\n" in words
+    assert "Cause: g2 cannot be used, and no other node is free\n" in words
+    row = state(site, id)
+    assert row["state"] == "broken"
+    assert site.stop() == 0
+    site.replayed()

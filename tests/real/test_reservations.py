@@ -19,6 +19,7 @@ from metasched.db.upkeep import turn
 from metasched.events import Booted, CoreEvent, LicenceSet, Outcome, Policy
 from metasched.licence_pools import LicencePool
 from metasched.model import Cluster
+from metasched.reservation_book import TRIES
 from metasched.reservation_life import (
     Bind,
     NodesInUse,
@@ -26,6 +27,7 @@ from metasched.reservation_life import (
     ReservationAsked,
     ReservationBound,
     ReservationCancelled,
+    ReservationDeclined,
     ReservationReleased,
     Stage,
     Survey,
@@ -229,3 +231,25 @@ def test_pruning_forgets_what_is_over_but_not_what_its_manager_may_know(ledger: 
         pass
     assert [one.id for one in ledger.reservations(0.0)] == [2, 3, 4]
     assert ledger.next_reservation() == 5
+
+
+def test_who_is_to_be_told_is_known_after_a_crash_and_no_more_once_it_is_stored(
+    ledger: Ledger,
+) -> None:
+    core, _ = life(ledger)
+    step(core, ledger, SURVEYED)
+    for start in (100.0, 200.0, 300.0):
+        step(core, ledger, replace(asked(ledger, start), mail="ada@example.org"))
+    for id, refusals in ((1, TRIES), (2, TRIES), (3, TRIES - 1)):
+        for _ in range(refusals):
+            step(core, ledger, ReservationDeclined(NOW + id, id, "busy"))
+    step(core, ledger, ReservationCancelled(NOW + 3, 3, "ada"))
+    assert [(one.id, one.mail) for one in ledger.untold(NOW)] == [
+        (1, "ada@example.org"),
+        (2, "ada@example.org"),
+    ]
+    assert [one.id for one in ledger.untold(NOW + 2)] == [2]
+    core, _ = life(ledger)
+    ledger.told(1, NOW + 5)
+    step(core, ledger, ReservationReleased(NOW + 6, 1))  # which writes the row again
+    assert [one.id for one in ledger.untold(NOW)] == [2]

@@ -1,0 +1,108 @@
+"""A real daemon tells owners of broken reservations by a mail program, whatever that one does."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from metasched.db import reservations
+from metasched.db.ledger import Ledger
+from metasched.db.store import database
+from metasched.events import Outcome
+from metasched.reservation_life import Reservation, Stage
+from tests.e2e.conftest import Site
+from tests.e2e.test_doctor import findings
+
+# It fails twice; the third time it writes, and the daemon is killed before it can know.
+PROGRAM = """#!/bin/sh
+cd {folder}
+echo "$@" >>calls
+case $(wc -l <calls) in
+1|2) exit 75 ;;
+3) cat >>text; kill -9 $PPID ;;
+*) cat >>text ;;
+esac
+"""
+
+
+def broken(site: Site, id: int, *, closed: float, mail: str = "") -> None:
+    """Write down that a reservation is broken, as a daemon does just before it is killed."""
+    one = Reservation(
+        id=id,
+        user="ada",
+        cluster="left",
+        start=closed,
+        end=closed + 60,
+        size=1,
+        cpus=4,
+        made=closed - 60,
+        nodes=("n1",),
+        state=Stage.BROKEN,
+        cause="n1 cannot be used",
+        held=False,
+        closed=closed,
+        mail=mail,
+    )
+    engine = database(site.url, site.folder).open_existing()
+    with engine.begin() as connection:
+        reservations.write(connection, [Outcome(reservations={id: one})])
+    engine.dispose()
+
+
+def told(site: Site) -> list[int]:
+    """The reservations whose owners have been told, as it is stored."""
+    ledger = Ledger(database(site.url, site.folder).open_existing())
+    try:
+        untold = {one.id for one in ledger.untold(0.0)}
+        return [one.id for one in ledger.reservations(0.0) if one.id not in untold]
+    finally:
+        ledger.close()
+
+
+def calls(site: Site) -> list[str]:
+    path = site.folder / "calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_an_owner_is_told_at_least_once_though_the_program_fails_and_the_daemon_dies(
+    site: Site,
+) -> None:
+    program = site.folder / "mail"
+    site.config.write_text(
+        site.config.read_text().replace("[daemon]", '[daemon]\nmail_program = "mail"')
+    )
+    site.start()
+    assert "no program" in findings(site, 1)["mail program"]["text"]
+    site.stop()
+    broken(site, 1, closed=time.time(), mail="ada@example.org")
+    broken(site, 2, closed=time.time() - 2 * 86400.0)  # nobody wants to know any more
+    program.write_text(PROGRAM.format(folder=site.folder))
+    program.chmod(0o755)
+    site.start()
+    site.until(lambda: len(calls(site)) == 1)
+    trouble = site.until(lambda: findings(site, 1)["mail"])
+    assert "an owner was not told: " in trouble["text"]
+    assert "/mail ended with exit code 75" in trouble["text"]
+    assert told(site) == []
+    site.until(lambda: len(calls(site)) == 3)
+    assert site.stop(signal.SIGKILL) == -signal.SIGKILL  # the program has done it before
+    site.start()
+    site.until(lambda: told(site) == [1])
+    site.stop()
+    site.start()
+    time.sleep(2)
+    assert calls(site) == ["-s metasched: reservation 1 is broken ada@example.org"] * 4
+    text = (site.folder / "text").read_text()
+    assert text.count("Your reservation 1 on left cannot be kept.\n") == 2
+    assert "mail" not in findings(site, 0)
+    log = site.log.read_text()
+    assert log.count("ada@example.org is not told") == 2
+    assert "reservation 1: ada@example.org is told that it is broken" in log
+
+
+def test_where_there_is_no_program_nobody_is_promised_to_be_told(running: Site) -> None:
+    reserve = ("reserve", "--size", "1", "--duration", "1h")
+    told = running.error(*reserve, "--mail", "ada", code=3)
+    assert "this site has no mail program to tell you by, --mail; leave it out" in told
+    told = running.error(*reserve, "--mail", "|sh", code=2)
+    assert told == "'|sh' is no address, --mail; write one as ada@example.org"

@@ -1,0 +1,109 @@
+"""What owners of broken reservations are told, by what, and what a mail program may not do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from metasched import mail
+from metasched.db.ledger import Ledger
+from metasched.events import Outcome
+from metasched.reservation_life import Reservation, Stage
+from metasched.reservations import Offer
+
+BROKEN = Reservation(
+    id=3,
+    user="ada",
+    cluster="alpha",
+    start=1_000_000.0,
+    end=1_003_600.0,
+    size=2,
+    cpus=8,
+    made=0.0,
+    nodes=("n1", "n2"),
+    state=Stage.BROKEN,
+    cause="n1 cannot be used,\n~ and no other node is free",
+    offers=(Offer(1_007_200.0, 1_010_800.0, 2),),
+)
+
+
+def test_the_owner_is_told_what_broke_why_and_what_is_free_instead() -> None:
+    subject, text = mail.letter(BROKEN)
+    assert subject == "metasched: reservation 3 is broken"
+    assert text.splitlines() == [
+        "Your reservation 3 on alpha cannot be kept.",
+        "Window: 2 nodes from 1970-01-12T13:46:40.000+00:00 to 1970-01-12T14:46:40.000+00:00",
+        "Cause: n1 cannot be used, ~ and no other node is free",
+        "Jobs that wait for it stay with metasched until you cancel them.",
+        "Free instead: 2 nodes from 1970-01-12T15:46:40.000+00:00 to 1970-01-12T16:46:40.000+00:00."
+        " It is not kept for you until you ask:",
+        "    metasched reserve --cluster alpha --size 2 --nodes"
+        " --start 1970-01-12T15:46:40.000+00:00 --end 1970-01-12T16:46:40.000+00:00",
+    ]
+
+
+@pytest.mark.parametrize("word", ["ada", "ada@example.org", "a.b+c@mail-1.example.org", "_x"])
+def test_addresses(word: str) -> None:
+    assert mail.ADDRESS.fullmatch(word)
+
+
+@pytest.mark.parametrize(
+    "word", ["", "-v", "|rm", "/etc/passwd", "a/b", "a b", "a\nb", "a@b@c", "a@-b", "x" * 99, "é"]
+)
+def test_words_that_a_mail_program_might_take_for_something_else(word: str) -> None:
+    assert not mail.ADDRESS.fullmatch(word)
+
+
+class Outbox:
+    """What a mailer needs of a ledger."""
+
+    def __init__(self) -> None:
+        self.times: dict[int, float] = {}
+
+    def untold(self, since: float) -> list[Reservation]:
+        return [] if self.times else [BROKEN]
+
+    def told(self, id: int, now: float) -> None:
+        self.times[id] = now
+
+
+def test_a_program_that_hangs_is_killed_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mail, "PATIENCE", 0.5)
+    monkeypatch.setattr(mail, "FIRST", 0.0)
+    monkeypatch.setattr(mail, "AGAIN", (0.01, 0.01))
+    program, told = tmp_path / "mail", tmp_path / "told"
+    program.write_text(f"#!/bin/sh\n[ -e {told} ] && exit 0\necho $$ >{told}\nsleep 600 &\nwait\n")
+    program.chmod(0o755)
+    outbox = Outbox()
+
+    async def scenario() -> float:
+        mailer = mail.Mailer(program, cast(Ledger, outbox))
+        running = asyncio.create_task(mailer.run())
+        slowest = 0.0
+        async with asyncio.timeout(60):
+            while not outbox.times:
+                before = time.monotonic()
+                await asyncio.sleep(0.01)
+                slowest = max(slowest, time.monotonic() - before)
+        assert mailer.trouble == ""
+        running.cancel()
+        return slowest
+
+    assert asyncio.run(scenario()) < 0.4  # less than the program was waited for
+    assert not Path(f"/proc/{told.read_text().strip()}").exists()
+
+
+def test_no_program_tells_nobody_and_reads_nothing() -> None:
+    async def scenario() -> None:
+        mailer = mail.Mailer(None, cast(Ledger, None))
+        mailer.look(Outcome(reservations={3: BROKEN}))
+        async with asyncio.timeout(1):
+            await mailer.run()
+
+    asyncio.run(scenario())
