@@ -109,7 +109,7 @@ def simulate(
         about["seeds"] = f"{seed} to {seed + runs - 1}" if runs > 1 else seed
         _compare((workload, policies, words, clusters, jobs, seeds), about, report, json)
         return
-    chosen = read_settings(policies[0], words, seed)
+    chosen = read_settings(policies[0], words, seed, clusters)
     read, described = read_workload(workload, clusters, jobs, chosen)
     with _bar("jobs ended", len(read.requests), 1000) as progress:
         begun = time.perf_counter()

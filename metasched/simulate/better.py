@@ -42,6 +42,7 @@ _BASELINE = "sbatch -M"
 _TABLE_6 = tuple(
     name for name in COMPETITORS if name not in ("foreseen", "home", "plan", "plan+pull")
 )
+_LEASED = ("paper", "observed", "paper+pull", "observed+pull")
 
 
 def _cases(
@@ -72,12 +73,18 @@ def _half_direct() -> list[Case]:
 
 
 def _machines() -> list[Case]:
+    """The copies of a licence belong to each cluster; where they are leased all clusters share
+    them."""
     rows = {
         f"inter-arrival {gap}": Drawn(replace(synthetic.TWO_LEVEL, inter_arrival=gap))
         for gap in (5, 10)
     }
     local = Settings(policy="fb-unmod", parameters={"lead": 2.0})
-    return _cases(rows, local, _TABLE_6)
+    leased = [
+        case._replace(column=f"{case.column}, leased", settings=replace(case.settings, pooled=True))
+        for case in _cases(rows, local, _LEASED)
+    ]
+    return [*_cases(rows, local, _TABLE_6), *leased]
 
 
 def _late_by(least: float, most: float) -> Callable[[Schedule], float]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from metasched.errors import UserError
+from metasched.licence_pools import LicencePool
 
 MOST_CLUSTERS, MOST_CPUS = 1000, 10**7
 REFERENCE = 1.0  # the speed of a processor where nothing else is said
@@ -64,6 +65,31 @@ class SimulatedCluster:
             licences=licences or {},
             policy=policy,
         )
+
+
+def parse_pools(text: str) -> tuple[LicencePool, ...]:
+    """The licences that all clusters of such a word share: only a file has any."""
+    if text.endswith(".toml") or Path(text).is_file():
+        from metasched.simulate.clusters_file import read_pools
+
+        return read_pools(Path(text))
+    return ()
+
+
+def pooled(
+    clusters: Sequence[SimulatedCluster],
+) -> tuple[tuple[SimulatedCluster, ...], tuple[LicencePool, ...]]:
+    """The clusters without licences of their own, and what they had, shared by those who had it."""
+    names = {name: None for cluster in clusters for name in cluster.licences}
+    pools = tuple(
+        LicencePool(
+            name=name,
+            total=sum(cluster.licences.get(name, 0) for cluster in clusters),
+            clusters=tuple(c.name for c in clusters if c.licences.get(name)),
+        )
+        for name in names
+    )
+    return tuple(replace(cluster, licences={}) for cluster in clusters), pools
 
 
 def parse(text: str) -> tuple[SimulatedCluster, ...]:

@@ -39,7 +39,9 @@ def compare(
     if twice := next((name for name in policies if policies.count(name) > 1), None):
         raise SettingError(f"{twice} is named twice, --policy; name each once")
     values: dict[str, list[dict[str, Any]]] = {name: [] for name in policies}
-    chosen = [(name, read_settings(name, words, seed)) for name in policies for seed in seeds]
+    chosen = [
+        (name, read_settings(name, words, seed, clusters)) for name in policies for seed in seeds
+    ]
     for name, settings in chosen:
         read, described = read_workload(workload, clusters, jobs, settings)
         schedule = simulate(read, described, settings)

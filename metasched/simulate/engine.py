@@ -26,7 +26,18 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from metasched.core import Core
-from metasched.events import Booted, CoreEvent, Policy, Seen, Send, Submitted, Withdraw
+from metasched.events import (
+    Accepted,
+    Booted,
+    CoreEvent,
+    Due,
+    Policy,
+    Seen,
+    Send,
+    Submitted,
+    Withdraw,
+)
+from metasched.licence_pools import LicencePool
 from metasched.model import Cluster, Job, Row, State, tag_of
 from metasched.policies import queueing
 from metasched.simulate.clusters import ClusterError, SimulatedCluster
@@ -79,6 +90,7 @@ class Schedule:
     dropped: dict[str, int]
     events: int  # that passed the core
     passes: int  # of local policies
+    pools: tuple[LicencePool, ...] = ()  # licences that the core leases
 
 
 THROUGH_US = Scheme()
@@ -96,20 +108,31 @@ class Engine:
         local: Local,
         progress: Callable[[int], None] | None = None,
         scheme: Scheme = THROUGH_US,
+        pools: Sequence[LicencePool] = (),
     ) -> None:
         if not clusters:
             raise ClusterError("there are no clusters; describe them with --clusters")
+        self._pools, self._leases = tuple(pools), bool(pools)
         self.core = Core()
         self.clusters = tuple(clusters)
-        self._managers = [Manager(cluster, local(cluster)) for cluster in clusters]
+        self._managers = [
+            Manager(cluster, local(cluster), leased=self._leases) for cluster in clusters
+        ]
         self._named = {c.name: place for place, c in enumerate(clusters)}
         # with one cluster there is nothing to choose: what it says of its load decides nothing
         self._several = len(self.clusters) > 1
         self._pulls = policy.pulls and self._several
         self._tells = self._pulls or (policy.load == "observed" and self._several)
+        # a pull, and licences that come back, begin with what a manager tells
+        self._heeds = self._pulls or self._leases
         # what is sent late is held here: the core is told of it when it can start
         self._policy = replace(policy, send="at_once", pull=policy.pulls)
         self._progress, self._holds = progress, scheme.late or policy.send == "late"
+        if self._holds and self._leases:
+            raise ClusterError(
+                "late sending is not simulated with licences that are leased, send = late; "
+                "leave out one of the two"
+            )
         self.dropped = dict(workload.dropped)
         self._requests = self._possible(workload)
         self._by_id = {request.job.id: request for request in self._requests}
@@ -143,7 +166,7 @@ class Engine:
                 else:
                     dropped += 1
                 continue
-            able = tuple(m.cluster.name for m in managers if m.able(job))
+            able = tuple(m.cluster.name for m in managers if self._able(m, job))
             if len(able) == len(managers):
                 kept.append(request)
             elif able:
@@ -154,14 +177,29 @@ class Engine:
             self.dropped["fits on no cluster"] = dropped
         return kept
 
+    def _able(self, manager: Manager, job: Job) -> bool:
+        """Whether it could run there if nothing else did, licences included."""
+        pools = {pool.name: pool for pool in self._pools}
+        if self._leases and any(
+            (pool := pools.get(name)) is None
+            or count > (pool.total or 0)
+            or (pool.clusters and manager.cluster.name not in pool.clusters)
+            for name, count in job.licences.items()
+        ):
+            return False
+        return manager.able(job)
+
     def run(self) -> Schedule:
         """Run it all, from the first submission to the last ending."""
         self._boot()
         requests, ends, polls, ticks = self._requests, self._ends, self._polls, self._ticks
         arrivals, place, now = len(requests), 0, 0.0
         arrival = requests[0].job.submitted if requests else math.inf
-        while place < arrivals or ends or polls or ticks:
+        due = math.inf
+        while place < arrivals or ends or polls or ticks or due < math.inf:
             now = arrival
+            if due < now:
+                now = due
             if ends and ends[0][0] < now:
                 now = ends[0][0]
             if polls and polls[0] < now:
@@ -181,10 +219,21 @@ class Engine:
             while polls and polls[0] <= now:
                 heappop(polls)
                 polled = True
+            if due <= now:
+                self._step(Due(now))
             self._settle(now, polled)
+            if self._leases:
+                due = self._due()
         self._report(now, sorted(self._untold))
         placed = tuple(self._begun[r.job.id] for r in requests)
-        return Schedule(self.clusters, placed, self.dropped, self._events, self._passes)
+        return Schedule(
+            *(self.clusters, placed, self.dropped, self._events, self._passes, self._pools)
+        )
+
+    def _due(self) -> float:
+        """When time alone gives licences back that somebody waits for."""
+        due = self.core.next_due
+        return math.inf if due is None else due
 
     def _boot(self) -> None:
         start = self._requests[0].job.submitted if self._requests else 0.0
@@ -192,7 +241,8 @@ class Engine:
             Cluster(name=c.name, adapter="simulated", benchmark=c.benchmark) for c in self.clusters
         )
         licences = {name for c in self.clusters for name in c.licences}
-        self._step(Booted(start, INSTANCE, self._policy, clusters, len(licences)))
+        pools = self._pools if self._leases else None
+        self._step(Booted(start, INSTANCE, self._policy, clusters, len(licences), pools))
         for manager in self._managers:
             self._step(Seen(start, manager.cluster.name, facts=manager.facts(), full=True))
         if self._scheme.plan:
@@ -231,6 +281,8 @@ class Engine:
                     manager.submit(task.job, task.priority, self._by_id[id].ran)
                     self._tags[id] = tag_of(INSTANCE, id, sending)
                     self._sent[id] = place
+                    if self._leases:  # patience counts from here
+                        self._step(Accepted(event.time, id, sending, {0: str(id)}))
                 case Withdraw() if action.job in manager.queue:
                     manager.withdraw(action.job)
                     self._news[place][action.job] = "", State.CANCELLED, None, event.time, None
@@ -253,12 +305,13 @@ class Engine:
                 place = min(stirred)
                 stirred.remove(place)
                 told.add(place)
-                if self._due(place, now):
+                if self._looks(place, now):
                     self._schedule(place, now)
             if polled:
-                told.update(c for c, m in enumerate(self._managers) if m.free > 0)
+                full = self._leases  # also what waits there may have to give its licences back
+                told.update(c for c, m in enumerate(self._managers) if full or m.free > 0)
                 polled = False
-            if self._pulls:
+            if self._heeds:
                 self._report(now, sorted(told))
             else:
                 self._untold |= told
@@ -271,7 +324,7 @@ class Engine:
             self._submit(now, replace(request.job, clusters=(name,)))
         return bool(sent)
 
-    def _due(self, place: int, now: float) -> bool:
+    def _looks(self, place: int, now: float) -> bool:
         """Whether the local policy may look now: always, or at the ticks of its period."""
         manager = self._managers[place]
         period = manager.policy.period
@@ -318,7 +371,7 @@ class Engine:
 
     def _tell_of_the_past(self, now: float) -> None:
         """Before something is submitted: tell the core all on which its choice may depend."""
-        if self._pulls:  # all but what ends just now has been told
+        if self._heeds:  # all but what ends just now has been told
             self._report(now, sorted(self._stirred))
         elif self._several or len(self._news[0]) >= POLLED:
             self._report(now, sorted(self._untold | self._stirred))
@@ -328,7 +381,7 @@ class Engine:
         """What polls of these managers would show now."""
         if not places:
             return
-        if self._several:
+        if self._several or self._leases:
             self._show_waiting(now)
         for place in places:
             manager, news = self._managers[place], self._news[place]
@@ -344,6 +397,8 @@ class Engine:
         for job, place in self._sent.items():
             if job in self._managers[place].queue:
                 self._news[place][job] = str(job), State.PENDING, None, None, None
+                if self._leases and self._by_id[job].job.licences:
+                    heappush(self._polls, now + self._policy.patience)
                 if self._pulls:
                     task = self.core.tasks[job, 0]
                     heappush(self._polls, now + self._policy.pull_after * 2.0**task.moves)

@@ -30,8 +30,9 @@ class Begun(NamedTuple):
 class Manager:
     """One simulated cluster. Its clock is given; it never looks at true run times to decide."""
 
-    def __init__(self, cluster: SimulatedCluster, policy: Policy) -> None:
-        self.cluster, self.policy = cluster, policy
+    def __init__(self, cluster: SimulatedCluster, policy: Policy, *, leased: bool = False) -> None:
+        """`leased`: licences are counted above, and a job that comes here has them."""
+        self.cluster, self.policy, self._leased = cluster, policy, leased
         self.queue: dict[int, Waiting] = {}
         self.running: dict[int, Running] = {}
         self.free = cluster.cpus
@@ -47,7 +48,9 @@ class Manager:
     def able(self, job: Job) -> bool:
         """Whether the cluster could run the job if it were empty."""
         licences = self.cluster.licences
-        if any(licences.get(name, 0) < count for name, count in job.licences.items()):
+        if not self._leased and any(
+            licences.get(name, 0) < count for name, count in job.licences.items()
+        ):
             return False
         if self._machines is None:
             return job.cpus <= self.cluster.cpus
@@ -95,7 +98,7 @@ class Manager:
             job.id,
             job.cpus,
             estimated,
-            job.licences,
+            {} if self._leased else job.licences,
             machines,
             job.submitted,
             job.deadline,

@@ -177,16 +177,17 @@ def licence_usage(schedule: Schedule) -> float:
     """Mean over licences and time of copies in use / min(copies, asked for). Pasquali 2008, §4.1.
 
     Asked for: by jobs that wait or run. Times at which nobody asks do not count; each cluster has
-    its own copies. 0 without licences.
+    its own copies, unless all share them. 0 without licences.
     """
-    asking: dict[tuple[int, str], list[Placed]] = defaultdict(list)
+    shared = {pool.name: pool.total or 0 for pool in schedule.pools}
+    asking: dict[tuple[int | None, str], list[Placed]] = defaultdict(list)
     for p in schedule.placed:
         for name in p.job.licences:
-            asking[p.cluster, name].append(p)
+            asking[None if name in shared else p.cluster, name].append(p)
 
     def parts() -> Iterator[float]:
         for (cluster, name), placed in asking.items():
-            copies = schedule.clusters[cluster].licences[name]
+            copies = shared[name] if cluster is None else schedule.clusters[cluster].licences[name]
             yield _usage(placed, copies, lambda p, name=name: p.job.licences[name])  # type: ignore[misc]
 
     return mean(parts())

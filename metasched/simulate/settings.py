@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 
 from metasched.errors import UserError
 from metasched.events import WORDS, Policy
+from metasched.licence_pools import LicencePool
 from metasched.policies import named, queueing
 from metasched.policies.named import make
 from metasched.simulate import swf, synthetic
-from metasched.simulate.clusters import SimulatedCluster, parse
+from metasched.simulate.clusters import SimulatedCluster, parse, parse_pools, pooled
 from metasched.simulate.engine import THROUGH_US, Engine, Local, Schedule
 from metasched.simulate.schemes import Scheme
 from metasched.simulate.workload import Overlay, Workload, from_trace
@@ -37,7 +38,11 @@ class SettingError(UserError):
 
 @dataclass(frozen=True)
 class Settings:
-    """A whole simulation, before its workload is read. `seed` is of everything that is drawn."""
+    """A whole simulation, before its workload is read. `seed` is of everything that is drawn.
+
+    `pools` are licences that the meta-scheduler leases, for all clusters; `pooled` makes such of
+    those that clusters have of their own.
+    """
 
     policy: str = named.DEFAULT
     meta: Policy = field(default_factory=Policy)
@@ -45,6 +50,8 @@ class Settings:
     overlay: Overlay = field(default_factory=Overlay)
     generated: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    pooled: bool = False
+    pools: tuple[LicencePool, ...] = ()
 
     def local(self) -> Local:
         """What makes the policy object of a cluster. SettingError if a word is wrong."""
@@ -64,7 +71,9 @@ class Settings:
         return made
 
 
-def read_settings(policy: str | None, words: Sequence[str], seed: int) -> Settings:
+def read_settings(
+    policy: str | None, words: Sequence[str], seed: int, clusters: str | None = None
+) -> Settings:
     """Settings from the command line: `policy` is a name or a policy file. SettingError."""
     name, meta = policy or named.DEFAULT, Policy()
     if name.endswith(".toml"):
@@ -73,7 +82,8 @@ def read_settings(policy: str | None, words: Sequence[str], seed: int) -> Settin
         )  # with half of the daemon
 
         name, meta = named.DEFAULT, read_policy(Path(name))
-    settings = Settings(policy=name, meta=replace(meta, seed=seed), seed=seed)
+    pools = parse_pools(clusters) if clusters is not None else ()
+    settings = Settings(policy=name, meta=replace(meta, seed=seed), seed=seed, pools=pools)
     for word in words:
         settings = _set(settings, word)
     settings.local()(SimulatedCluster(name="c1", cpus=1))
@@ -89,6 +99,8 @@ def _set(settings: Settings, word: str) -> Settings:
         if key in own:
             value: Any = text if key in ("run", "late") else _number(key, text)
             return replace(settings, parameters={**settings.parameters, key: value})
+        if key == "pooled":
+            return replace(settings, pooled=_value("bool", key, text))
         if key in _META:
             return replace(settings, meta=_changed(settings.meta, key, text))
         if key in _OVERLAY:
@@ -98,7 +110,7 @@ def _set(settings: Settings, word: str) -> Settings:
             return replace(settings, generated={**settings.generated, key: value})
     except (ValueError, Unreadable) as error:
         raise SettingError(f"{error}, --set {key}") from None
-    known = (*own, *_META, *_OVERLAY, *_UNIFORM)
+    known = (*own, "pooled", *_META, *_OVERLAY, *_UNIFORM)
     close = get_close_matches(key, known, n=1)
     mend = f"write {close[0]}" if close else f"known are {', '.join(sorted(set(known)))}"
     raise SettingError(f"unknown key {shown(key)}, --set; {mend}")
@@ -233,4 +245,13 @@ def simulate(
     scheme: Scheme = THROUGH_US,
 ) -> Schedule:
     """One run. UserError if it cannot be."""
-    return Engine(workload, clusters, settings.meta, settings.local(), progress, scheme).run()
+    pools = settings.pools
+    if settings.pooled:
+        clusters, pools = pooled(clusters)
+        if not pools:
+            raise SettingError(
+                "no cluster has licences of its own, --set pooled; leave it out or add licences"
+            )
+    return Engine(
+        workload, clusters, settings.meta, settings.local(), progress, scheme, pools
+    ).run()

@@ -45,7 +45,9 @@ def requests(site: Site, draw: Random) -> list[Request]:
 
 
 @pytest.mark.slow
-def test_a_long_run_with_licences_a_cancel_and_a_drain_is_decided_the_same_again(site: Site) -> None:
+def test_a_long_run_with_licences_a_cancel_and_a_drain_is_decided_the_same_again(
+    site: Site,
+) -> None:
     site.configure(THREE_LOCAL + LICENCES)
     site.start()
     client = Client(site.folder / "ms.sock")
@@ -70,7 +72,7 @@ def test_a_long_run_with_licences_a_cancel_and_a_drain_is_decided_the_same_again
     [cancelled] = site.until_ended(long)
     assert cancelled["state"] == "cancelled"
     assert {row["cluster"] for row in rows} == {"large", "middle", "small"}
-    meshed = {row["cluster"] for row, asked in zip(rows, drawn) if "mesher" in asked.licences}
-    assert meshed == {"large", "small"}
+    together = zip(rows, drawn, strict=True)
+    assert {row["cluster"] for row, it in together if "mesher" in it.licences} == {"large", "small"}
     site.stop()
     site.replayed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metasched.events import Policy
+from metasched.licence_pools import LicencePool
 from metasched.model import Job
 from metasched.policies.flexible import FlexibleBackfilling, KeptReservation
 from metasched.policies.named import POLICIES, make
@@ -147,12 +149,19 @@ def check(schedule: Schedule, found: list[Plan]) -> None:
             assert sum(p.cpus for p in here) <= cluster.cpus
             for name, copies in cluster.licences.items():
                 assert sum(p.job.licences.get(name, 0) for p in here) <= copies
+            for pool in schedule.pools:
+                assert not (pool.clusters and cluster.name not in pool.clusters) or not any(
+                    pool.name in p.job.licences for p in here
+                )
             for number, machine in enumerate(cluster.machines):
                 on_it = [p for p in here if p.machine == number]
                 assert sum(p.job.cpus for p in on_it) <= machine.cpus
                 assert cluster.shared or len(on_it) <= 1
                 for p in on_it:
                     assert machine.licences is None or set(p.job.licences) <= machine.licences
+        for pool in schedule.pools:
+            assert pool.total is not None
+            assert sum(p.job.licences.get(pool.name, 0) for p in there) <= pool.total
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -217,6 +226,54 @@ def test_nothing_is_used_twice_on_machines(
     jobs = Workload("random", tuple(requests))
     engine = Engine(jobs, clusters, policy, lambda c: make(name, licences=c.licences))
     check(engine.run(), found)
+
+
+POOLS = (
+    LicencePool(name="l1", total=1, linger=5.0),
+    LicencePool(name="l2", total=3, clusters=("c2", "c8")),
+)
+
+
+@settings(max_examples=100)
+@given(
+    found=plans,
+    asked=st.lists(
+        st.sampled_from([{}, {"l1": 1}, {"l2": 1}, {"l2": 3}, {"l1": 1, "l2": 2}]),
+        min_size=16,
+        max_size=16,
+    ),
+    sizes=st.sampled_from([(8,), (2, 4, 8)]),
+    pull=st.booleans(),
+    patience=st.sampled_from([1.0, 20.0, 600.0]),
+)
+def test_licences_that_all_share_are_leased_by_the_core(
+    found: list[Plan],
+    asked: list[dict[str, int]],
+    sizes: tuple[int, ...],
+    pull: bool,
+    patience: float,
+) -> None:
+    requests = [
+        r._replace(job=replace(r.job, licences=licences))
+        for r, licences in zip(workload(found).requests, asked, strict=False)
+    ]
+    engine = Engine(
+        Workload("random", tuple(requests)),
+        tuple(SimulatedCluster(name=f"c{n}", cpus=n) for n in sizes),
+        Policy(pull=pull, patience=patience),
+        lambda _: make("easy"),
+        pools=POOLS,
+    )
+    schedule = engine.run()
+    check(schedule, found)
+    assert not schedule.dropped
+    assert not engine.core.tasks
+    assert not engine.core.licences.leases
+    last: dict[str, float] = {}  # what is given back lingers
+    for p in sorted(schedule.placed, key=lambda p: p.start):
+        if "l1" in p.job.licences:
+            assert p.start >= last.get("l1", 0.0)
+            last["l1"] = p.end + 5.0
 
 
 @settings(max_examples=60)

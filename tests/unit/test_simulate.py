@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,13 @@ import pytest
 from metasched.cli import main
 from metasched.core import Core
 from metasched.events import CoreEvent, Outcome, Policy, Seen, Submitted
+from metasched.licence_pools import LicencePool
 from metasched.model import Job
 from metasched.policies.named import make
 from metasched.simulate import metrics, synthetic
 from metasched.simulate.clusters import ClusterError, Machine, SimulatedCluster, parse
 from metasched.simulate.engine import Engine, Schedule
-from metasched.simulate.settings import SettingError, read_settings
+from metasched.simulate.settings import SettingError, read_settings, simulate
 from metasched.simulate.workload import Request, Workload
 
 SWF = "; MaxProcs: 4\n" + "".join(
@@ -91,6 +93,33 @@ def test_a_pull_waits_for_its_patience_and_then_looks_by_itself() -> None:
     workload = jobs((0, 4, 100), (1, 4, 100), (2, 4, 100))
     placed = run(workload, "4,4,4", load="paper", pull=True, pull_after=7.0).placed
     assert [(p.cluster, p.start, p.moves) for p in placed] == [(0, 0, 0), (2, 8, 1), (1, 2, 0)]
+
+
+def test_licences_of_a_site_are_leased_above_its_clusters() -> None:
+    """Two tokens for both clusters: job 3 waits for one though both have processors free, job 4
+    does not; the token of job 1 is free 5 s after it ended."""
+    workload = jobs((0, 1, 30), (1, 1, 50), (2, 1, 10), (3, 1, 10))
+    licensed = [r._replace(job=replace(r.job, licences={"l": 1})) for r in workload.requests[:3]]
+    workload = replace(workload, requests=(*licensed, workload.requests[3]))
+    pool = LicencePool(name="l", total=2, linger=5.0)
+    engine = Engine(workload, parse("4,4"), Policy(), lambda _: make("easy"), pools=[pool])
+    schedule = engine.run()
+    assert [p.start for p in schedule.placed] == [0, 1, 35, 3]
+    with pytest.raises(ClusterError, match="late sending"):
+        Engine(workload, parse("4,4"), Policy(send="late"), lambda _: make("easy"), pools=[pool])
+
+
+def test_the_copies_of_clusters_become_those_of_the_site() -> None:
+    """A job for two copies, of which each cluster has one, runs when they are pooled."""
+    job = Job(id=1, submitted=0.0, estimated=10.0, licences={"l": 2})
+    workload = Workload("w", (Request(job, 10.0, 1),))
+    clusters = [SimulatedCluster(name=name, cpus=4, licences={"l": 1}) for name in "ab"]
+    settings = read_settings("easy", ["pooled=true"], 0)
+    assert [p.start for p in simulate(workload, clusters, settings).placed] == [0]
+    apart = simulate(workload, clusters, read_settings("easy", [], 0))
+    assert (apart.placed, dict(apart.dropped)) == ((), {"fits on no cluster": 1})
+    with pytest.raises(SettingError, match="--set pooled"):
+        simulate(workload, parse("4"), settings)
 
 
 def test_seconds_on_a_machine_are_those_of_its_speed() -> None:
@@ -243,6 +272,27 @@ def test_clusters_of_a_file(tmp_path: Path) -> None:
     path.write_text("[[cluster]]\nname='a'\ncpus=1\n" * 2)
     with pytest.raises(ClusterError, match="two clusters"):
         parse(str(path))
+
+
+def test_licences_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    cluster = "[[cluster]]\nname = 'a'\ncpus = 4\n"
+    licence = "[[licence]]\nname = 'l'\ntotal = 2\n"
+    path.write_text(f"{cluster}{licence}clusters = ['a']\nlinger = 5\n")
+    settings = read_settings("easy", [], 0, str(path))
+    assert settings.pools == (LicencePool(name="l", total=2, clusters=("a",), linger=5.0),)
+    for text, told in (
+        (cluster + 2 * licence, "twice"),
+        (f"{cluster}{licence}clusters = ['b']\n", 'no cluster "b"'),
+        (f"{cluster}licences = {{ l = 1 }}\n{licence}", "licences of its own"),
+        (cluster + licence.replace("'l'", "'a licence'"), "no name"),
+        (cluster + licence.replace("2", "0"), "licence.0.total"),
+        (cluster + licence.replace("2", "9999999999"), "must be"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ClusterError, match=told) as error:
+            read_settings("easy", [], 0, str(path))
+        assert str(path) in str(error.value)
 
 
 @pytest.mark.parametrize(
