@@ -31,29 +31,23 @@ class Books:
         self.last_sending: dict[int, int] = {}  # by open job
         self.ended: OrderedDict[Place, Ended] = OrderedDict()  # the oldest first
         self.views: dict[str, ClusterView] = {}
+        self.queues: dict[str, ClusterView] = {}  # those where something of ours waits unstarted
         self.drains: dict[str, Drained] = {}  # also of clusters that are not configured now
         self.now = 0.0
+        self.watch = 0.0  # seconds for which some cluster has answered us, since the start
         self.out = Outcome()
         self.withdrawals: dict[tuple[int, int, bool], dict[int, str | None]] = {}  # of this step
         self.classifier: Classifier
         self.dispatch: LoadOrdering
 
     def begin(self, now: float, clock_set: float) -> Outcome:
-        """Begin a step: time passes for clusters that answer, and for those that alone do not.
+        """Begin a step: time passes, but not while no cluster answers.
 
         `clock_set`: seconds that the clock went, and time did not.
         """
-        passed = max(now - (self.now + clock_set), 0.0)
-        if passed:
-            silent, views = [], self.views.values()
-            for view in views:
-                if view.up:
-                    view.watched += passed
-                else:
-                    silent.append(view)
-            if len(silent) < len(views):
-                for view in silent:
-                    view.missed += passed
+        passed = now - (self.now + clock_set)
+        if passed > 0 and any(view.up for view in self.views.values()):
+            self.watch += passed
         self.now, self.out, self.withdrawals = now, Outcome(), {}
         return self.out
 
@@ -127,18 +121,26 @@ class Books:
             return
         if sign > 0:
             view.unstarted[task.place] = task
+            self.queues[view.name] = view
             self.dispatch.assigned(view.name, job, task.priority)
         else:
             del view.unstarted[task.place]
+            if not view.unstarted:
+                del self.queues[view.name]
             self.dispatch.left_queue(view.name, job, task.priority)
         # an empty queue owes nothing: no residue of floats may hide the zero that Load looks for
         view.owed = view.owed + sign * job.cpus * job.estimated if view.unstarted else 0.0
 
-    def weigh(self, views: Iterable[ClusterView]) -> None:
-        """Before clusters are compared: the observed loads of these, as they are now."""
+    def weigh_all(self) -> None:
+        """Before clusters are compared: their observed loads, as they are now."""
         if self.policy.load == "observed":
             now = self.now
-            self.dispatch.observe_all([(v.name, v.load(now)) for v in views if v.power > 0])
+            self.dispatch.observe_all([view.load(now) for view in self.views.values()])
+
+    def weigh(self, view: ClusterView) -> None:
+        """The same of one cluster, on which alone something has changed in this step."""
+        if self.policy.load == "observed":
+            self.dispatch.observe(view.name, view.load(self.now))
 
     # Telling the story
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import mul
+from operator import itemgetter
 
 from metasched.events import Place, Task
 from metasched.model import Cluster, Facts, Job, Reason, Row, State
@@ -34,12 +34,9 @@ class ClusterView:
     """What is known of one cluster since the start.
 
     `full` is what its manager said when it took no more for now: until `probe_at` nothing is
-    sent, then one task, to see. `left` gives the cpu seconds that running jobs still owe (None:
-    not added up yet); `owed` are those of ours that have not begun, which are `unstarted`. What
-    is live and not `Attempt.calm` is `uneasy`, so that a listing need not look at all the rest.
-    `watched` are the seconds for which it has answered us, `missed` those of its present silence
-    in which another cluster answered: what expires goes by these, and stands still while nobody
-    could see anything.
+    sent, then one task, to see. `owed` are the cpu seconds of ours that have not begun, which are
+    `unstarted`. What is live and not `Attempt.calm` is `uneasy`, so that a listing need not look
+    at all the rest.
     `strays` are by job, index and sending, `withheld` are rows of tasks whose claims are being
     revoked. `decided` is what `unfit` has answered, by needs: it holds while the `shape` of the
     facts does.
@@ -51,11 +48,8 @@ class ClusterView:
     word: str = "not heard from since the start"
     full: str = ""
     full_since: float = 0.0
-    watched: float = 0.0
-    missed: float = 0.0
     probe_at: float = 0.0
     pause: float = 0.0
-    left: tuple[list[float], list[int], list[float]] | None = None
     owed: float = 0.0
     power: float = 0.0
     unstarted: dict[Place, Task] = field(default_factory=dict)
@@ -67,28 +61,70 @@ class ClusterView:
     shape: object = None
     decided: dict[Hashable, Unfit | None] = field(default_factory=dict)
     name: str = field(init=False)
+    # readings of `Books.watch`: the seconds for which it has answered until it last began or
+    # ceased to, and when that was
+    _answered: float = 0.0
+    _turned: float = 0.0
+    # of what runs from `_from` until `_until`: processors, and processors x end
+    _from: float = math.inf
+    _until: float = math.inf
+    _busy: int = 0
+    _work: float = 0.0
 
     def __post_init__(self) -> None:
         self.name = self.cluster.name
+
+    # Whether it answers. What expires goes by `watch`, which stands still while nobody could see
+    # anything
+
+    def answers(self, watch: float) -> float:
+        """It answers; the seconds of its silence in which another cluster answered."""
+        missed = 0.0
+        if not self.up:
+            missed, self._turned = watch - self._turned, watch
+        self.up, self.word = True, ""
+        return missed
+
+    def falls_silent(self, word: str, watch: float) -> None:
+        if self.up:
+            self._answered, self._turned = self.watched(watch), watch
+        self.up, self.word = False, word
+
+    def watched(self, watch: float) -> float:
+        """The seconds for which it has answered us."""
+        return self._answered + (watch - self._turned) if self.up else self._answered
+
+    # What its manager tells
 
     def learn(self, facts: Facts) -> None:
         before, self.shape = self.shape, shape(facts)
         if self.shape != before:
             self.decided.clear()
         self.facts, self.power = facts, facts.cpus * self.cluster.benchmark
-        self.left = None
+        self._from = math.inf
 
     def load(self, now: float) -> float:
-        """Seconds of the whole cluster still owed; O(log n) in its running jobs.
+        """Seconds of the whole cluster still owed; 0 while it has told of no processors.
 
-        It must have told facts by which it has `power`.
+        O(n) in its running jobs after news, and when one of them should have ended; else O(1).
         """
-        if self.left is None:
-            self.left = _left(self.facts.running if self.facts is not None else ())
-        ends, cpus, seconds = self.left
-        ended = bisect_right(ends, now)
-        told = 0.0 if self.facts is None else self.facts.owed
-        return (told + (seconds[ended] - cpus[ended] * now) + self.owed) / self.power
+        facts = self.facts
+        if facts is None or self.power <= 0:
+            return 0.0
+        if not self._from <= now < self._until:
+            self._look_at_running(facts.running, now)
+        return (facts.owed + (self._work - self._busy * now) + self.owed) / self.power
+
+    def _look_at_running(self, running: Sequence[tuple[float, int]], now: float) -> None:
+        """Add up what should not have ended by now."""
+        ended = bisect_right(running, now, key=itemgetter(0))
+        self._from = running[ended - 1][0] if ended else -math.inf
+        self._until = running[ended][0] if ended < len(running) else math.inf
+        busy, work = 0, 0.0
+        for end, cpus in reversed(running[ended:]):
+            busy += cpus
+            work += cpus * end
+        self._busy, self._work = busy, work
 
     def unfit(self, job: Job) -> Unfit | None:
         """Why the cluster cannot run a job, decided once for all that ask for the same."""
@@ -142,16 +178,6 @@ class ClusterView:
         self.probe_at += by
         for stray in self.strays.values():
             stray.asked += by
-
-
-def _left(running: Sequence[tuple[float, int]]) -> tuple[list[float], list[int], list[float]]:
-    """When jobs end by their limits, and of all after the first n of them: processors, and
-    processors x end."""
-    ends = [end for end, _ in running]
-    sizes = [cpus for _, cpus in running]
-    work = map(mul, reversed(sizes), reversed(ends))
-    cpus = [*accumulate(reversed(sizes), initial=0)]
-    return ends, cpus[::-1], [*accumulate(work, initial=0.0)][::-1]
 
 
 def shape(facts: Facts | None, *, passing: bool = True) -> object:

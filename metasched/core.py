@@ -244,6 +244,7 @@ class Core:
         for job in self._margins[-policy.window :]:
             self.classifier.remember(job)
         self.books.views = {c.name: ClusterView(c) for c in event.clusters}
+        self.books.queues, self.books.watch = {}, 0.0
         # what passes has passed
         self._facts = {name: facts.lasting for name, facts in self._facts.items()}
         for name, view in self.books.views.items():
@@ -364,6 +365,7 @@ class Core:
         view = self.books.view_of(tasks[0]) if tasks and event.again else None
         if view is not None:
             view.takes_no_more(event.reason, event.time)
+            self._placing.look_anew()
         for task in tasks:
             if view is None:
                 if task.live.number > task.forgiven:
@@ -373,7 +375,7 @@ class Core:
 
     def _silent(self, event: Silent) -> None:
         view = self.books.views[event.cluster]
-        view.up, view.word = False, event.reason
+        view.falls_silent(event.reason, self.books.watch)
         for task in list(view.live.values()):
             if task.live.state is not State.UNKNOWN and not task.live.untried:
                 self._attempts.advance(task, Event.SILENCE, event.reason)
@@ -382,8 +384,8 @@ class Core:
     def _seen(self, event: Seen) -> None:
         view = self.books.views[event.cluster]
         was_up, before, facts = view.up, view.shape, view.facts
-        view.up, view.word = True, ""
-        if event.facts is not None:
+        missed = view.answers(self.books.watch)
+        if event.facts is not None and event.facts is not facts:
             view.learn(event.facts)
             self._facts[event.cluster] = event.facts
         view.up_since = event.up_since
@@ -397,7 +399,6 @@ class Core:
         self._moving.lose_patience(view)
         self._moving.keep_promises(view)
         self._moving.keep_windows(view)
-        missed, view.missed = view.missed, 0.0
         if view.cluster.move_after is not None and missed >= view.cluster.move_after:
             self._moving.leave(view, f"it was silent for {missed:.0f} s")
         self._absences.look(view)
@@ -467,7 +468,7 @@ class Core:
 
     @property
     def dispatch(self) -> LoadOrdering:
-        self.books.weigh(self.books.views.values())
+        self.books.weigh_all()
         return self.books.dispatch
 
     @property
@@ -508,7 +509,7 @@ class Core:
         """Whether some task of ours has yet to begin with a manager, or waits with us for room."""
         if self.policy.send == "late" and self._gates.ready:
             return True
-        return any(view.unstarted for view in self.books.views.values())
+        return bool(self.books.queues)
 
     def expects(self, cluster: str, now: float) -> bool:
         """Whether a listing without news may still change something.
@@ -538,7 +539,7 @@ class Core:
                 return True
         return self.policy.pulls and any(
             task.state is State.PENDING
-            for name, other in self.books.views.items()
+            for name, other in self.books.queues.items()
             if name != cluster
             for task in other.unstarted.values()
         )

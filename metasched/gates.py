@@ -45,7 +45,7 @@ class Gates:
         self._let_go_on = 0  # tasks, in this step
         self.moved: list[Task] = []  # in this step: those that wait for something else
         self._fresh: dict[Place, Task] = {}
-        self._all_fresh = False
+        self.refreshed = False  # since `take_fresh` was asked last
         self._later: dict[Place, Task] = {}  # until their begin time, or a later step
         self._times: list[tuple[float, int, int]] = []  # when to look again at a task, or at all
         self._dues: dict[int, float] = {}  # by job: the last of `_times` for its dependencies
@@ -380,12 +380,12 @@ class Gates:
 
     def refresh(self) -> None:
         """Something has changed for all that are ready: `take_fresh` gives them all again."""
-        self._all_fresh = True
+        self.refreshed = True
 
     def take_fresh(self) -> list[Task]:
         """The tasks that have become ready, or were refreshed, since this was asked last."""
-        fresh = self.ready if self._all_fresh else self._fresh
-        self._fresh, self._all_fresh = {}, False
+        fresh = self.ready if self.refreshed else self._fresh
+        self._fresh, self.refreshed = {}, False
         return list(fresh.values())
 
 

@@ -60,7 +60,7 @@ class Moving:
 
     def leave(self, view: ClusterView, why: str) -> None:
         """Move what has not begun on a cluster, as far as another one can take it."""
-        self._books.weigh(self._books.views.values())
+        self._books.weigh_all()
         for task in sorted(view.live.values(), key=lambda t: (t.key, *t.place)):
             others = [
                 name
@@ -149,8 +149,8 @@ class Moving:
         facts = view.facts
         if facts is None or facts.cpus <= facts.used:
             return
-        waiting = [v for v in self._books.views.values() if v.unstarted and v is not view]
-        if not waiting:
+        waiting = [v for v in self._books.queues.values() if v.up and v is not view]
+        if not any(self._may_move(task) for v in waiting for task in v.unstarted.values()):
             return
         on_their_way = [
             task.job
@@ -176,7 +176,7 @@ class Moving:
                 return
 
     def _pullable(self, views: Iterable[ClusterView], room: Room) -> list[Task]:
-        """What may leave clusters that are up for this room, in the order in which it waits.
+        """What may leave these clusters for this room, in the order in which it waits.
 
         There may be thousands at every listing: most are ruled out by numbers alone, so that is
         asked first.
@@ -184,7 +184,6 @@ class Moving:
         tasks = [
             task
             for view in views
-            if view.up
             for task in view.unstarted.values()
             if room.spares(task.job) and self._may_move(task)
         ]
@@ -198,5 +197,6 @@ class Moving:
             and attempt.unstarted
             and attempt.seen
             and attempt.intent is None
-            and self._books.views[attempt.cluster].watched - attempt.watched >= patience
+            and self._books.views[attempt.cluster].watched(self._books.watch) - attempt.watched
+            >= patience
         )

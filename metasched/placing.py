@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from metasched.attempts import Attempts
 from metasched.books import Books
-from metasched.cluster_view import ClusterView
+from metasched.cluster_view import DECIDED, ClusterView
 from metasched.dependencies import Prospect
 from metasched.events import Attempt, Send, Task, Verdict
 from metasched.gates import Gates
@@ -41,6 +41,10 @@ class Placing:
         # of one `place`, by job and cluster
         self._chunks: dict[tuple[int, str], tuple[int, list[int]]] = {}
         self._late: LateSending[str] | None = None  # of one `place`, if that is the policy
+        # by what jobs need: the clusters that may run them, as long as all are as they are
+        self._fits: dict[Hashable, list[str]] = {}
+        self._mounted = False  # paths of a job decide, too
+        self._tell_apart = False  # one of the clusters is full: it takes one task, then no other
 
     # 3. The clusters that may run a task
 
@@ -74,7 +78,7 @@ class Placing:
 
     def verdicts(self, task: Task) -> list[Verdict]:
         """What speaks against each cluster for a task now, with the loads that decide."""
-        self._books.weigh(self._books.views.values())
+        self._books.weigh_all()
         looks = self._books.dispatch.looked_at(task.job, task.priority)
         return [
             Verdict(name, self.unfit(task, view), *looks[name])
@@ -116,6 +120,12 @@ class Placing:
         """Whether loads are compared at all."""
         return len(self._books.views) > 1
 
+    def look_anew(self) -> None:
+        """A cluster may run other tasks than before."""
+        self._fits.clear()
+        self._mounted = any(view.cluster.filesystems for view in self._books.views.values())
+        self._tell_apart = any(view.full for view in self._books.views.values())
+
     def place(self) -> None:
         """Send what waits for a cluster only, in order of its key.
 
@@ -123,6 +133,8 @@ class Placing:
         those that waited for one that was rejected here. What is sent late is looked at whenever
         there is room: each may be what the first of all leaves.
         """
+        if self._gates.refreshed:
+            self.look_anew()
         self._late = self._late_sending()
         if self._late is not None and not self._late.full:
             self._gates.refresh()
@@ -137,7 +149,7 @@ class Placing:
     def _place_all(self, waiting: list[Task]) -> None:
         now, licences = self._books.now, self._leasing.licences
         if (waiting or licences.waited_for) and self._chooses:
-            self._books.weigh(self._books.views.values())
+            self._books.weigh_all()
         self._chunks = {}
         in_line = []
         if len(waiting) > 1:
@@ -162,6 +174,9 @@ class Placing:
 
     def _fit(self, task: Task) -> list[str]:
         """The clusters that may run a task now; if there is none it waits, not for licences."""
+        alike = self._alike(task)
+        if alike is not None and (known := self._fits.get(alike)):
+            return known
         fit, against = [], []
         for name, view in self._books.views.items():
             unfit = self.unfit(task, view)
@@ -172,7 +187,18 @@ class Placing:
         if not fit:
             self._leasing.leave(task)
             self._keep(task, against)
+        elif alike is not None:
+            if len(self._fits) >= DECIDED:
+                self._fits.clear()
+            self._fits[alike] = fit
         return fit
+
+    def _alike(self, task: Task) -> Hashable:
+        """The same for tasks that fit the same clusters; None: it must be asked for by itself."""
+        job = task.job
+        if self._tell_apart or task.refused or job.reservation is not None:
+            return None
+        return (job.needs, job.directory, job.writes) if self._mounted else job.needs
 
     def _let_go(self, task: Task) -> None:
         """Send a task that waits for nothing but a cluster."""
@@ -194,7 +220,8 @@ class Placing:
         elif len(fit) == 1:
             self._send(task, fit[0])
         else:
-            self._send(task, self._books.dispatch.choose(task.job, task.priority, fit))
+            among = fit if len(fit) < len(self._books.views) else None
+            self._send(task, self._books.dispatch.choose(task.job, task.priority, among))
 
     # Late sending
 
@@ -257,7 +284,7 @@ class Placing:
         task.attempts += 1
         task.attempt = Attempt(
             *(task.attempts, sending, cluster, State.QUEUED, self._books.now),
-            watched=view.watched,
+            watched=view.watched(self._books.watch),
             fence=view.cluster.fence_dir,
         )
         self._books.sent(task)
@@ -268,7 +295,7 @@ class Placing:
             cause += f", with {self._leasing.take(task)}"
         self._attempts.advance(task, Event.SEND, cause)
         if self._chooses:
-            self._books.weigh((view,))
+            self._books.weigh(view)
 
     def _keep(self, task: Task, against: list[Unfit]) -> None:
         """Nothing fits: say why by the reason that comes first, or reject for good."""

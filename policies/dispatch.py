@@ -7,7 +7,7 @@ among clusters of about equal load, where the fewest such jobs are queued.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -86,10 +86,10 @@ class LoadOrdering:
         """
         loads, columns = self._loads[self._row(priority)], self._columns(eligible)
         least = min([loads[i] for i in columns])
-        if least == 0:
-            return self.clusters[next(i for i in columns if loads[i] == 0)]
         enough = least * (1 + self.tolerance)
         near = [i for i in columns if loads[i] <= enough]
+        if least == 0 or len(near) == 1:
+            return self.clusters[near[0]]
         counts, above = self._rows_counted(priority)
         jobs = [counts[i] - above[i] for i in near]
         fewest = min(jobs)
@@ -123,17 +123,16 @@ class LoadOrdering:
 
         ValueError if the cluster is unknown or `seconds` is negative or no number.
         """
-        self.observe_all([(cluster, seconds)])
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"observed load of {cluster} is {seconds}; it must be 0 or more")
+        self._observed[self._column(cluster)] = seconds
 
-    def observe_all(self, loads: Iterable[tuple[str, float]]) -> None:
-        """`observe` for many clusters at once, as (cluster, seconds)."""
-        index, observed = self._index, self._observed
-        for cluster, seconds in loads:
-            if not 0 <= seconds < math.inf:
-                raise ValueError(f"observed load of {cluster} is {seconds}; it must be 0 or more")
-            if cluster not in index:
-                raise self._unknown(cluster)
-            observed[index[cluster]] = seconds
+    def observe_all(self, loads: Sequence[float]) -> None:
+        """`observe` for all clusters, in their order."""
+        if len(loads) != len(self.clusters) or not 0 <= min(loads) <= max(loads) < math.inf:
+            for cluster, seconds in zip(self.clusters, loads, strict=True):
+                self.observe(cluster, seconds)
+        self._observed[:] = loads
 
     def load(self, cluster: str) -> list[float]:
         """Its load by priority; index p-1 holds priority p. ValueError if unknown."""

@@ -44,6 +44,7 @@ class Manager:
         self._true_ends: dict[int, float] = {}  # of what runs
         self._owed: dict[int, float] = {}  # cpu seconds of other people's jobs that wait
         self._able: dict[tuple[int, frozenset[str]], tuple[int, ...]] = {}
+        self._facts: Facts | None = None  # until something changes
 
     def able(self, job: Job) -> bool:
         """Whether the cluster could run the job if it were empty."""
@@ -78,6 +79,7 @@ class Manager:
         counted = self._machines is None
         speed = job.benchmark / self.cluster.benchmark if counted else job.benchmark
         self._ran[job.id] = ran * speed
+        self._facts = None
         self.queue[job.id] = self._waiting(job, priority)
         if not ours:
             self._owed[job.id] = job.cpus * job.estimated
@@ -109,6 +111,7 @@ class Manager:
     def withdraw(self, job: int) -> None:
         """Let go of a job that waits. KeyError if it does not."""
         del self.queue[job], self._ran[job]
+        self._facts = None
         self._owed.pop(job, None)
 
     def schedule(self, now: float) -> list[Begun]:
@@ -120,6 +123,7 @@ class Manager:
         running = self.running.values()
         for start in self.policy.starts(now, queue.values(), running, self._free()):
             job = queue.pop(start.id)
+            self._facts = None
             seconds, cpus, ran = job.estimated, job.cpus, self._ran.pop(job.id)
             self._owed.pop(job.id, None)
             if self._machines is not None:
@@ -141,6 +145,7 @@ class Manager:
     def end(self, job: int) -> None:
         """A running job has ended: what it held is free."""
         gone = self.running.pop(job)
+        self._facts = None
         del self._true_ends[job]
         self.free += gone.cpus
         if self._machines is not None:
@@ -185,6 +190,11 @@ class Manager:
 
     def facts(self) -> Facts:
         """What the cluster says of itself to the meta-scheduler."""
+        if self._facts is None:
+            self._facts = self._told()
+        return self._facts
+
+    def _told(self) -> Facts:
         if self._machines is None:
             nodes: tuple[Nodes, ...] = (Nodes(1, self.cluster.cpus, self.free),)
         else:
