@@ -207,8 +207,8 @@ class CartsSets:
 
     For managers that bind at creation, and as the baseline that `Carts` is compared with. A window
     needs processors that are free through all of it, so some requests are refused that amounts
-    would admit (Kurowski et al. 2011, Proposition 1). `reserve` takes the lowest numbers. Each
-    call takes O(slots).
+    would admit (Kurowski et al. 2011, Proposition 1). `reserve` takes the lowest numbers, or the
+    `highest`. Each call takes O(slots).
     """
 
     def __init__(self, processors: int, origin: float = 0.0) -> None:
@@ -226,13 +226,13 @@ class CartsSets:
         """The processors that are free through all of [start, end)."""
         return _members(self._common(start, end))
 
-    def reserve(self, start: float, end: float, size: int) -> frozenset[int]:
+    def reserve(self, start: float, end: float, size: int, highest: bool = False) -> frozenset[int]:
         """The `size` processors taken. ValueError, and no change, if no `size` of them are free."""
         _positive("size", size)
         common = self._common(start, end)
         if common.bit_count() < size:
             raise _too_many(size, start, end, common.bit_count())
-        taken = frozenset(sorted(_members(common))[:size])
+        taken = frozenset(sorted(_members(common), reverse=highest)[:size])
         self._flip(start, end, taken)
         return taken
 

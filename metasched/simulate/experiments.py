@@ -8,6 +8,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from difflib import get_close_matches
 
+from metasched.simulate.admission import ADMISSION
 from metasched.simulate.better import BETTER
 from metasched.simulate.published import PUBLISHED
 from metasched.simulate.published_reservations import RESERVATIONS
@@ -15,7 +16,7 @@ from metasched.simulate.trials import Experiment, ExperimentError, Playable, Res
 
 ANSWERS = 30.0  # seconds in which a Dask scheduler must have answered
 LOST_WORKERS = 3  # times that a run may lose its worker
-EXPERIMENTS = {e.name: e for e in (*PUBLISHED, *RESERVATIONS, *BETTER)}
+EXPERIMENTS = {e.name: e for e in (*PUBLISHED, *RESERVATIONS, ADMISSION, *BETTER)}
 
 
 def find(name: str) -> Experiment:

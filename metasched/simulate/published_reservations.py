@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from metasched.policies.reserving import Chooser, MinimumCompletionTime, ResourcePriority
 from metasched.reservations import Request as Reservation
@@ -19,7 +19,7 @@ from metasched.simulate import metrics
 from metasched.simulate.clusters import parse
 from metasched.simulate.engine import Schedule
 from metasched.simulate.published import PUSH, flow, utilisation
-from metasched.simulate.reserved import schedule
+from metasched.simulate.reserved import Binding, schedule
 from metasched.simulate.settings import Settings, simulate
 from metasched.simulate.synthetic import Grid
 from metasched.simulate.trials import Experiment, trace
@@ -40,8 +40,8 @@ class ReservedCase(NamedTuple):
     """A row and a strategy (`column`): that share of the tasks of a set are reservations.
 
     They may start from submission + `window[0]` x wait to submission + `window[1]` x wait, the
-    wait being the task's under `waits`, for their run time. `period`, `reserved_first` and
-    `largest_first` are those of `reserved.schedule`.
+    wait being the task's under `waits`, for their run time. `period`, `reserved_first`,
+    `largest_first` and `binding` are those of `reserved.schedule`.
     """
 
     row: str
@@ -54,6 +54,7 @@ class ReservedCase(NamedTuple):
     period: float = 0.0
     reserved_first: bool = True
     largest_first: bool = False
+    binding: Binding = "late"
 
     def grid(self, seed: int) -> Grid:
         """The tasks, cut to the size of a provider; the window of a reservation is [begin,
@@ -86,12 +87,23 @@ class ReservedCase(NamedTuple):
         if self.column == "priority":
             chooser = ResourcePriority([cluster.name for cluster in clusters])
         strategy = (chooser, batch, reserved, self.period, self.reserved_first, self.largest_first)
-        return schedule(workload, clusters, windows, *strategy)
+        return schedule(workload, clusters, windows, *strategy, self.binding)
 
 
 def _tardiness(run: Schedule) -> float:
     """D of Kurowski et al.: seconds past the window, mean over reservations only."""
     return metrics.mean(metrics.tardiness(p) for p in run.placed if p.job.deadline is not None)
+
+
+def _batch_flow(run: Schedule) -> float:
+    return metrics.mean(p.flow for p in run.placed if p.job.deadline is None)
+
+
+def _delayed(run: Schedule) -> float:
+    """The share of reservations that did not fit into their windows."""
+    return metrics.mean(
+        float(metrics.tardiness(p) > 0) for p in run.placed if p.job.deadline is not None
+    )
 
 
 _TABLE_5 = {  # share of reservations: U, F, D
@@ -183,6 +195,14 @@ def _orders() -> list[ReservedCase]:
     ]
 
 
+def _bindings() -> list[ReservedCase]:
+    return [
+        ReservedCase(f"{share:.0%}", binding, _SET, share, binding=binding)
+        for share in _SHARES
+        for binding in get_args(Binding)
+    ]
+
+
 RESERVATIONS = (
     Experiment(
         "reservation-shares",
@@ -228,5 +248,14 @@ RESERVATIONS = (
         "first fit",
         _FIGURES,
         _orders,
+    ),
+    Experiment(
+        "reservation-binding",
+        "Processors of reservations chosen as they begin, or when they are asked for",
+        "Kurowski et al. 2011, section 4.1",
+        60,
+        "late",
+        {"U": utilisation, "F of batch": _batch_flow, "delayed": _delayed, "D": _tardiness},
+        _bindings,
     ),
 )

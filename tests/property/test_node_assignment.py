@@ -30,6 +30,14 @@ def test_found_whenever_amounts_allow_it(some: list[Need]) -> None:
     assert (places is not None) == (most(some) <= len(NODES))
 
 
+@given(needs(), st.dictionaries(st.sampled_from(NODES), st.integers(1, 12)))
+def test_what_has_begun_is_in_nobodys_way(some: list[Need], running: dict[str, int]) -> None:
+    """All of it shares the present moment: moving what is bound admits what late binding does."""
+    taken = {node: [(0.0, float(running[node]))] if node in running else () for node in NODES}
+    begun = [Need(-1, 0, end, 1) for end in running.values()]
+    assert (assigned(taken, some) is not None) == (most([*some, *begun]) <= len(NODES))
+
+
 @given(needs(), st.dictionaries(st.sampled_from(NODES), st.just([(3, 6)])), st.data())
 def test_no_node_twice_nor_where_it_is_taken(
     some: list[Need], taken: dict[str, list[tuple[float, float]]], data: st.DataObject
