@@ -179,7 +179,10 @@ def held(kept: Iterable[Kept], owner: str, instance: str) -> tuple[Held, ...]:
         for one in kept
         if one.owner == owner and id_of(one.name, instance) is not None
     }
-    return tuple(Held(one.name, one.start, one.end, one.places) for one in ours.values())
+    return tuple(
+        Held(one.name, one.start, one.end, one.places, sum(one.slots.values()))
+        for one in ours.values()
+    )
 
 
 def lists(ids: Sequence[str], most: int) -> list[str]:

@@ -32,6 +32,7 @@ from metasched.adapters.slurm_access import Access, SlurmOptions
 from metasched.adapters.slurm_accounting import Accounting
 from metasched.adapters.slurm_choice import Choice
 from metasched.adapters.slurm_commands import Commands
+from metasched.adapters.slurm_core_reservations import CoreReservations
 from metasched.adapters.slurm_reach import Reach
 from metasched.adapters.slurm_reservations import Reservations
 from metasched.model import Cluster, Copies, Facts, Job, Listing, Missing, Trace
@@ -80,7 +81,13 @@ class Slurm(Adapter):
         self._accounting = Accounting(
             commands, options.tag_field, os.geteuid() if launcher is None else None
         )
-        self._reservations = Reservations(commands, instance)
+        self.capabilities = self.able(options)  # type: ignore[misc]
+        by_node = options.reservation_unit == "node"
+        self._reservations = (Reservations if by_node else CoreReservations)(commands, instance)
+
+    @classmethod
+    def able(cls, options: SlurmOptions) -> Capabilities:
+        return replace(cls.capabilities, names_nodes=options.reservation_unit == "node")
 
     @property
     def access(self) -> str:
@@ -98,6 +105,8 @@ class Slurm(Adapter):
         proved absent.
         """
         self._check_size(order.job)
+        if order.reservation:
+            order = replace(order, reservation=self._reservations.find(order.reservation))
         access = self._as(order.job.user)
         array = self._array(order)
         natives: dict[int, str] = {}
@@ -193,6 +202,8 @@ class Slurm(Adapter):
     def poll(self) -> Listing:
         """Three calls, whatever the number of jobs, and one where Slurm counts licences.
 
+        Three more while processors are reserved.
+
         The boot time is read after the listing: were the controller restarted in between, the
         listing would prove less than it does, never more.
         """
@@ -211,7 +222,7 @@ class Slurm(Adapter):
                 names = {row.owner: name_of(int(row.owner)) for row in rows}
                 rows = [replace(row, owner=names[row.owner]) for row in rows]
             ours = {job.id for job in jobs if text.is_ours(job, self.instance, user)}
-            facts = text.facts(jobs, places, taken, ours)
+            facts = text.facts(jobs, self._reservations.beside(jobs, places, taken), taken, ours)
         except ValueError as error:
             raise Unreachable(f"the listing cannot be read: {error}") from None
         records = self._accounting.kind(config, access.name == Commands.name)

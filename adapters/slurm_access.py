@@ -19,7 +19,8 @@ class SlurmOptions:
 
     `config` is its slurm.conf, `bin_dir` where its commands are (None: on the PATH), `timeout`
     the seconds after which a command counts as unanswered. A command of ours that was under way
-    when its caller died may still arrive for `settle` seconds.
+    when its caller died may still arrive for `settle` seconds. `reservation_unit` is what one can
+    reserve: whole nodes, or processors anywhere.
     """
 
     config: str
@@ -28,6 +29,7 @@ class SlurmOptions:
     tag_field: Literal["comment", "wckey", "name"] = "comment"
     timeout: float = 15.0
     settle: float = 20.0
+    reservation_unit: Literal["node", "processor"] = "node"
 
     def __post_init__(self) -> None:
         for key, path in (("config", self.config), ("bin_dir", self.bin_dir)):
@@ -36,6 +38,7 @@ class SlurmOptions:
         for key, choice, choices in (
             ("access", self.access, ("auto", "pyslurm", "commands")),
             ("tag_field", self.tag_field, ("comment", "wckey", "name")),
+            ("reservation_unit", self.reservation_unit, ("node", "processor")),
         ):
             if choice not in choices:
                 raise ValueError(f"{key} is {choice!r}; it must be one of {', '.join(choices)}")

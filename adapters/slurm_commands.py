@@ -12,13 +12,12 @@ from typing import TypeVar
 from metasched.adapters import slurm_batch as batch
 from metasched.adapters import slurm_records as records
 from metasched.adapters import slurm_text as text
+from metasched.adapters import slurm_windows as windows
 from metasched.adapters.base import Order, Refused, Unreachable
 from metasched.adapters.commands import Answer, Stopped, answer_of, memory_file, run
 from metasched.adapters.launching import Launcher
 from metasched.adapters.slurm_access import SlurmOptions
-from metasched.adapters.slurm_windows import reservations
 from metasched.model import Copies, Payload
-from metasched.reservation_life import Held
 
 # sbatch says so, sleeps for a second (later for two, three, ...) and tries again by itself.
 _RETRYING = re.compile(r"retrying$", re.MULTILINE)
@@ -100,14 +99,9 @@ class Commands:
             chosen.append(f"--jobs={','.join(jobs)}")
         elif user is not None:
             chosen.append(f"--user={user}")
-        delimiter = _delimiter()
         names = (*text.QUEUE_FIELDS, self._settings.tag_field)
-        fields = ",".join(f"{name}:{delimiter}" for name in names)
         try:
-            return self._read(
-                lambda out: text.queue(out, delimiter),
-                *("squeue", "--noheader", "--all", "--noconvert", *chosen, f"--Format={fields}"),
-            )
+            return self._list("squeue", text.queue, names, "--noconvert", *chosen)
         except Unreachable as error:
             if ids and "Invalid job id" in error.reason:
                 return []
@@ -118,12 +112,7 @@ class Commands:
         return self._read(text.release, "sinfo", "--version")
 
     def nodes(self) -> list[text.NodeLine]:
-        delimiter = _delimiter()
-        fields = ",".join(f"{field}:{delimiter}" for field in text.NODE_FIELDS)
-        return self._read(
-            lambda out: text.nodes(out, delimiter),
-            *("sinfo", "--noheader", "--all", "--Node", "--noconvert", f"--Format={fields}"),
-        )
+        return self._list("sinfo", text.nodes, text.NODE_FIELDS, "--Node", "--noconvert")
 
     def controller(self) -> text.Controller:
         return self._read(text.controller, "scontrol", "show", "config")
@@ -131,12 +120,30 @@ class Commands:
     def licences(self) -> dict[str, Copies]:
         return self._read(text.licences, "scontrol", "--oneliner", "show", "licenses")
 
-    def reservations(self) -> list[Held]:
+    def reservations(self) -> list[windows.Kept]:
         """Everybody's."""
-        return self._read(reservations, "scontrol", "--oneliner", "show", "reservation")
+        return self._read(windows.reservations, "scontrol", "--oneliner", "show", "reservation")
 
-    def change_reservation(self, *words: str) -> str:
-        """Make, change or delete a reservation, as this account; what was said against it."""
+    def reserved_jobs(self) -> list[windows.Within]:
+        """Jobs in reservations that have not ended."""
+        return self._list("squeue", windows.reserved_jobs, windows.WITHIN_FIELDS)
+
+    def cores(self) -> dict[str, windows.Cores]:
+        """What each node has."""
+        return self._list("sinfo", windows.cores, windows.CORES_FIELDS, "--Node")
+
+    def _list(
+        self, program: str, parse: Callable[[str, str], T], names: Sequence[str], *how: str
+    ) -> T:
+        delimiter = _delimiter()
+        fields = ",".join(f"{name}:{delimiter}" for name in names)
+        return self._read(
+            lambda out: parse(out, delimiter),
+            *(program, "--noheader", "--all", *how, f"--Format={fields}"),
+        )
+
+    def change(self, *words: str) -> str:
+        """Have scontrol change something, as this account; what was said against it."""
         answer = self._run("scontrol", *words)
         return "" if answer.code == 0 else batch.complaint(answer.err)
 

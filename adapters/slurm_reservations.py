@@ -9,13 +9,14 @@ cannot be deleted; up to 30 s after its end its jobs are killed, and it is forgo
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from metasched.adapters import slurm_text as text
 from metasched.adapters.base import Refused, Unreachable
 from metasched.adapters.slurm_commands import Commands
-from metasched.adapters.slurm_windows import hosts
+from metasched.adapters.slurm_windows import Kept, hosts
 from metasched.reservation_life import Held, NodesInUse, Span, Survey, Window, id_of
 
 # The controller's own words: it has not done it.
@@ -23,7 +24,6 @@ _NO = re.compile(
     r"busy|Invalid|invalid|Duplicate|Access/permission|not permitted|in use|Requested|specification"
 )
 _UNKNOWN = re.compile(r"Requested reservation is invalid|not found")
-_IN_USE = re.compile(r"in use")
 # Up, but not for everybody; and not yet heard from by a controller that has just started.
 _UP = frozenset({"reserved", "maint", "unknown"})
 
@@ -50,18 +50,15 @@ class Reservations:
         held = []
         for line in lines:
             if id_of(line.name, self._instance) is not None:
-                held.append(line)
+                held.append(Held(line.name, line.start, line.end, line.nodes))
                 continue
             for node in line.nodes:
                 spans.setdefault(node, []).append((line.start, line.end))
-        default = [place for place in places if place.partition.endswith("*")]
+        cpus = {place.name: int(place.cpus.rpartition("/")[2]) for place in places}
         kinds: dict[tuple[int, bool, tuple[Span, ...]], list[str]] = {}
-        for place in {p.name: p for p in default or places}.values():
-            states = set(place.state.lower().split("+")) - _UP
-            up = states.isdisjoint(text.UNUSABLE)
-            cpus = int(place.cpus.rpartition("/")[2])
-            kind = (cpus, up, tuple(sorted(spans.get(place.name, ()))))
-            kinds.setdefault(kind, []).append(place.name)
+        for name, up in members(places).items():
+            kind = (cpus[name], up, tuple(sorted(spans.get(name, ()))))
+            kinds.setdefault(kind, []).append(name)
         return Survey(
             taken,
             tuple(NodesInUse(tuple(names), *kind) for kind, names in kinds.items()),
@@ -69,44 +66,70 @@ class Reservations:
             guard=overrun,
         )
 
+    def beside(
+        self, jobs: Sequence[text.QueueLine], places: Sequence[text.NodeLine], taken: float
+    ) -> Sequence[text.NodeLine]:
+        """The nodes as jobs in no reservation can have them."""
+        return places
+
+    def find(self, name: str) -> str:
+        """Under which name jobs are to be sent into it."""
+        return name
+
     def reserve(self, window: Window) -> None:
         nodes = ",".join(window.nodes)
         if (known := self._known(window.name)) is None:
-            said = self._commands.change_reservation(
+            said = self._commands.change(
                 *("create", "reservation", f"ReservationName={window.name}"),
-                *(f"StartTime={_moment(window.start)}", f"EndTime={_moment(window.end)}"),
+                *(f"StartTime={moment(window.start)}", f"EndTime={moment(window.end)}"),
                 *(f"Nodes={nodes}", f"Users={window.user}"),
             )
             if "Duplicate" in said:  # an earlier call of ours has arrived after all
                 known, said = self._known(window.name), ""
             if said or known is None:
-                return _check(said)
+                return checked(said)
         if set(known.nodes) != set(window.nodes):
-            _check(
-                self._commands.change_reservation(
-                    "update", f"ReservationName={window.name}", f"Nodes={nodes}"
-                )
+            checked(
+                self._commands.change("update", f"ReservationName={window.name}", f"Nodes={nodes}")
             )
         return None
 
     def unreserve(self, name: str) -> None:
-        said = self._commands.change_reservation("delete", f"ReservationName={name}")
-        if _IN_USE.search(said):
+        said = self._commands.change("delete", f"ReservationName={name}")
+        if in_use(said):
             raise Refused(said, again=True)
         if not _UNKNOWN.search(said):
-            _check(said)
+            checked(said)
 
-    def _known(self, name: str) -> Held | None:
+    def _known(self, name: str) -> Kept | None:
         return next((line for line in self._commands.reservations() if line.name == name), None)
 
 
-def _check(said: str) -> None:
+def members(places: Sequence[text.NodeLine]) -> dict[str, bool]:
+    """The nodes of the default partition (all, if there is none), and whether each is up."""
+    default = [place for place in places if place.partition.endswith("*")]
+    states = {p.name: set(p.state.lower().split("+")) for p in default or places}
+    return {name: (some - _UP).isdisjoint(text.UNUSABLE) for name, some in states.items()}
+
+
+def in_use(said: str) -> bool:
+    """Whether scontrol complains that jobs are in a reservation."""
+    return "in use" in said
+
+
+def checked(said: str) -> None:
+    """Refused if scontrol said no, Unreachable if it is not known what became of it."""
     if said and _NO.search(said):
         raise Refused(said)
     if said:
         raise Unreachable(f"scontrol: {said}")
 
 
-def _moment(seconds: float) -> str:
-    """A time as scontrol takes it under TZ=UTC."""
+def moment(seconds: float) -> str:
+    """A time as scontrol takes it under TZ=UTC; one that has passed is now.
+
+    Slurm refuses what has passed by more than ten minutes.
+    """
+    if seconds < time.time():
+        return "now"
     return datetime.fromtimestamp(round(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%S")

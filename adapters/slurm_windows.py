@@ -1,26 +1,193 @@
-"""What `scontrol show reservation` says, and Slurm's lists of hosts: pure text in."""
+"""What Slurm says of reservations, of the cores in them, and its lists of hosts: pure text in."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from metasched.adapters import slurm_text as text
-from metasched.reservation_life import Held
+from metasched.reservation_life import Held, Pool, id_of
+
+WITHIN_FIELDS = ("jobarrayid", "state", "reservation")
+CORES_FIELDS = ("nodelist", "cpusstate", "sockets", "cores")
 
 
-def reservations(answer: str) -> list[Held]:
+@dataclass(frozen=True)
+class Kept:
+    """One reservation of the cluster for its `users`, of so many `cores`.
+
+    `parts` are those of each node; empty where these are whole nodes, and in the first seconds.
+    """
+
+    name: str
+    start: float
+    end: float
+    nodes: tuple[str, ...]
+    cores: int
+    parts: Mapping[str, int]
+    users: str = ""
+
+    def on_each(self, cores: Mapping[str, Cores]) -> Mapping[str, int] | None:
+        """Its cores on each node; None: not told as yet."""
+        if self.parts:
+            return self.parts
+        if len(self.nodes) == 1:
+            return {self.nodes[0]: self.cores}
+        whole = {node: cores[node].count for node in self.nodes if node in cores}
+        return whole if sum(whole.values()) == self.cores else None
+
+
+class Within(NamedTuple):
+    """A job in a reservation, as printed."""
+
+    id: str
+    state: str
+    reservation: str
+
+
+@dataclass(frozen=True)
+class Cores:
+    """So many on one node, which have so many processors together."""
+
+    count: int
+    cpus: int
+
+    @property
+    def threads(self) -> int:
+        """Processors of each."""
+        return max(1, self.cpus // self.count)
+
+
+def reservations(answer: str) -> list[Kept]:
     """The reservations of `scontrol --oneliner show reservation`. ValueError if one is not read."""
     found = []
     for line in answer.splitlines():
         said = dict(re.findall(r"(\w+)=(\S*)", line))
         if "ReservationName" not in said:
             continue
-        if not {"StartTime", "EndTime", "Nodes"} <= said.keys():
+        if not {"StartTime", "EndTime", "Nodes", "CoreCnt"} <= said.keys():
             raise ValueError(f"no window in {line[:100]!r}")
         start, end = float(said["StartTime"]), float(said["EndTime"])
-        found.append(Held(said["ReservationName"], start, end, hosts(said["Nodes"])))
+        told = re.findall(r"NodeName=(\S+) CoreIDs=([\d,-]+)", line)
+        parts = {node: text.tasks_in(f"_[{ids}]") for node, ids in told}
+        nodes, cores = hosts(said["Nodes"]), int(said["CoreCnt"])
+        name, users = said["ReservationName"], said.get("Users", "")
+        found.append(Kept(name, start, end, nodes, cores, parts, users))
     return found
+
+
+def reserved_jobs(answer: str, delimiter: str) -> list[Within]:
+    """The jobs of squeue with WITHIN_FIELDS that are in a reservation."""
+    width = len(WITHIN_FIELDS)
+    found = (Within(*line) for line in text.records(answer, delimiter, width))
+    return [one for one in found if one.reservation not in text.NOTHING]
+
+
+def cores(answer: str, delimiter: str) -> dict[str, Cores]:
+    """The nodes of sinfo with CORES_FIELDS."""
+    lines = text.records(answer, delimiter, len(CORES_FIELDS))
+    return {
+        node: Cores(int(sockets) * int(each), int(cpus.rpartition("/")[2]))
+        for node, cpus, sockets, each in lines
+    }
+
+
+def pool(
+    up: Collection[str],
+    cores: Mapping[str, Cores],
+    jobs: Iterable[text.QueueLine],
+    kept: Iterable[Kept],
+    within: Collection[str],
+    taken: float,
+) -> Pool:
+    """The cores of the nodes that are `up`, and when some are taken.
+
+    `within` are the ids of jobs in reservations, whose cores are counted with these.
+    """
+    threads = min(cores[node].threads for node in up)
+    uses = []
+    for job in jobs:
+        if text.lives(job) and job.id not in within and not set(hosts(job.nodes)).isdisjoint(up):
+            begin = text.when(job.start) or taken
+            end = text.when(job.end) or begin + text.NO_LIMIT
+            uses.append((begin, end, -(-int(job.cpus) // threads)))
+    for one in kept:
+        if here := [node for node in one.nodes if node in up]:
+            parts = one.on_each(cores)
+            many = one.cores if parts is None else sum(parts.get(node, 0) for node in here)
+            uses.append((one.start, one.end, many))
+    size = sum(cores[node].count for node in up)
+    return Pool(tuple(up), size, tuple(sorted(uses)), threads)
+
+
+def beside(
+    places: Sequence[text.NodeLine],
+    cores: Mapping[str, Cores],
+    jobs: Iterable[text.QueueLine],
+    kept: Iterable[Kept],
+    within: Mapping[str, str],
+    taken: float,
+) -> list[text.NodeLine]:
+    """The nodes as jobs in no reservation can have them: what is left of those reserved in part.
+
+    `within` names the reservations of jobs.
+    """
+    now = [one for one in kept if one.start <= taken < one.end]
+    idle: Counter[str] = Counter()  # processors that only jobs to come in reservations can have
+    closed = set()
+    for one in now:
+        for node in one.nodes:
+            many = (one.on_each(cores) or {}).get(node, cores[node].count)
+            idle[node] += many * cores[node].threads
+            if many >= cores[node].count:
+                closed.add(node)
+    active = {one.name for one in now}
+    for job in jobs:
+        if text.lives(job) and within.get(job.id) in active:
+            on = hosts(job.nodes)
+            for node in on:  # how many on each of several nodes it has is not told: one at least
+                idle[node] -= int(job.cpus) if len(on) == 1 else 1
+    return [
+        _left(place, max(0, idle[place.name])) if place.name not in closed else place
+        for place in places
+    ]
+
+
+def _left(place: text.NodeLine, reserved: int) -> text.NodeLine:
+    allocated, idle, other, total = map(int, place.cpus.split("/"))
+    kept = min(idle, reserved)
+    states = [word for word in place.state.split("+") if word.lower() != "reserved"]
+    return place._replace(
+        state="+".join(states) or "idle",
+        cpus=f"{allocated}/{idle - kept}/{other + kept}/{total}",
+    )
+
+
+def held(kept: Iterable[Kept], instance: str) -> tuple[Held, ...]:
+    """Those of this instance; of one that is being replaced, the newer, with the cores of both."""
+    ours: dict[str, Held] = {}
+    for one in kept:
+        name = first_name(one.name)
+        if id_of(name, instance) is not None:
+            older = ours[name].size or 0 if name in ours else 0
+            ours[name] = Held(name, one.start, one.end, one.nodes, older + one.cores)
+    return tuple(ours.values())
+
+
+def first_name(name: str) -> str:
+    """The name of a reservation, before it was replaced by one of another name."""
+    return name.removesuffix(_AGAIN)
+
+
+def other_name(name: str) -> str:
+    """What replaces a reservation is called."""
+    return first_name(name) if name.endswith(_AGAIN) else name + _AGAIN
+
+
+_AGAIN = "-again"
 
 
 def hosts(words: str) -> tuple[str, ...]:

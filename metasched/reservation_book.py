@@ -227,9 +227,12 @@ class ReservationBook:
         for id in kept.keys() - {r.id for r in self.open_on(cluster)}:
             out.bindings.append(Unbind(cluster, id))  # nobody's, or not any more
         for one in self.open_on(cluster):
-            if one.id in kept or one.state not in (Stage.BOUND, Stage.ACTIVE):
+            if one.state not in (Stage.BOUND, Stage.ACTIVE):
                 continue
-            if event.time < one.end:
+            if one.id in kept:
+                if kept[one.id].size not in (None, one.size):
+                    out.bindings.append(Bind(cluster, one.id))  # somebody has changed it
+            elif event.time < one.end:
                 one = self._turn(one, Turn.LOSE, "its manager does not know it any more", out)
                 out.bindings.append(Bind(cluster, one.id))
         for one in self.open_on(cluster):
@@ -255,7 +258,7 @@ class ReservationBook:
             start=offer.start,
             end=offer.end,
             size=offer.size,
-            cpus=offer.size * self._cpus(cluster),
+            cpus=offer.size * self.cpus(cluster),
             made=event.time,
             nodes=places[event.id],
             cause="asked for",
@@ -271,7 +274,7 @@ class ReservationBook:
 
     def _alike(self, event: ReservationAsked, cluster: str, offer: Offer) -> Offer:
         """An offer as it compares with other clusters': what nobody asked for is no gain."""
-        each = 1 if event.by_node else self._cpus(cluster)
+        each = 1 if event.by_node else self.cpus(cluster)
         return replace(offer, size=min(offer.size * each, event.request.most))
 
     def possible(self, event: ReservationAsked) -> dict[str, Offer]:
@@ -338,7 +341,7 @@ class ReservationBook:
         """
         if event.by_node and not self.by_node(cluster):
             return None
-        cpus = 1 if event.by_node else self._cpus(cluster)
+        cpus = 1 if event.by_node else self.cpus(cluster)
         asked = event.request
         least, most = -(-asked.least // cpus), -(-asked.most // cpus)
         if least > carts.capacity:
@@ -356,20 +359,29 @@ class ReservationBook:
         """Whether a cluster promises nodes; else it promises processors."""
         return cluster not in self._surveys or not self._surveys[cluster].pools
 
+    def cpus(self, cluster: str) -> int:
+        """Processors that each node of a cluster has, or each unit of what it promises, at least.
+
+        Its survey must be known.
+        """
+        survey = self._surveys[cluster]
+        sizes = [use.cpus for use in survey.nodes] + [pool.cpus for pool in survey.pools]
+        return min(sizes, default=1)
+
     def largest(self, clusters: Iterable[str], by_node: bool) -> tuple[int, str]:
         """The most that one of the clusters could ever promise, and which."""
         sizes = []
         for name in clusters:
             if (survey := self._surveys.get(name)) is not None:
                 kinds = [len(u.nodes) * (1 if by_node else u.cpus) for u in survey.nodes]
-                pools = [0 if by_node else pool.size for pool in survey.pools]
+                pools = [0 if by_node else pool.size * pool.cpus for pool in survey.pools]
                 sizes.append((sum(kinds) + max(pools, default=0), name))
         return max(sizes, default=(0, ""))
 
     def _bound(self, event: ReservationBound, out: Outcome) -> None:
         one = replace(self.known[event.id], placed=event.nodes, held=True, tries=0)
         if one.state in (Stage.REQUESTED, Stage.CONFIRMED):
-            kept = ", ".join(event.nodes) or f"{one.size} processors"
+            kept = ", ".join(event.nodes) or f"{one.cpus} processors"
             self._turn(one, Turn.BIND, f"its manager keeps {kept}", out)
             return
         if one.state in OPEN and one.nodes == event.nodes:
@@ -511,10 +523,6 @@ class ReservationBook:
         name = name_of(self._instance, one.id)
         chosen = {node for held in survey.held if held.name == name for node in held.nodes}
         return [node for node in one.placed or sorted(chosen) if node not in survey.up]
-
-    def _cpus(self, cluster: str) -> int:
-        """Processors that every node of a cluster has."""
-        return min((use.cpus for use in self._surveys[cluster].nodes), default=1)
 
     def _taken(
         self, cluster: str, now: float, but: int | None = None, guard: float | None = None

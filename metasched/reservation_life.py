@@ -138,25 +138,28 @@ class NodesInUse:
 
 @dataclass(frozen=True)
 class Pool:
-    """`size` processors on nodes that are up, over all of which one reservation may spread.
+    """`size` units on nodes that are up, over all of which one reservation may spread.
 
-    `uses` are what takes some of them: start, end, processors. They are reservations, also those of
-    this instance, and jobs in none until their limits; they may overlap.
+    A unit is a processor, or a core that has several (`cpus`). `uses` are what takes some of them:
+    start, end, units. They are reservations, also those of this instance, and jobs in none until
+    their limits; they may overlap.
     """
 
     nodes: tuple[str, ...]
     size: int
     uses: tuple[tuple[float, float, int], ...] = ()
+    cpus: int = 1
 
 
 @dataclass(frozen=True)
 class Held:
-    """A reservation of this instance as its manager keeps it."""
+    """A reservation of this instance as its manager keeps it; `size` is told of those in pools."""
 
     name: str
     start: float
     end: float
     nodes: tuple[str, ...]
+    size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -182,7 +185,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class Window:
-    """What a manager is to keep for a user: exactly these nodes, or `size` processors of a pool.
+    """What a manager is to keep for a user: exactly these nodes, or `size` units of a pool.
 
     At `end` it kills what runs.
     """

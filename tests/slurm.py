@@ -61,8 +61,8 @@ def accounting_missing() -> str | None:
 class ClusterSpec:
     """One cluster to boot: `nodes` nodes named `prefix`1.., each of `cpus` processors.
 
-    `memory` MiB per node; the last node has `gpus` of the generic resource gpu. `settings` are
-    lines of slurm.conf that override those of the harness.
+    Each core has `threads` of these. `memory` MiB per node; the last node has `gpus` of the generic
+    resource gpu. `settings` are lines of slurm.conf that override those of the harness.
     """
 
     name: str
@@ -72,6 +72,7 @@ class ClusterSpec:
     memory: int = 65536
     gpus: int = 0
     settings: tuple[str, ...] = ()
+    threads: int = 1
 
 
 ALPHA = ClusterSpec("alpha", "a", nodes=4, cpus=16, gpus=2, settings=("Licenses=matlab:3",))
@@ -399,6 +400,8 @@ class SlurmCluster:
         nodes = [
             f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports.take()} "
             f"CPUs={spec.cpus} RealMemory={spec.memory} Feature=any"
+            + (f" CoresPerSocket={spec.cpus // spec.threads}" if spec.threads > 1 else "")
+            + (f" ThreadsPerCore={spec.threads}" if spec.threads > 1 else "")
             + (f" Gres=gpu:{spec.gpus}" if spec.gpus and name == self.nodes[-1] else "")
             for name in self.nodes
         ]

@@ -144,7 +144,7 @@ async def _reserve(engine: Engine, user: str, wish: Wish) -> dict[str, Any]:
             raise Wrong(403, _refused(engine, event))
         return {
             "offers": [
-                _offer(name, offer, book.by_node(name))
+                _offer(name, offer, None if book.by_node(name) else book.cpus(name))
                 | {
                     "starts": [
                         list(map(iso, s)) for s in book.starts(event, name, offer)[:MOST_STARTS]
@@ -304,21 +304,29 @@ def _instead(
     why: str = "that is not free",
 ) -> str:
     told = [
-        f"{cluster} has {_many(offer.size, 'node' if book.by_node(cluster) else 'processor')} "
-        f"from {iso(offer.start)} to {iso(offer.end)}"
+        f"{cluster} has {_what(book, cluster, offer)} from {iso(offer.start)} to {iso(offer.end)}"
         for cluster, offers in found.items()
         for offer in offers[:TOLD]
     ]
     return f"{why}; {'; '.join(told) or 'nor is anything like it: ask for less, or for later'}"
 
 
+def _what(book: ReservationBook, cluster: str, offer: Offer) -> str:
+    if book.by_node(cluster):
+        return _many(offer.size, "node")
+    return _many(offer.size * book.cpus(cluster), "processor")
+
+
 def _many(count: int, unit: str) -> str:
     return f"{count} {unit}{'' if count == 1 else 's'}"
 
 
-def _offer(cluster: str, one: Offer, by_node: bool) -> dict[str, Any]:
-    """A window that is possible; one of `nodes` and `processors` counts, the other is null."""
-    nodes, processors = (one.size, None) if by_node else (None, one.size)
+def _offer(cluster: str, one: Offer, cpus: int | None) -> dict[str, Any]:
+    """A window that is possible; one of `nodes` and `processors` counts, the other is null.
+
+    `cpus` are the processors of what is reserved there; None: nodes.
+    """
+    nodes, processors = (one.size, None) if cpus is None else (None, one.size * cpus)
     return {
         "cluster": cluster,
         "start": iso(one.start),
@@ -330,6 +338,7 @@ def _offer(cluster: str, one: Offer, by_node: bool) -> dict[str, Any]:
 
 def _row(one: Reservation) -> dict[str, Any]:
     """A row of `reservations --json`; `size` counts processors."""
+    each = None if one.nodes else one.cpus // one.size
     return {
         "reservation": one.id,
         "user": one.user,
@@ -342,7 +351,7 @@ def _row(one: Reservation) -> dict[str, Any]:
         "cause": one.cause,
         "made": iso(one.made),
         "closed": iso(one.closed),
-        "offers": [_offer(one.cluster, offer, bool(one.nodes)) for offer in one.offers],
+        "offers": [_offer(one.cluster, offer, each) for offer in one.offers],
         "let_run": one.let_run,
         "licences": dict(one.licences),
         "mail": one.mail,

@@ -89,7 +89,8 @@ def reserve(
 
     With --start the window is fixed; else it is the earliest between --ready and --deadline. With
     --at-least and --at-most as many processors as there are (give --duration), or as long as they
-    are free (give --size). Slurm reserves whole nodes: processors are rounded up to them.
+    are free (give --size). Slurm mostly reserves whole nodes: processors are
+    rounded up to them.
 
     \b
     Examples:

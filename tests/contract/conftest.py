@@ -70,6 +70,25 @@ def slurm(folder: Path) -> Iterator[Connect]:
 
 
 @contextmanager
+def slurm_cores(folder: Path) -> Iterator[Connect]:
+    """A real Slurm cluster of 2 nodes with 4 cores of two processors, which can be reserved."""
+    reason = missing()
+    if reason is not None:
+        require("slurm", reason)
+    spec = replace(ALPHA, name="cores", prefix="c", nodes=2, cpus=8, threads=2)
+    with SlurmSite(folder, [spec]) as site:
+        config = str(site["cores"].conf)
+        options = SlurmOptions(
+            config=config, bin_dir=BIN_DIR, settle=1.0, reservation_unit="processor"
+        )
+
+        def connect(instance: str) -> Adapter:
+            return Slurm(Cluster(name="cores", adapter="slurm"), options, instance, folder)
+
+        yield connect
+
+
+@contextmanager
 def by_pyslurm(folder: Path) -> Iterator[Connect]:
     """The same cluster as `slurm`, through a worker whose Python has pyslurm."""
     for component, reason in (("slurm", missing()), ("pyslurm", pyslurm.missing())):
@@ -109,6 +128,7 @@ def plugged(name: str) -> Boot:
 BOOTS: dict[str, Boot] = {
     "local": local,
     "slurm": slurm,
+    "slurm-cores": slurm_cores,
     "pyslurm": by_pyslurm,
     "gridengine": gridengine,
 }

@@ -649,7 +649,7 @@ def test_processors_of_a_pool_are_reserved_once_and_given_back(manager: Manager)
             manager.reconnect()
         manager.adapter.reserve(window)
         survey = manager.adapter.survey()
-        assert survey.held == (Held(name, start, start + 600, pool.nodes),)
+        assert survey.held == (Held(name, start, start + 600, pool.nodes, pool.size),)
         assert survey.pools == (replace(pool, uses=((start, start + 600, pool.size),)),)
     other = Window(name_of(manager.instance, 2), me, start + 60, start + 90, (), 1)
     with pytest.raises(Refused):
@@ -685,12 +685,14 @@ def test_what_runs_takes_its_processors_until_its_limit_unless_it_is_in_a_reserv
     manager.wait_state(order, State.RUNNING)
     [held] = manager.adapter.survey().held
     [free] = manager.adapter.survey().pools
+    units = -(-3 // pool.cpus)
     assert set(free.uses) == {
-        (row.started, row.started + 600, 3),
+        (row.started, row.started + 600, units),
         (held.start, now + 300.0, 2),
     }
     assert free.size == pool.size
-    soon = Window(name_of(manager.instance, 2), me, now + 60, now + 120, (), pool.size - 4)
+    many = pool.size - units - 1
+    soon = Window(name_of(manager.instance, 2), me, now + 60, now + 120, (), many)
     with pytest.raises(Refused):
         manager.adapter.reserve(soon)
     for one in (order, batch):
@@ -698,6 +700,18 @@ def test_what_runs_takes_its_processors_until_its_limit_unless_it_is_in_a_reserv
         manager.wait_end(one)
     manager.adapter.unreserve(name)
     assert manager.adapter.survey().pools == (pool,)
+
+
+def test_a_window_that_has_begun_long_ago_is_made_for_what_is_left_of_it(manager: Manager) -> None:
+    if not manager.adapter.capabilities.reservations:
+        pytest.skip("keeps nothing for windows of time")
+    survey, name, now = manager.adapter.survey(), name_of(manager.instance, 1), round(time.time())
+    nodes = [n for use in survey.nodes if use.up for n in use.nodes][:1]
+    window = Window(name, getpass.getuser(), now - 3600.0, now + 600.0, tuple(nodes), 1)
+    manager.adapter.reserve(window)
+    [held] = manager.adapter.survey().held
+    assert (held.name, held.end) == (name, now + 600.0)
+    manager.adapter.unreserve(name)
 
 
 def test_what_waits_in_a_reservation_that_ends_never_began(manager: Manager) -> None:
@@ -709,10 +723,17 @@ def test_what_waits_in_a_reservation_that_ends_never_began(manager: Manager) -> 
     orders = [manager.order("sleep 600", user=me, time_limit=10.0) for _ in range(2)]
     for order in orders:  # there is time for one
         manager.adapter.submit(replace(order, reservation=name))
+    manager.wait(
+        lambda found: (
+            any(row.started and row.ended for row in found.rows)
+            and manager.adapter.survey().held == ()
+        )
+    )
+    manager.adapter.unreserve(name)  # the manager has forgotten it
+    for order in orders:  # what waited may wait for ever
+        manager.withdraw(order)
     ended = [manager.wait_end(order) for order in orders]
     assert State.CANCELLED in {row.state for row in ended if row.started is None}
-    manager.adapter.unreserve(name)  # the manager has forgotten it
-    assert manager.adapter.survey().held == ()
 
 
 @pytest.mark.slow

@@ -154,6 +154,10 @@ def test_where_it_is_looked_for(
         ('"slurm"\nconfig = "/x"', "", "late", "write exclusive = true"),
         ('"slurm"\nconfig = "/x"', "exclusive = true", "at_once", 'write send = "late"'),
         ('"local"\ncpus = 1', "exclusive = true", "late", "no nodes can be reserved"),
+        (
+            '"slurm"\nconfig = "/x"\nreservation_unit = "processor"',
+            *("exclusive = true", "late", "no nodes can be reserved"),
+        ),
     ],
 )
 def test_binding_late_needs_a_cluster_that_only_we_feed_and_feed_late(

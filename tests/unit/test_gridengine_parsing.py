@@ -522,8 +522,8 @@ def test_reservations_are_read_and_those_that_end_are_left_out() -> None:
     assert [(one.id, one.usable) for one in found] == [("1", True), ("3", False), ("4", True)]
     assert windows.reservation_ids(xml) == ["1", "2", "3", "4"]
     assert windows.held(found, "root", INSTANCE) == (
-        Held("ms-k3f9-r1", 3600.0, 7200.0, ("n1", "n2")),
-        Held("ms-k3f9-r3", 3600.0, 7200.0, ("all.q@n2",)),  # in no pool: it cannot be used
+        Held("ms-k3f9-r1", 3600.0, 7200.0, ("n1", "n2"), 3),
+        Held("ms-k3f9-r3", 3600.0, 7200.0, ("all.q@n2",), 2),  # in no pool: it cannot be used
     )
     hosts = [
         text.Host("n1", None, {"slots": 3.0}, (text.Queue("all.q", 4, 1, 2, ""),)),

@@ -378,6 +378,29 @@ def test_what_the_manager_of_a_pool_refuses_is_broken_at_once_with_another_windo
     assert desk[1].offers == (Offer(T + 10, T + 20, 8),)
 
 
+def test_a_pool_of_cores_with_two_processors_rounds_up_to_cores() -> None:
+    desk = Desk()
+    desk.step(pooled(Pool(("a", "b"), 8, cpus=2)))
+    assert desk.book.largest(["alpha"], by_node=False) == (16, "alpha")
+    ask_processors(desk, 1, 5)
+    assert (desk[1].size, desk[1].cpus) == (3, 6)
+    assert ask_processors(desk, 2, 11).reservations == {}
+    ask_processors(desk, 3, 10)
+    assert (desk[3].size, desk[3].cpus) == (5, 10)
+
+
+def test_one_that_somebody_has_made_smaller_is_asked_for_again() -> None:
+    desk = Desk()
+    pool = Pool(("a",), 4)
+    desk.step(pooled(pool))
+    ask_processors(desk, 1, 3)
+    desk.bind(1)
+    for size, told in ((2, [Bind("alpha", 1)]), (3, []), (None, [])):
+        held = Held(name_of("i", 1), T + 10, T + 20, ("a",), size)
+        assert desk.step(pooled(pool, held=(held,))).bindings == told
+        assert desk.state(1) is Stage.BOUND
+
+
 def test_one_of_a_pool_whose_host_is_down_is_asked_for_again_and_breaks_at_its_start() -> None:
     desk = Desk()
     desk.step(pooled(Pool(("a",), 4), Pool(("b",), 4)))

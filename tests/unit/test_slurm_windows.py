@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.adapters.slurm_windows import hosts, reservations
-from metasched.reservation_life import Held
+from metasched.adapters import slurm_text as text
+from metasched.adapters.slurm_windows import (
+    Cores,
+    Kept,
+    Within,
+    beside,
+    cores,
+    held,
+    hosts,
+    other_name,
+    pool,
+    reservations,
+    reserved_jobs,
+)
+from metasched.reservation_life import Held, Pool
 
 # as scontrol of 22.05 prints it under SLURM_TIME_FORMAT=%s
 SHOWN = (
@@ -15,9 +28,19 @@ SHOWN = (
     "BurstBuffer=(null) Watts=n/a MaxStartDelay=(null)\n"
 )
 
+# as scontrol of 22.05 prints one of cores, at once and when it has saved its state
+_CORES = (
+    "ReservationName=ms-aa-r2 StartTime=100 EndTime=200 Duration=00:01:40 Nodes=a[1-2] NodeCnt=2 "
+    "CoreCnt=6 Features=(null) PartitionName=main Flags=STATIC {}TRES=cpu=12 Users=ada "
+    "Groups=(null) Accounts=(null) Licenses=(null) State=INACTIVE BurstBuffer=(null) Watts=n/a "
+    "MaxStartDelay=(null)\n"
+)
+_IDS = "  NodeName=a1 CoreIDs=0-2,6   NodeName=a2 CoreIDs=0,3 "
+FOUR = {name: Cores(4, 8) for name in ("a1", "a2", "a3")}  # cores of two processors each
+
 
 def test_a_reservation() -> None:
-    made = Held("ms-aa-r1", 1795278692, 1795278767, ("b2", "b3"))
+    made = Kept("ms-aa-r1", 1795278692, 1795278767, ("b2", "b3"), 16, {}, "ada")
     assert reservations(SHOWN) == [made]
     assert reservations("No reservations in the system\n") == []
 
@@ -25,6 +48,80 @@ def test_a_reservation() -> None:
 def test_one_that_is_cut_is_not_read_by_half() -> None:
     with pytest.raises(ValueError, match="no window"):
         reservations(SHOWN[:60])
+
+
+def test_the_cores_of_a_reservation_are_told_after_a_while() -> None:
+    [early], [told] = (reservations(_CORES.format(ids)) for ids in ("", _IDS))
+    assert (early.cores, early.parts, early.on_each(FOUR)) == (6, {}, None)
+    assert (told.cores, told.parts) == (6, {"a1": 4, "a2": 2})
+    assert told.on_each(FOUR) == {"a1": 4, "a2": 2}
+    one, whole = (Kept("x", 0, 9, nodes, n, {}) for nodes, n in ((("a1",), 3), (("a1", "a2"), 8)))
+    assert one.on_each(FOUR) == {"a1": 3}
+    assert whole.on_each(FOUR) == {"a1": 4, "a2": 4}
+
+
+def test_cores_and_jobs_in_reservations() -> None:
+    assert cores("a1|0/8/0/8|1|4|\na2|0/4/0/4|2|2|\n", "|") == {
+        "a1": Cores(4, 8),
+        "a2": Cores(4, 4),
+    }
+    told = "7|RUNNING|x|\n8_[1-2]|PENDING||\n9|PENDING|(null)|\n"
+    assert reserved_jobs(told, "|") == [Within("7", "RUNNING", "x")]
+
+
+def job(id: str, cpus: int, nodes: str, start: int = 5, end: int = 50) -> text.QueueLine:
+    line = text.QueueLine(*[""] * len(text.QueueLine._fields))
+    times = {"start": str(start), "end": str(end)}
+    return line._replace(id=id, state="RUNNING", cpus=str(cpus), nodes=nodes, **times)
+
+
+def test_a_pool_has_the_cores_of_nodes_that_are_up_and_what_takes_them() -> None:
+    [told] = reservations(_CORES.format(_IDS))
+    jobs = [job("1", 3, "a1"), job("2", 2, "a1"), job("3", 8, "a3"), job("4", 9, "a[2-3]")]
+    found = pool(["a1", "a2"], FOUR, jobs, [told], {"2"}, 10)
+    assert found == Pool(("a1", "a2"), 8, ((5, 50, 2), (5, 50, 5), (100, 200, 6)), 2)
+    [early] = reservations(_CORES.format(""))
+    assert pool(["a2"], FOUR, [], [early], set(), 10).uses == ((100, 200, 6),)
+    assert pool(["a2"], FOUR, [], [told], set(), 10).uses == ((100, 200, 2),)
+    assert pool(["a3"], FOUR, [], [told], set(), 10).uses == ()
+
+
+def test_other_jobs_have_what_is_left_of_a_node_that_is_reserved_in_part() -> None:
+    def place(name: str, allocated: int) -> text.NodeLine:
+        line = text.NodeLine(*[""] * len(text.NodeLine._fields))
+        cpus = f"{allocated}/{8 - allocated}/0/8"
+        return line._replace(name=name, state="mixed+reserved", cpus=cpus)
+
+    kept = [
+        Kept("now", 0, 99, ("a1",), 2, {}),
+        Kept("told", 0, 99, ("a1", "a2"), 2, {"a1": 1, "a2": 1}),
+        Kept("later", 50, 99, ("a1",), 4, {}),
+        Kept("whole", 0, 99, ("a3",), 4, {}),
+    ]
+    jobs = [job("1", 2, "a1"), job("2", 3, "a[1-2]"), job("3", 1, "a1")]
+    found = beside(
+        [place("a1", 4), place("a2", 2), place("a3", 0)],
+        FOUR,
+        jobs,
+        kept,
+        {"1": "now", "2": "told"},
+        10,
+    )
+    assert [(p.state, p.cpus) for p in found] == [
+        ("mixed", "4/1/3/8"),  # of 6 that are reserved three are used in there
+        ("mixed", "2/5/1/8"),
+        ("mixed+reserved", "0/8/0/8"),
+    ]
+
+
+def test_what_is_being_replaced_is_one_with_the_cores_of_both() -> None:
+    names = ["ms-aa-r1", "ms-aa-r1-again", "ms-aa-r2-again", "ms-bb-r1", "ms-aa-r1x"]
+    kept = [Kept(name, 0, 9, (f"n{i}",), 3, {}) for i, name in enumerate(names)]
+    assert held(kept, "aa") == (
+        Held("ms-aa-r1", 0, 9, ("n1",), 6),
+        Held("ms-aa-r2", 0, 9, ("n2",), 3),
+    )
+    assert [other_name(name) for name in names[:2]] == names[1::-1]
 
 
 @pytest.mark.parametrize(
