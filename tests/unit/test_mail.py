@@ -107,3 +107,37 @@ def test_no_program_tells_nobody_and_reads_nothing() -> None:
             await mailer.run()
 
     asyncio.run(scenario())
+
+
+class Tired(Outbox):
+    """One in which a reservation is for two looks, and then too long ago."""
+
+    looks = 0
+
+    def untold(self, since: float) -> list[Reservation]:
+        assert time.time() - mail.GIVE_UP - 60 < since < time.time() - mail.GIVE_UP + 60
+        self.looks += 1
+        return [BROKEN] if self.looks < 3 else []
+
+
+def test_what_was_not_told_for_a_day_is_given_up_and_that_is_told_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mail, "FIRST", 0.0)
+    monkeypatch.setattr(mail, "AGAIN", (0.01, 0.01))
+    outbox = Tired()
+
+    async def scenario() -> None:
+        running = asyncio.create_task(mail.Mailer(tmp_path / "none", cast(Ledger, outbox)).run())
+        async with asyncio.timeout(60):
+            while outbox.looks < 3:
+                await asyncio.sleep(0.01)
+        running.cancel()
+
+    asyncio.run(scenario())
+    why = f"{tmp_path}/none: No such file or directory"
+    assert [record.getMessage() for record in caplog.records] == [
+        *[f"reservation 3: ada is not told: {why}; again in 0.01 s"] * 2,
+        f"the owner of reservation 3 is told no more: {why}",
+    ]
+    assert outbox.times == {}
