@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Literal
 
-from metasched.cluster_view import ClusterView
+from metasched.cluster_view import ClusterView, loads
 from metasched.events import Change, Drained, Ended, Outcome, Past, Place, Policy, Task
 from metasched.model import Job, State, parse_tag, tag_of
 from metasched.policies.classify import Classifier
@@ -134,13 +134,12 @@ class Books:
     def weigh_all(self) -> None:
         """Before clusters are compared: their observed loads, as they are now."""
         if self.policy.load == "observed":
-            now = self.now
-            self.dispatch.observe_all([view.load(now) for view in self.views.values()])
+            self.dispatch.observe_all(loads(self.views.values(), self.now))
 
     def weigh(self, view: ClusterView) -> None:
         """The same of one cluster, on which alone something has changed in this step."""
         if self.policy.load == "observed":
-            self.dispatch.observe(view.name, view.load(self.now))
+            self.dispatch.observe(view.name, *loads((view,), self.now))
 
     # Telling the story
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -35,8 +35,9 @@ class ClusterView:
 
     `full` is what its manager said when it took no more for now: until `probe_at` nothing is
     sent, then one task, to see. `owed` are the cpu seconds of ours that have not begun, which are
-    `unstarted`. What is live and not `Attempt.calm` is `uneasy`, so that a listing need not look
-    at all the rest.
+    `unstarted`, `told` those of others. `busy` processors run, by their limits, what is `work`
+    (processors x end) in all, at times `since` to `until`: see `loads`. What
+    is live and not `Attempt.calm` is `uneasy`, so that a listing need not look at all the rest.
     `strays` are by job, index and sending, `withheld` are rows of tasks whose claims are being
     revoked. `decided` is what `unfit` has answered, by needs: it holds while the `shape` of the
     facts does.
@@ -51,7 +52,12 @@ class ClusterView:
     probe_at: float = 0.0
     pause: float = 0.0
     owed: float = 0.0
-    power: float = 0.0
+    told: float = 0.0
+    busy: int = 0
+    work: float = 0.0
+    since: float = 0.0
+    until: float = -math.inf
+    power: float = math.inf  # unless it has told of processors
     unstarted: dict[Place, Task] = field(default_factory=dict)
     live: dict[Place, Task] = field(default_factory=dict)
     uneasy: dict[Place, Task] = field(default_factory=dict)
@@ -61,15 +67,10 @@ class ClusterView:
     shape: object = None
     decided: dict[Hashable, Unfit | None] = field(default_factory=dict)
     name: str = field(init=False)
-    # readings of `Books.watch`: the seconds for which it has answered until it last began or
-    # ceased to, and when that was
+    # in seconds of `Books.watch`: for how long it has answered until it last ceased or began to,
+    # and when that was
     _answered: float = 0.0
     _turned: float = 0.0
-    # of what runs from `_from` until `_until`: processors, and processors x end
-    _from: float = math.inf
-    _until: float = math.inf
-    _busy: int = 0
-    _work: float = 0.0
 
     def __post_init__(self) -> None:
         self.name = self.cluster.name
@@ -100,31 +101,21 @@ class ClusterView:
         before, self.shape = self.shape, shape(facts)
         if self.shape != before:
             self.decided.clear()
-        self.facts, self.power = facts, facts.cpus * self.cluster.benchmark
-        self._from = math.inf
+        self.facts, self.told = facts, facts.owed
+        self.power = facts.cpus * self.cluster.benchmark or math.inf
+        self.until = -math.inf
 
-    def load(self, now: float) -> float:
-        """Seconds of the whole cluster still owed; 0 while it has told of no processors.
-
-        O(n) in its running jobs after news, and when one of them should have ended; else O(1).
-        """
-        facts = self.facts
-        if facts is None or self.power <= 0:
-            return 0.0
-        if not self._from <= now < self._until:
-            self._look_at_running(facts.running, now)
-        return (facts.owed + (self._work - self._busy * now) + self.owed) / self.power
-
-    def _look_at_running(self, running: Sequence[tuple[float, int]], now: float) -> None:
+    def look_at_running(self, now: float) -> None:
         """Add up what should not have ended by now."""
+        running = () if self.facts is None else self.facts.running
         ended = bisect_right(running, now, key=itemgetter(0))
-        self._from = running[ended - 1][0] if ended else -math.inf
-        self._until = running[ended][0] if ended < len(running) else math.inf
+        self.since = running[ended - 1][0] if ended else -math.inf
+        self.until = running[ended][0] if ended < len(running) else math.inf
         busy, work = 0, 0.0
         for end, cpus in reversed(running[ended:]):
             busy += cpus
             work += cpus * end
-        self._busy, self._work = busy, work
+        self.busy, self.work = busy, work
 
     def unfit(self, job: Job) -> Unfit | None:
         """Why the cluster cannot run a job, decided once for all that ask for the same."""
@@ -180,6 +171,18 @@ class ClusterView:
             stray.asked += by
 
 
+def loads(views: Collection[ClusterView], now: float) -> list[float]:
+    """Seconds of each whole cluster still owed; 0 while it has told of no processors.
+
+    All are asked at each submission: O(1) for each, but O(n) in its running jobs after news of it,
+    and when one of them should have ended.
+    """
+    for v in views:
+        if not v.since <= now < v.until:
+            v.look_at_running(now)
+    return [(v.told + (v.work - v.busy * now) + v.owed) / v.power for v in views]
+
+
 def shape(facts: Facts | None, *, passing: bool = True) -> object:
     """What of the facts decides whether a job may be sent: not what is free or running.
 
@@ -187,14 +190,6 @@ def shape(facts: Facts | None, *, passing: bool = True) -> object:
     """
     if facts is None:
         return None
-    partitions = []
-    for p in facts.partitions:
-        nodes: dict[object, int] = {}
-        for n in p.nodes:
-            up = passing and n.up
-            gres = tuple(sorted(n.gres.items())) if n.gres else ()
-            kind = (n.cpus, n.memory, gres, n.features, up)
-            nodes[kind] = nodes.get(kind, 0) + n.count
-        partitions.append((p.name, p.default, passing and p.up, p.max_time, p.max_nodes, nodes))
+    partitions = [p.shape if passing else p.all_up.shape for p in facts.partitions]
     licences = {n: (c.total, passing and c.used) for n, c in facts.licences.items()}
     return partitions, licences

@@ -44,6 +44,11 @@ class Leasing:
 
     # The line
 
+    @property
+    def settled(self) -> bool:
+        """Whether nobody in line can have what it waits for, and nobody has a lease passed on."""
+        return self.licences.settled and not self.passed_on
+
     def join(self, task: Task) -> None:
         """Let it wait in line."""
         key = max(task.key, self._behind.get(task.place, task.key))

@@ -797,12 +797,17 @@ class Licences:
 
     # Who goes
 
+    @property
+    def settled(self) -> bool:
+        """Whether `next` has nobody to look at."""
+        return not (self._touched or self._stirred or self._fresh)
+
     def next(self, now: float) -> Place | None:
         """The first in line who can have all that it wants now; None: nobody.
 
         It must then `take` it or `leave`.
         """
-        if not (self._touched or self._stirred or self._fresh):
+        if self.settled:
             return None
         self._settle()
         waiting = [parked for name in self._stirred for parked in self._parked(name, now)]

@@ -310,6 +310,21 @@ class Partition:
     def free_cpus(self) -> int:
         return sum(n.count * n.free_cpus for n in self.nodes)
 
+    @cached_property
+    def shape(self) -> object:
+        """What of it decides whether a job may be sent: not what is free."""
+        nodes: dict[object, int] = {}
+        for n in self.nodes:
+            gres = tuple(sorted(n.gres.items())) if n.gres else ()
+            kind = (n.cpus, n.memory, gres, n.features, n.up)
+            nodes[kind] = nodes.get(kind, 0) + n.count
+        return self.name, self.default, self.up, self.max_time, self.max_nodes, nodes
+
+    @property
+    def all_up(self) -> Partition:
+        """As it would be with all of its nodes up."""
+        return replace(self, up=True, nodes=tuple(replace(n, up=True) for n in self.nodes))
+
     @property
     def lasting(self) -> Partition:
         """Its nodes by kind, whatever of them is free."""

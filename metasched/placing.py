@@ -133,8 +133,11 @@ class Placing:
         those that waited for one that was rejected here. What is sent late is looked at whenever
         there is room: each may be what the first of all leaves.
         """
-        if self._gates.refreshed:
+        gates = self._gates
+        if gates.refreshed:
             self.look_anew()
+        elif gates.settled and self._leasing.settled and not gates.ready:
+            return
         self._late = self._late_sending()
         if self._late is not None and not self._late.full:
             self._gates.refresh()

@@ -85,7 +85,7 @@ class LoadOrdering:
         if nothing is eligible, or a cluster or the priority is unknown.
         """
         loads, columns = self._loads[self._row(priority)], self._columns(eligible)
-        least = min([loads[i] for i in columns])
+        least = min(loads if eligible is None else [loads[i] for i in columns])
         enough = least * (1 + self.tolerance)
         near = [i for i in columns if loads[i] <= enough]
         if least == 0 or len(near) == 1:

@@ -45,6 +45,7 @@ class Manager:
         self._owed: dict[int, float] = {}  # cpu seconds of other people's jobs that wait
         self._able: dict[tuple[int, frozenset[str]], tuple[int, ...]] = {}
         self._facts: Facts | None = None  # until something changes
+        self._partitions: dict[int, Partition] = {}  # by what is free of counted processors
 
     def able(self, job: Job) -> bool:
         """Whether the cluster could run the job if it were empty."""
@@ -195,16 +196,20 @@ class Manager:
         return self._facts
 
     def _told(self) -> Facts:
-        if self._machines is None:
-            nodes: tuple[Nodes, ...] = (Nodes(1, self.cluster.cpus, self.free),)
-        else:
+        if self._machines is not None:
             shapes = Counter(zip(self._sizes, self._machines, strict=True))
             nodes = tuple(Nodes(count, cpus, free) for (cpus, free), count in shapes.items())
+            partition = Partition("all", nodes, default=True)
+        elif (known := self._partitions.get(self.free)) is not None:
+            partition = known
+        else:
+            nodes = (Nodes(1, self.cluster.cpus, self.free),)
+            partition = self._partitions[self.free] = Partition("all", nodes, default=True)
         head = next(iter(self.queue.values()), None)
         return Facts(
             cpus=self.cluster.cpus,
             used=self.cluster.cpus - self.free,
-            partitions=(Partition("all", nodes, default=True),),
+            partitions=(partition,),
             running=tuple(self._ends),
             owed=sum(self._owed.values()),
             pending=len(self.queue),
