@@ -30,7 +30,7 @@ class CoreReservations(Reservations):
     ) -> Survey:
         kept, cores = self._commands.reservations(), self._commands.cores()
         within = {one.id for one in self._commands.reserved_jobs()}
-        up = [name for name, is_up in members(places).items() if is_up]
+        up = [name for name, is_up in members(places).items() if is_up and name in cores]
         pools = (windows.pool(up, cores, jobs, kept, within, taken),) if up else ()
         return Survey(taken, (), windows.held(kept, self._instance), pools)
 
@@ -95,14 +95,13 @@ class CoreReservations(Reservations):
 
     def _move(self, one: Kept, kept: Iterable[Kept]) -> None:
         """Have other cores for one. Refused if there are none."""
-        same = [other.name for other in _named(kept, first_name(one.name))]
+        name = first_name(one.name)
+        same = [other.name for other in _named(kept, name)]
         if len(same) > 1:  # an earlier call has not come to its end
             new = same[-1]
         else:
-            new = self._made(
-                Window(same[0], one.users, one.start, one.end, (), one.cores),
-                kept,
-            )
+            window = Window(name, one.users, one.start, one.end, (), one.cores)
+            new = self._made(window, kept)
         self._replaced(same[0], new)
 
     def _made(self, window: Window, kept: Iterable[Kept]) -> str:

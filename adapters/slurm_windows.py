@@ -58,7 +58,7 @@ class Cores:
     @property
     def threads(self) -> int:
         """Processors of each."""
-        return max(1, self.cpus // self.count)
+        return max(1, self.cpus // max(1, self.count))
 
 
 def reservations(answer: str) -> list[Kept]:
@@ -139,7 +139,7 @@ def beside(
     idle: Counter[str] = Counter()  # processors that only jobs to come in reservations can have
     closed = set()
     for one in now:
-        for node in one.nodes:
+        for node in cores.keys() & set(one.nodes):
             many = (one.on_each(cores) or {}).get(node, cores[node].count)
             idle[node] += many * cores[node].threads
             if many >= cores[node].count:

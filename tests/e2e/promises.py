@@ -10,7 +10,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -29,9 +29,9 @@ LOOK_EVERY = 2.0  # seconds between two listings of each Slurm cluster
 
 @dataclass(frozen=True)
 class Stay:
-    """One job as a Slurm cluster told of it: its nodes, from when to when (epoch seconds)."""
+    """One job as a Slurm cluster told of it: its nodes, or cores, between two times (epoch)."""
 
-    nodes: frozenset[str]
+    places: frozenset[str]
     start: float
     end: float
 
@@ -40,8 +40,9 @@ class Stay:
 class Kept:
     """What became of the promises: seconds from each window's start to its job's.
 
-    `strangers` are (reservation, job) that were on one node at a time; `moved` those whose node was
-    drained before the start; `left` are reservations that a manager still had at the end.
+    `strangers` are (reservation, job) that were on one node, or core, at a time; `moved` those
+    whose node was drained before the start; `left` are reservations that a manager still had at
+    the end.
     """
 
     promised: int
@@ -64,17 +65,40 @@ def hosts(words: str) -> frozenset[str]:
     return frozenset(found)
 
 
-class Promises:
-    """A running site over Slurm clusters and perhaps a cell of Grid Engine."""
+def cores(line: str, node: str = "Nodes", ids: str = "CPU_IDs") -> dict[str, set[int]]:
+    """What Slurm writes as `Nodes=n1 CPU_IDs=0-2,4`, of each node that it names so."""
+    return {
+        name: {
+            number
+            for part in some.split(",")
+            for first, _, last in [part.partition("-")]
+            for number in range(int(first), int(last or first) + 1)
+        }
+        for name, some in re.findall(rf"\b{node}=(\S+) {ids}=([\d,-]+)", line)
+    }
 
-    def __init__(self, site: Site, slurm: SlurmSite, cell: Cell | None = None) -> None:
-        self.site, self.slurm, self.cell = site, slurm, cell
+
+class Promises:
+    """A running site over Slurm clusters and perhaps a cell of Grid Engine.
+
+    On the Slurm clusters `by_processor` processors are reserved, on the others nodes.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        slurm: SlurmSite,
+        cell: Cell | None = None,
+        by_processor: Collection[str] = (),
+    ) -> None:
+        self.site, self.slurm, self.cell, self._by_processor = site, slurm, cell, by_processor
         # a controller that is killed forgets its last jobs: claims prove that these never began
         claims = site.folder / "claims"
         claims.mkdir(mode=0o700)
         tables = [
             f'[[cluster]]\nname = "{c.name}"\nadapter = "slurm"\nconfig = "{c.conf}"\n'
             f'poll_interval = 1\nsettle = 1\nfence_dir = "{claims}"\n'
+            f'reservation_unit = "{"processor" if c.name in by_processor else "node"}"\n'
             for c in slurm
         ]
         if cell is not None:
@@ -171,7 +195,7 @@ class Promises:
             "ready": start,
             "deadline": start + lasts,
             "clusters": [cluster],
-            "by_node": self.cell is None or cluster != self.cell.name,
+            "by_node": cluster not in {self.cell and self.cell.name, *self._by_processor},
         }
         try:
             return self.client.reserve(wish)
@@ -216,15 +240,33 @@ class Promises:
 
     def _look(self) -> None:
         for cluster in self.slurm:
+            look = self._on_cores if cluster.name in self._by_processor else self._on_nodes
             try:
-                told = cluster.run("squeue", "-h", "--states=all", "-o", "%i %N %S %e")
+                stays = look(cluster)
             except BootError:  # it has just been killed
                 continue
-            for line in told.splitlines():
-                words = line.split()
-                if len(words) == 4 and words[2] != "N/A":
-                    start, end = (datetime.fromisoformat(w).timestamp() for w in words[2:])
-                    self.stays[cluster.name, words[0]] = Stay(hosts(words[1]), start, end)
+            self.stays |= {(cluster.name, id): stay for id, stay in stays.items()}
+
+    def _on_nodes(self, cluster: SlurmCluster) -> dict[str, Stay]:
+        found = {}
+        told = cluster.run("squeue", "-h", "--states=all", "-o", "%i %N %S %e")
+        for line in told.splitlines():
+            words = line.split()
+            if len(words) == 4 and words[2] != "N/A":
+                start, end = (datetime.fromisoformat(w).timestamp() for w in words[2:])
+                found[words[0]] = Stay(hosts(words[1]), start, end)
+        return found
+
+    def _on_cores(self, cluster: SlurmCluster) -> dict[str, Stay]:
+        found = {}
+        told = cluster.run("scontrol", "-d", "-o", "show", "job", SLURM_TIME_FORMAT="%s")
+        for line in told.splitlines():
+            places = {f"{node}/{n}" for node, some in cores(line).items() for n in some}
+            said = dict(re.findall(r"\b(JobId|StartTime|EndTime)=(\d+)", line))
+            if places and len(said) == 3:
+                window = float(said["StartTime"]), float(said["EndTime"])
+                found[said["JobId"]] = Stay(frozenset(places), *window)
+        return found
 
     def _began(self, cluster: str, row: dict[str, Any]) -> tuple[float, list[str]] | None:
         """When a job began, and which others were on its nodes; None: it never did."""
@@ -241,7 +283,7 @@ class Promises:
             for (name, id), other in self.stays.items()
             if (name, id) != (cluster, native)
             and name == cluster
-            and other.nodes & stay.nodes
+            and other.places & stay.places
             and other.start < stay.end
             and stay.start < other.end
         ]

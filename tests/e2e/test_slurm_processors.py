@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import require
 from tests.e2e.conftest import Site
+from tests.e2e.promises import cores
 from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite, missing
 
 RHO = ClusterSpec("rho", "r", nodes=2, cpus=4)
@@ -69,25 +70,12 @@ def kept(cluster: SlurmCluster) -> dict[str, dict[str, set[int]]]:
     """The cores of each reservation on each node, as Slurm tells them after some seconds."""
     told = cluster.run("scontrol", "--oneliner", "show", "reservation").splitlines()
     named = [(re.search(r"ReservationName=(\S+)", line), line) for line in told]
-    return {name[1]: numbers("NodeName", "CoreIDs", line) for name, line in named if name}
+    return {name[1]: cores(line, "NodeName", "CoreIDs") for name, line in named if name}
 
 
-def numbers(node: str, ids: str, line: str) -> dict[str, set[int]]:
-    """What Slurm writes as `node=n1 ids=0-2,4`."""
-    return {
-        name: {
-            number
-            for part in some.split(",")
-            for first, _, last in [part.partition("-")]
-            for number in range(int(first), int(last or first) + 1)
-        }
-        for name, some in re.findall(rf"\b{node}=(\S+) {ids}=([\d,-]+)", line)
-    }
-
-
-def cores(cluster: SlurmCluster, native: str) -> dict[str, set[int]]:
+def of_job(cluster: SlurmCluster, native: str) -> dict[str, set[int]]:
     """The cores of a job on each node, in Slurm's own detail."""
-    return numbers("Nodes", "CPU_IDs", cluster.run("scontrol", "-d", "-o", "show", "job", native))
+    return cores(cluster.run("scontrol", "-d", "-o", "show", "job", native))
 
 
 def state(site: Site, id: int) -> dict[str, Any]:
@@ -128,7 +116,7 @@ def test_two_windows_and_a_batch_job_share_a_node(over_rho: Site, rho: SlurmClus
     assert over_rho.row(more)["state"] == "pending"
     [row] = over_rho.cluster_rows()
     assert (row["cpus"], row["used"]) == (8, 8)
-    first, second, batch = (cores(rho, over_rho.row(job)["native_id"]) for job in (*inside, rest))
+    first, second, batch = (of_job(rho, over_rho.row(job)["native_id"]) for job in (*inside, rest))
     names = {int(name.rpartition("-r")[2]): some for name, some in kept(rho).items()}
     assert (first, second) == (names[small["reservation"]], names[large["reservation"]])
     assert [*first] == [*second] == ["r1"]
@@ -164,9 +152,9 @@ def test_what_slurm_has_lost_drained_or_changed_is_made_again(
     rho.run("scontrol", "update", "NodeName=r2", "State=DRAIN", "Reason=test")
     over_rho.until(lambda: "no other node is free" in state(over_rho, id)["cause"])
     assert state(over_rho, id)["state"] == "bound"
-    for node in ("r1", "r2"):
-        rho.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    rho.run("scontrol", "update", "NodeName=r2", "State=RESUME")
     over_rho.until(lambda: state(over_rho, id)["cause"] == "its nodes can be used again")
+    rho.run("scontrol", "update", "NodeName=r1", "State=RESUME")
 
     over_rho.run("cancel", str(waits))
     over_rho.until_ended(waits)
@@ -228,6 +216,16 @@ def test_what_has_not_begun_is_moved_to_other_cores_for_another(
     native = over_rho.row(waits)["native_id"]
     assert f"{moved}\n" in rho.run("scontrol", "-o", "show", "job", native).replace(" ", "\n")
     assert {state(over_rho, id)["state"] for id in made} == {"bound"}
+
+    for id in (made[0], made[2], fourth):  # and back to the first node, of those left
+        over_rho.run("reservation", "cancel", str(id))
+    over_rho.until(lambda: len(kept(rho)) == 1)
+    asked(60, 20), asked(60, 10), asked(70, 20)
+    moved = f"-r{made[1]}"
+    over_rho.until(
+        lambda: [[*some] for name, some in kept(rho).items() if name.endswith(moved)] == [["r1"]]
+    )
+    assert f"{moved}\n" in rho.run("scontrol", "-o", "show", "job", native).replace(" ", "\n")
 
 
 def test_a_cluster_that_reserves_no_cores_says_what_to_write(

@@ -731,6 +731,7 @@ def test_a_complaint_is_one_line_without_the_commands_name() -> None:
         ({"bin_dir": "bin"}, "bin_dir is 'bin'"),
         ({"access": "drmaa"}, "access is 'drmaa'; it must be one of auto, pyslurm, commands"),
         ({"tag_field": "account"}, "tag_field is 'account'"),
+        ({"reservation_unit": "core"}, "reservation_unit is 'core'"),
         ({"timeout": 0.0}, "timeout is 0.0"),
         ({"timeout": float("inf")}, "timeout is inf"),
         ({"settle": -1.0}, "settle is -1.0"),
