@@ -34,18 +34,20 @@ ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.%+-]{0,63}(@[A-Za-z0-9][A-Za-z0-9
 
 def letter(one: Reservation) -> tuple[str, str]:
     """Subject and text to the owner of a broken reservation; no line begins with others' words."""
-    unit = "nodes" if one.nodes else "processors"
+    unit, each, option = "nodes", 1, " --nodes"
+    if not one.nodes:
+        unit, each, option = "processors", one.cpus // one.size, ""
     lines = [
         f"Your reservation {one.id} on {one.cluster} cannot be kept.",
-        f"Window: {one.size} {unit} from {iso(one.start)} to {iso(one.end)}",
+        f"Window: {one.size * each} {unit} from {iso(one.start)} to {iso(one.end)}",
         f"Cause: {' '.join(one.cause.split())}",
         "Jobs that wait for it stay with metasched until you cancel them.",
     ]
     lines += [
-        f"Free instead: {offer.size} {unit} from {iso(offer.start)} to {iso(offer.end)}. It is not"
-        " kept for you until you ask:\n"
-        f"    metasched reserve --cluster {one.cluster} --size {offer.size}"
-        f"{' --nodes' if one.nodes else ''} --start {iso(offer.start)} --end {iso(offer.end)}"
+        f"Free instead: {offer.size * each} {unit} from {iso(offer.start)} to {iso(offer.end)}."
+        " It is not kept for you until you ask:\n"
+        f"    metasched reserve --cluster {one.cluster} --size {offer.size * each}{option}"
+        f" --start {iso(offer.start)} --end {iso(offer.end)}"
         for offer in one.offers
     ] or ["No other window was found for it there; try metasched reserve with --dry-run."]
     return f"metasched: reservation {one.id} is broken", "\n".join(lines) + "\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -44,6 +45,13 @@ def test_the_owner_is_told_what_broke_why_and_what_is_free_instead() -> None:
         "    metasched reserve --cluster alpha --size 2 --nodes"
         " --start 1970-01-12T15:46:40.000+00:00 --end 1970-01-12T16:46:40.000+00:00",
     ]
+
+
+def test_what_is_no_node_is_told_in_processors() -> None:
+    _, text = mail.letter(replace(BROKEN, nodes=(), offers=()))
+    assert "Window: 8 processors from" in text
+    assert "No other window was found" in text
+    assert "--size 8 --start" in mail.letter(replace(BROKEN, nodes=()))[1]
 
 
 @pytest.mark.parametrize("word", ["ada", "ada@example.org", "a.b+c@mail-1.example.org", "_x"])
