@@ -1,14 +1,15 @@
 """Flexible Backfilling: EASY on a queue whose priorities change as its jobs wait. Pure.
 
-Pasquali 2008, §3.2.1, with the constants of its §4.1. Every pass computes every priority anew, so
-the queue is kept as columns (`_Columns`), and a pass is some twenty operations on whole columns.
+Pasquali 2008, §3.2.1, with the constants of its §4.1. Every pass computes priorities anew, so the
+queue is kept as a table (`_Table`) whose rows are operated on as a whole. Who can start at all is
+seen first; priorities decide among those, and who is head when that has begun.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain, pairwise
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
@@ -16,18 +17,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metasched.policies.queueing import (
+    NOWHERE,
     Free,
+    Reservation,
     Room,
     Running,
     Start,
     Waiting,
-    backfill,
     room,
 )
 from metasched.policies.weights import MODIFIED, UNMODIFIED, Weights
 
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 _NONE: Mapping[str, float] = MappingProxyType({})
+_ALL = slice(None)
+_FIRST_SIZE = 64  # jobs for which a table has room at first
+_ID, _CPUS, _QUICKEST, _RANK, _SHORTNESS, _RISE, _SLOPE, _FALL, _FIXED = range(9)  # rows of one
 
 
 class _Leased(NamedTuple):
@@ -36,92 +42,116 @@ class _Leased(NamedTuple):
     name: str
 
 
-class _Columns:
-    """The queue in its order, a row of columns for each job: what stays as it is while it waits.
+class _Table:
+    """The queue in its order, a column for each job: what stays as it is while it waits.
 
-    `rank` is the part of the priority that does not change, at time 0; the deadline is worth
-    `least` until `rise`, then `slope` more per second until `fall`. `counts` has a column for each
-    counted resource that a job ever asked for, and each licence that one has leased, in the order
-    of `names`.
+    Six rows give its priority and two what it needs: `rank` is the part of the priority that does
+    not change, at time 0; the deadline is worth `least` until `rise`, then `slope` more per second
+    until `fall`. The others, by `named`, hold how much it wants of each counted resource that a
+    job ever asked for, and of each licence that one has leased.
     """
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self.names: dict[str | _Leased, int] = {}
-        self._clear()
-
-    def _clear(self) -> None:
         self.jobs: list[Waiting] = []
-        self._fixed: Floats = np.empty((7, 0))
-        self.counts: Floats = np.empty((0, len(self.names)))
+        self.named: dict[str | _Leased, int] = {}
+        self.asked: dict[str | _Leased, int] = {}  # how many of the jobs ask for it
+        self._most: dict[str | _Leased, int] = {}  # that a job ever asked for
+        self._cells: Floats = np.empty((_FIXED, _FIRST_SIZE))
 
-    def __len__(self) -> int:
-        return len(self.jobs)
+    def row(self, row: int) -> Floats:
+        cells: Floats = self._cells[row, : len(self.jobs)]
+        return cells
 
-    @property
-    def ids(self) -> Floats:
-        ids: Floats = self._fixed[0]
-        return ids
+    def rows(self, first: int, last: int, places: slice | NDArray[np.intp]) -> Floats:
+        """These rows at these places of the queue."""
+        cells: Floats = self._cells[first:last, : len(self.jobs)][:, places]
+        return cells
 
-    @property
-    def cpus(self) -> Floats:
-        cpus: Floats = self._fixed[1]
-        return cpus
+    def place(self, id: int | None) -> int | None:
+        """Where in the queue a job is, if it is there."""
+        places = np.flatnonzero(self.row(_ID) == id)
+        return int(places[0]) if len(places) else None
 
-    @property
-    def priced(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-        """`rank`, 1/estimate, `rise`, `slope`, `fall`."""
-        rank, shortness, rise, slope, fall = self._fixed[2:]
-        return rank, shortness, rise, slope, fall
+    # What has come and gone
 
     def follow(self, queue: Collection[Waiting]) -> None:
         """Take over the queue as it is now. O(1) per job that was there before, in C."""
         jobs = list(queue)
         if jobs[: len(self.jobs)] != self.jobs:
             here = {job.id: job for job in jobs}
-            self._keep([here.get(job.id) == job for job in self.jobs])
+            self.drop([p for p, job in enumerate(self.jobs) if here.get(job.id) != job])
             if jobs[: len(self.jobs)] != self.jobs:  # in another order
-                self._clear()
-        if new := jobs[len(self.jobs) :]:
-            self._append(new)
+                self.drop(range(len(self.jobs)))
+        for job in jobs[len(self.jobs) :]:
+            self._append(job)
 
-    def drop(self, ids: Collection[int]) -> None:
-        """Forget jobs that leave the queue."""
-        self._keep(~np.isin(self.ids, list(ids)))
+    def drop(self, places: Collection[int]) -> None:
+        """Forget the jobs at some places, which leave the queue."""
+        gone, size = sorted(places), len(self.jobs)
+        for place in reversed(gone):
+            for name in _wants(self.jobs.pop(place)):
+                self.asked[name] -= 1
+        for moved, (place, end) in enumerate(pairwise([*gone, size]), 1):
+            self._cells[:, place + 1 - moved : end - moved] = self._cells[:, place + 1 : end]
 
-    def _keep(self, which: Sequence[bool] | NDArray[np.bool_]) -> None:
-        kept = np.asarray(which, dtype=bool)
-        for place in np.flatnonzero(~kept)[::-1].tolist():
-            del self.jobs[place]
-        self._fixed, self.counts = self._fixed[:, kept], self.counts[kept]
-
-    def _append(self, jobs: Sequence[Waiting]) -> None:
-        wants = [{**job.counts, **{_Leased(name): 1 for name in job.licences}} for job in jobs]
-        for name in chain.from_iterable(wants):
-            self.names.setdefault(name, len(self.names))
-        old = self.counts
-        self.counts = np.zeros((len(self.jobs) + len(jobs), len(self.names)))
-        self.counts[: len(old), : old.shape[1]] = old
-        for row, wanted in enumerate(wants, len(old)):
-            for name, amount in wanted.items():
-                self.counts[row, self.names[name]] = amount
-        self.jobs += jobs
-        fixed = np.array([self._look_at(job) for job in jobs]).T
-        self._fixed = np.concatenate((self._fixed, fixed), axis=1)
+    def _append(self, job: Waiting) -> None:
+        wants, place = _wants(job), len(self.jobs)
+        for name in wants:
+            if name not in self.named:
+                self.named[name] = _FIXED + len(self.named)
+                self.asked[name] = self._most[name] = 0
+        rows, size = self._cells.shape
+        if place == size or len(self.named) > rows - _FIXED:
+            cells = np.zeros((_FIXED + len(self.named), 2 * size if place == size else size))
+            cells[:rows, :size] = self._cells
+            self._cells = cells
+        self.jobs.append(job)
+        self._cells[:_FIXED, place] = self._look_at(job)
+        self._cells[_FIXED:, place] = 0.0
+        for name, amount in wants.items():
+            self._cells[self.named[name], place] = amount
+            self.asked[name] += 1
+            self._most[name] = max(self._most[name], amount)
 
     def _look_at(self, job: Waiting) -> tuple[float, ...]:
-        weights = self._weights
+        weights, quickest = self._weights, job.estimated
+        if job.machines:
+            quickest = min(job.machines.values())
         rise = fall = math.inf
         slope = 0.0
         if job.deadline is not None:
-            seconds = job.estimated
-            if weights.run == "best" and job.machines:
-                seconds = min(job.machines.values())
+            seconds = quickest if weights.run == "best" else job.estimated
             fall = job.deadline - seconds
             rise = fall - weights.lead * seconds
             slope = (weights.most - weights.least) / (fall - rise)
         rank = -weights.age_factor * job.since
-        return job.id, job.cpus, rank, 1 / job.estimated, rise, slope, fall
+        return job.id, job.cpus, quickest, rank, 1 / job.estimated, rise, slope, fall
+
+    # Who can start
+
+    def small(self, space: Room) -> Mask:
+        """The jobs that are not too large for what is free: no other can start now."""
+        return self._within(space.largest, space.counts)
+
+    def hopeful(self, small: Mask, promise: Reservation) -> Mask:
+        """Those of the small ones that might start beside the promise to the head."""
+        in_time = promise.room.now + self.row(_QUICKEST) <= promise.shadow
+        return small & (in_time | self._within(promise.widest, promise.counts))
+
+    def _within(self, cpus: float, counts: Mapping[str, int]) -> Mask:
+        within: Mask = self.row(_CPUS) <= cpus
+        for name, amount in counts.items():
+            if amount < self._most.get(name, 0):
+                within &= self.row(self.named[name]) <= amount
+        return within
+
+
+def _wants(job: Waiting) -> Mapping[str | _Leased, int]:
+    """What a job asks for of each resource; of a licence that it has leased, one."""
+    wants: dict[str | _Leased, int] = {_Leased(name): 1 for name in job.licences}
+    wants.update(job.counts)
+    return wants
 
 
 class FlexibleBackfilling:
@@ -142,91 +172,120 @@ class FlexibleBackfilling:
     ) -> None:
         self.weights = weights or Weights()
         self.licences = dict(licences or {})
-        self._queue = _Columns(self.weights)
+        self._queue = _Table(self.weights)
+        self._promise: Reservation | None = None  # to the head of the last pass that had one
 
     def starts(
         self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
     ) -> list[Start]:
         self._queue.follow(queue)
-        if not queue:
-            return []
         space = room(now, running, free)
-        if not space.full:
-            self._pass(now, space)
-        if space.starts:
-            self._queue.drop([start.id for start in space.starts])
+        if self._queue.jobs and not space.full:
+            self._pass(space)
         return space.starts
 
-    def _pass(self, now: float, space: Room) -> None:
-        small = self._small(space)
+    def _pass(self, space: Room) -> None:
+        small = self._queue.small(space)
         if small.any():
-            backfill(self._ordered(now, small, space.rho), space)
+            self._backfill(space, small, self._descending(space))
 
-    def _small(self, space: Room) -> NDArray[np.bool_]:
-        """The jobs that are not too large for what is free: no other can start in this pass."""
-        small = self._queue.cpus <= space.largest
-        if self._queue.names and small.any():
-            free = [
-                space.counts.get(name, math.inf) if isinstance(name, str) else math.inf
-                for name in self._queue.names
-            ]
-            small &= (self._queue.counts <= np.array(free)).all(axis=1)
-        return small
+    def _backfill(self, space: Room, small: Mask, order: Iterable[int]) -> Waiting | None:
+        """EASY on the queue in an order of places: who is first and does not fit, if any."""
+        jobs, begun = self._queue.jobs, []
+        head: Waiting | None = None
+        for place in order:
+            small[place] = False
+            machine = space.place(jobs[place])
+            if machine == NOWHERE:
+                head = jobs[place]
+                break
+            space.start(jobs[place], machine)
+            begun.append(place)
+        if head is not None and not space.full and small.any():
+            promise = self._promised(head, space)
+            hopeful = self._queue.hopeful(small, promise)
+            for place in self._sorted(hopeful, space):
+                if hopeful[place] and promise.admit(jobs[place]):
+                    begun.append(place)
+                    hopeful = self._queue.hopeful(small, promise)
+            promise.settle()
+        if begun:
+            self._queue.drop(begun)
+        return head
 
-    def _ordered(
-        self, now: float, small: NDArray[np.bool_], rho: Mapping[str, float]
-    ) -> Iterator[Waiting]:
-        """The jobs that matter in this pass, the highest priority first, equal ones as queued.
+    def _promised(self, head: Waiting, space: Room) -> Reservation:
+        """What the head was promised in an earlier pass, if that still holds, else anew."""
+        before = self._promise
+        if before is None or before.head != head or not before.holds_in(space):
+            self._promise = before = space.reserve(head)
+        return before
 
-        Those are the small ones, and of all others the first: it alone may be head.
+    def _descending(self, space: Room, but: int | None = None) -> Iterator[int]:
+        """All places but one, the highest priority first, equal ones as queued.
+
+        Few are looked at in most passes, so each is sought by itself.
         """
-        ranks = self._ranks(now, rho)
-        matter = small.copy()
-        if not small.all():
-            matter[np.where(small, -math.inf, ranks).argmax()] = True
-        places = np.flatnonzero(matter)
-        order = places[np.argsort(-ranks[places], kind="stable")]
-        return map(self._queue.jobs.__getitem__, order.tolist())
+        ranks = self._ranks(space.now, space.rho)
+        if but is not None:
+            ranks[but] = -math.inf
+        for _ in range(len(ranks) - (but is not None)):
+            place = int(ranks.argmax())
+            yield place
+            ranks[place] = -math.inf
+
+    def _sorted(self, which: Mask, space: Room) -> list[int]:
+        """The places of these, the highest priority first, equal ones as queued."""
+        places = np.flatnonzero(which)
+        if len(places) > 1:
+            ranks = self._ranks(space.now, space.rho, places)
+            places = places[np.argsort(-ranks, kind="stable")]
+        ordered: list[int] = places.tolist()
+        return ordered
 
     def priorities(
         self, now: float, queue: Collection[Waiting], rho: Mapping[str, float] = _NONE
     ) -> list[float]:
         """P of every job of a queue, in its order; `rho` as in `Free`."""
         self._queue.follow(queue)
-        ranks: list[float] = self._ranks(now, rho).tolist()
+        ranks: list[float] = self._ranks(now, rho).tolist() if queue else []
         return ranks
 
-    def _ranks(self, now: float, rho: Mapping[str, float]) -> Floats:
-        weights, queue = self.weights, self._queue
-        rank, shortness, rise, slope, fall = queue.priced
-        shortest = weights.boost / shortness.max(initial=0.0) if len(queue) else 0.0
+    def _ranks(
+        self, now: float, rho: Mapping[str, float], places: slice | NDArray[np.intp] = _ALL
+    ) -> Floats:
+        """P of the jobs at some places of the queue: it depends on all of it."""
+        weights, table = self.weights, self._queue
+        rank, shortness, rise, slope, fall = table.rows(_RANK, _FIXED, places)
+        shortest = weights.boost / table.row(_SHORTNESS).max()
         ranks: Floats = rank + (weights.age_factor * now + shortest * shortness)
         late = 0.0 if weights.late == "zero" else weights.least
         since = np.maximum(now - rise, 0.0)
         pressing = np.where(now > fall, late, weights.least + slope * since)
         ranks += np.where(fall < math.inf, pressing, 0.0)
-        if queue.names and (self.licences or rho):
-            ranks += self._worth(rho)
+        worth: Floats = np.zeros(len(ranks))
+        for row, amount in self._worth(rho).items():
+            worth += amount * (table.rows(row, row + 1, places)[0] > 0)
+        ranks += weights.licence * worth
         return ranks
 
-    def _worth(self, told: Mapping[str, float]) -> Floats:
-        """What each job's licences add: its rho, times d if that is above 1, critical.
+    def _worth(self, told: Mapping[str, float]) -> dict[int, float]:
+        """What a licence that a job asks for adds: its rho, times d if that is above 1, critical.
 
         rho is the number of queued jobs per copy of what the cluster counts, else it is `told`.
         d is the number of different licences asked for that are not critical, at least 1: by the
         formula of Pasquali 2008, (3.6)-(3.8).
         """
-        asks = self._queue.counts > 0
-        rho: Floats = np.zeros(len(self._queue.names))
-        for name, column in self._queue.names.items():
+        rho: dict[int, float] = {}
+        for name, row in self._queue.named.items():
+            asked = self._queue.asked[name]
+            if not asked:
+                continue
             if isinstance(name, _Leased):
-                rho[column] = told.get(name.name, 0.0) if asks[:, column].any() else 0.0
+                rho[row] = told.get(name.name, 0.0)
             elif name in self.licences:
-                rho[column] = asks[:, column].sum() / max(self.licences[name], 1)
-        critical = rho > 1
-        d = max(int(((rho > 0) & ~critical).sum()), 1)
-        worth: Floats = np.dot(asks, np.where(critical, d * rho, rho))
-        return self.weights.licence * worth
+                rho[row] = asked / max(self.licences[name], 1)
+        d = max(sum(0 < r <= 1 for r in rho.values()), 1)
+        return {row: d * r if r > 1 else r for row, r in rho.items()}
 
 
 class KeptReservation(FlexibleBackfilling):
@@ -240,19 +299,13 @@ class KeptReservation(FlexibleBackfilling):
         super().__init__(weights, licences)
         self._reserved: int | None = None
 
-    def _pass(self, now: float, space: Room) -> None:
-        small, reserved = self._small(space), self._place_of_reserved()
-        if reserved is None:
-            order = self._ordered(now, small, space.rho)
+    def _pass(self, space: Room) -> None:
+        small, first = self._queue.small(space), self._queue.place(self._reserved)
+        if first is None:
+            order = self._descending(space)
         elif small.any():
-            first = self._queue.jobs[reserved]
-            others = (j for j in self._ordered(now, small, space.rho) if j is not first)
-            order = chain((first,), others)
+            order = chain((first,), self._descending(space, but=first))
         else:
             return
-        head = backfill(order, space)
+        head = self._backfill(space, small, order)
         self._reserved = None if head is None else head.id
-
-    def _place_of_reserved(self) -> int | None:
-        places = np.flatnonzero(self._queue.ids == self._reserved)
-        return int(places[0]) if len(places) else None

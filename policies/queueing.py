@@ -170,6 +170,17 @@ class Room:
         """The earliest start of a job that does not fit now."""
         return Reservation(head, self)
 
+    def take_back(self, ended: Running) -> None:
+        """What it held is free again."""
+        self.cpus += ended.cpus
+        for name, amount in ended.counts.items():
+            if name in self.counts:
+                self.counts[name] += amount
+
+    def left(self) -> object:
+        """All that is free, to be compared."""
+        return self.cpus, self.counts
+
     def held(self) -> Iterator[Running]:
         """All that runs, with what this pass has started."""
         return chain(self.running, self.begun)
@@ -193,15 +204,15 @@ class MachineRoom(Room):
         super().__init__(now, running, free)
         assert free.machines is not None
         self.machines, self.shared = list(free.machines), free.shared
-        self._open = [m for m, cpus in enumerate(self.machines) if cpus > 0]
+        self.open = [m for m, cpus in enumerate(self.machines) if cpus > 0]
 
     @property
     def full(self) -> bool:
-        return not self._open
+        return not self.open
 
     @property
     def largest(self) -> int:
-        return max([self.machines[machine] for machine in self._open], default=0)
+        return max([self.machines[machine] for machine in self.open], default=0)
 
     def place(self, job: Waiting) -> int:
         return next(self.places(job), NOWHERE)
@@ -211,7 +222,7 @@ class MachineRoom(Room):
         if job.counts and not self._counted(job):
             return
         need, able, machines = job.cpus, job.machines, self.machines
-        for machine in self._open:
+        for machine in self.open:
             if machines[machine] >= need and machine in able:
                 yield machine
 
@@ -219,8 +230,15 @@ class MachineRoom(Room):
         taken = job.cpus if self.shared else self.machines[machine]
         self.machines[machine] -= taken
         if self.machines[machine] <= 0:
-            self._open.remove(machine)
+            self.open.remove(machine)
         self._begin(job, taken, machine, job.machines[machine])
+
+    def take_back(self, ended: Running) -> None:
+        super().take_back(ended)
+        self.machines[ended.machine] += ended.cpus
+
+    def left(self) -> object:
+        return self.machines, self.counts
 
     def reserve(self, head: Waiting) -> Reservation:
         return MachineReservation(head, self)
@@ -240,7 +258,7 @@ class Reservation:
     """
 
     def __init__(self, head: Waiting, room: Room) -> None:
-        self.room = room
+        self.head, self.room = head, room
         self.shadow, self.cpus = earliest_fit(
             head.cpus, room.cpus, map(_RELEASE, room.held()), room.now
         )
@@ -261,6 +279,33 @@ class Reservation:
             name: room.counts[name] - need + sum(r.counts.get(name, 0) for r in back)
             for name, need in scarce.items()
         }
+
+    @property
+    def widest(self) -> int:
+        """Processors of the largest job that may end later than the head begins."""
+        return self.cpus
+
+    def settle(self) -> None:
+        """The pass is over: remember what runs, to see in a later one whether all went as planned.
+
+        Then the promise still holds as it is: what was started since leaves the head its due.
+        """
+        self._held = list(self.room.held())
+
+    def holds_in(self, room: Room) -> bool:
+        """Whether just that has ended which was to end by now, and nothing else has changed.
+
+        Then this is the promise in the new room, else it is void. O(r), in C for the most part.
+        """
+        now, before = room.now, self.room
+        if [r for r in self._held if r.end > now] != list(room.running):
+            return False
+        for ended in [r for r in self._held if r.end <= now]:
+            if ended.end <= before.now:  # it was late already, so no end was promised
+                return False
+            before.take_back(ended)
+        self.room = room
+        return before.left() == room.left()
 
     def admit(self, job: Waiting) -> bool:
         """Start the job if it fits now and does not delay the head."""
@@ -293,7 +338,7 @@ class MachineReservation(Reservation):
     room: MachineRoom
 
     def __init__(self, head: Waiting, room: MachineRoom) -> None:
-        self.room = room
+        self.head, self.room = head, room
         self.shadow, self.machine, self.cpus = NEVER, NOWHERE, 0
         free, counts = list(room.machines), dict(room.counts)
         scarce = [(name, need) for name, need in head.counts.items() if name in counts]
@@ -317,6 +362,17 @@ class MachineReservation(Reservation):
                 self.cpus = free[self.machine] - head.cpus if room.shared else 0
                 break
         self.counts = {name: counts[name] - need for name, need in scarce}
+
+    @property
+    def widest(self) -> int:
+        machines = self.room.machines
+        return max(
+            [
+                min(self.cpus, machines[m]) if m == self.machine else machines[m]
+                for m in self.room.open
+            ],
+            default=0,
+        )
 
     def admit(self, job: Waiting) -> bool:
         room = self.room

@@ -1,14 +1,28 @@
-"""FCFS and EASY against a slow second implementation, and the promises that they keep."""
+"""Local policies against slow second implementations, and the promises that they keep."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.policies.queueing import EASY, FCFS, Free, Policy, Running, Waiting
+from metasched.policies.flexible import FlexibleBackfilling, KeptReservation
+from metasched.policies.queueing import (
+    EASY,
+    FCFS,
+    Free,
+    Policy,
+    Running,
+    Start,
+    Waiting,
+    backfill,
+    room,
+)
 
 CPUS, MEMORY, GPUS = 8, 20, 2
 AMOUNTS = {"cpus": CPUS, "memory": MEMORY, "gpu": GPUS}
@@ -186,3 +200,99 @@ def test_easy_keeps_its_promise_to_the_head_when_estimates_are_exact(jobs: list[
     starts, promises = simulate(EASY(), jobs)
     for number, promised in promises.items():
         assert starts[number] <= promised
+
+
+# Flexible Backfilling keeps its table and its promise from pass to pass; this has no memory but
+# for whose the reservation is.
+
+
+class Forgetful:
+    def __init__(self, kind: type[FlexibleBackfilling], copies: dict[str, int]) -> None:
+        self.kind, self.copies = kind, copies
+        self.reserved: int | None = None
+
+    def starts(
+        self, now: float, queue: list[Waiting], running: list[Running], free: Free
+    ) -> list[Start]:
+        ranks = self.kind(licences=self.copies).priorities(now, queue, free.rho)
+        order = sorted(range(len(queue)), key=lambda n: (-ranks[n], n))
+        if self.kind is KeptReservation:
+            order.sort(key=lambda n: queue[n].id != self.reserved)
+        space = room(now, running, free)
+        if queue and not space.full:
+            head = backfill([queue[n] for n in order], space)
+            self.reserved = None if head is None else head.id
+        return space.starts
+
+
+def site(draw: Random, machines: bool) -> tuple[dict[str, int], list[int] | None, int, bool]:
+    """Copies of licences, processors of machines if there are any, of all, whether shared."""
+    copies = {"a": draw.randint(1, 3), "b": draw.randint(1, 2)}
+    if not machines:
+        return copies, None, draw.randint(2, 12), True
+    sizes = [draw.randint(1, 4) for _ in range(draw.randint(1, 5))]
+    return copies, sizes, sum(sizes), draw.random() < 0.7
+
+
+@pytest.mark.parametrize("machines", [False, True])
+@pytest.mark.parametrize("kind", [FlexibleBackfilling, KeptReservation])
+def test_flexible_backfilling_decides_as_if_it_had_no_memory(
+    kind: type[FlexibleBackfilling], machines: bool
+) -> None:
+    """Jobs end on time, early or late; some are withdrawn; now and then the queue is sorted."""
+    for seed in range(100):
+        draw = Random(seed)
+        copies, sizes, cpus, shared = site(draw, machines)
+        ours, naive = kind(licences=copies), Forgetful(kind, copies)
+        queue: list[Waiting] = []
+        running: dict[int, tuple[Running, float]] = {}  # with its true end
+        punctual = draw.random() < 0.5
+        now = 0.0
+        for number in range(60):
+            now += draw.choice([0.0, 1.0, 1.0, 5.0])
+            running = {id: (r, end) for id, (r, end) in running.items() if end > now}
+            for place in range(draw.choice([0, 1, 1, 3])):
+                most = max(sizes) if sizes else cpus
+                estimated = float(draw.randint(1, 20))
+                wants = {name: 1 for name in copies if draw.random() < 0.4}
+                speeds = {m: estimated / draw.choice([1, 2]) for m in range(len(sizes or ()))}
+                able = {m: s for m, s in speeds.items() if draw.random() < 0.8} or speeds
+                queue.append(
+                    Waiting(
+                        10 * number + place,
+                        draw.randint(1, most),
+                        estimated,
+                        {**wants, "memory": draw.randint(1, 9)} if draw.random() < 0.3 else wants,
+                        able,
+                        now,
+                        draw.choice([None, now + 2 * estimated]),
+                        licences=("site",) if draw.random() < 0.2 else (),
+                    )
+                )
+            if queue and draw.random() < 0.1:
+                del queue[draw.randrange(len(queue))]
+            if draw.random() < 0.03:
+                queue.sort(key=lambda job: job.cpus)
+            held = [r for r, _ in running.values()]
+            left = {
+                name: total - sum(r.counts.get(name, 0) for r in held)
+                for name, total in {**copies, "memory": 12}.items()
+            }
+            free_on = None
+            if sizes is not None:
+                used = Counter[int]()
+                for r in held:
+                    used[r.machine] += r.cpus
+                free_on = [size - used[m] for m, size in enumerate(sizes)]
+            rho = {"site": draw.choice([0.5, 2.0])}
+            free = Free(cpus - sum(r.cpus for r in held), left, free_on, shared, rho)
+            begun = ours.starts(now, list(queue), held, free)
+            assert begun == naive.starts(now, list(queue), held, free), (seed, number)
+            for id, machine in begun:
+                job = next(job for job in queue if job.id == id)
+                queue.remove(job)
+                seconds = job.machines.get(machine, job.estimated)
+                took = job.cpus if free_on is None or shared else free_on[machine]
+                row = Running(id, took, now + seconds, job.counts, machine)
+                ran = seconds if punctual else seconds * draw.choice([0.5, 1.0, 1.3])
+                running[id] = row, now + ran

@@ -97,6 +97,27 @@ def test_the_reservation_is_kept_or_goes_to_who_comes_first() -> None:
     assert started(given_up, 200.0, [one, two], 4) == [2]
 
 
+def test_a_promise_is_made_anew_when_another_job_runs_in_place_of_what_ended_early() -> None:
+    """Four processors; job 1 wants three, and job 2 would delay it."""
+    policy = KeptReservation(Weights(**NONE))  # type: ignore[arg-type]
+    queue = [Waiting(1, 3, 10.0), Waiting(2, 2, 160.0)]
+    stays = Running(9, 1, 100.0)
+    assert policy.starts(0.0, queue, [stays, Running(8, 1, 50.0)], Free(2)) == []
+    queue.append(Waiting(3, 1, 60.0))
+    begun = policy.starts(10.0, queue, [stays, Running(7, 1, 200.0)], Free(2))
+    assert [start.id for start in begun] == [3]  # job 1 begins at 100, not at 50
+
+
+def test_a_promise_is_made_anew_when_what_was_late_has_ended() -> None:
+    """Job 8 was taken to end at 21; now that it has, job 1 begins at 20.8."""
+    policy = KeptReservation(Weights(**NONE))  # type: ignore[arg-type]
+    queue = [Waiting(1, 4, 10.0), Waiting(2, 2, 60.0)]
+    punctual = Running(9, 1, 20.8)
+    assert policy.starts(20.0, queue, [punctual, Running(8, 1, 10.0)], Free(2)) == []
+    queue.append(Waiting(3, 1, 0.4))
+    assert policy.starts(20.5, queue, [punctual], Free(3)) == []
+
+
 @pytest.mark.parametrize(
     "wrong", [{"age_factor": -1.0}, {"lead": 1.0}, {"run": "slow"}, {"late": "never"}]
 )
