@@ -69,6 +69,8 @@ class Absences:
         """Ask the accounting of a cluster's manager for what its listings lack."""
         now = self._books.now
         due = [task for task in view.uneasy.values() if task.live.look_due(now)]
+        if not due:
+            return
         missing, unclaimed = [], []
         records = bool(view.facts is not None and view.facts.records)
         for task in due:
@@ -82,7 +84,7 @@ class Absences:
             missing.append(
                 Missing(tag, task.index, attempt.native_id, attempt.sent, attempt.accepted)
             )
-        if missing and records:
+        if records:
             self._books.out.actions.append(Look(view.name, tuple(missing)))
         self._attempts.revoke(view, unclaimed)
 

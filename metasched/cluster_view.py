@@ -6,7 +6,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
-from operator import itemgetter
+from functools import reduce
+from itertools import starmap
+from operator import add, itemgetter, mul
 
 from metasched.events import Place, Task
 from metasched.model import Cluster, Facts, Job, Reason, Row, State
@@ -111,11 +113,9 @@ class ClusterView:
         ended = bisect_right(running, now, key=itemgetter(0))
         self.since = running[ended - 1][0] if ended else -math.inf
         self.until = running[ended][0] if ended < len(running) else math.inf
-        busy, work = 0, 0.0
-        for end, cpus in reversed(running[ended:]):
-            busy += cpus
-            work += cpus * end
-        self.busy, self.work = busy, work
+        rest = running[ended:]
+        self.busy = sum(map(itemgetter(1), rest))
+        self.work = reduce(add, starmap(mul, reversed(rest)), 0.0)  # `sum` depends on the Python
 
     def unfit(self, job: Job) -> Unfit | None:
         """Why the cluster cannot run a job, decided once for all that ask for the same."""

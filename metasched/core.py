@@ -389,8 +389,7 @@ class Core:
             view.learn(event.facts)
             self._facts[event.cluster] = event.facts
         view.up_since = event.up_since
-        self._listed(view, event)
-        self._not_listed(view, event)
+        self._not_listed(view, event, self._listed(view, event))
         self._leasing.count_past_us(view)
         reshaped = view.shape != before
         lasting = reshaped and shape(facts, passing=False) != shape(view.facts, passing=False)
@@ -407,8 +406,9 @@ class Core:
         if reshaped or not was_up or view.may_probe(event.time):
             self._gates.refresh()
 
-    def _listed(self, view: ClusterView, event: Seen) -> None:
-        """Apply the rows of a listing."""
+    def _listed(self, view: ClusterView, event: Seen) -> list[tuple[tuple[int, int], int]]:
+        """Apply the rows of a listing: (job, sending) and index of each that is ours."""
+        ours = []
         if event.full:
             view.strays.clear()
             view.withheld.clear()
@@ -416,20 +416,25 @@ class Core:
             sending = parse_tag(row.tag, self.instance)
             if sending is None:
                 continue
+            ours.append((sending, row.task))
             task = self.books.sendings.get(sending, _NONE).get(row.task)
             if task is None:
                 self._comebacks.listed(view, *sending, row)
             elif task.live.cluster == event.cluster:
                 self._attempts.row(task, row)
+        return ours
 
-    def _not_listed(self, view: ClusterView, event: Seen) -> None:
+    def _not_listed(
+        self, view: ClusterView, event: Seen, rows: list[tuple[tuple[int, int], int]]
+    ) -> None:
         """Look at what the rows of a listing do not name, as far as that may mean something."""
         if not (event.full or event.vanished or view.uneasy):
             return
+        sendings = self.books.sendings
         listed = {  # now, as some of them may just have been adopted
             task.place
-            for row in event.rows
-            if (task := self.books.of(row.tag, row.task)) is not None
+            for sending, index in rows
+            if (task := sendings.get(sending, _NONE).get(index)) is not None
             and task.live.cluster == event.cluster
         }
         gone = set()

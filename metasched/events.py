@@ -1,7 +1,8 @@
 """What the core is told and what it answers: events, tasks and attempts, changes, actions.
 
 Events carry the time at which a thing was learnt (epoch seconds). They are stored as they are,
-and stepping a fresh core through them gives every decision again.
+and stepping a fresh core through them gives every decision again. Nobody changes one; the two
+that are most of all are not frozen, since the fields of a frozen class are set one by one.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Booted:
     pools: tuple[LicencePool, ...] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Submitted:
     """A job was accepted; `fates` tell what had become of the jobs that it depends on."""
 
@@ -140,7 +141,7 @@ class Returned:
     sendings: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Seen:
     """What a complete listing told: rows that are new or changed, rows gone since the last one.
 
@@ -559,7 +560,7 @@ class Revoke:
 Action = Send | Withdraw | Look | Revoke
 
 
-@dataclass
+@dataclass(slots=True)
 class Outcome:
     """The result of a step: the story's new lines, the tasks to store, what to do.
 

@@ -206,6 +206,8 @@ class Gates:
 
     def forget(self, task: Task) -> None:
         """A task stands before no gate any more; it keeps its slot."""
+        if not (self.ready or self._later or self._limited or self._blocked):
+            return
         id, index = task.job.id, task.index
         self.ready.pop((id, index), None)
         self._fresh.pop((id, index), None)

@@ -345,7 +345,11 @@ class Copies:
     used: int = 0
 
 
-@dataclass(frozen=True)
+# Facts and rows are made by the thousand at each listing, and nobody changes them: the fields of a
+# frozen class are set one by one, which takes two to four times as long.
+
+
+@dataclass(slots=True)
 class Facts:
     """What a cluster says of itself, reduced to what decisions need.
 
@@ -393,7 +397,7 @@ class Facts:
         return next((p for p in self.partitions if p.default), first)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Row:
     """One task of ours as a manager lists it.
 

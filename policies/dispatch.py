@@ -86,6 +86,8 @@ class LoadOrdering:
         """
         loads, columns = self._loads[self._row(priority)], self._columns(eligible)
         least = min(loads if eligible is None else [loads[i] for i in columns])
+        if eligible is None and (least == 0 or (not self.tolerance and loads.count(least) == 1)):
+            return self.clusters[loads.index(least)]
         enough = least * (1 + self.tolerance)
         near = [i for i in columns if loads[i] <= enough]
         if least == 0 or len(near) == 1:
@@ -104,17 +106,21 @@ class LoadOrdering:
 
     def assigned(self, cluster: str, job: Job, priority: int) -> None:
         """A job has been sent to the cluster and waits there. ValueError if either is unknown."""
-        self._add(self._column(cluster), self._row(priority), _units(job), 1)
+        units = _units(job) if self._paper else 0
+        self._add(self._column(cluster), self._row(priority), units, 1)
 
     def left_queue(self, cluster: str, job: Job, priority: int) -> None:
         """A job assigned there with that priority waits no longer: started, ended or withdrawn.
 
         ValueError, and nothing changes, if the arrays show that it was never assigned.
         """
-        column, row, units = self._column(cluster), self._row(priority), _units(job)
+        column, row = self._column(cluster), self._row(priority)
         jobs = self._counts[row][column] - self._counts[row + 1][column] - 1
-        work = self._units[row][column] - self._units[row + 1][column] - units
-        if jobs < 0 or work < 0 or (jobs == 0) != (work == 0):
+        units = work = 0
+        if self._paper:
+            units = _units(job)
+            work = self._units[row][column] - self._units[row + 1][column] - units
+        if jobs < 0 or work < 0 or (self._paper and (jobs == 0) != (work == 0)):
             raise ValueError(f"job {job.id} was never assigned to {cluster} at {priority}")
         self._add(column, row, -units, -1)
 
@@ -147,8 +153,8 @@ class LoadOrdering:
     def _add(self, column: int, top: int, units: int, jobs: int) -> None:
         for row in range(top + 1):
             self._counts[row][column] += jobs
-            self._units[row][column] += units
             if self._paper:
+                self._units[row][column] += units
                 self._loads[row][column] = self._units[row][column] / UNITS
 
     def _rows_counted(self, priority: int) -> tuple[list[int], list[int]]:
