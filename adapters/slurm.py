@@ -200,9 +200,9 @@ class Slurm(Adapter):
         ]
 
     def poll(self) -> Listing:
-        """Three calls, whatever the number of jobs, and one where Slurm counts licences.
+        """Four calls, whatever the number of jobs, and one where Slurm counts licences.
 
-        Three more while processors are reserved.
+        One more while windows are to come, three while processors are reserved.
 
         The boot time is read after the listing: were the controller restarted in between, the
         listing would prove less than it does, never more.
@@ -223,10 +223,11 @@ class Slurm(Adapter):
                 rows = [replace(row, owner=names[row.owner]) for row in rows]
             ours = {job.id for job in jobs if text.is_ours(job, self.instance, user)}
             facts = text.facts(jobs, self._reservations.beside(jobs, places, taken), taken, ours)
+            coming = self._reservations.coming(jobs, places, taken)
         except ValueError as error:
             raise Unreachable(f"the listing cannot be read: {error}") from None
         records = self._accounting.kind(config, access.name == Commands.name)
-        self._facts = replace(facts, records=records, licences=self._licences())
+        self._facts = replace(facts, records=records, licences=self._licences(), coming=coming)
         self._array_size = config.array_size
         return Listing(
             taken=taken,

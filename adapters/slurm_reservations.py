@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from metasched.adapters import slurm_text as text
+from metasched.adapters import slurm_windows as windows
 from metasched.adapters.base import Refused, Unreachable
 from metasched.adapters.slurm_commands import Commands
 from metasched.adapters.slurm_windows import Kept, hosts
@@ -71,6 +72,16 @@ class Reservations:
     ) -> Sequence[text.NodeLine]:
         """The nodes as jobs in no reservation can have them."""
         return places
+
+    def coming(
+        self, jobs: Sequence[text.QueueLine], places: Sequence[text.NodeLine], taken: float
+    ) -> tuple[tuple[float, int], ...]:
+        """Windows of a time to come, everybody's: when, and the processors that they leave."""
+        kept = self._commands.reservations()
+        if not any(one.start > taken for one in kept):
+            return ()
+        usable = {name: cpus for name, (_, cpus) in text.usable_cpus(places).items()}
+        return windows.coming(usable, self._commands.cores(), jobs, kept, taken)
 
     def find(self, name: str) -> str:
         """Under which name jobs are to be sent into it."""

@@ -433,7 +433,7 @@ def facts(
     """Everyone's demand and what there is to meet it; `ours` are the ids of our jobs."""
     partitions = _partitions(places)
     tiers = {line.partition.rstrip("*"): int(line.tier) for line in places}
-    usable = {line.name: _cpus(line) for line in places if _usable(line)}
+    usable = usable_cpus(places)
     running, waiting = [], []
     owed, pending = 0.0, 0
     for job in jobs:
@@ -522,6 +522,11 @@ def _alike(lines: Iterable[NodeLine]) -> tuple[Nodes, ...]:
             )
         )
     return tuple(groups)
+
+
+def usable_cpus(places: Iterable[NodeLine]) -> dict[str, tuple[int, int]]:
+    """Processors of each node that can be used: those in use, and all."""
+    return {line.name: _cpus(line) for line in places if _usable(line)}
 
 
 def _usable(line: NodeLine) -> bool:

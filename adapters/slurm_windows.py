@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -164,6 +165,38 @@ def _left(place: text.NodeLine, reserved: int) -> text.NodeLine:
         state="+".join(states) or "idle",
         cpus=f"{allocated}/{idle - kept}/{other + kept}/{total}",
     )
+
+
+def coming(
+    usable: Mapping[str, int],
+    cores: Mapping[str, Cores],
+    jobs: Sequence[text.QueueLine],
+    kept: Sequence[Kept],
+    taken: float,
+) -> tuple[tuple[float, int], ...]:
+    """When windows begin, and how many processors they leave to what begins now and runs then.
+
+    `usable` are the processors of each node that can be used. What runs in another window may be
+    counted twice: less is left then.
+    """
+    found = []
+    for start in sorted({one.start for one in kept if one.start > taken}):
+        reserved: Counter[str] = Counter()
+        for one in kept:
+            if one.start <= start < one.end:
+                parts = one.on_each(cores) or {}
+                for node in one.nodes:
+                    reserved[node] += (
+                        parts[node] * cores[node].threads if node in parts else usable.get(node, 0)
+                    )
+        left = sum(max(0, cpus - reserved[node]) for node, cpus in usable.items())
+        for job in jobs:
+            if text.lives(job) and (text.when(job.end) or math.inf) > start:
+                on = hosts(job.nodes)
+                if any(node in usable and reserved[node] < usable[node] for node in on):
+                    left -= int(job.cpus)
+        found.append((start, max(0, left)))
+    return tuple(found)
 
 
 def held(kept: Iterable[Kept], instance: str) -> tuple[Held, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
@@ -120,6 +121,41 @@ def test_pulled_from_a_full_cluster_to_the_one_that_can_start_it(
     assert [e["to"] for e in events if e["event"] == "withdraw"] == ["queued"]
     assert over_slurm.stop() == 0
     over_slurm.replayed()
+
+
+def test_nothing_is_pulled_into_a_window_that_is_to_come(
+    over_slurm: Site, slurm_site: SlurmSite
+) -> None:
+    """A maintenance begins in 10 minutes where nodes are free: who ends before goes there."""
+
+    def busy(name: str, nodes: int) -> None:
+        cluster = slurm_site[name]
+        cluster.run("sbatch", "-t", "60", f"-N{nodes}", "--exclusive", "--wrap", "sleep 600")
+
+    busy("alpha", 4)
+    busy("beta", 3)
+    over_slurm.until(lambda: all(c["cpus"] == c["used"] for c in over_slurm.cluster_rows()))
+    long, short = (over_slurm.submit("--wrap", "sleep 1", "-n", "8", "-t", t) for t in ("30", "2"))
+    first = over_slurm.until(
+        lambda: over_slurm.row(long)["reason"].startswith("manager:") and over_slurm.row(long)
+    )["cluster"]
+    other = slurm_site["beta" if first == "alpha" else "alpha"]
+    other.run(
+        *("scontrol", "create", "reservation", "ReservationName=care", "StartTime=now+10minutes"),
+        *("Duration=60", "Nodes=ALL", "Users=root", "Flags=MAINT,IGNORE_JOBS"),
+    )
+    try:
+        other.run("scancel", "--name=wrap", "--state=RUNNING")
+        [row] = over_slurm.until_ended(short)
+        assert (row["state"], row["cluster"]) == ("completed", other.name)
+        # a pull would take less: the next poll of the free cluster wishes it
+        for _ in range(24):
+            time.sleep(0.25)
+            assert over_slurm.row(long)["cluster"] == first
+    finally:
+        other.run("scontrol", "delete", "ReservationName=care")
+    [row] = over_slurm.until_ended(long)
+    assert (row["state"], row["cluster"]) == ("completed", other.name)
 
 
 def test_jobs_that_ended_and_were_forgotten_while_the_daemon_was_down(

@@ -10,6 +10,7 @@ from metasched.adapters.slurm_windows import (
     Kept,
     Within,
     beside,
+    coming,
     cores,
     held,
     hosts,
@@ -112,6 +113,22 @@ def test_other_jobs_have_what_is_left_of_a_node_that_is_reserved_in_part() -> No
         ("mixed", "2/5/1/8"),
         ("mixed+reserved", "0/8/0/8"),
     ]
+
+
+def test_windows_to_come_leave_what_neither_they_nor_jobs_have_when_they_begin() -> None:
+    usable = {"a1": 8, "a2": 8, "a3": 8}
+    kept = [
+        Kept("now", 0, 200, ("a3",), 1, {}),
+        Kept("part", 100, 300, ("a1", "a2"), 3, {"a1": 2, "a2": 1}),
+        Kept("whole", 250, 400, ("a1", "gone"), 8, {}),
+        Kept("over", 0, 10, ("a2",), 4, {}),
+    ]
+    jobs = [job("1", 2, "a1", end=150), job("2", 3, "a2", end=90), job("3", 1, "a1", end=900)]
+    # 24, less 2 on a3, 4 and 2 on a1 and a2 for part, and 2 and 1 of jobs that still run
+    assert coming(usable, FOUR, jobs, kept, 10) == ((100, 13), (250, 14))
+    assert coming(usable, FOUR, [], kept, 10)[1] == (250, 14)  # nothing runs on a1 beside it
+    assert coming({"a1": 8}, FOUR, [job("1", 8, "a1", end=999)], kept, 10) == ((100, 0), (250, 0))
+    assert coming(usable, FOUR, jobs, kept[:1], 10) == ()
 
 
 def test_what_is_being_replaced_is_one_with_the_cores_of_both() -> None:
