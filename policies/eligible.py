@@ -117,21 +117,24 @@ def holds(job: Job, partition: Partition, *, free: bool = False, up: bool = Fals
     """Whether the partition's nodes (only those up; only what is free) can hold the whole job."""
     wanted, most = job.tasks, partition.max_nodes
     most_nodes = job.nodes if job.nodes is not None else most
-    sizes = sorted(
-        (
-            (_tasks_on(job, nodes, free), nodes.count)
-            for nodes in partition.nodes
-            if _has_features(nodes, job.constraint) and (nodes.up or not (up or free))
-        ),
-        reverse=True,
+    sizes = (
+        (_tasks_on(job, nodes, free), nodes.count)
+        for nodes in partition.nodes
+        if _has_features(nodes, job.constraint) and (nodes.up or not (up or free))
     )
-    if job.nodes is not None and sum(count for tasks, count in sizes if tasks) < job.nodes:
+    if most_nodes is None:  # which nodes are taken first makes no difference
+        for tasks, count in sizes:
+            wanted -= tasks * count
+            if wanted <= 0:
+                return True
         return False
-    for tasks, count in sizes:
-        used = count if most_nodes is None else min(count, most_nodes)
+    largest_first = sorted(sizes, reverse=True)
+    if job.nodes is not None and sum(count for tasks, count in largest_first if tasks) < job.nodes:
+        return False
+    for tasks, count in largest_first:
+        used = min(count, most_nodes)
         wanted -= tasks * used
-        if most_nodes is not None:
-            most_nodes -= used
+        most_nodes -= used
         if wanted <= 0:
             return True
     return False

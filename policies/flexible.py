@@ -31,7 +31,6 @@ from metasched.policies.weights import MODIFIED, UNMODIFIED, Weights
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 _NONE: Mapping[str, float] = MappingProxyType({})
-_ALL = slice(None)
 _FIRST_SIZE = 64  # jobs for which a table has room at first
 _ID, _CPUS, _QUICKEST, _RANK, _SHORTNESS, _RISE, _SLOPE, _FALL, _FIXED = range(9)  # rows of one
 
@@ -63,10 +62,11 @@ class _Table:
         cells: Floats = self._cells[row, : len(self.jobs)]
         return cells
 
-    def rows(self, first: int, last: int, places: slice | NDArray[np.intp]) -> Floats:
-        """These rows at these places of the queue."""
-        cells: Floats = self._cells[first:last, : len(self.jobs)][:, places]
-        return cells
+    def columns(self, places: NDArray[np.intp] | None) -> Floats:
+        """All rows at these places of the queue; None: at all."""
+        if places is None:
+            return self._cells[:, : len(self.jobs)]
+        return self._cells.take(places, axis=1)
 
     def place(self, id: int | None) -> int | None:
         """Where in the queue a job is, if it is there."""
@@ -251,21 +251,23 @@ class FlexibleBackfilling:
         return ranks
 
     def _ranks(
-        self, now: float, rho: Mapping[str, float], places: slice | NDArray[np.intp] = _ALL
+        self, now: float, rho: Mapping[str, float], places: NDArray[np.intp] | None = None
     ) -> Floats:
-        """P of the jobs at some places of the queue: it depends on all of it."""
+        """P of the jobs at some places of the queue, or at all: it depends on the whole queue."""
         weights, table = self.weights, self._queue
-        rank, shortness, rise, slope, fall = table.rows(_RANK, _FIXED, places)
+        columns = table.columns(places)
+        rank, shortness, rise, slope, fall = columns[_RANK:_FIXED]
         shortest = weights.boost / table.row(_SHORTNESS).max()
         ranks: Floats = rank + (weights.age_factor * now + shortest * shortness)
         late = 0.0 if weights.late == "zero" else weights.least
         since = np.maximum(now - rise, 0.0)
         pressing = np.where(now > fall, late, weights.least + slope * since)
         ranks += np.where(fall < math.inf, pressing, 0.0)
-        worth: Floats = np.zeros(len(ranks))
-        for row, amount in self._worth(rho).items():
-            worth += amount * (table.rows(row, row + 1, places)[0] > 0)
-        ranks += weights.licence * worth
+        if worths := self._worth(rho):
+            worth, asks = np.zeros(len(ranks)), columns > 0
+            for row, amount in worths.items():  # one by one: equal jobs get equal sums
+                worth += amount * asks[row]
+            ranks += weights.licence * worth
         return ranks
 
     def _worth(self, told: Mapping[str, float]) -> dict[int, float]:

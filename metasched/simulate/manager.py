@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
+from functools import lru_cache
 from typing import NamedTuple
 
 from metasched.model import Facts, Job, Nodes, Partition
@@ -43,6 +44,8 @@ class Manager:
         self._ran: dict[int, float] = {}  # of what waits
         self._true_ends: dict[int, float] = {}  # of what runs
         self._owed: dict[int, float] = {}  # cpu seconds of other people's jobs that wait
+        usable = [m.licences for m in cluster.machines if m.licences is not None]
+        self._everywhere = frozenset[str]().union(*usable).intersection(*usable)  # usable licences
         self._able: dict[tuple[int, frozenset[str]], tuple[int, ...]] = {}
         self._facts: Facts | None = None  # until something changes
         self._partitions: dict[int, Partition] = {}  # by what is free of counted processors
@@ -60,7 +63,7 @@ class Manager:
 
     def _machines_for(self, job: Job) -> tuple[int, ...]:
         """The machines that meet the job's minimal requirements (Pasquali 2008, §3.2.1)."""
-        needs = (job.cpus, frozenset(job.licences))
+        needs = (job.cpus, frozenset(job.licences) - self._everywhere)
         known = self._able.get(needs)
         if known is None:
             cpus, licences = needs
@@ -198,12 +201,12 @@ class Manager:
     def _told(self) -> Facts:
         if self._machines is not None:
             shapes = Counter(zip(self._sizes, self._machines, strict=True))
-            nodes = tuple(Nodes(count, cpus, free) for (cpus, free), count in shapes.items())
+            nodes = tuple([_nodes(count, *shape) for shape, count in shapes.items()])
             partition = Partition("all", nodes, default=True)
         elif (known := self._partitions.get(self.free)) is not None:
             partition = known
         else:
-            nodes = (Nodes(1, self.cluster.cpus, self.free),)
+            nodes = (_nodes(1, self.cluster.cpus, self.free),)
             partition = self._partitions[self.free] = Partition("all", nodes, default=True)
         head = next(iter(self.queue.values()), None)
         return Facts(
@@ -215,6 +218,11 @@ class Manager:
             pending=len(self.queue),
             head=None if head is None else (head.cpus, head.estimated),
         )
+
+
+@lru_cache(maxsize=10_000)
+def _nodes(count: int, cpus: int, free: int) -> Nodes:
+    return Nodes(count, cpus, free)
 
 
 def _lasting(job: Waiting, seconds: float) -> Waiting:
