@@ -63,7 +63,7 @@ def translated(job: Job, cluster: Cluster, facts: Facts | None) -> Job:
         account=word("account", job.account),
         qos=word("qos", job.qos),
         constraint=_with_features(constraint, sorted(locked)),
-        licences={} if facts is None else _counted(job, cluster, facts),
+        licences=_counted(job, cluster, facts) if facts and facts.licences else {},
     )
 
 

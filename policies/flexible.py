@@ -69,9 +69,10 @@ class _Table:
         return self._cells.take(places, axis=1)
 
     def place(self, id: int | None) -> int | None:
-        """Where in the queue a job is, if it is there."""
-        places = np.flatnonzero(self.row(_ID) == id)
-        return int(places[0]) if len(places) else None
+        """Where in the queue, which is not empty, a job is, if it is there."""
+        found = self.row(_ID) == id
+        place = int(found.argmax())
+        return place if found[place] else None
 
     # What has come and gone
 
