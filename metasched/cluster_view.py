@@ -119,7 +119,8 @@ class ClusterView:
 
     def unfit(self, job: Job) -> Unfit | None:
         """Why the cluster cannot run a job, decided once for all that ask for the same."""
-        alike: Hashable = job.needs
+        counted = self.cluster.licensed or (self.facts is not None and self.facts.licences)
+        alike = job.needs if counted else job.needs_but_licences
         if self.cluster.filesystems:
             alike = (alike, job.directory, job.writes)
         known = self.decided.get(alike, _UNDECIDED)

@@ -202,8 +202,12 @@ class Job:
     def needs(self) -> Hashable:
         """All that decides which clusters can run it, but for its paths: equal for jobs that
         find the same answer everywhere."""
-        licences = tuple(self.licences.items())
-        return (*_SHAPE(self), *_NEEDS(self), licences, *self.gres.items())
+        return self.needs_but_licences, *self.licences.items()
+
+    @cached_property
+    def needs_but_licences(self) -> Hashable:
+        """The same where no licence makes a difference."""
+        return (*_SHAPE(self), *_NEEDS(self), *self.gres.items())
 
     @property
     def indices(self) -> tuple[int, ...]:
