@@ -516,6 +516,11 @@ class Core:
             return True
         return bool(self.books.queues)
 
+    @property
+    def may_pull(self) -> bool:
+        """Whether a listing without news may let a task be pulled, at the time of the last step."""
+        return self.policy.pulls and self._moving.may_pull
+
     def expects(self, cluster: str, now: float) -> bool:
         """Whether a listing without news may still change something.
 

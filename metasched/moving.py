@@ -149,8 +149,8 @@ class Moving:
         facts = view.facts
         if facts is None or facts.cpus <= facts.used:
             return
-        waiting = [v for v in self._books.queues.values() if v.up and v is not view]
-        if not any(self._may_move(task) for v in waiting for task in v.unstarted.values()):
+        waiting = [other for other in self._books.queues.values() if other.up and other is not view]
+        if not any(self._may_move(task) for other in waiting for task in other.unstarted.values()):
             return
         on_their_way = [
             task.job
@@ -191,12 +191,24 @@ class Moving:
 
     def _may_move(self, task: Task) -> bool:
         attempt = task.live
-        patience = self._books.policy.pull_after * 2.0**task.moves
         return (
             task.state is State.PENDING
-            and attempt.unstarted
             and attempt.seen
             and attempt.intent is None
-            and self._books.views[attempt.cluster].watched(self._books.watch) - attempt.watched
-            >= patience
+            and not attempt.begun
+            and self._has_waited(task)
+        )
+
+    def _has_waited(self, task: Task) -> bool:
+        attempt = task.live
+        waited = self._books.views[attempt.cluster].watched(self._books.watch) - attempt.watched
+        return waited >= self._books.policy.pull_after * 2.0**task.moves
+
+    @property
+    def may_pull(self) -> bool:
+        """Whether some task that nobody wants back has waited for long enough to be pulled."""
+        return any(
+            task.live.intent is None and self._has_waited(task)
+            for view in self._books.queues.values()
+            for task in view.unstarted.values()
         )

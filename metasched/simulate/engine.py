@@ -5,7 +5,8 @@ At one moment, in this order:
 2. whatever arrives is told to the core, which sends it to a manager;
 3. every manager with news makes one pass of its local policy;
 4. what began and ended is told to the core, as a poll of that manager would; what the core wants
-   then (a pull) is done at once, and 3 and 4 are repeated until it wants nothing.
+   then (a pull) is done at once, and 3 and 4 are repeated until it wants nothing. As in the daemon
+   a listing without news is told only where something may follow from it.
 
 Where pending jobs are not pulled the core has nothing to decide between two submissions, so a
 poll is made before the next one, if there are several clusters to choose between, else after
@@ -38,7 +39,7 @@ from metasched.events import (
     Withdraw,
 )
 from metasched.licence_pools import LicencePool
-from metasched.model import Cluster, Job, Row, State, tag_of
+from metasched.model import Cluster, Facts, Job, Row, State, tag_of
 from metasched.policies import queueing
 from metasched.simulate.clusters import ClusterError, SimulatedCluster
 from metasched.simulate.manager import Manager
@@ -139,6 +140,7 @@ class Engine:
         self._ends: list[tuple[float, int, int]] = []  # (time, job, cluster)
         self._polls: list[float] = []
         self._news: list[dict[int, _News]] = [{} for _ in clusters]  # by job, as it is now
+        self._facts: list[Facts | None] = [None] * len(clusters)  # as the core knows them
         self._stirred: set[int] = set()
         self._untold: set[int] = set()  # what has changed since the core was last told of it
         self._ticks: dict[int, float] = {}
@@ -383,12 +385,18 @@ class Engine:
             return
         if self._several or self._leases:
             self._show_waiting(now)
+        may_pull: bool | None = None  # not asked yet, for the time and the tasks that there are now
         for place in places:
             manager, news = self._managers[place], self._news[place]
-            self._news[place] = {}
             if not (news or self._tells):
                 continue
             facts = manager.facts() if self._tells else None
+            if not (news or self._leases) and facts is self._facts[place]:
+                if may_pull is None and self.core.books.now == now:
+                    may_pull = self.core.may_pull
+                if may_pull is False:
+                    continue
+            self._news[place], self._facts[place], may_pull = {}, facts, None
             rows = tuple([Row(self._tags[job], 0, *told) for job, told in news.items()])
             self._step(Seen(now, manager.cluster.name, rows, (), facts))
 
