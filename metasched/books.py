@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Literal
@@ -32,6 +33,7 @@ class Books:
         self.ended: OrderedDict[Place, Ended] = OrderedDict()  # the oldest first
         self.views: dict[str, ClusterView] = {}
         self.queues: dict[str, ClusterView] = {}  # those where something of ours waits unstarted
+        self.line: list[tuple[float, Place, Task]] = []  # all of that, by key and place
         self.drains: dict[str, Drained] = {}  # also of clusters that are not configured now
         self.now = 0.0
         self.watch = 0.0  # seconds for which some cluster has answered us, since the start
@@ -121,10 +123,12 @@ class Books:
             return
         if sign > 0:
             view.unstarted[task.place] = task
+            insort(self.line, (task.key, task.place, task))
             self.queues[view.name] = view
             self.dispatch.assigned(view.name, job, task.priority)
         else:
             del view.unstarted[task.place]
+            del self.line[bisect_left(self.line, (task.key, task.place))]
             if not view.unstarted:
                 del self.queues[view.name]
             self.dispatch.left_queue(view.name, job, task.priority)

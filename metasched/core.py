@@ -244,7 +244,7 @@ class Core:
         for job in self._margins[-policy.window :]:
             self.classifier.remember(job)
         self.books.views = {c.name: ClusterView(c) for c in event.clusters}
-        self.books.queues, self.books.watch = {}, 0.0
+        self.books.queues, self.books.line, self.books.watch = {}, [], 0.0
         # what passes has passed
         self._facts = {name: facts.lasting for name, facts in self._facts.items()}
         for name, view in self.books.views.items():

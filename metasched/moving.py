@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from metasched.attempts import Attempts
 from metasched.books import Books
@@ -165,7 +165,7 @@ class Moving:
         ]
         incoming = [(job.cpus, job.time_limit or job.estimated) for job in on_their_way]
         room = Room(facts, self._books.now, incoming, view.here)
-        for task in self._pullable(waiting, room):
+        for task in self._pullable(view, room):
             if self._placing.unfit(task, view) is not None or not room.admits(task.job):
                 continue
             room.take(task.job)
@@ -175,19 +175,17 @@ class Moving:
             if room.free <= 0:
                 return
 
-    def _pullable(self, views: Iterable[ClusterView], room: Room) -> list[Task]:
-        """What may leave these clusters for this room, in the order in which it waits.
+    def _pullable(self, view: ClusterView, room: Room) -> Iterator[Task]:
+        """What may leave other clusters that are up for this room, in the order in which it waits.
 
-        There may be thousands at every listing: most are ruled out by numbers alone, so that is
-        asked first.
+        There may be thousands at every listing: most often the first ones fill the room, and others
+        are ruled out by numbers alone, so that is asked first.
         """
-        tasks = [
-            task
-            for view in views
-            for task in view.unstarted.values()
-            if room.spares(task.job) and self._may_move(task)
-        ]
-        return sorted(tasks, key=lambda task: (task.key, *task.place))
+        for _, _, task in self._books.line:
+            if room.spares(task.job) and self._may_move(task):
+                home = self._books.views[task.live.cluster]
+                if home.up and home is not view:
+                    yield task
 
     def _may_move(self, task: Task) -> bool:
         attempt = task.live
