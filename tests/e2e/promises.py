@@ -42,7 +42,8 @@ class Kept:
 
     `strangers` are (reservation, job) that were on one node, or core, at a time; `moved` those
     whose node was drained before the start; `left` are reservations that a manager still had at
-    the end.
+    the end. Batch jobs that began or ended in the moment before the controller was killed it has
+    forgotten, and calls timed out or cancelled: so many were `batch_lost`.
     """
 
     promised: int
@@ -52,6 +53,7 @@ class Kept:
     moved: dict[int, bool]
     left: list[str]
     batch_completed: int
+    batch_lost: int
 
 
 def hosts(words: str) -> frozenset[str]:
@@ -153,9 +155,12 @@ class Promises:
                 begun, others = found
                 late[id] = begun - datetime.fromisoformat(row["start"]).timestamp()
                 strangers += [(id, other) for other in others]
-        completed = sum(r["state"] == "completed" for jobs in some for r in self.site.rows(*jobs))
+        ended = [row for jobs in some for row in self.site.rows(*jobs)]
+        completed = sum(row["state"] == "completed" for row in ended)
+        killed = list(self.slurm)[-1].name
+        lost = sum(r["state"] != "completed" and r["cluster"] == killed for r in ended)
         self.site.until(lambda: not self._left(), patience=120)
-        return Kept(len(made) - 1, refused, late, strangers, moved, self._left(), completed)
+        return Kept(len(made) - 1, refused, late, strangers, moved, self._left(), completed, lost)
 
     def _submit(
         self,

