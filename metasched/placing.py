@@ -250,7 +250,7 @@ class Placing:
         promises = self._reservations.promises(view.cluster, self._books.now)
         if promises is None:
             return None
-        surveyed = self._reservations.surveyed_at(view.name)
+        surveyed = self._reservations.free.surveyed_at(view.name)
         left_out = {task.place for task in but}
         for place, task in view.live.items():
             started = task.live.started

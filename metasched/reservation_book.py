@@ -1,20 +1,19 @@
 """All reservations and what is decided about them: events in, changes and actions out. Pure.
 
-A request is decided by amounts (`carts`): free is what jobs by their limits, others' reservations
-and ours leave, as the managers told when they were asked last, while all licences that it wants are
-free as well (`licences`, which keeps them then). Which nodes it has is decided then,
-and may be changed until it begins (`node_assignment`): when that admits another, or one fails. A
-manager that chooses by itself is told an amount only (`reservation_life.Pool`).
+A request is decided by amounts of what is free (`availability`), while all licences that it wants
+are free as well (`licences`, which keeps them then). Which nodes it has is decided then, and may be
+changed until it begins (`node_assignment`): when that admits another, or one fails. A manager that
+chooses by itself is told an amount only.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import pairwise
 from math import inf
 
+from metasched.availability import Availability, merged
 from metasched.carts import Carts
 from metasched.events import Outcome, Policy
 from metasched.licences import Licences
@@ -35,14 +34,11 @@ from metasched.reservation_life import (
     ReservationDeclined,
     ReservationEvent,
     ReservationReleased,
-    Span,
     Stage,
-    Survey,
     Surveyed,
     Turn,
     Unbind,
     id_of,
-    name_of,
     turned,
 )
 from metasched.reservations import Offer, Request, best, instead
@@ -57,9 +53,8 @@ class ReservationBook:
     """The reservations that are open, or that a manager may still know."""
 
     def __init__(self, licences: Licences) -> None:
-        self._licences = licences
         self.known: dict[int, Reservation] = {}
-        self._surveys: dict[str, Survey] = {}
+        self.free = Availability(self.known, licences)
         self._instance = ""
         self._chooser: Chooser = MinimumCompletionTime()
         self._unplaced: set[int] = set()  # refused: to be placed anew by the next survey
@@ -69,17 +64,19 @@ class ReservationBook:
 
     def restore(self, reservations: Iterable[Reservation]) -> None:
         """Take over what is stored, before `booted`."""
-        self.known = {one.id: one for one in reservations}
+        self.known.update((one.id, one) for one in reservations)
 
     def booted(
         self, instance: str, policy: Policy, clusters: Iterable[Cluster], out: Outcome
     ) -> None:
         """Nothing is known of any manager: tell each again what it is to keep and to forget."""
         self._instance = instance
-        self.known = dict(sorted(self.known.items()))
-        self._surveys, self._unplaced = {}, set()
-        self._chosen, self._looked = set(), {}
+        known = sorted(self.known.items())
+        self.known.clear()
+        self.known.update(known)
+        self._unplaced, self._chosen, self._looked = set(), set(), {}
         self._clusters = {cluster.name: cluster for cluster in clusters}
+        self.free.configure(instance, self._clusters)
         self._chooser = (
             ResourcePriority([*self._clusters])
             if policy.reserve == "first"
@@ -94,9 +91,6 @@ class ReservationBook:
                 out.bindings.append(Bind(one.cluster, one.id))
 
     # Looking things up
-
-    def open_on(self, cluster: str) -> list[Reservation]:
-        return [r for r in self.known.values() if r.cluster == cluster and r.state in OPEN]
 
     def against(self, job: Job, cluster: str) -> Unfit | None:
         """Why a job cannot be sent to a cluster for its reservation's sake, if it has one."""
@@ -122,7 +116,7 @@ class ReservationBook:
 
     def lacks(self, cluster: str) -> bool:
         """Whether one there lacks nodes, which any survey may show to be free."""
-        return any(self._down(r) for r in self.open_on(cluster) if r.placed)
+        return any(self.free.down(r) for r in self.free.open_on(cluster) if r.placed)
 
     @property
     def next_due(self) -> float | None:
@@ -155,25 +149,12 @@ class ReservationBook:
         """
         if not cluster.binds_late:
             return None
-        coming = [r for r in self.open_on(cluster.name) if r.state is not Stage.ACTIVE]
+        coming = [r for r in self.free.open_on(cluster.name) if r.state is not Stage.ACTIVE]
         if not coming:
             return None
         first = min(one.start for one in coming)
-        carts = next(iter(self._carts(cluster.name, now)), None)
-        return Promises(now, first, self._guard(cluster.name), cluster.granularity, carts)
-
-    def surveyed_at(self, cluster: str) -> float:
-        """When the last survey of a cluster was begun; 0: there is none."""
-        survey = self._surveys.get(cluster)
-        return 0.0 if survey is None else survey.taken
-
-    def _guard(self, cluster: str) -> float:
-        """Seconds for which jobs of a cluster that binds late may hold nodes after their limits."""
-        described, survey = self._clusters.get(cluster), self._surveys.get(cluster)
-        if described is None or not described.binds_late:
-            return 0.0
-        told = None if survey is None else survey.guard
-        return described.guard if told is None else told
+        carts = next(iter(self.free.carts(cluster.name, now)), None)
+        return Promises(now, first, self.free.guard(cluster.name), cluster.granularity, carts)
 
     # What happens
 
@@ -211,7 +192,7 @@ class ReservationBook:
                 self._broken(one, now, f"not bound in time: {one.cause}", out)
 
     def _begin(self, one: Reservation, now: float, out: Outcome) -> Reservation:
-        down = self._down(one)
+        down = self.free.down(one)
         if down and now < one.end:
             self._broken(one, now, f"{', '.join(down)} {_NO_OTHER}", out)
             return self.known[one.id]
@@ -219,14 +200,14 @@ class ReservationBook:
 
     def _surveyed(self, event: Surveyed, out: Outcome) -> None:
         cluster, survey = event.cluster, event.survey
-        self._surveys[cluster] = survey
+        self.free.surveys[cluster] = survey
         kept = {}
         for held in survey.held:
             if (id := id_of(held.name, self._instance)) is not None:
                 kept[id] = held
-        for id in kept.keys() - {r.id for r in self.open_on(cluster)}:
+        for id in kept.keys() - {r.id for r in self.free.open_on(cluster)}:
             out.bindings.append(Unbind(cluster, id))  # nobody's, or not any more
-        for one in self.open_on(cluster):
+        for one in self.free.open_on(cluster):
             if one.state not in (Stage.BOUND, Stage.ACTIVE):
                 continue
             if one.id in kept:
@@ -235,8 +216,8 @@ class ReservationBook:
             elif event.time < one.end:
                 one = self._turn(one, Turn.LOSE, "its manager does not know it any more", out)
                 out.bindings.append(Bind(cluster, one.id))
-        for one in self.open_on(cluster):
-            if one.cause.endswith(_NO_OTHER) and not self._down(one):
+        for one in self.free.open_on(cluster):
+            if one.cause.endswith(_NO_OTHER) and not self.free.down(one):
                 self._store(replace(one, cause="its nodes can be used again"), out)
         self._choose(cluster, event.time, out)
         self._place_anew(cluster, event.time, out)
@@ -258,7 +239,7 @@ class ReservationBook:
             start=offer.start,
             end=offer.end,
             size=offer.size,
-            cpus=offer.size * self.cpus(cluster),
+            cpus=offer.size * self.free.cpus(cluster),
             made=event.time,
             nodes=places[event.id],
             cause="asked for",
@@ -274,7 +255,7 @@ class ReservationBook:
 
     def _alike(self, event: ReservationAsked, cluster: str, offer: Offer) -> Offer:
         """An offer as it compares with other clusters': what nobody asked for is no gain."""
-        each = 1 if event.by_node else self.cpus(cluster)
+        each = 1 if event.by_node else self.free.cpus(cluster)
         return replace(offer, size=min(offer.size * each, event.request.most))
 
     def possible(self, event: ReservationAsked) -> dict[str, Offer]:
@@ -293,20 +274,20 @@ class ReservationBook:
         lasts = offer.end - offer.start + event.let_run
         found = [
             span
-            for carts in self._carts_for(event, cluster)
+            for carts in self.free.carts_for(event, cluster)
             if offer.size <= carts.capacity
             for span in carts.starts(
                 offer.size, lasts, event.request.ready, event.request.deadline + event.let_run
             )
         ]
-        return list(_merged(found))
+        return list(merged(found))
 
     def instead(self, event: ReservationAsked) -> dict[str, list[Offer]]:
         """What would be possible instead, by cluster, the nearest to the request first."""
         found = {}
         for cluster in event.clusters:
             offers: list[Offer] = []
-            for carts in self._carts_for(event, cluster):
+            for carts in self.free.carts_for(event, cluster):
                 if (request := self._as_counted(event, cluster, carts)) is not None:
                     offers += instead(carts, request, event.until + event.let_run)
             found[cluster] = [_asked_of(one, event.let_run) for one in dict.fromkeys(offers)]
@@ -316,12 +297,12 @@ class ReservationBook:
         self, event: ReservationAsked, cluster: str
     ) -> tuple[Offer, dict[int, tuple[str, ...]]] | None:
         """The best that a cluster can promise, and the nodes of all its reservations then."""
-        survey = self._surveys.get(cluster)
+        survey = self.free.surveys.get(cluster)
         if survey is None or event.time - survey.taken > FRESH:
             return None
         offers = [
             offer
-            for carts in self._carts_for(event, cluster)
+            for carts in self.free.carts_for(event, cluster)
             if (request := self._as_counted(event, cluster, carts)) is not None
             and (offer := best(carts, request)) is not None
         ]
@@ -331,7 +312,7 @@ class ReservationBook:
         if survey.pools:
             return _asked_of(offer, event.let_run), {event.id: ()}
         need = Need(event.id, offer.start, offer.end, offer.size)
-        places = assigned(self._taken(cluster, event.time), [*self._needs(cluster), need])
+        places = assigned(self.free.taken(cluster, event.time), [*self.free.needs(cluster), need])
         return None if places is None else (_asked_of(offer, event.let_run), places)
 
     def _as_counted(self, event: ReservationAsked, cluster: str, carts: Carts) -> Request | None:
@@ -339,9 +320,9 @@ class ReservationBook:
 
         None: it is too large, or asks for nodes where processors are promised.
         """
-        if event.by_node and not self.by_node(cluster):
+        if event.by_node and not self.free.by_node(cluster):
             return None
-        cpus = 1 if event.by_node else self.cpus(cluster)
+        cpus = 1 if event.by_node else self.free.cpus(cluster)
         asked = event.request
         least, most = -(-asked.least // cpus), -(-asked.most // cpus)
         if least > carts.capacity:
@@ -354,29 +335,6 @@ class ReservationBook:
             shortest=asked.shortest + event.let_run,
             longest=asked.longest + event.let_run,
         )
-
-    def by_node(self, cluster: str) -> bool:
-        """Whether a cluster promises nodes; else it promises processors."""
-        return cluster not in self._surveys or not self._surveys[cluster].pools
-
-    def cpus(self, cluster: str) -> int:
-        """Processors that each node of a cluster has, or each unit of what it promises, at least.
-
-        Its survey must be known.
-        """
-        survey = self._surveys[cluster]
-        sizes = [use.cpus for use in survey.nodes] + [pool.cpus for pool in survey.pools]
-        return min(sizes, default=1)
-
-    def largest(self, clusters: Iterable[str], by_node: bool) -> tuple[int, str]:
-        """The most that one of the clusters could ever promise, and which."""
-        sizes = []
-        for name in clusters:
-            if (survey := self._surveys.get(name)) is not None:
-                kinds = [len(u.nodes) * (1 if by_node else u.cpus) for u in survey.nodes]
-                pools = [0 if by_node else pool.size * pool.cpus for pool in survey.pools]
-                sizes.append((sum(kinds) + max(pools, default=0), name))
-        return max(sizes, default=(0, ""))
 
     def _bound(self, event: ReservationBound, out: Outcome) -> None:
         one = replace(self.known[event.id], placed=event.nodes, held=True, tries=0)
@@ -393,10 +351,10 @@ class ReservationBook:
         one = self.known[event.id]
         one = replace(one, tries=one.tries + 1, cause=f"its manager refused: {event.reason}")
         if one.state in (Stage.BOUND, Stage.ACTIVE):  # it stays where it is
-            if down := self._down(one):
+            if down := self.free.down(one):
                 one = replace(one, cause=f"{', '.join(down)} {_NO_OTHER}")
             self._store(replace(one, nodes=one.placed), out)
-        elif one.state in OPEN and (one.tries >= TRIES or not self.by_node(one.cluster)):
+        elif one.state in OPEN and (one.tries >= TRIES or not self.free.by_node(one.cluster)):
             self._broken(one, event.time, one.cause, out)
         elif one.state in OPEN:
             self._store(one, out)
@@ -414,7 +372,7 @@ class ReservationBook:
     def _choose(self, cluster: str, now: float, out: Outcome) -> None:
         """Bind what is due to be, on the lowest-numbered nodes that will be free."""
         lead = self._clusters[cluster].lead
-        due = [r for r in self.open_on(cluster) if self._waits(r) and r.start - lead <= now]
+        due = [r for r in self.free.open_on(cluster) if self._waits(r) and r.start - lead <= now]
         for one in sorted(due, key=lambda one: (one.start, one.id)):
             nodes = self._lowest(one, now)
             if nodes is not None:
@@ -431,11 +389,11 @@ class ReservationBook:
         begin = max(one.start, now)
         settled = [
             other
-            for other in self.open_on(one.cluster)
+            for other in self.free.open_on(one.cluster)
             if other.state is not Stage.ACTIVE and not self._waits(other)
         ]
-        for guard in (self._guard(one.cluster), 0.0):
-            taken = self._taken(one.cluster, now, guard=guard)
+        for guard in (self.free.guard(one.cluster), 0.0):
+            taken = self.free.taken(one.cluster, now, guard=guard)
             for other in settled:
                 for node in taken.keys() & set(other.nodes):
                     taken[node].append((other.start, other.until))
@@ -450,17 +408,17 @@ class ReservationBook:
 
     def _place_anew(self, cluster: str, now: float, out: Outcome) -> None:
         """Replace nodes that have failed, and those that were refused."""
-        waiting = [r for r in self.open_on(cluster) if r.id in self._unplaced]
+        waiting = [r for r in self.free.open_on(cluster) if r.id in self._unplaced]
         kept = (Stage.BOUND, Stage.ACTIVE)
-        failing = [r for r in self.open_on(cluster) if r.state in kept and self._down(r)]
+        failing = [r for r in self.free.open_on(cluster) if r.state in kept and self.free.down(r)]
         if not (waiting or failing):
             return
         for one in waiting:
             self._unplaced.discard(one.id)
         without = {one.id for one in waiting}
-        taken = self._taken(cluster, now)
+        taken = self.free.taken(cluster, now)
         for one in waiting:
-            needs = [n for n in self._needs(cluster) if n.id == one.id or n.id not in without]
+            needs = [n for n in self.free.needs(cluster) if n.id == one.id or n.id not in without]
             places = assigned(taken, [replace(n, has=()) if n.id == one.id else n for n in needs])
             if places is None:
                 self._broken(one, now, one.cause, out)
@@ -468,15 +426,15 @@ class ReservationBook:
             without.discard(one.id)
             self._move(cluster, places, out, always=one.id)
         for one in failing:
-            if not self.by_node(cluster):
+            if not self.free.by_node(cluster):
                 out.bindings.append(Bind(cluster, one.id))
                 continue
-            needs = [need for need in self._needs(cluster) if need.id != one.id]
-            taken = self._taken(cluster, now, but=one.id)
+            needs = [need for need in self.free.needs(cluster) if need.id != one.id]
+            taken = self.free.taken(cluster, now, but=one.id)
             usable = tuple(node for node in one.nodes if node in taken)
             begin = max(one.start, now) if one.state is Stage.ACTIVE else one.start
             places = assigned(taken, [*needs, Need(one.id, begin, one.until, one.size, usable)])
-            down = ", ".join(self._down(one))
+            down = ", ".join(self.free.down(one))
             if places is None:
                 cause = f"{down} {_NO_OTHER}"
                 if one.cause != cause:
@@ -507,92 +465,6 @@ class ReservationBook:
             if not self._waits(one):
                 out.bindings.append(Bind(cluster, id))
 
-    def _needs(self, cluster: str) -> list[Need]:
-        """What has not begun may move; what has begun is taken account of by `_taken`."""
-        return [
-            Need(r.id, r.start, r.until, r.size, r.nodes)
-            for r in self.open_on(cluster)
-            if r.state is not Stage.ACTIVE
-        ]
-
-    def _down(self, one: Reservation) -> list[str]:
-        """Its nodes that are not up; none as long as that is not known."""
-        survey = self._surveys.get(one.cluster)
-        if survey is None:
-            return []
-        name = name_of(self._instance, one.id)
-        chosen = {node for held in survey.held if held.name == name for node in held.nodes}
-        return [node for node in one.placed or sorted(chosen) if node not in survey.up]
-
-    def _taken(
-        self, cluster: str, now: float, but: int | None = None, guard: float | None = None
-    ) -> dict[str, list[Span]]:
-        """When each node that is up is taken by what cannot move: not by the reservation `but`.
-
-        Jobs in a reservation of ours are no obstacle to that reservation. All may hold a node for
-        `guard` seconds longer; None: as the cluster's jobs may.
-        """
-        survey = self._surveys[cluster]
-        more = self._guard(cluster) if guard is None else guard
-        ours: dict[str, list[Reservation]] = {}
-        for one in self.open_on(cluster):
-            for node in one.placed:
-                ours.setdefault(node, []).append(one)
-        taken = {}
-        for use in survey.nodes:
-            for node in use.nodes if use.up else ():
-                spans = [
-                    (max(start, now), end + more) for start, end in use.spans if end + more > now
-                ]
-                for one in ours.get(node, ()):
-                    spans = list(_without(spans, one.start, one.until))
-                spans += [
-                    (max(one.start, now), one.until)
-                    for one in ours.get(node, ())
-                    if one.state is Stage.ACTIVE and one.until > now and one.id != but
-                ]
-                taken[node] = spans
-        return taken
-
-    def _carts_for(self, event: ReservationAsked, cluster: str) -> list[Carts]:
-        """What is free of a cluster while all licences that are asked for are free as well.
-
-        Empty if one cannot be used there.
-        """
-        if self._licences.barred(event.licences, cluster) is not None:
-            return []
-        end = max(event.until, event.request.deadline) + event.let_run
-        lacking = [
-            (start, min(stop, end))
-            for start, stop in self._licences.lacking(event.licences, event.time)
-            if start < end
-        ]
-        found = self._carts(cluster, event.time)
-        for carts in found:
-            for start, stop in _merged(lacking):
-                _close(carts, start, stop)
-        return found
-
-    def _carts(self, cluster: str, now: float) -> list[Carts]:
-        """What is free of a cluster over time: its nodes, or the processors of each of its pools.
-
-        Empty if it has told of none that is up.
-        """
-        survey = self._surveys.get(cluster)
-        if survey is None:
-            return []
-        if survey.pools:
-            kept = {held.name for held in survey.held}
-            new = [n for n in self._needs(cluster) if name_of(self._instance, n.id) not in kept]
-            # which pool the manager chooses is not known before it has
-            others = [(need.start, need.end, need.size) for need in new]
-            return [_taken(pool.size, [*pool.uses, *others], now) for pool in survey.pools]
-        if not (taken := self._taken(cluster, now)):
-            return []
-        jobs = [(*span, 1) for spans in taken.values() for span in _merged(spans)]
-        ours = [(need.start, need.end, need.size) for need in self._needs(cluster)]
-        return [_taken(len(taken), [*jobs, *ours], now)]
-
     # What becomes of one
 
     def _turn(self, one: Reservation, turn: Turn, cause: str, out: Outcome) -> Reservation:
@@ -612,7 +484,7 @@ class ReservationBook:
         lasts, ready = one.until - one.start, max(one.start, now)
         starts = [
             start
-            for carts in self._carts(one.cluster, now)
+            for carts in self.free.carts(one.cluster, now)
             if one.size <= carts.capacity
             and (start := carts.earliest_start(one.size, lasts, ready)) is not None
         ]
@@ -630,50 +502,7 @@ def _asked_of(offer: Offer, let_run: float) -> Offer:
     return replace(offer, end=offer.end - let_run)
 
 
-def _taken(capacity: int, uses: Iterable[tuple[float, float, int]], now: float) -> Carts:
-    """What is left of so many from now on."""
-    carts = Carts(capacity, now)
-    for start, end, amount in uses:
-        if end > (begin := max(start, now)):
-            # what failed leaves less than was promised: nothing more is, then
-            size = min(amount, carts.free(begin, end))
-            if size:
-                carts.reserve(begin, end, size)
-    return carts
-
-
-def _close(carts: Carts, start: float, end: float) -> None:
-    """Take all that is free in [start, end)."""
-    for (begin, free), (stop, _) in pairwise([*carts.slots(), (inf, 0)]):
-        low, high = max(begin, start), min(stop, end)
-        if free and low < high:
-            carts.reserve(low, high, free)
-
-
-def _without(spans: Iterable[Span], start: float, end: float) -> Iterator[Span]:
-    """What of the spans lies outside [start, end)."""
-    for begin, stop in spans:
-        if begin < min(stop, start):
-            yield begin, min(stop, start)
-        if max(begin, end) < stop:
-            yield max(begin, end), stop
-
-
 def _numbered(node: str) -> list[tuple[int, str]]:
     """What sorts n2 before n10."""
     parts = re.split(r"(\d+)", node)
     return [(int(part) if part.isdecimal() else -1, part) for part in parts]
-
-
-def _merged(spans: Iterable[Span]) -> Iterator[Span]:
-    """The spans as disjoint ones, in order."""
-    last: Span = (-inf, -inf)
-    for start, end in sorted(spans):
-        if start > last[1]:
-            if last[1] > -inf:
-                yield last
-            last = (start, end)
-        else:
-            last = (last[0], max(last[1], end))
-    if last[1] > -inf:
-        yield last

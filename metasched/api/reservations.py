@@ -125,9 +125,9 @@ async def _reserve(engine: Engine, user: str, wish: Wish) -> dict[str, Any]:
         *(wish.licences, wish.mail),
     )
     book = engine.core.reservations
-    largest, where = book.largest(clusters, wish.by_node)
+    largest, where = book.free.largest(clusters, wish.by_node)
     unit = "nodes" if wish.by_node else "processors"
-    if wish.by_node and not any(map(book.by_node, clusters)):
+    if wish.by_node and not any(map(book.free.by_node, clusters)):
         told = f"processors, not nodes, are what can be reserved on {', '.join(clusters)}"
         raise Wrong(403, f"{told}; leave out --nodes")
     if not where:
@@ -144,7 +144,7 @@ async def _reserve(engine: Engine, user: str, wish: Wish) -> dict[str, Any]:
             raise Wrong(403, _refused(engine, event))
         return {
             "offers": [
-                _offer(name, offer, None if book.by_node(name) else book.cpus(name))
+                _offer(name, offer, None if book.free.by_node(name) else book.free.cpus(name))
                 | {
                     "starts": [
                         list(map(iso, s)) for s in book.starts(event, name, offer)[:MOST_STARTS]
@@ -312,9 +312,9 @@ def _instead(
 
 
 def _what(book: ReservationBook, cluster: str, offer: Offer) -> str:
-    if book.by_node(cluster):
+    if book.free.by_node(cluster):
         return _many(offer.size, "node")
-    return _many(offer.size * book.cpus(cluster), "processor")
+    return _many(offer.size * book.free.cpus(cluster), "processor")
 
 
 def _many(count: int, unit: str) -> str:

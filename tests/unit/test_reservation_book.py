@@ -76,7 +76,8 @@ class Desk:
 
     def held(self) -> tuple[Held, ...]:
         return tuple(
-            Held(name_of("i", r.id), r.start, r.end, r.placed) for r in self.book.open_on("alpha")
+            Held(name_of("i", r.id), r.start, r.end, r.placed)
+            for r in self.book.free.open_on("alpha")
         )
 
     def state(self, id: int) -> Stage:
@@ -366,7 +367,7 @@ def test_processors_are_promised_where_one_pool_has_them_and_its_manager_chooses
     desk.step(pooled(full, Pool(("b",), 4, ((T, T + 12, 2),)), held=held))
     assert desk.state(1) is Stage.BOUND
     assert ask_processors(desk, 2, 2).bindings == [Bind("alpha", 2)]
-    assert desk.book.largest(["alpha"], by_node=False) == (4, "alpha")
+    assert desk.book.free.largest(["alpha"], by_node=False) == (4, "alpha")
 
 
 def test_what_the_manager_of_a_pool_refuses_is_broken_at_once_with_another_window() -> None:
@@ -381,7 +382,7 @@ def test_what_the_manager_of_a_pool_refuses_is_broken_at_once_with_another_windo
 def test_a_pool_of_cores_with_two_processors_rounds_up_to_cores() -> None:
     desk = Desk()
     desk.step(pooled(Pool(("a", "b"), 8, cpus=2)))
-    assert desk.book.largest(["alpha"], by_node=False) == (16, "alpha")
+    assert desk.book.free.largest(["alpha"], by_node=False) == (16, "alpha")
     ask_processors(desk, 1, 5)
     assert (desk[1].size, desk[1].cpus) == (3, 6)
     assert ask_processors(desk, 2, 11).reservations == {}
