@@ -222,8 +222,9 @@ class Slurm(Adapter):
                 names = {row.owner: name_of(int(row.owner)) for row in rows}
                 rows = [replace(row, owner=names[row.owner]) for row in rows]
             ours = {job.id for job in jobs if text.is_ours(job, self.instance, user)}
-            facts = text.facts(jobs, self._reservations.beside(jobs, places, taken), taken, ours)
-            coming = self._reservations.coming(jobs, places, taken)
+            free = self._reservations.beside(jobs, places, taken)
+            facts = text.facts(jobs, free, taken, ours)
+            coming = self._reservations.coming(jobs, free, taken)
         except ValueError as error:
             raise Unreachable(f"the listing cannot be read: {error}") from None
         records = self._accounting.kind(config, access.name == Commands.name)
