@@ -54,7 +54,7 @@ class _Table:
         self._weights = weights
         self.jobs: list[Waiting] = []
         self.named: dict[str | _Leased, int] = {}
-        self.asked: dict[str | _Leased, int] = {}  # how many of the jobs ask for it
+        self.asked: dict[str | _Leased, int] = {}  # by the same: how many of the jobs ask for it
         self._most: dict[str | _Leased, int] = {}  # that a job ever asked for
         self._cells: Floats = np.empty((_FIXED, _FIRST_SIZE))
 
@@ -264,31 +264,27 @@ class FlexibleBackfilling:
         since = np.maximum(now - rise, 0.0)
         pressing = np.where(now > fall, late, weights.least + slope * since)
         ranks += np.where(fall < math.inf, pressing, 0.0)
-        if worths := self._worth(rho):
-            worth, asks = np.zeros(len(ranks)), columns > 0
-            for row, amount in worths.items():  # one by one: equal jobs get equal sums
-                worth += amount * asks[row]
+        if table.named:
+            # with `dot` the last bit of a sum depends on how many jobs are looked at
+            worth = np.einsum("i,ij->j", self._worth(rho), columns[_FIXED:] > 0)
             ranks += weights.licence * worth
         return ranks
 
-    def _worth(self, told: Mapping[str, float]) -> dict[int, float]:
-        """What a licence that a job asks for adds: its rho, times d if that is above 1, critical.
+    def _worth(self, told: Mapping[str, float]) -> Floats:
+        """What each licence adds for who asks for it: its rho, times d if it is critical (> 1).
 
         rho is the number of queued jobs per copy of what the cluster counts, else it is `told`.
         d is the number of different licences asked for that are not critical, at least 1: by the
         formula of Pasquali 2008, (3.6)-(3.8).
         """
-        rho: dict[int, float] = {}
-        for name, row in self._queue.named.items():
-            asked = self._queue.asked[name]
-            if not asked:
-                continue
+        rho = []
+        for name, asked in self._queue.asked.items():
             if isinstance(name, _Leased):
-                rho[row] = told.get(name.name, 0.0)
-            elif name in self.licences:
-                rho[row] = asked / max(self.licences[name], 1)
-        d = max(sum(0 < r <= 1 for r in rho.values()), 1)
-        return {row: d * r if r > 1 else r for row, r in rho.items()}
+                rho.append(told.get(name.name, 0.0) if asked else 0.0)
+            else:
+                rho.append(asked / max(self.licences[name], 1) if name in self.licences else 0.0)
+        d = max(sum([0 < r <= 1 for r in rho]), 1)
+        return np.array([d * r if r > 1 else r for r in rho])
 
 
 class KeptReservation(FlexibleBackfilling):
