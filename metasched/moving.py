@@ -165,6 +165,8 @@ class Moving:
         ]
         incoming = [(job.cpus, job.time_limit or job.estimated) for job in on_their_way]
         room = Room(facts, self._books.now, incoming, view.here)
+        if room.free <= 0:
+            return
         for task in self._pullable(view, room):
             if self._placing.unfit(task, view) is not None or not room.admits(task.job):
                 continue

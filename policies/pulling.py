@@ -71,8 +71,12 @@ class Room:
         is not spared later in the pass. O(1) but for windows to come."""
         if job.cpus > self.free:
             return False
-        end = self.now + (job.time_limit or job.estimated)
-        return all(job.cpus <= extra or end <= shadow for shadow, extra in self._kept)
+        cpus, end = job.cpus, self.now + (job.time_limit or job.estimated)
+        # thousands may be asked about: `all` takes four times as long
+        for shadow, extra in self._kept:  # noqa: SIM110
+            if cpus > extra and end > shadow:
+                return False
+        return True
 
     def admits(self, job: Job) -> bool:
         """Whether the job would start now and delay no head.
