@@ -168,12 +168,13 @@ class Attempts:
 
         While its claim is being revoked that may be a payload which only finds its claim taken.
         """
-        if task.live.revoking:
-            self._books.views[task.live.cluster].withheld[task.place] = row
-            return
-        if _restarted(task.live, row):
-            self._restart(task, row)
         attempt = task.live
+        if attempt.revoking:
+            self._books.views[attempt.cluster].withheld[task.place] = row
+            return
+        if _restarted(attempt, row):
+            self._restart(task, row)
+            attempt = task.live
         attempt.seen, attempt.given_up, attempt.tried = True, False, None
         attempt.native_id = row.native_id
         # what waits to begin again has no start of its own yet
