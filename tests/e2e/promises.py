@@ -219,6 +219,9 @@ class Promises:
 
     def _kill_both(self) -> None:
         last = list(self.slurm)[-1]
+        jobs, now = last.folder / "state" / "job_state", time.time()
+        # what it has begun and not saved it begins again, and drains the node where that still runs
+        self.site.until(lambda: jobs.exists() and jobs.stat().st_mtime > now)
         last.kill_controller()
         self.site.stop(signal.SIGKILL)
         last.start_controller()
