@@ -181,7 +181,10 @@ def loads(views: Collection[ClusterView], now: float) -> list[float]:
     for v in views:
         if not v.since <= now < v.until:
             v.look_at_running(now)
-    return [(v.told + (v.work - v.busy * now) + v.owed) / v.power for v in views]
+    owed = [(v.told + (v.work - v.busy * now) + v.owed) / v.power for v in views]
+    if min(owed, default=0.0) < 0.0:  # by rounding, when all that runs is about to end
+        return [max(0.0, seconds) for seconds in owed]
+    return owed
 
 
 def shape(facts: Facts | None, *, passing: bool = True) -> object:

@@ -6,12 +6,13 @@ import random
 from dataclasses import replace
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.cluster_view import shape
+from metasched.cluster_view import ClusterView, loads, shape
 from metasched.db.facts import applied, changed
-from metasched.model import Facts, Nodes, Partition
+from metasched.model import Cluster, Facts, Nodes, Partition
 
 NODES = st.builds(
     Nodes,
@@ -64,3 +65,13 @@ def test_two_thousand_running_jobs_of_which_two_change_take_a_hundredth() -> Non
     now = replace(before, used=6990, running=tuple(running[2:]))
     whole, news = (len(msgspec.json.encode(f)) for f in (now, changed(before, now)))
     assert news < whole / 100
+
+
+def test_a_load_is_not_negative_when_all_that_runs_is_about_to_end() -> None:
+    """The sum of processors x end is rounded to some thousandths here."""
+    end = 1800000375.4333339
+    running = ((end, 237), (end, 2724), (end, 2922))
+    view = ClusterView(Cluster(name="a", adapter="local"))
+    view.learn(Facts(cpus=6000, used=5883, partitions=(), running=running))
+    assert loads((view,), 1800000375.4333336) == [0.0]
+    assert loads((view,), end - 60.0) == [pytest.approx(5883 * 60.0 / 6000)]
