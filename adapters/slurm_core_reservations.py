@@ -45,7 +45,10 @@ class CoreReservations(Reservations):
 
     def reserve(self, window: Window) -> None:
         """Have it made once, on nodes that are up; what was made besides is deleted."""
-        up = {name for name, is_up in members(self._commands.nodes()).items() if is_up}
+        places = self._commands.nodes()
+        if any("unknown" in place.state.lower() for place in places):
+            raise Unreachable("the controller has not heard from all of its nodes as yet")
+        up = {name for name, is_up in members(places).items() if is_up}
         kept = self._commands.reservations()
         known = _named(kept, window.name)
         good = [one.name for one in known if one.cores == window.size and up.issuperset(one.nodes)]

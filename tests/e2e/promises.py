@@ -5,6 +5,7 @@ What became of them is taken from the managers' own listings and accounting, not
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -111,6 +112,7 @@ class Promises:
         self.client = Client(site.folder / "ms.sock", timeout=120)
         self.stays: dict[tuple[str, str], Stay] = {}
         self._over = threading.Event()
+        self._killed: SlurmCluster | None = None
 
     def run(self, wishes: Sequence[tuple[str, int, float]], lasts: float, batch: int) -> Kept:
         """Reserve (cluster, units, seconds from now) each for `lasts`, and submit `batch` jobs.
@@ -219,12 +221,10 @@ class Promises:
 
     def _kill_both(self) -> None:
         last = list(self.slurm)[-1]
-        jobs, now = last.folder / "state" / "job_state", time.time()
-        # what it has begun and not saved it begins again, and drains the node where that still runs
-        self.site.until(lambda: jobs.exists() and jobs.stat().st_mtime > now)
         last.kill_controller()
         self.site.stop(signal.SIGKILL)
-        last.start_controller()
+        last.start_controller(wait=False)
+        self._killed = last
         self.site.start()
 
     def _is_moved(self, id: int, cluster: SlurmCluster, node: str) -> bool:
@@ -247,6 +247,8 @@ class Promises:
         self._look()
 
     def _look(self) -> None:
+        if self._killed is not None:
+            self._put_back(self._killed)
         for cluster in self.slurm:
             look = self._on_cores if cluster.name in self._by_processor else self._on_nodes
             try:
@@ -254,6 +256,16 @@ class Promises:
             except BootError:  # it has just been killed
                 continue
             self.stays |= {(cluster.name, id): stay for id, stay in stays.items()}
+
+    @staticmethod
+    def _put_back(cluster: SlurmCluster) -> None:
+        """Do what an admin does after a controller has died: what it had begun and not saved it
+        begins again, and it drains the node where that still runs."""
+        with contextlib.suppress(BootError):
+            for line in cluster.run("sinfo", "-h", "-N", "-o", "%N %E").splitlines():
+                node, _, why = line.partition(" ")
+                if "Duplicate jobid" in why:
+                    cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
     def _on_nodes(self, cluster: SlurmCluster) -> dict[str, Stay]:
         found = {}

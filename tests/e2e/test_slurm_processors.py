@@ -184,6 +184,28 @@ def test_what_slurm_has_lost_drained_or_changed_is_made_again(
     over_rho.replayed()
 
 
+def test_what_is_lost_is_made_again_once_the_controller_has_heard_from_its_nodes(
+    over_rho: Site, rho: SlurmCluster
+) -> None:
+    """Until then Slurm finds no cores for anything."""
+    made = over_rho.json("reserve", "--size", "3", "--start", "+1h", "--duration", "10m")
+    [name] = kept(rho)
+    for node in rho.nodes:
+        rho.kill_node(node)
+    rho.stop_controller()
+    for what in ("resv_state", "node_state"):
+        for saved in (rho.folder / "state").glob(f"{what}*"):
+            saved.unlink()
+    rho.start_controller(wait=False)
+    over_rho.until(lambda: "not kept yet" in over_rho.told())
+    assert state(over_rho, made["reservation"])["state"] == "confirmed"
+    for node in rho.nodes:
+        rho.start_node(node)
+    rho.wait_ready()
+    over_rho.until(lambda: [*kept(rho)] == [name])
+    over_rho.until(lambda: state(over_rho, made["reservation"])["state"] == "bound")
+
+
 def test_what_has_not_begun_is_moved_to_other_cores_for_another(
     over_rho: Site, rho: SlurmCluster
 ) -> None:
