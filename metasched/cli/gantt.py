@@ -11,6 +11,7 @@ from metasched.cli.show import clean
 
 OPEN = ("requested", "confirmed", "bound", "active")
 NARROWEST = 20  # columns: a chart in fewer shows nothing
+LETTER = 1 / 120  # of the width of a picture
 Row = Mapping[str, Any]
 Box = tuple[float, float, int, int]  # start, end, lowest processor, processors
 
@@ -53,6 +54,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     from metasched.simulate.plots import save
 
     shown = open_rows(rows)
+    times = [_seconds(row[side]) for row in shown for side in ("start", "end")]
+    span = max(times, default=0.0) - min(times, default=0.0)
     names = sorted({str(row["cluster"]) for row in shown}) or [""]
     figure = Figure(figsize=(11, 1 + 2 * len(names)), layout="constrained")
     axes = list(figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0])
@@ -70,7 +73,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                 edgecolor="black",
             )
             words = clean(f"{row['reservation']} {row['user']}")
-            axis.bar_label(bars, [words], label_type="center", parse_math=False)
+            [label] = axis.bar_label(bars, [words], label_type="center", parse_math=False)
+            if end - start < len(words) * LETTER * span:  # it would cover what is beside it
+                label.set_rotation(90)
         axis.set(ylabel=f"{name}\nprocessors", ylim=(0, None))
     save(figure, path)
 

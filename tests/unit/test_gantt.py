@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
 
 from metasched.cli.gantt import chart, draw, stacked
 
@@ -51,6 +55,19 @@ def test_what_others_wrote_cannot_move_the_cursor() -> None:
 def test_boxes_do_not_overlap_and_fill_gaps_from_below() -> None:
     rows = [row(1, 0, 10), row(2, 0, 20, size=2), row(3, 12, 20, size=5), row(4, 15, 18, size=1)]
     assert [box[2:] for box in stacked(rows)] == [(0, 4), (4, 2), (6, 5), (0, 1)]
+
+
+def test_words_of_narrow_boxes_do_not_cover_those_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr("metasched.simulate.plots.save", lambda figure, _: figures.append(figure))
+    draw([row(10, 0, 150), row(11, 150, 300), row(12, 1800, 7200)], tmp_path / "a.png")
+    [figure] = figures
+    figure.draw_without_rendering()
+    boxes = [words.get_window_extent() for words in figure.axes[0].texts]
+    assert len(boxes) == 3
+    assert not any(one.overlaps(other) for one, other in pairwise(boxes))
 
 
 def test_a_picture_of_open_ones_and_of_none(tmp_path: Path) -> None:
