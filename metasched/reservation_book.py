@@ -476,7 +476,8 @@ class ReservationBook:
     def _over(self, one: Reservation, turn: Turn, now: float, cause: str, out: Outcome) -> None:
         self._unplaced.discard(one.id)
         self._store(replace(self._turn(one, turn, cause, out), closed=now), out)
-        out.bindings.append(Unbind(one.cluster, one.id))
+        if one.cluster in self._clusters:  # else it is told once that is configured again
+            out.bindings.append(Unbind(one.cluster, one.id))
 
     def _broken(self, one: Reservation, now: float, cause: str, out: Outcome) -> None:
         """It cannot be kept: tell why, and which windows its cluster has instead."""

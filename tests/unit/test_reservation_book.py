@@ -128,6 +128,20 @@ def test_a_promise_is_stored_with_the_wish_to_bind_it() -> None:
     assert desk.book.known == {}
 
 
+def test_one_on_a_cluster_that_is_not_configured_any_more_ends_and_can_be_cancelled() -> None:
+    desk = Desk(UP)
+    desk.ask(1, 10, 20)
+    desk.ask(2, 30, 40)
+    desk.bind(1, 2)
+    desk.book.booted("i", Policy(), [], Outcome())
+    assert passed(desk, T + 20).bindings == []
+    assert desk.step(ReservationCancelled(T + 20, 2, "ada")).bindings == []
+    assert (desk.state(1), desk.state(2)) == (Stage.ENDED, Stage.CANCELLED)
+    out = Outcome()
+    desk.book.booted("i", Policy(), [ALPHA], out)  # it is configured again
+    assert out.bindings == [Unbind("alpha", 1), Unbind("alpha", 2)]
+
+
 def test_dynamic_binding_admits_what_static_binding_must_refuse() -> None:
     """Of two nodes A[0,1) B[2,3) C[0,2) X[1,3): by amounts all fit, where B moves for X."""
     desk = Desk(UP)
