@@ -234,6 +234,7 @@ class ClusterSettings:
     call_timeout: float
     python: str | None
     environment: dict[str, str]
+    names_nodes: bool = False  # of what is reserved there; else its manager chooses processors
 
 
 @dataclass(frozen=True)
@@ -628,6 +629,7 @@ def _cluster(
         call_timeout=table.call_timeout,
         python=table.python,
         environment={**kind.environment, **table.environment},
+        names_nodes=able.names_nodes,
     )
 
 

@@ -11,6 +11,7 @@ import socket
 import ssl
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from metasched.config import ConfigError, Settings, TcpTable
 from metasched.daemon import Daemon
 from metasched.db.ledger import Ledger
 from metasched.identity import PeerProtocol, bounded
+from metasched.reservation_life import OPEN, Stage
 
 log = logging.getLogger("metasched")
 
@@ -75,13 +77,34 @@ def serve(settings: Settings, *, standby: bool = False) -> int:
             _listening(settings.socket, settings.site is not None) as listener,
             _listening_far(settings.tcp) as far,
         ):
-            daemon = Daemon(settings, Ledger(seat.engine, seat))
+            ledger = Ledger(seat.engine, seat)
+            _same_units(settings, ledger)
+            daemon = Daemon(settings, ledger)
             asyncio.run(_serve(daemon, listener, far))
     except OSError as error:
         raise ConfigError(
             f"{error.filename or settings.socket}: {error.strerror}; name another place in [daemon]"
         ) from None
     return 0
+
+
+def _same_units(settings: Settings, ledger: Ledger) -> None:
+    """ConfigError if a reservation is open that was promised in another unit than its cluster's.
+
+    Its size would be read as so many of the new unit.
+    """
+    described = {c.cluster.name: c for c in settings.clusters}
+    for one in ledger.reservations(time.time()):
+        cluster = described.get(one.cluster)
+        if cluster is None or one.state not in OPEN:
+            continue
+        unchosen = cluster.cluster.binds_late and one.state is Stage.CONFIRMED
+        if cluster.names_nodes != bool(one.nodes or unchosen):
+            was = "nodes" if one.nodes else "processors, or of nodes to be chosen late"
+            raise ConfigError(
+                f'reservation {one.id} is of {was}, {settings.origin}, cluster "{one.cluster}"; '
+                "put its reservation_unit and binding back until it is over"
+            )
 
 
 class _Server(uvicorn.Server):

@@ -250,6 +250,31 @@ def test_what_has_not_begun_is_moved_to_other_cores_for_another(
     assert f"{moved}\n" in rho.run("scontrol", "-o", "show", "job", native).replace(" ", "\n")
 
 
+def test_while_one_is_open_its_cluster_keeps_the_unit_that_was_promised(
+    over_rho: Site, rho: SlurmCluster
+) -> None:
+    """Else two processors would become two nodes, or a node a processor."""
+    processors = over_rho.config.read_text()
+    nodes = processors.replace('"processor"', '"node"')
+    for before, after, was in ((processors, nodes, "processors"), (nodes, processors, "nodes")):
+        made = over_rho.json("reserve", "--size", "2", "--start", "+1h", "--duration", "1h")
+        id = made["reservation"]
+        over_rho.stop()
+        shown = kept(rho)
+        over_rho.config.write_text(after)
+        told = over_rho.error("serve", code=2)
+        assert told.startswith(f"reservation {id} is of {was}")
+        assert 'cluster "rho"; put its reservation_unit and binding back' in told
+        assert kept(rho) == shown
+        over_rho.config.write_text(before)
+        over_rho.start()
+        over_rho.run("reservation", "cancel", str(id))
+        over_rho.until(lambda: kept(rho) == {})
+        over_rho.stop()
+        over_rho.config.write_text(after)
+        over_rho.start()
+
+
 def test_a_cluster_that_reserves_no_cores_says_what_to_write(
     site: Site, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
