@@ -283,7 +283,8 @@ class Client:
         return connection
 
     def _broken(self, what: str, method: str) -> Broken:
-        mend = "try again" if method == "GET" else "look with `metasched status` whether it is done"
+        look = "look with `metasched status` or `metasched reservations` whether it is done"
+        mend = "try again" if method == "GET" else look
         return Broken(f"{what}, socket {self.path}; {mend}")
 
     def _rows(self, answer: Any, key: str | None = None) -> list[dict[str, Any]]:

@@ -93,7 +93,7 @@ def _tell_errors(app: FastAPI) -> None:
     @app.exception_handler(StorageUncertain)
     async def _uncertain(_: Request, error: StorageUncertain) -> JSONResponse:
         told = f"the database was gone before it said whether it took this ({error})"
-        mend = "look with `metasched status` whether it is done"
+        mend = "look with `metasched status` or `metasched reservations` whether it is done"
         return _refusal(504, f"{told}; {mend}")
 
     @app.exception_handler(Exception)

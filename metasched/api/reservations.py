@@ -378,7 +378,7 @@ def within(engine: Engine, user: str, request: JobRequest, now: float) -> JobReq
     left = must_last(one, request.begin, request.time_limit, now)
     cpus = request.tasks * request.cpus_per_task
     if cpus > one.cpus or (request.nodes or 1) > one.size:
-        wanted = f"{cpus} processors on {request.nodes or 1} nodes"
+        wanted = f"{_many(cpus, 'processor')} on {_many(request.nodes or 1, 'node')}"
         has = f"{one.cpus} on {one.size}" if one.nodes else _many(one.cpus, "processor")
         told = f"the job asks for {wanted}, {name} has {has}"
         raise Wrong(403, f"{told}; ask for fewer")
