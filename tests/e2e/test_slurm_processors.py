@@ -260,12 +260,12 @@ def test_while_one_is_open_its_cluster_keeps_the_unit_that_was_promised(
         made = over_rho.json("reserve", "--size", "2", "--start", "+1h", "--duration", "1h")
         id = made["reservation"]
         over_rho.stop()
-        shown = kept(rho)
+        shown = [*kept(rho)]
         over_rho.config.write_text(after)
         told = over_rho.error("serve", code=2)
         assert told.startswith(f"reservation {id} is of {was}")
         assert 'cluster "rho"; put its reservation_unit and binding back' in told
-        assert kept(rho) == shown
+        assert [*kept(rho)] == shown
         over_rho.config.write_text(before)
         over_rho.start()
         over_rho.run("reservation", "cancel", str(id))

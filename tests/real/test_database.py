@@ -331,7 +331,7 @@ def test_who_is_cut_and_comes_back_first_goes_on(
             stored(core, ledger)
         assert not seat.held
         with pytest.raises(StorageFailed, match="another daemon may"):
-            stored(core, ledger)  # by a new session, without the lock
+            stored(core, ledger, 2)  # by a new session, without the lock
         ledger.reach()
         stored(booted(ledger), ledger)
         assert len(ledger.status()) == 1
