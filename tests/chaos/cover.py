@@ -121,7 +121,7 @@ _OVER_SLURM = _about(
 )
 # A manager refuses to keep a window only if somebody took its nodes between our survey and our
 # wish, a moment that no life can be made to pass. The tests of the book are about it. Nor does one
-# break there, of which its owner is to be told: tests/e2e/test_mail.py kills the daemon before that.
+# break there, of which its owner is told: tests/e2e/test_mail.py kills the daemon before that.
 _BY_CHANCE: set[Step] = {
     ("[ReservationDeclined]",),
     *((".Ledger.told", f"{side} the commit") for side in ("before", "after")),
