@@ -19,7 +19,7 @@ from typing import Any
 from metasched.client import Client, Forbidden
 from metasched.submit import Request, Submission
 from tests.booted import BootError
-from tests.e2e.conftest import Site
+from tests.e2e.conftest import ENDED, Site
 from tests.gridengine import Cell
 from tests.slurm import SlurmCluster, SlurmSite
 
@@ -144,7 +144,7 @@ class Promises:
             moved = {drained[0]: self._is_moved(*drained)}
             jobs = [job for id, job in inside.items() if id != cancelled]
             rows = {r["job"]: r for r in self.site.until_ended(*jobs, patience=600)}
-            self.site.until_ended(*(j for jobs in some for j in jobs), patience=600)
+            self.site.until(lambda: self._settled([j for jobs in some for j in jobs]), 120.0)
         finally:
             self._over.set()
             watch.join()
@@ -209,6 +209,14 @@ class Promises:
         except Forbidden:
             return None
 
+    def _settled(self, jobs: Sequence[int]) -> bool:
+        """Whether all have ended, but for what a killed controller has begun and forgotten."""
+        forgetful = list(self.slurm)[-1].name
+        return all(
+            row["state"] in ENDED or (row["state"] == "unknown" and row["cluster"] == forgetful)
+            for row in self.site.rows(*jobs)
+        )
+
     # What goes wrong meanwhile
 
     def _drain_one(self, made: dict[int, dict[str, Any]]) -> tuple[int, SlurmCluster, str]:
@@ -221,6 +229,8 @@ class Promises:
 
     def _kill_both(self) -> None:
         last = list(self.slurm)[-1]
+        jobs, now = last.folder / "state" / "job_state", time.time()
+        self.site.until(lambda: jobs.exists() and jobs.stat().st_mtime > now)
         last.kill_controller()
         self.site.stop(signal.SIGKILL)
         last.start_controller(wait=False)
