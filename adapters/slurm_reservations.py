@@ -76,12 +76,19 @@ class Reservations:
     def coming(
         self, jobs: Sequence[text.QueueLine], places: Sequence[text.NodeLine], taken: float
     ) -> tuple[tuple[float, int], ...]:
-        """Windows of a time to come, everybody's: when, and the processors that they leave."""
-        kept = self._commands.reservations()
-        if not any(one.start > taken for one in kept):
+        """Windows of a time to come, everybody's: when, and the processors that they leave.
+
+        Not one if that cannot be read: a manager that answers is not silent for want of it.
+        """
+        try:
+            kept = self._commands.reservations()
+            if not any(one.start > taken for one in kept):
+                return ()
+            cores = self._commands.cores()
+        except Unreachable:
             return ()
         usable = {name: cpus for name, (_, cpus) in text.usable_cpus(places).items()}
-        return windows.coming(usable, self._commands.cores(), jobs, kept, taken)
+        return windows.coming(usable, cores, jobs, kept, taken)
 
     def find(self, name: str) -> str:
         """Under which name jobs are to be sent into it."""

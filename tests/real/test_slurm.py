@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -560,3 +561,21 @@ def test_a_wrong_bin_dir_is_unreachable(alpha: SlurmCluster, tmp_path: Path) -> 
     client = Client(alpha, tmp_path, bin_dir="/nonexistent")
     with pytest.raises(Unreachable, match="/nonexistent/squeue"):
         client.adapter.poll()
+
+
+def test_a_cluster_whose_reservations_cannot_be_read_is_not_silent(
+    alpha: SlurmCluster, tmp_path: Path
+) -> None:
+    """Its own commands, but that one answer is of no release that we know."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("sbatch", "squeue", "sinfo", "scancel", "scontrol"):
+        real = shutil.which(name)
+        (folder / name).write_text(
+            '#!/bin/sh\ncase "$*" in\n*"show reservation"*) echo ReservationName=x ;;\n'
+            f'*) exec {real} "$@" ;;\nesac\n'
+        )
+        (folder / name).chmod(0o755)
+    listing = Client(alpha, tmp_path, bin_dir=str(folder)).adapter.poll()
+    assert listing.facts is not None
+    assert (listing.facts.cpus > 0, listing.facts.coming) == (True, ())
