@@ -14,7 +14,8 @@ from time import strptime
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from metasched.model import Copies, Facts, Nodes, Partition, Row, State, parse_tag
+from metasched.model import Copies, Facts, Nodes, Partition, Row, State
+from metasched.tags import parse_tag
 
 EVERYWHERE = "*"  # the partition of jobs that name no queue, where there are several
 _NO_LIMITS = {"INFINITY", "NONE", ""}

@@ -50,10 +50,11 @@ from metasched.adapters.base import (
 from metasched.adapters.launching import Launcher, uid_of
 from metasched.adapters.local_host import Nursery, read_record, share, spec_field
 from metasched.arrays import parse_array
-from metasched.model import Cluster, Facts, Listing, Nodes, Partition, Row, State, parse_tag
+from metasched.model import Cluster, Facts, Listing, Nodes, Partition, Row, State
 from metasched.patterns import filled, first_node
 from metasched.policies import named
 from metasched.policies.queueing import Free, Policy, Running, Waiting
+from metasched.tags import parse_tag
 
 PARTITION = "local"
 MEMORY = "MiB of memory"  # its name among the counted resources, no name of a gres

@@ -15,7 +15,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from metasched.arrays import parse_array
-from metasched.model import Copies, Facts, Nodes, Partition, Row, State, parse_tag
+from metasched.model import Copies, Facts, Nodes, Partition, Row, State
+from metasched.tags import parse_tag
 
 IDS_PER_CALL = 500
 NO_LIMIT = 365 * 86400.0  # seconds; stands for a job's UNLIMITED where a number is needed

@@ -58,24 +58,20 @@ from metasched.db.upkeep import prune_some, turn
 from metasched.dependencies import Fate, Target, parse_dependency
 from metasched.events import (
     Again,
-    Attempt,
     Booted,
     ClockSet,
     CoreEvent,
     Drained,
-    Ended,
-    Intent,
     Modified,
     Outcome,
-    Past,
     Resumed,
     Seen,
     Submitted,
-    Task,
 )
 from metasched.licence_pools import Lease, LicenceCount, Lingering
 from metasched.model import Facts, Job, Payload, State
 from metasched.reservation_life import Reservation
+from metasched.tasks import Attempt, Ended, Intent, Past, Task
 from metasched.transitions import LIVE, Event
 
 KINDS: dict[str, type[CoreEvent]] = {k.__name__.lower(): k for k in get_args(CoreEvent)}

@@ -3,7 +3,7 @@
 Pure, each knowing only those above it:
     arrays       ranges of tasks and the variables of each
     patterns     output paths with %A, %a and their like
-    model        jobs, attempts, clusters, what a cluster says of itself
+    model, tags  jobs, clusters, what a cluster says of itself; by which names managers know jobs
     transitions  the one table (state, event) -> state
     licences     floating licences as tokens: pools, counts of them
     carts        free processors over time under advance reservations
@@ -11,6 +11,7 @@ Pure, each knowing only those above it:
     reservation_life   their states, and what managers tell of them
     node_assignment    which nodes each gets, so that all have theirs
     policies     priorities, eligibility, dispatch, pulling, local queues
+    tasks        tasks and their attempts; a line of a task's story
     events       what the core is told and what it answers
     cluster_view, books   what the core knows: of each cluster, of everything
     gates, leasing        what keeps a task with us: dependencies, times, limits; licences

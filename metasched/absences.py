@@ -6,8 +6,10 @@ from metasched.attempts import Attempts
 from metasched.books import Books
 from metasched.cluster_view import ClusterView
 from metasched.comebacks import Comebacks
-from metasched.events import BACK, Look, Revoked, Seen, Task, Traced
-from metasched.model import Missing, State, parse_tag
+from metasched.events import Look, Revoked, Seen, Traced
+from metasched.model import Missing, State
+from metasched.tags import parse_tag
+from metasched.tasks import BACK, Task
 from metasched.transitions import Event
 
 LOOK_AGAIN = (5.0, 600.0)  # seconds until accounting is asked again: first, at the most

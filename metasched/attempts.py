@@ -12,10 +12,11 @@ from dataclasses import replace
 from metasched.books import Books
 from metasched.cluster_view import ClusterView
 from metasched.dependencies import Fate, Prospect
-from metasched.events import BACK, Attempt, Intent, Past, Revoke, Task, Withdraw
+from metasched.events import Revoke, Withdraw
 from metasched.gates import Gates
 from metasched.leasing import Leasing
 from metasched.model import MANAGER_REASON, Claim, Job, Reason, Row, State
+from metasched.tasks import BACK, Attempt, Intent, Past, Task
 from metasched.transitions import BEGUN, FINAL, LIVE, UNSTARTED, Event, advance, reported
 
 PURSUE_AGAIN = 60.0  # seconds after which a wish that shows no effect is told to the manager again

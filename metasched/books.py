@@ -8,10 +8,12 @@ from collections.abc import Iterable
 from typing import Literal
 
 from metasched.cluster_view import ClusterView, loads
-from metasched.events import Change, Drained, Ended, Outcome, Past, Place, Policy, Task
-from metasched.model import Job, State, parse_tag, tag_of
+from metasched.events import Drained, Outcome, Policy
+from metasched.model import Job, State
 from metasched.policies.classify import Classifier
 from metasched.policies.dispatch import LoadOrdering
+from metasched.tags import parse_tag, tag_of
+from metasched.tasks import Change, Ended, Past, Place, Task
 from metasched.transitions import UNSTARTED, Event
 
 ENDED_KEPT = 20_000  # ended tasks that are remembered, in case an attempt of theirs comes back

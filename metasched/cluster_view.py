@@ -10,10 +10,11 @@ from functools import reduce
 from itertools import starmap
 from operator import add, itemgetter, mul
 
-from metasched.events import Place, Task
 from metasched.model import Cluster, Facts, Job, Reason, Row, State
 from metasched.policies.eligible import Unfit, translated, unfit
+from metasched.tasks import Place, Task
 
+Shape = tuple[object, object]  # of partitions, of licences: see `shape`
 _UNDECIDED = Unfit(Reason.PRIORITY, "not looked at yet")
 DECIDED = 10_000  # different needs whose answers are kept, at the most
 FULL_AGAIN = (10.0, 300.0)  # seconds until a full cluster is tried again: first, at the most
@@ -66,7 +67,7 @@ class ClusterView:
     strays: dict[tuple[int, int, int], Stray] = field(default_factory=dict)
     withheld: dict[Place, Row] = field(default_factory=dict)
     up_since: float = 0.0  # when its manager last started, as far as it tells
-    shape: object = None
+    shape: Shape | None = None
     decided: dict[Hashable, Unfit | None] = field(default_factory=dict)
     name: str = field(init=False)
     # in seconds of `Books.watch`: for how long it has answered until it last ceased or began to,
@@ -187,7 +188,7 @@ def loads(views: Collection[ClusterView], now: float) -> list[float]:
     return owed
 
 
-def shape(facts: Facts | None, *, passing: bool = True) -> object:
+def shape(facts: Facts | None, *, passing: bool = True) -> Shape | None:
     """What of the facts decides whether a job may be sent: not what is free or running.
 
     Without the `passing`, which nodes and partitions are up, whether it can ever start there.

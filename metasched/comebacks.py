@@ -5,8 +5,9 @@ from __future__ import annotations
 from metasched.attempts import PURSUE_AGAIN, Attempts
 from metasched.books import Books
 from metasched.cluster_view import ClusterView, Stray
-from metasched.events import Change, Intent, Task, Withdraw
+from metasched.events import Withdraw
 from metasched.model import Reason, Row, State
+from metasched.tasks import Change, Intent, Task
 from metasched.transitions import LIVE
 
 

@@ -38,13 +38,11 @@ from metasched.events import (
     Declined,
     Drained,
     Due,
-    Ended,
     LicencesCounted,
     LicenceSet,
     LicencesReleased,
     Modified,
     Outcome,
-    Place,
     Policy,
     Requeued,
     Resumed,
@@ -54,7 +52,6 @@ from metasched.events import (
     Send,
     Silent,
     Submitted,
-    Task,
     Traced,
     Tried,
     Unsure,
@@ -62,13 +59,15 @@ from metasched.events import (
 from metasched.gates import Gates
 from metasched.leasing import Leasing
 from metasched.licence_pools import Lease, LicenceCount, Lingering
-from metasched.model import Cluster, Facts, Job, Reason, State, parse_tag
+from metasched.model import Cluster, Facts, Job, Reason, State
 from metasched.moving import Moving
 from metasched.placing import Placing
 from metasched.policies.classify import Classifier, Deadline, Licence, User
 from metasched.policies.dispatch import LoadOrdering
 from metasched.reservation_book import ReservationBook
 from metasched.reservation_life import Reservation, ReservationAsked
+from metasched.tags import parse_tag
+from metasched.tasks import Ended, Place, Task
 from metasched.transitions import Event
 from metasched.wishes import Wishes
 

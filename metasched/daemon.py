@@ -44,7 +44,6 @@ from metasched.events import (
     Due,
     Look,
     Outcome,
-    Place,
     Returned,
     Revoke,
     Revoked,
@@ -60,11 +59,13 @@ from metasched.events import (
 from metasched.expectations import Expectation, Expectations
 from metasched.listening import listening
 from metasched.mail import Mailer
-from metasched.model import Claim, Payload, Trace, parse_tag, tag_of
+from metasched.model import Claim, Payload, Trace
 from metasched.policies.eligible import NoMapping, translated
 from metasched.probes.watch import Watch
 from metasched.reservation_life import name_of
 from metasched.reservation_link import ReservationLink
+from metasched.tags import parse_tag, tag_of
+from metasched.tasks import Place
 from metasched.worker import Answer, Boot, Call, News
 
 log = logging.getLogger("metasched")

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from metasched.events import Attempt, Place
-from metasched.model import State, parse_tag
+from metasched.model import State
+from metasched.tags import parse_tag
+from metasched.tasks import Attempt, Place
 from metasched.worker import News
 
 

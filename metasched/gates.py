@@ -24,8 +24,8 @@ from metasched.dependencies import (
     combined,
     parse_dependency,
 )
-from metasched.events import Place, Task
 from metasched.model import Job, Reason, State
+from metasched.tasks import Place, Task
 from metasched.transitions import FINAL, LIVE, UNSTARTED
 
 Name = tuple[str, str]  # user, name of the job

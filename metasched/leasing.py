@@ -9,13 +9,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from metasched.books import Books
 from metasched.cluster_view import ClusterView
-from metasched.events import Attempt, Place, Task
 from metasched.licence_pools import GivenBack, Lease, LicencePool, Standing
 from metasched.licence_windows import TokenWindow
 from metasched.licences import Licences
 from metasched.model import Reason, State
 from metasched.policies.eligible import Unfit
 from metasched.reservation_life import OPEN, Reservation
+from metasched.tasks import Attempt, Place, Task
 from metasched.transitions import BEGUN
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
 from operator import attrgetter
 from typing import Literal
 
@@ -185,6 +185,7 @@ class Job:
             licences={},
             gres={},
             native={},
+            needs=_plain_needs(cpus),
         )
         job.__post_init__()
         return job
@@ -224,6 +225,12 @@ class Job:
     def margin(self) -> float | None:
         """Seconds to spare between submission, one estimated run and the deadline (S0 §3.1.1)."""
         return None if self.deadline is None else self.deadline - self.estimated - self.submitted
+
+
+@cache
+def _plain_needs(cpus: int) -> Hashable:
+    """What `Job.plain` gives all jobs of that size, rather than that each makes it anew."""
+    return Job(id=0, submitted=0.0, estimated=1.0, cpus=cpus).needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -484,18 +491,3 @@ class Trace:
 
     rows: tuple[Row, ...] = ()
     unstarted: tuple[tuple[str, int], ...] = ()
-
-
-def tag_of(instance: str, job: int, sending: int) -> str:
-    """The unique name of one sending in a manager: `ms-<instance>-<job>-<sending>`."""
-    return f"ms-{instance}-{job}-{sending}"
-
-
-def parse_tag(tag: str, instance: str) -> tuple[int, int] | None:
-    """(job, sending) if the tag is one of this instance's, else None."""
-    parts = tag.split("-")
-    if len(parts) != 4 or parts[0] != "ms" or parts[1] != instance:
-        return None
-    if not (parts[2].isdecimal() and parts[3].isdecimal()):
-        return None
-    return int(parts[2]), int(parts[3])

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator
 from metasched.attempts import Attempts
 from metasched.books import Books
 from metasched.cluster_view import ClusterView
-from metasched.events import Drained, Intent, Resumed, Task
+from metasched.events import Drained, Resumed
 from metasched.leasing import Leasing
 from metasched.model import State
 from metasched.placing import Placing
 from metasched.policies.eligible import PERMANENT
 from metasched.policies.pulling import Room
 from metasched.reservation_life import OVER, Reservation
+from metasched.tasks import Intent, Task
 from metasched.transitions import UNSTARTED
 
 

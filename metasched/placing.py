@@ -8,7 +8,7 @@ from metasched.attempts import Attempts
 from metasched.books import Books
 from metasched.cluster_view import DECIDED, ClusterView
 from metasched.dependencies import Prospect
-from metasched.events import Attempt, Send, Task, Verdict
+from metasched.events import Send, Verdict
 from metasched.gates import Gates
 from metasched.leasing import Leasing
 from metasched.model import Job, Reason, State
@@ -16,6 +16,7 @@ from metasched.policies.eligible import PERMANENT, Unfit
 from metasched.policies.late import LateSending, Promises
 from metasched.policies.pulling import Room
 from metasched.reservation_book import ReservationBook
+from metasched.tasks import Attempt, Task
 from metasched.transitions import UNSTARTED, Event
 
 _PRECEDENCE = {reason: place for place, reason in enumerate(Reason)}

@@ -7,8 +7,8 @@ changes a state: daemon, simulator and tests all go through `advance`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from metasched.model import State
 
@@ -57,8 +57,7 @@ FINAL = frozenset({S.COMPLETED, S.FAILED, S.TIMEOUT, S.CANCELLED, S.REJECTED})
 ATTEMPT_FINAL = (FINAL - {S.REJECTED}) | {S.NODE_FAIL, S.PREEMPTED, S.OUT_OF_MEMORY}
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """The state of the task after an event, and of its attempt (None: it has none)."""
 
     task: State

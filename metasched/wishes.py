@@ -7,12 +7,13 @@ from copy import copy
 from metasched.attempts import Attempts
 from metasched.books import Books
 from metasched.comebacks import Comebacks
-from metasched.events import Asked, Intent, Modified, Requeued, Task
+from metasched.events import Asked, Modified, Requeued
 from metasched.gates import Gates
 from metasched.leasing import Leasing
 from metasched.model import State
 from metasched.placing import Placing
 from metasched.policies.eligible import PERMANENT
+from metasched.tasks import Intent, Task
 from metasched.transitions import BEGUN, Event
 
 

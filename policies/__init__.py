@@ -6,6 +6,7 @@
 | - deadline        | `classify.Deadline`      | Pasquali 2008, §3.1.1 | deadlines met           |
 | - licence         | `classify.Licence`       | Pasquali 2008, §3.1.1 | licences given back     |
 | - user            | `classify.User`          | Pasquali 2008, §3.1.1 | promises to users       |
+| - of a site's own | `heuristic.Heuristic`    | -                     | what the site likes     |
 | eligibility       | `eligible.unfit`         | ours                  | no job sent in vain     |
 | Load and Ordering | `dispatch.LoadOrdering`  | Pasquali 2008, §3.1.2 | balance of clusters     |
 | pull              | `pulling.Room`           | ours                  | waits of pending jobs   |

@@ -7,35 +7,17 @@ rounded half up and kept within 1..max, is its priority. It never looks at a clu
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from metasched.model import MAX_PRIORITY, Job
+from metasched.policies.heuristic import Heuristic
 
 USER_CLASSES: Mapping[str, float] = MappingProxyType({"gold": 7, "silver": 4, "regular": 1})
-
-
-class Heuristic(ABC):
-    """One view of how urgent a job is; a site adds its own by writing a subclass.
-
-    `name` is what weights and `explain` call it. `max_priority` is set by the classifier that
-    takes the heuristic in; a heuristic serves one classifier.
-    """
-
-    name: ClassVar[str]
-    max_priority: int = MAX_PRIORITY
-
-    @abstractmethod
-    def contribution(self, job: Job) -> float:
-        """How urgent the job is, 1..max_priority, higher first. Asking changes nothing."""
-
-    def remember(self, job: Job) -> None:  # noqa: B027 - most heuristics have no memory
-        """Take note of a job that has just been classified."""
 
 
 class Deadline(Heuristic):
@@ -171,6 +153,8 @@ class Classifier:
             raise ValueError("no heuristic has a weight above 0; at least one must count")
         for heuristic in chosen:
             heuristic.max_priority = max_priority
+        self._weighed = [(h.name, h, self.weights[h.name]) for h in chosen]
+        self._remembering = [h for h in chosen if type(h).remember is not Heuristic.remember]
 
     def priority(self, job: Job) -> int:
         """Classify a job that is being submitted: `peek`, then `remember`. Once per job."""
@@ -199,14 +183,11 @@ class Classifier:
         Later answers differ once other jobs have been remembered: whoever explains a priority
         afterwards keeps the parts that made it.
         """
-        return [
-            Part(name, heuristic.contribution(job), self.weights[name])
-            for name, heuristic in self.heuristics.items()
-        ]
+        return [Part(name, h.contribution(job), weight) for name, h, weight in self._weighed]
 
     def remember(self, job: Job) -> None:
         """Let the job count for those after it; a restart repeats it for the last jobs in turn."""
-        for heuristic in self.heuristics.values():
+        for heuristic in self._remembering:
             heuristic.remember(job)
 
 

@@ -21,7 +21,8 @@ from metasched.adapters.base import Order, Refused, Withdrawal
 from metasched.adapters.commands import Answer
 from metasched.adapters.slurm import Slurm, SlurmOptions
 from metasched.adapters.slurm_commands import Commands
-from metasched.model import Cluster, Job, Payload, Row, State, tag_of
+from metasched.model import Cluster, Job, Payload, Row, State
+from metasched.tags import tag_of
 from metasched.transitions import ATTEMPT_FINAL
 from tests.slurm import BIN_DIR, ClusterSpec, SlurmCluster
 

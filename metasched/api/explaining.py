@@ -14,9 +14,9 @@ from metasched.api.choosing import known
 from metasched.api.licences import told_who_has, who_has
 from metasched.api.request import Running, Serving, Who
 from metasched.daemon import Engine
-from metasched.events import Task
 from metasched.expectations import Expectation
 from metasched.model import State
+from metasched.tasks import Task
 from metasched.transitions import FINAL, WITH_US
 from metasched.units import iso
 

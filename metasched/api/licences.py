@@ -15,10 +15,11 @@ from metasched.api.request import Running, Serving, Who
 from metasched.core import Core
 from metasched.daemon import Engine
 from metasched.errors import Wrong
-from metasched.events import LicenceSet, LicencesReleased, Task
+from metasched.events import LicenceSet, LicencesReleased
 from metasched.licence_pools import MOST, Lease, Standing
 from metasched.model import State
 from metasched.probes.watch import Watch
+from metasched.tasks import Task
 from metasched.units import iso
 
 router = APIRouter()

@@ -21,13 +21,14 @@ from metasched.daemon import Engine
 from metasched.db.ledger import Stored, digest, encode
 from metasched.dependencies import Fate, parse_dependency
 from metasched.errors import Unreadable, Wrong
-from metasched.events import Submitted, Task
+from metasched.events import Submitted
 from metasched.model import Job, Payload
 from metasched.modify import LATEST
 from metasched.patterns import DEFAULT, DEFAULT_OF_ARRAY, check, differs, settled
 from metasched.policies.classify import too_late
 from metasched.submit import LONGEST_NAME, Submission
 from metasched.submit import Request as JobRequest
+from metasched.tasks import Task
 from metasched.units import MOST, iso
 
 router = APIRouter()

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -39,12 +39,14 @@ from metasched.events import (
     Withdraw,
 )
 from metasched.licence_pools import LicencePool
-from metasched.model import Cluster, Facts, Job, Row, State, tag_of
+from metasched.model import Cluster, Facts, Job, Row, State
 from metasched.policies import queueing
 from metasched.simulate.clusters import ClusterError, SimulatedCluster
 from metasched.simulate.manager import Manager
-from metasched.simulate.schemes import Late, Planned, Scheme
+from metasched.simulate.planned import Planned
+from metasched.simulate.schemes import Late, Scheme
 from metasched.simulate.workload import Request, Workload
+from metasched.tags import tag_of
 
 INSTANCE = "lab"
 POLLED = 1000  # news of one cluster in one listing
@@ -82,8 +84,7 @@ class Placed(NamedTuple):
         return self.end - self.request.job.submitted
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(NamedTuple):
     """A whole run: one row for each job, in the order of the workload."""
 
     clusters: tuple[SimulatedCluster, ...]

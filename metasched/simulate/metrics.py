@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from metasched.simulate.engine import Placed, Schedule
@@ -66,7 +65,7 @@ def summary(schedule: Schedule, policy: str, wall: float) -> dict[str, Any]:
         "clusters": {
             c.name: of_all
             if len(clusters) == 1
-            else _figures(replace(schedule, placed=tuple(own)), c.cpus, span)
+            else _figures(schedule._replace(placed=tuple(own)), c.cpus, span)
             for c, own in zip(clusters, there, strict=True)
         },
     }

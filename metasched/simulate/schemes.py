@@ -7,15 +7,13 @@ they can start (`Late`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from random import Random
 
-from metasched.events import Policy
 from metasched.model import Job
 from metasched.policies.classify import Classifier
-from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.late import LateSending
 from metasched.policies.pulling import Room
 from metasched.simulate.manager import Manager
@@ -113,22 +111,6 @@ CHOICES: dict[str, Choice] = {
 
 
 # What the meta-scheduler might do instead
-
-
-class Planned(LoadOrdering):
-    """The cluster where the job starts first in a plan of all that runs and waits there.
-
-    `now` and `managers` are the simulation's own: this sees each cluster's whole queue.
-    """
-
-    def __init__(self, managers: Sequence[Manager], policy: Policy) -> None:
-        names = [manager.cluster.name for manager in managers]
-        super().__init__(names, max_priority=policy.max_priority, seed=policy.seed)
-        self.now, self._managers = 0.0, dict(zip(names, managers, strict=True))
-
-    def choose(self, job: Job, priority: int, eligible: Collection[str] | None = None) -> str:
-        names = [name for name in self.clusters if eligible is None or name in eligible]
-        return min(names, key=lambda name: self._managers[name].plans_at(job, self.now))
 
 
 @dataclass

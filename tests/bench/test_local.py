@@ -12,7 +12,8 @@ import pytest
 
 from metasched.adapters.base import Order, Withdrawal
 from metasched.adapters.local import Local, LocalOptions
-from metasched.model import Cluster, Job, Payload, State, tag_of
+from metasched.model import Cluster, Job, Payload, State
+from metasched.tags import tag_of
 from tests import processes
 
 JOBS, SLEEPERS, ROUNDS = 300, 20, 3

@@ -15,8 +15,9 @@ from metasched.db import leases, reservations
 from metasched.db.ledger import Ledger
 from metasched.db.schema import attempt, change, job, lease, task
 from metasched.db.store import Database
-from metasched.model import Job, State, parse_tag
+from metasched.model import Job, State
 from metasched.reservation_life import OPEN, Reservation, Stage, id_of, name_of
+from metasched.tags import parse_tag
 from metasched.transitions import FINAL, LIVE, UNSTARTED
 from tests.chaos.stream import TOTALS, Stream, Use, named
 

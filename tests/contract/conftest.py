@@ -25,7 +25,8 @@ from metasched.adapters.base import Adapter, Order, Withdrawal
 from metasched.adapters.drmaa import DrmaaOptions
 from metasched.adapters.local import Local, LocalOptions
 from metasched.adapters.slurm import Slurm, SlurmOptions
-from metasched.model import Cluster, Facts, Job, Listing, Payload, Row, State, tag_of
+from metasched.model import Cluster, Facts, Job, Listing, Payload, Row, State
+from metasched.tags import tag_of
 from metasched.transitions import ATTEMPT_FINAL
 from tests import gridengine as ge
 from tests import processes, pyslurm

@@ -36,7 +36,8 @@ from metasched.events import (
     Withdraw,
 )
 from metasched.licence_pools import LicenceCount
-from metasched.model import Job, State, tag_of
+from metasched.model import Job, State
+from metasched.tags import tag_of
 from metasched.transitions import ATTEMPT_FINAL
 from tests.property.life import INSTANCE, KINDS, SIZES, WANTS, Life
 from tests.property.managers import Manager, place_of

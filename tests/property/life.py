@@ -13,9 +13,10 @@ from metasched.arrays import folded
 from metasched.core import Core
 from metasched.dependencies import KINDS as AFTER
 from metasched.dependencies import SINGLETON, Fate, parse_dependency
-from metasched.events import Action, Booted, CoreEvent, Outcome, Policy, Send, Task
+from metasched.events import Action, Booted, CoreEvent, Outcome, Policy, Send
 from metasched.licence_pools import Lease, LicencePool, Lingering
 from metasched.model import Cluster, Job, State
+from metasched.tasks import Task
 from metasched.transitions import ATTEMPT_FINAL, FINAL, Event
 from tests.property.managers import Key, Manager, Place, place_of
 
@@ -90,9 +91,12 @@ class Life(RuleBasedStateMachine):
         policy = replace(self.policy, max_priority=max_priority)
         return Booted(self.now, INSTANCE, policy, clusters, pools=self.described)
 
+    def decide(self, event: CoreEvent) -> Outcome:
+        return self.core.step(event)
+
     def step(self, event: CoreEvent) -> None:
         self.events.append(event)
-        out = self.core.step(event)
+        out = self.decide(event)
         self.outcomes.append(copy.deepcopy(out))
         self.actions += out.actions
         self.store_licences(out)
@@ -221,22 +225,26 @@ class Life(RuleBasedStateMachine):
 
     def restored(self) -> Core:
         """As a database does it."""
-        stored, core = copy.deepcopy(self.core), Core()
+        books, core = self.core.books, Core()
+        tasks, last_sending, facts, drains, ended, leases = copy.deepcopy(
+            (
+                *(books.tasks, books.last_sending, self.core._facts, books.drains, books.ended),
+                self.core.licences.leases,
+            )
+        )
         core.restore(
-            [task for _, task in sorted(stored.tasks.items())],
-            stored.books.last_sending,
-            stored._facts,
+            [task for _, task in sorted(tasks.items())],
+            last_sending,
+            facts,
             [j for j in self.submitted.values() if (j.margin or -1) >= 0],
-            stored.books.drains.values(),
-            ended=stored.books.ended,
+            drains.values(),
+            ended=ended,
             fates={
                 id: self.fates_of(self.jobs[id])
-                for id in sorted({id for id, _ in stored.tasks})
+                for id in sorted({id for id, _ in tasks})
                 if self.jobs[id].dependency
             },
-            leases=sorted(
-                stored.licences.leases.values(), key=lambda lease: (lease.job, lease.index)
-            ),
+            leases=sorted(leases.values(), key=lambda lease: (lease.job, lease.index)),
             lingering=self.lingering,
             totals=self.totals,
         )

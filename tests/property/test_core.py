@@ -13,8 +13,9 @@ from hypothesis import settings
 from hypothesis.stateful import invariant
 
 from metasched.core import replay
-from metasched.events import Asked, Booted, Due, Send, Task
+from metasched.events import Asked, Booted, Due, Send
 from metasched.model import Reason, State
+from metasched.tasks import Task
 from metasched.transitions import ATTEMPT_FINAL, LIVE, UNSTARTED, WITH_US
 from tests.property.deeds import Deeds
 from tests.property.life import POOLS, SIZES

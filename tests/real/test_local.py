@@ -22,7 +22,8 @@ from metasched.adapters import supervisor
 from metasched.adapters.base import Order, Refused, Unreachable, Withdrawal
 from metasched.adapters.local import Local, LocalOptions
 from metasched.adapters.local_host import Nursery, read_record
-from metasched.model import Cluster, Job, Payload, Row, State, tag_of
+from metasched.model import Cluster, Job, Payload, Row, State
+from metasched.tags import tag_of
 from tests import processes
 
 INSTANCE = "abc123"

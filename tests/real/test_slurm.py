@@ -18,7 +18,8 @@ import pytest
 
 from metasched.adapters.base import Order, Refused, Unreachable, Withdrawal
 from metasched.adapters.slurm import Slurm, SlurmOptions
-from metasched.model import Cluster, Job, Listing, Payload, Row, State, tag_of
+from metasched.model import Cluster, Job, Listing, Payload, Row, State
+from metasched.tags import tag_of
 from metasched.transitions import ATTEMPT_FINAL
 from tests.conftest import require
 from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite, missing

@@ -14,7 +14,8 @@ import pytest
 
 from metasched.adapters.base import Order, Unreachable, Withdrawal
 from metasched.adapters.slurm import Slurm, SlurmOptions
-from metasched.model import Cluster, Job, Listing, Missing, Payload, State, Trace, tag_of
+from metasched.model import Cluster, Job, Listing, Missing, Payload, State, Trace
+from metasched.tags import tag_of
 from tests.conftest import require
 from tests.hosted import Hosted
 from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting_missing, missing

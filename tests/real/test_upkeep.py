@@ -19,7 +19,8 @@ from metasched.db.store import Database, StoreError, database
 from metasched.db.upkeep import prune
 from metasched.dependencies import parse_dependency
 from metasched.events import Accepted, Asked, Booted, CoreEvent, Policy, Seen, Submitted, Tried
-from metasched.model import Cluster, Facts, Job, Nodes, Partition, Payload, Row, State, tag_of
+from metasched.model import Cluster, Facts, Job, Nodes, Partition, Payload, Row, State
+from metasched.tags import tag_of
 
 NOW = 1_000_000.0
 FACTS = Facts(cpus=8, used=0, partitions=(Partition("p", (Nodes(1, 8, 8),), default=True),))

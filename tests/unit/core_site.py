@@ -5,7 +5,8 @@ from __future__ import annotations
 from metasched.core import Core
 from metasched.events import Accepted, Action, Booted, CoreEvent, Outcome, Policy, Seen, Tried
 from metasched.licence_pools import LicencePool
-from metasched.model import Cluster, Facts, Job, Nodes, Partition, Row, State, tag_of
+from metasched.model import Cluster, Facts, Job, Nodes, Partition, Row, State
+from metasched.tags import tag_of
 
 NOW = 1_000_000.0
 

@@ -7,7 +7,8 @@ from typing import Literal
 import pytest
 
 from metasched.events import Asked, Look, Seen, Send, Submitted, Traced, Tried, Unsure
-from metasched.model import Missing, State, tag_of
+from metasched.model import Missing, State
+from metasched.tags import tag_of
 from tests.unit.core_site import NOW, Site, facts, job
 
 

@@ -13,7 +13,8 @@ from metasched.absences import LOOK_AGAIN
 from metasched.adapters.base import Order, Refused
 from metasched.adapters.claims import TAKEN, fenced, revoke
 from metasched.events import Asked, Booted, Policy, Revoke, Revoked, Send, Submitted, Traced
-from metasched.model import Claim, Cluster, Job, Payload, Reason, Row, State, tag_of
+from metasched.model import Claim, Cluster, Job, Payload, Reason, Row, State
+from metasched.tags import tag_of
 from tests.unit.core_site import NOW, Site, facts, job
 
 TAG = tag_of("cafe", 17, 1)

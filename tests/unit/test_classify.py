@@ -11,12 +11,12 @@ from metasched.model import Job
 from metasched.policies.classify import (
     Classifier,
     Deadline,
-    Heuristic,
     Licence,
     Part,
     User,
     too_late,
 )
+from metasched.policies.heuristic import Heuristic
 
 
 def job(margin: float | None = None, estimated: float = 1e6, **asked: Any) -> Job:

@@ -12,7 +12,6 @@ from metasched.events import (
     Asked,
     Booted,
     ClockSet,
-    Intent,
     Policy,
     Requeued,
     Returned,
@@ -25,7 +24,9 @@ from metasched.events import (
     Unsure,
     Withdraw,
 )
-from metasched.model import Cluster, Reason, Row, State, tag_of
+from metasched.model import Cluster, Reason, Row, State
+from metasched.tags import tag_of
+from metasched.tasks import Intent
 from tests.unit.core_site import NOW, Site, facts, job
 
 

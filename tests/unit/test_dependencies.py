@@ -17,9 +17,10 @@ from metasched.dependencies import (
     parse_dependency,
 )
 from metasched.errors import Unreadable
-from metasched.events import Again, Asked, Declined, Due, Requeued, Send, Submitted, Task, Tried
+from metasched.events import Again, Asked, Declined, Due, Requeued, Send, Submitted, Tried
 from metasched.gates import Gates
 from metasched.model import Reason, State
+from metasched.tasks import Task
 from tests.unit.core_site import NOW, Site, job
 
 WAIT, MET, NEVER = Prospect.WAIT, Prospect.MET, Prospect.NEVER

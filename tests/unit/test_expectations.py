@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import cast
 
 from metasched.adapters.base import Adapter
-from metasched.events import Attempt
 from metasched.expectations import Expectation, Expectations
 from metasched.model import Facts, Listing, Row, State
+from metasched.tasks import Attempt
 from metasched.worker import Call, Host, News
 
 OURS = "abcd1234"

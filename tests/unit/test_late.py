@@ -19,7 +19,7 @@ from metasched.events import (
     Tried,
 )
 from metasched.licence_pools import LicencePool
-from metasched.model import Cluster, Facts, Job, Nodes, Partition, Reason, Row, State, tag_of
+from metasched.model import Cluster, Facts, Job, Nodes, Partition, Reason, Row, State
 from metasched.reservation_life import (
     Bind,
     Held,
@@ -34,6 +34,7 @@ from metasched.reservation_life import (
     name_of,
 )
 from metasched.reservations import Request
+from metasched.tags import tag_of
 
 T = 1_000_000.0
 GUARD = 10.0

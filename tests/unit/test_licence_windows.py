@@ -24,7 +24,7 @@ from metasched.events import (
 from metasched.licence_pools import Lease, LicencePool
 from metasched.licence_windows import TokenWindow, ahead, earliest, least
 from metasched.licences import Licences
-from metasched.model import Cluster, Facts, Job, Nodes, Partition, Reason, Row, State, tag_of
+from metasched.model import Cluster, Facts, Job, Nodes, Partition, Reason, Row, State
 from metasched.reservation_life import (
     NodesInUse,
     ReservationAsked,
@@ -35,6 +35,7 @@ from metasched.reservation_life import (
     Surveyed,
 )
 from metasched.reservations import Offer, Request
+from metasched.tags import tag_of
 
 T = 1_000_000.0
 MATLAB = LicencePool(name="matlab", total=4)

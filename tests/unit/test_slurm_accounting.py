@@ -10,7 +10,8 @@ import pytest
 from metasched.adapters.slurm_accounting import Accounting
 from metasched.adapters.slurm_records import Record
 from metasched.adapters.slurm_text import Controller
-from metasched.model import Missing, State, tag_of
+from metasched.model import Missing, State
+from metasched.tags import tag_of
 
 OWNER, FORGER = pwd.getpwuid(0), pwd.getpwuid(1)
 TAG = tag_of("cafe", 7, 1)

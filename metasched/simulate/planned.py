@@ -1,0 +1,26 @@
+"""Dispatch by a plan of every cluster, which only a simulation can make."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from metasched.events import Policy
+from metasched.model import Job
+from metasched.policies.dispatch import LoadOrdering
+from metasched.simulate.manager import Manager
+
+
+class Planned(LoadOrdering):
+    """The cluster where the job starts first in a plan of all that runs and waits there.
+
+    `now` and `managers` are the simulation's own: this sees each cluster's whole queue.
+    """
+
+    def __init__(self, managers: Sequence[Manager], policy: Policy) -> None:
+        names = [manager.cluster.name for manager in managers]
+        super().__init__(names, max_priority=policy.max_priority, seed=policy.seed)
+        self.now, self._managers = 0.0, dict(zip(names, managers, strict=True))
+
+    def choose(self, job: Job, priority: int, eligible: Collection[str] | None = None) -> str:
+        names = [name for name in self.clusters if eligible is None or name in eligible]
+        return min(names, key=lambda name: self._managers[name].plans_at(job, self.now))
