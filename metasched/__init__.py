@@ -33,6 +33,7 @@ Round it:
     identity     who is calling, and what they may do
     api, serve   HTTP on a unix socket; the process that runs it all
     doctor       what is wrong, on one page
+    compiling    the build with mypyc; of no use at run time
     launcher     alone, as root, in site mode: acts as the owners of jobs
 
 The laboratory, on the same core:

@@ -335,8 +335,6 @@ class Reservation:
 class MachineReservation(Reservation):
     """The same on machines: the head is promised one machine, other ones are not its concern."""
 
-    room: MachineRoom
-
     def __init__(self, head: Waiting, room: MachineRoom) -> None:
         self.head, self.room = head, room
         self.shadow, self.machine, self.cpus = NEVER, NOWHERE, 0
@@ -364,18 +362,24 @@ class MachineReservation(Reservation):
         self.counts = {name: counts[name] - need for name, need in scarce}
 
     @property
+    def _machines(self) -> MachineRoom:
+        """Its room, which is another one in each pass in which the promise holds."""
+        assert isinstance(self.room, MachineRoom)
+        return self.room
+
+    @property
     def widest(self) -> int:
-        machines = self.room.machines
+        machines = self._machines.machines
         return max(
             [
                 min(self.cpus, machines[m]) if m == self.machine else machines[m]
-                for m in self.room.open
+                for m in self._machines.open
             ],
             default=0,
         )
 
     def admit(self, job: Waiting) -> bool:
-        room = self.room
+        room = self._machines
         for machine in room.places(job):
             if room.now + job.machines[machine] > self.shadow:
                 theirs = machine == self.machine

@@ -10,10 +10,13 @@ from tests.conftest import require
 ROOT = Path(__file__).parents[1]
 
 
+def folder() -> Path:
+    return Path(os.environ.get("METASCHED_TRACES", ROOT.parent / "shared" / "traces"))
+
+
 def trace(name: str) -> Path:
     """The file of a trace; the test is skipped, or fails where it must not be, without it."""
-    folder = Path(os.environ.get("METASCHED_TRACES", ROOT.parent / "shared" / "traces"))
-    path = folder / name
+    path = folder() / name
     if not os.access(path, os.R_OK):
         require("traces", f"{path} is not there for us; METASCHED_TRACES names another folder")
     return path

@@ -76,8 +76,11 @@ def _metasched(
 ) -> None:
     if version:
         from importlib.metadata import version as version_of
+        from importlib.util import find_spec
 
-        print(f"metasched {version_of('metasched')}")
+        core = find_spec("metasched.core")
+        pure = core is None or str(core.origin).endswith(".py")
+        print(f"metasched {version_of('metasched')}{'' if pure else ' (compiled)'}")
 
 
 def run(arguments: Sequence[str]) -> int:

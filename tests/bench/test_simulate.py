@@ -15,6 +15,8 @@ import pytest
 from tests.traces import trace
 
 DEEP = 10_000
+# pure Python, and what `make compile` has made
+BUILDS = {"pure": Path(sys.executable), "compiled": Path(".compiled/bin/python").absolute()}
 PUSHED = "--policy fb-unmod --set pull=false"
 
 
@@ -28,10 +30,10 @@ def deep_queue(path: Path) -> Path:
     return path
 
 
-def measured(*words: str) -> dict[str, float]:
+def measured(python: Path, *words: str) -> dict[str, float]:
     """One `metasched simulate`, from start to end."""
     begun = perf_counter()
-    command = [sys.executable, "-m", "metasched", "simulate", *words, "--json"]
+    command = [str(python), "-P", "-m", "metasched", "simulate", *words, "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         told = process.stdout.read()
@@ -50,6 +52,7 @@ def measured(*words: str) -> dict[str, float]:
 
 @pytest.mark.bench
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize(
     ("what", "workload", "words"),
     [
@@ -63,14 +66,22 @@ def measured(*words: str) -> dict[str, float]:
     ],
 )
 def test_simulate(
-    what: str, workload: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    what: str,
+    workload: str,
+    words: str,
+    build: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    python = BUILDS[build]
+    if not python.exists():
+        pytest.skip("there is no compiled build; make compile")
     if workload == "deep":
         place = str(deep_queue(tmp_path / "deep.swf"))
     else:
         place = str(trace(workload)) if workload.endswith(".gz") else workload
-    figures = measured(place, *words.split())
+    figures = measured(python, place, *words.split())
     with capsys.disabled():
-        told = {"bench": "simulate", "what": what, "of": workload, "with": words}
+        told = {"bench": "simulate", "what": what, "of": workload, "with": words, "build": build}
         print("\n" + json.dumps({**told, "python": platform.python_version(), **figures}))
     assert figures["jobs"] > 4_000

@@ -1,0 +1,68 @@
+"""Builds a wheel whose hot modules are compiled by mypyc, if METASCHED_COMPILE=1 asks for it.
+
+A hook of hatchling, for building only: nothing imports it. Which modules: pyproject.toml. All that
+is made lies in a temporary folder; the compiled modules go into the wheel beside their sources.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+# Types were checked before. Where a wheel is built what we depend on may be missing.
+MYPY = ["--config-file=", "--follow-imports=silent", "--ignore-missing-imports"]
+
+
+def _asked() -> bool:
+    return os.environ.get("METASCHED_COMPILE", "") not in ("", "0")
+
+
+class Compiling(BuildHookInterface[Any]):
+    """Adds the compiled modules to a wheel; an editable install stays pure Python."""
+
+    PLUGIN_NAME = "custom"
+
+    def dependencies(self) -> list[str]:
+        return list(self.config["requires"]) if _asked() else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if not _asked():
+            return
+        if version == "editable":
+            self.app.display_warning("an editable install is not compiled")
+            return
+        self._folder = TemporaryDirectory(prefix="metasched-")
+        libraries = _compile(Path(self.root), self.config["modules"], Path(self._folder.name))
+        build_data["force_include"].update(libraries)
+        build_data["pure_python"], build_data["infer_tag"] = False, True
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if not build_data["pure_python"]:
+            self._folder.cleanup()
+
+
+def _compile(root: Path, modules: list[str], folder: Path) -> dict[str, str]:
+    """The libraries made of modules, mapped to their places in the wheel."""
+    from mypyc.build import mypycify
+    from setuptools import Distribution
+
+    here = Path.cwd()
+    os.chdir(root)  # mypy names modules by their paths from here
+    try:
+        extensions = mypycify(
+            [*MYPY, f"--cache-dir={folder / 'cache'}", *modules],
+            target_dir=str(folder / "c"),
+            group_name="metasched",  # the library that the modules share is metasched__mypyc
+            debug_level="0",
+        )
+        command = Distribution({"ext_modules": extensions}).get_command_obj("build_ext")
+        command.build_lib, command.build_temp = str(folder / "lib"), str(folder / "o")
+        command.ensure_finalized()
+        command.run()
+    finally:
+        os.chdir(here)
+    return {made: os.path.relpath(made, folder / "lib") for made in command.get_outputs()}

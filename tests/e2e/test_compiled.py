@@ -1,0 +1,139 @@
+"""The compiled build: made from the tree, it decides what pure Python decides."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests import traces
+from tests.conftest import require
+from tests.outcomes import recorded
+
+ROOT = Path(__file__).parents[2]
+WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+MODULES: list[str] = WHEEL["wheel"]["hooks"]["custom"]["modules"]
+# what of the suite runs on it: golden values, properties of core and policies
+SUITE = (
+    *("tests/unit/test_golden.py", "tests/unit/test_core.py", "tests/unit/test_classify.py"),
+    *("tests/unit/test_dispatch.py", "tests/unit/test_queueing.py", "tests/unit/test_flexible.py"),
+    *("tests/unit/test_simulate.py", "tests/property/test_core.py"),
+    *("tests/property/test_restored.py", "tests/property/test_queueing.py"),
+)
+RUNS: list[tuple[str, str | None, str, list[str]]] = [
+    ("table1", None, "fb-unmod", []),
+    ("table6", None, "fb-mod", ["jobs=400", "inter_arrival=5"]),
+    ("lublin", "64,32,32", "easy", ["jobs=1500", "load=observed"]),
+    ("lublin", "4x40", "conservative", ["jobs=700", "load=paper"]),
+    ("lublin", "64,64", "fair-share", ["jobs=1000", "send=late"]),
+]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python that has the compiled build; above it lie the tests, and no source."""
+    if shutil.which("gcc") is None:
+        require("compiler", "there is no gcc; install gcc")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        require("compiler", "there is no Python.h; install python3-dev")
+    folder = tmp_path_factory.mktemp("compiled")
+    subprocess.run([ROOT / "tests" / "compiled", folder / "venv"], check=True)
+    shutil.copytree(ROOT / "tests", folder / "tests")
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, folder)
+    return folder / "venv" / "bin" / "python"
+
+
+def run(python: Path | str, *words: str, cwd: Path) -> str:
+    ran = subprocess.run(
+        [python, *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            **os.environ,
+            "METASCHED_TRACES": str(traces.folder()),
+            "PYTHONHASHSEED": "0",  # sets of words come in the same order
+            "PYTHONSAFEPATH": "1",
+        },
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def test_every_module_named_is_compiled(compiled: Path) -> None:
+    names = [name.removesuffix(".py").replace("/", ".") for name in MODULES]
+    ask = (
+        "import importlib, json, sys; "
+        "print(json.dumps([importlib.import_module(n).__file__ for n in sys.argv[1:]]))"
+    )
+    files = json.loads(run(compiled, "-c", ask, *names, cwd=compiled.parent))
+    assert len(files) == len(MODULES)
+    assert [file for file in files if not file.endswith(".so")] == []
+    assert run(compiled, "-m", "metasched", "--version", cwd=compiled.parent).endswith(
+        "(compiled)\n"
+    )
+
+
+@pytest.mark.parametrize(("workload", "clusters", "policy", "settings"), RUNS)
+def test_answers_every_event_alike(
+    compiled: Path,
+    tmp_path: Path,
+    workload: str,
+    clusters: str | None,
+    policy: str,
+    settings: list[str],
+) -> None:
+    events = recorded(workload, clusters, policy, settings)
+    assert len(events) > 500
+    (tmp_path / "events").write_bytes(pickle.dumps(events))
+    folder = compiled.parents[2]
+    script = [str(ROOT / "tests" / "outcomes.py"), str(tmp_path / "events")]
+    ours, *pure = run(sys.executable, *script, cwd=ROOT).split()
+    theirs, *other = run(compiled, *script, cwd=folder).split()
+    assert (Path(ours).suffix, Path(theirs).suffix) == (".py", ".so")
+    assert other == pure
+
+
+@pytest.mark.parametrize(("workload", "clusters", "policy", "settings"), RUNS)
+def test_simulates_the_same_schedule(
+    compiled: Path,
+    tmp_path: Path,
+    workload: str,
+    clusters: str | None,
+    policy: str,
+    settings: list[str],
+) -> None:
+    wide = ["--clusters", clusters] if clusters else []
+    asked = [workload, "--policy", policy, *wide, "--json"]
+    asked += [word for setting in settings for word in ("--set", setting)]
+    found = []
+    for name, python in (("pure", Path(sys.executable)), ("compiled", compiled)):
+        plan = tmp_path / f"{name}.csv"
+        told = run(python, "-m", "metasched", "simulate", *asked, "--schedule", str(plan), cwd=ROOT)
+        figures = json.loads(told)
+        del figures["wall_seconds"], figures["jobs_per_second"]
+        found.append((figures, plan.read_text()))
+    assert found[0] == found[1]
+
+
+def test_passes_the_suite(compiled: Path) -> None:
+    folder = compiled.parents[2]
+    watches = "tests/unit/test_simulate.py::test_every_event_passes_the_core"  # by another `step`
+    asked = ["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--deselect", watches]
+    told = run(compiled, *asked, *SUITE, cwd=folder)
+    assert " passed" in told
+    assert str(folder / "venv") in run(
+        compiled, "-c", "import metasched; print(metasched.__file__)", cwd=folder
+    )
