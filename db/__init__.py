@@ -17,7 +17,7 @@
     token      by which a user calls from other hosts     its hash only, unique
 
 `schema` declares it, `migrations` makes it, `store` opens it (in `sqlite` or `postgresql`),
-`ledger` reads and writes it (rows of tasks that are `alike` all at once), `leases` its licences,
-`reservations` what is promised (no node twice), `facts` says what of a cluster's facts is stored,
-`checks` and `upkeep` look after it.
+`ledger` writes it (rows of tasks that are `alike` all at once), `reading` answers what people ask,
+`restoring` gives a core what it had. `leases` has its licences, `reservations` what is promised (no
+node twice), `facts` says what of a cluster's facts is stored, `checks` and `upkeep` look after it.
 """

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, and_, func, select
 
 from metasched.core import Core
 from metasched.db import leases, reservations
-from metasched.db.ledger import Known, events
+from metasched.db.restoring import Known, events
 from metasched.db.schema import attempt, checkpoint, event, job, metadata, task
 from metasched.db.store import Database
 from metasched.transitions import FINAL, LIVE

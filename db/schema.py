@@ -6,6 +6,8 @@ table is the outbox, written in the transaction that decided it.
 
 from __future__ import annotations
 
+import hashlib
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -340,3 +342,8 @@ checkpoint = Table(
     Column("time", Float, nullable=False),
     Column("data", LargeBinary, nullable=False),
 )
+
+
+def digest(text: str) -> str:
+    """By which a text is kept, and a token found that is not kept itself."""
+    return hashlib.sha256(text.encode()).hexdigest()

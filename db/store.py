@@ -33,6 +33,14 @@ class Busy(StoreError):
     """Another daemon is active on this database."""
 
 
+class StorageFailed(Exception):
+    """The database does not answer, or did not take a transaction: nothing of it is stored."""
+
+
+class StorageUncertain(StorageFailed):
+    """The database was gone before it said whether it took a transaction."""
+
+
 class Seat:
     """The one connection by which a ledger writes.
 

@@ -33,7 +33,8 @@ from metasched.breaker import Breaker
 from metasched.clock import Clock
 from metasched.config import ClusterSettings, Settings
 from metasched.core import Core
-from metasched.db.ledger import Ledger, StorageFailed, Stored
+from metasched.db.ledger import Ledger, Stored
+from metasched.db.store import StorageFailed
 from metasched.events import (
     Accepted,
     Action,

@@ -35,7 +35,7 @@ from metasched.api import (
 )
 from metasched.api.request import Running, Who
 from metasched.daemon import RESTART, Daemon
-from metasched.db.ledger import StorageFailed, StorageUncertain
+from metasched.db.store import StorageFailed, StorageUncertain
 from metasched.errors import Wrong
 from metasched.identity import Forbidden, Unknown
 from metasched.units import iso

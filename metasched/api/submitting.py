@@ -18,7 +18,8 @@ from metasched.api.request import Running, Who
 from metasched.api.reservations import within
 from metasched.arrays import parse_array
 from metasched.daemon import Engine
-from metasched.db.ledger import Stored, digest, encode
+from metasched.db.ledger import Stored, encode
+from metasched.db.schema import digest
 from metasched.dependencies import Fate, parse_dependency
 from metasched.errors import Unreadable, Wrong
 from metasched.events import Submitted

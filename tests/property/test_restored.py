@@ -22,7 +22,8 @@ from sqlalchemy.pool import StaticPool
 
 from metasched.core import Core
 from metasched.db import ledger as ledgers
-from metasched.db.ledger import Known, Ledger, Stored
+from metasched.db.ledger import Ledger, Stored
+from metasched.db.restoring import Known
 from metasched.db.schema import checkpoint, epoch, metadata
 from metasched.dependencies import Fate, parse_dependency
 from metasched.events import CoreEvent, Outcome, Submitted

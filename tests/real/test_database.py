@@ -24,10 +24,18 @@ from sqlalchemy.exc import IntegrityError
 
 from metasched.core import Core
 from metasched.db import postgresql
-from metasched.db.ledger import Ledger, StorageFailed, StorageUncertain, Stored
+from metasched.db.ledger import Ledger, Stored
 from metasched.db.schema import REVISION, attempt, metadata, task
 from metasched.db.sqlite import Sqlite
-from metasched.db.store import Busy, Database, StoreError, database, scripts
+from metasched.db.store import (
+    Busy,
+    Database,
+    StorageFailed,
+    StorageUncertain,
+    StoreError,
+    database,
+    scripts,
+)
 from metasched.events import Accepted, Booted, Declined, Policy, Seen, Submitted, Tried
 from metasched.model import Cluster, Facts, Job, Nodes, Partition, Payload, State
 from tests.postgresql import Server
