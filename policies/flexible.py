@@ -167,6 +167,7 @@ class FlexibleBackfilling:
 
     name: ClassVar[str] = MODIFIED
     period: float = 0.0
+    steady: ClassVar[bool] = False
 
     def __init__(
         self, weights: Weights | None = None, licences: Mapping[str, int] | None = None

@@ -157,6 +157,7 @@ class Conservative:
 
     name: ClassVar[str] = "conservative"
     period: float = 0.0
+    steady: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._promises: dict[int, _Promise] = {}

@@ -93,10 +93,15 @@ class Policy(Protocol):
     """The one question that is asked of a local policy; an object serves one cluster.
 
     It is asked after every arrival and ending, or only every `period` seconds if that is not 0.
+    `steady`: what it did not start it starts no sooner than something ends, or is past its
+    estimate: until then it may be asked of the head of the queue and of what has come since.
     """
 
     @property
     def period(self) -> float: ...
+
+    @property
+    def steady(self) -> bool: ...
 
     def starts(
         self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
@@ -430,16 +435,15 @@ def backfill(queue: Iterable[Waiting], room: Room) -> Waiting | None:
     head = strict(rest, room)
     if head is None or room.full:
         return head
-    second = next(rest, None)
-    if second is None:
-        return head
-    promise, largest = room.reserve(head), room.largest
-    for candidate in chain((second,), rest):
-        # most are too large: asking the promise of each would take most of the pass
-        if candidate.cpus <= largest and promise.admit(candidate):
-            if room.full:
-                break
-            largest = room.largest
+    largest = room.largest  # most need more, in most passes all: then no promise is needed
+    small = [job for job in rest if job.cpus <= largest]
+    if small:
+        promise = room.reserve(head)
+        for job in small:
+            if job.cpus <= largest and promise.admit(job):
+                if room.full:
+                    break
+                largest = room.largest
     return head
 
 
@@ -451,6 +455,7 @@ class FCFS:
 
     name: ClassVar[str] = "fcfs"
     period: float = 0.0
+    steady: ClassVar[bool] = True
 
     def starts(
         self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
@@ -468,6 +473,7 @@ class FirstFit:
 
     name: ClassVar[str] = "first-fit"
     period: float = 0.0
+    steady: ClassVar[bool] = True
 
     def starts(
         self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
@@ -520,6 +526,7 @@ class EASY:
 
     name: ClassVar[str] = "easy"
     period: float = 0.0
+    steady: ClassVar[bool] = True
 
     def starts(
         self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
@@ -539,6 +546,7 @@ class Priority(EASY):
     """
 
     name: ClassVar[str] = "priority"
+    steady: ClassVar[bool] = False
 
     def ordered(self, now: float, queue: Collection[Waiting]) -> Collection[Waiting]:
         return sorted(queue, key=lambda job: -job.priority)
@@ -552,6 +560,7 @@ class FairShare(EASY):
     """
 
     name: ClassVar[str] = "fair-share"
+    steady: ClassVar[bool] = False
 
     def __init__(self, half_life: float = 7 * 86400.0) -> None:
         if not (math.isfinite(half_life) and half_life > 0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Collection
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -47,6 +48,7 @@ class Manager:
         usable = [m.licences for m in cluster.machines if m.licences is not None]
         self._everywhere = frozenset[str]().union(*usable).intersection(*usable)  # usable licences
         self._able: dict[tuple[int, frozenset[str]], tuple[int, ...]] = {}
+        self._refused = 0  # so many at the head of the queue do not start before something ends
         self._facts: Facts | None = None  # until something changes
         self._partitions: dict[int, Partition] = {}  # by what is free of counted processors
 
@@ -115,7 +117,7 @@ class Manager:
     def withdraw(self, job: int) -> None:
         """Let go of a job that waits. KeyError if it does not."""
         del self.queue[job], self._ran[job]
-        self._facts = None
+        self._facts, self._refused = None, 0
         self._owed.pop(job, None)
 
     def schedule(self, now: float) -> list[Begun]:
@@ -124,8 +126,11 @@ class Manager:
         if not queue or self.free <= 0:
             return []
         begun = []
-        running = self.running.values()
-        for start in self.policy.starts(now, queue.values(), running, self._free()):
+        asked: Collection[Waiting] = queue.values()
+        if self._refused and self._ends and self._ends[0][0] > now:
+            jobs = list(asked)
+            asked = [jobs[0], *jobs[self._refused :]]
+        for start in self.policy.starts(now, asked, self.running.values(), self._free()):
             job = queue.pop(start.id)
             self._facts = None
             seconds, cpus, ran = job.estimated, job.cpus, self._ran.pop(job.id)
@@ -144,12 +149,14 @@ class Manager:
             self.running[job.id] = Running(job.id, cpus, end, job.counts, start.machine, job.user)
             insort(self._ends, (end, cpus))
             begun.append(Begun(job.id, start.machine, ran))
+        if self.policy.steady:
+            self._refused = len(queue)
         return begun
 
     def end(self, job: int) -> None:
         """A running job has ended: what it held is free."""
         gone = self.running.pop(job)
-        self._facts = None
+        self._facts, self._refused = None, 0
         del self._true_ends[job]
         self.free += gone.cpus
         if self._machines is not None:

@@ -52,7 +52,14 @@ def workload(found: list[Plan]) -> Workload:
         "random",
         tuple(
             Request(
-                Job(id=place, submitted=p.submitted, estimated=p.estimated, cpus=p.cpus),
+                Job(
+                    id=place,
+                    submitted=p.submitted,
+                    estimated=p.estimated,
+                    cpus=p.cpus,
+                    user=f"u{place % 3}",
+                    owner_priority=place % 4,
+                ),
                 p.ran,
                 place,
             )
@@ -68,6 +75,15 @@ def run(
     policy: Policy = PUSH,
 ) -> Schedule:
     return Engine(workload(found), clusters, policy, lambda _: local()).run()
+
+
+class Whole:
+    """A policy that is asked of the whole queue at every pass."""
+
+    steady = False
+
+    def __init__(self, policy: LocalPolicy) -> None:
+        self.period, self.starts = policy.period, policy.starts
 
 
 # A second simulator: no events, no core; it tries every moment at which anything can happen.
@@ -134,6 +150,23 @@ def test_the_engine_agrees_with_it_in_thousands_of_cases(name: str) -> None:
 
 
 # What must hold of every run.
+
+
+ONE = (SimulatedCluster(name="c1", cpus=CPUS),)
+SOME = SimulatedCluster.of_machines("c1", [Machine(8, 2.0), Machine(4, 4.0), Machine(4, 1.0)])
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if make(name).steady])
+@pytest.mark.parametrize("clusters", [ONE, (SOME,), (replace(SOME, shared=False),)])
+def test_a_steady_policy_starts_what_it_would_if_asked_of_the_whole_queue(
+    name: str, clusters: tuple[SimulatedCluster, ...]
+) -> None:
+    for seed in range(300):
+        found = drawn(seed)
+        ours, whole = (
+            run(found, made, clusters) for made in (lambda: make(name), lambda: Whole(make(name)))
+        )
+        assert ours.placed == whole.placed, seed
 
 
 def check(schedule: Schedule, found: list[Plan]) -> None:
@@ -351,7 +384,7 @@ def test_conservative_backfilling_delays_nobody_behind_fcfs(found: list[Plan]) -
 class Watched:
     """Conservative backfilling, with every promise that it ever made."""
 
-    period = 0.0
+    period, steady = 0.0, False
 
     def __init__(self) -> None:
         self.policy = make("conservative")
