@@ -1,17 +1,19 @@
 """Advance reservations of one Grid Engine cell: what is free when, and slots kept for users.
 
-Grid Engine chooses the slots itself, when it grants a reservation, and never moves one. All are
-made by this account, which must be of the access list `arusers`, and each is open to its user
-alone. Son of Grid Engine 8.1.9, measured: names need not be unique; deleting one, and its end,
-deletes the jobs in it, and of those that wait no record is left; a job longer than its reservation
-is refused; a reservation whose queue is disabled is kept, and runs nothing; one is granted in
-queues that are disabled or do not answer as in any others.
+Grid Engine chooses the slots itself, when it grants a reservation, and never moves one: it is
+granted anew elsewhere, what waits in it goes over, and then the old one is deleted. What died in
+between leaves two of one name: a survey shows that, and `reserve` goes on. All are made by this
+account, which must be of the access list `arusers`, and each is open to its user alone. Son of Grid
+Engine 8.1.9, measured: names need not be unique; deleting one, and its end, deletes the jobs in it,
+and of those that wait no record is left; a job longer than its reservation is refused; a
+reservation whose queue is disabled is kept, and runs nothing; one is granted in queues that are
+disabled or do not answer as in any others.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -20,7 +22,8 @@ from metasched.adapters import gridengine_windows as windows
 from metasched.adapters.base import Refused, Unreachable
 from metasched.adapters.commands import Answer
 from metasched.adapters.gridengine_windows import Kept
-from metasched.reservation_life import Survey, Window
+from metasched.node_assignment import Need
+from metasched.reservation_life import Survey, Window, id_of
 
 _IDS_PER_CALL = 500
 # The qmaster's own words: it has not done it.
@@ -29,6 +32,9 @@ _NO = re.compile(
     r"|not an? AR user|not have .*permission|does not exist"
 )
 _UNKNOWN = re.compile(r"does not exist")
+_FULL = "no suitable queues"
+_MOVES = 10  # reservations that are moved at the most to make room for one
+_BEGINS = 30.0  # seconds before its start in which one is not moved any more for another
 _PAST = 2.0  # seconds: a start nearer than that may have passed when the qmaster looks
 
 T = TypeVar("T")
@@ -101,26 +107,96 @@ class Reservations:
         listed: Iterable[text.Job],
         hosts: Iterable[text.Host],
     ) -> None:
-        """Have it granted once, and in queues that are up; what was granted besides is deleted.
-
-        The new one is there before the old one goes, and what waits in that one comes along.
-        """
-        jobs = list(listed)
+        """Have it granted once, and in queues that are up; what was granted besides is deleted."""
         known = self._known(window.name)
-        good = [o.id for o in known if o.usable and sum(o.slots.values()) == window.size]
-        id = good[0] if good else self._granted(window, taken, hosts)
-        others = [one for one in known if one.id != id]
-        if others:
-            self._bring_along(id, others, [job.id for job in jobs if job.waits])
+        good = [one.id for one in known if one.usable and one.size == window.size]
+        id = good[-1] if good else self._fitted(window, taken, list(hosts))
+        self._replaced([one for one in known if one.id != id], id, list(listed))
+
+    def _fitted(self, window: Window, taken: float, hosts: Sequence[text.Host]) -> str:
+        """The id of a new one, for which others are moved if need be. Refused if it is in vain."""
+        for _ in range(_MOVES):
+            try:
+                return self._granted(window, taken, hosts)
+            except Refused as refusal:
+                if _FULL not in refusal.reason or not self._moved(window, taken, hosts):
+                    raise
+        return self._granted(window, taken, hosts)
+
+    def _moved(self, window: Window, taken: float, hosts: Sequence[text.Host]) -> bool:
+        """Move the first of those of ours that are in the way of a window, if that is any use.
+
+        The next is chosen when it is seen what the qmaster chose for this one.
+        """
+        kept = self._kept()
+        coming = {
+            one.id: one
+            for one in kept
+            if one.owner == self._user
+            and id_of(one.name, self._instance) is not None
+            and one.user
+            and one.usable
+            and one.start > taken + _BEGINS
+        }
+        newest = {one.name: one for one in coming.values()}
+        older = [one for one in coming.values() if one != newest[one.name]]
+        if older:  # an earlier call has not come to its end
+            one = older[0]
+            self._replaced([one], newest[one.name].id, self._jobs(one.user))
+            return True
+        jobs = self._jobs("*")
+        cell = windows.places(
+            hosts,
+            jobs,
+            kept,
+            self._inside(kept, jobs, taken),
+            self._read(windows.spreads, "qconf", "-sp", self._environment),
+            coming,
+            self._default_time,
+            taken,
+        )
+        start, end = (float(round(side)) for side in (window.start, window.end))
+        moves = cell.moves(Need(0, max(start, taken), end, window.size))
+        if not moves:
+            return False
+        id, slots = moves[0]
+        one = coming[str(id)]
+        anew = Window(one.name, one.user, one.start, one.end, (), one.size)
+        new = self._granted(anew, taken, hosts, slots)
+        self._replaced([one], new, self._jobs(one.user))
+        return True
+
+    def _replaced(self, others: Sequence[Kept], id: str, jobs: Sequence[text.Job]) -> None:
+        """Delete what another one replaces; those of the jobs that wait in them come along."""
+        if not others:
+            return
+        self._bring_along(id, others, [job.id for job in jobs if job.waits])
         try:
             self._delete(others, jobs)
         except Refused as refusal:  # what runs in it is let run
             raise Unreachable(refusal.reason) from None
 
-    def _granted(self, window: Window, taken: float, hosts: Iterable[text.Host]) -> str:
-        """The id of a new one. Refused if it cannot be had."""
-        queues = [(f"{q.name}@{host.name}", q.up) for host in hosts for q in host.queues]
-        up = [instance for instance, is_up in queues if is_up]
+    def _granted(
+        self,
+        window: Window,
+        taken: float,
+        hosts: Iterable[text.Host],
+        places: Collection[str] = (),
+    ) -> str:
+        """The id of a new one, in one of these `places` if any are named (`windows.places`).
+
+        Refused if it cannot be had.
+        """
+        queues = [
+            (f"{queue.name}@{host.name}", queue.up, host.name)
+            for host in hosts
+            for queue in host.queues
+        ]
+        up = [
+            instance
+            for instance, is_up, host in queues
+            if is_up and (not places or instance in places or host in places)
+        ]
         if not up:
             raise Refused("no queue is up")
         among = () if len(up) == len(queues) else ("-q", ",".join(up))
@@ -168,6 +244,9 @@ class Reservations:
             said = f"{answer.out}\n{answer.err}".strip()
             if answer.code and not _UNKNOWN.search(said):
                 raise Unreachable(f"qrdel: {_line(said)}")
+
+    def _jobs(self, user: str) -> list[text.Job]:
+        return self._read(text.jobs, "qstat", "-xml", "-r", "-u", user)
 
     def _known(self, name: str) -> list[Kept]:
         return [one for one in self._kept() if (one.name, one.owner) == (name, self._user)]

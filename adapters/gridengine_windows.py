@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from xml.etree import ElementTree
 
 from metasched.adapters import gridengine_text as text
+from metasched.moving_slots import Places, Taken
 from metasched.reservation_life import Held, Pool, id_of
 
 _ONE_HOST = "$pe_slots"
@@ -17,7 +18,10 @@ Use = tuple[float, float, int]  # start, end, processors
 
 @dataclass(frozen=True)
 class Kept:
-    """One advance reservation of the cell; `slots` are those of each queue instance (`q@host`)."""
+    """One advance reservation of the cell; `slots` are those of each queue instance (`q@host`).
+
+    `user` is whose it is, `owner` who has made it.
+    """
 
     id: str
     name: str
@@ -26,11 +30,16 @@ class Kept:
     start: float
     end: float
     slots: Mapping[str, int]
+    user: str = ""
 
     @property
     def usable(self) -> bool:
         """Whether all of its queues can run jobs, as far as the qmaster knows."""
         return not set(self.state) & set("WE")
+
+    @property
+    def size(self) -> int:
+        return sum(self.slots.values())
 
     @property
     def over(self) -> bool:
@@ -58,7 +67,9 @@ def reservations(xml: str) -> list[Kept]:
         for granted in one.iter("granted_slots"):
             slots[granted.get("queue_instance", "")] += int(granted.get("slots", "0"))
         id, name, owner, state = (_word(one, word) for word in ("id", "name", "owner", "state"))
-        found.append(Kept(id, name, owner, state, start, end, slots))
+        users = [said.get("user", "") for said in one.iter("acl")]
+        user = users[0] if len(users) == 1 else ""
+        found.append(Kept(id, name, owner, state, start, end, slots, user))
     return [one for one in found if not one.over]
 
 
@@ -113,6 +124,49 @@ def pools(
         for names in groups
         if names
     )
+
+
+def places(
+    hosts: Iterable[text.Host],
+    jobs: Iterable[text.Job],
+    kept: Iterable[Kept],
+    within: Mapping[str, str],
+    spread: bool,
+    movable: Collection[str],
+    default_time: float,
+    taken: float,
+) -> Places:
+    """The queue instances that are up, and which reservations may be moved, by their ids.
+
+    Those of a host that has fewer slots than they have together are one place, by the host's name.
+    `within` as in `pools`.
+    """
+    place: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    for host in hosts:
+        up = {f"{queue.name}@{host.name}": queue.slots for queue in host.queues if queue.up}
+        whole = text.slots(host)
+        if whole < sum(up.values()):
+            place |= dict.fromkeys(up, host.name)
+            sizes[host.name] = whole
+        else:
+            place |= {instance: instance for instance in up}
+            sizes |= up
+    fixed, moving = [], {}
+    for job in jobs:
+        if not job.waits and job.id not in within:
+            begun = taken if job.started is None else job.started
+            end = _end(job, default_time, taken)
+            fixed.append(Taken(begun, end, {place.get(job.queue, job.queue): job.slots}))
+    for one in kept:
+        slots: Counter[str] = Counter()
+        for instance, many in one.slots.items():
+            slots[place.get(instance, instance)] += many
+        if one.id in movable:
+            moving[int(one.id)] = Taken(one.start, one.end, slots)
+        else:
+            fixed.append(Taken(one.start, one.end, slots))
+    return Places(sizes, fixed, moving, lambda name: "" if spread else _host(name))
 
 
 def kept_free(
@@ -173,16 +227,16 @@ def coming(
 
 
 def held(kept: Iterable[Kept], owner: str, instance: str) -> tuple[Held, ...]:
-    """Those of this instance, made by this account; of one that is being replaced, the newer."""
-    ours = {
-        one.name: one
-        for one in kept
-        if one.owner == owner and id_of(one.name, instance) is not None
-    }
-    return tuple(
-        Held(one.name, one.start, one.end, one.places, sum(one.slots.values()))
-        for one in ours.values()
-    )
+    """Those of this instance, made by this account.
+
+    Of one that is being replaced, the newer, with the slots of both: it is seen to be unfinished.
+    """
+    ours: dict[str, Held] = {}
+    for one in kept:
+        if one.owner == owner and id_of(one.name, instance) is not None:
+            older = ours[one.name].size or 0 if one.name in ours else 0
+            ours[one.name] = Held(one.name, one.start, one.end, one.places, older + one.size)
+    return tuple(ours.values())
 
 
 def lists(ids: Sequence[str], most: int) -> list[str]:
@@ -197,7 +251,7 @@ def granted(answer: str) -> str | None:
 
 
 def _host(instance: str) -> str:
-    return instance.partition("@")[2]
+    return instance.rpartition("@")[2]
 
 
 def _end(job: text.Job, default_time: float, taken: float) -> float:

@@ -10,6 +10,7 @@ Pure, each knowing only those above it:
     reservations       requests for them, and what one cluster can promise
     reservation_life   their states, and what managers tell of them
     node_assignment    which nodes each gets, so that all have theirs
+    moving_slots       who moves where managers choose, so that another one fits
     policies     priorities, eligibility, dispatch, pulling, local queues
     tasks        tasks and their attempts; a line of a task's story
     events       what the core is told and what it answers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -12,33 +12,46 @@ from metasched.reservation_life import Span
 
 @dataclass(frozen=True)
 class Need:
-    """A reservation that needs `size` nodes for [start, end); `has` those it would rather keep."""
+    """A reservation that needs `size` nodes for [start, end).
+
+    It would rather keep those that it `has`, and can have none of those that it `leaves`.
+    """
 
     id: int
     start: float
     end: float
     size: int
     has: tuple[str, ...] = ()
+    leaves: tuple[str, ...] = ()
 
 
 def assigned(
-    taken: Mapping[str, Sequence[Span]], needs: Iterable[Need]
+    taken: Mapping[str, Sequence[Span]],
+    needs: Iterable[Need],
+    group: Callable[[str], str] = lambda node: "",
 ) -> dict[int, tuple[str, ...]] | None:
     """Nodes for all needs, or None if none were found; `taken` says when each node is not free.
 
+    All nodes of one are of the same group.
+
     First each keeps what it has, where that is still free; if this fails all are placed anew.
-    In order of their starts each takes the nodes that have been taken until the latest time and are
-    wanted again the soonest (best fit). Where nothing is taken in advance this succeeds whenever
-    the amounts allow it (Kurowski et al. 2011, Proposition 1); else it may fail though an
-    assignment exists.
+    In order of their starts each takes, of the group of which it leaves the least, the nodes that
+    have been taken until the latest time and are wanted again the soonest (best fit). Where nothing
+    is taken in advance and there is one group this succeeds whenever the amounts allow it (Kurowski
+    et al. 2011, Proposition 1); else it may fail though an assignment exists.
     """
     ordered = sorted(needs, key=lambda need: (need.start, need.id))
-    kept = _placed(taken, ordered, keep=True)
-    return kept if kept is not None else _placed(taken, ordered, keep=False)
+    kept = _placed(taken, ordered, group, keep=True)
+    if kept is not None or not any(need.has for need in ordered):
+        return kept
+    return _placed(taken, ordered, group, keep=False)
 
 
 def _placed(
-    taken: Mapping[str, Sequence[Span]], needs: Sequence[Need], keep: bool
+    taken: Mapping[str, Sequence[Span]],
+    needs: Sequence[Need],
+    group: Callable[[str], str],
+    keep: bool,
 ) -> dict[int, tuple[str, ...]] | None:
     spans = {node: sorted(when) for node, when in taken.items()}
     found: dict[int, tuple[str, ...]] = {}
@@ -50,15 +63,18 @@ def _placed(
                 insort(spans[node], (need.start, need.end))
     for need in needs:
         own = list(found.get(need.id, ()))
-        free = [
-            (gap, place, node)
-            for place, (node, when) in enumerate(spans.items())
-            if node not in own and (gap := _gap(when, need)) is not None
-        ]
+        free: dict[str, list[tuple[tuple[float, float], int, str]]] = {}
+        for place, (node, when) in enumerate(spans.items()):
+            allowed = node not in own and node not in need.leaves
+            if allowed and (gap := _gap(when, need)) is not None:
+                free.setdefault(group(node), []).append((gap, place, node))
         lacking = need.size - len(own)
-        if lacking > len(free):
+        among = dict.fromkeys(group(node) for node in own) or free
+        enough = [here for name in among if len(here := free.get(name, [])) >= lacking]
+        if lacking and not enough:
             return None
-        for _, _, node in sorted(free)[:lacking]:
+        fewest = min(enough, key=lambda here: len(here)) if lacking else []
+        for _, _, node in sorted(fewest)[:lacking]:
             own.append(node)
             insort(spans[node], (need.start, need.end))
         found[need.id] = tuple(own)

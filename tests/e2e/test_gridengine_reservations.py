@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +185,142 @@ def test_where_its_queue_goes_down_another_has_it_first_and_what_waits_comes_alo
     over_cell.until(lambda: kept(cell) == {})
     assert over_cell.stop() == 0
     over_cell.replayed()
+
+
+@pytest.fixture
+def halves(cell: Cell, second: None) -> Iterator[None]:
+    """Each of the two queues has half of the host's processors."""
+    for queue, slots in (("all.q", "4"), ("second.q", "4")):
+        cell.run("qconf", "-rattr", "queue", "slots", slots, queue)
+    yield
+    cell.run("qconf", "-rattr", "queue", "slots", "8", "all.q")
+
+
+def of_each(cell: Cell) -> dict[int, list[str]]:
+    """The queues of all that the cell keeps of each reservation."""
+    found: dict[int, list[str]] = {}
+    for native, name in kept(cell).items():
+        found.setdefault(int(name.rpartition("-r")[2]), []).append(queue_of(cell, native))
+    return found
+
+
+def asked(site: Site, begin: datetime, start: float, seconds: int) -> int:
+    """A window of half of the processors, which every choice for good fails to hold with others."""
+    at = (begin + timedelta(seconds=start)).isoformat()
+    words = ("--size", "4", "--start", at, "--duration", f"{seconds}s")
+    made = site.json("reserve", *words)
+    assert made["state"] == "bound"
+    assert isinstance(made["reservation"], int)
+    return made["reservation"]
+
+
+@pytest.mark.usefixtures("halves")
+def test_what_has_not_begun_is_moved_so_that_another_has_its_slots_throughout(
+    over_cell: Site, cell: Cell
+) -> None:
+    begin = datetime.now(UTC).replace(microsecond=0)
+    made = [asked(over_cell, begin, *window) for window in ((50, 10), (70, 20), (50, 20))]
+    one, other = of_each(cell)[made[0]], of_each(cell)[made[2]]
+    assert of_each(cell) == {made[0]: one, made[1]: one, made[2]: other}
+    waits = over_cell.submit("--reservation", str(made[1]), "-n", "4", "-t", "5s", "--wrap", "true")
+    over_cell.until(lambda: over_cell.row(waits)["state"] == "pending")
+    native = over_cell.row(waits)["native_id"]
+
+    made.append(asked(over_cell, begin, 60, 20))
+    assert of_each(cell) == {made[0]: one, made[1]: other, made[2]: other, made[3]: one}
+    [moved] = [n for n, name in kept(cell).items() if name.endswith(f"-r{made[1]}")]
+    told = cell.run("qstat", "-j", native)
+    assert re.search(rf"^ar_id: +{moved}$", told, re.MULTILINE)
+    assert {state(over_cell, id)["state"] for id in made} == {"bound"}
+    begun = (begin + timedelta(seconds=55)).isoformat()
+    words = ("--size", "4", "--start", begun, "--duration", "20s")
+    assert "not free" in over_cell.error("reserve", *words, code=3)
+
+    [row] = over_cell.until_ended(waits)
+    assert (row["state"], row["native_id"]) == ("completed", native)
+    late = datetime.fromisoformat(row["started"]) - begin
+    assert 70 <= late.total_seconds() <= 80
+    assert over_cell.stop() == 0
+    over_cell.replayed()
+    assert "wrong" not in over_cell.run("db", "check").stdout
+
+
+PROGRAMS = (
+    "qstat",
+    "qhost",
+    "qconf",
+    "qalter",
+    "qrsub",
+    "qrdel",
+    "qrstat",
+    "qdel",
+    "qhold",
+    "qrls",
+)
+CHANGES = ("qalter", "qrsub", "qrdel")
+
+
+def mortal(folder: Path) -> Path:
+    """A `bin_dir` whose programs kill the worker and the daemon before they change anything.
+
+    They do so when the number in `left` has come down to nothing; there is none at first.
+    """
+    folder.mkdir()
+    dies = (
+        f'if [ -e "{folder}/left" ]; then\n'
+        f'  left=$(cat "{folder}/left"); echo $((left - 1)) >"{folder}/left"\n'
+        f'  [ "$left" = 0 ] && rm "{folder}/left" && kill -KILL $(cat "{folder}/daemon") $PPID\n'
+        "fi\n"
+    )
+    for name in PROGRAMS:
+        program = folder / name
+        more = dies if name in CHANGES else ""
+        program.write_text(f'#!/bin/sh\n{more}exec /usr/bin/{name} "$@"\n')
+        program.chmod(0o755)
+    return folder
+
+
+@pytest.mark.usefixtures("halves")
+@pytest.mark.parametrize(("before", "of_the_moved"), [(1, 1), (2, 2), (3, 2), (4, 1)])
+def test_who_dies_between_two_steps_of_a_move_loses_no_promise_and_goes_on(
+    over_cell: Site, cell: Cell, tmp_path: Path, before: int, of_the_moved: int
+) -> None:
+    """Steps: refused, granted elsewhere, jobs brought along, the old one deleted, granted."""
+    site = over_cell
+    site.stop()
+    programs = mortal(tmp_path / "programs")
+    site.config.write_text(site.config.read_text() + f'bin_dir = "{programs}"\n')
+    site.start()
+    begin = datetime.now(UTC).replace(microsecond=0)
+    hour = 3600
+    windows = ((hour, 600), (hour + 1200, 600), (hour, 1200))
+    made = [asked(site, begin, *window) for window in windows]
+    waits = site.submit("--reservation", str(made[1]), "-n", "4", "-t", "1", "--wrap", "true")
+    site.until(lambda: site.row(waits)["state"] == "pending")
+    (programs / "daemon").write_text(str(site.pid))
+    (programs / "left").write_text(str(before))
+    at = (begin + timedelta(seconds=hour + 600)).isoformat()
+    words = ("--size", "4", "--start", at, "--duration", "20m")
+    assert site.error("reserve", *words, code=1).startswith("no answer")
+    site.stop(signal.SIGKILL)
+    assert not (programs / "left").exists()
+    there = {id: len(queues) for id, queues in of_each(cell).items()}
+    assert there == {made[0]: 1, made[1]: of_the_moved, made[2]: 1}
+
+    site.start()
+    site.until(lambda: {r["state"] for r in site.json("reservations")} == {"bound"})
+    site.until(lambda: len(kept(cell)) == len(of_each(cell)) == 4)
+    [moved] = [n for n, name in kept(cell).items() if name.endswith(f"-r{made[1]}")]
+    told = cell.run("qstat", "-j", site.row(waits)["native_id"])
+    assert re.search(rf"^ar_id: +{moved}$", told, re.MULTILINE)
+    assert site.row(waits)["state"] == "pending"
+    site.run("cancel", str(waits))
+    site.until_ended(waits)
+    for row in site.json("reservations"):
+        site.run("reservation", "cancel", str(row["reservation"]))
+    site.until(lambda: kept(cell) == {})
+    assert site.stop() == 0
+    site.replayed()
 
 
 def test_at_its_end_what_runs_is_killed_or_let_run_as_was_asked(

@@ -19,6 +19,7 @@ from metasched.adapters.gridengine_accounting import Accounting
 from metasched.adapters.gridengine_batch import native
 from metasched.adapters.interpreter import interpreter
 from metasched.model import Copies, Job, Payload, State
+from metasched.moving_slots import Taken
 from metasched.reservation_life import Held, Pool
 
 INSTANCE = "k3f9"
@@ -506,7 +507,7 @@ def kept(id: int, name: str, state: str, *slots: tuple[str, int], owner: str = "
         f"<ar_summary><id>{id}</id><name>{name}</name><owner>{owner}</owner>"
         f"<state>{state}</state><start_time>1970-01-01T01:00:00</start_time>"
         f"<end_time>1970-01-01T02:00:00</end_time><granted_slots_list>{granted}"
-        "</granted_slots_list></ar_summary>"
+        '</granted_slots_list><acl_list><acl user="ada"/></acl_list></ar_summary>'
     )
 
 
@@ -520,6 +521,7 @@ def test_reservations_are_read_and_those_that_end_are_left_out() -> None:
     xml = f"<qrstat>{''.join(rows)}<ar_unknown><id>9</id></ar_unknown></qrstat>"
     found = windows.reservations(xml)
     assert [(one.id, one.usable) for one in found] == [("1", True), ("3", False), ("4", True)]
+    assert {one.user for one in found} == {"ada"}
     assert windows.reservation_ids(xml) == ["1", "2", "3", "4"]
     assert windows.held(found, "root", INSTANCE) == (
         Held("ms-k3f9-r1", 3600.0, 7200.0, ("n1", "n2"), 3),
@@ -551,6 +553,37 @@ def test_reservations_are_read_and_those_that_end_are_left_out() -> None:
     assert all == Pool(("n1", "n2"), 12, tuple(sorted(of_n1 + of_n2)))
     assert not windows.spreads("pe_name smp\nallocation_rule    $pe_slots\n")
     assert windows.spreads("pe_name mpi\nallocation_rule    $fill_up\n")
+
+
+def test_one_that_is_being_replaced_is_told_with_the_slots_of_both() -> None:
+    rows = (kept(1, "ms-k3f9-r1", "w", ("n1", 2)), kept(5, "ms-k3f9-r1", "w", ("n2", 2)))
+    found = windows.reservations(f"<qrstat>{''.join(rows)}</qrstat>")
+    assert windows.held(found, "root", INSTANCE) == (
+        Held("ms-k3f9-r1", 3600.0, 7200.0, ("n2",), 4),
+    )
+
+
+def test_queues_are_places_of_their_own_unless_their_host_has_fewer_slots() -> None:
+    both = (text.Queue("all.q", 4, 0, 0, ""), text.Queue("second.q", 4, 0, 0, ""))
+    hosts = [
+        text.Host("n1", None, {"slots": 8.0}, both),
+        text.Host("n2", None, {"slots": 6.0}, both),
+        text.Host("n3", None, {}, (text.Queue("all.q", 4, 0, 0, "d"),)),
+    ]
+    here = [
+        windows.Kept("1", "x", "root", "w", 100.0, 200.0, {"all.q@n2": 2, "second.q@n2": 1}),
+        windows.Kept("2", "x", "root", "w", 100.0, 200.0, {"all.q@n1": 3}),
+    ]
+    jobs = [text.Job("7", "x", "ada", "r", 2, None, 50.0, "all.q@n1")]
+    for spread, groups in ((True, {""}), (False, {"n1", "n2"})):
+        cell = windows.places(hosts, jobs, here, {}, spread, {"1"}, 60.0, 100.0)
+        assert cell.slots == {"all.q@n1": 4, "second.q@n1": 4, "n2": 6}
+        assert cell.movable == {1: Taken(100.0, 200.0, {"n2": 3})}
+        assert cell.fixed == [
+            Taken(50.0, 110.0, {"all.q@n1": 2}),
+            Taken(100.0, 200.0, {"all.q@n1": 3}),
+        ]
+        assert {cell.group(place) for place in cell.slots} == groups
 
 
 def test_only_windows_that_have_begun_keep_slots_from_others_and_the_rest_are_coming() -> None:
