@@ -242,7 +242,7 @@ class GridEngine:
             _Wish(tag, task, job.id, time.time(), held and job.waits, owner=owner)
             for (tag, task, owner), job in jobs.items()
         ]
-        self._wishes.add(wishes)
+        self._wishes.add(wish for wish in wishes if not self._wishes.stands(wish))
         for start in range(0, len(wishes), _IDS_PER_CALL):
             some = wishes[start : start + _IDS_PER_CALL]
             answer = self._act(user, "cancel", ",".join(wish.native for wish in some))
@@ -476,6 +476,13 @@ class _Wishes:
         """Whether the end of a task at this time is what was asked for."""
         wish = self._found.get(key)
         return wish is not None and wish.asked <= ended + 1
+
+    def stands(self, again: _Wish) -> bool:
+        """Whether nothing that was to end before can begin since; `again` would be less certain."""
+        wish = self._found.get(again.key)
+        if wish is None or wish.native != again.native:
+            return False
+        return wish.held and wish.asked <= again.asked
 
     def forget(self, oldest: float) -> list[Key]:
         """Drop what was asked for before `oldest`; the tasks."""

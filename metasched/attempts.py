@@ -179,7 +179,7 @@ class Attempts:
         attempt.seen, attempt.given_up, attempt.tried = True, False, None
         attempt.native_id = row.native_id
         # what waits to begin again has no start of its own yet
-        attempt.started = None if row.state is State.PENDING else row.started
+        attempt.started = None if row.state is State.PENDING else row.started or attempt.started
         attempt.begun |= row.started is not None
         self._leasing.expect(task)
         attempt.ended = row.ended
@@ -191,10 +191,12 @@ class Attempts:
         moving = attempt.intent in BACK
         if event is Event.KILL and moving and row.started is None:
             event = Event.WITHDRAW
+        if event is Event.KILL and attempt.intent is Intent.EXPIRE:
+            event, attempt.word = Event.EXPIRE, "its reservation ended"
         if event is Event.WITHDRAW:
             self.advance(task, event, f"gone unstarted, for the {attempt.intent}")
         elif event is not None:
-            self.advance(task, event, row.word)
+            self.advance(task, event, attempt.word)
         elif attempt.state is State.PENDING and row.word and task.reason != Reason.DUPLICATE:
             task.reason = MANAGER_REASON + row.word
         if moving and task.attempt is attempt and attempt.begun:

@@ -181,6 +181,8 @@ class Core:
             self._leasing.promise(out.reservations.values())
             self._moving.reservations_changed(out.reservations.values())
             self._gates.refresh()
+        if self.reservations.known:
+            self._moving.end_overruns(self.reservations.run_out(event.time))
         self._placing.place()
         if isinstance(event, Seen) and self.policy.pulls:
             self._moving.pull(self.books.views[event.cluster])
@@ -397,6 +399,7 @@ class Core:
         self._moving.lose_patience(view)
         self._moving.keep_promises(view)
         self._moving.keep_windows(view)
+        self._moving.end_overruns(self.reservations.over_on(view.name))
         if view.cluster.move_after is not None and missed >= view.cluster.move_after:
             self._moving.leave(view, f"it was silent for {missed:.0f} s")
         self._absences.look(view)

@@ -1,4 +1,4 @@
-"""What is with a manager, has not begun, and goes elsewhere: pulls and recalls. Pure."""
+"""What must not stay with its manager: pulls, recalls, and the ends of windows. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from metasched.transitions import UNSTARTED
 
 
 class Moving:
-    """Wants tasks back from clusters where they cannot, may not or need not wait."""
+    """Wants tasks back from clusters where they cannot, may not or need not wait.
+
+    What has begun stays, unless the window of its reservation is over.
+    """
 
     def __init__(
         self, books: Books, attempts: Attempts, leasing: Leasing, placing: Placing
@@ -72,15 +75,29 @@ class Moving:
                 choice = self._books.dispatch.choose(task.job, task.priority, others)
                 task.live.target = choice
 
+    # Windows
+
     def reservations_changed(self, changed: Iterable[Reservation]) -> None:
         """What waits at its manager for a reservation that is over comes back to us."""
         for one in changed:
             view = self._books.views.get(one.cluster)
             if one.state in OVER and view is not None:
-                for task in list(view.unstarted.values()):
+                for task in list(view.live.values()):
                     if task.job.reservation == one.id:
                         why = f"reservation {one.id} is {one.state}"
                         self._attempts.want_back(task, view, why)
+
+    def end_overruns(self, over: Iterable[Reservation]) -> None:
+        """What still runs in windows that are over is to end: managers may see to it late."""
+        for one in over:
+            if (view := self._books.views.get(one.cluster)) is None:
+                continue
+            for task in list(view.live.values()):
+                attempt = task.live
+                if task.job.reservation == one.id and attempt.begun and attempt.intent is None:
+                    attempt.intent = Intent.EXPIRE
+                    self._books.note(task, f"reservation {one.id} is over: it is to end")
+                    self._attempts.pursue(task)
 
     def keep_promises(self, view: ClusterView) -> None:
         """Want back what did not start at once, and would now run into a reservation."""

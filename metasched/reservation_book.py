@@ -61,6 +61,7 @@ class ReservationBook:
         self._clusters: dict[str, Cluster] = {}
         self._chosen: set[int] = set()  # of those that bind late: whose nodes have been chosen
         self._looked: dict[int, float] = {}  # likewise: when a survey was asked for to choose them
+        self._run_out: set[int] = set()  # whose jobs must be gone: `run_out` has told
 
     def restore(self, reservations: Iterable[Reservation]) -> None:
         """Take over what is stored, before `booted`."""
@@ -74,7 +75,7 @@ class ReservationBook:
         known = sorted(self.known.items())
         self.known.clear()
         self.known.update(known)
-        self._unplaced, self._chosen, self._looked = set(), set(), {}
+        self._unplaced, self._chosen, self._looked, self._run_out = set(), set(), {}, set()
         self._clusters = {cluster.name: cluster for cluster in clusters}
         self.free.configure(instance, self._clusters)
         self._chooser = (
@@ -121,7 +122,11 @@ class ReservationBook:
     @property
     def next_due(self) -> float | None:
         """When time alone changes the state of one (epoch seconds), or None."""
-        dues = (self._due(one) for one in self.known.values() if one.state in OPEN)
+        dues = (
+            self._due(one) if one.state in OPEN else one.until
+            for one in self.known.values()
+            if one.id not in self._run_out
+        )
         return min(dues, default=None)
 
     def _due(self, one: Reservation) -> float:
@@ -139,6 +144,21 @@ class ReservationBook:
             return False
         cluster = self._clusters.get(one.cluster)
         return cluster is not None and cluster.binds_late
+
+    def run_out(self, now: float) -> list[Reservation]:
+        """Those in which nothing may run any more, once each in a life of the daemon."""
+        new = [
+            one
+            for one in self.known.values()
+            if one.until <= now and one.state in OVER and one.id not in self._run_out
+        ]
+        self._run_out.update(one.id for one in new)
+        return new
+
+    def over_on(self, cluster: str) -> list[Reservation]:
+        """Those of which `run_out` has told, as long as their manager may know them."""
+        over = (self.known[id] for id in sorted(self._run_out))
+        return [one for one in over if one.cluster == cluster]
 
     # What is kept by sending late
 
@@ -366,6 +386,7 @@ class ReservationBook:
         if one is not None and one.state not in OPEN:
             self._store(replace(one, held=False), out)
             del self.known[event.id]
+            self._run_out.discard(event.id)
 
     # Which nodes
 

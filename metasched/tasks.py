@@ -25,6 +25,7 @@ class Intent(StrEnum):
     RECALL = "recall"  # it must not, or can never, start where it is
     REQUEUE = "requeue"
     YIELD = "yield"  # an older attempt is back and has begun: that goes before
+    EXPIRE = "expire"  # the window of its reservation is over
 
 
 # These are wishes only for as long as it has not begun.

@@ -29,7 +29,7 @@ class Event(StrEnum):
     SUSPEND = "suspend"
     COMPLETE = "complete"
     FAIL = "fail"
-    EXPIRE = "expire"  # manager: ended at its time limit
+    EXPIRE = "expire"  # manager: ended at its time limit, or with the window of its reservation
     KILL = "kill"  # manager: ended because somebody cancelled it
     LOSE_NODE = "lose_node"
     PREEMPT = "preempt"

@@ -67,7 +67,7 @@ class Wishes:
                         self._books.note(task, f"release asked for {by}")
                 case "requeue" if task.state in BEGUN:
                     assert attempt is not None
-                    if attempt.intent in (None, Intent.CANCEL):  # the last wish counts
+                    if attempt.intent in (None, Intent.CANCEL, Intent.EXPIRE):  # the last counts
                         attempt.intent = Intent.REQUEUE
                         self._books.note(task, f"requeue asked for {by}")
                 case "lost" if task.state is State.UNKNOWN:

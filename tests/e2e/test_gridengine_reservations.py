@@ -355,3 +355,22 @@ def test_at_its_end_what_runs_is_killed_or_let_run_as_was_asked(
     assert site.stop() == 0
     site.replayed()
     assert "wrong" not in site.run("db", "check").stdout
+
+
+def test_what_was_killed_at_its_end_while_no_daemon_was_there_is_out_of_time(
+    over_cell: Site, cell: Cell
+) -> None:
+    """Grid Engine keeps no record of it: what is known is what was seen before."""
+    site = over_cell
+    made = site.json("reserve", "--size", "1", "--start", "+2s", "--duration", "8s")
+    job = site.submit("--reservation", str(made["reservation"]), "--wrap", "sleep 60")
+    site.until(lambda: site.row(job)["state"] == "running")
+    started = site.row(job)["started"]
+    site.stop(signal.SIGKILL)
+    site.until(lambda: kept(cell) == {})
+    site.start()
+    [row] = site.until_ended(job)
+    assert (row["state"], row["started"]) == ("timeout", started)
+    assert "timeout (its reservation ended)" in site.run("explain", str(job)).stdout
+    assert site.stop() == 0
+    site.replayed()

@@ -409,8 +409,10 @@ def test_at_its_end_what_runs_is_killed_or_let_run_as_was_asked(
     assert (killed["state"], let["state"]) == ("timeout", "completed")
     end = datetime.fromisoformat(lets["end"])
     assert end < datetime.fromisoformat(let["ended"])
-    # its limit would have let it run for 45 s after the end; Slurm looks every 30 s
-    assert datetime.fromisoformat(killed["ended"]) < end + timedelta(seconds=40)
+    # its limit would have let it run for 45 s after the end, and Slurm looks every 30 s
+    assert datetime.fromisoformat(killed["ended"]) < end + timedelta(seconds=5)
+    told = site.run("explain", str(killed["job"])).stdout
+    assert "timeout (its reservation ended)" in told
     assert [path.name for path in site.folder.glob("done*")] == [f"done{let['job']}"]
     for made in (kills, lets):
         assert state(site, made["reservation"])["state"] == "ended"

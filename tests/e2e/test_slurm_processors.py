@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -128,6 +129,44 @@ def test_two_windows_and_a_batch_job_share_a_node(over_rho: Site, rho: SlurmClus
     for made in (small, large):
         over_rho.run("reservation", "cancel", str(made["reservation"]))
     over_rho.until(lambda: kept(rho) == {})
+    assert over_rho.stop() == 0
+    over_rho.replayed()
+    assert "fail" not in over_rho.run("db", "check").stdout
+
+
+@pytest.mark.slow  # no window of Slurm's is shorter than a minute
+def test_a_window_begins_in_time_on_cores_on_which_a_job_would_run_on(
+    over_rho: Site, rho: SlurmCluster
+) -> None:
+    """By itself Slurm ends the job up to 30 s late. At the second end the daemon is not there."""
+    start = datetime.now(UTC) + timedelta(seconds=8)
+    begins = [start + number * timedelta(minutes=1) for number in range(3)]
+    windows = [
+        over_rho.json("reserve", "--size", "8", "--start", at.isoformat(), "--duration", "1m")
+        for at in begins
+    ]
+    within = [("--reservation", str(made["reservation"]), "-n", "8") for made in windows]
+    jobs = []
+    for words in within[:2]:
+        jobs.append(over_rho.submit(*words, "--wrap", "sleep 15"))
+        jobs.append(over_rho.submit(*words, "-t", "1", "--wrap", "sleep 100"))
+    jobs.append(over_rho.submit(*within[2], "--wrap", "true"))
+    over_rho.until(lambda: over_rho.row(jobs[3])["state"] == "running", patience=120)
+    over_rho.stop(signal.SIGKILL)
+    time.sleep(max(0.0, (begins[2] - datetime.now(UTC)).total_seconds()))
+    over_rho.start()
+    rows = over_rho.until_ended(*jobs)
+    assert [row["state"] for row in rows] == [*["completed", "timeout"] * 2, "completed"]
+    late = []
+    for row, due in zip(rows[::2], begins, strict=True):
+        told = rho.run("scontrol", "-o", "show", "job", row["native_id"])
+        at = datetime.fromisoformat(told.partition(" StartTime=")[2].partition(" ")[0])
+        late.append(at.timestamp() - due.timestamp())
+    assert max(late) <= 10, late
+    for job in (jobs[1], jobs[3]):
+        said = over_rho.run("explain", str(job)).stdout
+        assert "It has ended on rho: timeout (its reservation ended)." in said
+        assert over_rho.run("story", str(job)).stdout.count("is over: it is to end") == 1
     assert over_rho.stop() == 0
     over_rho.replayed()
     assert "fail" not in over_rho.run("db", "check").stdout

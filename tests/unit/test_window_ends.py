@@ -1,0 +1,221 @@
+"""What still runs when the window of its reservation is over is ended by us, once, and told so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from metasched.core import Core
+from metasched.events import (
+    Accepted,
+    Asked,
+    Booted,
+    CoreEvent,
+    Due,
+    Outcome,
+    Policy,
+    Revoke,
+    Revoked,
+    Seen,
+    Silent,
+    Submitted,
+    Tried,
+    Withdraw,
+)
+from metasched.model import Cluster, Facts, Job, Nodes, Partition, Row, State
+from metasched.reservation_life import (
+    NodesInUse,
+    ReservationAsked,
+    ReservationBound,
+    ReservationCancelled,
+    ReservationReleased,
+    Survey,
+    Surveyed,
+)
+from metasched.reservations import Request
+from metasched.tags import tag_of
+
+T = 1_000_000.0
+START, END = T + 10, T + 110
+ALPHA = Cluster(name="alpha", adapter="slurm", reserves=True)
+
+
+class Site:
+    """A core with one cluster of two nodes; reservation 1 has one of them."""
+
+    def __init__(self, let_run: float = 0.0, fence_dir: str = "") -> None:
+        self.core = Core()
+        self.cluster = replace(ALPHA, fence_dir=fence_dir)
+        self.boot(T)
+        nodes = NodesInUse(("n1", "n2"), 4, True)
+        self.step(Surveyed(T, "alpha", Survey(T, (nodes,))))
+        request = Request.fixed(1, START, END)
+        self.step(ReservationAsked(T, 1, "ada", request, True, ("alpha",), T + 1e6, let_run))
+        self.step(ReservationBound(T, 1, self.core.reservations.known[1].nodes))
+
+    def step(self, event: CoreEvent) -> Outcome:
+        self.out = self.core.step(event)
+        return self.out
+
+    def boot(self, now: float) -> None:
+        """The daemon starts, and hears from the cluster."""
+        self.step(Booted(now, "i", Policy(), (self.cluster,)))
+        self.seen(now)
+
+    def seen(self, now: float, *rows: Row) -> list[Withdraw]:
+        partition = Partition("main", (Nodes(2, 4, 4),), default=True)
+        self.step(Seen(now, "alpha", rows, facts=Facts(8, 0, (partition,)), until=now))
+        return self.ended
+
+    def submit(self, id: int = 1, array: str | None = None, within: int | None = 1) -> None:
+        job = Job(id=id, submitted=T, estimated=100.0, array=array, reservation=within)
+        self.step(Submitted(T, job))
+        [sent] = self.out.actions
+        self.step(Tried(T, id, 1))
+        natives = {index: f"{id}_{index}" for index in sent.indices}  # type: ignore[union-attr]
+        self.step(Accepted(T, id, 1, natives))
+
+    def row(self, state: State, id: int = 1, index: int = 0, **more: object) -> Row:
+        started = None if state is State.PENDING else START
+        row = Row(tag_of("i", id, 1), index, f"{id}_{index}", state, started=started)
+        return replace(row, **more)  # type: ignore[arg-type]
+
+    def due(self, now: float) -> list[Withdraw]:
+        self.step(Due(now))
+        return self.ended
+
+    @property
+    def ended(self) -> list[Withdraw]:
+        """What the last step wished to be ended whatever it does."""
+        actions = (a for a in self.out.actions if isinstance(a, Withdraw))
+        return [action for action in actions if not action.unstarted]
+
+    @property
+    def causes(self) -> list[str]:
+        return [change.cause for change in self.out.changes]
+
+
+def test_what_runs_in_it_is_ended_once_and_is_told_as_out_of_time() -> None:
+    site = Site()
+    site.submit(1)
+    site.submit(2, within=None)
+    site.seen(START, site.row(State.RUNNING), site.row(State.RUNNING, 2))
+    assert site.core.next_due == END
+    assert site.due(END - 1) == []
+    assert site.due(END) == [Withdraw(1, 1, "alpha", {0: "1_0"}, unstarted=False)]
+    assert "reservation 1 is over: it is to end" in site.causes
+    assert site.core.next_due is None
+    assert site.due(END + 1) == site.seen(END + 2) == []
+    site.seen(END + 3, site.row(State.CANCELLED, ended=END + 2, word="cancelled by 0"))
+    [change] = site.out.changes
+    assert (change.after, change.cause) == (State.TIMEOUT, "its reservation ended")
+    [(_, attempt)] = site.out.closed
+    assert (attempt.state, attempt.word) == (State.TIMEOUT, "its reservation ended")
+    assert site.core.tasks[2, 0].state is State.RUNNING
+
+
+@pytest.mark.parametrize("own", [State.COMPLETED, State.FAILED, State.NODE_FAIL])
+def test_one_that_ends_by_itself_meanwhile_keeps_its_own_end(own: State) -> None:
+    site = Site()
+    site.submit()
+    site.seen(START, site.row(State.RUNNING))
+    assert site.due(END)
+    site.seen(END + 1, site.row(own, ended=END, exit_code=0))
+    [(_, attempt)] = site.out.closed
+    assert attempt.state is own
+
+
+def test_tasks_of_an_array_are_ended_together_and_those_that_wait_come_back() -> None:
+    site = Site()
+    site.submit(array="0-2")
+    rows = (site.row(State.RUNNING, index=index) for index in (0, 2))
+    site.seen(START, *rows, site.row(State.PENDING, index=1))
+    assert site.due(END) == [Withdraw(1, 1, "alpha", {0: "1_0", 2: "1_2"}, unstarted=False)]
+    back = Withdraw(1, 1, "alpha", {1: "1_1"}, unstarted=True)
+    assert back in site.out.actions
+    # it began before it could be taken back: a listing tells
+    again = site.seen(END + 1, site.row(State.RUNNING, index=1, started=END - 1))
+    assert again == [Withdraw(1, 1, "alpha", {1: "1_1"}, unstarted=False)]
+
+
+def test_what_is_let_run_is_ended_when_that_time_is_over() -> None:
+    site = Site(let_run=60.0)
+    site.submit()
+    site.seen(START, site.row(State.RUNNING))
+    assert site.due(END) == site.seen(END + 30) == site.due(END + 59) == []
+    assert site.core.next_due == END + 60
+    assert len(site.due(END + 60)) == 1
+
+
+def test_it_is_done_at_the_start_if_no_daemon_was_there_and_again_if_one_died_of_it() -> None:
+    site = Site()
+    site.submit()
+    site.seen(START, site.row(State.RUNNING))
+    wish = Withdraw(1, 1, "alpha", {0: "1_0"}, unstarted=False)
+    for later in (60, 61):  # the first wish was stored, and perhaps never told
+        site.boot(END + later)
+        assert site.ended == [wish]
+        assert site.seen(END + later, site.row(State.RUNNING)) == []
+    assert site.core.next_due is None
+
+
+def test_a_silent_manager_is_told_of_what_ran_when_it_was_seen_last() -> None:
+    site = Site()
+    site.submit(1)
+    site.submit(2)
+    site.seen(START, site.row(State.RUNNING, 1), site.row(State.PENDING, 2))
+    site.step(Silent(END - 5, "alpha", "it is down"))
+    assert site.due(END) == [Withdraw(1, 1, "alpha", {0: "1_0"}, unstarted=False)]
+    assert site.core.tasks[2, 0].live.intent == "recall"
+    rows = (site.row(State.RUNNING, 1), site.row(State.PENDING, 2))
+    site.seen(END + 61, *rows)
+    assert {(a.job, a.unstarted) for a in site.out.actions if isinstance(a, Withdraw)} == {
+        (1, False),
+        (2, True),
+    }
+
+
+def test_the_wish_of_a_user_goes_before_and_after() -> None:
+    site = Site()
+    for id in (1, 2, 3):
+        site.submit(id)
+    site.seen(START, *(site.row(State.RUNNING, id) for id in (1, 2, 3)))
+    site.step(Asked(END - 1, "cancel", 1, by="ada"))
+    assert [action.job for action in site.due(END)] == [2, 3]
+    site.step(Asked(END + 1, "requeue", 2, by="ada"))
+    site.seen(END + 2, *(site.row(State.CANCELLED, id, ended=END + 2) for id in (1, 2, 3)))
+    ends = {task.job.id: attempt.state for task, attempt in site.out.closed}
+    assert ends == {1: State.CANCELLED, 2: State.CANCELLED, 3: State.TIMEOUT}
+    assert site.core.tasks[2, 0].state is State.QUEUED
+
+
+def test_one_that_is_cancelled_lets_run_until_its_end_and_nothing_is_ended_for_one_forgotten() -> (
+    None
+):
+    for forgotten, ended in ((False, 1), (True, 0)):
+        site = Site()
+        site.submit()
+        site.seen(START, site.row(State.RUNNING))
+        site.step(ReservationCancelled(START + 1, 1, "ada"))
+        assert site.ended == []
+        if forgotten:
+            site.step(ReservationReleased(START + 2, 1))
+        assert len(site.due(END)) == ended
+
+
+def test_where_no_listing_saw_it_run_its_claim_tells_that_it_did() -> None:
+    """Grid Engine keeps no record of what it kills at the end of a reservation."""
+    site = Site(fence_dir="/claims")
+    site.submit()
+    site.seen(START - 1, site.row(State.PENDING))
+    site.due(END)
+    site.seen(END + 1, site.row(State.CANCELLED, started=None, ended=END))
+    assert (site.core.tasks[1, 0].state, site.core.tasks[1, 0].reason) == (
+        State.QUEUED,
+        "reservation_wait",
+    )
+    [revoke] = [action for action in site.out.actions if isinstance(action, Revoke)]
+    begun = tuple((claim.tag, claim.task) for claim in revoke.claims)
+    site.step(Revoked(END + 2, begun=begun))
+    assert site.core.tasks[1, 0].state is State.UNKNOWN
