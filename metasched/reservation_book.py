@@ -374,7 +374,7 @@ class ReservationBook:
             if down := self.free.down(one):
                 one = replace(one, cause=f"{', '.join(down)} {_NO_OTHER}")
             self._store(replace(one, nodes=one.placed), out)
-        elif one.state in OPEN and (one.tries >= TRIES or not self.free.by_node(one.cluster)):
+        elif one.state in OPEN and one.tries >= TRIES:
             self._broken(one, event.time, one.cause, out)
         elif one.state in OPEN:
             self._store(one, out)
@@ -428,7 +428,7 @@ class ReservationBook:
         return None
 
     def _place_anew(self, cluster: str, now: float, out: Outcome) -> None:
-        """Replace nodes that have failed, and those that were refused."""
+        """Replace nodes that have failed, and what was refused."""
         waiting = [r for r in self.free.open_on(cluster) if r.id in self._unplaced]
         kept = (Stage.BOUND, Stage.ACTIVE)
         failing = [r for r in self.free.open_on(cluster) if r.state in kept and self.free.down(r)]
@@ -436,6 +436,9 @@ class ReservationBook:
             return
         for one in waiting:
             self._unplaced.discard(one.id)
+        if not self.free.by_node(cluster):  # its manager chooses
+            out.bindings += [Bind(cluster, one.id) for one in (*waiting, *failing)]
+            return
         without = {one.id for one in waiting}
         taken = self.free.taken(cluster, now)
         for one in waiting:
@@ -447,9 +450,6 @@ class ReservationBook:
             without.discard(one.id)
             self._move(cluster, places, out, always=one.id)
         for one in failing:
-            if not self.free.by_node(cluster):
-                out.bindings.append(Bind(cluster, one.id))
-                continue
             needs = [need for need in self.free.needs(cluster) if need.id != one.id]
             taken = self.free.taken(cluster, now, but=one.id)
             usable = tuple(node for node in one.nodes if node in taken)

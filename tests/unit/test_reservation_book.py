@@ -384,13 +384,25 @@ def test_processors_are_promised_where_one_pool_has_them_and_its_manager_chooses
     assert desk.book.free.largest(["alpha"], by_node=False) == (4, "alpha")
 
 
-def test_what_the_manager_of_a_pool_refuses_is_broken_at_once_with_another_window() -> None:
+def test_what_the_manager_of_a_pool_refuses_is_tried_again_as_nodes_are() -> None:
     desk = Desk()
-    desk.step(pooled(Pool(("a", "b"), 8)))
+    whole = pooled(Pool(("a", "b"), 8))
+    desk.step(whole)
     ask_processors(desk, 1, 8)
+    for _ in range(TRIES - 1):
+        out = desk.step(ReservationDeclined(T, 1, "no suitable queues"))
+        assert (desk.state(1), out.bindings) == (Stage.REQUESTED, [LookAround("alpha")])
+        assert desk.step(whole).bindings == [Bind("alpha", 1)]
     desk.step(ReservationDeclined(T, 1, "no suitable queues"))
     assert desk.state(1) is Stage.BROKEN
     assert desk[1].offers == (Offer(T + 10, T + 20, 8),)
+    desk.book.step(ReservationReleased(T, 1), Outcome())
+
+    ask_processors(desk, 2, 8)
+    desk.step(ReservationDeclined(T, 2, "no suitable queues"))
+    desk.step(whole)
+    desk.bind(2)
+    assert (desk.state(2), desk[2].tries) == (Stage.BOUND, 0)
 
 
 def test_a_pool_of_cores_with_two_processors_rounds_up_to_cores() -> None:
