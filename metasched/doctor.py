@@ -1,4 +1,4 @@
-"""What is wrong, on one page: configuration, database, daemon, clusters, clocks, unknown jobs."""
+"""What is wrong, on one page: configuration, database, daemon, clusters, clocks, what is lost."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _daemon(settings: Settings) -> Iterator[Finding]:
     try:
         health, clusters = client.health(), client.clusters()
         servers, licences = client.licence_servers(), client.licences()
-        unknown = client.jobs(state="unknown")
+        unknown, reserved = client.jobs(state="unknown"), client.reservations()
     except UserError as error:
         yield _wrong("daemon", error)
         return
@@ -171,6 +171,10 @@ def _daemon(settings: Settings) -> Iterator[Finding]:
         yield _licence_server(row)
     for row in licences:
         yield from _drift(row)
+    names = {row["cluster"] for row in clusters}
+    for row in reserved:
+        if row["closed"] is None and row["cluster"] not in names:
+            yield _homeless(row)
     down = {row["cluster"] for row in clusters if row["state"].startswith("down")}
     for job in unknown[:NAMED]:
         yield _unknown(job, str(health.get("instance")), down)
@@ -212,6 +216,17 @@ def _drift(row: dict[str, Any]) -> Iterator[Finding]:
             yield Finding(check, True, f"{own['others']} are taken there past us")
         if row["total"] is not None and own["total"] != row["total"]:
             yield Finding(check, True, f"it gives out {own['total']}, there are {row['total']}")
+
+
+def _homeless(row: dict[str, Any]) -> Finding:
+    """An open reservation whose cluster the daemon does not know."""
+    id, cluster = row["reservation"], row["cluster"]
+    told = f"of {row['user']}, {row['state']} from {row['start']}: cluster {cluster}"
+    mend = (
+        f"put {cluster} back into the configuration and restart the daemon, "
+        f"or `metasched reservation cancel {id}`"
+    )
+    return Finding(f"reservation {id}", False, f"{told} is not configured", mend)
 
 
 def _unknown(row: dict[str, Any], instance: str, down: set[str]) -> Finding:

@@ -43,13 +43,19 @@ def letter(one: Reservation) -> tuple[str, str]:
         f"Cause: {' '.join(one.cause.split())}",
         "Jobs that wait for it stay with metasched until you cancel them.",
     ]
-    lines += [
-        f"Free instead: {offer.size * each} {unit} from {iso(offer.start)} to {iso(offer.end)}."
-        " It is not kept for you until you ask:\n"
-        f"    metasched reserve --cluster {one.cluster} --size {offer.size * each}{option}"
-        f" --start {iso(offer.start)} --end {iso(offer.end)}"
-        for offer in one.offers
-    ] or ["No other window was found for it there; try metasched reserve with --dry-run."]
+    for offer in one.offers:
+        cluster = offer.cluster or one.cluster
+        if offer.cluster:  # which counts differently
+            unit, each, option = "processors", 1, ""
+        begin, end = iso(offer.start), iso(offer.end)
+        lines += [
+            f"Free instead: {offer.size * each} {unit} of {cluster} from {begin} to {end}."
+            " It is not kept for you until you ask:",
+            f"    metasched reserve --cluster {cluster} --size {offer.size * each}{option}"
+            f" --start {begin} --end {end}",
+        ]
+    if not one.offers:
+        lines.append("No other window was found for it; try metasched reserve with --dry-run.")
     return f"metasched: reservation {one.id} is broken", "\n".join(lines) + "\n"
 
 

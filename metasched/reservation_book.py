@@ -46,6 +46,7 @@ from metasched.reservations import Offer, Request, best, instead
 TRIES = 5  # refusals of its manager after which a reservation is broken
 ANSWERED_IN = 20.0  # seconds in which one that begins at once must be bound
 FRESH = 60.0  # seconds for which a survey may be decided by
+_AHEAD = 365 * 86400.0  # seconds for which another window is looked for
 _NO_OTHER = "cannot be used, and no other node is free"
 
 
@@ -83,13 +84,32 @@ class ReservationBook:
             if policy.reserve == "first"
             else MinimumCompletionTime(policy.seed)
         )
-        for one in self.known.values():
+        for one in [*self.known.values()]:
+            self._look_for_its_cluster(one, out)
             if one.cluster not in self._clusters or self._waits(one):
                 continue
             if one.state not in OPEN:
                 out.bindings.append(Unbind(one.cluster, one.id))
             elif one.state in (Stage.REQUESTED, Stage.CONFIRMED) or one.nodes != one.placed:
                 out.bindings.append(Bind(one.cluster, one.id))
+
+    def _look_for_its_cluster(self, one: Reservation, out: Outcome) -> None:
+        """Say so if it is not configured (any more); an error in a file must not cost a promise.
+
+        Its manager keeps what it has been told, and so it is broken only when it would begin. One
+        that has begun stays as it is: its jobs run, and nobody can be given them elsewhere.
+        """
+        gone = f"cluster {one.cluster} is not configured"
+        if one.state in OVER:
+            return
+        if one.cluster in self._clusters:
+            if one.cause == gone:
+                back = f"cluster {one.cluster} is configured again"
+                self._store(replace(one, cause=back), out)
+            return
+        self._store(replace(one, cause=gone), out)
+        told = "put it back, or cancel the reservation"
+        out.warnings.append(f"reservation {one.id} of {one.user}: {gone}; {told}")
 
     # Looking things up
 
@@ -101,6 +121,8 @@ class ReservationBook:
         if one is None or one.state in OVER:
             how = "over" if one is None else f"{one.state}: {one.cause}"
             return Unfit(Reason.RESERVATION_WAIT, f"reservation {job.reservation} is {how}")
+        if one.cluster not in self._clusters:
+            return Unfit(Reason.RESERVATION_WAIT, f"reservation {one.id}: {one.cause}")
         if one.cluster != cluster:
             return Unfit(Reason.NO_CLUSTER_FITS, f"its reservation is on {one.cluster}")
         if one.state not in (Stage.BOUND, Stage.ACTIVE):
@@ -130,6 +152,8 @@ class ReservationBook:
         return min(dues, default=None)
 
     def _due(self, one: Reservation) -> float:
+        if one.cluster not in self._clusters:
+            return one.end if one.state is Stage.ACTIVE else one.start
         if self._waits(one):
             looked = self._looked.get(one.id, -inf)
             marks = (one.start - self._clusters[one.cluster].lead, one.start, one.end)
@@ -198,7 +222,7 @@ class ReservationBook:
     def pass_time(self, now: float, out: Outcome) -> None:
         """Begin and end what is due; what is not bound by then is broken."""
         for one in [r for r in self.known.values() if r.state in OPEN]:
-            if one.state is Stage.BOUND and one.start <= now:
+            if one.state is Stage.BOUND and one.start <= now and one.cluster in self._clusters:
                 one = self._begin(one, now, out)
             if one.state not in OPEN or self._due(one) > now:
                 continue
@@ -208,6 +232,8 @@ class ReservationBook:
                 continue
             if one.state is Stage.ACTIVE:
                 self._over(one, Turn.END, now, "its window is over", out)
+            elif one.cluster not in self._clusters:
+                self._broken(one, now, one.cause, out)
             elif one.state is not Stage.BOUND:
                 self._broken(one, now, f"not bound in time: {one.cause}", out)
 
@@ -501,8 +527,16 @@ class ReservationBook:
             out.bindings.append(Unbind(one.cluster, one.id))
 
     def _broken(self, one: Reservation, now: float, cause: str, out: Outcome) -> None:
-        """It cannot be kept: tell why, and which windows its cluster has instead."""
+        """It cannot be kept: tell why, and which window there is instead."""
         self._over(one, Turn.BREAK, now, cause, out)
+        known = one.cluster in self._clusters
+        offer = self._there(one, now) if known else self._elsewhere(one, now)
+        if offer is not None:
+            self._store(replace(self.known[one.id], offers=(offer,)), out)
+        out.warnings.append(f"reservation {one.id} of {one.user} is broken: {cause}")
+
+    def _there(self, one: Reservation, now: float) -> Offer | None:
+        """The next window of its cluster that would do."""
         lasts, ready = one.until - one.start, max(one.start, now)
         starts = [
             start
@@ -510,10 +544,35 @@ class ReservationBook:
             if one.size <= carts.capacity
             and (start := carts.earliest_start(one.size, lasts, ready)) is not None
         ]
-        if starts:
-            offer = Offer(min(starts), min(starts) + one.end - one.start, one.size)
-            self._store(replace(self.known[one.id], offers=(offer,)), out)
-        out.warnings.append(f"reservation {one.id} of {one.user} is broken: {cause}")
+        if not starts:
+            return None
+        return Offer(min(starts), min(starts) + one.end - one.start, one.size)
+
+    def _elsewhere(self, one: Reservation, now: float) -> Offer | None:
+        """The next window of any cluster with as many processors, as these have told last."""
+        begin, lasts = max(one.start, now), one.end - one.start
+        able = [
+            name
+            for name, cluster in self._clusters.items()
+            if cluster.reserves and cluster.takes != "jobs" and lasts >= cluster.granularity
+        ]
+        request = Request.flexible(one.cpus, lasts, begin, begin + _AHEAD)
+        event = ReservationAsked(
+            *(now, one.id, one.user, request, False, tuple(able), begin + _AHEAD, one.let_run),
+            one.licences,
+        )
+        offers = [
+            replace(
+                _asked_of(found, one.let_run),
+                size=found.size * self.free.cpus(name),
+                cluster=name,
+            )
+            for name in able
+            for carts in self.free.carts_for(event, name)
+            if (asked := self._as_counted(event, name, carts)) is not None
+            and (found := best(carts, asked)) is not None
+        ]
+        return min(offers, key=lambda offer: (offer.start, offer.cluster), default=None)
 
     def _store(self, one: Reservation, out: Outcome) -> None:
         self.known[one.id] = out.reservations[one.id] = one

@@ -101,11 +101,15 @@ class Quota:
 
 @dataclass(frozen=True)
 class Offer:
-    """`size` processors in [start, end)."""
+    """`size` processors in [start, end).
+
+    `cluster` is said of those that are told instead of one on another cluster.
+    """
 
     start: float
     end: float
     size: int
+    cluster: str = ""
 
     @property
     def rank(self) -> tuple[int, float, float]:

@@ -351,7 +351,10 @@ def _row(one: Reservation) -> dict[str, Any]:
         "cause": one.cause,
         "made": iso(one.made),
         "closed": iso(one.closed),
-        "offers": [_offer(one.cluster, offer, each) for offer in one.offers],
+        "offers": [
+            _offer(offer.cluster or one.cluster, offer, 1 if offer.cluster else each)
+            for offer in one.offers
+        ],
         "let_run": one.let_run,
         "licences": dict(one.licences),
         "mail": one.mail,

@@ -323,6 +323,36 @@ def test_who_dies_between_two_steps_of_a_move_loses_no_promise_and_goes_on(
     site.replayed()
 
 
+def test_a_cell_that_was_left_out_by_mistake_is_put_back_and_nothing_is_lost(
+    over_cell: Site, cell: Cell
+) -> None:
+    site = over_cell
+    made = site.json("reserve", "--size", "3", "--start", "+1h", "--duration", "5m")
+    id, [native] = made["reservation"], kept(cell)
+    inside = site.submit("--reservation", str(id), "-n", "3", "-t", "1", "--wrap", "true")
+    site.until(lambda: site.row(inside)["state"] == "pending")
+    site.stop()
+    whole = site.config.read_text()
+    site.configure()
+    site.start()
+    assert state(site, id)["cause"] == "cluster cell is not configured"
+    gone = f"reservation {id}: cluster cell is not configured"
+    assert gone in site.run("explain", str(inside)).stdout
+    site.stop()
+    site.config.write_text(whole)
+    site.start()
+    site.until(lambda: site.row(inside)["state"] == "pending")
+    assert state(site, id)["cause"] == "cluster cell is configured again"
+    assert state(site, id)["state"] == "bound"
+    assert [*kept(cell)] == [native]
+    site.run("cancel", str(inside))
+    site.until_ended(inside)
+    site.run("reservation", "cancel", str(id))
+    site.until(lambda: kept(cell) == {})
+    assert site.stop() == 0
+    site.replayed()
+
+
 def test_at_its_end_what_runs_is_killed_or_let_run_as_was_asked(
     over_cell: Site, cell: Cell
 ) -> None:

@@ -40,8 +40,8 @@ def test_the_owner_is_told_what_broke_why_and_what_is_free_instead() -> None:
         "Window: 2 nodes from 1970-01-12T13:46:40.000+00:00 to 1970-01-12T14:46:40.000+00:00",
         "Cause: n1 cannot be used, ~ and no other node is free",
         "Jobs that wait for it stay with metasched until you cancel them.",
-        "Free instead: 2 nodes from 1970-01-12T15:46:40.000+00:00 to 1970-01-12T16:46:40.000+00:00."
-        " It is not kept for you until you ask:",
+        "Free instead: 2 nodes of alpha from 1970-01-12T15:46:40.000+00:00"
+        " to 1970-01-12T16:46:40.000+00:00. It is not kept for you until you ask:",
         "    metasched reserve --cluster alpha --size 2 --nodes"
         " --start 1970-01-12T15:46:40.000+00:00 --end 1970-01-12T16:46:40.000+00:00",
     ]
@@ -52,6 +52,13 @@ def test_what_is_no_node_is_told_in_processors() -> None:
     assert "Window: 8 processors from" in text
     assert "No other window was found" in text
     assert "--size 8 --start" in mail.letter(replace(BROKEN, nodes=()))[1]
+
+
+def test_a_window_of_another_cluster_is_told_in_processors_with_its_name() -> None:
+    offer = Offer(1_007_200.0, 1_010_800.0, 8, "beta")
+    _, text = mail.letter(replace(BROKEN, offers=(offer,)))
+    assert "Free instead: 8 processors of beta from" in text
+    assert "metasched reserve --cluster beta --size 8 --start" in text
 
 
 @pytest.mark.parametrize("word", ["ada", "ada@example.org", "a.b+c@mail-1.example.org", "_x"])

@@ -9,7 +9,8 @@ import pytest
 
 from metasched.events import Outcome, Policy
 from metasched.licences import Licences
-from metasched.model import Cluster
+from metasched.model import Cluster, Job, Reason
+from metasched.policies.eligible import Unfit
 from metasched.reservation_book import TRIES, ReservationBook
 from metasched.reservation_life import (
     OPEN,
@@ -128,18 +129,77 @@ def test_a_promise_is_stored_with_the_wish_to_bind_it() -> None:
     assert desk.book.known == {}
 
 
-def test_one_on_a_cluster_that_is_not_configured_any_more_ends_and_can_be_cancelled() -> None:
+BETA = Cluster(name="beta", adapter="drmaa", reserves=True)
+GONE = "cluster alpha is not configured"
+
+
+def test_one_whose_cluster_is_gone_waits_for_it_until_it_would_begin() -> None:
     desk = Desk(UP)
     desk.ask(1, 10, 20)
     desk.ask(2, 30, 40)
+    desk.ask(3, 50, 60)
     desk.bind(1, 2)
-    desk.book.booted("i", Policy(), [], Outcome())
-    assert passed(desk, T + 20).bindings == []
-    assert desk.step(ReservationCancelled(T + 20, 2, "ada")).bindings == []
-    assert (desk.state(1), desk.state(2)) == (Stage.ENDED, Stage.CANCELLED)
+    passed(desk, T + 12)
     out = Outcome()
-    desk.book.booted("i", Policy(), [ALPHA], out)  # it is configured again
-    assert out.bindings == [Unbind("alpha", 1), Unbind("alpha", 2)]
+    desk.book.booted("i", Policy(), [BETA], out)
+    assert out.warnings == [
+        f"reservation {id} of ada: {GONE}; put it back, or cancel the reservation"
+        for id in (1, 2, 3)
+    ]
+    assert out.bindings == []
+    assert [(desk.state(id), desk[id].cause) for id in (1, 2, 3)] == [
+        (Stage.ACTIVE, GONE),
+        (Stage.BOUND, GONE),
+        (Stage.REQUESTED, GONE),
+    ]
+    job = Job(id=1, submitted=T, estimated=1.0, reservation=2)
+    unfit = Unfit(Reason.RESERVATION_WAIT, f"reservation 2: {GONE}")
+    assert desk.book.against(job, "beta") == unfit
+    assert desk.book.next_due == T + 20
+
+    assert passed(desk, T + 20).bindings == []
+    assert desk.state(1) is Stage.ENDED
+    desk.step(
+        Surveyed(T + 25, "beta", Survey(T + 25, (), (), (Pool(("b1",), 4, ((T, T + 45, 1),)),)))
+    )
+    assert passed(desk, T + 29.9).reservations == {}
+    out = passed(desk, T + 30)
+    assert (desk.state(2), desk[2].cause, out.bindings) == (Stage.BROKEN, GONE, [])
+    assert out.warnings == [f"reservation 2 of ada is broken: {GONE}"]
+    # four processors, as many as it had
+    assert desk[2].offers == (Offer(T + 45, T + 55, 4, "beta"),)
+    assert desk.step(ReservationCancelled(T + 31, 3, "ada")).bindings == []
+    assert desk.state(3) is Stage.CANCELLED
+
+    out = Outcome()
+    desk.book.booted("i", Policy(), [ALPHA, BETA], out)
+    assert out.bindings == [Unbind("alpha", id) for id in (1, 2, 3)]
+
+
+def test_a_cluster_that_is_put_back_in_time_costs_nothing() -> None:
+    desk = Desk(UP)
+    desk.ask(1, 10, 20)
+    desk.ask(2, 10, 20)
+    desk.bind(1)
+    desk.book.booted("i", Policy(), [BETA], Outcome())
+    assert passed(desk, T + 9).reservations == {}
+    out = Outcome()
+    desk.book.booted("i", Policy(), [ALPHA], out)
+    assert out.bindings == [Bind("alpha", 2)]
+    assert (desk.state(1), desk[1].cause) == (Stage.BOUND, "cluster alpha is configured again")
+    passed(desk, T + 10)
+    assert desk.state(1) is Stage.ACTIVE
+
+
+def test_what_binds_late_is_broken_at_its_start_if_its_cluster_is_gone() -> None:
+    late = Cluster(name="alpha", adapter="slurm", reserves=True, binds_late=True)
+    desk = Desk(UP, cluster=late)
+    desk.ask(1, 100, 200)
+    assert desk.state(1) is Stage.CONFIRMED
+    desk.book.booted("i", Policy(), [], Outcome())
+    assert desk.book.next_due == T + 100
+    passed(desk, T + 100)
+    assert (desk.state(1), desk[1].offers) == (Stage.BROKEN, ())
 
 
 def test_dynamic_binding_admits_what_static_binding_must_refuse() -> None:

@@ -1,0 +1,88 @@
+"""Reservations whose cluster the configuration does not name any more."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from metasched.db import reservations
+from metasched.db.store import database
+from metasched.events import Outcome
+from metasched.reservation_life import Reservation, Stage
+from tests.e2e.conftest import Site
+from tests.e2e.test_doctor import findings
+
+GONE = "cluster gone is not configured"
+
+
+def write(site: Site, *some: Reservation) -> None:
+    """Store reservations as an earlier life of the daemon has left them."""
+    engine = database(site.url, site.folder).open_existing()
+    with engine.begin() as connection:
+        reservations.write(connection, [Outcome(reservations={one.id: one for one in some})])
+    engine.dispose()
+
+
+def on_gone(id: int, state: Stage, start: float) -> Reservation:
+    return Reservation(
+        id=id,
+        user="root",
+        cluster="gone",
+        start=start,
+        end=start + 3600,
+        size=1,
+        cpus=4,
+        made=start - 60,
+        nodes=(f"n{id}",),
+        placed=(f"n{id}",),
+        state=state,
+        cause=f"its manager keeps n{id}",
+    )
+
+
+def told(site: Site) -> dict[int, dict[str, Any]]:
+    return {row["reservation"]: row for row in site.json("reservations")}
+
+
+def test_they_are_named_everywhere_and_broken_only_when_they_would_begin(site: Site) -> None:
+    program = site.folder / "mail"
+    program.write_text(f'#!/bin/sh\ncat >>"{site.folder}/letter"\n')
+    program.chmod(0o755)
+    site.configure(more=f'mail_program = "{program}"\n')
+    site.start()
+    site.stop()
+    now = time.time()
+    write(
+        site,
+        on_gone(1, Stage.ACTIVE, now - 60),
+        on_gone(2, Stage.BOUND, now + 10),
+        on_gone(3, Stage.BOUND, now + 3600),
+    )
+    site.start()
+    for id in (1, 2, 3):
+        assert f"reservation {id} of root: {GONE}; put it back, or cancel" in site.log.read_text()
+    rows = told(site)
+    assert [(rows[id]["state"], rows[id]["cause"]) for id in (1, 2, 3)] == [
+        ("active", GONE),
+        ("bound", GONE),
+        ("bound", GONE),
+    ]
+    assert site.run("reservations").stdout.count(GONE) == 3
+    assert not findings(site, 1)["reservation 3"]["ok"]
+    shown = site.run("doctor", code=1).stdout
+    assert "put gone back into the configuration and restart the daemon" in shown
+    assert "`metasched reservation cancel 3`" in shown
+    refused = site.error("submit", "--reservation", "3", "-t", "1", "--wrap", "true", code=3)
+    assert "gone" in refused
+
+    site.until(lambda: told(site)[2]["state"] == "broken")
+    assert time.time() >= now + 10
+    assert (told(site)[2]["cause"], told(site)[1]["state"]) == (GONE, "active")
+    site.until(lambda: (site.folder / "letter").exists())
+    letter = (site.folder / "letter").read_text()
+    assert f"Cause: {GONE}\n" in letter
+    assert "No other window was found for it" in letter  # local clusters keep none
+    site.run("reservation", "cancel", "3")
+    assert told(site)[3]["state"] == "cancelled"
+    assert "reservation 3" not in findings(site, 1)
+    assert site.stop() == 0
