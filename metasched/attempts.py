@@ -142,9 +142,9 @@ class Attempts:
         if attempt.ended is None:
             attempt.ended = self._books.now
         self._books.out.closed.append((task, attempt))
+        requeued = attempt.begun and attempt.intent is Intent.REQUEUE
         task.past[attempt.sending] = Past(
-            *(attempt.cluster, attempt.begun, attempt.fence, attempt.revoked),
-            requeued=attempt.begun and attempt.intent is Intent.REQUEUE,
+            attempt.cluster, attempt.begun, attempt.fence, attempt.revoked, requeued
         )
         view = self._books.view_of(task)
         tried = attempt.tried is not None or attempt.accepted is not None
@@ -154,13 +154,12 @@ class Attempts:
         if view is not None:
             view.drop(task)
         if task.state is State.QUEUED:
-            task.attempt = None
-            task.target = attempt.target
-            task.moves += attempt.target is not None
-        if task.state is State.QUEUED and task.target is not None:
-            self._leasing.pass_on(task)
-        else:
-            self._leasing.give_back(task, task.state, attempt)
+            task.attempt, task.target = None, attempt.target
+            if task.target is not None:
+                task.moves += 1
+                self._leasing.pass_on(task)
+                return
+        self._leasing.give_back(task, task.state, attempt)
 
     # What managers tell
 

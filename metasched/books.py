@@ -120,7 +120,7 @@ class Books:
 
     def count(self, task: Task, state: State, sign: Literal[1, -1]) -> None:
         """Keep the loads of a cluster in step with what waits there unstarted."""
-        view, job = self.view_of(task), task.job
+        view, job = self.views.get(task.live.cluster), task.job
         if state not in UNSTARTED or view is None:
             return
         if sign > 0:
@@ -160,6 +160,7 @@ class Books:
     def record(self, task: Task, event: Event | None, before: State | None, cause: str) -> None:
         """Tell of a task that it went from `before` to its state."""
         attempt, place, out = task.attempt, task.place, self.out
+        job, index = place
         number, cluster = 0, None
         if attempt is not None:
             number, cluster = attempt.number, attempt.cluster
@@ -169,5 +170,5 @@ class Books:
                     view.uneasy[place] = task
         out.tasks[place] = task
         out.changes.append(
-            Change(*place, number, event, before, task.state, cluster, task.reason, cause)
+            Change(job, index, number, event, before, task.state, cluster, task.reason, cause)
         )

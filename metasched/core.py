@@ -326,8 +326,7 @@ class Core:
     def _submitted(self, event: Submitted) -> None:
         job = event.job
         classifier = self.books.classifier
-        parts = self.books.out.parts = classifier.parts(job)
-        priority = classifier.weighed(parts)
+        priority, self.books.out.parts = classifier.judge(job)
         classifier.remember(job)
         if job.deadline is not None and (margin := job.margin) is not None and margin >= 0:
             self._margins = [*self._margins[1 - MARGINS :], job]
@@ -343,9 +342,11 @@ class Core:
                 self.books.record(task, None, None, "submitted")
                 continue
             prospect = self._gates.queued(task, event.time)
-            waits = "" if prospect is Prospect.MET else f"; {self._gates.told(task, event.time)}"
-            self.books.record(task, None, None, f"submitted{waits}")
-            if prospect is not Prospect.MET:
+            if prospect is Prospect.MET:
+                self.books.record(task, None, None, "submitted")
+            else:
+                waits = self._gates.told(task, event.time)
+                self.books.record(task, None, None, f"submitted; {waits}")
                 self._attempts.despair(task, prospect)
 
     def _accepted(self, event: Accepted) -> None:

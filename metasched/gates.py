@@ -32,6 +32,7 @@ Name = tuple[str, str]  # user, name of the job
 _Outlook = tuple[Prospect, float | None]  # of a term, and when time alone lets it come
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+_OURS = frozenset({Reason.DEPENDENCY, Reason.BEGIN_TIME, Reason.LIMIT_ARRAY})
 _ALL = -1  # all the blocked tasks of a job
 NEXT_STEP = 0.0  # when it is due, whatever the clock says
 AT_ONCE = 1000  # tasks that one step lets go on: a daemon must not be lost in it for seconds
@@ -115,14 +116,14 @@ class Gates:
 
     def _leave_name(self, job: Job) -> None:
         name = (job.user, job.name)
-        self._names[name].discard(job.id)
-        self._singles.get(name, {}).pop(job.id, None)
-        if self._singles.get(name):
-            self._freed.add(name)
-        else:
-            self._singles.pop(name, None)
-        if not self._names[name]:
+        jobs = self._names[name]
+        jobs.discard(job.id)
+        if not jobs:
             del self._names[name]
+        if name in self._singles:
+            _take(self._singles, name, job.id)
+            if name in self._singles:
+                self._freed.add(name)
 
     # Tasks that come and go
 
@@ -162,10 +163,11 @@ class Gates:
         return prospect
 
     def _stand(self, task: Task, now: float) -> Prospect:
-        id, index = key = task.job.id, task.index
+        job = task.job
+        id, index = key = task.place
         prospect = Prospect.MET
-        if task.job.dependency is not None and not task.attempts:
-            prospect, due = self._prospect(task.job, index, now)
+        if job.dependency is not None and not task.attempts:
+            prospect, due = self._prospect(job, index, now)
             if prospect is not Prospect.MET:
                 task.reason = Reason.DEPENDENCY
                 self._blocked.setdefault(id, {})[index] = task
@@ -176,16 +178,16 @@ class Gates:
                     self._dues[id] = due
                     heapq.heappush(self._times, (due, id, _ALL))
                 return prospect
-        if task.job.begin is not None and task.job.begin > now:
+        if job.begin is not None and job.begin > now:
             task.reason = Reason.BEGIN_TIME
             self._later[key] = task
-            heapq.heappush(self._times, (task.job.begin, id, index))
-        elif not self._takes_slot(task):
+            heapq.heappush(self._times, (job.begin, id, index))
+        elif job.array is not None and not self._takes_slot(task):
             task.reason = Reason.LIMIT_ARRAY
             self._limited.setdefault(id, {})[index] = task
             heapq.heappush(self._next.setdefault(id, []), index)
         else:
-            if task.reason in (Reason.DEPENDENCY, Reason.BEGIN_TIME, Reason.LIMIT_ARRAY):
+            if task.reason in _OURS:
                 task.reason = ""
             if self._let_go_on < AT_ONCE:
                 self._let_go_on += 1
@@ -201,31 +203,28 @@ class Gates:
         That is one more than the limit where a manager brought back what it had given up.
         """
         self.forget(task)
-        if _limit(task.job) is not None:
+        if task.job.array is not None and _limit(task.job) is not None:
             self._slots.setdefault(task.job.id, set()).add(task.index)
 
     def forget(self, task: Task) -> None:
         """A task stands before no gate any more; it keeps its slot."""
-        if not (self.ready or self._later or self._limited or self._blocked):
-            return
-        id, index = task.job.id, task.index
-        self.ready.pop((id, index), None)
-        self._fresh.pop((id, index), None)
-        self._later.pop((id, index), None)
-        if id in self._limited:
+        place = task.place
+        if self.ready.pop(place, None) is not None:
+            self._fresh.pop(place, None)
+        elif self._later or self._limited or self._blocked:
+            id, index = place
+            self._later.pop(place, None)
             _take(self._limited, id, index)
-        if id in self._blocked:
-            _take(self._blocked, id, index)
-            self._hope(id, index)
+            if _take(self._blocked, id, index) is not None:
+                self._hope(id, index)
 
     def gone(self, task: Task, now: float) -> None:
         """A task is held or has ended: its slot is the next one's."""
         self.forget(task)
-        id, index = task.job.id, task.index
-        slots = self._slots.get(id)
-        if slots is not None and index in slots:
-            slots.discard(index)
-            self._let_in(id, now)
+        slots = self._slots.get(task.job.id)
+        if slots is not None and task.index in slots:
+            slots.discard(task.index)
+            self._let_in(task.job.id, now)
 
     def happened(self, task: Task) -> None:
         """Tell those that depend on a task's job what has become of it."""

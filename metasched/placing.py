@@ -287,7 +287,11 @@ class Placing:
             view.probe_at = self._books.now + view.pause
         task.attempts += 1
         task.attempt = Attempt(
-            *(task.attempts, sending, cluster, State.QUEUED, self._books.now),
+            task.attempts,
+            sending,
+            cluster,
+            State.QUEUED,
+            self._books.now,
             watched=view.watched(self._books.watch),
             fence=view.cluster.fence_dir,
         )

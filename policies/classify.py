@@ -17,6 +17,7 @@ from typing import NamedTuple
 from metasched.model import MAX_PRIORITY, Job
 from metasched.policies.heuristic import Heuristic
 
+JUDGED = 1000  # different contributions whose priority is kept, at the most
 USER_CLASSES: Mapping[str, float] = MappingProxyType({"gold": 7, "silver": 4, "regular": 1})
 
 
@@ -153,7 +154,8 @@ class Classifier:
             raise ValueError("no heuristic has a weight above 0; at least one must count")
         for heuristic in chosen:
             heuristic.max_priority = max_priority
-        self._weighed = [(h.name, h, self.weights[h.name]) for h in chosen]
+        self._heuristics = list(chosen)
+        self._judged: dict[tuple[float, ...], tuple[int, list[Part]]] = {}
         self._remembering = [h for h in chosen if type(h).remember is not Heuristic.remember]
 
     def priority(self, job: Job) -> int:
@@ -164,18 +166,7 @@ class Classifier:
 
     def peek(self, job: Job) -> int:
         """The priority the job would get now; nothing is remembered."""
-        return self.weighed(self.parts(job))
-
-    def weighed(self, parts: Sequence[Part]) -> int:
-        """The priority that these parts make: their weighted mean, rounded half up, in bounds."""
-        total = weighted = 0.0
-        for _, contribution, weight in parts:
-            total += weight
-            weighted += weight * contribution
-        mean = weighted / total
-        # weights like 0.7 leave a mean a hair below the half that it is
-        rounded = math.floor(round(mean, 9) + 0.5)
-        return min(max(rounded, 1), self.max_priority)
+        return self.judge(job)[0]
 
     def parts(self, job: Job) -> list[Part]:
         """What each heuristic says of the job now; nothing is remembered.
@@ -183,7 +174,31 @@ class Classifier:
         Later answers differ once other jobs have been remembered: whoever explains a priority
         afterwards keeps the parts that made it.
         """
-        return [Part(name, h.contribution(job), weight) for name, h, weight in self._weighed]
+        return self.judge(job)[1]
+
+    def judge(self, job: Job) -> tuple[int, list[Part]]:
+        """The priority the job would get now, and its parts; both alike for jobs judged alike."""
+        said = tuple([heuristic.contribution(job) for heuristic in self._heuristics])
+        judged = self._judged.get(said)
+        if judged is None:
+            if len(self._judged) >= JUDGED:
+                self._judged.clear()
+            judged = self._judged[said] = self._weigh(said)
+        return judged
+
+    def _weigh(self, said: Sequence[float]) -> tuple[int, list[Part]]:
+        """The weighted mean of the contributions, rounded half up, in bounds; and its parts."""
+        parts = [
+            Part(*part) for part in zip(self.weights, said, self.weights.values(), strict=True)
+        ]
+        total = weighted = 0.0
+        for _, contribution, weight in parts:
+            total += weight
+            weighted += weight * contribution
+        mean = weighted / total
+        # weights like 0.7 leave a mean a hair below the half that it is
+        rounded = math.floor(round(mean, 9) + 0.5)
+        return min(max(rounded, 1), self.max_priority), parts
 
     def remember(self, job: Job) -> None:
         """Let the job count for those after it; a restart repeats it for the last jobs in turn."""

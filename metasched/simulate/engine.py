@@ -144,6 +144,7 @@ class Engine:
         self._facts: list[Facts | None] = [None] * len(clusters)  # as the core knows them
         self._stirred: set[int] = set()
         self._untold: set[int] = set()  # what has changed since the core was last told of it
+        self._periods = any(manager.policy.period > 0 for manager in self._managers)
         self._ticks: dict[int, float] = {}
         self._tags: dict[int, str] = {}
         self._sent: dict[int, int] = {}  # and not listed yet, with the cluster
@@ -303,12 +304,12 @@ class Engine:
         """Let managers start what they can and tell the core, until nobody wants anything."""
         stirred = self._stirred
         while stirred or polled or (self._late is not None and self._send_late(self._late, now)):
-            told = set()
+            told = set[int]() if self._heeds else self._untold
             while stirred:
                 place = min(stirred)
                 stirred.remove(place)
                 told.add(place)
-                if self._looks(place, now):
+                if not self._periods or self._looks(place, now):
                     self._schedule(place, now)
             if polled:
                 full = self._leases  # also what waits there may have to give its licences back
@@ -316,8 +317,6 @@ class Engine:
                 polled = False
             if self._heeds:
                 self._report(now, sorted(told))
-            else:
-                self._untold |= told
 
     def _send_late(self, late: Late, now: float) -> bool:
         """Submit what was held until it starts at once; whether there was anything."""
