@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from metasched.books import Books
 from metasched.cluster_view import ClusterView
@@ -21,6 +22,15 @@ from metasched.transitions import BEGUN, FINAL, LIVE, UNSTARTED, Event, advance,
 
 PURSUE_AGAIN = 60.0  # seconds after which a wish that shows no effect is told to the manager again
 LATER_START = 5.0  # seconds by which a start must differ to be another; managers round their times
+
+# What each event compares with: a look into an enum is a call on Python 3.11, four times as long
+_QUEUED: Final = State.QUEUED
+_HELD: Final = State.HELD
+_PENDING: Final = State.PENDING
+_DUPLICATE: Final = Reason.DUPLICATE
+_REQUEUE: Final = Intent.REQUEUE
+_KILL: Final = Event.KILL
+_WITHDRAW: Final = Event.WITHDRAW
 
 
 class Attempts:
@@ -89,11 +99,11 @@ class Attempts:
             attempt.state = step.attempt
             if joined and not left:
                 self._books.count(task, after, +1)
-        if task.reason != Reason.DUPLICATE:
-            task.reason = Reason.HELD if after is State.HELD else ""
+        if task.reason != _DUPLICATE:
+            task.reason = Reason.HELD if after is _HELD else ""
         task.state = after
         self._books.record(task, event, before, cause)
-        if before is State.QUEUED:
+        if before is _QUEUED:
             self._leasing.leave(task)
         if after in LIVE:
             if self._leasing.wanted(task):
@@ -108,9 +118,9 @@ class Attempts:
             self._gates.sent(task)
         elif after in FINAL:
             last = self._end(task)
-            if attempt is not None and attempt.intent is Intent.REQUEUE:
+            if attempt is not None and attempt.intent is _REQUEUE:
                 self.reopen(task, last, "requeued as asked")
-        elif after is State.QUEUED:
+        elif after is _QUEUED:
             if attempt is not None and attempt.intent is Intent.CANCEL:
                 self.advance(task, Event.CANCEL, "cancelled as asked")
             elif attempt is not None and attempt.rival in task.past:
@@ -142,18 +152,18 @@ class Attempts:
         if attempt.ended is None:
             attempt.ended = self._books.now
         self._books.out.closed.append((task, attempt))
-        requeued = attempt.begun and attempt.intent is Intent.REQUEUE
+        requeued = attempt.begun and attempt.intent is _REQUEUE
         task.past[attempt.sending] = Past(
             attempt.cluster, attempt.begun, attempt.fence, attempt.revoked, requeued
         )
-        view = self._books.view_of(task)
+        view = self._books.views.get(attempt.cluster)
         tried = attempt.tried is not None or attempt.accepted is not None
         if view is not None and tried and not (attempt.revoked or attempt.refused):
             self.revoke(view, [task])  # its manager may bring it back
         self._books.unsent(task)
         if view is not None:
             view.drop(task)
-        if task.state is State.QUEUED:
+        if task.state is _QUEUED:
             task.attempt, task.target = None, attempt.target
             if task.target is not None:
                 task.moves += 1
@@ -178,7 +188,7 @@ class Attempts:
         attempt.seen, attempt.given_up, attempt.tried = True, False, None
         attempt.native_id = row.native_id
         # what waits to begin again has no start of its own yet
-        attempt.started = None if row.state is State.PENDING else row.started or attempt.started
+        attempt.started = None if row.state is _PENDING else row.started or attempt.started
         attempt.begun |= row.started is not None
         self._leasing.expect(task)
         attempt.ended = row.ended
@@ -188,15 +198,15 @@ class Attempts:
         self._books.store(task)
         event = reported(attempt.state, row.state)
         moving = attempt.intent in BACK
-        if event is Event.KILL and moving and row.started is None:
-            event = Event.WITHDRAW
-        if event is Event.KILL and attempt.intent is Intent.EXPIRE:
+        if event is _KILL and moving and row.started is None:
+            event = _WITHDRAW
+        if event is _KILL and attempt.intent is Intent.EXPIRE:
             event, attempt.word = Event.EXPIRE, "its reservation ended"
-        if event is Event.WITHDRAW:
+        if event is _WITHDRAW:
             self.advance(task, event, f"gone unstarted, for the {attempt.intent}")
         elif event is not None:
             self.advance(task, event, attempt.word)
-        elif attempt.state is State.PENDING and row.word and task.reason != Reason.DUPLICATE:
+        elif attempt.state is _PENDING and row.word and task.reason != _DUPLICATE:
             task.reason = MANAGER_REASON + row.word
         if moving and task.attempt is attempt and attempt.begun:
             if attempt.intent is Intent.RECALL and attempt.state in BEGUN:

@@ -8,7 +8,7 @@ changes a state: daemon, simulator and tests all go through `advance`.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from metasched.model import State
 
@@ -49,12 +49,12 @@ class Event(StrEnum):
 
 E = Event
 
-WITH_US = frozenset({S.QUEUED, S.HELD})
-LIVE = frozenset({S.DISPATCHING, S.PENDING, S.RUNNING, S.SUSPENDED, S.UNKNOWN})
-UNSTARTED = frozenset({S.DISPATCHING, S.PENDING})
-BEGUN = frozenset({S.RUNNING, S.SUSPENDED})
-FINAL = frozenset({S.COMPLETED, S.FAILED, S.TIMEOUT, S.CANCELLED, S.REJECTED})
-ATTEMPT_FINAL = (FINAL - {S.REJECTED}) | {S.NODE_FAIL, S.PREEMPTED, S.OUT_OF_MEMORY}
+WITH_US: Final = frozenset({S.QUEUED, S.HELD})
+LIVE: Final = frozenset({S.DISPATCHING, S.PENDING, S.RUNNING, S.SUSPENDED, S.UNKNOWN})
+UNSTARTED: Final = frozenset({S.DISPATCHING, S.PENDING})
+BEGUN: Final = frozenset({S.RUNNING, S.SUSPENDED})
+FINAL: Final = frozenset({S.COMPLETED, S.FAILED, S.TIMEOUT, S.CANCELLED, S.REJECTED})
+ATTEMPT_FINAL: Final = (FINAL - {S.REJECTED}) | {S.NODE_FAIL, S.PREEMPTED, S.OUT_OF_MEMORY}
 
 
 class Step(NamedTuple):
@@ -84,7 +84,7 @@ _SEEN = {
 }
 _GONE_UNSTARTED = Step(S.QUEUED, S.CANCELLED)
 
-TABLE: dict[tuple[State, Event], Step] = {
+TABLE: Final[dict[tuple[State, Event], Step]] = {
     (S.QUEUED, E.SEND): _both(S.DISPATCHING),
     (S.QUEUED, E.HOLD): Step(S.HELD, None),
     (S.QUEUED, E.CANCEL): Step(S.CANCELLED, None),
@@ -132,7 +132,7 @@ def advance(state: State, event: Event, task: object = "?") -> Step:
         raise IllegalTransition(task, state, event) from None
 
 
-_REPORTED = {
+_REPORTED: Final = {
     S.PENDING: E.SEE,
     S.RUNNING: E.START,
     S.SUSPENDED: E.SUSPEND,

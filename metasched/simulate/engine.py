@@ -212,7 +212,8 @@ class Engine:
                 now = min(now, *ticks.values())
                 self._stirred.update(place for place, tick in ticks.items() if tick <= now)
             while ends and ends[0][0] <= now:
-                self._end(now, *heappop(ends)[1:])
+                _, job, where = heappop(ends)
+                self._end(now, job, where)
             if arrival <= now:
                 self._tell_of_the_past(now)
                 while arrival <= now:
@@ -397,7 +398,12 @@ class Engine:
                 if may_pull is False:
                     continue
             self._news[place], self._facts[place], may_pull = {}, facts, None
-            rows = tuple([Row(self._tags[job], 0, *told) for job, told in news.items()])
+            rows = tuple(
+                [
+                    Row(self._tags[job], 0, native, state, start, end, code)
+                    for job, (native, state, start, end, code) in news.items()
+                ]
+            )
             self._step(Seen(now, manager.cluster.name, rows, (), facts))
 
     def _show_waiting(self, now: float) -> None:
