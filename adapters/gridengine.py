@@ -284,27 +284,28 @@ class GridEngine:
             key = self._key(record.name, record.owner)
             if key is not None and record.started:
                 self._records[key] = record
-        places, coming = self._reservations.seen(listed, hosts, taken)
+        seen = self._reservations.seen(listed, hosts, taken)
         lag = cell.delay + self._settings.settle
-        totals = self._totals_of([place.name for place in places], cell.known)
+        totals = self._totals_of([host.name for host in seen.hosts], cell.known)
         ours = self._ours(listed)
         rows = self._rows(ours, taken, lag)
         facts = text.facts(
             listed,
-            places,
+            seen.hosts,
             cell.limits,
             totals,
             self._settings.memory,
             {job.id for job in ours.values()},
             taken,
             self._settings.default_time,
+            seen.awaiting,
         )
         return Listing(
             taken=taken,
             since=self._since(taken),
             until=self._until(taken, lag),
             rows=tuple(rows),
-            facts=replace(facts, licences=tokens, coming=coming),
+            facts=replace(facts, licences=tokens, coming=seen.coming),
         )
 
     def survey(self) -> Survey:

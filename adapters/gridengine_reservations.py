@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import TypeVar
 
 from metasched.adapters import gridengine_text as text
@@ -26,6 +28,7 @@ from metasched.node_assignment import Need
 from metasched.reservation_life import Survey, Window, id_of
 
 _IDS_PER_CALL = 500
+_LOOKED_AT = 50  # of those that wait, at a time
 # The qmaster's own words: it has not done it.
 _NO = re.compile(
     r"no suitable queues|denied|is not known as a user|rejected|in the past|later than end time"
@@ -38,6 +41,15 @@ _BEGINS = 30.0  # seconds before its start in which one is not moved any more fo
 _PAST = 2.0  # seconds: a start nearer than that may have passed when the qmaster looks
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The hosts as reservations leave them now, what those to come leave, who waits in one."""
+
+    hosts: Sequence[text.Host]
+    coming: tuple[tuple[float, int], ...] = ()
+    awaiting: frozenset[str] = frozenset()
 
 
 class Reservations:
@@ -53,7 +65,9 @@ class Reservations:
     ) -> None:
         self._run, self._user, self._instance = run, user, instance
         self._environment, self._default_time = environment, default_time
-        self._within: dict[str, str] = {}  # of jobs that ran, as far as asked: for `_inside` alone
+        # of jobs that ran, and that waited, as far as asked: for `_inside` and `_await` alone
+        self._within: dict[str, str] = {}
+        self._awaited: dict[str, str] = {}
 
     def survey(self, jobs: Sequence[text.Job], hosts: Iterable[text.Host], taken: float) -> Survey:
         """What takes the slots of the cell; `jobs` are everybody's, listed before.
@@ -71,21 +85,32 @@ class Reservations:
             windows.pools(hosts, jobs, kept, within, spread, self._default_time, taken),
         )
 
-    def seen(
-        self, jobs: Sequence[text.Job], hosts: Sequence[text.Host], taken: float
-    ) -> tuple[Sequence[text.Host], tuple[tuple[float, int], ...]]:
-        """The hosts as reservations leave them now, and what those to come leave (`windows`).
+    def seen(self, jobs: Sequence[text.Job], hosts: Sequence[text.Host], taken: float) -> Seen:
+        """What of the cell is there for jobs in no reservation. Some commands more if there is any.
 
-        Two commands more if there is any.
+        Ids are of jobs that wait in one, as far as the first in the line that does not.
         """
         if not any(queue.reserved for host in hosts for queue in host.queues):
-            return hosts, ()
+            return Seen(hosts)
         kept = self._kept()
         within = self._inside(kept, jobs, taken)
-        return (
+        return Seen(
             windows.kept_free(hosts, jobs, kept, within, taken),
             windows.coming(hosts, jobs, kept, within, self._default_time, taken),
+            self._await([job.id for job in jobs if job.queued]),
         )
+
+    def _await(self, line: Sequence[str]) -> frozenset[str]:
+        """Those of a line that wait in reservations, to the first that does not."""
+        self._awaited = {id: self._awaited[id] for id in line if id in self._awaited}
+        inside: list[str] = []
+        while some := line[len(inside) : len(inside) + _LOOKED_AT]:
+            self._awaited |= self._reserved(id for id in some if id not in self._awaited)
+            reserved = list(takewhile(self._awaited.get, some))
+            inside += reserved
+            if len(reserved) < len(some):
+                break
+        return frozenset(inside)
 
     def _inside(
         self, kept: Iterable[Kept], jobs: Iterable[text.Job], taken: float

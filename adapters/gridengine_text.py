@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from calendar import timegm
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import strptime
 from typing import NamedTuple
@@ -54,6 +54,11 @@ class Job:
     def waits(self) -> bool:
         """Whether no host has it: pending, held or in error."""
         return "q" in self.state or "w" in self.state
+
+    @property
+    def queued(self) -> bool:
+        """Whether it waits for nothing but its turn."""
+        return self.state in ("qw", "Rq", "Rqw")
 
     @property
     def count(self) -> int:
@@ -408,13 +413,14 @@ def facts(
     ours: set[str],
     taken: float,
     default_time: float,
+    awaiting: Collection[str] = (),
 ) -> Facts:
     """Everyone's demand and what there is to meet it.
 
     `totals` are those of each host: what is left and what runs are told by two commands, between
     which jobs begin and end, and the former is rounded, so that they do not add up. `ours` are the
-    ids of our jobs, `memory` is the consumable that counts it, `default_time` what
-    a job without h_rt is taken to need (seconds).
+    ids of our jobs, `awaiting` those of jobs that wait in a reservation, in nobody's way; `memory`
+    is the consumable that counts it, `default_time` what a job without h_rt is taken to need.
     """
 
     def limit(job: Job) -> float:
@@ -426,7 +432,7 @@ def facts(
         if not job.waits:
             end = (taken if job.started is None else job.started) + limit(job)
             running.append((max(end, taken), job.slots))
-        elif job.state in ("qw", "Rq", "Rqw"):
+        elif job.queued and job.id not in awaiting:
             waiting.append(job)
             if job.id not in ours:
                 owed += job.count * job.slots * limit(job)

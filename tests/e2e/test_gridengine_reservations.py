@@ -353,6 +353,38 @@ def test_a_cell_that_was_left_out_by_mistake_is_put_back_and_nothing_is_lost(
     site.replayed()
 
 
+def test_who_waits_in_a_reservation_keeps_nobody_from_coming_before_it(
+    over_cell: Site, cell: Cell
+) -> None:
+    """The head of a line is left what it needs by those that are pulled to its cluster."""
+    site = over_cell
+    site.stop()
+    local = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 1\npoll_interval = 0.2\n'
+    site.config.write_text(site.config.read_text() + local)
+    site.start()
+    made = site.json("reserve", "--size", "8", "--start", "+1h", "--duration", "10m")
+    id = made["reservation"]
+    inside = site.submit("--reservation", str(id), "-n", "8", "-t", "10", "--wrap", "true")
+    site.until(lambda: site.row(inside)["state"] == "pending")
+    site.run("cluster", "drain", "cell", "--keep-pending")
+    holds = site.submit("-t", "10", "--wrap", "sleep 600")
+    site.until(lambda: site.row(holds)["state"] == "running")
+    waits = site.submit("-t", "1", "--wrap", "true")
+    site.until(lambda: site.row(waits)["state"] == "pending")
+    assert site.row(waits)["cluster"] == "left"
+    site.run("cluster", "resume", "cell")
+    [row] = site.until_ended(waits)
+    assert (row["state"], row["cluster"]) == ("completed", "cell")
+    [told] = [row for row in site.cluster_rows() if row["cluster"] == "cell"]
+    assert told["state"] == "up"
+    site.run("cancel", str(inside), str(holds))
+    site.until_ended(inside, holds)
+    site.run("reservation", "cancel", str(id))
+    site.until(lambda: kept(cell) == {})
+    assert site.stop() == 0
+    site.replayed()
+
+
 def test_at_its_end_what_runs_is_killed_or_let_run_as_was_asked(
     over_cell: Site, cell: Cell
 ) -> None:

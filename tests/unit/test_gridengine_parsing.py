@@ -606,6 +606,17 @@ def test_only_windows_that_have_begun_keep_slots_from_others_and_the_rest_are_co
     assert (facts.cpus, facts.used) == (8, 6)
 
 
+def test_who_waits_in_a_reservation_is_not_the_head_of_the_line() -> None:
+    listed = [
+        text.Job("7", "x", "ada", "qw", 8, requests={"h_rt": "3600"}),
+        text.Job("8", "x", "bob", "qw", 2, requests={"h_rt": "60"}),
+    ]
+    every = text.facts(listed, [], {}, {}, None, set(), 100.0, 60.0)
+    assert (every.head, every.pending, every.owed) == ((8, 3600.0), 2, 28_920.0)
+    without = text.facts(listed, [], {}, {}, None, set(), 100.0, 60.0, {"7"})
+    assert (without.head, without.pending, without.owed) == ((2, 60.0), 1, 120.0)
+
+
 def test_a_job_in_a_reservation_names_it_once() -> None:
     assert "-ar 7" in native(order(), 0, "smp", None, {}, "7")
     with pytest.raises(Refused, match="beside --reservation"):
