@@ -166,6 +166,14 @@ class Adapter(ABC):
         """What it can do with these options, before it is made; to be overridden if they matter."""
         return cls.capabilities
 
+    @classmethod
+    def doubts(cls, options: Any) -> list[tuple[str, str]]:
+        """What of the manager's own configuration is against these options, and what to do.
+
+        Asked by `metasched doctor`, on the daemon's host but in no worker. Raises Unreachable.
+        """
+        return []
+
     @property
     def access(self) -> str:
         """By what it speaks to its manager, where there is a choice: shown to users."""

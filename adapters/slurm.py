@@ -40,6 +40,7 @@ from metasched.reservation_life import Survey, Window
 
 __all__ = ["Slurm", "SlurmOptions"]
 
+_RESERVES_CORES = ("select/cons_tres", "select/cons_res")
 _LICENCES_AGAIN = 60.0  # seconds until a cluster without licences is asked for them again
 
 
@@ -88,6 +89,16 @@ class Slurm(Adapter):
     @classmethod
     def able(cls, options: SlurmOptions) -> Capabilities:
         return replace(cls.capabilities, names_nodes=options.reservation_unit == "node")
+
+    @classmethod
+    def doubts(cls, options: SlurmOptions) -> list[tuple[str, str]]:
+        if options.reservation_unit == "node":
+            return []
+        select = Commands(options, "").controller().select
+        if select in _RESERVES_CORES:
+            return []
+        mend = f'write reservation_unit = "node", or have it run {_RESERVES_CORES[0]}'
+        return [(f"it runs {select}, which reserves no processors", mend)]
 
     @property
     def access(self) -> str:

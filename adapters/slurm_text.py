@@ -129,7 +129,7 @@ class Controller:
     `min_job_age` None: ended jobs are never forgotten. Task ids of an array are below
     `array_size`. `slurmdbd`: there is accounting, which keeps comments if `comments`; `completions`
     is the file of jobcomp/filetxt. `overrun` are the seconds for which a job may hold its nodes
-    after its limit; None: not told.
+    after its limit; None: not told. `select` is what chooses nodes.
     """
 
     now: float
@@ -140,6 +140,7 @@ class Controller:
     comments: bool = False
     completions: str | None = None
     overrun: float | None = None
+    select: str = ""
 
 
 def joined(ids: Collection[str]) -> Iterator[str]:
@@ -232,6 +233,7 @@ def controller(text: str) -> Controller:
         if found.get("JobCompType") == "jobcomp/filetxt"
         else None,
         overrun=_overrun(found),
+        select=found.get("SelectType", ""),
     )
 
 

@@ -17,12 +17,13 @@ from sqlalchemy.exc import DBAPIError
 from metasched.adapters.base import Refused, Unreachable
 from metasched.adapters.launching import Launcher
 from metasched.client import Client
-from metasched.config import Settings, find, load
+from metasched.config import ClusterSettings, Settings, find, load
 from metasched.db.schema import attempt, change
 from metasched.db.sqlite import NETWORK_FILESYSTEMS, Sqlite, filesystem
 from metasched.db.store import Database, words
 from metasched.errors import UserError
 from metasched.transitions import Event
+from metasched.worker import adapter_class
 
 ROOM = 256 * 1024 * 1024  # bytes that must be free beside the database
 SKEW = 2.0  # seconds by which clocks may differ; managers tell whole seconds
@@ -54,6 +55,7 @@ def examine(config: Path | None) -> list[Finding]:
         *_launcher(settings.launcher),
         *_mail_program(settings.mail_program),
         *_daemon(settings),
+        *(finding for cluster in settings.clusters for finding in _manager(cluster)),
     ]
 
 
@@ -192,6 +194,17 @@ def _cluster(row: dict[str, Any]) -> Finding:
         mend = "see the daemon's log; check the cluster's `python` and `library`"
         return Finding(check, False, worker["words"], mend)
     return Finding(check, True, row["state"])
+
+
+def _manager(settings: ClusterSettings) -> Iterator[Finding]:
+    """What the manager's own configuration has against ours, if it answers."""
+    kind = adapter_class(settings.cluster.adapter)
+    try:
+        doubts = kind.doubts(kind.Options(**settings.options))
+    except Unreachable:
+        return  # if that is no matter of a moment the daemon says so
+    for text, mend in doubts:
+        yield Finding(f"manager of {settings.cluster.name}", False, text, mend)
 
 
 def _licence_server(row: dict[str, Any]) -> Finding:

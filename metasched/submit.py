@@ -19,6 +19,7 @@ from metasched.units import (
     parse_licences,
     parse_memory,
     parse_moment,
+    parse_names,
     shown,
 )
 from metasched.units import parse_duration as parse_duration
@@ -153,7 +154,7 @@ def prepare(
         partition=_text(given, "partition"),
         qos=_text(given, "qos"),
         constraint=_text(given, "constraint"),
-        clusters=_read(given, "cluster", _names) or (),
+        clusters=_read(given, "cluster", lambda text: parse_names(_plain(text))) or (),
         native=_native(given),
         licences=_read(given, "licence", lambda text: parse_licences(_plain(text))) or {},
         array=_array(given),
@@ -436,13 +437,6 @@ def _urgency(text: str) -> int:
     if text not in ("0", "1", "2", "3"):
         raise Unreadable(f"{shown(text)} is no urgency", "write 0, 1, 2 or 3")
     return int(text)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = [word.strip() for word in _plain(text).split(",")]
-    if not all(names):
-        raise Unreadable(f"an empty name in {shown(text)}", "write NAME or NAME,NAME")
-    return tuple(dict.fromkeys(names))
 
 
 def _native(given: Given) -> dict[str, str]:

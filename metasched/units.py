@@ -193,6 +193,14 @@ def parse_memory(text: str) -> int:
     return amount
 
 
+def parse_names(text: str) -> tuple[str, ...]:
+    """The names of a comma list, each once. Unreadable if one is empty."""
+    names = [word.strip() for word in text.split(",")]
+    if not all(names):
+        raise Unreadable(f"an empty name in {shown(text)}", "write NAME or NAME,NAME")
+    return tuple(dict.fromkeys(names))
+
+
 def parse_licences(text: str) -> dict[str, int]:
     """How many of each licence: `matlab`, `matlab:2`, comma lists.
 

@@ -9,7 +9,7 @@ import typer
 from metasched.cli.connect import Config, Json, connect, ids
 from metasched.cli.jobs import InState, Jobs, User, show_changed
 from metasched.errors import UserError
-from metasched.units import MOST, Unreadable, parse_count, parse_duration, parse_moment
+from metasched.units import MOST, Unreadable, parse_count, parse_duration, parse_moment, parse_names
 
 Text = str | None
 
@@ -60,7 +60,7 @@ def modify(
         "urgency": ("--urgency", urgency, lambda text: _within(text, 0, 3)),
         "priority": ("--priority", priority, lambda text: _within(text, 1, MOST)),
         "name": ("--name", name, str),
-        "clusters": ("--cluster", cluster, lambda text: text.split(",")),
+        "clusters": ("--cluster", cluster, lambda text: list(parse_names(text))),
         "account": ("--account", account, str),
         "partition": ("--partition", partition, str),
         "qos": ("--qos", qos, str),

@@ -20,6 +20,7 @@ from metasched.units import (
     parse_duration,
     parse_licences,
     parse_moment,
+    parse_names,
 )
 
 T = TypeVar("T")
@@ -121,7 +122,7 @@ def reserve(
         **_amounts(many, lasting, at_least, at_most),
         **within,
         "by_node": nodes,
-        "clusters": [name.strip() for name in cluster.split(",")] if cluster else [],
+        "clusters": list(_parsed("--cluster", cluster, parse_names) or ()),
         "let_run": 0.0 if let_run == "0" else _parsed("--let-run", let_run, parse_duration),
         "dry_run": dry_run,
     }

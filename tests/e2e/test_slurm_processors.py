@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import time
@@ -325,4 +326,12 @@ def test_a_cluster_that_reserves_no_cores_says_what_to_write(
         told = site.error("reserve", "--size", "1", "--start", "+1h", "--duration", "1h", code=3)
         mend = 'its SelectType reserves no cores; write reservation_unit = "node"'
         assert told.startswith(f"sigma cannot keep it: its manager refused: {mend}")
+        found = {f["check"]: f for f in json.loads(site.run("doctor", "--json", code=1).stdout)}
+        manager = found["manager of sigma"]
+        assert manager["text"] == "it runs select/linear, which reserves no processors"
+        assert manager["mend"].startswith('write reservation_unit = "node"')
+        site.stop()
+        site.config.write_text(site.config.read_text().replace('"processor"', '"node"'))
+        site.start()
+        site.run("doctor")
         assert site.stop() == 0
