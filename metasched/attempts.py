@@ -89,49 +89,52 @@ class Attempts:
 
     def advance(self, task: Task, event: Event, cause: str) -> None:
         """Let `event` happen to a task, and what follows from that."""
-        attempt, before = task.attempt, task.state
+        books, gates, attempt, before = self._books, self._gates, task.attempt, task.state
         step = advance(before, event, task)
         after = step.task
         if attempt is not None and step.attempt is not None:
             left, joined = before in UNSTARTED, after in UNSTARTED
             if left and not joined:
-                self._books.count(task, before, -1)
+                books.count(task, before, -1)
             attempt.state = step.attempt
             if joined and not left:
-                self._books.count(task, after, +1)
-        if task.reason != _DUPLICATE:
-            task.reason = Reason.HELD if after is _HELD else ""
+                books.count(task, after, +1)
+        if task.reason and task.reason != _DUPLICATE:
+            task.reason = ""
+        if after is _HELD:
+            task.reason = task.reason or Reason.HELD
         task.state = after
-        self._books.record(task, event, before, cause)
+        books.record(task, event, before, cause)
         if before is _QUEUED:
             self._leasing.leave(task)
         if after in LIVE:
             if self._leasing.wanted(task):
                 self._leasing.must_hold(task)
-        elif attempt is not None:
+            gates.happened(task)
+            gates.sent(task)
+            return
+        if attempt is not None:
             self._close(task, attempt)
         if after in FINAL:
-            task.ended = attempt.ended if attempt is not None else self._books.now
-            self._books.remember(task)
-        self._gates.happened(task)
-        if after in LIVE:
-            self._gates.sent(task)
-        elif after in FINAL:
+            task.ended = attempt.ended if attempt is not None else books.now
+            books.remember(task)
+            gates.happened(task)
             last = self._end(task)
             if attempt is not None and attempt.intent is _REQUEUE:
                 self.reopen(task, last, "requeued as asked")
-        elif after is _QUEUED:
-            if attempt is not None and attempt.intent is Intent.CANCEL:
-                self.advance(task, Event.CANCEL, "cancelled as asked")
-            elif attempt is not None and attempt.rival in task.past:
-                assert attempt.rival is not None
-                self.adopt(task, attempt.rival, "it goes before the one that left")
-            elif task.held:
-                self.advance(task, Event.HOLD, "held as asked")
-            else:
-                self.wait(task)
+            return
+        gates.happened(task)
+        if after is _HELD:
+            gates.gone(task, books.now)
+        elif attempt is not None and attempt.intent is Intent.CANCEL:
+            self.advance(task, Event.CANCEL, "cancelled as asked")
+        elif attempt is not None and attempt.rival in task.past:
+            assert attempt.rival is not None
+            self.adopt(task, attempt.rival, "it goes before the one that left")
+        elif task.held:
+            self.advance(task, Event.HOLD, "held as asked")
         else:
-            self._gates.gone(task, self._books.now)
+            self.wait(task)
 
     def _end(self, task: Task) -> int:
         """A task has ended; with the last one its job is over. The last sending of the job."""
@@ -188,7 +191,10 @@ class Attempts:
         attempt.seen, attempt.given_up, attempt.tried = True, False, None
         attempt.native_id = row.native_id
         # what waits to begin again has no start of its own yet
-        attempt.started = None if row.state is _PENDING else row.started or attempt.started
+        if row.state is State.PENDING:
+            attempt.started = None
+        elif row.started is not None:
+            attempt.started = row.started
         attempt.begun |= row.started is not None
         self._leasing.expect(task)
         attempt.ended = row.ended

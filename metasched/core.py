@@ -411,16 +411,16 @@ class Core:
 
     def _listed(self, view: ClusterView, event: Seen) -> list[tuple[tuple[int, int], int]]:
         """Apply the rows of a listing: (job, sending) and index of each that is ours."""
-        ours = []
+        ours, instance, sendings = [], self.instance, self.books.sendings
         if event.full:
             view.strays.clear()
             view.withheld.clear()
         for row in event.rows:
-            sending = parse_tag(row.tag, self.instance)
+            sending = parse_tag(row.tag, instance)
             if sending is None:
                 continue
             ours.append((sending, row.task))
-            task = self.books.sendings.get(sending, _NONE).get(row.task)
+            task = sendings.get(sending, _NONE).get(row.task)
             if task is None:
                 self._comebacks.listed(view, *sending, row)
             elif task.live.cluster == event.cluster:

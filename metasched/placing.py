@@ -116,11 +116,6 @@ class Placing:
 
     # 4. Licences and the choice
 
-    @property
-    def _chooses(self) -> bool:
-        """Whether loads are compared at all."""
-        return len(self._books.views) > 1
-
     def look_anew(self) -> None:
         """A cluster may run other tasks than before."""
         self._fits.clear()
@@ -151,30 +146,31 @@ class Placing:
                 return
 
     def _place_all(self, waiting: list[Task]) -> None:
-        now, licences = self._books.now, self._leasing.licences
-        if (waiting or licences.waited_for) and self._chooses:
-            self._books.weigh_all()
+        books, leasing, licences = self._books, self._leasing, self._leasing.licences
+        now = books.now
+        if len(books.views) > 1 and (waiting or licences.waited_for):  # there is a choice
+            books.weigh_all()
         self._chunks = {}
         in_line = []
         if len(waiting) > 1:
             waiting.sort(key=lambda t: (t.key, *t.place))
         for task in waiting:
-            if not self._leasing.wanted(task) or task.place in self._leasing.passed_on:
+            if not leasing.wanted(task) or task.place in leasing.passed_on:
                 self._let_go(task)
             elif self._fit(task):
-                self._leasing.join(task)
+                leasing.join(task)
                 in_line.append(task)
-        self._leasing.none_passed()
+        leasing.none_passed()
         while (granted := licences.next(now)) is not None:
-            task = self._books.tasks[granted]
+            task = books.tasks[granted]
             self._let_go(task)
             if task.attempt is None:
-                self._leasing.leave(task)  # else it would be granted again, for ever
+                leasing.leave(task)  # else it would be granted again, for ever
         for task in in_line:
-            if (lacking := self._leasing.lacking(task, now)) is not None:
+            if (lacking := leasing.lacking(task, now)) is not None:
                 self._keep(task, [lacking])
         for (job, cluster), (sending, indices) in self._chunks.items():
-            self._books.out.actions.append(Send(job, sending, cluster, tuple(indices)))
+            books.out.actions.append(Send(job, sending, cluster, tuple(indices)))
 
     def _fit(self, task: Task) -> list[str]:
         """The clusters that may run a task now; if there is none it waits, not for licences."""
@@ -273,37 +269,37 @@ class Placing:
 
     def _send(self, task: Task, cluster: str) -> None:
         """Intend a sending; tasks of one job that go to one cluster now share it, up to a chunk."""
-        job, view = task.job.id, self._books.views[cluster]
-        sending, indices = self._chunks.get((job, cluster), (0, []))
-        if len(indices) in (0, view.cluster.chunk):
-            if indices:
-                self._books.out.actions.append(Send(job, sending, cluster, tuple(indices)))
-            sending = self._books.last_sending.get(job, 0) + 1
-            self._books.last_sending[job] = sending
-            indices = []
-            self._chunks[job, cluster] = (sending, indices)
+        books, job = self._books, task.job.id
+        view, chunk = books.views[cluster], self._chunks.get((job, cluster))
+        if chunk is not None and len(chunk[1]) == view.cluster.chunk:
+            books.out.actions.append(Send(job, chunk[0], cluster, tuple(chunk[1])))
+            chunk = None
+        if chunk is None:
+            books.last_sending[job] = books.last_sending.get(job, 0) + 1
+            chunk = self._chunks[job, cluster] = books.last_sending[job], []
+        sending, indices = chunk
         indices.append(task.index)
         if view.full:
-            view.probe_at = self._books.now + view.pause
+            view.probe_at = books.now + view.pause
         task.attempts += 1
         task.attempt = Attempt(
             task.attempts,
             sending,
             cluster,
             State.QUEUED,
-            self._books.now,
-            watched=view.watched(self._books.watch),
+            books.now,
+            watched=view.watched(books.watch),
             fence=view.cluster.fence_dir,
         )
-        self._books.sent(task)
+        books.sent(task)
         view.add(task)
         cause = "moved on purpose" if task.target == cluster else "load and ordering"
         task.target = None
         if self._leasing.wanted(task):
             cause += f", with {self._leasing.take(task)}"
         self._attempts.advance(task, Event.SEND, cause)
-        if self._chooses:
-            self._books.weigh(view)
+        if len(books.views) > 1:
+            books.weigh(view)
 
     def _keep(self, task: Task, against: list[Unfit]) -> None:
         """Nothing fits: say why by the reason that comes first, or reject for good."""

@@ -10,9 +10,8 @@ def tag_of(instance: str, job: int, sending: int) -> str:
 
 def parse_tag(tag: str, instance: str) -> tuple[int, int] | None:
     """(job, sending) if the tag is one of this instance's, else None."""
-    parts = tag.split("-")
-    if len(parts) != 4 or parts[0] != "ms" or parts[1] != instance:
-        return None
-    if not (parts[2].isdecimal() and parts[3].isdecimal()):
-        return None
-    return int(parts[2]), int(parts[3])
+    match tag.split("-"):
+        case ["ms", name, job, sending] if name == instance:
+            if job.isdecimal() and sending.isdecimal():
+                return int(job), int(sending)
+    return None

@@ -315,7 +315,7 @@ class Reservation:
     def admit(self, job: Waiting) -> bool:
         """Start the job if it fits now and does not delay the head."""
         room = self.room
-        if job.cpus > room.cpus or room.place(job) == NOWHERE:
+        if job.cpus > room.cpus or (job.counts and room.place(job) == NOWHERE):
             return False
         if room.now + job.estimated > self.shadow:
             if job.cpus > self.cpus or not self._spared(job):
@@ -433,16 +433,12 @@ def backfill(queue: Iterable[Waiting], room: Room) -> Waiting | None:
     """
     rest = iter(queue)
     head = strict(rest, room)
-    if head is None or room.full:
-        return head
     largest = room.largest  # most need more, in most passes all: then no promise is needed
     small = [job for job in rest if job.cpus <= largest]
-    if small:
+    if head is not None and small:
         promise = room.reserve(head)
         for job in small:
             if job.cpus <= largest and promise.admit(job):
-                if room.full:
-                    break
                 largest = room.largest
     return head
 

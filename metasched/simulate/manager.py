@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import lru_cache
-from typing import NamedTuple
 
 from metasched.model import Facts, Job, Nodes, Partition
 from metasched.policies.planning import planned_start
 from metasched.policies.queueing import (
     NEVER,
+    NOTHING,
     Free,
     Policy,
     Running,
@@ -20,13 +20,8 @@ from metasched.policies.queueing import (
 )
 from metasched.simulate.clusters import SimulatedCluster
 
-
-class Begun(NamedTuple):
-    """A job that has just started: where, and for how many seconds it will really run."""
-
-    id: int
-    machine: int
-    seconds: float
+# A job that has just started, its machine, and for how many seconds it will really run.
+Begun = tuple[int, int, float]
 
 
 class Manager:
@@ -92,7 +87,7 @@ class Manager:
 
     def _waiting(self, job: Job, priority: int) -> Waiting:
         """The job as this cluster's local policy sees it."""
-        machines: dict[int, float] = {}
+        machines: Mapping[int, float] = NOTHING
         estimated = job.estimated
         if self._machines is None:
             estimated *= job.benchmark / self.cluster.benchmark
@@ -106,7 +101,7 @@ class Manager:
             job.id,
             job.cpus,
             estimated,
-            {} if self._leased else job.licences,
+            NOTHING if self._leased else job.licences,
             machines,
             job.submitted,
             job.deadline,
@@ -148,7 +143,7 @@ class Manager:
             end = now + seconds
             self.running[job.id] = Running(job.id, cpus, end, job.counts, start.machine, job.user)
             insort(self._ends, (end, cpus))
-            begun.append(Begun(job.id, start.machine, ran))
+            begun.append((job.id, start.machine, ran))
         if self.policy.steady:
             self._refused = len(queue)
         return begun
