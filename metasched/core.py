@@ -28,7 +28,7 @@ from metasched.attempts import PURSUE_AGAIN, Attempts
 from metasched.books import Books
 from metasched.cluster_view import ClusterView, shape
 from metasched.comebacks import Comebacks
-from metasched.dependencies import Fate, Prospect
+from metasched.dependencies import Fate
 from metasched.events import (
     Accepted,
     Asked,
@@ -56,7 +56,7 @@ from metasched.events import (
     Tried,
     Unsure,
 )
-from metasched.gates import Gates
+from metasched.gates import MET, Gates
 from metasched.leasing import Leasing
 from metasched.licence_pools import Lease, LicenceCount, Lingering
 from metasched.model import Cluster, Facts, Job, Reason, State
@@ -342,7 +342,7 @@ class Core:
                 self.books.record(task, None, None, "submitted")
                 continue
             prospect = self._gates.queued(task, event.time)
-            if prospect is Prospect.MET:
+            if prospect is MET:
                 self.books.record(task, None, None, "submitted")
             else:
                 waits = self._gates.told(task, event.time)

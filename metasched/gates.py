@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from metasched.dependencies import (
     SINGLETON,
@@ -33,6 +33,7 @@ _Outlook = tuple[Prospect, float | None]  # of a term, and when time alone lets 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 _OURS = frozenset({Reason.DEPENDENCY, Reason.BEGIN_TIME, Reason.LIMIT_ARRAY})
+MET: Final = Prospect.MET  # named for every task: see `attempts`
 _ALL = -1  # all the blocked tasks of a job
 NEXT_STEP = 0.0  # when it is due, whatever the clock says
 AT_ONCE = 1000  # tasks that one step lets go on: a daemon must not be lost in it for seconds
@@ -165,10 +166,10 @@ class Gates:
     def _stand(self, task: Task, now: float) -> Prospect:
         job = task.job
         id, index = key = task.place
-        prospect = Prospect.MET
+        prospect = MET
         if job.dependency is not None and not task.attempts:
             prospect, due = self._prospect(job, index, now)
-            if prospect is not Prospect.MET:
+            if prospect is not MET:
                 task.reason = Reason.DEPENDENCY
                 self._blocked.setdefault(id, {})[index] = task
                 self._slots.get(id, set()).discard(index)

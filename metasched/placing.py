@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Final
 
 from metasched.attempts import Attempts
 from metasched.books import Books
@@ -18,6 +19,10 @@ from metasched.policies.pulling import Room
 from metasched.reservation_book import ReservationBook
 from metasched.tasks import Attempt, Task
 from metasched.transitions import UNSTARTED, Event
+
+# what each sending names: see `attempts`
+_QUEUED: Final = State.QUEUED
+_SEND: Final = Event.SEND
 
 _PRECEDENCE = {reason: place for place, reason in enumerate(Reason)}
 SAME_MOMENT = 1.0  # seconds to which managers round their times
@@ -286,7 +291,7 @@ class Placing:
             task.attempts,
             sending,
             cluster,
-            State.QUEUED,
+            _QUEUED,
             books.now,
             watched=view.watched(books.watch),
             fence=view.cluster.fence_dir,
@@ -297,7 +302,7 @@ class Placing:
         task.target = None
         if self._leasing.wanted(task):
             cause += f", with {self._leasing.take(task)}"
-        self._attempts.advance(task, Event.SEND, cause)
+        self._attempts.advance(task, _SEND, cause)
         if len(books.views) > 1:
             books.weigh(view)
 

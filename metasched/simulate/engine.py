@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from metasched.core import Core
 from metasched.events import (
@@ -49,6 +49,8 @@ from metasched.simulate.workload import Request, Workload
 from metasched.tags import tag_of
 
 INSTANCE = "lab"
+_RUNNING: Final = State.RUNNING  # named for every job: see `attempts`
+_COMPLETED: Final = State.COMPLETED
 POLLED = 1000  # news of one cluster in one listing
 
 # What a row tells of a job: its native id, state, start, end (seconds) and exit code. Most such
@@ -297,7 +299,7 @@ class Engine:
         self._stirred.add(place)
         if job in self._tags:
             start = self._begun[job].start
-            self._news[place][job] = str(job), State.COMPLETED, start, now, 0
+            self._news[place][job] = str(job), _COMPLETED, start, now, 0
         if self._progress is not None:
             self._progress(1)
 
@@ -353,7 +355,7 @@ class Engine:
             else:
                 task = self.core.tasks[job, 0]
                 priority, moves = task.priority, task.moves
-                news[job] = str(job), State.RUNNING, now, None, None
+                news[job] = str(job), _RUNNING, now, None, None
             self._begun[job] = Placed(
                 self._by_id[job],
                 now,
