@@ -24,6 +24,7 @@ from metasched.adapters import gridengine_windows as windows
 from metasched.adapters.base import Refused, Unreachable
 from metasched.adapters.commands import Answer
 from metasched.adapters.gridengine_windows import Kept
+from metasched.moving_slots import BEGINS
 from metasched.node_assignment import Need
 from metasched.reservation_life import Survey, Window, id_of
 
@@ -37,7 +38,6 @@ _NO = re.compile(
 _UNKNOWN = re.compile(r"does not exist")
 _FULL = "no suitable queues"
 _MOVES = 10  # reservations that are moved at the most to make room for one
-_BEGINS = 30.0  # seconds before its start in which one is not moved any more for another
 _PAST = 2.0  # seconds: a start nearer than that may have passed when the qmaster looks
 
 T = TypeVar("T")
@@ -161,7 +161,7 @@ class Reservations:
             and id_of(one.name, self._instance) is not None
             and one.user
             and one.usable
-            and one.start > taken + _BEGINS
+            and one.start > taken + BEGINS
         }
         newest = {one.name: one for one in coming.values()}
         older = [one for one in coming.values() if one != newest[one.name]]

@@ -14,6 +14,7 @@ from math import inf
 from metasched.carts import Carts
 from metasched.licences import Licences
 from metasched.model import Cluster
+from metasched.moving_slots import BEGINS, Places, Taken
 from metasched.node_assignment import Need
 from metasched.reservation_life import (
     OPEN,
@@ -125,10 +126,41 @@ class Availability:
                 taken[node] = spans
         return taken
 
-    def carts_for(self, event: ReservationAsked, cluster: str) -> list[Carts]:
+    def places(self, cluster: str, now: float) -> Places | None:
+        """The pools of a cluster, and which of ours could be in another one.
+
+        None where all is one: what is in the way there its manager alone can tell.
+        """
+        survey = self.surveys[cluster]
+        if len(survey.pools) < 2:
+            return None
+        pools = {pool.nodes[0]: pool for pool in survey.pools}
+        pool_of = {node: name for name, pool in pools.items() for node in pool.nodes}
+        uses = {name: list(pool.uses) for name, pool in pools.items()}
+        kept = {held.name: held for held in survey.held}
+        fixed, movable = [], {}
+        for need in self.needs(cluster):
+            held = kept.get(name_of(self._instance, need.id))
+            if held is None:  # it may be any that the manager chooses
+                fixed.append(Taken(need.start, need.end, dict.fromkeys(pools, need.size)))
+                continue
+            name = pool_of.get(held.nodes[0] if len(held.nodes) == 1 else "", "")
+            use = (held.start, held.end, need.size)
+            if use in uses.get(name, ()) and held.start > now + BEGINS:
+                uses[name].remove(use)
+                movable[need.id] = Taken(held.start, held.end, {name: need.size})
+        fixed += [
+            Taken(start, end, {name: many}) for name in uses for start, end, many in uses[name]
+        ]
+        sizes = {name: pool.size for name, pool in pools.items()}
+        return Places(sizes, fixed, movable, lambda name: name)
+
+    def carts_for(
+        self, event: ReservationAsked, cluster: str, together: bool = False
+    ) -> list[Carts]:
         """What is free of a cluster while all licences that are asked for are free as well.
 
-        Empty if one cannot be used there.
+        Empty if one cannot be used there. `together` as in `carts`.
         """
         if self._licences.barred(event.licences, cluster) is not None:
             return []
@@ -138,16 +170,16 @@ class Availability:
             for start, stop in self._licences.lacking(event.licences, event.time)
             if start < end
         ]
-        found = self.carts(cluster, event.time)
+        found = self.carts(cluster, event.time, together)
         for carts in found:
             for start, stop in merged(lacking):
                 _close(carts, start, stop)
         return found
 
-    def carts(self, cluster: str, now: float) -> list[Carts]:
+    def carts(self, cluster: str, now: float, together: bool = False) -> list[Carts]:
         """What is free of a cluster over time: its nodes, or the processors of each of its pools.
 
-        Empty if it has told of none that is up.
+        Empty if it has told of none that is up. `together`: of all its pools.
         """
         survey = self.surveys.get(cluster)
         if survey is None:
@@ -157,6 +189,9 @@ class Availability:
             new = [n for n in self.needs(cluster) if name_of(self._instance, n.id) not in kept]
             # which pool the manager chooses is not known before it has
             others = [(need.start, need.end, need.size) for need in new]
+            if together:
+                uses = [use for pool in survey.pools for use in pool.uses]
+                return [_left(sum(pool.size for pool in survey.pools), [*uses, *others], now)]
             return [_left(pool.size, [*pool.uses, *others], now) for pool in survey.pools]
         if not (taken := self.taken(cluster, now)):
             return []

@@ -14,6 +14,7 @@ from metasched.carts import Carts
 from metasched.node_assignment import Need, assigned, in_turn
 from metasched.reservation_life import Span
 
+BEGINS = 30.0  # seconds before its start in which one is not moved any more for another
 _WORK = 1_000_000  # slots looked at, once for each reservation placed: measured, 1.1 s
 
 Slots = Mapping[str, int]  # how many of each place

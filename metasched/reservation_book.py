@@ -326,7 +326,7 @@ class ReservationBook:
                 offer.size, lasts, event.request.ready, event.request.deadline + event.let_run
             )
         ]
-        return list(merged(found))
+        return list(merged(found)) or [(offer.start, offer.start)]  # where others are to move
 
     def instead(self, event: ReservationAsked) -> dict[str, list[Offer]]:
         """What would be possible instead, by cluster, the nearest to the request first."""
@@ -352,6 +352,8 @@ class ReservationBook:
             if (request := self._as_counted(event, cluster, carts)) is not None
             and (offer := best(carts, request)) is not None
         ]
+        if not offers and (moved := self._by_moving(event, cluster)) is not None:
+            offers = [moved]
         if not offers:
             return None
         offer = min(offers, key=lambda offer: offer.rank)
@@ -360,6 +362,24 @@ class ReservationBook:
         need = Need(event.id, offer.start, offer.end, offer.size)
         places = assigned(self.free.taken(cluster, event.time), [*self.free.needs(cluster), need])
         return None if places is None else (_asked_of(offer, event.let_run), places)
+
+    def _by_moving(self, event: ReservationAsked, cluster: str) -> Offer | None:
+        """The first window by the amounts of all pools, if others can leave one of them for it.
+
+        The adapter moves them, when the manager finds no room.
+        """
+        if (places := self.free.places(cluster, event.time)) is None:
+            return None
+        for carts in self.free.carts_for(event, cluster, together=True):
+            request = self._as_counted(event, cluster, carts)
+            largest = max(places.slots.values())
+            if request is None or request.least > largest:
+                return None
+            offer = best(carts, replace(request, most=min(request.most, largest)))
+            if offer is not None:
+                need = Need(event.id, offer.start, offer.end, offer.size)
+                return offer if places.moves(need) is not None else None
+        return None
 
     def _as_counted(self, event: ReservationAsked, cluster: str, carts: Carts) -> Request | None:
         """The request in what the cluster promises, until its jobs are gone.

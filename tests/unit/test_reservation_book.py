@@ -202,6 +202,40 @@ def test_what_binds_late_is_broken_at_its_start_if_its_cluster_is_gone() -> None
     assert (desk.state(1), desk[1].offers) == (Stage.BROKEN, ())
 
 
+def test_others_move_to_another_host_where_one_has_its_processors_on_one_host() -> None:
+    desk = Desk()
+    begun = (T, T + 50, 1)
+
+    def told(*hosts: str) -> None:
+        """What the manager has chosen for the first two."""
+        held = tuple(
+            Held(name_of("i", id), T + start, T + start + 100, (host,), 2)
+            for (id, start), host in zip(((1, 100), (2, 200)), hosts, strict=True)
+        )
+        pools = tuple(
+            Pool((host,), 2, (begun, *((h.start, h.end, 2) for h in held if h.nodes == (host,))))
+            for host in ("h1", "h2")
+        )
+        desk.step(Surveyed(T, "alpha", Survey(T, (), held, pools)))
+
+    def ask(id: int, start: float, end: float, size: int = 2) -> ReservationAsked:
+        return replace(desk.asked(id, start, end, size=size), by_node=False)
+
+    desk.step(Surveyed(T, "alpha", Survey(T, (), (), tuple(Pool((h,), 2) for h in ("h1", "h2")))))
+    desk.step(ask(1, 100, 200))
+    desk.step(ask(2, 200, 300))
+    desk.bind(1, 2)
+    told("h1", "h2")
+    third = ask(3, 100, 300)
+    assert desk.book.possible(third) == {"alpha": Offer(T + 100, T + 300, 2)}
+    assert desk.book.starts(third, "alpha", Offer(T + 100, T + 300, 2)) == [(T + 100, T + 100)]
+    assert desk.book.possible(ask(3, 100, 300, size=3)) == {}
+    assert desk.book.possible(ask(3, 40, 300)) == {}  # one processor of each host is taken
+    out = desk.step(third)
+    assert out.bindings == [Bind("alpha", 3)]
+    assert desk.book.possible(ask(4, 100, 300)) == {}
+
+
 def test_dynamic_binding_admits_what_static_binding_must_refuse() -> None:
     """Of two nodes A[0,1) B[2,3) C[0,2) X[1,3): by amounts all fit, where B moves for X."""
     desk = Desk(UP)
