@@ -174,7 +174,11 @@ class Site:
             rows = self.rows(*jobs)
             return rows if all(row["state"] in ENDED for row in rows) else None
 
-        rows: list[dict[str, Any]] = self.until(ended, patience)
+        try:
+            rows: list[dict[str, Any]] = self.until(ended, patience)
+        except AssertionError as late:
+            left = [row for row in self.rows(*jobs) if row["state"] not in ENDED]
+            raise AssertionError(f"{late}\nnot ended: {left}") from None
         return rows
 
     def told(self) -> str:

@@ -95,7 +95,8 @@ class Promises:
         by_processor: Collection[str] = (),
     ) -> None:
         self.site, self.slurm, self.cell, self._by_processor = site, slurm, cell, by_processor
-        # a controller that is killed forgets its last jobs: claims prove that these never began
+        # Claims prove of what is in doubt that it never began: a controller that is killed forgets
+        # its last jobs, and the accounting of a new cell proves nothing of before its first record.
         claims = site.folder / "claims"
         claims.mkdir(mode=0o700)
         tables = [
@@ -106,7 +107,8 @@ class Promises:
         ]
         if cell is not None:
             python = cell.python(site.folder / "python")
-            tables.append(cell.table(python, "poll_interval = 1\nsettle = 1\n"))
+            claimed = f'fence_dir = "{claims}"\n'
+            tables.append(cell.table(python, f"poll_interval = 1\nsettle = 1\n{claimed}"))
         site.configure("".join(tables))
         site.start()
         self.client = Client(site.folder / "ms.sock", timeout=120)
