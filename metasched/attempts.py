@@ -50,7 +50,7 @@ class Attempts:
             of_job = self._books.open[task.job.id] = {}
         of_job[task.index] = task
         if task.attempt is not None:
-            self._books.sent(task)
+            self._books.sent(task, task.attempt)
 
     def depend(self, job: Job, fates: Iterable[Fate]) -> None:
         """Follow what a job depends on, from the `fates` that its targets had by now."""
@@ -95,10 +95,10 @@ class Attempts:
         if attempt is not None and step.attempt is not None:
             left, joined = before in UNSTARTED, after in UNSTARTED
             if left and not joined:
-                books.count(task, before, -1)
+                books.count(task, attempt, before, -1)
             attempt.state = step.attempt
             if joined and not left:
-                books.count(task, after, +1)
+                books.count(task, attempt, after, +1)
         if task.reason and task.reason != _DUPLICATE:
             task.reason = ""
         if after is _HELD:
@@ -163,7 +163,7 @@ class Attempts:
         tried = attempt.tried is not None or attempt.accepted is not None
         if view is not None and tried and not (attempt.revoked or attempt.refused):
             self.revoke(view, [task])  # its manager may bring it back
-        self._books.unsent(task)
+        self._books.unsent(task, attempt)
         if view is not None:
             view.drop(task)
         if task.state is _QUEUED:
@@ -228,7 +228,7 @@ class Attempts:
         """Open the attempt that the manager has begun by itself; the last one ended with that."""
         last = task.live
         before = last.state
-        self._books.count(task, before, -1)
+        self._books.count(task, last, before, -1)
         last.state = State.NODE_FAIL
         last.ended = last.ended or self._books.now
         last.word = last.word or row.word
@@ -248,7 +248,7 @@ class Attempts:
             restarts=row.restarts,
         )
         task.state, task.held = advance(before, Event.RESTART, task).task, False
-        self._books.count(task, task.state, +1)
+        self._books.count(task, task.attempt, task.state, +1)
         cause = f"the manager restarted it by itself (restart {row.restarts})"
         self._books.record(task, Event.RESTART, before, cause)
         self._gates.happened(task)
@@ -274,7 +274,7 @@ class Attempts:
             task.attempt.intent = Intent.HOLD if task.held else Intent.RECALL
         elif past.requeued:
             task.attempt.intent = Intent.REQUEUE
-        self._books.sent(task)
+        self._books.sent(task, task.attempt)
         self.advance(task, Event.ADOPT, cause)
         if view is not None:
             view.add(task)

@@ -13,7 +13,7 @@ from metasched.model import Job, State
 from metasched.policies.classify import Classifier
 from metasched.policies.dispatch import LoadOrdering
 from metasched.tags import parse_tag, tag_of
-from metasched.tasks import Change, Ended, Past, Place, Task
+from metasched.tasks import Attempt, Change, Ended, Past, Place, Task
 from metasched.transitions import UNSTARTED, Event
 
 ENDED_KEPT = 20_000  # ended tasks that are remembered, in case an attempt of theirs comes back
@@ -100,13 +100,13 @@ class Books:
         for kept in (self.tasks, self.open, self.sendings):
             kept.clear()
 
-    def sent(self, task: Task) -> None:
+    def sent(self, task: Task, attempt: Attempt) -> None:
         """It has a live attempt."""
-        self.sendings.setdefault((task.job.id, task.live.sending), {})[task.index] = task
+        self.sendings.setdefault((task.job.id, attempt.sending), {})[task.index] = task
 
-    def unsent(self, task: Task) -> None:
+    def unsent(self, task: Task, attempt: Attempt) -> None:
         """Its attempt has ended."""
-        sending = (task.job.id, task.live.sending)
+        sending = (task.job.id, attempt.sending)
         tasks = self.sendings[sending]
         del tasks[task.index]
         if not tasks:
@@ -118,9 +118,9 @@ class Books:
         if len(self.ended) > ENDED_KEPT:
             self.ended.popitem(last=False)  # of a dict the first is found past all that have gone
 
-    def count(self, task: Task, state: State, sign: Literal[1, -1]) -> None:
+    def count(self, task: Task, attempt: Attempt, state: State, sign: Literal[1, -1]) -> None:
         """Keep the loads of a cluster in step with what waits there unstarted."""
-        view, job = self.views.get(task.live.cluster), task.job
+        view, job = self.views.get(attempt.cluster), task.job
         if state not in UNSTARTED or view is None:
             return
         if sign > 0:

@@ -288,7 +288,7 @@ class Core:
             never_tried = attempt.untried
             if (view := self.books.view_of(task)) is not None:
                 view.add(task)
-                self.books.count(task, attempt.state, +1)
+                self.books.count(task, attempt, attempt.state, +1)
                 if attempt.tried is not None:
                     attempt.tried = event.time  # a try may have gone on until now
                     self.books.store(task)

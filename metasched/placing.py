@@ -296,7 +296,7 @@ class Placing:
             watched=view.watched(books.watch),
             fence=view.cluster.fence_dir,
         )
-        books.sent(task)
+        books.sent(task, task.attempt)
         view.add(task)
         cause = "moved on purpose" if task.target == cluster else "load and ordering"
         task.target = None

@@ -114,12 +114,12 @@ class Wishes:
         for task in tasks:
             attempt = task.attempt
             if attempt is not None:
-                self._books.count(task, attempt.state, -1)
+                self._books.count(task, attempt, attempt.state, -1)
             task.job, task.priority, task.key = job, priority, self._books.key(job, priority)
             task.classified = priority
             task.forgiven, task.refused = task.attempts, set()
             if attempt is not None:
-                self._books.count(task, attempt.state, +1)
+                self._books.count(task, attempt, attempt.state, +1)
             self._books.note(task, f"changed{by}: {event.what}")
             if task.state is State.QUEUED:
                 task.reason = ""
