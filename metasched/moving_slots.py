@@ -78,7 +78,6 @@ class _Units:
         self._place: dict[str, str] = {}
         self._taken: dict[str, list[Span]] = {}  # by what is fixed
         self._of: dict[int, tuple[str, ...]] = dict.fromkeys(places.movable, ())
-        self._here: dict[str, list[Taken]] = {}  # what takes slots of each place
         for place, many in places.slots.items():
             needs = [
                 Need(id, use.start, use.end, use.slots[place])

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from metasched.cli.connect import Config, Json, connect
+from metasched.cli.connect import Config, Json, connect, filled
 from metasched.cli.show import moment, table
 from metasched.cli.why import number
 
-Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", callback=filled, show_default=False)]
 
 cluster = typer.Typer(
     help="""Close a cluster to new work, and open it again.

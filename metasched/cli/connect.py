@@ -26,6 +26,14 @@ Nearest = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+def filled(given: typer.CallbackParam, word: str | None) -> str | None:
+    """The callback of what must not be empty: a variable of a script that is not set."""
+    if word == "":
+        name = given.opts[0] if given.param_type_name == "option" else given.metavar
+        raise UserError(f"an empty word, {name}; leave it out, or give it a value")
+    return word
+
+
 def connect(config: str | None) -> Client:
     """The daemon of the configuration, else of the environment, else the nearest one."""
     return Client(daemon_socket(config))

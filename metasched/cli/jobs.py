@@ -9,7 +9,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from metasched.cli.connect import Config, Json, connect, folded_rows, ids
+from metasched.cli.connect import Config, Json, connect, filled, folded_rows, ids
 from metasched.cli.messages import fail
 from metasched.cli.show import moment, table
 from metasched.client import Broken, Client, NotFound, Unreachable
@@ -25,9 +25,13 @@ _MOMENTS = ("submitted", "expected_start", "started", "ended")
 
 Jobs = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", show_default=False)]
 Named = Annotated[list[str], typer.Argument(metavar="JOB...", show_default=False)]
-User = Annotated[str | None, typer.Option("--user", metavar="U", help="Jobs of this user.")]
+User = Annotated[
+    str | None,
+    typer.Option("--user", metavar="U", callback=filled, help="Jobs of this user."),
+]
 InState = Annotated[
-    str | None, typer.Option("--state", metavar="S,...", help="Jobs in these states.")
+    str | None,
+    typer.Option("--state", metavar="S,...", callback=filled, help="Jobs in these states."),
 ]
 
 

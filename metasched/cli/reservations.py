@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from metasched.cli.connect import Config, Json, connect
+from metasched.cli.connect import Config, Json, connect, filled
 from metasched.cli.gantt import chart, draw
 from metasched.cli.show import moment, table
 from metasched.errors import UserError
@@ -76,11 +76,19 @@ def reserve(
         typer.Option("--licence", "-L", metavar="NAME[:N],...", help="Keep these licences, too."),
     ] = None,
     user: Annotated[
-        str | None, typer.Option("--user", metavar="U", help="For this user [operators only].")
+        str | None,
+        typer.Option(
+            "--user", metavar="U", callback=filled, help="For this user [operators only]."
+        ),
     ] = None,
     mail: Annotated[
         str | None,
-        typer.Option("--mail", metavar="ADDRESS", help="Write there if it breaks [owner's name]."),
+        typer.Option(
+            "--mail",
+            metavar="ADDRESS",
+            callback=filled,
+            help="Write there if it breaks [owner's name].",
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be possible.")] = False,
     json: Json = False,
