@@ -305,6 +305,8 @@ class Core:
             self._attempts.revoke(view, [t for t in view.live.values() if t.live.revoking])
         self._leasing.reconcile()
         self.reservations.booted(*(event.instance, event.policy, event.clusters, self.books.out))
+        # also those that were over while their cluster was not configured
+        self._moving.reservations_changed(self.reservations.known.values())
 
     def _clock_set(self, event: ClockSet) -> None:
         """Move what durations are counted from: a step of the clock is no time that has passed.

@@ -353,6 +353,31 @@ def test_a_cell_that_was_left_out_by_mistake_is_put_back_and_nothing_is_lost(
     site.replayed()
 
 
+def test_one_that_was_cancelled_while_its_cell_was_left_out_is_deleted_when_that_is_back(
+    over_cell: Site, cell: Cell
+) -> None:
+    """Nothing is deleted that a job waits in: that comes back to us before."""
+    site = over_cell
+    made = site.json("reserve", "--size", "3", "--start", "+1h", "--duration", "5m")
+    id = made["reservation"]
+    inside = site.submit("--reservation", str(id), "-t", "1", "--wrap", "true")
+    site.until(lambda: site.row(inside)["state"] == "pending")
+    site.stop()
+    whole = site.config.read_text()
+    site.configure()
+    site.start()
+    site.run("reservation", "cancel", str(id))
+    site.stop()
+    site.config.write_text(whole)
+    site.start()
+    site.until(lambda: kept(cell) == {})
+    site.until(lambda: site.row(inside)["state"] == "queued")
+    assert site.row(inside)["reason"] == "reservation_wait"
+    site.run("cancel", str(inside))
+    assert site.stop() == 0
+    site.replayed()
+
+
 def test_who_waits_in_a_reservation_keeps_nobody_from_coming_before_it(
     over_cell: Site, cell: Cell
 ) -> None:

@@ -219,3 +219,18 @@ def test_where_no_listing_saw_it_run_its_claim_tells_that_it_did() -> None:
     begun = tuple((claim.tag, claim.task) for claim in revoke.claims)
     site.step(Revoked(END + 2, begun=begun))
     assert site.core.tasks[1, 0].state is State.UNKNOWN
+
+
+def test_what_waits_in_one_that_was_over_while_its_cluster_was_left_out_comes_back() -> None:
+    for over in (ReservationCancelled(T + 3, 1, "ada"), Due(START), Due(END)):
+        site = Site()
+        site.submit()
+        site.seen(T + 1, site.row(State.PENDING))
+        if over.time == END:
+            site.seen(START, site.row(State.PENDING))
+        site.step(Booted(T + 2, "i", Policy(), (replace(ALPHA, name="beta"),)))
+        site.step(over)
+        site.step(Booted(over.time + 1, "i", Policy(), (ALPHA,)))
+        site.seen(over.time + 2, site.row(State.PENDING))
+        [back] = [action for action in site.out.actions if isinstance(action, Withdraw)]
+        assert back == Withdraw(1, 1, "alpha", {0: "1_0"}, unstarted=True)
