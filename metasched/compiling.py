@@ -7,6 +7,9 @@ is made lies in a temporary folder; the compiled modules go into the wheel besid
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import sysconfig
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,6 +38,11 @@ class Compiling(BuildHookInterface[Any]):
         if version == "editable":
             self.app.display_warning("an editable install is not compiled")
             return
+        if lacking := _lacking():
+            self.app.abort(
+                f"metasched: error: there is no {lacking}, METASCHED_COMPILE; "
+                "install gcc and Python's headers (Debian: gcc python3-dev), or leave it out"
+            )
         self._folder = TemporaryDirectory(prefix="metasched-")
         libraries = _compile(Path(self.root), self.config["modules"], Path(self._folder.name))
         build_data["force_include"].update(libraries)
@@ -43,6 +51,15 @@ class Compiling(BuildHookInterface[Any]):
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if not build_data["pure_python"]:
             self._folder.cleanup()
+
+
+def _lacking() -> str:
+    """What the compiler, which is called a minute later, would not find."""
+    compiler, *_ = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    if shutil.which(compiler) is None:
+        return compiler
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    return "" if header.exists() else str(header)
 
 
 def _compile(root: Path, modules: list[str], folder: Path) -> dict[str, str]:

@@ -86,6 +86,22 @@ def test_every_module_named_is_compiled(compiled: Path) -> None:
     )
 
 
+def test_says_at_once_what_the_compiler_lacks(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", str(ROOT)]
+    nowhere = {"METASCHED_COMPILE": "1", "CC": str(tmp_path / "cc")}
+    ran = subprocess.run(
+        [*build, "--outdir", str(tmp_path)],
+        env=os.environ | nowhere,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert f"metasched: error: there is no {tmp_path / 'cc'}, METASCHED_COMPILE; " in ran.stderr
+    assert "Traceback" not in ran.stdout + ran.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(("workload", "clusters", "policy", "settings"), RUNS)
 def test_answers_every_event_alike(
     compiled: Path,
