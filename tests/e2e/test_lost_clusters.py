@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from getpass import getuser
 from typing import Any
 
 from metasched.db import reservations
@@ -13,6 +14,7 @@ from tests.e2e.conftest import Site
 from tests.e2e.test_doctor import findings
 
 GONE = "cluster gone is not configured"
+ME = getuser()
 
 
 def write(site: Site, *some: Reservation) -> None:
@@ -26,7 +28,7 @@ def write(site: Site, *some: Reservation) -> None:
 def on_gone(id: int, state: Stage, start: float) -> Reservation:
     return Reservation(
         id=id,
-        user="root",
+        user=ME,
         cluster="gone",
         start=start,
         end=start + 3600,
@@ -60,7 +62,7 @@ def test_they_are_named_everywhere_and_broken_only_when_they_would_begin(site: S
     )
     site.start()
     for id in (1, 2, 3):
-        assert f"reservation {id} of root: {GONE}; put it back, or cancel" in site.log.read_text()
+        assert f"reservation {id} of {ME}: {GONE}; put it back, or cancel" in site.log.read_text()
     rows = told(site)
     assert [(rows[id]["state"], rows[id]["cause"]) for id in (1, 2, 3)] == [
         ("active", GONE),
