@@ -28,6 +28,7 @@ from metasched.adapters.drmaa_script import script
 from metasched.adapters.drmaa_session import Session
 from metasched.adapters.gridengine_accounting import Accounting
 from metasched.adapters.gridengine_reservations import Reservations
+from metasched.adapters.gridengine_windows import Kept
 from metasched.adapters.launching import Launcher
 from metasched.model import Cluster, Listing, Row, State
 from metasched.reservation_life import Survey, Window
@@ -104,6 +105,14 @@ class _Wish:
         return self.tag, self.task, self.owner
 
 
+def _within(order: Order, kept: Kept, now: float) -> Order:
+    """An order of which the limit is in its reservation: who begins late has what is left."""
+    if (left := kept.left(now)) < 1:
+        raise Refused(f"advance reservation {kept.id} is over", again=True)
+    limit = order.job.time_limit
+    return replace(order, job=replace(order.job, time_limit=min(limit or left, left)))
+
+
 class GridEngine:
     """One Grid Engine cell."""
 
@@ -150,7 +159,7 @@ class GridEngine:
         for index in order.indices:
             try:
                 native = batch.native(
-                    order,
+                    order if within is None else _within(order, within, time.time()),
                     index,
                     settings.parallel_environment,
                     settings.memory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -44,6 +45,14 @@ class Kept:
     @property
     def over(self) -> bool:
         return bool(set(self.state) & set("dx"))
+
+    def left(self, now: float) -> int:
+        """For how many seconds a job may ask that is queued now; the qmaster refuses longer ones.
+
+        It counts from when it has the job, which may be a second later.
+        """
+        later = 1.0 if now > self.start - 1 else 0.0
+        return math.floor(self.end - max(now, self.start) - later)
 
     @property
     def places(self) -> tuple[str, ...]:

@@ -378,6 +378,29 @@ def test_one_that_was_cancelled_while_its_cell_was_left_out_is_deleted_when_that
     site.replayed()
 
 
+def test_what_is_sent_when_the_window_has_begun_may_run_for_what_is_left_of_it(
+    over_cell: Site, cell: Cell
+) -> None:
+    """Grid Engine refuses a job that by its limit would go on after its reservation."""
+    site = over_cell
+    made = site.json("reserve", "--size", "2", "--start", "+3s", "--duration", "30s")
+    within = ("--reservation", str(made["reservation"]))
+    first = site.submit(*within, "--wrap", "sleep 2")
+    after = ("--dependency", f"afterok:{first}")
+    jobs = [
+        site.submit(*within, *after, "--wrap", "true"),
+        site.submit(*within, *after, "-t", "0:30", "--wrap", "true"),
+        site.submit(*within, "--array", "0-1%1", "--wrap", "sleep 2"),
+    ]
+    rows = site.until_ended(first, *jobs)
+    assert {row["state"] for row in rows} == {"completed"}
+    assert len(rows) == 5
+    site.run("reservation", "cancel", str(made["reservation"]))
+    site.until(lambda: kept(cell) == {})
+    assert site.stop() == 0
+    site.replayed()
+
+
 def test_who_waits_in_a_reservation_keeps_nobody_from_coming_before_it(
     over_cell: Site, cell: Cell
 ) -> None:

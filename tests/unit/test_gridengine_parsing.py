@@ -617,6 +617,12 @@ def test_who_waits_in_a_reservation_is_not_the_head_of_the_line() -> None:
     assert (without.head, without.pending, without.owed) == ((2, 60.0), 1, 120.0)
 
 
+def test_a_job_that_is_queued_in_a_window_may_ask_for_what_is_left_of_it() -> None:
+    one = windows.Kept("1", "x", "root", "w", 100.0, 200.0, {})
+    for now, left in ((10.0, 100), (99.5, 99), (100.0, 99), (150.5, 48), (198.9, 0), (300.0, -101)):
+        assert one.left(now) == left
+
+
 def test_a_job_in_a_reservation_names_it_once() -> None:
     assert "-ar 7" in native(order(), 0, "smp", None, {}, "7")
     with pytest.raises(Refused, match="beside --reservation"):
