@@ -174,7 +174,7 @@ class Classifier:
         Later answers differ once other jobs have been remembered: whoever explains a priority
         afterwards keeps the parts that made it.
         """
-        return self.judge(job)[1]
+        return [*self.judge(job)[1]]  # those that are kept stay as they are
 
     def judge(self, job: Job) -> tuple[int, list[Part]]:
         """The priority the job would get now, and its parts; both alike for jobs judged alike."""
