@@ -58,6 +58,8 @@ def native(
     if job.account is not None:
         words += ["-P", job.account]
     if within is not None:
+        if counted := (*job.gres, *job.licences):  # the qmaster would say: no suitable queues
+            raise Refused(f"a reservation of Grid Engine has slots only, no {counted[0]}")
         if "-ar" in order.options:
             raise Refused("native option '-ar' beside --reservation; leave out one")
         words += ["-ar", within]

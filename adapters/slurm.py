@@ -59,6 +59,7 @@ class Slurm(Adapter):
         estimates=True,
         reservations=True,
         names_nodes=True,
+        licences_inside=True,
     )
 
     def __init__(

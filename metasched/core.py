@@ -153,6 +153,7 @@ class Core:
                 self._gates.refresh()
             case Resumed():
                 self._moving.resumed(event)
+                self._moving.reservations_changed(self.reservations.known.values())
                 self._gates.refresh()
             case LicencesCounted():
                 for count in event.counts:

@@ -484,3 +484,25 @@ def test_what_was_killed_at_its_end_while_no_daemon_was_there_is_out_of_time(
     assert "timeout (its reservation ended)" in site.run("explain", str(job)).stdout
     assert site.stop() == 0
     site.replayed()
+
+
+def test_a_licence_that_the_cell_counts_is_not_reserved_there(site: Site, cell: Cell) -> None:
+    python = cell.python(site.folder / "python")
+    licences = '[[licence]]\nname = "matlab"\ntotal = 3\n[[licence]]\nname = "nx"\ntotal = 3\n'
+    site.configure(licences + cell.table(python, "poll_interval = 0.5\nsettle = 1\n"))
+    site.start()
+    window = ("reserve", "--size", "1", "--duration", "1m")
+    refused = site.error(*window, "-L", "matlab", code=3)
+    assert "cell: its manager counts licence matlab, and reserves none" in refused
+    assert kept(cell) == {}
+    id = str(site.json(*window, "-L", "nx")["reservation"])
+    try:
+        barred = site.submit("--reservation", id, "-L", "matlab", "--wrap", "true")
+        inside = site.submit("--reservation", id, "-L", "nx", "--wrap", "true")
+        site.until(lambda: site.rows(inside)[0]["state"] == "completed")
+        site.until(lambda: site.rows(barred)[0]["state"] == "rejected")
+        told = site.run("story", str(barred)).stdout
+        assert "a reservation of Grid Engine has slots only, no matlab" in told
+    finally:
+        site.run("reservation", "cancel", id)
+        site.until(lambda: kept(cell) == {})

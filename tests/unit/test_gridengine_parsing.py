@@ -627,3 +627,5 @@ def test_a_job_in_a_reservation_names_it_once() -> None:
     assert "-ar 7" in native(order(), 0, "smp", None, {}, "7")
     with pytest.raises(Refused, match="beside --reservation"):
         native(order(options=("-ar", "3")), 0, "smp", None, {}, "7")
+    with pytest.raises(Refused, match="slots only, no lic"):
+        native(order(licences={"lic": 1}), 0, "smp", None, COUNTED, "7")

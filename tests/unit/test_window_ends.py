@@ -15,6 +15,7 @@ from metasched.events import (
     Due,
     Outcome,
     Policy,
+    Resumed,
     Revoke,
     Revoked,
     Seen,
@@ -234,3 +235,17 @@ def test_what_waits_in_one_that_was_over_while_its_cluster_was_left_out_comes_ba
         site.seen(over.time + 2, site.row(State.PENDING))
         [back] = [action for action in site.out.actions if isinstance(action, Withdraw)]
         assert back == Withdraw(1, 1, "alpha", {0: "1_0"}, unstarted=True)
+
+
+def test_what_waits_in_one_that_was_over_while_its_manager_was_silent_comes_back_all_the_same() -> (
+    None
+):
+    site = Site()
+    site.submit()
+    site.seen(START, site.row(State.PENDING))
+    site.step(Silent(END - 5, "alpha", "down"))
+    site.step(Due(END))
+    site.step(Resumed(END + 1, "alpha"))  # it had been closed; what it wants back may stay
+    site.seen(END + 2, site.row(State.PENDING))
+    [back] = [action for action in site.out.actions if isinstance(action, Withdraw)]
+    assert back == Withdraw(1, 1, "alpha", {0: "1_0"}, unstarted=True)
