@@ -23,11 +23,12 @@ lint: .venv/stamp
 	$(PYTHON) -m ruff format --check metasched adapters policies db tests
 	$(PYTHON) -m mypy metasched tests
 
-# an environment of its own with the compiled build, which `make bench` measures too
+# an environment of its own with the compiled build
 compile: .venv/stamp
 	tests/compiled .compiled
 
 bench: .venv/stamp
+	tests/compiled .compiled || echo "metasched: warning: only pure Python is measured" >&2
 	$(PYTHON) -m pytest tests/bench -m bench -q -s
 
 # faults by the thousand; writes docs/reliability.md
