@@ -43,7 +43,10 @@ from metasched.reservation_life import (
 )
 from metasched.reservations import Offer, Request, best, instead
 
-TRIES = 5  # refusals of its manager after which a reservation is broken
+TRIES = 5  # refusals of its manager, one at once after the other, after which a request is broken
+# Likewise of what was promised before, the rest one at each survey: a controller that has just
+# started refuses everything until it has heard from its nodes
+PROMISED_TRIES = TRIES + 12
 ANSWERED_IN = 20.0  # seconds in which one that begins at once must be bound
 FRESH = 60.0  # seconds for which a survey may be decided by
 _AHEAD = 365 * 86400.0  # seconds for which another window is looked for
@@ -139,7 +142,10 @@ class ReservationBook:
 
     def lacks(self, cluster: str) -> bool:
         """Whether one there lacks nodes, which any survey may show to be free."""
-        return any(self.free.down(r) for r in self.free.open_on(cluster) if r.placed)
+        return any(
+            one.id in self._unplaced or (one.placed and self.free.down(one))
+            for one in self.free.open_on(cluster)
+        )
 
     @property
     def next_due(self) -> float | None:
@@ -420,11 +426,15 @@ class ReservationBook:
             if down := self.free.down(one):
                 one = replace(one, cause=f"{', '.join(down)} {_NO_OTHER}")
             self._store(replace(one, nodes=one.placed), out)
-        elif one.state in OPEN and one.tries >= TRIES:
+            return
+        if one.state not in OPEN:
+            return
+        if one.tries >= (TRIES if one.state is Stage.REQUESTED else PROMISED_TRIES):
             self._broken(one, event.time, one.cause, out)
-        elif one.state in OPEN:
-            self._store(one, out)
-            self._unplaced.add(one.id)
+            return
+        self._store(one, out)
+        self._unplaced.add(one.id)
+        if one.tries < TRIES:
             out.bindings.append(LookAround(one.cluster))
 
     def _released(self, event: ReservationReleased, out: Outcome) -> None:

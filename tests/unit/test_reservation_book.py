@@ -11,7 +11,7 @@ from metasched.events import Outcome, Policy
 from metasched.licences import Licences
 from metasched.model import Cluster, Job, Reason
 from metasched.policies.eligible import Unfit
-from metasched.reservation_book import TRIES, ReservationBook
+from metasched.reservation_book import PROMISED_TRIES, TRIES, ReservationBook
 from metasched.reservation_life import (
     OPEN,
     OVER,
@@ -497,6 +497,24 @@ def test_what_the_manager_of_a_pool_refuses_is_tried_again_as_nodes_are() -> Non
     desk.step(whole)
     desk.bind(2)
     assert (desk.state(2), desk[2].tries) == (Stage.BOUND, 0)
+
+
+def test_what_was_promised_and_is_lost_is_asked_for_a_minute_long() -> None:
+    """A controller that has just started refuses everything until it has heard from its nodes."""
+    desk = Desk()
+    whole = pooled(Pool(("a", "b"), 8))
+    desk.step(whole)
+    ask_processors(desk, 1, 8)
+    desk.bind(1)
+    assert desk.step(whole).bindings == [Bind("alpha", 1)]  # its manager has forgotten it
+    for n in range(1, PROMISED_TRIES):
+        out = desk.step(ReservationDeclined(T, 1, "Requested nodes are busy"))
+        assert desk.state(1) is Stage.CONFIRMED
+        assert out.bindings == ([LookAround("alpha")] if n < TRIES else [])
+        assert desk.book.lacks("alpha")  # each survey is looked at, though it tell nothing new
+        assert desk.step(whole).bindings == [Bind("alpha", 1)]
+    desk.step(ReservationDeclined(T, 1, "Requested nodes are busy"))
+    assert desk.state(1) is Stage.BROKEN
 
 
 def test_a_pool_of_cores_with_two_processors_rounds_up_to_cores() -> None:
