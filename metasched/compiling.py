@@ -10,18 +10,16 @@ import os
 import shlex
 import shutil
 import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+SWITCH = "METASCHED_COMPILE"
 # Types were checked before. Where a wheel is built what we depend on may be missing.
 MYPY = ["--config-file=", "--follow-imports=silent", "--ignore-missing-imports"]
-
-
-def _asked() -> bool:
-    return os.environ.get("METASCHED_COMPILE", "") not in ("", "0")
 
 
 class Compiling(BuildHookInterface[Any]):
@@ -30,19 +28,19 @@ class Compiling(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        return list(self.config["requires"]) if _asked() else []
+        return list(self.config["requires"]) if os.environ.get(SWITCH) == "1" else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if not _asked():
+        asked = os.environ.get(SWITCH, "")
+        if asked in ("", "0"):
             return
+        if asked != "1":
+            self.app.abort(f"metasched: error: {asked!r} is not 0 or 1, {SWITCH}; say 1 or 0")
         if version == "editable":
             self.app.display_warning("an editable install is not compiled")
             return
-        if lacking := _lacking():
-            self.app.abort(
-                f"metasched: error: there is no {lacking}, METASCHED_COMPILE; "
-                "install gcc and Python's headers (Debian: gcc python3-dev), or leave it out"
-            )
+        if lacking := _lacking(self.config["requires"]):
+            self.app.abort(f"metasched: error: there is no {lacking}, or leave it out")
         self._folder = TemporaryDirectory(prefix="metasched-")
         libraries = _compile(Path(self.root), self.config["modules"], Path(self._folder.name))
         build_data["force_include"].update(libraries)
@@ -53,13 +51,20 @@ class Compiling(BuildHookInterface[Any]):
             self._folder.cleanup()
 
 
-def _lacking() -> str:
-    """What the compiler, which is called a minute later, would not find."""
+def _lacking(requires: list[str]) -> str:
+    """What is needed a minute later and is not there, and what to install."""
     compiler, *_ = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-    if shutil.which(compiler) is None:
-        return compiler
     header = Path(sysconfig.get_path("include"), "Python.h")
-    return "" if header.exists() else str(header)
+    gcc, packages = "gcc and Python's headers (Debian: gcc python3-dev)", " ".join(requires)
+    for name, there, mend in (
+        (compiler, shutil.which(compiler), gcc),
+        (header, header.exists(), gcc),
+        ("mypyc", find_spec("mypyc"), packages),
+        ("setuptools", find_spec("setuptools"), packages),
+    ):
+        if not there:
+            return f"{name}, {SWITCH}; install {mend}"
+    return ""
 
 
 def _compile(root: Path, modules: list[str], folder: Path) -> dict[str, str]:

@@ -86,18 +86,27 @@ def test_every_module_named_is_compiled(compiled: Path) -> None:
     )
 
 
-def test_says_at_once_what_the_compiler_lacks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        (
+            {"METASCHED_COMPILE": "1", "CC": "/nowhere/cc"},
+            "there is no /nowhere/cc, METASCHED_COMPILE; install gcc",
+        ),
+        ({"METASCHED_COMPILE": "false"}, "'false' is not 0 or 1, METASCHED_COMPILE; say 1 or 0"),
+    ],
+)
+def test_says_at_once_what_is_wrong(tmp_path: Path, environment: dict[str, str], told: str) -> None:
     build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", str(ROOT)]
-    nowhere = {"METASCHED_COMPILE": "1", "CC": str(tmp_path / "cc")}
     ran = subprocess.run(
         [*build, "--outdir", str(tmp_path)],
-        env=os.environ | nowhere,
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert ran.returncode == 1
-    assert f"metasched: error: there is no {tmp_path / 'cc'}, METASCHED_COMPILE; " in ran.stderr
+    assert f"metasched: error: {told}" in ran.stderr
     assert "Traceback" not in ran.stdout + ran.stderr
     assert list(tmp_path.iterdir()) == []
 
