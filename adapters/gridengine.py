@@ -28,7 +28,7 @@ from metasched.adapters.drmaa_script import script
 from metasched.adapters.drmaa_session import Session
 from metasched.adapters.gridengine_accounting import Accounting
 from metasched.adapters.gridengine_reservations import Reservations
-from metasched.adapters.gridengine_windows import Kept
+from metasched.adapters.gridengine_windows import Kept, Memory, Rules
 from metasched.adapters.launching import Launcher
 from metasched.model import Cluster, Listing, Row, State
 from metasched.reservation_life import Survey, Window
@@ -80,6 +80,7 @@ class _Cell:
     limits: Mapping[str, text.Limits]
     known: Mapping[str, text.Complex]
     delay: float
+    offset: float  # seconds for which a job keeps its slots after its limit
     tokens: Mapping[str, float]  # consumables of the whole cell
 
 
@@ -139,7 +140,7 @@ class GridEngine:
         self._accounting = Accounting(cell / "common" / "accounting", f":ms-{instance}-")
         self._wishes = _Wishes(folder / f"deleted-{instance}", settings.keep)
         self._reservations = Reservations(
-            self._run, self._user, instance, settings.parallel_environment, settings.default_time
+            self._run, self._user, instance, settings.parallel_environment
         )
         self._cell: _Cell | None = None
         self._live: dict[Key, Row] = {}  # the last word of qstat on each that has no end yet
@@ -164,7 +165,7 @@ class GridEngine:
                     settings.parallel_environment,
                     settings.memory,
                     self._configuration().known,
-                    within.id if within else None,
+                    within,
                 )
                 wrapper = script(order, index, self._cluster.name, text.HIDDEN_CODES)
                 natives[index] = self._queue(order, index, native, wrapper)
@@ -293,9 +294,9 @@ class GridEngine:
             key = self._key(record.name, record.owner)
             if key is not None and record.started:
                 self._records[key] = record
-        seen = self._reservations.seen(listed, hosts, taken)
+        totals = self._totals_of([host.name for host in hosts], cell.known)
+        seen = self._reservations.seen(listed, hosts, taken, self._rules(totals))
         lag = cell.delay + self._settings.settle
-        totals = self._totals_of([host.name for host in seen.hosts], cell.known)
         ours = self._ours(listed)
         rows = self._rows(ours, taken, lag)
         facts = text.facts(
@@ -319,11 +320,13 @@ class GridEngine:
 
     def survey(self) -> Survey:
         taken = time.time()
-        return self._reservations.survey(self._qstat("*"), self._hosts(), taken)
+        jobs, hosts = self._qstat("*"), self._hosts()
+        return self._reservations.survey(jobs, hosts, taken, self._all_rules(hosts))
 
     def reserve(self, window: Window) -> None:
-        jobs = self._qstat(window.user)
-        self._reservations.reserve(window, time.time(), jobs, self._hosts())
+        jobs, hosts = self._qstat(window.user), self._hosts()
+        rules = self._all_rules(hosts)
+        self._reservations.reserve(window, time.time(), jobs, hosts, rules)
 
     def unreserve(self, name: str) -> None:
         self._reservations.unreserve(name, self._qstat("*"))
@@ -406,6 +409,7 @@ class GridEngine:
                 limits=self._read(text.queues, "qconf", "-sq", "*"),
                 known=known,
                 delay=self._read(text.accounting_delay, "qconf", "-sconf"),
+                offset=self._read(text.duration_offset, "qconf", "-ssconf"),
                 tokens=text.totals(everywhere.out, known) if everywhere.code == 0 else {},
             )
         return self._cell
@@ -423,6 +427,23 @@ class GridEngine:
                 lambda said: text.totals(said, known), "qconf", "-se", host
             )
         return self._totals
+
+    def _all_rules(self, hosts: Sequence[text.Host]) -> Rules:
+        """How the cell counts, all hosts asked what they have."""
+        names = [host.name for host in hosts]
+        known = self._configuration().known
+        while len(totals := self._totals_of(names, known)) < len(names):
+            pass
+        return self._rules(totals)
+
+    def _rules(self, totals: Mapping[str, Mapping[str, float]]) -> Rules:
+        cell, name = self._configuration(), self._settings.memory or ""
+        memory = Memory()
+        if name in cell.known and cell.known[name].consumable == "YES":
+            default = text.amounts({name: cell.known[name].default}).get(name, 0.0)
+            has = {host: had.get(name, 0.0) for host, had in totals.items()}
+            memory = Memory(name, default, has)
+        return Rules(memory, cell.limits, cell.offset)
 
     def _qstat(self, user: str) -> list[text.Job]:
         return self._read(text.jobs, "qstat", "-xml", "-r", "-u", user)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from metasched.adapters.base import Order, Refused
 from metasched.adapters.gridengine_text import Complex, mark
+from metasched.adapters.gridengine_windows import Kept
 from metasched.model import Job
 
 # What a user's own options may not say, since a task is known, found and ended by it. A script
@@ -32,7 +33,7 @@ def native(
     pe: str,
     memory: str | None,
     known: Mapping[str, Complex],
-    within: str | None = None,
+    within: Kept | None = None,
 ) -> str:
     """The native specification of one task, in the advance reservation `within`.
 
@@ -60,9 +61,13 @@ def native(
     if within is not None:
         if counted := (*job.gres, *job.licences):  # the qmaster would say: no suitable queues
             raise Refused(f"a reservation of Grid Engine has slots only, no {counted[0]}")
+        if memory is not None and memory in known and known[memory].consumable != "NO":
+            held = int(within.size * within.each.get(memory, 0.0) / 2**20)
+            if (asked := _memory(job) or 0) > held:
+                raise Refused(f"{asked} MiB are asked for, and its reservation has {held} MiB")
         if "-ar" in order.options:
             raise Refused("native option '-ar' beside --reservation; leave out one")
-        words += ["-ar", within]
+        words += ["-ar", within.id]
     words += order.options
     for word in words:
         if not word or re.search(r"[\s'\"\\\0-\x1f\x7f]", word):
@@ -76,13 +81,9 @@ def _requests(job: Job, memory: str | None, known: Mapping[str, Complex]) -> lis
     requests = []
     if job.time_limit is not None:
         requests.append(f"h_rt={math.ceil(job.time_limit)}")
-    if memory is not None:
-        whole = job.memory
-        if job.memory_per_cpu is not None:
-            whole = job.memory_per_cpu * job.cpus
-        if whole is not None:
-            per_job = memory in known and known[memory].consumable == "JOB"
-            requests.append(f"{memory}={whole if per_job else math.ceil(whole / job.cpus)}M")
+    if memory is not None and (whole := _memory(job)) is not None:
+        per_job = memory in known and known[memory].consumable == "JOB"
+        requests.append(f"{memory}={whole if per_job else math.ceil(whole / job.cpus)}M")
     for name, count in (*job.gres.items(), *job.licences.items()):
         if name not in known or known[name].consumable == "NO":
             raise Refused(f"the cell has no consumable {name!r}")
@@ -96,6 +97,11 @@ def _requests(job: Job, memory: str | None, known: Mapping[str, Complex]) -> lis
             raise Refused(f"constraint {job.constraint!r}: Grid Engine has no `or`")
         requests += job.constraint.split("&")
     return requests
+
+
+def _memory(job: Job) -> int | None:
+    """MiB that it asks for in all."""
+    return job.memory if job.memory_per_cpu is None else job.memory_per_cpu * job.cpus
 
 
 def _check(options: tuple[str, ...]) -> None:

@@ -23,7 +23,7 @@ from metasched.adapters import gridengine_text as text
 from metasched.adapters import gridengine_windows as windows
 from metasched.adapters.base import Refused, Unreachable
 from metasched.adapters.commands import Answer
-from metasched.adapters.gridengine_windows import Kept
+from metasched.adapters.gridengine_windows import Kept, Occupancy, Rules
 from metasched.moving_slots import BEGINS
 from metasched.node_assignment import Need
 from metasched.reservation_life import Survey, Window, id_of
@@ -61,44 +61,59 @@ class Reservations:
         user: str,
         instance: str,
         environment: str,
-        default_time: float,
     ) -> None:
         self._run, self._user, self._instance = run, user, instance
-        self._environment, self._default_time = environment, default_time
+        self._environment = environment
         # of jobs that ran, and that waited, as far as asked: for `_inside` and `_await` alone
         self._within: dict[str, str] = {}
         self._awaited: dict[str, str] = {}
 
-    def survey(self, jobs: Sequence[text.Job], hosts: Iterable[text.Host], taken: float) -> Survey:
+    def survey(
+        self,
+        jobs: Sequence[text.Job],
+        hosts: Sequence[text.Host],
+        taken: float,
+        rules: Rules,
+    ) -> Survey:
         """What takes the slots of the cell; `jobs` are everybody's, listed before.
 
         A reservation that cannot be used, since its queue is down, is told where it is: on nodes
         that are in no pool.
         """
+        now = self._occupancy(jobs, hosts, taken, rules)
+        held = windows.held(now.kept, self._user, self._instance)
+        return Survey(taken, (), held, now.pools(self._spreads()))
+
+    def _occupancy(
+        self,
+        jobs: Sequence[text.Job],
+        hosts: Sequence[text.Host],
+        taken: float,
+        rules: Rules,
+    ) -> Occupancy:
         kept = self._kept()
         within = self._inside(kept, jobs, taken)
-        spread = self._read(windows.spreads, "qconf", "-sp", self._environment)
-        return Survey(
-            taken,
-            (),
-            windows.held(kept, self._user, self._instance),
-            windows.pools(hosts, jobs, kept, within, spread, self._default_time, taken),
-        )
+        return Occupancy(hosts, jobs, kept, within, taken, rules)
 
-    def seen(self, jobs: Sequence[text.Job], hosts: Sequence[text.Host], taken: float) -> Seen:
+    def _spreads(self) -> bool:
+        return self._read(windows.spreads, "qconf", "-sp", self._environment)
+
+    def seen(
+        self,
+        jobs: Sequence[text.Job],
+        hosts: Sequence[text.Host],
+        taken: float,
+        rules: Rules,
+    ) -> Seen:
         """What of the cell is there for jobs in no reservation. Some commands more if there is any.
 
         Ids are of jobs that wait in one, as far as the first in the line that does not.
         """
         if not any(queue.reserved for host in hosts for queue in host.queues):
             return Seen(hosts)
-        kept = self._kept()
-        within = self._inside(kept, jobs, taken)
-        return Seen(
-            windows.kept_free(hosts, jobs, kept, within, taken),
-            windows.coming(hosts, jobs, kept, within, self._default_time, taken),
-            self._await([job.id for job in jobs if job.queued]),
-        )
+        now = self._occupancy(jobs, hosts, taken, rules)
+        awaiting = self._await([job.id for job in jobs if job.queued])
+        return Seen(now.kept_free(), now.coming(), awaiting)
 
     def _await(self, line: Sequence[str]) -> frozenset[str]:
         """Those of a line that wait in reservations, to the first that does not."""
@@ -130,33 +145,38 @@ class Reservations:
         window: Window,
         taken: float,
         listed: Iterable[text.Job],
-        hosts: Iterable[text.Host],
+        hosts: Sequence[text.Host],
+        rules: Rules,
     ) -> None:
         """Have it granted once, and in queues that are up; what was granted besides is deleted."""
         known = self._known(window.name)
         good = [one.id for one in known if one.usable and one.size == window.size]
-        id = good[-1] if good else self._fitted(window, taken, list(hosts))
+        id = good[-1] if good else self._fitted(window, taken, hosts, rules)
         self._replaced([one for one in known if one.id != id], id, list(listed))
 
-    def _fitted(self, window: Window, taken: float, hosts: Sequence[text.Host]) -> str:
+    def _fitted(
+        self, window: Window, taken: float, hosts: Sequence[text.Host], rules: Rules
+    ) -> str:
         """The id of a new one, for which others are moved if need be. Refused if it is in vain."""
         for _ in range(_MOVES):
             try:
-                return self._granted(window, taken, hosts)
+                return self._granted(window, taken, hosts, rules)
             except Refused as refusal:
-                if _FULL not in refusal.reason or not self._moved(window, taken, hosts):
+                if _FULL not in refusal.reason or not self._moved(window, taken, hosts, rules):
                     raise
-        return self._granted(window, taken, hosts)
+        return self._granted(window, taken, hosts, rules)
 
-    def _moved(self, window: Window, taken: float, hosts: Sequence[text.Host]) -> bool:
+    def _moved(
+        self, window: Window, taken: float, hosts: Sequence[text.Host], rules: Rules
+    ) -> bool:
         """Move the first of those of ours that are in the way of a window, if that is any use.
 
         The next is chosen when it is seen what the qmaster chose for this one.
         """
-        kept = self._kept()
+        now = self._occupancy(self._jobs("*"), hosts, taken, rules)
         coming = {
             one.id: one
-            for one in kept
+            for one in now.kept
             if one.owner == self._user
             and id_of(one.name, self._instance) is not None
             and one.user
@@ -169,26 +189,16 @@ class Reservations:
             one = older[0]
             self._replaced([one], newest[one.name].id, self._jobs(one.user))
             return True
-        jobs = self._jobs("*")
-        cell = windows.places(
-            hosts,
-            jobs,
-            kept,
-            self._inside(kept, jobs, taken),
-            self._read(windows.spreads, "qconf", "-sp", self._environment),
-            coming,
-            self._default_time,
-            taken,
-        )
         start, end = (float(round(side)) for side in (window.start, window.end))
-        moves = cell.moves(Need(0, max(start, taken), end, window.size))
+        new = Need(0, max(start, taken), end, window.size)
+        moves = now.places(self._spreads(), coming).moves(new)
         if not moves:
             return False
         id, slots = moves[0]
         one = coming[str(id)]
         anew = Window(one.name, one.user, one.start, one.end, (), one.size)
-        new = self._granted(anew, taken, hosts, slots)
-        self._replaced([one], new, self._jobs(one.user))
+        other = self._granted(anew, taken, hosts, rules, slots)
+        self._replaced([one], other, self._jobs(one.user))
         return True
 
     def _replaced(self, others: Sequence[Kept], id: str, jobs: Sequence[text.Job]) -> None:
@@ -205,10 +215,13 @@ class Reservations:
         self,
         window: Window,
         taken: float,
-        hosts: Iterable[text.Host],
+        hosts: Sequence[text.Host],
+        rules: Rules,
         places: Collection[str] = (),
     ) -> str:
-        """The id of a new one, in one of these `places` if any are named (`windows.places`).
+        """The id of a new one, in these `places` if any are named (`Occupancy.places`).
+
+        Each slot has its share of the memory.
 
         Refused if it cannot be had.
         """
@@ -226,7 +239,9 @@ class Reservations:
             raise Refused("no queue is up")
         among = () if len(up) == len(queues) else ("-q", ",".join(up))
         start = () if window.start < taken + _PAST else ("-a", _moment(window.start))
-        size = ("-pe", self._environment, str(window.size))
+        size = ["-pe", self._environment, str(window.size)]
+        if share := rules.memory.share({host.name: text.slots(host) for host in hosts}):
+            size += ["-l", f"{rules.memory.name}={share}M"]
         words = ("-N", window.name, "-u", window.user, *start, "-e", _moment(window.end))
         answer = self._run("qrsub", *words, *size, *among)
         if (id := windows.granted(answer.out)) is None:

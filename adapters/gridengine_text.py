@@ -122,17 +122,19 @@ class Host:
 
 @dataclass(frozen=True)
 class Complex:
-    """A resource attribute; `consumable` is NO, YES (per slot) or JOB."""
+    """A resource attribute; `consumable` is NO, YES (per slot) or JOB, `default` what none asks."""
 
     name: str
     consumable: str
+    default: str = "0"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one queue, seconds; None: no limit."""
+    """Of one queue, seconds; None: no limit. A job is warned at the soft one."""
 
     time: float | None
+    soft: float | None = None
 
 
 def jobs(xml: str) -> list[Job]:
@@ -188,14 +190,11 @@ def tokens(xml: str, totals: Mapping[str, float]) -> dict[str, Copies]:
 
 def totals(host: str, known: Mapping[str, Complex]) -> dict[str, float]:
     """How much there is of each consumable that a host counts, by `qconf -se`."""
-    given = settings(host).get("complex_values", "")
-    pairs = (pair.partition("=")[::2] for pair in re.split(r"[\s,]+", given))
+    given = _pairs(settings(host).get("complex_values", ""))
     return {
-        name: amount(count)
-        for name, count in pairs
-        if re.fullmatch(r"\d+(\.\d+)?[kKmMgGtT]?", count)
-        and name in known
-        and known[name].consumable != "NO"
+        name: count
+        for name, count in amounts(given).items()
+        if name in known and known[name].consumable != "NO"
     }
 
 
@@ -244,6 +243,12 @@ def amount(text: str) -> float:
     return float(text[:-1] if text[-1:] in _UNITS else text) * scale
 
 
+def amounts(said: Mapping[str, str]) -> dict[str, float]:
+    """Those of the values that are amounts."""
+    form = re.compile(r"\d+(\.\d+)?[kKmMgGtT]?")
+    return {name: amount(much) for name, much in said.items() if form.fullmatch(much)}
+
+
 def seconds(text: str) -> float | None:
     """Seconds of `3600`, `1:00:00` or `INFINITY` (None); host overrides are left out."""
     text = text.partition(",")[0].strip()
@@ -278,22 +283,32 @@ def queues(text: str) -> dict[str, Limits]:
     for block in re.split(r"^(?=qname\s)", text, flags=re.MULTILINE):
         if block.strip():
             said = settings(block)
-            found[said["qname"]] = Limits(time=seconds(said["h_rt"]))
+            found[said["qname"]] = Limits(seconds(said["h_rt"]), seconds(said.get("s_rt", "")))
     return found
 
 
 def complexes(text: str) -> dict[str, Complex]:
     """Each resource attribute of `qconf -sc`, by its name."""
     rows = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
-    return {row[0]: Complex(row[0], row[5]) for row in rows if len(row) == 8}
+    return {row[0]: Complex(row[0], row[5], row[6]) for row in rows if len(row) == 8}
 
 
 def accounting_delay(configuration: str) -> float:
     """Seconds for which the qmaster may keep lines of the accounting to itself."""
-    said = settings(configuration).get("reporting_params", "")
-    given = dict(pair.partition("=")[::2] for pair in re.split(r"[\s,]+", said))
+    given = _pairs(settings(configuration).get("reporting_params", ""))
     time = given.get("accounting_flush_time") or given.get("flush_time") or "00:00:15"
     return seconds(time) or 0.0
+
+
+def duration_offset(scheduler: str) -> float:
+    """Seconds for which a job keeps its slots after its limit, by `qconf -ssconf`."""
+    given = _pairs(settings(scheduler).get("params", ""))
+    return seconds(given.get("DURATION_OFFSET", "60")) or 0.0
+
+
+def _pairs(said: str) -> dict[str, str]:
+    """`a=1,b=2 c=3`."""
+    return dict(pair.partition("=")[::2] for pair in re.split(r"[\s,]+", said))
 
 
 def record(line: str) -> Record:

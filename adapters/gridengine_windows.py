@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from xml.etree import ElementTree
 
 from metasched.adapters import gridengine_text as text
@@ -14,6 +15,7 @@ from metasched.moving_slots import Places, Taken
 from metasched.reservation_life import Held, Pool, id_of
 
 _ONE_HOST = "$pe_slots"
+_EVER = 100 * 365 * 86400.0  # seconds
 Use = tuple[float, float, int]  # start, end, processors
 
 
@@ -21,7 +23,7 @@ Use = tuple[float, float, int]  # start, end, processors
 class Kept:
     """One advance reservation of the cell; `slots` are those of each queue instance (`q@host`).
 
-    `user` is whose it is, `owner` who has made it.
+    `user` is whose it is, `owner` who has made it, `each` what every slot has of consumables.
     """
 
     id: str
@@ -32,6 +34,7 @@ class Kept:
     end: float
     slots: Mapping[str, int]
     user: str = ""
+    each: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def usable(self) -> bool:
@@ -78,7 +81,8 @@ def reservations(xml: str) -> list[Kept]:
         id, name, owner, state = (_word(one, word) for word in ("id", "name", "owner", "state"))
         users = [said.get("user", "") for said in one.iter("acl")]
         user = users[0] if len(users) == 1 else ""
-        found.append(Kept(id, name, owner, state, start, end, slots, user))
+        asked = {said.get("name", ""): said.get("type", "") for said in one.iter("resource")}
+        found.append(Kept(id, name, owner, state, start, end, slots, user, text.amounts(asked)))
     return [one for one in found if not one.over]
 
 
@@ -99,140 +103,205 @@ def spreads(environment: str) -> bool:
     return text.settings(environment).get("allocation_rule") != _ONE_HOST
 
 
-def pools(
-    hosts: Iterable[text.Host],
-    jobs: Iterable[text.Job],
-    kept: Iterable[Kept],
-    within: Mapping[str, str],
-    spread: bool,
-    default_time: float,
-    taken: float,
-) -> tuple[Pool, ...]:
-    """What is there, and taken when: one pool of all hosts that are up, or one for each.
+@dataclass(frozen=True)
+class Memory:
+    """The consumable that counts memory for each slot, in bytes; no name: none does.
 
-    `within` names the advance reservations of jobs, whose slots are counted with these.
+    `totals` are those of hosts; a job that asks for none has `default`.
     """
-    uses: dict[str, list[Use]] = {}
-    for job in jobs:
-        if not job.waits and job.id not in within:
-            begun = taken if job.started is None else job.started
-            uses.setdefault(job.host, []).append((begun, _end(job, default_time, taken), job.slots))
-    for one in kept:
-        for instance, slots in one.slots.items():
-            uses.setdefault(_host(instance), []).append((one.start, one.end, slots))
-    sizes = {host.name: text.slots(host) for host in hosts}
-    groups = [[name for name, size in sizes.items() if size]]
-    if not spread:
-        groups = [[name] for name in groups[0]]
-    return tuple(
-        Pool(
-            tuple(names),
-            sum(sizes[name] for name in names),
-            tuple(sorted(use for name in names for use in uses.get(name, ()))),
+
+    name: str = ""
+    default: float = 0.0
+    totals: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, job: text.Job) -> float:
+        return job.slots * text.amounts(job.requests).get(self.name, self.default)
+
+    def share(self, sizes: Mapping[str, int]) -> int:
+        """MiB that each slot of a reservation gets: what it may have on any host with slots.
+
+        0 if one of these counts none.
+        """
+        shares = [self.totals.get(host, 0.0) / size for host, size in sizes.items() if size]
+        return int(min(shares, default=0.0) / 2**20)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the qmaster takes a job to have, and for how long: `offset` seconds beyond its limit.
+
+    Measured: the shorter of h_rt and s_rt that it asks for, else of its queue, counts, and that of
+    no other resource; without any it has its slots for ever, whatever `default_duration` says.
+    """
+
+    memory: Memory = Memory()
+    limits: Mapping[str, text.Limits] = field(default_factory=dict)
+    offset: float = 60.0
+
+    def lasts(self, job: text.Job) -> float:
+        queue = self.limits.get(job.queue.partition("@")[0], text.Limits(None))
+        asked = (text.seconds(job.requests.get(name, "")) for name in ("h_rt", "s_rt"))
+        for limits in (asked, (queue.time, queue.soft)):
+            if found := [limit for limit in limits if limit is not None]:
+                return min(found) + self.offset
+        return _EVER
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """Who has the slots of a cell, as it told at `taken`.
+
+    `jobs` are everybody's, `within` names the advance reservations of those that are in one: their
+    slots are counted with these.
+    """
+
+    hosts: Sequence[text.Host]
+    jobs: Sequence[text.Job]
+    kept: Sequence[Kept]
+    within: Mapping[str, str]
+    taken: float
+    rules: Rules = Rules()
+
+    @property
+    def share(self) -> int:
+        """MiB of memory for each slot of a new reservation."""
+        return self.rules.memory.share(self._sizes)
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {host.name: text.slots(host) for host in self.hosts}
+
+    @property
+    def _outside(self) -> Iterator[text.Job]:
+        """What runs in no reservation."""
+        return (job for job in self.jobs if not job.waits and job.id not in self.within)
+
+    def pools(self, spread: bool) -> tuple[Pool, ...]:
+        """What is there, and taken when: one pool of all hosts that are up, or one for each."""
+        sizes, short = self._sizes, self._short(())
+        uses: dict[str, list[Use]] = {}
+        for job in self._outside:
+            uses.setdefault(job.host, []).append((*self._span(job), job.slots))
+        for one in self.kept:
+            for instance, slots in one.slots.items():
+                uses.setdefault(_host(instance), []).append((one.start, one.end, slots))
+        groups = [[name for name, size in sizes.items() if size]]
+        if not spread:
+            groups = [[name] for name in groups[0]]
+        return tuple(
+            Pool(
+                tuple(names),
+                sum(sizes[name] for name in names),
+                tuple(sorted(use for n in names for use in [*uses.get(n, ()), *short.get(n, ())])),
+            )
+            for names in groups
+            if names
         )
-        for names in groups
-        if names
-    )
 
+    def _short(self, but: Collection[str]) -> dict[str, list[Use]]:
+        """The slots of each host that are free and have no memory left; `but` are not counted."""
+        sizes, share = self._sizes, self.share * 2**20
+        if not share:
+            return {}
+        changes: dict[str, list[tuple[float, int, float]]] = {}
+        for job in self._outside:
+            start, end = self._span(job)
+            memory = self.rules.memory.of(job)
+            changes.setdefault(job.host, []).append((start, job.slots, memory))
+            changes[job.host].append((end, -job.slots, -memory))
+        for one in self.kept:
+            for instance, slots in one.slots.items() if one.id not in but else ():
+                memory = slots * one.each.get(self.rules.memory.name, 0.0)
+                changes.setdefault(_host(instance), []).append((one.start, slots, memory))
+                changes[_host(instance)].append((one.end, -slots, -memory))
+        short: dict[str, list[Use]] = {}
+        for host, size in sizes.items():
+            free, left = size, self.rules.memory.totals.get(host, 0.0)
+            for (start, slots, memory), (end, *_) in pairwise(sorted(changes.get(host, ()))):
+                free, left = free - slots, left - memory
+                if start < end and (more := free - max(0, int(left // share))) > 0:
+                    short.setdefault(host, []).append((start, end, more))
+        return short
 
-def places(
-    hosts: Iterable[text.Host],
-    jobs: Iterable[text.Job],
-    kept: Iterable[Kept],
-    within: Mapping[str, str],
-    spread: bool,
-    movable: Collection[str],
-    default_time: float,
-    taken: float,
-) -> Places:
-    """The queue instances that are up, and which reservations may be moved, by their ids.
+    def places(self, spread: bool, movable: Collection[str]) -> Places:
+        """The queue instances that are up, and which reservations may be moved, by their ids.
 
-    Those of a host that has fewer slots than they have together are one place, by the host's name.
-    `within` as in `pools`.
-    """
-    place: dict[str, str] = {}
-    sizes: dict[str, int] = {}
-    for host in hosts:
-        up = {f"{queue.name}@{host.name}": queue.slots for queue in host.queues if queue.up}
-        whole = text.slots(host)
-        if whole < sum(up.values()):
-            place |= dict.fromkeys(up, host.name)
-            sizes[host.name] = whole
-        else:
-            place |= {instance: instance for instance in up}
-            sizes |= up
-    fixed, moving = [], {}
-    for job in jobs:
-        if not job.waits and job.id not in within:
-            begun = taken if job.started is None else job.started
-            end = _end(job, default_time, taken)
-            fixed.append(Taken(begun, end, {place.get(job.queue, job.queue): job.slots}))
-    for one in kept:
-        slots: Counter[str] = Counter()
-        for instance, many in one.slots.items():
-            slots[place.get(instance, instance)] += many
-        if one.id in movable:
-            moving[int(one.id)] = Taken(one.start, one.end, slots)
-        else:
-            fixed.append(Taken(one.start, one.end, slots))
-    return Places(sizes, fixed, moving, lambda name: "" if spread else _host(name))
+        Those of a host that has fewer slots than they have together are one place, by the host's
+        name.
+        """
+        place: dict[str, str] = {}
+        sizes: dict[str, int] = {}
+        for host in self.hosts:
+            up = {f"{queue.name}@{host.name}": queue.slots for queue in host.queues if queue.up}
+            whole = text.slots(host)
+            if whole < sum(up.values()):
+                place |= dict.fromkeys(up, host.name)
+                sizes[host.name] = whole
+            else:
+                place |= {instance: instance for instance in up}
+                sizes |= up
+        fixed, moving = [], {}
+        for job in self._outside:
+            fixed.append(Taken(*self._span(job), {place.get(job.queue, job.queue): job.slots}))
+        for one in self.kept:
+            slots: Counter[str] = Counter()
+            for instance, many in one.slots.items():
+                slots[place.get(instance, instance)] += many
+            if one.id in movable:
+                moving[int(one.id)] = Taken(one.start, one.end, slots)
+            else:
+                fixed.append(Taken(one.start, one.end, slots))
+        for name, uses in self._short(movable).items():
+            here = {where: size for where, size in sizes.items() if _host(where) == name}
+            fixed += [
+                Taken(start, end, {where: min(many, size) for where, size in here.items()})
+                for start, end, many in uses
+            ]
+        return Places(sizes, fixed, moving, lambda name: "" if spread else _host(name))
 
-
-def kept_free(
-    hosts: Iterable[text.Host],
-    jobs: Iterable[text.Job],
-    kept: Iterable[Kept],
-    within: Mapping[str, str],
-    taken: float,
-) -> list[text.Host]:
-    """The hosts, of whose queues that is reserved which nobody but jobs to come in there can have.
-
-    `within` as in `pools`.
-    """
-    idle: Counter[str] = Counter()
-    for one in kept:
-        if one.start <= taken:
-            idle.update(one.slots)
-    for job in jobs:
-        if not job.waits and job.id in within:
-            idle[job.queue] -= job.slots
-    return [
-        replace(
-            host,
-            queues=tuple(
+    def kept_free(self) -> list[text.Host]:
+        """The hosts, without what is reserved that nobody but jobs to come in there can have."""
+        idle: Counter[str] = Counter()
+        unused: dict[str, float] = dict.fromkeys(self._sizes, 0.0)  # memory of each host
+        for one in self.kept:
+            if one.start <= self.taken:
+                idle.update(one.slots)
+                for instance, slots in one.slots.items():
+                    unused[_host(instance)] += slots * one.each.get(self.rules.memory.name, 0.0)
+        for job in self.jobs:
+            if not job.waits and job.id in self.within:
+                idle[job.queue] -= job.slots
+                unused[job.host] -= self.rules.memory.of(job)
+        found = []
+        for host in self.hosts:
+            queues = tuple(
                 replace(queue, reserved=max(0, idle[f"{queue.name}@{host.name}"]))
                 for queue in host.queues
-            ),
-        )
-        for host in hosts
-    ]
+            )
+            free = {**host.free}
+            if self.rules.memory.name in free:
+                free[self.rules.memory.name] -= min(
+                    free[self.rules.memory.name], max(0.0, unused[host.name])
+                )
+            found.append(replace(host, queues=queues, free=free))
+        return found
 
+    def coming(self) -> tuple[tuple[float, int], ...]:
+        """By when what begins now must have ended for windows, and how many slots they leave it."""
+        size = sum(self._sizes.values())
+        windows = [(one.start, one.end, one.size) for one in self.kept]
+        ends = [(self._span(job)[1], job.slots) for job in self._outside]
+        found = []
+        for start in sorted({start for start, _, _ in windows if start > self.taken}):
+            busy = sum(many for begin, end, many in windows if begin <= start < end)
+            busy += sum(many for end, many in ends if end > start)
+            found.append((start - self.rules.offset, max(0, size - busy)))
+        return tuple(found)
 
-def coming(
-    hosts: Iterable[text.Host],
-    jobs: Iterable[text.Job],
-    kept: Iterable[Kept],
-    within: Mapping[str, str],
-    default_time: float,
-    taken: float,
-) -> tuple[tuple[float, int], ...]:
-    """When windows begin, and how many slots they leave to what begins now and still runs then.
-
-    `within` as in `pools`.
-    """
-    size = sum(map(text.slots, hosts))
-    windows = [(one.start, one.end, sum(one.slots.values())) for one in kept]
-    ends = [
-        (_end(job, default_time, taken), job.slots)
-        for job in jobs
-        if not job.waits and job.id not in within
-    ]
-    found = []
-    for start in sorted({start for start, _, _ in windows if start > taken}):
-        busy = sum(many for begin, end, many in windows if begin <= start < end)
-        busy += sum(many for end, many in ends if end > start)
-        found.append((start, max(0, size - busy)))
-    return tuple(found)
+    def _span(self, job: text.Job) -> tuple[float, float]:
+        """When a job that runs has begun, and has ended at the latest."""
+        begun = self.taken if job.started is None else job.started
+        return begun, max(begun + self.rules.lasts(job), self.taken + 1)
 
 
 def held(kept: Iterable[Kept], owner: str, instance: str) -> tuple[Held, ...]:
@@ -261,13 +330,6 @@ def granted(answer: str) -> str | None:
 
 def _host(instance: str) -> str:
     return instance.rpartition("@")[2]
-
-
-def _end(job: text.Job, default_time: float, taken: float) -> float:
-    """When a job that runs has ended at the latest."""
-    begun = taken if job.started is None else job.started
-    limit = text.seconds(job.requests.get("h_rt", "")) or default_time
-    return max(begun + limit, taken + 1)
 
 
 def _word(one: ElementTree.Element, name: str) -> str:

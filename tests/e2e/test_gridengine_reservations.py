@@ -14,7 +14,7 @@ import pytest
 from tests.booted import BootError, wait_until
 from tests.conftest import require
 from tests.e2e.conftest import Site
-from tests.gridengine import Cell, missing
+from tests.gridengine import MEMORY, Cell, missing
 
 
 @pytest.fixture(scope="module")
@@ -506,3 +506,82 @@ def test_a_licence_that_the_cell_counts_is_not_reserved_there(site: Site, cell: 
     finally:
         site.run("reservation", "cancel", id)
         site.until(lambda: kept(cell) == {})
+
+
+def test_each_slot_has_its_share_of_the_memory_that_the_cell_counts(site: Site, cell: Cell) -> None:
+    python = cell.python(site.folder / "python")
+    site.configure(cell.table(python, f'memory = "{MEMORY}"\npoll_interval = 0.5\nsettle = 1\n'))
+    site.start()
+    soon = ("reserve", "--duration", "2m", "--deadline", "+4m", "--size")
+    # of 64 GiB for 8 slots one job takes 40, and what is left is enough for 3
+    start_outside(cell, "-l", f"{MEMORY}=40G,h_rt=300")
+    try:
+        assert "cell has 3 processors from " in site.error(*soon, "4", code=3)
+        made = site.json(*soon, "3")
+        assert (made["state"], made["size"]) == ("bound", 3)
+        told = cell.run("qrstat", "-ar", next(iter(kept(cell))))
+        assert re.search(rf"resource_list +{MEMORY}=8192M\n", told)
+        id = str(made["reservation"])
+        site.until(lambda: state(site, made["reservation"])["state"] == "active")
+        outside = site.submit("--mem", "1G", "-t", "1", "--wrap", "true")
+        barred = site.submit("--reservation", id, "--mem", "25G", "-t", "1", "--wrap", "true")
+        jobs = [
+            site.submit("--reservation", id, *words, "-t", "1", "--wrap", "true")
+            for words in (("--mem", "24G"), ("-n", "3", "--mem-per-cpu", "8G"), ())
+        ]
+        assert {row["state"] for row in site.until_ended(*jobs)} == {"completed"}
+        site.until(lambda: site.rows(barred)[0]["state"] == "rejected")
+        told = site.run("story", str(barred)).stdout
+        assert "25600 MiB are asked for, and its reservation has 24576 MiB" in told
+        [row] = site.rows(outside)
+        assert row["started"] is None
+        site.run("reservation", "cancel", id)
+        assert site.until_ended(outside)[0]["state"] == "completed"
+    finally:
+        cell.empty()
+        for id in kept(cell):
+            cell.run("qrdel", id)
+
+
+def test_what_runs_keeps_its_slots_beyond_its_limit_as_the_qmaster_counts(
+    site: Site, cell: Cell
+) -> None:
+    quick = cell.run("qconf", "-ssconf")
+    set_scheduler(cell, re.sub(r"(?m)^params .*$", "params none", quick))  # a minute
+    site.configure(cell.table(cell.python(site.folder / "python"), "poll_interval = 0.5\n"))
+    site.start()
+    try:
+        begun = start_outside(cell, "-pe", "smp", "5", "-l", "h_rt=100")
+        start_outside(cell, "-pe", "smp", "3")  # the queue would end it after a day
+        told = site.error("reserve", "--size", "6", "--duration", "1m", "--deadline", "+9h", code=3)
+        assert "cell has 5 processors from " in told
+        made = site.json("reserve", "--size", "5", "--duration", "1m")
+        assert (made["state"], made["cluster"]) == ("bound", "cell")
+        assert datetime.fromisoformat(made["start"]) - begun == timedelta(seconds=160)
+        assert len(kept(cell)) == 1
+    finally:
+        set_scheduler(cell, quick)
+        cell.empty()
+        for id in kept(cell):
+            cell.run("qrdel", id)
+
+
+def start_outside(cell: Cell, *words: str) -> datetime:
+    """When a job that metasched does not know has begun."""
+    before = started(cell)
+    cell.run("qsub", *words, "-b", "y", "-o", "/dev/null", "-j", "y", "sleep", "300")
+    wait_until(lambda: started(cell).keys() > before.keys(), 20, "its start", str)
+    now = started(cell)
+    [id] = now.keys() - before.keys()
+    return now[id]
+
+
+def started(cell: Cell) -> dict[str, datetime]:
+    told = cell.run("env", "TZ=UTC", "qstat", "-xml", "-u", "*")
+    pairs = re.findall(r"<JB_job_number>(\d+)<.*?<JAT_start_time>([^<]+)<", told, flags=re.DOTALL)
+    return {id: datetime.fromisoformat(f"{when}+00:00") for id, when in pairs}
+
+
+def set_scheduler(cell: Cell, text: str) -> None:
+    (cell.folder / "scheduler").write_text(text)
+    cell.run("qconf", "-Msconf", str(cell.folder / "scheduler"))

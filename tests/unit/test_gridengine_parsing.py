@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -499,14 +500,16 @@ def test_consumables_of_the_whole_cell() -> None:
     assert text.tokens("<qhost></qhost>", totals) == {}
 
 
-def kept(id: int, name: str, state: str, *slots: tuple[str, int], owner: str = "root") -> str:
+def kept(
+    id: int, name: str, state: str, *slots: tuple[str, int], owner: str = "root", more: str = ""
+) -> str:
     granted = "".join(
         f'<granted_slots queue_instance="all.q@{host}" slots="{many}"/>' for host, many in slots
     )
     return (
         f"<ar_summary><id>{id}</id><name>{name}</name><owner>{owner}</owner>"
         f"<state>{state}</state><start_time>1970-01-01T01:00:00</start_time>"
-        f"<end_time>1970-01-01T02:00:00</end_time><granted_slots_list>{granted}"
+        f"<end_time>1970-01-01T02:00:00</end_time>{more}<granted_slots_list>{granted}"
         '</granted_slots_list><acl_list><acl user="ada"/></acl_list></ar_summary>'
     )
 
@@ -545,14 +548,57 @@ def test_reservations_are_read_and_those_that_end_are_left_out() -> None:
     )
     assert reserved == {"8": "4"}
     assert windows.reserved_jobs("<unknown_jobs ><ST_name>7</ST_name></unknown_jobs>") == {}
-    each = windows.pools(hosts, jobs, found, reserved, False, 60.0, 100.0)
-    of_n1 = ((100.0, 700.0, 1), (3600.0, 7200.0, 2))
+    rules = windows.Rules(limits={"all.q": text.Limits(None, 50.0)}, offset=10.0)
+    cell = windows.Occupancy(hosts, jobs, found, reserved, 100.0, rules)
+    each = cell.pools(spread=False)
+    of_n1 = ((100.0, 710.0, 1), (3600.0, 7200.0, 2))
     of_n2 = ((3600.0, 7200.0, 1), (3600.0, 7200.0, 2), (3600.0, 7200.0, 2))
     assert each == (Pool(("n1",), 4, of_n1), Pool(("n2",), 8, of_n2))
-    [all] = windows.pools(hosts, jobs, found, reserved, True, 60.0, 100.0)
+    [all] = cell.pools(spread=True)
     assert all == Pool(("n1", "n2"), 12, tuple(sorted(of_n1 + of_n2)))
     assert not windows.spreads("pe_name smp\nallocation_rule    $pe_slots\n")
     assert windows.spreads("pe_name mpi\nallocation_rule    $fill_up\n")
+
+
+def test_what_each_slot_of_a_reservation_has_is_read_and_what_of_it_is_unused_is_kept_free() -> (
+    None
+):
+    asked = "".join(
+        f'<resource name="{name}" type="{much}"/>'
+        for name, much in (("h_vmem", "2G"), ("h_rt", "0:10:00"))
+    )
+    held = f"<resource_list>{asked}</resource_list>"
+    rows = kept(1, "ms-k3f9-r1", "r", ("n1", 3), ("n2", 1), more=held)
+    found = windows.reservations(f"<qrstat>{rows}</qrstat>")
+    assert found[0].each == {"h_vmem": 2.0 * 2**30}
+    hosts = [
+        text.Host(name, None, {"h_vmem": left * 2.0**30}, (text.Queue("all.q", 8, 0, 3, ""),))
+        for name, left in (("n1", 9.0), ("n2", 1.0))
+    ]
+    inside = text.Job("7", "x", "ada", "r", 1, None, 3600.0, "all.q@n1", "", {"h_vmem": "1G"})
+    rules = windows.Rules(windows.Memory("h_vmem"))
+    for taken, kept_back in ((3599.0, (0.0, 0.0)), (3600.0, (5.0, 1.0))):
+        cell = windows.Occupancy(hosts, [inside], found, {"7": "1"}, taken, rules)
+        left = [host.free["h_vmem"] / 2**30 for host in cell.kept_free()]
+        assert left == [9.0 - kept_back[0], 1.0 - kept_back[1]]
+
+
+def test_a_job_has_its_slots_as_long_as_the_qmaster_takes_it_to_run() -> None:
+    for params, offset in (("none", 60.0), ("PROFILE=0,DURATION_OFFSET=7 MONITOR=0", 7.0)):
+        assert text.duration_offset(f"algorithm default\nparams  {params}\n") == offset
+    limits = text.queues("qname a.q\nh_rt 1:0:0\ns_rt 0:50:0\nqname b.q\nh_rt INFINITY\n")
+    rules = windows.Rules(limits=limits, offset=60.0)
+    for queue, requests, lasts in (
+        ("a.q", {"h_rt": "300"}, 360.0),
+        ("a.q", {"h_rt": "300", "s_rt": "0:1:40"}, 160.0),
+        ("a.q", {"s_rt": "300", "h_cpu": "5"}, 360.0),
+        ("a.q", {"h_rt": "INFINITY"}, 3060.0),
+        ("a.q", {"h_cpu": "5"}, 3060.0),
+        ("b.q", {"h_rt": "300"}, 360.0),
+        ("b.q", {}, 100 * 365 * 86400.0),
+    ):
+        job = text.Job("7", "x", "ada", "r", 1, None, 0.0, f"{queue}@n1", "", requests)
+        assert rules.lasts(job) == lasts
 
 
 def test_one_that_is_being_replaced_is_told_with_the_slots_of_both() -> None:
@@ -575,8 +621,9 @@ def test_queues_are_places_of_their_own_unless_their_host_has_fewer_slots() -> N
         windows.Kept("2", "x", "root", "w", 100.0, 200.0, {"all.q@n1": 3}),
     ]
     jobs = [text.Job("7", "x", "ada", "r", 2, None, 50.0, "all.q@n1")]
+    rules = windows.Rules(limits={"all.q": text.Limits(50.0)}, offset=10.0)
     for spread, groups in ((True, {""}), (False, {"n1", "n2"})):
-        cell = windows.places(hosts, jobs, here, {}, spread, {"1"}, 60.0, 100.0)
+        cell = windows.Occupancy(hosts, jobs, here, {}, 100.0, rules).places(spread, {"1"})
         assert cell.slots == {"all.q@n1": 4, "second.q@n1": 4, "n2": 6}
         assert cell.movable == {1: Taken(100.0, 200.0, {"n2": 3})}
         assert cell.fixed == [
@@ -598,10 +645,12 @@ def test_only_windows_that_have_begun_keep_slots_from_others_and_the_rest_are_co
         text.Job("8", "x", "ada", "r", 3, None, 50.0, "all.q@n1", requests={"h_rt": "600"}),
         text.Job("9", "x", "ada", "qw", 8),
     ]
-    [now] = windows.kept_free(hosts, jobs, here, {"7": "1"}, 100.0)
+    rules = windows.Rules(limits={"all.q": text.Limits(60.0)}, offset=5.0)
+    cell = windows.Occupancy(hosts, jobs, here, {"7": "1"}, 100.0, rules)
+    [now] = cell.kept_free()
     assert [(queue.running, queue.reserved) for queue in now.queues] == [(5, 1)]
     # at 500 three slots are reserved beside four, and one of others' three is still taken
-    assert windows.coming(hosts, jobs, here, {"7": "1"}, 60.0, 100.0) == ((500.0, 0), (2000.0, 1))
+    assert cell.coming() == ((495.0, 0), (1995.0, 1))
     facts = text.facts([], [now], {"all.q": text.Limits(None)}, {}, None, set(), 100.0, 60.0)
     assert (facts.cpus, facts.used) == (8, 6)
 
@@ -624,8 +673,21 @@ def test_a_job_that_is_queued_in_a_window_may_ask_for_what_is_left_of_it() -> No
 
 
 def test_a_job_in_a_reservation_names_it_once() -> None:
-    assert "-ar 7" in native(order(), 0, "smp", None, {}, "7")
+    one = windows.Kept("7", "x", "root", "w", 100.0, 200.0, {"all.q@n1": 4})
+    assert "-ar 7" in native(order(), 0, "smp", None, {}, one)
     with pytest.raises(Refused, match="beside --reservation"):
-        native(order(options=("-ar", "3")), 0, "smp", None, {}, "7")
+        native(order(options=("-ar", "3")), 0, "smp", None, {}, one)
     with pytest.raises(Refused, match="slots only, no lic"):
-        native(order(licences={"lic": 1}), 0, "smp", None, COUNTED, "7")
+        native(order(licences={"lic": 1}), 0, "smp", None, COUNTED, one)
+
+
+def test_a_job_may_have_the_memory_of_its_reservation_and_no_more() -> None:
+    one = windows.Kept("7", "x", "root", "w", 0.0, 9.0, {"a@n1": 2}, each={"h_vmem": 2.0 * 2**30})
+    assert "h_vmem=4096M -ar 7" in native(order(memory=4096), 0, "smp", "h_vmem", COUNTED, one)
+    with pytest.raises(Refused, match="5000 MiB are asked for, and its reservation has 4096 MiB"):
+        native(order(memory=5000), 0, "smp", "h_vmem", COUNTED, one)
+    none = replace(one, each={})
+    with pytest.raises(Refused, match="its reservation has 0 MiB"):
+        native(order(memory=1), 0, "smp", "h_vmem", COUNTED, none)
+    not_counted = {"h_vmem": text.Complex("h_vmem", "NO")}
+    assert "h_vmem=1M" in native(order(memory=1), 0, "smp", "h_vmem", not_counted, none)

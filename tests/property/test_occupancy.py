@@ -1,0 +1,108 @@
+"""What a Grid Engine cell has free for reservations: slots that have their share of memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metasched.adapters import gridengine_text as text
+from metasched.adapters.gridengine_windows import Kept, Memory, Occupancy, Rules
+
+GIB = 2**30
+SIZES = {"n1": 4, "n2": 6, "n3": 3}
+TOTALS = {"n1": 17.0 * GIB, "n2": 24.0 * GIB, "n3": 40.0 * GIB}
+NOW = 10.0
+
+takes = st.tuples(
+    st.sampled_from(sorted(SIZES)),
+    st.integers(0, 9),  # begins so many seconds before or after now
+    st.integers(1, 9),  # and lasts so long
+    st.integers(1, 4),  # slots
+    st.sampled_from((None, 0.5, 1.0, 3.0, 4.0, 5.5, 9.0)),  # GiB of each
+)
+
+
+def cell(some: list[tuple[str, int, int, int, float | None]], running: int) -> Occupancy:
+    """As many of them as fit side by side: the first jobs that run, the others reservations."""
+    memory = Memory("h_vmem", 0.25 * GIB, TOTALS)
+    hosts = [
+        text.Host(name, None, {}, (text.Queue("all.q", size, 0, 0, ""),))
+        for name, size in SIZES.items()
+    ]
+    found = Occupancy(hosts, (), (), {}, NOW, Rules(memory, {}, offset=2.0))
+    for number, (host, begin, lasts, slots, each) in enumerate(some):
+        where = f"all.q@{host}"
+        if number < running:
+            requests = {"h_rt": f"{begin + lasts}"}
+            requests |= {} if each is None else {"h_vmem": f"{each * 1024:g}M"}
+            one = text.Job(
+                f"{number}", "x", "a", "r", slots, None, NOW - begin, where, "", requests
+            )
+            then = replace(found, jobs=(*found.jobs, one))
+        else:
+            much = {} if each is None else {"h_vmem": each * GIB}
+            start = NOW + begin
+            kept = Kept(f"{number}", "x", "a", "w", start, start + lasts, {where: slots}, "", much)
+            then = replace(found, kept=(*found.kept, kept))
+        if all(left >= 0 for moment in range(30) for left in both(then, host, moment)):
+            found = then
+    return found
+
+
+def both(cell: Occupancy, host: str, moment: float) -> tuple[int, float]:
+    """The slots and the bytes that a host has left."""
+    slots, left = SIZES[host], TOTALS[host]
+    for job in cell.jobs:
+        start = NOW if job.started is None else job.started
+        end = max(start + float(job.requests["h_rt"]) + 2, NOW + 1)
+        if job.host == host and start <= moment < end:
+            slots, left = slots - job.slots, left - cell.rules.memory.of(job)
+    for one in cell.kept:
+        many = one.slots.get(f"all.q@{host}", 0)
+        if one.start <= moment < one.end:
+            slots, left = slots - many, left - many * one.each.get("h_vmem", 0.0)
+    return slots, left
+
+
+@given(st.lists(takes, max_size=12), st.integers(0, 8))
+def test_a_slot_is_free_as_long_as_its_share_of_memory_is(
+    some: list[tuple[str, int, int, int, float | None]], running: int
+) -> None:
+    found = cell(some, running)
+    assert found.share == 4096  # MiB: 24 GiB for six slots is the least
+    pools = found.pools(spread=False)
+    assert [pool.size for pool in pools] == [*SIZES.values()]
+    for pool in pools:
+        for moment in range(int(NOW), 30):
+            taken = sum(many for start, end, many in pool.uses if start <= moment < end)
+            slots, left = both(found, pool.nodes[0], moment)
+            assert pool.size - taken == min(slots, int(left // (4 * GIB)))
+    [whole] = found.pools(spread=True)
+    assert sorted(whole.uses) == sorted(use for pool in pools for use in pool.uses)
+
+
+@given(st.lists(takes, max_size=12), st.integers(0, 8))
+def test_what_may_move_keeps_no_memory_from_where_it_could_go(
+    some: list[tuple[str, int, int, int, float | None]], running: int
+) -> None:
+    found = cell(some, running)
+    rest = replace(found, kept=())
+    for moving in (found.places(True, {one.id for one in found.kept}), rest.places(True, ())):
+        for host in SIZES:
+            for moment in range(int(NOW), 30):
+                taken = sum(
+                    use.slots.get(f"all.q@{host}", 0)
+                    for use in moving.fixed
+                    if use.start <= moment < use.end
+                )
+                slots, left = both(rest, host, moment)
+                assert SIZES[host] - taken == min(slots, int(left // (4 * GIB)))
+
+
+def test_where_a_host_counts_no_memory_reservations_hold_none() -> None:
+    found = cell([("n1", 0, 9, 1, 9.0)], running=1)
+    none = replace(found, rules=Rules(Memory("h_vmem", 0.0, {"n1": 17.0 * GIB}), {}, 0.0))
+    assert (none.share, Memory().share(SIZES)) == (0, 0)
+    assert none.pools(spread=False)[0].uses == ((NOW, NOW + 9, 1),)
