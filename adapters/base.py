@@ -66,7 +66,6 @@ class Capabilities:
     estimates: bool = False  # says when it expects what waits to begin (`Row.expected`)
     reservations: bool = False  # keeps windows of time for users: survey, reserve, unreserve
     names_nodes: bool = False  # ... of names that we say; else it chooses them by itself
-    licences_inside: bool = False  # ... in which jobs may have licences that it counts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -443,7 +443,8 @@ class GridEngine:
             default = text.amounts({name: cell.known[name].default}).get(name, 0.0)
             has = {host: had.get(name, 0.0) for host, had in totals.items()}
             memory = Memory(name, default, has)
-        return Rules(memory, cell.limits, cell.offset)
+        tokens = {token: cell.known[token] for token in cell.tokens}
+        return Rules(memory, tokens, cell.limits, cell.offset)
 
     def _qstat(self, user: str) -> list[text.Job]:
         return self._read(text.jobs, "qstat", "-xml", "-r", "-u", user)

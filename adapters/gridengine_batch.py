@@ -59,12 +59,7 @@ def native(
     if job.account is not None:
         words += ["-P", job.account]
     if within is not None:
-        if counted := (*job.gres, *job.licences):  # the qmaster would say: no suitable queues
-            raise Refused(f"a reservation of Grid Engine has slots only, no {counted[0]}")
-        if memory is not None and memory in known and known[memory].consumable != "NO":
-            held = int(within.size * within.each.get(memory, 0.0) / 2**20)
-            if (asked := _memory(job) or 0) > held:
-                raise Refused(f"{asked} MiB are asked for, and its reservation has {held} MiB")
+        _check_inside(job, memory, known, within)
         if "-ar" in order.options:
             raise Refused("native option '-ar' beside --reservation; leave out one")
         words += ["-ar", within.id]
@@ -97,6 +92,17 @@ def _requests(job: Job, memory: str | None, known: Mapping[str, Complex]) -> lis
             raise Refused(f"constraint {job.constraint!r}: Grid Engine has no `or`")
         requests += job.constraint.split("&")
     return requests
+
+
+def _check_inside(job: Job, memory: str | None, known: Mapping[str, Complex], within: Kept) -> None:
+    """Refused if its reservation lacks what it asks for: the qmaster says `no suitable queues`."""
+    for name, many in (*job.gres.items(), *job.licences.items()):
+        if name in known and many > (held := within.has(known[name])):
+            raise Refused(f"{many} {name} are asked for, and its reservation has {held:g}")
+    if memory is not None and memory in known and known[memory].consumable != "NO":
+        held = int(within.has(known[memory]) / 2**20)
+        if (asked := _memory(job) or 0) > held:
+            raise Refused(f"{asked} MiB are asked for, and its reservation has {held} MiB")
 
 
 def _memory(job: Job) -> int | None:

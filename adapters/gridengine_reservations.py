@@ -4,9 +4,10 @@ Grid Engine chooses the slots itself, when it grants a reservation, and never mo
 granted anew elsewhere, what waits in it goes over, and then the old one is deleted. What died in
 between leaves two of one name: a survey shows that, and `reserve` goes on. All are made by this
 account, which must be of the access list `arusers`, and each is open to its user alone. Son of Grid
-Engine 8.1.9, measured: names need not be unique; deleting one, and its end, deletes the jobs in it,
-and of those that wait no record is left; a job longer than its reservation is refused; a
-reservation whose queue is disabled is kept, and runs nothing; one is granted in queues that are
+Engine 8.1.9, measured: names need not be unique; what one has of consumables is kept from all but
+its jobs, which get no others, and is not said to be taken; deleting one, and its end, deletes the
+jobs in it, and of those that wait no record is left; a job longer than its reservation is refused;
+a reservation whose queue is disabled is kept, and runs nothing; one is granted in queues that are
 disabled or do not answer as in any others.
 """
 
@@ -82,7 +83,7 @@ class Reservations:
         """
         now = self._occupancy(jobs, hosts, taken, rules)
         held = windows.held(now.kept, self._user, self._instance)
-        return Survey(taken, (), held, now.pools(self._spreads()))
+        return Survey(taken, (), held, now.pools(self._spreads()), guard=rules.offset)
 
     def _occupancy(
         self,
@@ -182,6 +183,7 @@ class Reservations:
             and one.user
             and one.usable
             and one.start > taken + BEGINS
+            and rules.tokens.keys().isdisjoint(one.each)  # there may be too few to have them twice
         }
         newest = {one.name: one for one in coming.values()}
         older = [one for one in coming.values() if one != newest[one.name]]
@@ -221,7 +223,7 @@ class Reservations:
     ) -> str:
         """The id of a new one, in these `places` if any are named (`Occupancy.places`).
 
-        Each slot has its share of the memory.
+        It has its licences, and each slot its share of the memory.
 
         Refused if it cannot be had.
         """
@@ -240,8 +242,8 @@ class Reservations:
         among = () if len(up) == len(queues) else ("-q", ",".join(up))
         start = () if window.start < taken + _PAST else ("-a", _moment(window.start))
         size = ["-pe", self._environment, str(window.size)]
-        if share := rules.memory.share({host.name: text.slots(host) for host in hosts}):
-            size += ["-l", f"{rules.memory.name}={share}M"]
+        if asked := rules.asked(window, hosts):
+            size += ["-l", ",".join(asked)]
         words = ("-N", window.name, "-u", window.user, *start, "-e", _moment(window.end))
         answer = self._run("qrsub", *words, *size, *among)
         if (id := windows.granted(answer.out)) is None:

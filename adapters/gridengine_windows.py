@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from metasched.adapters import gridengine_text as text
 from metasched.moving_slots import Places, Taken
-from metasched.reservation_life import Held, Pool, id_of
+from metasched.reservation_life import Held, Pool, Window, id_of
 
 _ONE_HOST = "$pe_slots"
 _EVER = 100 * 365 * 86400.0  # seconds
@@ -23,7 +23,8 @@ Use = tuple[float, float, int]  # start, end, processors
 class Kept:
     """One advance reservation of the cell; `slots` are those of each queue instance (`q@host`).
 
-    `user` is whose it is, `owner` who has made it, `each` what every slot has of consumables.
+    `user` is whose it is, `owner` who has made it, `each` what every slot has of consumables, or
+    all slots together where jobs have (`text.Complex`).
     """
 
     id: str
@@ -44,6 +45,11 @@ class Kept:
     @property
     def size(self) -> int:
         return sum(self.slots.values())
+
+    def has(self, resource: text.Complex) -> float:
+        """How much of a consumable its jobs may have together."""
+        each = self.each.get(resource.name, 0.0)
+        return each if resource.consumable == "JOB" else each * self.size
 
     @property
     def over(self) -> bool:
@@ -132,9 +138,11 @@ class Rules:
 
     Measured: the shorter of h_rt and s_rt that it asks for, else of its queue, counts, and that of
     no other resource; without any it has its slots for ever, whatever `default_duration` says.
+    `tokens` are the consumables of the whole cell.
     """
 
     memory: Memory = Memory()
+    tokens: Mapping[str, text.Complex] = field(default_factory=dict)
     limits: Mapping[str, text.Limits] = field(default_factory=dict)
     offset: float = 60.0
 
@@ -145,6 +153,17 @@ class Rules:
             if found := [limit for limit in limits if limit is not None]:
                 return min(found) + self.offset
         return _EVER
+
+    def asked(self, window: Window, hosts: Iterable[text.Host]) -> list[str]:
+        """What a new reservation asks for beside its slots: the values of -l."""
+        values = []
+        if share := self.memory.share({host.name: text.slots(host) for host in hosts}):
+            values.append(f"{self.memory.name}={share}M")
+        for name, many in window.licences.items():
+            if name in self.tokens:
+                per_job = self.tokens[name].consumable == "JOB"
+                values.append(f"{name}={many if per_job else math.ceil(many / window.size)}")
+        return values
 
 
 @dataclass(frozen=True)

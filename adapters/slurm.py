@@ -59,7 +59,6 @@ class Slurm(Adapter):
         estimates=True,
         reservations=True,
         names_nodes=True,
-        licences_inside=True,
     )
 
     def __init__(

@@ -165,9 +165,10 @@ class Availability:
         if self._licences.barred(event.licences, cluster) is not None:
             return []
         end = max(event.until, event.request.deadline) + event.let_run
+        late = self.surveys[cluster].guard or 0.0 if cluster in self.surveys else 0.0
         lacking = [
             (start, min(stop, end))
-            for start, stop in self._licences.lacking(event.licences, event.time)
+            for start, stop in self._licences.lacking(event.licences, event.time, late)
             if start < end
         ]
         found = self.carts(cluster, event.time, together)

@@ -617,7 +617,6 @@ def _cluster(
             move_after=table.move_after,
             fence_dir=table.fence_dir,
             reserves=able.reservations,
-            licences_inside=able.licences_inside,
             takes=table.takes,
             binds_late=table.binding == "late",
             lead=table.lead,

@@ -109,7 +109,7 @@ class _Pool:
     reserved: tuple[float, int] = (_NEVER, 0)
     asked: tuple[int, float] = (-1, 0.0)
     seen: tuple[int, float] = (-1, 0.0)
-    slots: dict[tuple[int | None, bool], Slots] = field(default_factory=dict)
+    slots: dict[tuple[int | None, bool, float], Slots] = field(default_factory=dict)
 
     total: int | None = None  # what the site or an operator says, but no more than the server has
     # what clusters have given to others, or the server tells if it is more: it tells of those, too
@@ -691,28 +691,33 @@ class Licences:
         """When one that begins then has given all back."""
         return min(begun + stay.lasts, self._window_ends(stay))
 
-    def _ahead(self, pool: _Pool, own: int | None, sure: bool, now: float) -> Slots:
+    def _ahead(
+        self, pool: _Pool, own: int | None, sure: bool, now: float, late: float = 0.0
+    ) -> Slots:
         """What may be taken of a licence over time in the reservation `own` (None: in none).
 
         O(n log n) in its leases, or O(1) while nothing has changed since. `sure`: only what
-        somebody sees to counts as given back, after it has lingered.
+        somebody sees to counts as given back, `late` after its limit, after it has lingered.
         """
         asked = (self._changes, now)
         if pool.seen != asked:
             pool.seen, pool.slots = asked, {}
-        kind = (own if own in pool.windows else None, sure)
+        kind = (own if own in pool.windows else None, sure, late)
         if kind not in pool.slots:
-            returns = self._returns(pool, kind[0], sure)
+            returns = self._returns(pool, *kind)
             free = pool.free(now) or 0
             pool.slots[kind] = ahead(now, free, returns, pool.claims(), kind[0])
         return pool.slots[kind]
 
-    def _returns(self, pool: _Pool, own: int | None, sure: bool) -> Iterator[tuple[float, int]]:
+    def _returns(
+        self, pool: _Pool, own: int | None, sure: bool, late: float = 0.0
+    ) -> Iterator[tuple[float, int]]:
         """When how many tokens come back; those of a window only to that window until its end."""
         for place, many in pool.leased.items():
             end = self._ends.get(place, _NEVER)
             if sure:
-                end = _NEVER if place in self._unlimited else end + pool.pool.linger
+                over = end if place in self._drawing else end + late  # a window's end ends all
+                end = _NEVER if place in self._unlimited else over + pool.pool.linger
             if pool.windows:
                 window = pool.windows.get(self._drawing.get(place, 0))
                 if window is not None and window.id != own:
@@ -753,14 +758,19 @@ class Licences:
 
     # Windows
 
-    def lacking(self, wants: Mapping[str, int], now: float) -> Iterator[tuple[float, float]]:
-        """From when to when these cannot be promised; what lingers after a window counts."""
+    def lacking(
+        self, wants: Mapping[str, int], now: float, late: float = 0.0
+    ) -> Iterator[tuple[float, float]]:
+        """From when to when these cannot be promised; what lingers after a window counts.
+
+        What runs may have them for `late` seconds after its limit.
+        """
         for name, many in wants.items():
             pool = self._pool(name)
             if pool.free(now) is None:
                 yield now, _NEVER
                 continue
-            for start, end, free in spans(self._ahead(pool, None, True, now)):
+            for start, end, free in spans(self._ahead(pool, None, True, now, late)):
                 if free < many:
                     yield start - pool.pool.linger, end
 

@@ -6,7 +6,7 @@ Times are seconds since the epoch (UTC), durations seconds, memory MiB, sizes pr
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache, cached_property
@@ -254,8 +254,7 @@ class Cluster:
     (what, our name) to the manager's: {"partition": {"long": "week"}}, "*" = "*" keeps any name.
     After a silence of `move_after` seconds what has not begun there goes elsewhere (None: stays).
     In the folder `fence_dir` its payloads claim their attempts ("": they do not). Its manager
-    `reserves` nodes for windows of time, in which jobs may have licences that it counts itself
-    (`licences_inside`) or not; it `takes` jobs that have no reservation, reservations,
+    `reserves` nodes for windows of time; it `takes` jobs that have no reservation, reservations,
     or both: a static partition. Where not every machine can use a licence, `licensed`
     names the feature of those that can, in its own words. Of one that `binds_late` its manager is
     told a reservation only `lead` seconds before the start; `guard` are the seconds for which jobs
@@ -272,7 +271,6 @@ class Cluster:
     move_after: float | None = None
     fence_dir: str = ""
     reserves: bool = False
-    licences_inside: bool = False
     takes: Literal["both", "jobs", "reservations"] = "both"
     binds_late: bool = False
     lead: float = 60.0
@@ -286,12 +284,6 @@ class Cluster:
     def licence(self, name: str) -> str:
         """What its manager calls a licence."""
         return self.maps.get("licence", {}).get(name, name)
-
-    def outside(self, licences: Iterable[str], facts: Facts | None) -> str | None:
-        """The first of these licences that jobs in its reservations cannot have, or None."""
-        if self.licences_inside or facts is None:
-            return None
-        return next((name for name in licences if self.licence(name) in facts.licences), None)
 
 
 @dataclass(frozen=True)

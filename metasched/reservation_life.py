@@ -187,7 +187,7 @@ class Survey:
 class Window:
     """What a manager is to keep for a user: exactly these nodes, or `size` units of a pool.
 
-    At `end` it kills what runs.
+    With it go those `licences`, in its own names, that it can reserve. At `end` it kills what runs.
     """
 
     name: str
@@ -196,6 +196,7 @@ class Window:
     end: float
     nodes: tuple[str, ...]
     size: int = 0
+    licences: Mapping[str, int] = field(default_factory=dict)
 
 
 # What the core is told.

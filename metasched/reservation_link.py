@@ -98,7 +98,8 @@ class ReservationLink:
             self._done(todo)
             return
         name = name_of(self._engine.core.instance, one.id)
-        window = Window(name, one.user, one.start, one.until, one.nodes, one.size)
+        licences = {self._cluster.licence(word): many for word, many in one.licences.items()}
+        window = Window(name, one.user, one.start, one.until, one.nodes, one.size, licences)
         answer = await self._call(Call("reserve", window=window))
         now = time.time()
         if answer.error == "":

@@ -239,7 +239,7 @@ def _able(engine: Engine, wish: Wish) -> tuple[str, ...]:
         raise Wrong(404, f"there is no cluster {unknown[0]}; there are {', '.join(known)}")
     against, able = {}, []
     for name in wanted or known:
-        facts, silent = engine.core.view(name)
+        _, silent = engine.core.view(name)
         if not known[name].reserves:
             against[name] = "its manager keeps no reservations"
         elif known[name].takes == "jobs":
@@ -248,8 +248,6 @@ def _able(engine: Engine, wish: Wish) -> tuple[str, ...]:
             against[name] = f"a job there takes {step:g} s at the least, the window {lasts:g} s"
         elif (barred := engine.core.licences.barred(wish.licences, name)) is not None:
             against[name] = f"licence {barred} cannot be used there"
-        elif (outside := known[name].outside(wish.licences, facts)) is not None:
-            against[name] = f"its manager counts licence {outside}, and reserves none"
         elif silent:
             against[name] = f"it does not answer ({silent})"
         elif (drain := engine.core.drain(name)) is not None:

@@ -684,11 +684,11 @@ def test_what_runs_takes_its_processors_until_its_limit_unless_it_is_in_a_reserv
     order = replace(manager.order("sleep 600", user=me, time_limit=60.0), reservation=name)
     manager.adapter.submit(order)
     manager.wait_state(order, State.RUNNING)
-    [held] = manager.adapter.survey().held
-    [free] = manager.adapter.survey().pools
+    survey = manager.adapter.survey()
+    [held], [free] = survey.held, survey.pools
     units = -(-3 // pool.cpus)
     assert set(free.uses) == {
-        (row.started, row.started + 600, units),
+        (row.started, row.started + 600 + (survey.guard or 0), units),
         (held.start, now + 300.0, 2),
     }
     assert free.size == pool.size

@@ -14,7 +14,7 @@ import pytest
 from tests.booted import BootError, wait_until
 from tests.conftest import require
 from tests.e2e.conftest import Site
-from tests.gridengine import MEMORY, Cell, missing
+from tests.gridengine import MEMORY, TOKENS, Cell, missing
 
 
 @pytest.fixture(scope="module")
@@ -486,26 +486,44 @@ def test_what_was_killed_at_its_end_while_no_daemon_was_there_is_out_of_time(
     site.replayed()
 
 
-def test_a_licence_that_the_cell_counts_is_not_reserved_there(site: Site, cell: Cell) -> None:
+def test_licences_that_the_cell_counts_are_kept_for_the_window_by_the_cell_itself(
+    site: Site, cell: Cell
+) -> None:
     python = cell.python(site.folder / "python")
-    licences = '[[licence]]\nname = "matlab"\ntotal = 3\n[[licence]]\nname = "nx"\ntotal = 3\n'
-    site.configure(licences + cell.table(python, "poll_interval = 0.5\nsettle = 1\n"))
+    licences = '[[licence]]\nname = "mat"\ntotal = 3\n[[licence]]\nname = "nx"\ntotal = 3\n'
+    more = "poll_interval = 0.5\nsettle = 1\n[cluster.map.licence]\nmat = 'matlab'\n"
+    site.configure(licences + cell.table(python, more))
     site.start()
-    window = ("reserve", "--size", "1", "--duration", "1m")
-    refused = site.error(*window, "-L", "matlab", code=3)
-    assert "cell: its manager counts licence matlab, and reserves none" in refused
-    assert kept(cell) == {}
-    id = str(site.json(*window, "-L", "nx")["reservation"])
+    window = ("reserve", "--size", "3", "--duration", "2m", "--deadline", "+130s")
+    bare = site.json(*window[:2], "1", *window[3:])["reservation"]
+    made = site.json(*window, "-L", "mat:2,nx")
     try:
-        barred = site.submit("--reservation", id, "-L", "matlab", "--wrap", "true")
-        inside = site.submit("--reservation", id, "-L", "nx", "--wrap", "true")
-        site.until(lambda: site.rows(inside)[0]["state"] == "completed")
+        [id] = [k for k, name in kept(cell).items() if name.endswith(f"-r{made['reservation']}")]
+        told = cell.run("qrstat", "-ar", id)
+        assert re.search(r"resource_list +matlab=2\n", told)
+        assert "mat:2 cannot be kept for it" in site.error(*window, "-L", "mat:2", code=3)
+        site.until(lambda: state(site, made["reservation"])["state"] == "active")
+        command = ("-b", "y", "-o", "/dev/null", "-j", "y", "true")
+        cell.run("qsub", "-N", "outside", "-l", "matlab=2,h_rt=30", *command)
+        work = ("-t", "1", "--wrap", "sleep 1")
+        inside = [
+            site.submit("--reservation", str(made["reservation"]), *words, *work)
+            for words in (("-L", "mat"), ("-L", "mat:2,nx"), ("-n", "2", "-L", "mat"))
+        ]
+        barred = site.submit("--reservation", str(bare), "-L", "mat", *work)
+        assert {row["state"] for row in site.until_ended(*inside)} == {"completed"}
         site.until(lambda: site.rows(barred)[0]["state"] == "rejected")
         told = site.run("story", str(barred)).stdout
-        assert "a reservation of Grid Engine has slots only, no matlab" in told
+        assert "1 matlab are asked for, and its reservation has 0" in told
+        assert "outside" in cell.run("qstat", "-u", "*", "-s", "p")
+        site.run("reservation", "cancel", str(made["reservation"]))
+        site.until(lambda: "outside" not in cell.run("qstat", "-u", "*"))
     finally:
-        site.run("reservation", "cancel", id)
-        site.until(lambda: kept(cell) == {})
+        cell.empty()
+        for id in kept(cell):
+            cell.run("qrdel", id)
+    assert site.stop() == 0
+    site.replayed()
 
 
 def test_each_slot_has_its_share_of_the_memory_that_the_cell_counts(site: Site, cell: Cell) -> None:
@@ -518,7 +536,7 @@ def test_each_slot_has_its_share_of_the_memory_that_the_cell_counts(site: Site, 
     try:
         assert "cell has 3 processors from " in site.error(*soon, "4", code=3)
         made = site.json(*soon, "3")
-        assert (made["state"], made["size"]) == ("bound", 3)
+        assert made["state"] in ("bound", "active")
         told = cell.run("qrstat", "-ar", next(iter(kept(cell))))
         assert re.search(rf"resource_list +{MEMORY}=8192M\n", told)
         id = str(made["reservation"])
@@ -558,6 +576,31 @@ def test_what_runs_keeps_its_slots_beyond_its_limit_as_the_qmaster_counts(
         made = site.json("reserve", "--size", "5", "--duration", "1m")
         assert (made["state"], made["cluster"]) == ("bound", "cell")
         assert datetime.fromisoformat(made["start"]) - begun == timedelta(seconds=160)
+        assert len(kept(cell)) == 1
+    finally:
+        set_scheduler(cell, quick)
+        cell.empty()
+        for id in kept(cell):
+            cell.run("qrdel", id)
+
+
+def test_licences_are_promised_from_when_the_qmaster_counts_them_as_free(
+    site: Site, cell: Cell
+) -> None:
+    quick = cell.run("qconf", "-ssconf")
+    set_scheduler(cell, re.sub(r"(?m)^params .*$", "params none", quick))  # a minute
+    python = cell.python(site.folder / "python")
+    licence = f'[[licence]]\nname = "matlab"\ntotal = {TOKENS}\n'
+    site.configure(licence + cell.table(python, "poll_interval = 0.5\nsettle = 1\n"))
+    site.start()
+    try:
+        job = site.submit("-L", f"matlab:{TOKENS}", "-t", "2", "--wrap", "sleep 100")
+        site.until(lambda: site.rows(job)[0]["state"] == "running")
+        begun = datetime.fromisoformat(site.rows(job)[0]["started"])
+        made = site.json("reserve", "--size", "1", "--duration", "1m", "-L", "matlab:2")
+        assert (made["state"], made["cluster"]) == ("bound", "cell")
+        waits = datetime.fromisoformat(made["start"]) - begun
+        assert timedelta(seconds=180) <= waits <= timedelta(seconds=190)
         assert len(kept(cell)) == 1
     finally:
         set_scheduler(cell, quick)

@@ -31,7 +31,7 @@ def cell(some: list[tuple[str, int, int, int, float | None]], running: int) -> O
         text.Host(name, None, {}, (text.Queue("all.q", size, 0, 0, ""),))
         for name, size in SIZES.items()
     ]
-    found = Occupancy(hosts, (), (), {}, NOW, Rules(memory, {}, offset=2.0))
+    found = Occupancy(hosts, (), (), {}, NOW, Rules(memory, offset=2.0))
     for number, (host, begin, lasts, slots, each) in enumerate(some):
         where = f"all.q@{host}"
         if number < running:
@@ -103,6 +103,6 @@ def test_what_may_move_keeps_no_memory_from_where_it_could_go(
 
 def test_where_a_host_counts_no_memory_reservations_hold_none() -> None:
     found = cell([("n1", 0, 9, 1, 9.0)], running=1)
-    none = replace(found, rules=Rules(Memory("h_vmem", 0.0, {"n1": 17.0 * GIB}), {}, 0.0))
+    none = replace(found, rules=Rules(Memory("h_vmem", 0.0, {"n1": 17.0 * GIB}), offset=0.0))
     assert (none.share, Memory().share(SIZES)) == (0, 0)
     assert none.pools(spread=False)[0].uses == ((NOW, NOW + 9, 1),)

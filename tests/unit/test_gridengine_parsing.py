@@ -21,7 +21,7 @@ from metasched.adapters.gridengine_batch import native
 from metasched.adapters.interpreter import interpreter
 from metasched.model import Copies, Job, Payload, State
 from metasched.moving_slots import Taken
-from metasched.reservation_life import Held, Pool
+from metasched.reservation_life import Held, Pool, Window
 
 INSTANCE = "k3f9"
 TAG = "ms-k3f9-42-1"
@@ -677,8 +677,26 @@ def test_a_job_in_a_reservation_names_it_once() -> None:
     assert "-ar 7" in native(order(), 0, "smp", None, {}, one)
     with pytest.raises(Refused, match="beside --reservation"):
         native(order(options=("-ar", "3")), 0, "smp", None, {}, one)
-    with pytest.raises(Refused, match="slots only, no lic"):
-        native(order(licences={"lic": 1}), 0, "smp", None, COUNTED, one)
+
+
+def test_a_job_may_have_the_licences_of_its_reservation_and_no_others() -> None:
+    each = {"lic": 2.0, "gpu": 1.0}  # of lic for each of its two slots
+    one = windows.Kept("7", "x", "root", "w", 0.0, 9.0, {"a@n1": 2}, each=each)
+    wants = order(cpus=2, licences={"lic": 4}, gres={"gpu": 1})
+    assert "-l gpu=1,lic=2 -ar 7" in native(wants, 0, "smp", None, COUNTED, one)
+    with pytest.raises(Refused, match="5 lic are asked for, and its reservation has 4"):
+        native(order(cpus=1, licences={"lic": 5}), 0, "smp", None, COUNTED, one)
+    with pytest.raises(Refused, match="2 gpu are asked for, and its reservation has 1"):
+        native(order(gres={"gpu": 2}), 0, "smp", None, COUNTED, one)
+
+
+def test_a_reservation_asks_for_its_licences_that_the_cell_counts() -> None:
+    hosts = [text.Host("n1", None, {}, (text.Queue("all.q", 4, 0, 0, ""),))]
+    window = Window("x", "ada", 0.0, 9.0, (), 3, {"lic": 4, "gpu": 1, "nx": 1})
+    tokens = {name: COUNTED[name] for name in ("lic", "gpu")}
+    rules = windows.Rules(windows.Memory("h_vmem", 0.0, {"n1": 9.0 * 2**30}), tokens)
+    assert rules.asked(window, hosts) == ["h_vmem=2304M", "lic=2", "gpu=1"]
+    assert windows.Rules().asked(window, hosts) == []
 
 
 def test_a_job_may_have_the_memory_of_its_reservation_and_no_more() -> None:

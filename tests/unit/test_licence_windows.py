@@ -266,3 +266,14 @@ def test_the_first_in_line_does_not_keep_a_window_from_its_own() -> None:
     assert line.next(T + 2) == (4, 0)
     line.leave((4, 0))
     assert line.next(T + 2) is None
+
+
+def test_what_may_run_beyond_its_limit_has_its_licences_so_long_but_not_beyond_its_window() -> None:
+    line = Licences()
+    line.configure([MATLAB], 0.0)
+    line.take(Lease(1, 0, 1, {"matlab": 2}, T), T + 100, True)
+    assert list(line.lacking({"matlab": 3}, T)) == [(T, T + 100)]
+    assert list(line.lacking({"matlab": 3}, T, 60.0)) == [(T, T + 160)]
+    line.promise(TokenWindow(1, T, T + 200, {"matlab": 2}))
+    line.take(Lease(2, 0, 1, {"matlab": 2}, T), T + 200, True, 1)
+    assert list(line.lacking({"matlab": 3}, T, 60.0)) == [(T, T + 160), (T + 160, T + 200)]
