@@ -440,9 +440,10 @@ class GridEngine:
         cell, name = self._configuration(), self._settings.memory or ""
         memory = Memory()
         if name in cell.known and cell.known[name].consumable == "YES":
-            default = text.amounts({name: cell.known[name].default}).get(name, 0.0)
-            has = {host: had.get(name, 0.0) for host, had in totals.items()}
-            memory = Memory(name, default, has)
+            has = {host: had[name] for host, had in totals.items() if name in had}
+            given = [queue.memory[name] for queue in cell.limits.values() if name in queue.memory]
+            most = min(given, default=None)
+            memory = Memory(name, cell.known[name].unasked, has, most)
         tokens = {token: cell.known[token] for token in cell.tokens}
         return Rules(memory, tokens, cell.limits, cell.offset)
 

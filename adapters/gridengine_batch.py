@@ -82,11 +82,10 @@ def _requests(job: Job, memory: str | None, known: Mapping[str, Complex]) -> lis
     for name, count in (*job.gres.items(), *job.licences.items()):
         if name not in known or known[name].consumable == "NO":
             raise Refused(f"the cell has no consumable {name!r}")
-        if known[name].consumable == "YES":  # counted for each slot
-            if count % job.cpus:
-                raise Refused(f"{count} {name} cannot be shared equally by {job.cpus} slots")
-            count //= job.cpus
-        requests.append(f"{name}={count}")
+        try:
+            requests.append(f"{name}={known[name].each(count, job.cpus)}")
+        except ValueError as error:
+            raise Refused(str(error)) from None
     if job.constraint is not None:
         if "|" in job.constraint:
             raise Refused(f"constraint {job.constraint!r}: Grid Engine has no `or`")
@@ -99,7 +98,8 @@ def _check_inside(job: Job, memory: str | None, known: Mapping[str, Complex], wi
     for name, many in (*job.gres.items(), *job.licences.items()):
         if name in known and many > (held := within.has(known[name])):
             raise Refused(f"{many} {name} are asked for, and its reservation has {held:g}")
-    if memory is not None and memory in known and known[memory].consumable != "NO":
+    # where nothing was reserved its hosts may count none, and give any amount
+    if memory is not None and memory in within.each and memory in known:
         held = int(within.has(known[memory]) / 2**20)
         if (asked := _memory(job) or 0) > held:
             raise Refused(f"{asked} MiB are asked for, and its reservation has {held} MiB")

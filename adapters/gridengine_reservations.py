@@ -242,7 +242,11 @@ class Reservations:
         among = () if len(up) == len(queues) else ("-q", ",".join(up))
         start = () if window.start < taken + _PAST else ("-a", _moment(window.start))
         size = ["-pe", self._environment, str(window.size)]
-        if asked := rules.asked(window, hosts):
+        try:
+            asked = rules.asked(window, hosts)
+        except ValueError as error:
+            raise Refused(str(error)) from None
+        if asked:
             size += ["-l", ",".join(asked)]
         words = ("-N", window.name, "-u", window.user, *start, "-e", _moment(window.end))
         answer = self._run("qrsub", *words, *size, *among)

@@ -6,6 +6,7 @@ ValueError: a listing that is understood by half proves nothing.
 
 from __future__ import annotations
 
+import math
 import re
 from calendar import timegm
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ _UNITS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _AGAIN = {"24", "25"}
 _LIMIT = "37"  # ended at h_rt, h_cpu or h_vmem
 _AFTER_JOB = "100"  # a signal ended it: exit_status is 128 + signal
+_MEMORY = re.compile(r"[sh]_(data|rss|stack|vmem)")
 _HARD_MEMORY = re.compile(r"\b(h_vmem|h_rss|h_data)=")
 
 # Signals by which the script says that the payload ended with 99 or 100: Grid Engine would run
@@ -128,13 +130,30 @@ class Complex:
     consumable: str
     default: str = "0"
 
+    @property
+    def unasked(self) -> float:
+        """What a job, or a slot of it, has that does not say how much."""
+        return amounts({"": self.default}).get("", 0.0)
+
+    def each(self, count: int, slots: int) -> int:
+        """What to ask for, to have so many on so many slots. ValueError if it cannot be said."""
+        if self.consumable == "YES":  # counted for each slot
+            if count % slots:
+                raise ValueError(f"{count} {self.name} cannot be shared equally by {slots} slots")
+            return count // slots
+        return count
+
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one queue, seconds; None: no limit. A job is warned at the soft one."""
+    """Of one queue, seconds; None: no limit. A job is warned at the soft one.
+
+    `memory` are the most bytes that a slot may ask for, on any of its hosts, by resource.
+    """
 
     time: float | None
     soft: float | None = None
+    memory: Mapping[str, float] = field(default_factory=dict)
 
 
 def jobs(xml: str) -> list[Job]:
@@ -283,8 +302,16 @@ def queues(text: str) -> dict[str, Limits]:
     for block in re.split(r"^(?=qname\s)", text, flags=re.MULTILINE):
         if block.strip():
             said = settings(block)
-            found[said["qname"]] = Limits(seconds(said["h_rt"]), seconds(said.get("s_rt", "")))
+            memory = {name: _least(said[name]) for name in said if _MEMORY.fullmatch(name)}
+            time, soft = seconds(said["h_rt"]), seconds(said.get("s_rt", ""))
+            found[said["qname"]] = Limits(time, soft, memory)
     return found
+
+
+def _least(said: str) -> float:
+    """The least of `4G,[n1=2G],[@big=INFINITY]`."""
+    values = re.findall(r"(?:^|=)([^],\s]+)", said)
+    return min(amounts({value: value for value in values}).values(), default=math.inf)
 
 
 def complexes(text: str) -> dict[str, Complex]:
@@ -302,13 +329,13 @@ def accounting_delay(configuration: str) -> float:
 
 def duration_offset(scheduler: str) -> float:
     """Seconds for which a job keeps its slots after its limit, by `qconf -ssconf`."""
-    given = _pairs(settings(scheduler).get("params", ""))
+    given = _pairs(settings(scheduler).get("params", "").upper())
     return seconds(given.get("DURATION_OFFSET", "60")) or 0.0
 
 
 def _pairs(said: str) -> dict[str, str]:
-    """`a=1,b=2 c=3`."""
-    return dict(pair.partition("=")[::2] for pair in re.split(r"[\s,]+", said))
+    """`a=1,b=2 c=3;d=4`."""
+    return dict(pair.partition("=")[::2] for pair in re.split(r"[\s,;]+", said))
 
 
 def record(line: str) -> Record:
@@ -464,10 +491,12 @@ def facts(
     )
 
 
-def slots(host: Host) -> int:
-    """The processors of a host that can be given to jobs, by its queues that are up; 0: none."""
-    up = [queue for queue in host.queues if queue.up]
-    most = sum(queue.slots for queue in up)
+def slots(host: Host, down: bool = False) -> int:
+    """The processors of a host that can be given to jobs, by its queues that are up; 0: none.
+
+    `down`: by all of its queues.
+    """
+    most = sum(queue.slots for queue in host.queues if queue.up or down)
     used = sum(queue.running for queue in host.queues)
     return min(most, int(host.free["slots"]) + used) if "slots" in host.free else most
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -48,7 +48,7 @@ class Kept:
 
     def has(self, resource: text.Complex) -> float:
         """How much of a consumable its jobs may have together."""
-        each = self.each.get(resource.name, 0.0)
+        each = self.each.get(resource.name, resource.unasked)
         return each if resource.consumable == "JOB" else each * self.size
 
     @property
@@ -113,23 +113,41 @@ def spreads(environment: str) -> bool:
 class Memory:
     """The consumable that counts memory for each slot, in bytes; no name: none does.
 
-    `totals` are those of hosts; a job that asks for none has `default`.
+    `totals` are those of the hosts that count it: others give any amount. What asks for none has
+    `default`, each slot of a reservation as each of a job. `most` is the least limit of a queue, if
+    it is one that queues have.
     """
 
     name: str = ""
     default: float = 0.0
     totals: Mapping[str, float] = field(default_factory=dict)
+    most: float | None = None
 
     def of(self, job: text.Job) -> float:
         return job.slots * text.amounts(job.requests).get(self.name, self.default)
 
-    def share(self, sizes: Mapping[str, int]) -> int:
+    def of_slot(self, one: Kept) -> float:
+        return one.each.get(self.name, self.default)
+
+    def share(self, hosts: Sequence[text.Host]) -> int:
         """MiB that each slot of a reservation gets: what it may have on any host with slots.
 
-        0 if one of these counts none.
+        No less than what a job has that asks for none, no more than its queue gives. It is the same
+        when some of its queues are down, or what these hold could not be had anew in others. Where
+        no host counts it, it is what the largest has, since without some a job of one slot waits
+        for ever; 0 if no queue gives any, either.
         """
-        shares = [self.totals.get(host, 0.0) / size for host, size in sizes.items() if size]
-        return int(min(shares, default=0.0) / 2**20)
+        shares = [
+            self.totals[host.name] / text.slots(host, down=True)
+            for host in hosts
+            if host.name in self.totals and text.slots(host)
+        ]
+        if not shares and self.most is None:
+            return 0
+        share = min(shares, default=max((host.memory or 0 for host in hosts), default=0) * 2.0**20)
+        if self.most is not None:
+            share = min(share, self.most)
+        return max(int(share / 2**20), math.ceil(self.default / 2**20))
 
 
 @dataclass(frozen=True)
@@ -154,15 +172,14 @@ class Rules:
                 return min(found) + self.offset
         return _EVER
 
-    def asked(self, window: Window, hosts: Iterable[text.Host]) -> list[str]:
+    def asked(self, window: Window, hosts: Sequence[text.Host]) -> list[str]:
         """What a new reservation asks for beside its slots: the values of -l."""
         values = []
-        if share := self.memory.share({host.name: text.slots(host) for host in hosts}):
+        if share := self.memory.share(hosts):
             values.append(f"{self.memory.name}={share}M")
         for name, many in window.licences.items():
             if name in self.tokens:
-                per_job = self.tokens[name].consumable == "JOB"
-                values.append(f"{name}={many if per_job else math.ceil(many / window.size)}")
+                values.append(f"{name}={self.tokens[name].each(many, window.size)}")
         return values
 
 
@@ -184,7 +201,7 @@ class Occupancy:
     @property
     def share(self) -> int:
         """MiB of memory for each slot of a new reservation."""
-        return self.rules.memory.share(self._sizes)
+        return self.rules.memory.share(self.hosts)
 
     @property
     def _sizes(self) -> dict[str, int]:
@@ -219,10 +236,12 @@ class Occupancy:
 
     def _short(self, but: Collection[str]) -> dict[str, list[Use]]:
         """The slots of each host that are free and have no memory left; `but` are not counted."""
-        sizes, share = self._sizes, self.share * 2**20
+        share, totals = self.share * 2**20, self.rules.memory.totals
         if not share:
             return {}
-        changes: dict[str, list[tuple[float, int, float]]] = {}
+        sizes = {host: size for host, size in self._sizes.items() if host in totals}
+        always = ((self.taken, 0, 0.0), (self.taken + 2 * _EVER, 0, 0.0))
+        changes: dict[str, list[tuple[float, int, float]]] = {host: [*always] for host in sizes}
         for job in self._outside:
             start, end = self._span(job)
             memory = self.rules.memory.of(job)
@@ -230,13 +249,13 @@ class Occupancy:
             changes[job.host].append((end, -job.slots, -memory))
         for one in self.kept:
             for instance, slots in one.slots.items() if one.id not in but else ():
-                memory = slots * one.each.get(self.rules.memory.name, 0.0)
+                memory = slots * self.rules.memory.of_slot(one)
                 changes.setdefault(_host(instance), []).append((one.start, slots, memory))
                 changes[_host(instance)].append((one.end, -slots, -memory))
         short: dict[str, list[Use]] = {}
         for host, size in sizes.items():
-            free, left = size, self.rules.memory.totals.get(host, 0.0)
-            for (start, slots, memory), (end, *_) in pairwise(sorted(changes.get(host, ()))):
+            free, left = size, totals[host]
+            for (start, slots, memory), (end, *_) in pairwise(sorted(changes[host])):
                 free, left = free - slots, left - memory
                 if start < end and (more := free - max(0, int(left // share))) > 0:
                     short.setdefault(host, []).append((start, end, more))
@@ -281,12 +300,12 @@ class Occupancy:
     def kept_free(self) -> list[text.Host]:
         """The hosts, without what is reserved that nobody but jobs to come in there can have."""
         idle: Counter[str] = Counter()
-        unused: dict[str, float] = dict.fromkeys(self._sizes, 0.0)  # memory of each host
+        unused: defaultdict[str, float] = defaultdict(float)  # memory of each host
         for one in self.kept:
             if one.start <= self.taken:
                 idle.update(one.slots)
                 for instance, slots in one.slots.items():
-                    unused[_host(instance)] += slots * one.each.get(self.rules.memory.name, 0.0)
+                    unused[_host(instance)] += slots * self.rules.memory.of_slot(one)
         for job in self.jobs:
             if not job.waits and job.id in self.within:
                 idle[job.queue] -= job.slots

@@ -84,7 +84,7 @@ class Cell(Booted):
         self._common = self.root / name / "common"
         self._spool = folder / "spool"
         self._account = pwd.getpwuid(os.geteuid()).pw_name
-        self._host = socket.gethostname()
+        self.host = socket.gethostname()
         self._daemons: dict[str, int] = {}
 
     @property
@@ -206,9 +206,9 @@ class Cell(Booted):
         kill = self.folder / "kill"
         kill.write_text(f"#!{sys.executable} -IS\n{_KILL}")
         kill.chmod(0o755)
-        (self._common / "act_qmaster").write_text(f"{self._host}\n")
+        (self._common / "act_qmaster").write_text(f"{self.host}\n")
         # The name of 127.0.0.1 is localhost: here it is the name of the host.
-        (self._common / "host_aliases").write_text(f"{self._host} localhost\n")
+        (self._common / "host_aliases").write_text(f"{self.host} localhost\n")
         (self._common / "cluster_name").write_text(f"{self.name}\n")
         spooling = f"{self._common};{self._spool}/qmaster"
         bootstrap = {
@@ -260,7 +260,7 @@ class Cell(Booted):
     def _configure(self) -> None:
         """Consumables, the host, the parallel environment, the queue and a quick scheduler."""
         for add in ("-ah", "-as"):
-            self.run("sh", "-c", f"qconf {add} {self._host} || true")
+            self.run("sh", "-c", f"qconf {add} {self.host} || true")
         counted = (
             "gpu gpu INT <= YES JOB 0 0\n"
             "matlab mlic INT <= YES JOB 0 0\n"
@@ -268,11 +268,11 @@ class Cell(Booted):
         )
         self._load("-Mc", self._show("-sc") + counted)
         self._load("-Ae", _lines(_host("global", f"matlab={TOKENS}")), or_else="-Me")
-        self._load("-Ae", _lines(_host(self._host, f"slots={self._slots},gpu={GPUS},{MEMORY}=64G")))
+        self._load("-Ae", _lines(_host(self.host, f"slots={self._slots},gpu={GPUS},{MEMORY}=64G")))
         self._load("-Ap", _lines(_ENVIRONMENT | {"slots": self._slots}))
         queue = {
             "qname": "all.q",
-            "hostlist": self._host,
+            "hostlist": self.host,
             "load_thresholds": "NONE",
             "pe_list": "smp",
             "rerun": "FALSE",

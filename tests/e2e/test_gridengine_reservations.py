@@ -561,6 +561,97 @@ def test_each_slot_has_its_share_of_the_memory_that_the_cell_counts(site: Site, 
             cell.run("qrdel", id)
 
 
+@pytest.fixture
+def default_memory(cell: Cell) -> Iterator[None]:
+    """A job that asks for no memory has 1 GiB, and the host has 4 for its 8 slots."""
+    whole = cell.run("qconf", "-sc")
+    host = re.sub(r"\\\n\s*", "", cell.run("qconf", "-se", cell.host))
+    [values] = re.findall(r"(?m)^complex_values +(\S+)", host)
+    load(cell, "-Mc", re.sub(rf"(?m)^({MEMORY} .*YES +)0( +0)", r"\g<1>1G\2", whole))
+    few = re.sub(rf"{MEMORY}=[^,]+", f"{MEMORY}=4G", values)
+    cell.run("qconf", "-rattr", "exechost", "complex_values", few, cell.host)
+    yield
+    cell.empty()
+    for id in kept(cell):
+        cell.run("qrdel", id)
+    cell.run("qconf", "-rattr", "exechost", "complex_values", values, cell.host)
+    load(cell, "-Mc", whole)
+
+
+@pytest.mark.usefixtures("default_memory")
+def test_jobs_that_ask_for_no_memory_have_their_default_in_a_reservation_too(
+    site: Site, cell: Cell
+) -> None:
+    python = cell.python(site.folder / "python")
+    site.configure(cell.table(python, f'memory = "{MEMORY}"\npoll_interval = 0.5\nsettle = 1\n'))
+    site.start()
+    soon = ("reserve", "--duration", "2m", "--deadline", "+4m", "--size")
+    assert "cell has 4 processors from " in site.error(*soon, "8", code=3)
+    other = ("-N", "others", "-u", cell.run("id", "-un").strip(), "-pe", "smp", "2", "-d", "600")
+    cell.run("qrsub", *other)  # the qmaster takes the default for it
+    assert "cell has 2 processors from " in site.error(*soon, "4", code=3)
+    made = site.json(*soon, "2")
+    site.until(lambda: state(site, made["reservation"])["state"] == "active")
+    within = ("--reservation", str(made["reservation"]), "-t", "1")
+    jobs = [site.submit(*within, "--wrap", "sleep 20") for _ in range(2)]
+    site.until(lambda: {row["state"] for row in site.rows(*jobs)} == {"running"}, 15)
+    site.run("cancel", *map(str, jobs))
+    site.until_ended(*jobs)
+    whole = site.submit(*within, "-n", "2", "--wrap", "true")
+    assert site.until_ended(whole)[0]["state"] == "completed"
+
+
+@pytest.fixture
+def uncounted(cell: Cell) -> Iterator[None]:
+    """h_vmem is a consumable, of which the host has no value."""
+    whole = cell.run("qconf", "-sc")
+    load(cell, "-Mc", re.sub(r"(?m)^(h_vmem .*<= +YES +)NO ", r"\1YES ", whole))
+    yield
+    cell.empty()
+    for id in kept(cell):
+        cell.run("qrdel", id)
+    cell.run("qconf", "-rattr", "queue", "h_vmem", "INFINITY", "all.q")
+    load(cell, "-Mc", whole)
+
+
+@pytest.mark.parametrize(("limit", "memory"), [("INFINITY", "6G"), ("4G", "4G")])
+@pytest.mark.usefixtures("uncounted")
+def test_where_no_host_counts_memory_a_reservation_has_what_queues_give(
+    site: Site, cell: Cell, limit: str, memory: str
+) -> None:
+    cell.run("qconf", "-rattr", "queue", "h_vmem", limit, "all.q")
+    python = cell.python(site.folder / "python")
+    site.configure(cell.table(python, 'memory = "h_vmem"\npoll_interval = 0.5\nsettle = 1\n'))
+    site.start()
+    made = site.json("reserve", "--size", "2", "--duration", "2m", "--deadline", "+4m")
+    within = ("--reservation", str(made["reservation"]), "-t", "1", "--wrap", "true")
+    jobs = [site.submit("--mem", memory, *within), site.submit("-n", "2", *within)]
+    assert {row["state"] for row in site.until_ended(*jobs, patience=30)} == {"completed"}
+
+
+@pytest.mark.usefixtures("halves")
+def test_what_holds_memory_is_had_anew_where_its_queue_goes_down(site: Site, cell: Cell) -> None:
+    python = cell.python(site.folder / "python")
+    site.configure(cell.table(python, f'memory = "{MEMORY}"\npoll_interval = 0.5\nsettle = 1\n'))
+    site.start()
+    made = site.json("reserve", "--size", "4", "--start", "+1h", "--duration", "5m")
+    id, [native] = made["reservation"], kept(cell)
+    queue = queue_of(cell, native)
+    cell.run("qmod", "-d", queue)
+    try:
+        site.until(lambda: native not in kept(cell))
+        [other] = kept(cell)
+        assert queue_of(cell, other) != queue
+        told = cell.run("qrstat", "-ar", other)
+        assert re.search(rf"resource_list +{MEMORY}=8192M\n", told)
+        site.run("reservation", "cancel", str(id))
+        site.until(lambda: kept(cell) == {})
+    finally:
+        cell.run("qmod", "-e", "*")
+        for id in kept(cell):
+            cell.run("qrdel", id)
+
+
 def test_what_runs_keeps_its_slots_beyond_its_limit_as_the_qmaster_counts(
     site: Site, cell: Cell
 ) -> None:
@@ -626,5 +717,10 @@ def started(cell: Cell) -> dict[str, datetime]:
 
 
 def set_scheduler(cell: Cell, text: str) -> None:
-    (cell.folder / "scheduler").write_text(text)
-    cell.run("qconf", "-Msconf", str(cell.folder / "scheduler"))
+    load(cell, "-Msconf", text)
+
+
+def load(cell: Cell, option: str, text: str) -> None:
+    """Have qconf read this."""
+    (cell.folder / "loaded").write_text(text)
+    cell.run("qconf", option, str(cell.folder / "loaded"))

@@ -101,8 +101,45 @@ def test_what_may_move_keeps_no_memory_from_where_it_could_go(
                 assert SIZES[host] - taken == min(slots, int(left // (4 * GIB)))
 
 
-def test_where_a_host_counts_no_memory_reservations_hold_none() -> None:
+def test_a_host_that_counts_no_memory_gives_any_amount() -> None:
     found = cell([("n1", 0, 9, 1, 9.0)], running=1)
     none = replace(found, rules=Rules(Memory("h_vmem", 0.0, {"n1": 17.0 * GIB}), offset=0.0))
-    assert (none.share, Memory().share(SIZES)) == (0, 0)
-    assert none.pools(spread=False)[0].uses == ((NOW, NOW + 9, 1),)
+    assert (none.share, Memory().share(found.hosts)) == (4352, 0)
+    one, *others = none.pools(spread=False)
+    assert one.uses == ((NOW, NOW + 9, 1), (NOW, NOW + 9, 2))
+    assert [pool.uses for pool in others] == [(), ()]
+    bare = replace(found, rules=Rules(Memory("h_vmem"), offset=0.0))
+    assert (bare.share, bare.pools(spread=False)[0].uses) == (0, ((NOW, NOW + 9, 1),))
+
+
+def test_a_slot_has_no_less_than_a_job_that_asks_for_no_memory() -> None:
+    """There are fewer such slots at any time, then."""
+    found = replace(cell([], 0), rules=Rules(Memory("h_vmem", 5.0 * GIB, {"n1": 17.0 * GIB})))
+    assert found.share == 5120
+    [(start, end, short)] = found.pools(spread=False)[0].uses
+    assert (start, short) == (NOW, 1)
+    assert end > NOW + 10 * 365 * 86400
+    kept = Kept("1", "x", "a", "w", NOW + 5, NOW + 9, {"all.q@n1": 2})
+    uses = replace(found, kept=(kept,)).pools(spread=False)[0].uses
+    assert (NOW + 5, NOW + 9, 2) in uses  # what was made without -l holds the default, too
+    assert sum(many for start, end, many in uses if start <= NOW + 6 < end) == 3
+
+
+def test_a_slot_has_no_more_memory_than_a_queue_gives_it() -> None:
+    hosts = [text.Host("n1", 24_000, {}, (text.Queue("all.q", 4, 0, 0, ""),))]
+    for totals, most, share in (
+        ({"n1": 64.0 * GIB}, None, 16384),
+        ({"n1": 64.0 * GIB}, 4.0 * GIB, 4096),
+        ({"n1": 64.0 * GIB}, float("inf"), 16384),
+        ({}, float("inf"), 24_000),  # nobody counts it
+        ({}, 4.0 * GIB, 4096),
+        ({}, None, 0),
+    ):
+        assert Memory("h_vmem", 0.0, totals, most).share(hosts) == share
+
+
+def test_the_share_of_memory_is_the_same_when_a_queue_is_down() -> None:
+    for states in (("", ""), ("d", ""), ("", "au")):
+        queues = tuple(text.Queue(f"{n}.q", 4, 0, 0, state) for n, state in enumerate(states))
+        hosts = [text.Host("n1", None, {}, queues)]
+        assert Memory("h_vmem", 0.0, {"n1": 64.0 * GIB}).share(hosts) == 8192
