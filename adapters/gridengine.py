@@ -28,7 +28,7 @@ from metasched.adapters.drmaa_script import script
 from metasched.adapters.drmaa_session import Session
 from metasched.adapters.gridengine_accounting import Accounting
 from metasched.adapters.gridengine_reservations import Reservations
-from metasched.adapters.gridengine_windows import Kept, Memory, Rules
+from metasched.adapters.gridengine_windows import Kept, Listed, Memory, Rules
 from metasched.adapters.launching import Launcher
 from metasched.model import Cluster, Listing, Row, State
 from metasched.reservation_life import Survey, Window
@@ -295,7 +295,7 @@ class GridEngine:
             if key is not None and record.started:
                 self._records[key] = record
         totals = self._totals_of([host.name for host in hosts], cell.known)
-        seen = self._reservations.seen(listed, hosts, taken, self._rules(totals))
+        seen = self._reservations.seen(Listed(listed, hosts, taken, self._rules(totals)))
         lag = cell.delay + self._settings.settle
         ours = self._ours(listed)
         rows = self._rows(ours, taken, lag)
@@ -319,14 +319,11 @@ class GridEngine:
         )
 
     def survey(self) -> Survey:
-        taken = time.time()
-        jobs, hosts = self._qstat("*"), self._hosts()
-        return self._reservations.survey(jobs, hosts, taken, self._all_rules(hosts))
+        return self._reservations.survey(self._listed("*"))
 
     def reserve(self, window: Window) -> None:
-        jobs, hosts = self._qstat(window.user), self._hosts()
-        rules = self._all_rules(hosts)
-        self._reservations.reserve(window, time.time(), jobs, hosts, rules)
+        listed = self._listed(window.user)
+        self._reservations.reserve(window, replace(listed, taken=time.time()))
 
     def unreserve(self, name: str) -> None:
         self._reservations.unreserve(name, self._qstat("*"))
@@ -428,18 +425,25 @@ class GridEngine:
             )
         return self._totals
 
-    def _all_rules(self, hosts: Sequence[text.Host]) -> Rules:
-        """How the cell counts, all hosts asked what they have."""
-        names = [host.name for host in hosts]
+    def _listed(self, user: str) -> Listed:
+        """The jobs of a user; where memory counts all hosts are asked what they have of it."""
+        taken = time.time()
+        jobs, hosts = self._qstat(user), self._hosts()
+        names, known = [host.name for host in hosts], self._configuration().known
+        while self._memory and not self._totals.keys() >= {*names}:
+            self._totals_of(names, known)
+        return Listed(jobs, hosts, taken, self._rules(self._totals))
+
+    @property
+    def _memory(self) -> str:
+        """The consumable that counts memory for each slot, if any does."""
         known = self._configuration().known
-        while len(totals := self._totals_of(names, known)) < len(names):
-            pass
-        return self._rules(totals)
+        name = self._settings.memory or ""
+        return name if name in known and known[name].consumable == "YES" else ""
 
     def _rules(self, totals: Mapping[str, Mapping[str, float]]) -> Rules:
-        cell, name = self._configuration(), self._settings.memory or ""
-        memory = Memory()
-        if name in cell.known and cell.known[name].consumable == "YES":
+        cell, memory = self._configuration(), Memory()
+        if name := self._memory:
             has = {host: had[name] for host, had in totals.items() if name in had}
             given = [queue.memory[name] for queue in cell.limits.values() if name in queue.memory]
             most = min(given, default=None)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import takewhile
 from typing import TypeVar
@@ -24,7 +24,7 @@ from metasched.adapters import gridengine_text as text
 from metasched.adapters import gridengine_windows as windows
 from metasched.adapters.base import Refused, Unreachable
 from metasched.adapters.commands import Answer
-from metasched.adapters.gridengine_windows import Kept, Occupancy, Rules
+from metasched.adapters.gridengine_windows import Kept, Listed, Occupancy
 from metasched.moving_slots import BEGINS
 from metasched.node_assignment import Need
 from metasched.reservation_life import Survey, Window, id_of
@@ -57,11 +57,7 @@ class Reservations:
     """Those of one cell, by the commands that `run` gives as this account."""
 
     def __init__(
-        self,
-        run: Callable[..., Answer],
-        user: str,
-        instance: str,
-        environment: str,
+        self, run: Callable[..., Answer], user: str, instance: str, environment: str
     ) -> None:
         self._run, self._user, self._instance = run, user, instance
         self._environment = environment
@@ -69,51 +65,34 @@ class Reservations:
         self._within: dict[str, str] = {}
         self._awaited: dict[str, str] = {}
 
-    def survey(
-        self,
-        jobs: Sequence[text.Job],
-        hosts: Sequence[text.Host],
-        taken: float,
-        rules: Rules,
-    ) -> Survey:
-        """What takes the slots of the cell; `jobs` are everybody's, listed before.
+    def survey(self, listed: Listed) -> Survey:
+        """What takes the slots of the cell; `listed` are everybody's jobs.
 
         A reservation that cannot be used, since its queue is down, is told where it is: on nodes
         that are in no pool.
         """
-        now = self._occupancy(jobs, hosts, taken, rules)
+        now = self._occupancy(listed)
         held = windows.held(now.kept, self._user, self._instance)
-        return Survey(taken, (), held, now.pools(self._spreads()), guard=rules.offset)
+        guard = listed.rules.offset
+        return Survey(listed.taken, (), held, now.pools(self._spreads()), guard)
 
-    def _occupancy(
-        self,
-        jobs: Sequence[text.Job],
-        hosts: Sequence[text.Host],
-        taken: float,
-        rules: Rules,
-    ) -> Occupancy:
+    def _occupancy(self, listed: Listed) -> Occupancy:
         kept = self._kept()
-        within = self._inside(kept, jobs, taken)
-        return Occupancy(hosts, jobs, kept, within, taken, rules)
+        within = self._inside(kept, listed.jobs, listed.taken)
+        return Occupancy(**vars(listed), kept=kept, within=within)
 
     def _spreads(self) -> bool:
         return self._read(windows.spreads, "qconf", "-sp", self._environment)
 
-    def seen(
-        self,
-        jobs: Sequence[text.Job],
-        hosts: Sequence[text.Host],
-        taken: float,
-        rules: Rules,
-    ) -> Seen:
+    def seen(self, listed: Listed) -> Seen:
         """What of the cell is there for jobs in no reservation. Some commands more if there is any.
 
         Ids are of jobs that wait in one, as far as the first in the line that does not.
         """
-        if not any(queue.reserved for host in hosts for queue in host.queues):
-            return Seen(hosts)
-        now = self._occupancy(jobs, hosts, taken, rules)
-        awaiting = self._await([job.id for job in jobs if job.queued])
+        if not any(queue.reserved for host in listed.hosts for queue in host.queues):
+            return Seen(listed.hosts)
+        now = self._occupancy(listed)
+        awaiting = self._await([job.id for job in listed.jobs if job.queued])
         return Seen(now.kept_free(), now.coming(), awaiting)
 
     def _await(self, line: Sequence[str]) -> frozenset[str]:
@@ -141,40 +120,32 @@ class Reservations:
         }
         return {id: one for id, one in self._within.items() if one}
 
-    def reserve(
-        self,
-        window: Window,
-        taken: float,
-        listed: Iterable[text.Job],
-        hosts: Sequence[text.Host],
-        rules: Rules,
-    ) -> None:
-        """Have it granted once, and in queues that are up; what was granted besides is deleted."""
+    def reserve(self, window: Window, listed: Listed) -> None:
+        """Have it granted once, and in queues that are up; what was granted besides is deleted.
+
+        `listed` are the jobs of its user.
+        """
         known = self._known(window.name)
         good = [one.id for one in known if one.usable and one.size == window.size]
-        id = good[-1] if good else self._fitted(window, taken, hosts, rules)
-        self._replaced([one for one in known if one.id != id], id, list(listed))
+        id = good[-1] if good else self._fitted(window, listed)
+        self._replaced([one for one in known if one.id != id], id, listed.jobs)
 
-    def _fitted(
-        self, window: Window, taken: float, hosts: Sequence[text.Host], rules: Rules
-    ) -> str:
+    def _fitted(self, window: Window, listed: Listed) -> str:
         """The id of a new one, for which others are moved if need be. Refused if it is in vain."""
         for _ in range(_MOVES):
             try:
-                return self._granted(window, taken, hosts, rules)
+                return self._granted(window, listed)
             except Refused as refusal:
-                if _FULL not in refusal.reason or not self._moved(window, taken, hosts, rules):
+                if _FULL not in refusal.reason or not self._moved(window, listed):
                     raise
-        return self._granted(window, taken, hosts, rules)
+        return self._granted(window, listed)
 
-    def _moved(
-        self, window: Window, taken: float, hosts: Sequence[text.Host], rules: Rules
-    ) -> bool:
+    def _moved(self, window: Window, listed: Listed) -> bool:
         """Move the first of those of ours that are in the way of a window, if that is any use.
 
         The next is chosen when it is seen what the qmaster chose for this one.
         """
-        now = self._occupancy(self._jobs("*"), hosts, taken, rules)
+        now = self._occupancy(replace(listed, jobs=self._jobs("*")))
         coming = {
             one.id: one
             for one in now.kept
@@ -182,8 +153,10 @@ class Reservations:
             and id_of(one.name, self._instance) is not None
             and one.user
             and one.usable
-            and one.start > taken + BEGINS
-            and rules.tokens.keys().isdisjoint(one.each)  # there may be too few to have them twice
+            and one.start > now.taken + BEGINS
+            and now.rules.tokens.keys().isdisjoint(
+                one.each
+            )  # there may be too few to have them twice
         }
         newest = {one.name: one for one in coming.values()}
         older = [one for one in coming.values() if one != newest[one.name]]
@@ -192,14 +165,14 @@ class Reservations:
             self._replaced([one], newest[one.name].id, self._jobs(one.user))
             return True
         start, end = (float(round(side)) for side in (window.start, window.end))
-        new = Need(0, max(start, taken), end, window.size)
+        new = Need(0, max(start, now.taken), end, window.size)
         moves = now.places(self._spreads(), coming).moves(new)
         if not moves:
             return False
         id, slots = moves[0]
         one = coming[str(id)]
         anew = Window(one.name, one.user, one.start, one.end, (), one.size)
-        other = self._granted(anew, taken, hosts, rules, slots)
+        other = self._granted(anew, listed, slots)
         self._replaced([one], other, self._jobs(one.user))
         return True
 
@@ -213,14 +186,7 @@ class Reservations:
         except Refused as refusal:  # what runs in it is let run
             raise Unreachable(refusal.reason) from None
 
-    def _granted(
-        self,
-        window: Window,
-        taken: float,
-        hosts: Sequence[text.Host],
-        rules: Rules,
-        places: Collection[str] = (),
-    ) -> str:
+    def _granted(self, window: Window, listed: Listed, places: Collection[str] = ()) -> str:
         """The id of a new one, in these `places` if any are named (`Occupancy.places`).
 
         It has its licences, and each slot its share of the memory.
@@ -229,7 +195,7 @@ class Reservations:
         """
         queues = [
             (f"{queue.name}@{host.name}", queue.up, host.name)
-            for host in hosts
+            for host in listed.hosts
             for queue in host.queues
         ]
         up = [
@@ -240,10 +206,10 @@ class Reservations:
         if not up:
             raise Refused("no queue is up")
         among = () if len(up) == len(queues) else ("-q", ",".join(up))
-        start = () if window.start < taken + _PAST else ("-a", _moment(window.start))
+        start = () if window.start < listed.taken + _PAST else ("-a", _moment(window.start))
         size = ["-pe", self._environment, str(window.size)]
         try:
-            asked = rules.asked(window, hosts)
+            asked = listed.rules.asked(window, listed.hosts)
         except ValueError as error:
             raise Refused(str(error)) from None
         if asked:

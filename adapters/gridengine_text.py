@@ -27,6 +27,7 @@ _UNITS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _AGAIN = {"24", "25"}
 _LIMIT = "37"  # ended at h_rt, h_cpu or h_vmem
 _AFTER_JOB = "100"  # a signal ended it: exit_status is 128 + signal
+_AMOUNT = re.compile(r"\d+(\.\d+)?[kKmMgGtT]?")
 _MEMORY = re.compile(r"[sh]_(data|rss|stack|vmem)")
 _HARD_MEMORY = re.compile(r"\b(h_vmem|h_rss|h_data)=")
 
@@ -264,8 +265,7 @@ def amount(text: str) -> float:
 
 def amounts(said: Mapping[str, str]) -> dict[str, float]:
     """Those of the values that are amounts."""
-    form = re.compile(r"\d+(\.\d+)?[kKmMgGtT]?")
-    return {name: amount(much) for name, much in said.items() if form.fullmatch(much)}
+    return {name: amount(much) for name, much in said.items() if _AMOUNT.fullmatch(much)}
 
 
 def seconds(text: str) -> float | None:

@@ -184,43 +184,66 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Occupancy:
-    """Who has the slots of a cell, as it told at `taken`.
+class Listed:
+    """What a cell told at `taken`: jobs, hosts, and how its qmaster counts."""
 
-    `jobs` are everybody's, `within` names the advance reservations of those that are in one: their
-    slots are counted with these.
-    """
-
-    hosts: Sequence[text.Host]
     jobs: Sequence[text.Job]
-    kept: Sequence[Kept]
-    within: Mapping[str, str]
+    hosts: Sequence[text.Host]
     taken: float
-    rules: Rules = Rules()
+    rules: Rules
+
+
+@dataclass(frozen=True)
+class _Use:
+    """What has slots of a queue instance, and so many bytes; `kept` is the id of a reservation."""
+
+    queue: str
+    start: float
+    end: float
+    slots: int
+    memory: float
+    kept: str = ""
 
     @property
-    def share(self) -> int:
-        """MiB of memory for each slot of a new reservation."""
-        return self.rules.memory.share(self.hosts)
+    def host(self) -> str:
+        return _host(self.queue)
+
+
+@dataclass(frozen=True)
+class Occupancy(Listed):
+    """Who has the slots of a cell; `jobs` are everybody's.
+
+    `within` names the advance reservations of those that are in one: their slots are counted with
+    these.
+    """
+
+    kept: Sequence[Kept] = ()
+    within: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def _sizes(self) -> dict[str, int]:
         return {host.name: text.slots(host) for host in self.hosts}
 
     @property
-    def _outside(self) -> Iterator[text.Job]:
-        """What runs in no reservation."""
-        return (job for job in self.jobs if not job.waits and job.id not in self.within)
+    def _uses(self) -> Iterator[_Use]:
+        """What runs in no reservation, and reservations in each of their queue instances."""
+        memory = self.rules.memory
+        for job in self.jobs:
+            if not job.waits and job.id not in self.within:
+                begun = self.taken if job.started is None else job.started
+                end = max(begun + self.rules.lasts(job), self.taken + 1)
+                yield _Use(job.queue, begun, end, job.slots, memory.of(job))
+        for one in self.kept:
+            for queue, slots in one.slots.items():
+                held = slots * memory.of_slot(one)
+                yield _Use(queue, one.start, one.end, slots, held, one.id)
 
     def pools(self, spread: bool) -> tuple[Pool, ...]:
         """What is there, and taken when: one pool of all hosts that are up, or one for each."""
         sizes, short = self._sizes, self._short(())
         uses: dict[str, list[Use]] = {}
-        for job in self._outside:
-            uses.setdefault(job.host, []).append((*self._span(job), job.slots))
-        for one in self.kept:
-            for instance, slots in one.slots.items():
-                uses.setdefault(_host(instance), []).append((one.start, one.end, slots))
+        for use in self._uses:
+            uses.setdefault(use.host, []).append((use.start, use.end, use.slots))
         groups = [[name for name, size in sizes.items() if size]]
         if not spread:
             groups = [[name] for name in groups[0]]
@@ -236,22 +259,16 @@ class Occupancy:
 
     def _short(self, but: Collection[str]) -> dict[str, list[Use]]:
         """The slots of each host that are free and have no memory left; `but` are not counted."""
-        share, totals = self.share * 2**20, self.rules.memory.totals
+        share, totals = self.rules.memory.share(self.hosts) * 2**20, self.rules.memory.totals
         if not share:
             return {}
         sizes = {host: size for host, size in self._sizes.items() if host in totals}
         always = ((self.taken, 0, 0.0), (self.taken + 2 * _EVER, 0, 0.0))
         changes: dict[str, list[tuple[float, int, float]]] = {host: [*always] for host in sizes}
-        for job in self._outside:
-            start, end = self._span(job)
-            memory = self.rules.memory.of(job)
-            changes.setdefault(job.host, []).append((start, job.slots, memory))
-            changes[job.host].append((end, -job.slots, -memory))
-        for one in self.kept:
-            for instance, slots in one.slots.items() if one.id not in but else ():
-                memory = slots * self.rules.memory.of_slot(one)
-                changes.setdefault(_host(instance), []).append((one.start, slots, memory))
-                changes[_host(instance)].append((one.end, -slots, -memory))
+        for use in self._uses:
+            if use.host in sizes and use.kept not in but:
+                changes[use.host].append((use.start, use.slots, use.memory))
+                changes[use.host].append((use.end, -use.slots, -use.memory))
         short: dict[str, list[Use]] = {}
         for host, size in sizes.items():
             free, left = size, totals[host]
@@ -278,17 +295,17 @@ class Occupancy:
             else:
                 place |= {instance: instance for instance in up}
                 sizes |= up
-        fixed, moving = [], {}
-        for job in self._outside:
-            fixed.append(Taken(*self._span(job), {place.get(job.queue, job.queue): job.slots}))
-        for one in self.kept:
-            slots: Counter[str] = Counter()
-            for instance, many in one.slots.items():
-                slots[place.get(instance, instance)] += many
-            if one.id in movable:
-                moving[int(one.id)] = Taken(one.start, one.end, slots)
+        fixed = []
+        moving: dict[int, Taken] = {}
+        for use in self._uses:
+            where = place.get(use.queue, use.queue)
+            if use.kept in movable:
+                slots = Counter({where: use.slots})
+                if (other := moving.get(int(use.kept))) is not None:
+                    slots.update(other.slots)
+                moving[int(use.kept)] = Taken(use.start, use.end, slots)
             else:
-                fixed.append(Taken(one.start, one.end, slots))
+                fixed.append(Taken(use.start, use.end, {where: use.slots}))
         for name, uses in self._short(movable).items():
             here = {where: size for where, size in sizes.items() if _host(where) == name}
             fixed += [
@@ -317,29 +334,20 @@ class Occupancy:
                 for queue in host.queues
             )
             free = {**host.free}
-            if self.rules.memory.name in free:
-                free[self.rules.memory.name] -= min(
-                    free[self.rules.memory.name], max(0.0, unused[host.name])
-                )
+            if (name := self.rules.memory.name) in free:
+                free[name] -= min(free[name], max(0.0, unused[host.name]))
             found.append(replace(host, queues=queues, free=free))
         return found
 
     def coming(self) -> tuple[tuple[float, int], ...]:
         """By when what begins now must have ended for windows, and how many slots they leave it."""
         size = sum(self._sizes.values())
-        windows = [(one.start, one.end, one.size) for one in self.kept]
-        ends = [(self._span(job)[1], job.slots) for job in self._outside]
+        uses = [(use.start, use.end, use.slots) for use in self._uses]
         found = []
-        for start in sorted({start for start, _, _ in windows if start > self.taken}):
-            busy = sum(many for begin, end, many in windows if begin <= start < end)
-            busy += sum(many for end, many in ends if end > start)
+        for start in sorted({one.start for one in self.kept if one.start > self.taken}):
+            busy = sum(many for begin, end, many in uses if begin <= start < end)
             found.append((start - self.rules.offset, max(0, size - busy)))
         return tuple(found)
-
-    def _span(self, job: text.Job) -> tuple[float, float]:
-        """When a job that runs has begun, and has ended at the latest."""
-        begun = self.taken if job.started is None else job.started
-        return begun, max(begun + self.rules.lasts(job), self.taken + 1)
 
 
 def held(kept: Iterable[Kept], owner: str, instance: str) -> tuple[Held, ...]:

@@ -162,10 +162,10 @@ class Availability:
 
         Empty if one cannot be used there. `together` as in `carts`.
         """
-        if self._licences.barred(event.licences, cluster) is not None:
+        survey = self.surveys.get(cluster)
+        if survey is None or self._licences.barred(event.licences, cluster) is not None:
             return []
-        end = max(event.until, event.request.deadline) + event.let_run
-        late = self.surveys[cluster].guard or 0.0 if cluster in self.surveys else 0.0
+        end, late = max(event.until, event.request.deadline) + event.let_run, survey.guard or 0.0
         lacking = [
             (start, min(stop, end))
             for start, stop in self._licences.lacking(event.licences, event.time, late)

@@ -368,10 +368,10 @@ class Facts:
     everyone's (end by the limit, cpus), earliest end first; `owed` the cpu seconds
     (cpus x limit) of *other people's* pending jobs that could start (not held, no dependency);
     `pending` the number of everyone's such jobs; `head` (cpus, limit) of the first of them in
-    the manager's own order. `coming` are reserved windows (start, cpus left to what begins now and
-    still runs then), where the manager lets jobs begin until then. `licences` are those that it
-    counts itself, under its own names. `records` says in words how the manager's accounting tells
-    of jobs that it lists no more; empty: it does not.
+    the manager's own order. `coming` are reserved windows (by when others must have ended, cpus
+    left to what begins now and still runs then), where the manager lets jobs begin until then.
+    `licences` are those that it counts itself, under its own names. `records` says in words how the
+    manager's accounting tells of jobs that it lists no more; empty: it does not.
     """
 
     cpus: int

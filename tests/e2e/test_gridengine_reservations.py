@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -323,6 +324,19 @@ def test_who_dies_between_two_steps_of_a_move_loses_no_promise_and_goes_on(
     site.replayed()
 
 
+@contextmanager
+def left_out(site: Site) -> Iterator[None]:
+    """The daemon runs without the cell, and then with it again."""
+    site.stop()
+    whole = site.config.read_text()
+    site.configure()
+    site.start()
+    yield
+    site.stop()
+    site.config.write_text(whole)
+    site.start()
+
+
 def test_a_cell_that_was_left_out_by_mistake_is_put_back_and_nothing_is_lost(
     over_cell: Site, cell: Cell
 ) -> None:
@@ -331,16 +345,10 @@ def test_a_cell_that_was_left_out_by_mistake_is_put_back_and_nothing_is_lost(
     id, [native] = made["reservation"], kept(cell)
     inside = site.submit("--reservation", str(id), "-n", "3", "-t", "1", "--wrap", "true")
     site.until(lambda: site.row(inside)["state"] == "pending")
-    site.stop()
-    whole = site.config.read_text()
-    site.configure()
-    site.start()
-    assert state(site, id)["cause"] == "cluster cell is not configured"
-    gone = f"reservation {id}: cluster cell is not configured"
-    assert gone in site.run("explain", str(inside)).stdout
-    site.stop()
-    site.config.write_text(whole)
-    site.start()
+    with left_out(site):
+        assert state(site, id)["cause"] == "cluster cell is not configured"
+        gone = f"reservation {id}: cluster cell is not configured"
+        assert gone in site.run("explain", str(inside)).stdout
     site.until(lambda: site.row(inside)["state"] == "pending")
     assert state(site, id)["cause"] == "cluster cell is configured again"
     assert state(site, id)["state"] == "bound"
@@ -362,14 +370,8 @@ def test_one_that_was_cancelled_while_its_cell_was_left_out_is_deleted_when_that
     id = made["reservation"]
     inside = site.submit("--reservation", str(id), "-t", "1", "--wrap", "true")
     site.until(lambda: site.row(inside)["state"] == "pending")
-    site.stop()
-    whole = site.config.read_text()
-    site.configure()
-    site.start()
-    site.run("reservation", "cancel", str(id))
-    site.stop()
-    site.config.write_text(whole)
-    site.start()
+    with left_out(site):
+        site.run("reservation", "cancel", str(id))
     site.until(lambda: kept(cell) == {})
     site.until(lambda: site.row(inside)["state"] == "queued")
     assert site.row(inside)["reason"] == "reservation_wait"

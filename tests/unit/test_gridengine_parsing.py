@@ -550,7 +550,7 @@ def test_reservations_are_read_and_those_that_end_are_left_out() -> None:
     assert reserved == {"8": "4"}
     assert windows.reserved_jobs("<unknown_jobs ><ST_name>7</ST_name></unknown_jobs>") == {}
     rules = windows.Rules(limits={"all.q": text.Limits(None, 50.0)}, offset=10.0)
-    cell = windows.Occupancy(hosts, jobs, found, reserved, 100.0, rules)
+    cell = windows.Occupancy(jobs, hosts, 100.0, rules, found, reserved)
     each = cell.pools(spread=False)
     of_n1 = ((100.0, 710.0, 1), (3600.0, 7200.0, 2))
     of_n2 = ((3600.0, 7200.0, 1), (3600.0, 7200.0, 2), (3600.0, 7200.0, 2))
@@ -579,7 +579,7 @@ def test_what_each_slot_of_a_reservation_has_is_read_and_what_of_it_is_unused_is
     inside = text.Job("7", "x", "ada", "r", 1, None, 3600.0, "all.q@n1", "", {"h_vmem": "1G"})
     rules = windows.Rules(windows.Memory("h_vmem"))
     for taken, kept_back in ((3599.0, (0.0, 0.0)), (3600.0, (5.0, 1.0))):
-        cell = windows.Occupancy(hosts, [inside], found, {"7": "1"}, taken, rules)
+        cell = windows.Occupancy([inside], hosts, taken, rules, found, {"7": "1"})
         left = [host.free["h_vmem"] / 2**30 for host in cell.kept_free()]
         assert left == [9.0 - kept_back[0], 1.0 - kept_back[1]]
 
@@ -633,7 +633,7 @@ def test_queues_are_places_of_their_own_unless_their_host_has_fewer_slots() -> N
     jobs = [text.Job("7", "x", "ada", "r", 2, None, 50.0, "all.q@n1")]
     rules = windows.Rules(limits={"all.q": text.Limits(50.0)}, offset=10.0)
     for spread, groups in ((True, {""}), (False, {"n1", "n2"})):
-        cell = windows.Occupancy(hosts, jobs, here, {}, 100.0, rules).places(spread, {"1"})
+        cell = windows.Occupancy(jobs, hosts, 100.0, rules, here).places(spread, {"1"})
         assert cell.slots == {"all.q@n1": 4, "second.q@n1": 4, "n2": 6}
         assert cell.movable == {1: Taken(100.0, 200.0, {"n2": 3})}
         assert cell.fixed == [
@@ -656,7 +656,7 @@ def test_only_windows_that_have_begun_keep_slots_from_others_and_the_rest_are_co
         text.Job("9", "x", "ada", "qw", 8),
     ]
     rules = windows.Rules(limits={"all.q": text.Limits(60.0)}, offset=5.0)
-    cell = windows.Occupancy(hosts, jobs, here, {"7": "1"}, 100.0, rules)
+    cell = windows.Occupancy(jobs, hosts, 100.0, rules, here, {"7": "1"})
     [now] = cell.kept_free()
     assert [(queue.running, queue.reserved) for queue in now.queues] == [(5, 1)]
     # at 500 three slots are reserved beside four, and one of others' three is still taken
