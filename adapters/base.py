@@ -235,8 +235,8 @@ class Adapter(ABC):
 
         A manager that can be told which nodes to keep tells of nodes, one that chooses them by
         itself of pools. Reservations of this instance, ours by their names, are told as `held`, and
-        take no node, but their processors of a pool; jobs take theirs until their limits. Raises
-        Unreachable.
+        take no node, but their processors of a pool; jobs take theirs until their limits, in a pool
+        until `guard` after these. Raises Unreachable.
         """
         raise NotImplementedError
 
@@ -244,7 +244,8 @@ class Adapter(ABC):
         """Keep exactly these nodes, or so many processors of a pool, for the user.
 
         The user alone may submit jobs into it. Idempotent: what is there under that name is made
-        so; jobs that wait in it stay in it. What a manager chose and cannot use now is replaced.
+        so; jobs that wait in it stay in it. What a manager chose and cannot use now is replaced. Of
+        its licences those are kept, too, that the manager can reserve.
         Refused: it is not there, or is as it was before. Unreachable: perhaps it is there.
         """
         raise NotImplementedError

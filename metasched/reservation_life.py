@@ -167,7 +167,8 @@ class Survey:
     """What a manager tells of its nodes over time, begun at `taken`.
 
     One that promises processors and chooses the nodes by itself tells of `pools`, and no `nodes`.
-    Jobs may hold theirs for `guard` seconds after their limits; None: it does not tell.
+    Jobs may hold theirs for `guard` seconds after their limits, and are counted so in pools; None:
+    it does not tell.
     """
 
     taken: float
