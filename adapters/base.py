@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from metasched.arrays import Array
-from metasched.model import Cluster, Job, Listing, Missing, Payload, Trace
-from metasched.reservation_life import Survey, Window
+from metasched.model.arrays import Array
+from metasched.model.job import Cluster, Job, Listing, Missing, Payload, Trace
+from metasched.model.reservation import Survey, Window
 
 if TYPE_CHECKING:
-    from metasched.adapters.launching import Launcher
+    from metasched.adapters.launcher_client import Launcher
 
 
 class AdapterError(Exception):

@@ -18,7 +18,7 @@ from shlex import quote
 
 from metasched.adapters.base import Order, Refused
 from metasched.adapters.interpreter import becoming
-from metasched.model import Claim
+from metasched.model.job import Claim
 
 TAKEN = 75  # exit code of a payload that may not begin: EX_TEMPFAIL of sysexits.h
 KEPT = 365 * 86400.0  # seconds for which claims are kept; no manager brings back what is older

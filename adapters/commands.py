@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from metasched.adapters.base import Refused, Unreachable
-from metasched.adapters.guard import Guard
+from metasched.adapters.child_processes import Guard
 
 if TYPE_CHECKING:
-    from metasched.adapters.launching import Launched
+    from metasched.adapters.launcher_client import Launched
 
 _LOOK = 0.25  # seconds between looks at what a slow command has said so far
 _BLOCK = 2**16  # bytes

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 from sqlalchemy import ColumnElement, Connection, bindparam, case, func, insert, select, update
 
+from metasched.core.events import ClockSet, Outcome
 from metasched.db.schema import event, lease, licence
-from metasched.events import ClockSet, Outcome
-from metasched.licence_pools import GivenBack, Lease, LicenceCount, Lingering, Standing
+from metasched.model.licence import GivenBack, Lease, LicenceCount, Lingering, Standing
 
 
 def _excess(leased: ColumnElement[int], total: ColumnElement[int]) -> ColumnElement[int]:

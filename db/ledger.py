@@ -27,12 +27,27 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
-from metasched.core import Core
-from metasched.db import leases, reservations, restoring
-from metasched.db.alike import insert_rows
-from metasched.db.facts import changed
-from metasched.db.reading import Reading
-from metasched.db.restoring import ATTEMPT
+from metasched.core.events import (
+    Booted,
+    ClockSet,
+    CoreEvent,
+    Drained,
+    Modified,
+    Outcome,
+    Resumed,
+    Seen,
+    Submitted,
+)
+from metasched.core.scheduler import Core
+from metasched.core.tasks import Attempt, Intent, Past, Task
+from metasched.core.transitions import Event
+from metasched.db import leases, reservations
+from metasched.db import recovery as restoring
+from metasched.db.bulk_rows import insert_rows
+from metasched.db.cluster_info import changed
+from metasched.db.pruning import prune_some, turn
+from metasched.db.queries import Reading
+from metasched.db.recovery import ATTEMPT
 from metasched.db.schema import (
     attempt,
     change,
@@ -50,22 +65,8 @@ from metasched.db.schema import (
     token,
 )
 from metasched.db.store import Busy, Seat, StorageFailed, StorageUncertain, StoreError, words
-from metasched.db.upkeep import prune_some, turn
-from metasched.dependencies import Fate, Target, parse_dependency
-from metasched.events import (
-    Booted,
-    ClockSet,
-    CoreEvent,
-    Drained,
-    Modified,
-    Outcome,
-    Resumed,
-    Seen,
-    Submitted,
-)
-from metasched.model import Facts, Job, Payload
-from metasched.tasks import Attempt, Intent, Past, Task
-from metasched.transitions import Event
+from metasched.model.dependencies import Fate, Target, parse_dependency
+from metasched.model.job import Facts, Job, Payload
 
 _CHANGED = [name for name in ATTEMPT if name != "number"]
 _OPENING = (Event.SEND, Event.RESTART, Event.ADOPT)  # with these a task gets a new attempt

@@ -24,10 +24,10 @@ import psutil
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 
+from metasched.core.transitions import LIVE
 from metasched.db.schema import metadata
 from metasched.db.store import Busy, Database, Seat, StoreError, new_file, shown, words
-from metasched.places import personal_data
-from metasched.transitions import LIVE
+from metasched.paths import personal_data
 
 log = logging.getLogger("metasched")
 

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, bindparam, delete, func, insert, or_, select, update
 
+from metasched.core.events import Outcome
 from metasched.db.schema import licence, reservation
-from metasched.events import Outcome
-from metasched.reservation_life import OPEN, Reservation, Stage
+from metasched.model.reservation import OPEN, Reservation, Stage
 
 _OPEN = reservation.c.state.in_(sorted(OPEN))
 _JSON = ("nodes", "placed", "offers", "licences")

@@ -28,8 +28,8 @@ from sqlalchemy import (
     text,
 )
 
-from metasched.reservation_life import OVER, Stage
-from metasched.transitions import ATTEMPT_FINAL, FINAL, LIVE, WITH_US
+from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, WITH_US
+from metasched.model.reservation import OVER, Stage
 
 REVISION = "0015"  # of the newest migration, which makes exactly these tables
 

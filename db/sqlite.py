@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 from sqlalchemy import Connection, Engine, create_engine, event
 
+from metasched.core.transitions import LIVE
 from metasched.db.store import Busy, Database, Seat, StoreError, new_file
-from metasched.transitions import LIVE
 
 # SQLite's locks and shared memory do not work there: a database would be destroyed in silence
 NETWORK_FILESYSTEMS = frozenset(

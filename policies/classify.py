@@ -14,7 +14,7 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import NamedTuple
 
-from metasched.model import MAX_PRIORITY, Job
+from metasched.model.job import MAX_PRIORITY, Job
 from metasched.policies.heuristic import Heuristic
 
 JUDGED = 1000  # different contributions whose priority is kept, at the most

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from random import Random
 from typing import NamedTuple
 
-from metasched.model import MAX_PRIORITY, Job
+from metasched.model.job import MAX_PRIORITY, Job
 
 LOADS = ("paper", "observed")
 ORDERINGS = ("array", "equal")

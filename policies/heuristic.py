@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from metasched.model import MAX_PRIORITY, Job
+from metasched.model.job import MAX_PRIORITY, Job
 
 
 class Heuristic(ABC):

@@ -18,8 +18,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from metasched.adapters.drmaa import Drmaa, DrmaaOptions
-from metasched.model import Cluster
+from metasched.adapters.drmaa.adapter import Drmaa, DrmaaOptions
+from metasched.model.job import Cluster
 from tests.booted import NAMESPACE, Booted, BootError, no_namespace, told_by, wait_until
 from tests.hosted import Hosted
 

@@ -23,9 +23,9 @@ from metasched.adapters.base import (
     Unreachable,
     Withdrawal,
 )
-from metasched.model import Cluster, Facts, Listing, Missing, Row, Trace
-from metasched.reservation_life import Survey, Window
-from metasched.worker import Answer, Boot, Call
+from metasched.adapters.worker import Answer, Boot, Call
+from metasched.model.job import Cluster, Facts, Listing, Missing, Row, Trace
+from metasched.model.reservation import Survey, Window
 from tests.guardian import dying_with
 
 
@@ -44,7 +44,7 @@ class Hosted(Adapter):
     ) -> None:
         super().__init__(cluster, options, instance, folder)
         self.capabilities = capabilities  # type: ignore[misc]
-        self._command = [*interpreter, "-m", "metasched.worker"]
+        self._command = [*interpreter, "-m", "metasched.adapters.worker"]
         self._environment = os.environ | environment
         self._worker: subprocess.Popen[bytes] | None = None
         self._rows: dict[tuple[str, int, str], Row] = {}

@@ -12,8 +12,8 @@ import re
 import sys
 from pathlib import Path
 
-import metasched.core
-from metasched.events import CoreEvent
+import metasched.core.scheduler
+from metasched.core.events import CoreEvent
 from metasched.simulate.engine import Engine
 from metasched.simulate.settings import read_settings, read_workload
 
@@ -43,9 +43,9 @@ def recorded(
 def main() -> None:
     events = pickle.loads(Path(sys.argv[1]).read_bytes())
     found = hashlib.sha256()
-    for outcome in metasched.core.replay(events):
+    for outcome in metasched.core.scheduler.replay(events):
         found.update(WHOLE.sub("", repr(outcome)).encode())
-    print(metasched.core.__file__, found.hexdigest())
+    print(metasched.core.scheduler.__file__, found.hexdigest())
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from metasched.adapters.slurm import Slurm, SlurmOptions
-from metasched.model import Cluster
+from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
+from metasched.model.job import Cluster
 from tests.hosted import Hosted
 from tests.slurm import SlurmCluster
 
@@ -32,7 +32,7 @@ def missing() -> str | None:
         [
             PYTHON,
             "-c",
-            "import importlib.util as u, metasched.worker as w; w.adapter_class('slurm');"
+            "import importlib.util as u, metasched.adapters.worker as w; w.adapter_class('slurm');"
             "assert u.find_spec('pyslurm')",
         ],
         env=os.environ | ENVIRONMENT,

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from metasched.adapters import slurm_batch as batch
-from metasched.adapters import slurm_records as records
-from metasched.adapters import slurm_text as text
 from metasched.adapters.base import Order, Refused, Withdrawal
 from metasched.adapters.commands import Answer
-from metasched.adapters.slurm import Slurm, SlurmOptions
-from metasched.adapters.slurm_commands import Commands
-from metasched.model import Cluster, Job, Payload, Row, State
-from metasched.tags import tag_of
-from metasched.transitions import ATTEMPT_FINAL
+from metasched.adapters.slurm import accounting_records as records
+from metasched.adapters.slurm import listing as text
+from metasched.adapters.slurm import submission as batch
+from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
+from metasched.adapters.slurm.commands import Commands
+from metasched.core.transitions import ATTEMPT_FINAL
+from metasched.model.job import Cluster, Job, Payload, Row, State
+from metasched.model.tags import tag_of
 from tests.slurm import BIN_DIR, ClusterSpec, SlurmCluster
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body
 
 from metasched.api.request import Running, Who
-from metasched.breaker import Breaker
-from metasched.daemon import Engine
+from metasched.client.job_request import LONGEST_NAME
+from metasched.core.events import Drained, Resumed
+from metasched.daemon.circuit_breaker import Breaker
+from metasched.daemon.service import Engine
 from metasched.errors import Wrong
-from metasched.events import Drained, Resumed
-from metasched.submit import LONGEST_NAME
 from metasched.units import iso
 
 router = APIRouter()

@@ -11,12 +11,12 @@ import msgspec
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
-from metasched.api.choosing import RECENT, ids, known, owners, states
 from metasched.api.request import Running, Serving, Who
-from metasched.daemon import Daemon, Engine
+from metasched.api.selection import RECENT, ids, known, owners, states
+from metasched.daemon.service import Daemon, Engine
 from metasched.errors import Wrong
-from metasched.model import State
-from metasched.patterns import differs, filled, first_node
+from metasched.model.job import State
+from metasched.model.output_paths import differs, filled, first_node
 from metasched.units import iso
 
 LONGEST_WAIT = 60.0  # seconds

@@ -9,17 +9,17 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
 
-from metasched.api.choosing import Choice, chosen
 from metasched.api.clusters import breaker_row
 from metasched.api.request import Running, Serving, Who
-from metasched.core import Core
-from metasched.daemon import Engine
+from metasched.api.selection import Choice, chosen
+from metasched.core.events import LicenceSet, LicencesReleased
+from metasched.core.scheduler import Core
+from metasched.core.tasks import Task
+from metasched.daemon.licence_monitor import Watch
+from metasched.daemon.service import Engine
 from metasched.errors import Wrong
-from metasched.events import LicenceSet, LicencesReleased
-from metasched.licence_pools import MOST, Lease, Standing
-from metasched.model import State
-from metasched.probes.watch import Watch
-from metasched.tasks import Task
+from metasched.model.job import State
+from metasched.model.licence import MOST, Lease, Standing
 from metasched.units import iso
 
 router = APIRouter()

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from metasched.daemon import Daemon, Engine
+from metasched.api.identity import Caller, caller
+from metasched.daemon.service import Daemon, Engine
 from metasched.errors import Wrong
-from metasched.identity import Caller, caller
 
 
 async def _daemon(request: Request) -> Daemon:

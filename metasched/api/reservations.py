@@ -15,24 +15,24 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
 
-from metasched.api.choosing import RECENT
+from metasched.api.identity import Forbidden
+from metasched.api.modifications import LATEST
 from metasched.api.request import Running, Serving, Who
-from metasched.daemon import Engine
+from metasched.api.selection import RECENT
+from metasched.client.job_request import Request as JobRequest
+from metasched.core.reservations.book import ReservationBook
+from metasched.daemon.mail import ADDRESS
+from metasched.daemon.service import Engine
 from metasched.errors import Wrong
-from metasched.identity import Forbidden
-from metasched.mail import ADDRESS
-from metasched.model import Job
-from metasched.modify import LATEST
-from metasched.reservation_book import ReservationBook
-from metasched.reservation_life import (
+from metasched.model.job import Job
+from metasched.model.reservation import (
     OPEN,
     Reservation,
     ReservationAsked,
     ReservationCancelled,
     Stage,
 )
-from metasched.reservations import Offer, Quota, Request
-from metasched.submit import Request as JobRequest
+from metasched.model.reservation_request import Offer, Quota, Request
 from metasched.units import MOST, iso
 
 router = APIRouter()

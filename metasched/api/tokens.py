@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
 
+from metasched.api.identity import Forbidden
 from metasched.api.request import Running, Serving, Who
 from metasched.errors import Wrong
-from metasched.identity import Forbidden
 from metasched.units import iso
 
 LONGEST_TOKEN = 366 * 86400.0  # seconds

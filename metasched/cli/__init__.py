@@ -38,7 +38,7 @@ def main() -> int:
 def _run(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["submit"] and "_METASCHED_COMPLETE" not in os.environ:
         from metasched.cli.submit import submit
-        from metasched.options import read_command
+        from metasched.client.options import read_command
 
         options, command = read_command(arguments[1:])
         if "help" not in options:

@@ -29,8 +29,8 @@ COMMANDS = {
     "resolve": "jobs",
     "wait": "jobs",
     "output": "jobs",
-    "story": "why",
-    "explain": "why",
+    "story": "explain",
+    "explain": "explain",
     "licences": "licences",
     "licence": "licences",
     "clusters": "clusters",
@@ -43,8 +43,8 @@ COMMANDS = {
     "doctor": "doctor",
     "serve": "services",
     "demo": "services",
-    "simulate": "laboratory",
-    "experiment": "laboratory",
+    "simulate": "simulate",
+    "experiment": "simulate",
 }
 
 
@@ -78,7 +78,7 @@ def _metasched(
         from importlib.metadata import version as version_of
         from importlib.util import find_spec
 
-        core = find_spec("metasched.core")
+        core = find_spec("metasched.core.scheduler")
         pure = core is None or str(core.origin).endswith(".py")
         print(f"metasched {version_of('metasched')}{'' if pure else ' (compiled)'}")
 

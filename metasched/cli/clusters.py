@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from metasched.cli.connect import Config, Json, connect, filled
+from metasched.cli.explain import number
 from metasched.cli.show import moment, table
-from metasched.cli.why import number
 
 Name = Annotated[str, typer.Argument(metavar="NAME", callback=filled, show_default=False)]
 

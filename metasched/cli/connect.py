@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from metasched.arrays import folded, parse_tasks
-from metasched.client import Client
+from metasched.client.client import Client
 from metasched.errors import UserError
-from metasched.places import daemon_socket
+from metasched.model.arrays import folded, parse_tasks
+from metasched.paths import daemon_socket
 from metasched.units import Unreadable
 
 LONGEST = 30  # characters of a list of tasks on a terminal

@@ -56,7 +56,7 @@ def check(json: Json = False, config: Nearest = None) -> int:
       metasched db check
       metasched db check --json
     """
-    from metasched.db.checks import check as checked
+    from metasched.db.integrity import check as checked
 
     findings = checked(_database(config))
     if json:
@@ -109,8 +109,8 @@ def prune(
       metasched db prune
       metasched db prune --older-than 30d
     """
-    from metasched.config import find, load
-    from metasched.db.upkeep import prune as pruned
+    from metasched.config.reading import find, load
+    from metasched.db.pruning import prune as pruned
 
     settings = load(find(config))
     seconds = settings.keep
@@ -128,7 +128,7 @@ def prune(
 
 
 def _database(config: Path | None) -> "Database":
-    from metasched.config import find, load
+    from metasched.config.reading import find, load
 
     return load(find(config)).database
 

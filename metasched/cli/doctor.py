@@ -22,7 +22,7 @@ def doctor(
       metasched doctor
       metasched doctor --json
     """
-    from metasched.doctor import examine
+    from metasched.daemon.doctor import examine
 
     findings = examine(config)
     if json:

@@ -51,7 +51,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     """Write a picture of the open ones: time across, processors up, an axis for each cluster."""
     from matplotlib.figure import Figure
 
-    from metasched.simulate.plots import save
+    from metasched.experiments.plots import save
 
     shown = open_rows(rows)
     times = [_seconds(row[side]) for row in shown for side in ("start", "end")]

@@ -12,7 +12,7 @@ import typer
 from metasched.cli.connect import Config, Json, connect, filled, folded_rows, ids
 from metasched.cli.messages import fail
 from metasched.cli.show import moment, table
-from metasched.client import Broken, Client, NotFound, Unreachable
+from metasched.client.client import Broken, Client, NotFound, Unreachable
 from metasched.errors import UserError
 from metasched.units import Unreadable, parse_moment, shown
 
@@ -243,7 +243,7 @@ def wait(jobs: Named, json: Json = False, config: Config = None) -> int:
 
 def until_ended(client: Client, jobs: Sequence[str]) -> list[dict[str, Any]]:
     """The rows of jobs, once every one has ended; a daemon that restarts meanwhile is awaited."""
-    from metasched.transitions import FINAL
+    from metasched.core.transitions import FINAL
 
     answered: float | None = None
     while True:
@@ -268,7 +268,7 @@ def exit_code(rows: Sequence[dict[str, Any]]) -> int:
 
 def _code(state: str, code: int | None) -> int:
     """The job's own code; of one that was ended by others, what timeout(1) and shells say."""
-    from metasched.model import State
+    from metasched.model.job import State
 
     match state:
         case State.COMPLETED:
@@ -323,7 +323,7 @@ def output(
 
 def _asking(client: Client, job: str) -> Callable[[], bool]:
     """Whether the job goes on, asked at most once a second; False from its end on."""
-    from metasched.transitions import FINAL
+    from metasched.core.transitions import FINAL
 
     answer, asked = True, 0.0
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from metasched.cli.connect import Config, Json, connect, id_of, ids
-from metasched.cli.probe import probe
+from metasched.cli.explain import number
+from metasched.cli.licence_probe import probe
 from metasched.cli.show import moment, table
-from metasched.cli.why import number
 from metasched.errors import UserError
 from metasched.units import Unreadable, parse_count
 

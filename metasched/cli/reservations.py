@@ -218,7 +218,7 @@ def reservations(
       metasched reservations --plot reservations.png
     """
     if plot is not None:
-        from metasched.simulate.plots import check_plot
+        from metasched.experiments.plots import check_plot
 
         check_plot(plot)
     rows = connect(config).reservations(all)

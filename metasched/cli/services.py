@@ -25,12 +25,12 @@ def serve(
       metasched serve -c /etc/metasched/metasched.toml
       metasched serve --check
     """
-    from metasched.config import find, load
+    from metasched.config.reading import find, load
 
     settings = load(find(config))
     if check:
         return 0
-    from metasched.serve import serve  # slow to import: what cannot be used is told before
+    from metasched.api.server import serve
 
     return serve(settings, standby=standby)
 
@@ -50,6 +50,6 @@ def demo(
       metasched demo
       metasched demo --jobs 20 --seed 7 --json
     """
-    from metasched.demo import run
+    from metasched.cli.demo import run
 
     return run(jobs=jobs, seed=seed, plot=plot, json=json)

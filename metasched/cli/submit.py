@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 from metasched.cli.messages import warn
-from metasched.client import Client
-from metasched.options import BadInput
-from metasched.places import daemon_socket
-from metasched.submit import prepare
+from metasched.client.client import Client
+from metasched.client.job_request import prepare
+from metasched.client.options import BadInput
+from metasched.paths import daemon_socket
 
 
 def submit(options: Mapping[str, object], command: Sequence[str]) -> int:
@@ -38,7 +38,7 @@ def submit(options: Mapping[str, object], command: Sequence[str]) -> int:
             told = "Nothing submitted; it would be"
         print(f"{told} priority {answer['priority']}, {where}")
         if answer.get("why"):
-            from metasched.cli.why import print_why
+            from metasched.cli.explain import print_why
 
             print_why(answer["why"])
     if "wait" not in options or submission.dry_run:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from metasched.options import OPTIONS
+from metasched.client.options import OPTIONS
 
 
 def submit(**given: Any) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from metasched.errors import UserError
-from metasched.licence_pools import LicencePool
+from metasched.model.licence import LicencePool
 
 MOST_CLUSTERS, MOST_CPUS = 1000, 10**7
 REFERENCE = 1.0  # the speed of a processor where nothing else is said
@@ -70,7 +70,7 @@ class SimulatedCluster:
 def parse_pools(text: str) -> tuple[LicencePool, ...]:
     """The licences that all clusters of such a word share: only a file has any."""
     if text.endswith(".toml") or Path(text).is_file():
-        from metasched.simulate.clusters_file import read_pools
+        from metasched.simulate.cluster_specs import read_pools
 
         return read_pools(Path(text))
     return ()
@@ -98,7 +98,7 @@ def parse(text: str) -> tuple[SimulatedCluster, ...]:
     They are named c1, c2, ... in that order.
     """
     if text.endswith(".toml") or Path(text).is_file():
-        from metasched.simulate.clusters_file import read  # with pydantic, which few runs need
+        from metasched.simulate.cluster_specs import read
 
         return read(Path(text))
     sizes: list[int] = []

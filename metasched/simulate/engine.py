@@ -26,8 +26,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from metasched.core import Core
-from metasched.events import (
+from metasched.core.events import (
     Accepted,
     Booted,
     CoreEvent,
@@ -38,15 +37,16 @@ from metasched.events import (
     Submitted,
     Withdraw,
 )
-from metasched.licence_pools import LicencePool
-from metasched.model import Cluster, Facts, Job, Row, State
-from metasched.policies import queueing
+from metasched.core.scheduler import Core
+from metasched.model.job import Cluster, Facts, Job, Row, State
+from metasched.model.licence import LicencePool
+from metasched.model.tags import tag_of
+from metasched.policies.local import queueing
 from metasched.simulate.clusters import ClusterError, SimulatedCluster
 from metasched.simulate.manager import Manager
 from metasched.simulate.planned import Planned
 from metasched.simulate.schemes import Late, Scheme
 from metasched.simulate.workload import Request, Workload
-from metasched.tags import tag_of
 
 INSTANCE = "lab"
 _RUNNING: Final = State.RUNNING  # named for every job: see `attempts`

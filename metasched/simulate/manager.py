@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 
-from metasched.model import Facts, Job, Nodes, Partition
-from metasched.policies.planning import planned_start
-from metasched.policies.queueing import (
+from metasched.model.job import Facts, Job, Nodes, Partition
+from metasched.policies.local.conservative import planned_start
+from metasched.policies.local.queueing import (
     NEVER,
     NOTHING,
     Free,

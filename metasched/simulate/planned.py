@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from metasched.events import Policy
-from metasched.model import Job
+from metasched.core.events import Policy
+from metasched.model.job import Job
 from metasched.policies.dispatch import LoadOrdering
 from metasched.simulate.manager import Manager
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from random import Random
 
-from metasched.model import Job
+from metasched.model.job import Job
 from metasched.policies.classify import Classifier
-from metasched.policies.late import LateSending
-from metasched.policies.pulling import Room
+from metasched.policies.late_binding import LateSending
+from metasched.policies.pull import Room
 from metasched.simulate.manager import Manager
 from metasched.simulate.workload import Request
 

@@ -8,11 +8,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
+from metasched.core.events import WORDS, Policy
 from metasched.errors import UserError
-from metasched.events import WORDS, Policy
-from metasched.licence_pools import LicencePool
-from metasched.policies import named, queueing
-from metasched.policies.named import make
+from metasched.model.licence import LicencePool
+from metasched.policies.local import queueing
+from metasched.policies.local import registry as named
+from metasched.policies.local.registry import make
 from metasched.simulate import swf, synthetic
 from metasched.simulate.clusters import SimulatedCluster, parse, parse_pools, pooled
 from metasched.simulate.engine import THROUGH_US, Engine, Local, Schedule
@@ -77,9 +78,7 @@ def read_settings(
     """Settings from the command line: `policy` is a name or a policy file. SettingError."""
     name, meta = policy or named.DEFAULT, Policy()
     if name.endswith(".toml"):
-        from metasched.config import (
-            read_policy,
-        )  # with half of the daemon
+        from metasched.config.reading import read_policy
 
         name, meta = named.DEFAULT, read_policy(Path(name))
     pools = parse_pools(clusters) if clusters is not None else ()

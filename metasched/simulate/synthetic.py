@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple
 
-from metasched.model import Job
+from metasched.model.job import Job
 from metasched.simulate.clusters import Machine, SimulatedCluster
 from metasched.simulate.workload import Request, Workload
 

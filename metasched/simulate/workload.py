@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import NamedTuple
 
-from metasched.model import Job
+from metasched.model.job import Job
 from metasched.simulate.swf import Record, Trace
 
 LEAST = 1.0  # seconds: the estimate of a job that asks for no time and took none

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from metasched.client import Client
+from metasched.client.client import Client
 from tests.bench.test_daemon import seconds, submission
 from tests.e2e.conftest import Site
 from tests.slurm import SlurmSite

@@ -15,7 +15,7 @@ from typing import Protocol
 import pytest
 from sortedcontainers import SortedDict
 
-from metasched.carts import Carts
+from metasched.carts.carts import Carts
 
 CAPACITY, BOOKED = 128, 0.6
 TILE = 10_000

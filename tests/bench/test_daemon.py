@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from metasched.client import Client
-from metasched.submit import Request, Submission
+from metasched.client.client import Client
+from metasched.client.job_request import Request, Submission
 from tests.e2e.conftest import COMMAND, Site
 from tests.slurm import SlurmSite
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from metasched.core import Core
+from metasched.core.events import Booted, CoreEvent, Policy, Seen, Submitted, Tried
+from metasched.core.scheduler import Core
 from metasched.db.ledger import Ledger, Stored
 from metasched.db.store import Database, database
-from metasched.events import Booted, CoreEvent, Policy, Seen, Submitted, Tried
-from metasched.model import Cluster, Facts, Job, Nodes, Partition, Payload
+from metasched.model.job import Cluster, Facts, Job, Nodes, Partition, Payload
 from tests.conftest import require
 from tests.postgresql import Server, missing
 

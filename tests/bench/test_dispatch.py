@@ -10,7 +10,7 @@ from time import perf_counter
 
 import pytest
 
-from metasched.model import MAX_PRIORITY, Job
+from metasched.model.job import MAX_PRIORITY, Job
 from metasched.policies.dispatch import LoadOrdering
 
 CLUSTERS = [f"c{i}" for i in range(50)]

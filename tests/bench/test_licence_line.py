@@ -15,8 +15,8 @@ from statistics import fmean
 
 import pytest
 
-from metasched.licence_pools import Lease, LicencePool
-from metasched.licences import Licences, Place
+from metasched.core.licences.queue import Licences, Place
+from metasched.model.licence import Lease, LicencePool
 
 TOTAL, JOBS, LOAD, DRAWS = 4, 400, 0.95, 12
 

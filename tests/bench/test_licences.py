@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
+from metasched.core.events import Outcome
+from metasched.core.licences.queue import Licences, Place
 from metasched.db import leases
 from metasched.db.schema import licence
 from metasched.db.store import Database, database
-from metasched.events import Outcome
-from metasched.licence_pools import GivenBack, Lease, LicencePool
-from metasched.licences import Licences, Place
+from metasched.model.licence import GivenBack, Lease, LicencePool
 from tests.conftest import require
 from tests.postgresql import Server, missing
 from tests.real.test_leases import NOW, standing, with_attempts

@@ -11,9 +11,9 @@ from statistics import median
 import pytest
 
 from metasched.adapters.base import Order, Withdrawal
-from metasched.adapters.local import Local, LocalOptions
-from metasched.model import Cluster, Job, Payload, State
-from metasched.tags import tag_of
+from metasched.adapters.local.adapter import Local, LocalOptions
+from metasched.model.job import Cluster, Job, Payload, State
+from metasched.model.tags import tag_of
 from tests import processes
 
 JOBS, SLEEPERS, ROUNDS = 300, 20, 3

@@ -10,7 +10,7 @@ from statistics import median
 
 import pytest
 
-from metasched.client import Client, ClientError
+from metasched.client.client import Client, ClientError
 from tests.bench.test_daemon import submission
 from tests.e2e.conftest import Site
 

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from metasched.client import Client
+from metasched.client.client import Client
 from tests.bench.test_daemon import submission
 from tests.conftest import require
 from tests.e2e.conftest import Site

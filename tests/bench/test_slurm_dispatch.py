@@ -22,8 +22,8 @@ from statistics import median
 import psutil
 import pytest
 
-from metasched.client import Client
-from metasched.submit import Request, Submission
+from metasched.client.client import Client
+from metasched.client.job_request import Request, Submission
 from tests import pyslurm
 from tests.conftest import require
 from tests.e2e.conftest import Site

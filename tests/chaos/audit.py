@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, or_, select
 
-from metasched.core import Core
+from metasched.core.scheduler import Core
+from metasched.core.transitions import FINAL, LIVE, UNSTARTED
 from metasched.db import leases, reservations
 from metasched.db.ledger import Ledger
 from metasched.db.schema import attempt, change, job, lease, task
 from metasched.db.store import Database
-from metasched.model import Job, State
-from metasched.reservation_life import OPEN, Reservation, Stage, id_of, name_of
-from metasched.tags import parse_tag
-from metasched.transitions import FINAL, LIVE, UNSTARTED
+from metasched.model.job import Job, State
+from metasched.model.reservation import OPEN, Reservation, Stage, id_of, name_of
+from metasched.model.tags import parse_tag
 from tests.chaos.stream import TOTALS, Stream, Use, named
 
 # The tags of all that a manager has, queued or running, at this moment.

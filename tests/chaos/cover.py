@@ -19,10 +19,10 @@ from typing import get_args, get_type_hints
 import psutil
 
 import metasched
-from metasched.client import ClientError
-from metasched.events import CoreEvent
-from metasched.transitions import FINAL
-from metasched.worker import Call
+from metasched.adapters.worker import Call
+from metasched.client.client import ClientError
+from metasched.core.events import CoreEvent
+from metasched.core.transitions import FINAL
 from tests.chaos.points import Orders, deaths_in, passed_in
 from tests.chaos.round import settle
 from tests.chaos.site import PATIENCE, ChaosSite
@@ -48,7 +48,7 @@ def steps() -> set[Step]:
                     for kind in kinds
                     for when in ("before", "after")
                 }
-    for file in ("db/ledger.py", "adapters/local.py"):
+    for file in ("db/ledger.py", "adapters/local/adapter.py"):
         for name, function in _functions(SOURCES / file):
             if any(_is_transaction(node) for node in ast.walk(function)):
                 found |= {(f".{name}", f"{when} the commit") for when in ("before", "after")}

@@ -22,7 +22,7 @@ from typing import Literal
 
 import psutil
 
-from metasched.client import ClientError
+from metasched.client.client import ClientError
 from metasched.db.postgresql import SILENCE as SILENT
 from tests import gridengine, postgresql, slurm
 from tests.chaos.points import Orders, deaths_in

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from metasched.worker import Answer, Call, Host
+from metasched.adapters.worker import Answer, Call, Host
 
 FOLDER = "METASCHED_CHAOS"  # the environment variable that names the folder of orders and notes
 ROOT = str(Path(__file__).parents[2])
@@ -41,7 +41,7 @@ _MEANING: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 _ANSWER = "Host.answer"  # a worker carries out a call
-_MAIN = {("metasched.serve", "serve"), ("metasched.worker", "main")}
+_MAIN = {("metasched.api.server", "serve"), ("metasched.adapters.worker", "main")}
 
 Role = Literal["daemon", "worker"]
 

@@ -11,10 +11,10 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from metasched.adapters.local_host import read_record
-from metasched.client import ClientError
-from metasched.reservation_life import OPEN as OPEN_RESERVATIONS
-from metasched.reservation_life import name_of
+from metasched.adapters.local.host import read_record
+from metasched.client.client import ClientError
+from metasched.model.reservation import OPEN as OPEN_RESERVATIONS
+from metasched.model.reservation import name_of
 from tests.chaos.audit import audit
 from tests.chaos.faults import Fault, Trial
 from tests.chaos.points import Orders, deaths_in, passed_in

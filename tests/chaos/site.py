@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from metasched.client import Client, ClientError
+from metasched.client.client import Client, ClientError
 from metasched.db.store import Database, database
 from tests.chaos import victim
 from tests.chaos.points import FOLDER, ROOT, Orders, arm
@@ -178,7 +178,7 @@ class ChaosSite(Site):
             return [
                 child
                 for child in psutil.Process(self.pid).children()
-                if "metasched.worker" in child.cmdline()
+                if "metasched.adapters.worker" in child.cmdline()
             ]
         return []
 

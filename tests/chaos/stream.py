@@ -15,9 +15,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from metasched.arrays import parse_array
-from metasched.client import Client, ClientError
-from metasched.submit import Request, Submission
+from metasched.client.client import Client, ClientError
+from metasched.client.job_request import Request, Submission
+from metasched.model.arrays import parse_array
 
 # One appended line for each beginning: two beginnings are two lines, whoever writes them. Who has
 # licences notes the first and the last moment of their use, by a clock that nobody sets.

@@ -1,6 +1,7 @@
 """The processes that are killed: the real daemon and its workers, with crash points.
 
-`python -m tests.chaos.victim serve` is `metasched serve`, `... -m metasched.worker` a worker.
+`python -m tests.chaos.victim serve` is `metasched serve`, `... -m metasched.adapters.worker`
+a worker.
 `daemon` is the first for a process that was forked after all modules had been loaded, which
 saves most of the second that a daemon takes to start.
 """
@@ -13,13 +14,13 @@ import signal
 import sys
 from collections.abc import Mapping
 
-import metasched.daemon
-import metasched.worker
+import metasched.adapters.worker
+import metasched.daemon.service
 from metasched.cli import main as command
 from tests.chaos import points
 
 # what a daemon loads before it serves
-MODULES = ("metasched.cli.app", "metasched.serve", "alembic.command", "alembic.script")
+MODULES = ("metasched.cli.app", "metasched.api.server", "alembic.command", "alembic.script")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -38,15 +39,15 @@ def daemon(environment: Mapping[str, str], log: str) -> None:
         os.execve(sys.executable, program, dict(environment))
     os.environ.clear()
     os.environ.update(environment)
-    metasched.daemon.WATCH = 1.0  # its life may be a short one
+    metasched.daemon.service.WATCH = 1.0  # its life may be a short one
     sys.argv = ["metasched", "serve"]
     points.install("daemon")
     sys.exit(command())
 
 
 if __name__ == "__main__":
-    if "metasched.worker" in sys.argv:
+    if "metasched.adapters.worker" in sys.argv:
         points.install("worker")
-        sys.exit(metasched.worker.main())
+        sys.exit(metasched.adapters.worker.main())
     points.install("daemon")
     sys.exit(command())

@@ -22,12 +22,12 @@ from typing import Any
 import pytest
 
 from metasched.adapters.base import Adapter, Order, Withdrawal
-from metasched.adapters.drmaa import DrmaaOptions
-from metasched.adapters.local import Local, LocalOptions
-from metasched.adapters.slurm import Slurm, SlurmOptions
-from metasched.model import Cluster, Facts, Job, Listing, Payload, Row, State
-from metasched.tags import tag_of
-from metasched.transitions import ATTEMPT_FINAL
+from metasched.adapters.drmaa.adapter import DrmaaOptions
+from metasched.adapters.local.adapter import Local, LocalOptions
+from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
+from metasched.core.transitions import ATTEMPT_FINAL
+from metasched.model.job import Cluster, Facts, Job, Listing, Payload, Row, State
+from metasched.model.tags import tag_of
 from tests import gridengine as ge
 from tests import processes, pyslurm
 from tests.conftest import require

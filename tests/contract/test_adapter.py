@@ -23,9 +23,9 @@ import pytest
 
 from metasched.adapters.base import Refused, Withdrawal
 from metasched.adapters.claims import TAKEN, fenced, revoke
-from metasched.model import Claim, Listing, Nodes, State
-from metasched.reservation_life import Held, Window, name_of
-from metasched.tags import tag_of
+from metasched.model.job import Claim, Listing, Nodes, State
+from metasched.model.reservation import Held, Window, name_of
+from metasched.model.tags import tag_of
 
 if TYPE_CHECKING:
     from tests.contract.conftest import Manager

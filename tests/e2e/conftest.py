@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
-from metasched.client import Client, ClientError
-from metasched.core import replay
+from metasched.client.client import Client, ClientError
+from metasched.core.scheduler import replay
 from metasched.db.ledger import Ledger
 from metasched.db.store import database
-from metasched.places import daemon_socket
+from metasched.paths import daemon_socket
 from tests.slurm import SlurmSite
 
 COMMAND = Path(sys.executable).parent / "metasched"

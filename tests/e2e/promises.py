@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from metasched.client import Client, Forbidden
-from metasched.submit import Request, Submission
+from metasched.client.client import Client, Forbidden
+from metasched.client.job_request import Request, Submission
 from tests.booted import BootError
 from tests.e2e.conftest import ENDED, Site
 from tests.gridengine import Cell

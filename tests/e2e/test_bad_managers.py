@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import pytest
 
-from metasched.client import Client
-from metasched.submit import Request, Submission
+from metasched.client.client import Client
+from metasched.client.job_request import Request, Submission
 from tests.e2e.conftest import TWO_LOCAL, Site
 
 T = TypeVar("T")

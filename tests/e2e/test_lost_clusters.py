@@ -6,10 +6,10 @@ import time
 from getpass import getuser
 from typing import Any
 
+from metasched.core.events import Outcome
 from metasched.db import reservations
 from metasched.db.store import database
-from metasched.events import Outcome
-from metasched.reservation_life import Reservation, Stage
+from metasched.model.reservation import Reservation, Stage
 from tests.e2e.conftest import Site
 from tests.e2e.test_doctor import findings
 

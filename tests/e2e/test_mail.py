@@ -7,11 +7,11 @@ import time
 
 import pytest
 
+from metasched.core.events import Outcome
 from metasched.db import reservations
 from metasched.db.ledger import Ledger
 from metasched.db.store import database
-from metasched.events import Outcome
-from metasched.reservation_life import Reservation, Stage
+from metasched.model.reservation import Reservation, Stage
 from tests.e2e.conftest import Site
 from tests.e2e.test_doctor import findings
 

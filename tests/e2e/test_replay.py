@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from metasched.client import Client
-from metasched.submit import Request, Submission
+from metasched.client.client import Client
+from metasched.client.job_request import Request, Submission
 from tests.e2e.conftest import Site
 
 JOBS = 240

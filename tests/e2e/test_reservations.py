@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from metasched.client import BadRequest, Client
+from metasched.client.client import BadRequest, Client
 from tests.booted import BootError
 from tests.conftest import require
 from tests.e2e.conftest import COMMAND, Site

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from metasched.credentials import request_digest
-from metasched.places import LONGEST_BODY
+from metasched.client.credentials import request_digest
+from metasched.paths import LONGEST_BODY
 from tests import accounts
 from tests.accounts import A, B
 from tests.conftest import require

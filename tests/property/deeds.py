@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from metasched.events import (
+from metasched.core.events import (
     Accepted,
     Again,
     Asked,
@@ -35,10 +35,10 @@ from metasched.events import (
     Unsure,
     Withdraw,
 )
-from metasched.licence_pools import LicenceCount
-from metasched.model import Job, State
-from metasched.tags import tag_of
-from metasched.transitions import ATTEMPT_FINAL
+from metasched.core.transitions import ATTEMPT_FINAL
+from metasched.model.job import Job, State
+from metasched.model.licence import LicenceCount
+from metasched.model.tags import tag_of
 from tests.property.life import INSTANCE, KINDS, SIZES, WANTS, Life
 from tests.property.managers import Manager, place_of
 

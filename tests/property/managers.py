@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from metasched.adapters.claims import TAKEN
-from metasched.events import Look, Traced
-from metasched.model import Copies, Facts, Nodes, Partition, Row, State
+from metasched.core.events import Look, Traced
+from metasched.model.job import Copies, Facts, Nodes, Partition, Row, State
 
 Key = tuple[str, int]  # tag, task
 Place = tuple[int, int]  # job, task

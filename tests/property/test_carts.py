@@ -17,8 +17,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from metasched import carts as module
-from metasched.carts import Carts, CartsSets
+from metasched.carts import carts as module
+from metasched.carts.carts import Carts, CartsSets
 
 END = 60
 TIMES = st.integers(0, END)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.model import Job
+from metasched.model.job import Job
 from metasched.policies.classify import Classifier, Deadline, Licence, User
 
 seconds = st.floats(min_value=1e-3, max_value=1e9)

@@ -12,11 +12,11 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis.stateful import invariant
 
-from metasched.core import replay
-from metasched.events import Asked, Booted, Due, Send
-from metasched.model import Reason, State
-from metasched.tasks import Task
-from metasched.transitions import ATTEMPT_FINAL, LIVE, UNSTARTED, WITH_US
+from metasched.core.events import Asked, Booted, Due, Send
+from metasched.core.scheduler import replay
+from metasched.core.tasks import Task
+from metasched.core.transitions import ATTEMPT_FINAL, LIVE, UNSTARTED, WITH_US
+from metasched.model.job import Reason, State
 from tests.property.deeds import Deeds
 from tests.property.life import POOLS, SIZES
 from tests.property.managers import place_of

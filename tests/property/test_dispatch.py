@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from metasched.model import Job
+from metasched.model.job import Job
 from metasched.policies.dispatch import LoadOrdering
 
 CLUSTERS = ["big", "mid", "small"]

@@ -9,9 +9,9 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from metasched.probes import command, flexlm
-from metasched.probes.base import Feature, ProbeError, Report, Trouble, Use
-from metasched.probes.matching import Held, hosts_of, outside
+from metasched.licence_servers import command, flexlm
+from metasched.licence_servers.base import Feature, ProbeError, Report, Trouble, Use
+from metasched.licence_servers.matching import Held, hosts_of, outside
 
 NOW = 1_773_135_000.0
 

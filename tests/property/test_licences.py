@@ -18,9 +18,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from metasched.licence_pools import Lease, LicencePool
-from metasched.licence_windows import TokenWindow
-from metasched.licences import Licences, Place
+from metasched.core.licences.queue import Licences, Place
+from metasched.core.licences.windows import TokenWindow
+from metasched.model.licence import Lease, LicencePool
 
 NAMES = ("a", "b", "c")
 TOTAL = 4

@@ -9,8 +9,8 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.moving_slots import Places, Slots, Taken
-from metasched.node_assignment import Need
+from metasched.carts.node_assignment import Need
+from metasched.carts.relocation import Places, Slots, Taken
 
 SIZES = {"h1": 2, "h2": 2, "h3": 1}
 TIMES = range(12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.node_assignment import Need, assigned, in_turn
+from metasched.carts.node_assignment import Need, assigned, in_turn
 
 NODES = [f"n{i}" for i in range(4)]
 

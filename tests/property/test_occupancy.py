@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.adapters import gridengine_text as text
-from metasched.adapters.gridengine_windows import Kept, Memory, Occupancy, Rules
+from metasched.adapters.gridengine import listing as text
+from metasched.adapters.gridengine.reservation_listing import Kept, Memory, Occupancy, Rules
 
 GIB = 2**30
 SIZES = {"n1": 4, "n2": 6, "n3": 3}

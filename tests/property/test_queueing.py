@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.policies.flexible import FlexibleBackfilling, KeptReservation
-from metasched.policies.queueing import (
+from metasched.policies.local.flexible_backfilling import FlexibleBackfilling, KeptReservation
+from metasched.policies.local.queueing import (
     EASY,
     FCFS,
     Free,

@@ -7,8 +7,8 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.carts import Carts
-from metasched.reservations import Offer, Request, best, instead
+from metasched.carts.carts import Carts
+from metasched.model.reservation_request import Offer, Request, best, instead
 
 CAPACITY, END = 4, 30
 SIZES = st.integers(1, CAPACITY + 1)

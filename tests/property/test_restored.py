@@ -20,16 +20,16 @@ from hypothesis.stateful import initialize, precondition, rule
 from sqlalchemy import create_engine, insert, select
 from sqlalchemy.pool import StaticPool
 
-from metasched.core import Core
+from metasched.core.events import CoreEvent, Outcome, Submitted
+from metasched.core.scheduler import Core
 from metasched.db import ledger as ledgers
 from metasched.db.ledger import Ledger, Stored
-from metasched.db.restoring import Known
+from metasched.db.recovery import Known
 from metasched.db.schema import checkpoint, epoch, metadata
-from metasched.dependencies import Fate, parse_dependency
-from metasched.events import CoreEvent, Outcome, Submitted
-from metasched.licence_pools import LicencePool, Standing
-from metasched.model import Copies, Job, Payload
-from metasched.reservation_life import (
+from metasched.model.dependencies import Fate, parse_dependency
+from metasched.model.job import Copies, Job, Payload
+from metasched.model.licence import LicencePool, Standing
+from metasched.model.reservation import (
     OPEN,
     Held,
     NodesInUse,
@@ -42,7 +42,7 @@ from metasched.reservation_life import (
     Surveyed,
     name_of,
 )
-from metasched.reservations import Request
+from metasched.model.reservation_request import Request
 from tests.property.deeds import BEGINNING
 from tests.property.life import INSTANCE, POOLS, SIZES
 from tests.property.test_core import World

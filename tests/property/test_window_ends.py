@@ -9,8 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from metasched.core import Core
-from metasched.events import (
+from metasched.core.events import (
     Accepted,
     Booted,
     CoreEvent,
@@ -22,8 +21,9 @@ from metasched.events import (
     Tried,
     Withdraw,
 )
-from metasched.model import Cluster, Facts, Job, Nodes, Partition, Row, State
-from metasched.reservation_life import (
+from metasched.core.scheduler import Core
+from metasched.model.job import Cluster, Facts, Job, Nodes, Partition, Row, State
+from metasched.model.reservation import (
     OPEN,
     NodesInUse,
     Reservation,
@@ -34,8 +34,8 @@ from metasched.reservation_life import (
     Survey,
     Surveyed,
 )
-from metasched.reservations import Request
-from metasched.tags import tag_of
+from metasched.model.reservation_request import Request
+from metasched.model.tags import tag_of
 
 JOBS = 6
 ALPHA = Cluster(name="alpha", adapter="slurm", reserves=True)

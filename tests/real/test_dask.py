@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from metasched.cli import main
-from metasched.simulate import experiments
-from metasched.simulate.experiments import EXPERIMENTS, run
+from metasched.experiments import catalogue as experiments
+from metasched.experiments.catalogue import EXPERIMENTS, run
 from tests.traces import trace
 
 LIMIT = 120.0  # seconds for either to start on a busy host

@@ -22,7 +22,8 @@ from sqlalchemy import Engine, insert, text, update
 from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.exc import IntegrityError
 
-from metasched.core import Core
+from metasched.core.events import Accepted, Booted, Declined, Policy, Seen, Submitted, Tried
+from metasched.core.scheduler import Core
 from metasched.db import postgresql
 from metasched.db.ledger import Ledger, Stored
 from metasched.db.schema import REVISION, attempt, metadata, task
@@ -36,8 +37,7 @@ from metasched.db.store import (
     database,
     scripts,
 )
-from metasched.events import Accepted, Booted, Declined, Policy, Seen, Submitted, Tried
-from metasched.model import Cluster, Facts, Job, Nodes, Partition, Payload, State
+from metasched.model.job import Cluster, Facts, Job, Nodes, Partition, Payload, State
 from tests.postgresql import Server
 
 NOW = 1_000_000.0

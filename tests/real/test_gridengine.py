@@ -13,8 +13,8 @@ from typing import Literal
 import pytest
 
 from metasched.adapters.base import Adapter, Order, Refused, Unreachable
-from metasched.adapters.drmaa import DrmaaOptions
-from metasched.model import Copies, State
+from metasched.adapters.drmaa.adapter import DrmaaOptions
+from metasched.model.job import Copies, State
 from tests.contract.conftest import Manager
 from tests.gridengine import LIBRARY, MEMORY, Cell, hosted
 

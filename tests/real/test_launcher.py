@@ -19,7 +19,7 @@ import pytest
 from metasched import launcher
 from metasched.adapters.base import Refused, Unreachable
 from metasched.adapters.commands import answer_of
-from metasched.adapters.launching import Launcher
+from metasched.adapters.launcher_client import Launcher
 from tests import accounts
 from tests.accounts import KEEPER, A, B
 from tests.guardian import dying_with

@@ -11,12 +11,7 @@ import pytest
 from sqlalchemy import Engine, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from metasched.core import Core
-from metasched.db import leases
-from metasched.db.ledger import Ledger, Stored
-from metasched.db.schema import attempt, content, job, lease, licence, task
-from metasched.db.store import Database
-from metasched.events import (
+from metasched.core.events import (
     Accepted,
     Booted,
     ClockSet,
@@ -31,8 +26,12 @@ from metasched.events import (
     Submitted,
     Tried,
 )
-from metasched.licence_pools import GivenBack, Lease, LicencePool, Standing
-from metasched.model import (
+from metasched.core.scheduler import Core
+from metasched.db import leases
+from metasched.db.ledger import Ledger, Stored
+from metasched.db.schema import attempt, content, job, lease, licence, task
+from metasched.db.store import Database
+from metasched.model.job import (
     Cluster,
     Copies,
     Facts,
@@ -44,6 +43,7 @@ from metasched.model import (
     Row,
     State,
 )
+from metasched.model.licence import GivenBack, Lease, LicencePool, Standing
 
 NOW = 1_000_000.0
 TOTAL, PROCESSES, TURNS = 5, 4, 60

@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from metasched.config import ConfigError, load
-from metasched.probes.base import Feature, ProbeError, Report, Use
-from metasched.probes.process import Question, probe
+from metasched.config.reading import ConfigError, load
+from metasched.licence_servers.base import Feature, ProbeError, Report, Use
+from metasched.licence_servers.process import Question, probe
 
 ANSWER = """\
 Flexible License Manager status on Tue 3/10/2026 09:29
@@ -119,7 +119,7 @@ def test_what_is_left_in_the_background_is_ended(tmp_path: Path) -> None:
 PLUGIN = """
 import os, time
 from dataclasses import dataclass
-from metasched.probes.base import Feature, LicenceServer, ProbeError, Report
+from metasched.licence_servers.base import Feature, LicenceServer, ProbeError, Report
 
 @dataclass(frozen=True)
 class Options:

@@ -20,10 +20,10 @@ import pytest
 
 from metasched.adapters import supervisor
 from metasched.adapters.base import Order, Refused, Unreachable, Withdrawal
-from metasched.adapters.local import Local, LocalOptions
-from metasched.adapters.local_host import Nursery, read_record
-from metasched.model import Cluster, Job, Payload, Row, State
-from metasched.tags import tag_of
+from metasched.adapters.local.adapter import Local, LocalOptions
+from metasched.adapters.local.host import Nursery, read_record
+from metasched.model.job import Cluster, Job, Payload, Row, State
+from metasched.model.tags import tag_of
 from tests import processes
 
 INSTANCE = "abc123"
@@ -415,7 +415,7 @@ def test_limits_hold_and_ends_are_known_though_nobody_was_there(site: Site) -> N
 def test_an_end_that_was_told_is_told_by_the_next_life_from_its_first_listing_on(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("metasched.adapters.local.SAVE_DELAY", 600.0)
+    monkeypatch.setattr("metasched.adapters.local.adapter.SAVE_DELAY", 600.0)
     order = site.submit("exit 5")
     told = site.wait_end(order)
     left = site.folder.with_name("as-a-kill-leaves-it")
@@ -586,7 +586,7 @@ from pathlib import Path
 import msgspec
 from metasched.adapters.base import Order
 from metasched.adapters.local import Local, LocalOptions
-from metasched.model import Cluster
+from metasched.model.job import Cluster
 orders = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Order])
 options = LocalOptions(cpus=4, kill_wait=0.5)
 adapter = Local(Cluster(name="here", adapter="local"), options, sys.argv[1], Path(sys.argv[2]))

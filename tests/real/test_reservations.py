@@ -10,17 +10,17 @@ from dataclasses import replace
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from metasched.core import Core
+from metasched.core.events import Booted, CoreEvent, LicenceSet, Outcome, Policy
+from metasched.core.reservations.book import TRIES
+from metasched.core.scheduler import Core
 from metasched.db import reservations
 from metasched.db.ledger import Ledger
+from metasched.db.pruning import turn
 from metasched.db.reservations import Overbooked
 from metasched.db.store import Database
-from metasched.db.upkeep import turn
-from metasched.events import Booted, CoreEvent, LicenceSet, Outcome, Policy
-from metasched.licence_pools import LicencePool
-from metasched.model import Cluster
-from metasched.reservation_book import TRIES
-from metasched.reservation_life import (
+from metasched.model.job import Cluster
+from metasched.model.licence import LicencePool
+from metasched.model.reservation import (
     Bind,
     NodesInUse,
     Reservation,
@@ -34,7 +34,7 @@ from metasched.reservation_life import (
     Surveyed,
     Unbind,
 )
-from metasched.reservations import Request
+from metasched.model.reservation_request import Request
 
 NOW = 1_000_000.0
 PROCESSES, TURNS = 4, 40

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from metasched.adapters.base import Order, Refused, Unreachable, Withdrawal
-from metasched.adapters.slurm import Slurm, SlurmOptions
-from metasched.model import Cluster, Job, Listing, Payload, Row, State
-from metasched.tags import tag_of
-from metasched.transitions import ATTEMPT_FINAL
+from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
+from metasched.core.transitions import ATTEMPT_FINAL
+from metasched.model.job import Cluster, Job, Listing, Payload, Row, State
+from metasched.model.tags import tag_of
 from tests.conftest import require
 from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite, missing
 
@@ -170,7 +170,7 @@ def test_commands_die_with_the_process_that_called_them(
 import sys
 from pathlib import Path
 from metasched.adapters.slurm import Slurm, SlurmOptions
-from metasched.model import Cluster
+from metasched.model.job import Cluster
 options = SlurmOptions(config={str(alpha.conf)!r}, timeout=60.0)
 Slurm(Cluster(name="alpha", adapter="slurm"), options, "abcd", Path("/")).poll()
 """

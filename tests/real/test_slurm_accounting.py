@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from metasched.adapters.base import Order, Unreachable, Withdrawal
-from metasched.adapters.slurm import Slurm, SlurmOptions
-from metasched.model import Cluster, Job, Listing, Missing, Payload, State, Trace
-from metasched.tags import tag_of
+from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
+from metasched.model.job import Cluster, Job, Listing, Missing, Payload, State, Trace
+from metasched.model.tags import tag_of
 from tests.conftest import require
 from tests.hosted import Hosted
 from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting_missing, missing

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
-from metasched.core import Core
+from metasched.core.events import Accepted, Asked, Booted, CoreEvent, Policy, Seen, Submitted, Tried
+from metasched.core.scheduler import Core
 from metasched.db import ledger as ledgers
-from metasched.db.checks import check
+from metasched.db.integrity import check
 from metasched.db.ledger import Ledger, Stored
+from metasched.db.pruning import prune
 from metasched.db.schema import attempt, change, checkpoint, content, event, job, metadata, task
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import Database, StoreError, database
-from metasched.db.upkeep import prune
-from metasched.dependencies import parse_dependency
-from metasched.events import Accepted, Asked, Booted, CoreEvent, Policy, Seen, Submitted, Tried
-from metasched.model import Cluster, Facts, Job, Nodes, Partition, Payload, Row, State
-from metasched.tags import tag_of
+from metasched.model.dependencies import parse_dependency
+from metasched.model.job import Cluster, Facts, Job, Nodes, Partition, Payload, Row, State
+from metasched.model.tags import tag_of
 
 NOW = 1_000_000.0
 FACTS = Facts(cpus=8, used=0, partitions=(Partition("p", (Nodes(1, 8, 8),), default=True),))

@@ -18,9 +18,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from metasched.adapters.slurm_access import SlurmOptions
-from metasched.adapters.slurm_commands import Commands
-from metasched.adapters.slurm_text import QueueLine, duration, exit_status, when
+from metasched.adapters.slurm.access import SlurmOptions
+from metasched.adapters.slurm.commands import Commands
+from metasched.adapters.slurm.listing import QueueLine, duration, exit_status, when
 
 _HERE = Path(__file__).parent
 _CONF = os.environ["SLURM_CONF"]

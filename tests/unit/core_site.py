@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from metasched.core import Core
-from metasched.events import Accepted, Action, Booted, CoreEvent, Outcome, Policy, Seen, Tried
-from metasched.licence_pools import LicencePool
-from metasched.model import Cluster, Facts, Job, Nodes, Partition, Row, State
-from metasched.tags import tag_of
+from metasched.core.events import Accepted, Action, Booted, CoreEvent, Outcome, Policy, Seen, Tried
+from metasched.core.scheduler import Core
+from metasched.model.job import Cluster, Facts, Job, Nodes, Partition, Row, State
+from metasched.model.licence import LicencePool
+from metasched.model.tags import tag_of
 
 NOW = 1_000_000.0
 

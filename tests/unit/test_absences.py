@@ -6,9 +6,9 @@ from typing import Literal
 
 import pytest
 
-from metasched.events import Asked, Look, Seen, Send, Submitted, Traced, Tried, Unsure
-from metasched.model import Missing, State
-from metasched.tags import tag_of
+from metasched.core.events import Asked, Look, Seen, Send, Submitted, Traced, Tried, Unsure
+from metasched.model.job import Missing, State
+from metasched.model.tags import tag_of
 from tests.unit.core_site import NOW, Site, facts, job
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.arrays import HIGHEST, MOST_TASKS, Array, folded, parse_array, parse_tasks
 from metasched.errors import Unreadable
-from metasched.patterns import check, differs, filled, first_node, pieces, settled
+from metasched.model.arrays import HIGHEST, MOST_TASKS, Array, folded, parse_array, parse_tasks
+from metasched.model.output_paths import check, differs, filled, first_node, pieces, settled
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metasched.breaker import Breaker
+from metasched.daemon.circuit_breaker import Breaker
 
 
 def test_waits_double_up_to_the_longest_and_start_again_after_a_success() -> None:

@@ -7,8 +7,8 @@ from math import inf, nan
 
 import pytest
 
-from metasched import carts as module
-from metasched.carts import Carts, CartsSets
+from metasched.carts import carts as module
+from metasched.carts.carts import Carts, CartsSets
 
 
 def test_the_examples_of_the_module_are_true() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from metasched.absences import LOOK_AGAIN
 from metasched.adapters.base import Order, Refused
 from metasched.adapters.claims import TAKEN, fenced, revoke
-from metasched.events import Asked, Booted, Policy, Revoke, Revoked, Send, Submitted, Traced
-from metasched.model import Claim, Cluster, Job, Payload, Reason, Row, State
-from metasched.tags import tag_of
+from metasched.core.events import Asked, Booted, Policy, Revoke, Revoked, Send, Submitted, Traced
+from metasched.core.reconciler import LOOK_AGAIN
+from metasched.model.job import Claim, Cluster, Job, Payload, Reason, Row, State
+from metasched.model.tags import tag_of
 from tests.unit.core_site import NOW, Site, facts, job
 
 TAG = tag_of("cafe", 17, 1)

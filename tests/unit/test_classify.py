@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from metasched.model import Job
+from metasched.model.job import Job
 from metasched.policies.classify import (
     Classifier,
     Deadline,

@@ -23,10 +23,10 @@ import pytest
 
 from metasched import cli
 from metasched.cli import app as cli_app
-from metasched.client import Broken, Client, Forbidden, Unreachable
-from metasched.options import OPTIONS, read_command
-from metasched.places import BadPlace, daemon_socket, personal_data, personal_socket, socket_of
-from metasched.submit import Submission, prepare
+from metasched.client.client import Broken, Client, Forbidden, Unreachable
+from metasched.client.job_request import Submission, prepare
+from metasched.client.options import OPTIONS, read_command
+from metasched.paths import BadPlace, daemon_socket, personal_data, personal_socket, socket_of
 
 
 @dataclass
@@ -424,7 +424,7 @@ def test_the_site_serves_those_without_a_daemon_of_their_own(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = home / "site.sock"
-    monkeypatch.setattr("metasched.places.site_socket", lambda: site)
+    monkeypatch.setattr("metasched.paths.site_socket", lambda: site)
     assert daemon_socket() == personal_socket()
     site.touch()
     assert daemon_socket() == site
@@ -784,7 +784,9 @@ def test_a_listing_in_a_pipe_imports_no_rich(daemon: Fake) -> None:
     source = "import sys; from metasched.cli import main; main(); print(*sys.modules)"
     command = [sys.executable, "-c", source, "status"]
     loaded = subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()
-    assert {"rich", "fastapi", "sqlalchemy", "metasched.daemon", "argparse"}.isdisjoint(loaded)
+    assert {"rich", "fastapi", "sqlalchemy", "metasched.daemon.service", "argparse"}.isdisjoint(
+        loaded
+    )
 
 
 @pytest.mark.parametrize("words", [["wait", "17"], ["submit", "--wrap", "x"]])

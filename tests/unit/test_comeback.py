@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.attempts import PURSUE_AGAIN
-from metasched.core import Core
-from metasched.events import (
+from metasched.core.events import (
     Accepted,
     Again,
     Asked,
@@ -24,9 +22,11 @@ from metasched.events import (
     Unsure,
     Withdraw,
 )
-from metasched.model import Cluster, Reason, Row, State
-from metasched.tags import tag_of
-from metasched.tasks import Intent
+from metasched.core.scheduler import Core
+from metasched.core.task_state_machine import PURSUE_AGAIN
+from metasched.core.tasks import Intent
+from metasched.model.job import Cluster, Reason, Row, State
+from metasched.model.tags import tag_of
 from tests.unit.core_site import NOW, Site, facts, job
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from metasched.adapters.slurm import Slurm
-from metasched.config import ConfigError, find, load, read_policy
-from metasched.events import Policy
-from metasched.reservations import Quota
+from metasched.adapters.slurm.adapter import Slurm
+from metasched.config.reading import ConfigError, find, load, read_policy
+from metasched.core.events import Policy
+from metasched.model.reservation_request import Quota
 
 WHOLE = """
 [daemon]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from metasched.core import Core
-from metasched.events import (
+from metasched.core.events import (
     Asked,
     Booted,
     Policy,
@@ -16,7 +15,8 @@ from metasched.events import (
     Tried,
     Withdraw,
 )
-from metasched.model import Cluster, State
+from metasched.core.scheduler import Core
+from metasched.model.job import Cluster, State
 from tests.unit.core_site import NOW, Site, facts, job
 
 

@@ -6,7 +6,11 @@ import re
 
 import pytest
 
-from metasched.dependencies import (
+from metasched.core.events import Again, Asked, Declined, Due, Requeued, Send, Submitted, Tried
+from metasched.core.gates import Gates
+from metasched.core.tasks import Task
+from metasched.errors import Unreadable
+from metasched.model.dependencies import (
     Dependency,
     Fate,
     Progress,
@@ -16,11 +20,7 @@ from metasched.dependencies import (
     combined,
     parse_dependency,
 )
-from metasched.errors import Unreadable
-from metasched.events import Again, Asked, Declined, Due, Requeued, Send, Submitted, Tried
-from metasched.gates import Gates
-from metasched.model import Reason, State
-from metasched.tasks import Task
+from metasched.model.job import Reason, State
 from tests.unit.core_site import NOW, Site, job
 
 WAIT, MET, NEVER = Prospect.WAIT, Prospect.MET, Prospect.NEVER

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from metasched.model import Job
+from metasched.model.job import Job
 from metasched.policies.dispatch import LoadOrdering
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from metasched.adapters.drmaa import DrmaaOptions
-from metasched.adapters.local import LocalOptions
-from metasched.adapters.slurm import SlurmOptions
+from metasched.adapters.drmaa.adapter import DrmaaOptions
+from metasched.adapters.local.adapter import LocalOptions
+from metasched.adapters.slurm.adapter import SlurmOptions
 from metasched.cli.app import COMMANDS
-from metasched.config import (
+from metasched.config.reading import (
     ClassTable,
     ClusterTable,
     DaemonTable,
@@ -24,12 +24,12 @@ from metasched.config import (
     SiteTable,
     TcpTable,
 )
-from metasched.events import Policy
-from metasched.model import Reason, State
-from metasched.policies import named
-from metasched.probes.command import CommandOptions
-from metasched.probes.flexlm import FlexlmOptions
-from metasched.reservation_life import Stage
+from metasched.core.events import Policy
+from metasched.licence_servers.command import CommandOptions
+from metasched.licence_servers.flexlm import FlexlmOptions
+from metasched.model.job import Reason, State
+from metasched.model.reservation import Stage
+from metasched.policies.local import registry as named
 from metasched.simulate.settings import GENERATED
 from metasched.simulate.workload import Overlay
 

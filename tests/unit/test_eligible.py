@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from metasched.model import Cluster, Copies, Facts, Job, Nodes, Partition, Reason
+from metasched.model.job import Cluster, Copies, Facts, Job, Nodes, Partition, Reason
 from metasched.policies.eligible import NoMapping, holds, translated, unfit
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import cast
 
 from metasched.adapters.base import Adapter
-from metasched.expectations import Expectation, Expectations
-from metasched.model import Facts, Listing, Row, State
-from metasched.tasks import Attempt
-from metasched.worker import Call, Host, News
+from metasched.adapters.worker import Call, Host, News
+from metasched.core.tasks import Attempt
+from metasched.daemon.manager_start_times import Expectation, Expectations
+from metasched.model.job import Facts, Listing, Row, State
 
 OURS = "abcd1234"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from metasched.cli import main
-from metasched.simulate import experiments
-from metasched.simulate.experiments import EXPERIMENTS, run
-from metasched.simulate.federations import Federation, Site
-from metasched.simulate.trials import Case, Result, interval
+from metasched.experiments import catalogue as experiments
+from metasched.experiments.catalogue import EXPERIMENTS, run
+from metasched.experiments.federations import Federation, Site
+from metasched.experiments.harness import Case, Result, interval
 from tests.traces import trace
 
 

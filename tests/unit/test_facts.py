@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.cluster_view import ClusterView, loads, shape
-from metasched.db.facts import applied, changed
-from metasched.model import Cluster, Facts, Nodes, Partition
+from metasched.core.cluster_view import ClusterView, loads, shape
+from metasched.db.cluster_info import applied, changed
+from metasched.model.job import Cluster, Facts, Nodes, Partition
 
 NODES = st.builds(
     Nodes,

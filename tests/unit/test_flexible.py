@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.policies.flexible import FlexibleBackfilling, KeptReservation
-from metasched.policies.named import POLICIES, make
-from metasched.policies.queueing import Free, Running, Waiting
-from metasched.policies.weights import Weights
+from metasched.policies.local.flexible_backfilling import FlexibleBackfilling, KeptReservation
+from metasched.policies.local.queueing import Free, Running, Waiting
+from metasched.policies.local.registry import POLICIES, make
+from metasched.policies.local.weights import Weights
 
 NONE = {"age_factor": 0.0, "least": 0.0, "most": 0.0, "licence": 0.0, "boost": 0.0}
 

@@ -7,8 +7,8 @@ from calendar import timegm
 
 import pytest
 
-from metasched.probes.base import Feature, ProbeError, Report, Use
-from metasched.probes.flexlm import FlexlmOptions, read
+from metasched.licence_servers.base import Feature, ProbeError, Report, Use
+from metasched.licence_servers.flexlm import FlexlmOptions, read
 
 NOW = float(timegm((2026, 3, 10, 9, 30, 0)))  # a Tuesday
 

@@ -61,7 +61,9 @@ def test_words_of_narrow_boxes_do_not_cover_those_beside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures: list[Figure] = []
-    monkeypatch.setattr("metasched.simulate.plots.save", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr(
+        "metasched.experiments.plots.save", lambda figure, _: figures.append(figure)
+    )
     draw([row(10, 0, 150), row(11, 150, 300), row(12, 1800, 7200)], tmp_path / "a.png")
     [figure] = figures
     figure.draw_without_rendering()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from metasched.events import Asked, ClockSet, Due, Send, Submitted
-from metasched.gates import AT_ONCE, NEXT_STEP
-from metasched.model import Reason, State
+from metasched.core.events import Asked, ClockSet, Due, Send, Submitted
+from metasched.core.gates import AT_ONCE, NEXT_STEP
+from metasched.model.job import Reason, State
 from tests.unit.core_site import NOW, Site, job
 
 

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from metasched.adapters import gridengine_text as text
-from metasched.adapters import gridengine_windows as windows
 from metasched.adapters.base import Order, Refused
-from metasched.adapters.drmaa import DrmaaOptions
-from metasched.adapters.drmaa_generic import Templates
-from metasched.adapters.drmaa_script import script
-from metasched.adapters.gridengine_accounting import Accounting
-from metasched.adapters.gridengine_batch import native
+from metasched.adapters.drmaa.adapter import DrmaaOptions
+from metasched.adapters.drmaa.generic import Templates
+from metasched.adapters.drmaa.job_script import script
+from metasched.adapters.gridengine import listing as text
+from metasched.adapters.gridengine import reservation_listing as windows
+from metasched.adapters.gridengine.accounting import Accounting
+from metasched.adapters.gridengine.submission import native
 from metasched.adapters.interpreter import interpreter
-from metasched.model import Copies, Job, Payload, State
-from metasched.moving_slots import Taken
-from metasched.reservation_life import Held, Pool, Window
+from metasched.carts.relocation import Taken
+from metasched.model.job import Copies, Job, Payload, State
+from metasched.model.reservation import Held, Pool, Window
 
 INSTANCE = "k3f9"
 TAG = "ms-k3f9-42-1"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.core import Core
-from metasched.events import (
+from metasched.core.events import (
     Accepted,
     Booted,
     CoreEvent,
@@ -18,9 +17,10 @@ from metasched.events import (
     Submitted,
     Tried,
 )
-from metasched.licence_pools import LicencePool
-from metasched.model import Cluster, Facts, Job, Nodes, Partition, Reason, Row, State
-from metasched.reservation_life import (
+from metasched.core.scheduler import Core
+from metasched.model.job import Cluster, Facts, Job, Nodes, Partition, Reason, Row, State
+from metasched.model.licence import LicencePool
+from metasched.model.reservation import (
     Bind,
     Held,
     LookAround,
@@ -33,8 +33,8 @@ from metasched.reservation_life import (
     Unbind,
     name_of,
 )
-from metasched.reservations import Request
-from metasched.tags import tag_of
+from metasched.model.reservation_request import Request
+from metasched.model.tags import tag_of
 
 T = 1_000_000.0
 GUARD = 10.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.events import (
+from metasched.core.events import (
     Asked,
     Booted,
     Declined,
@@ -17,8 +17,8 @@ from metasched.events import (
     Tried,
     Withdraw,
 )
-from metasched.licence_pools import GivenBack, Lease, LicenceCount, LicencePool
-from metasched.model import Copies, Reason, State
+from metasched.model.job import Copies, Reason, State
+from metasched.model.licence import GivenBack, Lease, LicenceCount, LicencePool
 from tests.unit.core_site import NOW, Site, facts, job
 
 MATLAB = (LicencePool(name="matlab", total=4, linger=30.0),)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.probes.base import Feature, ProbeError, Report, Use
-from metasched.probes.command import CommandOptions, read
-from metasched.probes.matching import Held, hosts_of, outside
-from metasched.probes.watch import observed_at
+from metasched.daemon.licence_monitor import observed_at
+from metasched.licence_servers.base import Feature, ProbeError, Report, Use
+from metasched.licence_servers.command import CommandOptions, read
+from metasched.licence_servers.matching import Held, hosts_of, outside
 
 N1 = frozenset({"n1"})
 

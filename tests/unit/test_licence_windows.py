@@ -6,8 +6,7 @@ from math import inf
 
 import pytest
 
-from metasched.core import Core
-from metasched.events import (
+from metasched.core.events import (
     Accepted,
     Booted,
     CoreEvent,
@@ -21,11 +20,12 @@ from metasched.events import (
     Tried,
     Withdraw,
 )
-from metasched.licence_pools import Lease, LicencePool
-from metasched.licence_windows import TokenWindow, ahead, earliest, least
-from metasched.licences import Licences
-from metasched.model import Cluster, Facts, Job, Nodes, Partition, Reason, Row, State
-from metasched.reservation_life import (
+from metasched.core.licences.queue import Licences
+from metasched.core.licences.windows import TokenWindow, ahead, earliest, least
+from metasched.core.scheduler import Core
+from metasched.model.job import Cluster, Facts, Job, Nodes, Partition, Reason, Row, State
+from metasched.model.licence import Lease, LicencePool
+from metasched.model.reservation import (
     NodesInUse,
     ReservationAsked,
     ReservationBound,
@@ -34,8 +34,8 @@ from metasched.reservation_life import (
     Survey,
     Surveyed,
 )
-from metasched.reservations import Offer, Request
-from metasched.tags import tag_of
+from metasched.model.reservation_request import Offer, Request
+from metasched.model.tags import tag_of
 
 T = 1_000_000.0
 MATLAB = LicencePool(name="matlab", total=4)

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from metasched.licence_pools import MOST, Lease, LicenceCount, LicencePool
-from metasched.licences import Licences
+from metasched.core.licences.queue import Licences
+from metasched.model.licence import MOST, Lease, LicenceCount, LicencePool
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from typing import Any, cast
 import pytest
 
 from metasched.adapters.base import Withdrawal
-from metasched.config import ClusterSettings
-from metasched.daemon import Engine, Link
-from metasched.model import Cluster
-from metasched.worker import Answer, Call
+from metasched.adapters.worker import Answer, Call
+from metasched.config.reading import ClusterSettings
+from metasched.daemon.service import Engine, Link
+from metasched.model.job import Cluster
 
 
 class Ending:

@@ -10,11 +10,11 @@ from typing import cast
 
 import pytest
 
-from metasched import mail
+from metasched.core.events import Outcome
+from metasched.daemon import mail
 from metasched.db.ledger import Ledger
-from metasched.events import Outcome
-from metasched.reservation_life import Reservation, Stage
-from metasched.reservations import Offer
+from metasched.model.reservation import Reservation, Stage
+from metasched.model.reservation_request import Offer
 
 BROKEN = Reservation(
     id=3,

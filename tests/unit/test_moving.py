@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.events import Asked, Drained, Modified, Resumed, Send, Silent, Submitted, Withdraw
-from metasched.model import Cluster, Facts, Job, Nodes, Partition, Reason, State
+from metasched.core.events import (
+    Asked,
+    Drained,
+    Modified,
+    Resumed,
+    Send,
+    Silent,
+    Submitted,
+    Withdraw,
+)
+from metasched.model.job import Cluster, Facts, Job, Nodes, Partition, Reason, State
 from metasched.policies.eligible import Unfit, unfit
 from tests.unit.core_site import NOW, Site, facts, job
 
@@ -81,7 +90,7 @@ def test_those_who_ask_for_the_same_are_decided_once_while_a_cluster_keeps_its_s
 
     site = Site(pull_after=0.0)
     site.seen("right", right(1, 0))
-    monkeypatch.setattr("metasched.cluster_view.unfit", counted)
+    monkeypatch.setattr("metasched.core.cluster_view.unfit", counted)
     for id in range(1, 201):  # half of them longer than right allows, half longer than it will
         site.step(Submitted(NOW, job(id, time_limit=7200.0 if id % 2 else 14400.0)))
         site.sent(id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metasched.events import (
+from metasched.core.events import (
     Accepted,
     Asked,
     Booted,
@@ -13,8 +13,8 @@ from metasched.events import (
     Submitted,
     Tried,
 )
-from metasched.licence_pools import LicencePool
-from metasched.model import Cluster, Reason, Row, State
+from metasched.model.job import Cluster, Reason, Row, State
+from metasched.model.licence import LicencePool
 from tests.unit.core_site import NOW, Site, facts, job
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from metasched.model import Facts, Job, Nodes, Partition
-from metasched.policies.pulling import Room
+from metasched.model.job import Facts, Job, Nodes, Partition
+from metasched.policies.pull import Room
 
 NOW = 1000.0
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from metasched.policies.queueing import (
+from metasched.policies.local.queueing import (
     EASY,
     EDF,
     FCFS,

@@ -13,9 +13,9 @@ from xml.etree import ElementTree
 import pytest
 
 from metasched.cli import main
-from metasched.simulate.plots import in_words
-from metasched.simulate.report import report_results
-from metasched.simulate.trials import Result
+from metasched.experiments.harness import Result
+from metasched.experiments.plots import in_words
+from metasched.experiments.report import report_results
 
 # what may make a browser fetch something
 LOADING = {"src", "href", "srcset", "data", "poster", "action", "background", "xlink:href"}
@@ -94,7 +94,7 @@ def test_a_report_of_one_run(
 def test_a_large_run_has_no_chart_of_its_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("metasched.simulate.plots.MOST_BARS", 40)
+    monkeypatch.setattr("metasched.experiments.plots.MOST_BARS", 40)
     out = tmp_path / "out.html"
     assert command(monkeypatch, "simulate", "lublin", "--set", "jobs=50", "--report", out) == 0
     assert "Schedule" not in page(out).cells

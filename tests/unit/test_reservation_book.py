@@ -7,12 +7,11 @@ from typing import Literal
 
 import pytest
 
-from metasched.events import Outcome, Policy
-from metasched.licences import Licences
-from metasched.model import Cluster, Job, Reason
-from metasched.policies.eligible import Unfit
-from metasched.reservation_book import PROMISED_TRIES, TRIES, ReservationBook
-from metasched.reservation_life import (
+from metasched.core.events import Outcome, Policy
+from metasched.core.licences.queue import Licences
+from metasched.core.reservations.book import PROMISED_TRIES, TRIES, ReservationBook
+from metasched.model.job import Cluster, Job, Reason
+from metasched.model.reservation import (
     OPEN,
     OVER,
     TABLE,
@@ -38,7 +37,8 @@ from metasched.reservation_life import (
     name_of,
     turned,
 )
-from metasched.reservations import Offer, Request
+from metasched.model.reservation_request import Offer, Request
+from metasched.policies.eligible import Unfit
 
 T = 1_000_000.0
 ALPHA = Cluster(name="alpha", adapter="slurm", reserves=True)

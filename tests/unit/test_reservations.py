@@ -7,9 +7,9 @@ from math import inf, nan
 
 import pytest
 
-from metasched.carts import Carts
-from metasched.policies.reserving import MinimumCompletionTime, ResourcePriority
-from metasched.reservations import Offer, Request, best, instead
+from metasched.carts.carts import Carts
+from metasched.model.reservation_request import Offer, Request, best, instead
+from metasched.policies.reservation_choice import MinimumCompletionTime, ResourcePriority
 
 HOUR = 3600.0
 

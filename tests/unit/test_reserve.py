@@ -12,13 +12,13 @@ import pytest
 
 from metasched.api.licences import _row as licence_row
 from metasched.api.reservations import Wish, _reserve
-from metasched.core import Core
-from metasched.daemon import Engine
+from metasched.core.events import Booted, CoreEvent, Policy, Seen
+from metasched.core.scheduler import Core
+from metasched.daemon.service import Engine
 from metasched.errors import Wrong
-from metasched.events import Booted, CoreEvent, Policy, Seen
-from metasched.licence_pools import LicencePool
-from metasched.model import Cluster, Facts
-from metasched.reservation_life import (
+from metasched.model.job import Cluster, Facts
+from metasched.model.licence import LicencePool
+from metasched.model.reservation import (
     NodesInUse,
     ReservationAsked,
     ReservationBound,
@@ -26,7 +26,7 @@ from metasched.reservation_life import (
     Survey,
     Surveyed,
 )
-from metasched.reservations import Quota
+from metasched.model.reservation_request import Quota
 
 POOLS = (
     LicencePool(name="matlab", total=4, headroom=1),

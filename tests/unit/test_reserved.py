@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.model import Job
-from metasched.policies.reserving import MinimumCompletionTime, ResourcePriority
-from metasched.reservations import Request as Reservation
-from metasched.simulate.admission import AdmissionCase
+from metasched.experiments.admission import AdmissionCase
+from metasched.experiments.catalogue import EXPERIMENTS
+from metasched.experiments.kurowski2011 import ReservedCase
+from metasched.experiments.reserved_providers import Binding, schedule
+from metasched.model.job import Job
+from metasched.model.reservation_request import Request as Reservation
+from metasched.policies.reservation_choice import MinimumCompletionTime, ResourcePriority
 from metasched.simulate.clusters import parse
 from metasched.simulate.engine import Schedule
-from metasched.simulate.experiments import EXPERIMENTS
-from metasched.simulate.published_reservations import ReservedCase
-from metasched.simulate.reserved import Binding, schedule
 from metasched.simulate.workload import Request, Workload
 from tests.traces import trace
 

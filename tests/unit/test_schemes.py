@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.events import CoreEvent, Outcome, Policy, Seen, Submitted
-from metasched.model import Job
-from metasched.policies.named import make
+from metasched.core.events import CoreEvent, Outcome, Policy, Seen, Submitted
+from metasched.model.job import Job
+from metasched.policies.local.registry import make
 from metasched.simulate.clusters import Machine, SimulatedCluster, parse
 from metasched.simulate.engine import Engine, Placed
 from metasched.simulate.schemes import CHOICES, Scheme

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from metasched.cli import main
-from metasched.core import Core
-from metasched.events import CoreEvent, Outcome, Policy, Seen, Submitted
-from metasched.licence_pools import LicencePool
-from metasched.model import Job
-from metasched.policies.named import make
+from metasched.core.events import CoreEvent, Outcome, Policy, Seen, Submitted
+from metasched.core.scheduler import Core
+from metasched.model.job import Job
+from metasched.model.licence import LicencePool
+from metasched.policies.local.registry import make
 from metasched.simulate import metrics, synthetic
 from metasched.simulate.clusters import ClusterError, Machine, SimulatedCluster, parse
 from metasched.simulate.engine import Engine, Schedule

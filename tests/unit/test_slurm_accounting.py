@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from metasched.adapters.slurm_accounting import Accounting
-from metasched.adapters.slurm_records import Record
-from metasched.adapters.slurm_text import Controller
-from metasched.model import Missing, State
-from metasched.tags import tag_of
+from metasched.adapters.slurm.accounting import Accounting
+from metasched.adapters.slurm.accounting_records import Record
+from metasched.adapters.slurm.listing import Controller
+from metasched.model.job import Missing, State
+from metasched.model.tags import tag_of
 
 OWNER, FORGER = pwd.getpwuid(0), pwd.getpwuid(1)
 TAG = tag_of("cafe", 7, 1)

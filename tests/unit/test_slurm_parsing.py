@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from metasched.adapters import slurm_batch as batch
-from metasched.adapters import slurm_text as text
 from metasched.adapters.base import Order, Refused
-from metasched.adapters.slurm import SlurmOptions
-from metasched.adapters.slurm_reach import Reach
-from metasched.model import Copies, Facts, Job, Nodes, Payload, Row, State
+from metasched.adapters.slurm import listing as text
+from metasched.adapters.slurm import submission as batch
+from metasched.adapters.slurm.adapter import SlurmOptions
+from metasched.adapters.slurm.listing_horizon import Reach
+from metasched.model.job import Copies, Facts, Job, Nodes, Payload, Row, State
 
 TAKEN = 1795228098.0
 OURS = "abcd1234"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from metasched.adapters import slurm_text as text
-from metasched.adapters.slurm_commands import Commands
-from metasched.adapters.slurm_pyslurm import Pyslurm
+from metasched.adapters.slurm import listing as text
+from metasched.adapters.slurm.commands import Commands
+from metasched.adapters.slurm.pyslurm_access import Pyslurm
 
 FIELDS = (
     *("77", "0", "FAILED", "main", "1", "10:00", "1795228095", "1795228095", "1795228095"),

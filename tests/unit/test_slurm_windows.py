@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.adapters import slurm_text as text
-from metasched.adapters.slurm_windows import (
+from metasched.adapters.slurm import listing as text
+from metasched.adapters.slurm.reservation_listing import (
     Cores,
     Kept,
     Within,
@@ -19,7 +19,7 @@ from metasched.adapters.slurm_windows import (
     reservations,
     reserved_jobs,
 )
-from metasched.reservation_life import Held, Pool
+from metasched.model.reservation import Held, Pool
 
 # as scontrol of 22.05 prints it under SLURM_TIME_FORMAT=%s
 SHOWN = (

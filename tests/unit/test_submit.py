@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from metasched.options import BadInput, read_command
-from metasched.submit import Request, Submission, prepare
+from metasched.client.job_request import Request, Submission, prepare
+from metasched.client.options import BadInput, read_command
 from metasched.units import (
     Unreadable,
     parse_count,

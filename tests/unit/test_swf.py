@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from metasched.model import Job
+from metasched.model.job import Job
 from metasched.simulate import swf
 from metasched.simulate.swf import Record, WorkloadError
 from metasched.simulate.workload import Overlay, from_trace, merged, to_trace

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.model import State
-from metasched.transitions import (
+from metasched.core.transitions import (
     ATTEMPT_FINAL,
     FINAL,
     LIVE,
@@ -16,6 +15,7 @@ from metasched.transitions import (
     advance,
     reported,
 )
+from metasched.model.job import State
 
 
 def test_only_a_requeue_leads_out_of_an_ended_state_and_to_a_new_attempt() -> None:

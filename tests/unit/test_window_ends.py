@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from metasched.core import Core
-from metasched.events import (
+from metasched.core.events import (
     Accepted,
     Asked,
     Booted,
@@ -24,8 +23,9 @@ from metasched.events import (
     Tried,
     Withdraw,
 )
-from metasched.model import Cluster, Facts, Job, Nodes, Partition, Row, State
-from metasched.reservation_life import (
+from metasched.core.scheduler import Core
+from metasched.model.job import Cluster, Facts, Job, Nodes, Partition, Row, State
+from metasched.model.reservation import (
     NodesInUse,
     ReservationAsked,
     ReservationBound,
@@ -34,8 +34,8 @@ from metasched.reservation_life import (
     Survey,
     Surveyed,
 )
-from metasched.reservations import Request
-from metasched.tags import tag_of
+from metasched.model.reservation_request import Request
+from metasched.model.tags import tag_of
 
 T = 1_000_000.0
 START, END = T + 10, T + 110

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.events import (
+from metasched.core.events import (
     Action,
     Again,
     Asked,
@@ -18,7 +18,7 @@ from metasched.events import (
     Wish,
     Withdraw,
 )
-from metasched.model import State
+from metasched.model.job import State
 from tests.unit.core_site import NOW, Site, job
 
 

@@ -1,0 +1,541 @@
+"""What Slurm's listings say, read into the model: pure text in, rows and facts out.
+
+Written for the answers of Slurm 22.05 to 26.05 under SLURM_TIME_FORMAT=%s, --noconvert and
+SLURM_BITSTR_LEN=0 (times in epoch seconds, plain numbers, array ranges in full). Text that
+cannot be read raises ValueError: a listing that is understood by half proves nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+from metasched.model.arrays import parse_array
+from metasched.model.job import Copies, Facts, Nodes, Partition, Row, State
+from metasched.model.tags import parse_tag
+
+IDS_PER_CALL = 500
+NO_LIMIT = 365 * 86400.0  # seconds; stands for a job's UNLIMITED where a number is needed
+_LIMITS_SEEN = 30.0  # seconds between two looks of slurmctld at time limits
+
+QUEUE_FIELDS = (
+    *("jobarrayid", "userid", "state", "partition", "numcpus", "timelimit", "submittime"),
+    *("eligibletime", "starttime", "endtime", "restartcnt", "exit_code", "prioritylong"),
+    *("nodelist", "reason"),
+)
+NODE_FIELDS = (
+    *("nodelist", "statecomplete", "partition", "cpusstate", "memory", "allocmem", "gres"),
+    *("gresused", "features_act", "available", "time", "defaulttime", "size", "prioritytier"),
+)
+
+_STATES = {
+    "PENDING": State.PENDING,
+    "REQUEUED": State.PENDING,
+    "REQUEUE_FED": State.PENDING,
+    "REQUEUE_HOLD": State.PENDING,
+    "RESV_DEL_HOLD": State.PENDING,
+    "SPECIAL_EXIT": State.PENDING,
+    "CONFIGURING": State.PENDING,  # nodes are being made ready; the script has not begun
+    "RUNNING": State.RUNNING,
+    "COMPLETING": State.RUNNING,
+    "RESIZING": State.RUNNING,
+    "SIGNALING": State.RUNNING,
+    "STAGE_OUT": State.RUNNING,
+    "SUSPENDED": State.SUSPENDED,
+    "STOPPED": State.SUSPENDED,
+    "COMPLETED": State.COMPLETED,
+    "FAILED": State.FAILED,
+    "LAUNCH_FAILED": State.FAILED,
+    "RECONFIG_FAIL": State.FAILED,
+    "TIMEOUT": State.TIMEOUT,
+    "DEADLINE": State.TIMEOUT,
+    "CANCELLED": State.CANCELLED,
+    "NODE_FAIL": State.NODE_FAIL,
+    "BOOT_FAIL": State.NODE_FAIL,
+    "PREEMPTED": State.PREEMPTED,
+    "OUT_OF_MEMORY": State.OUT_OF_MEMORY,
+    "REVOKED": State.UNKNOWN,  # a sibling of a federation has taken it over
+}
+_HOLDS_PROCESSORS = {State.RUNNING, State.SUSPENDED}
+_LIVES = {State.PENDING, State.RUNNING, State.SUSPENDED, State.UNKNOWN}
+_HAS_STATUS = {
+    *(State.COMPLETED, State.FAILED, State.TIMEOUT, State.CANCELLED),
+    *(State.PREEMPTED, State.OUT_OF_MEMORY),
+}
+NOTHING = {"", "(null)", "None", "N/A", "Unknown", "NONE"}
+
+# Reasons with which a pending job takes no part in the competition for processors. Limits of
+# accounts and of QOS (Assoc..., QOS...) too: Slurm passes such jobs over.
+_CANNOT_START = re.compile(
+    r"JobHeld|Dependency|BeginTime|Partition(Config|Down|Inactive|NodeLimit|TimeLimit)"
+    r"|BadConstraints|InactiveLimit|Invalid(Account|QOS)|AccountNotAllowed|QOSNotAllowed"
+    r"|Assoc|QOS|JobArrayTaskLimit|ReservationDeleted|Reservation$|launch_failed|job_requeued"
+)
+UNUSABLE = {
+    *("down", "unknown", "error", "future", "drain", "fail", "not_responding", "invalid_reg"),
+    *("invalid", "reboot_requested", "reboot_issued", "powering_down", "maint", "reserved"),
+    *("blocked", "dynamic_future"),
+}
+
+
+class QueueLine(NamedTuple):
+    """One record of squeue, as printed; `tag` is the comment or the name."""
+
+    id: str
+    user: str
+    state: str
+    partition: str
+    cpus: str
+    limit: str
+    submitted: str
+    eligible: str
+    start: str
+    end: str
+    restarts: str
+    status: str
+    priority: str
+    nodes: str
+    reason: str
+    tag: str
+
+
+class NodeLine(NamedTuple):
+    """One record of `sinfo -N`: a node in one of its partitions, as printed."""
+
+    name: str
+    state: str
+    partition: str
+    cpus: str  # allocated/idle/other/total
+    memory: str
+    used_memory: str
+    gres: str
+    used_gres: str
+    features: str
+    available: str
+    limit: str
+    default_limit: str
+    sizes: str  # least-most nodes of a job
+    tier: str
+
+
+@dataclass(frozen=True)
+class Controller:
+    """What `scontrol show config` says, in the controller's clock (seconds).
+
+    `min_job_age` None: ended jobs are never forgotten. Task ids of an array are below
+    `array_size`. `slurmdbd`: there is accounting, which keeps comments if `comments`; `completions`
+    is the file of jobcomp/filetxt. `overrun` are the seconds for which a job may hold its nodes
+    after its limit; None: not told. `select` is what chooses nodes.
+    """
+
+    now: float
+    boot: float
+    min_job_age: float | None
+    array_size: int = 0
+    slurmdbd: bool = False
+    comments: bool = False
+    completions: str | None = None
+    overrun: float | None = None
+    select: str = ""
+
+
+def joined(ids: Collection[str]) -> Iterator[str]:
+    """The ids as comma-separated lists, none too long for a command line."""
+    some = list(ids)
+    for start in range(0, len(some), IDS_PER_CALL):
+        yield ",".join(some[start : start + IDS_PER_CALL])
+
+
+def grouped(ids: Collection[str]) -> Iterator[list[str]]:
+    """The ids as words for scontrol and scancel, which take `7_[1-3,9]` for tasks of an array.
+
+    They take no steps (`1-9:2`), unlike sbatch.
+    """
+    arrays: dict[str, list[int]] = {}
+    for id in ids:
+        job, _, task = id.partition("_")
+        arrays.setdefault(job, []).extend([int(task)] if task else [])
+    parts = [(job, part) for job, tasks in arrays.items() for part in _runs(sorted(tasks)) or [""]]
+    for start in range(0, len(parts), IDS_PER_CALL):
+        words: dict[str, list[str]] = {}
+        for job, part in parts[start : start + IDS_PER_CALL]:
+            words.setdefault(job, []).append(part)
+        yield [f"{job}_[{','.join(some)}]" if some[0] else job for job, some in words.items()]
+
+
+def _runs(tasks: Sequence[int]) -> list[str]:
+    """Ascending numbers as ranges: `1-3`, `7`."""
+    found = []
+    for _, run in groupby(enumerate(tasks), key=lambda pair: pair[1] - pair[0]):
+        some = [task for _, task in run]
+        found.append(str(some[0]) if len(some) == 1 else f"{some[0]}-{some[-1]}")
+    return found
+
+
+def apart(ids: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The ids in two parts, no array whole in the first one, and one task of each in the second.
+
+    Held so, every task gets a record of its own, which tells what has become of it.
+    """
+    first, last = [], {}
+    for id in ids:
+        array, mark, _ = id.partition("_")
+        if mark and array not in last:
+            last[array] = id
+        else:
+            first.append(id)
+    return first, list(last.values())
+
+
+def records(text: str, delimiter: str, width: int) -> list[list[str]]:
+    """Lines of `width` fields that each end in `delimiter`, whatever newlines they hold."""
+    if not text.strip():
+        return []
+    fields = text.split(delimiter)
+    if len(fields) % width != 1 or fields.pop().strip():
+        raise ValueError(f"{len(fields)} fields cannot be read as lines of {width}")
+    lines = [fields[i : i + width] for i in range(0, len(fields), width)]
+    for line in lines[1:]:
+        if not line[0].startswith("\n"):
+            raise ValueError(f"a line begins with {line[0][:20]!r}")
+        line[0] = line[0][1:]
+    return lines
+
+
+def queue(text: str, delimiter: str) -> list[QueueLine]:
+    """The records of squeue with QUEUE_FIELDS and the field of the tag, all ending so."""
+    return [QueueLine(*line) for line in records(text, delimiter, len(QueueLine._fields))]
+
+
+def nodes(text: str, delimiter: str) -> list[NodeLine]:
+    """The records of sinfo with NODE_FIELDS, all ending in `delimiter`."""
+    return [NodeLine(*line) for line in records(text, delimiter, len(NodeLine._fields))]
+
+
+def controller(text: str) -> Controller:
+    """What the answer of `scontrol show config` says. ValueError if a time is not in it."""
+    now = re.search(r"^Configuration data as of (\d+)", text, re.MULTILINE)
+    found = dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", text, re.MULTILINE))
+    if now is None or "BOOT_TIME" not in found or "MinJobAge" not in found:
+        raise ValueError("no times in the answer of scontrol show config")
+    return Controller(
+        now=float(now[1]),
+        boot=float(found["BOOT_TIME"]),
+        min_job_age=float(found["MinJobAge"].split()[0]) or None,
+        array_size=int(found.get("MaxArraySize", 0)),
+        slurmdbd=found.get("AccountingStorageType") == "accounting_storage/slurmdbd",
+        comments="job_comment" in found.get("AccountingStoreFlags", "").split(","),
+        completions=found.get("JobCompLoc")
+        if found.get("JobCompType") == "jobcomp/filetxt"
+        else None,
+        overrun=_overrun(found),
+        select=found.get("SelectType", ""),
+    )
+
+
+def _overrun(config: Mapping[str, str]) -> float | None:
+    allowed, kill = config.get("OverTimeLimit", ""), config.get("KillWait", "")
+    if not (allowed and kill):
+        return None
+    if allowed == "UNLIMITED":
+        return NO_LIMIT
+    return 60.0 * float(allowed.split()[0]) + float(kill.split()[0]) + _LIMITS_SEEN
+
+
+def licences(text: str) -> dict[str, Copies]:
+    """The licences of `scontrol --oneliner show licenses`, those that others reserve as taken."""
+    found = {}
+    for line in text.splitlines():
+        said = dict(re.findall(r"(\w+)=(\S*)", line))
+        if "LicenseName" not in said:
+            continue
+        if not {"Total", "Free"} <= said.keys():
+            raise ValueError(f"no number of licences in {line[:100]!r}")
+        total, free = int(said["Total"]), int(said["Free"])
+        found[said["LicenseName"]] = Copies(total, max(total - free, 0))
+    return found
+
+
+def release(text: str) -> tuple[int, int]:
+    """Major and minor number in `slurm 24.11.5` or `slurm-wlm 22.05.8`."""
+    match = re.match(r"slurm\S* (\d+)\.(\d+)", text)
+    if match is None:
+        raise ValueError(f"{text[:40]!r} tells no release of Slurm")
+    return int(match[1]), int(match[2])
+
+
+def when(text: str) -> float | None:
+    """A time of day; None where Slurm has none."""
+    return None if text in NOTHING else float(int(text))
+
+
+def duration(text: str) -> float | None:
+    """Seconds of `[D-]HH:MM:SS` or `MM:SS`; None for no limit and for none said."""
+    if text.lower() in {"unlimited", "infinite", "not_set", "partition_limit", "n/a", "invalid"}:
+        return None
+    days, dash, rest = text.rpartition("-")
+    seconds = 0
+    for part in rest.split(":"):
+        seconds = seconds * 60 + int(part)
+    return float(seconds + (int(days) * 86400 if dash else 0))
+
+
+def exit_status(text: str) -> tuple[int | None, int | None]:
+    """(exit code, signal) from a wait status such as 2304, or from `9:0` of later releases.
+
+    Both None if it is neither: a code above zero together with a signal is Slurm's own error
+    number (4021: the script could not be launched).
+    """
+    code, colon, signal = text.partition(":")
+    status = (int(code), int(signal)) if colon else (int(code) >> 8, int(code) & 0x7F)
+    match status:
+        case (code_, 0):
+            return code_, None
+        case (0, signal_):
+            return None, signal_
+    return None, None
+
+
+def tasks_in(job: str) -> int:
+    """How many tasks a record stands for: `7_[1-9:2,12%3]` for six, `7` and `7_4` for one."""
+    match = re.search(r"_\[([^\]%]*)", job)
+    if match is None:
+        return 1
+    count = 0
+    for part in match[1].split(","):
+        span, _, step = part.partition(":")
+        first, _, last = span.partition("-")
+        count += (int(last or first) - int(first)) // int(step or 1) + 1
+    return count
+
+
+def gres(text: str) -> dict[str, int]:
+    """`gpu:a100:2(S:0-1),shard:8` as {"gpu": 2, "gpu:a100": 2, "shard": 8}."""
+    found: Counter[str] = Counter()
+    for part in re.sub(r"\([^)]*\)", "", text).split(","):
+        *names, count = part.split(":")
+        if names and count.isdecimal():
+            for depth in range(1, len(names) + 1):
+                found[":".join(names[:depth])] += int(count)
+    return dict(found)
+
+
+def mark(tag: str, index: int | None) -> str:
+    """What a job carries in Slurm: the tag of its sending, with its index if that is not 0.
+
+    None: an array, whose tasks are told by their ids.
+    """
+    return f"{tag}/a" if index is None else f"{tag}/{index}" if index else tag
+
+
+def read_mark(text: str, job: str) -> dict[tuple[str, int], str]:
+    """The tasks, as (tag, index), that a job with this mark and id stands for, with their ids.
+
+    None for other people's texts, nor for an array of which all that waited was cancelled at once.
+    """
+    tag, _, index = text.partition("/")
+    if index != "a":
+        return {(tag, int(index or 0)): job} if not index or index.isdecimal() else {}
+    array, _, tasks = job.partition("_")
+    if not tasks:
+        return {}
+    return {(tag, i): f"{array}_{i}" for i in parse_array(tasks.strip("[]")).indices}
+
+
+def state(word: str) -> State:
+    """The state that a word of Slurm's means."""
+    return _STATES.get(word, State.UNKNOWN)
+
+
+def has_ended(state: State) -> bool:
+    return state in _HAS_STATUS or state is State.NODE_FAIL
+
+
+def lives(line: QueueLine) -> bool:
+    """Whether the job has not ended."""
+    return state(line.state) in _LIVES
+
+
+def is_ours(line: QueueLine, instance: str, user: int | None) -> bool:
+    """Whether it is a job of `instance`, and of `user`, if any: others may forge a tag."""
+    return (
+        user in (None, int(line.user))
+        and parse_tag(line.tag.partition("/")[0], instance) is not None
+    )
+
+
+def rows(lines: Iterable[QueueLine], instance: str, user: int | None) -> list[Row]:
+    """Our tasks; if `user` is None each with the user id of its owner."""
+    return [
+        row
+        for line in lines
+        if is_ours(line, instance, user)
+        for row in _rows(line, "" if user is not None else str(int(line.user)))
+    ]
+
+
+def _rows(line: QueueLine, owner: str) -> Iterator[Row]:
+    """The tasks that a record of ours stands for."""
+    tasks = read_mark(line.tag, line.id)
+    now = state(line.state)
+    started, code, signal = _started(line, now), None, None
+    if started is not None and now in _HAS_STATUS:
+        code, signal = exit_status(line.status)
+    ended = when(line.end) if has_ended(now) else None
+    word = "" if line.reason in NOTHING else line.reason
+    node = "" if line.nodes in NOTHING else line.nodes
+    restarts = int(line.restarts)
+    # of several tasks Slurm says when the last one begins that it has planned, and not which
+    expected = _expected(line) if now is State.PENDING and len(tasks) == 1 else None
+    for (tag, task), native in tasks.items():
+        yield Row(
+            tag=tag,
+            task=task,
+            native_id=native,
+            state=now,
+            started=started,
+            ended=ended,
+            exit_code=code,
+            signal=signal,
+            word=word,
+            node=node,
+            restarts=restarts,
+            owner=owner,
+            expected=expected,
+        )
+
+
+def _expected(line: QueueLine) -> float | None:
+    """When Slurm expects a pending job to begin; what is held keeps what was planned before."""
+    return None if line.eligible in NOTHING else when(line.start)
+
+
+def _started(line: QueueLine, state: State) -> float | None:
+    """When it began; None if it never did.
+
+    A job that is cancelled while pending gets a start time too, but never a node. One that was
+    requeued has begun before; when, is no longer known: at the latest when it was requeued.
+    """
+    if int(line.restarts) > 0 and state is State.PENDING:
+        return when(line.submitted)
+    if state is State.PENDING:
+        return None
+    if state in _HOLDS_PROCESSORS or line.nodes not in NOTHING or int(line.restarts) > 0:
+        start = when(line.start)
+        return when(line.submitted) if start is None else start
+    return None
+
+
+def facts(
+    jobs: Sequence[QueueLine], places: Sequence[NodeLine], taken: float, ours: set[str]
+) -> Facts:
+    """Everyone's demand and what there is to meet it; `ours` are the ids of our jobs."""
+    partitions = _partitions(places)
+    tiers = {line.partition.rstrip("*"): int(line.tier) for line in places}
+    usable = usable_cpus(places)
+    running, waiting = [], []
+    owed, pending = 0.0, 0
+    for job in jobs:
+        state = _STATES.get(job.state, State.UNKNOWN)
+        if state in _HOLDS_PROCESSORS or job.state == "CONFIGURING":
+            # nothing that moves with the clock: a listing without news must look like the last
+            end = when(job.end) or (when(job.start) or 0.0) + NO_LIMIT
+            running.append((end, _count(job)))
+        elif state is State.PENDING and _could_start(job, taken):
+            tasks, limit = tasks_in(job.id), _limit(job, partitions)
+            pending += tasks
+            if job.id not in ours:
+                owed += tasks * _count(job) * limit
+            tier = max((tiers.get(name, 0) for name in job.partition.split(",")), default=0)
+            first = int(re.split(r"\D", job.id, maxsplit=1)[0])
+            waiting.append(((-tier, -int(job.priority), first), (_count(job), limit)))
+    return Facts(
+        cpus=sum(total for _, total in usable.values()),
+        used=sum(used for used, _ in usable.values()),
+        partitions=tuple(partitions.values()),
+        running=tuple(sorted(running)),
+        owed=owed,
+        pending=pending,
+        head=min(waiting)[1] if waiting else None,
+    )
+
+
+def _count(job: QueueLine) -> int:
+    return int(job.cpus.partition("-")[0])  # a range while pending: at least so many
+
+
+def _could_start(job: QueueLine, taken: float) -> bool:
+    eligible = when(job.eligible)
+    return (
+        int(job.priority) > 0
+        and not _CANNOT_START.match(job.reason)
+        and (eligible is None or eligible <= taken)
+    )
+
+
+def _limit(job: QueueLine, partitions: Mapping[str, Partition]) -> float:
+    if job.limit.upper() == "UNLIMITED":
+        return NO_LIMIT
+    partition = partitions.get(job.partition.partition(",")[0])
+    fallback = (partition.default_time or partition.max_time) if partition else None
+    return duration(job.limit) or fallback or NO_LIMIT
+
+
+def _partitions(places: Sequence[NodeLine]) -> dict[str, Partition]:
+    found: dict[str, Partition] = {}
+    members: dict[str, list[NodeLine]] = {}
+    for line in places:
+        members.setdefault(line.partition, []).append(line)
+    for shown, lines in members.items():
+        one, most = lines[0], lines[0].sizes.rpartition("-")[2]
+        found[shown.rstrip("*")] = Partition(
+            name=shown.rstrip("*"),
+            nodes=_alike(lines),
+            default=shown.endswith("*"),
+            up=one.available == "up",
+            max_time=duration(one.limit),
+            default_time=duration(one.default_limit),
+            max_nodes=int(most) if most.isdecimal() else None,
+        )
+    return found
+
+
+def _alike(lines: Iterable[NodeLine]) -> tuple[Nodes, ...]:
+    """Nodes grouped by what they have and what is free."""
+    kinds = Counter((_usable(line), line.cpus, *line[4:9]) for line in lines)
+    groups = []
+    for (up, cpus, memory, used_memory, has, used, features), count in kinds.items():
+        _, idle, _, total = map(int, cpus.split("/"))
+        held = gres(used)
+        groups.append(
+            Nodes(
+                count=count,
+                cpus=total,
+                free_cpus=idle if up else 0,
+                memory=int(memory),
+                free_memory=max(0, int(memory) - int(used_memory)) if up else 0,
+                gres=gres(has),
+                free_gres={n: c - held.get(n, 0) if up else 0 for n, c in gres(has).items()},
+                features=() if features in NOTHING else tuple(features.split(",")),
+                up=up,
+            )
+        )
+    return tuple(groups)
+
+
+def usable_cpus(places: Iterable[NodeLine]) -> dict[str, tuple[int, int]]:
+    """Processors of each node that can be used: those in use, and all."""
+    return {line.name: _cpus(line) for line in places if _usable(line)}
+
+
+def _usable(line: NodeLine) -> bool:
+    return UNUSABLE.isdisjoint(line.state.lower().split("+"))
+
+
+def _cpus(line: NodeLine) -> tuple[int, int]:
+    allocated, _, _, total = map(int, line.cpus.split("/"))
+    return allocated, total

@@ -1,0 +1,256 @@
+"""What sbatch is told for one task, and what its refusals mean: pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from shlex import quote
+
+from metasched.adapters.base import Order, Refused
+from metasched.adapters.interpreter import becoming
+from metasched.adapters.slurm.listing import mark
+from metasched.model.arrays import folded
+from metasched.model.job import Job
+from metasched.model.output_paths import pieces
+
+_NAME_CHARACTERS = 256  # Slurm takes 1024 bytes; a character of UTF-8 has four at most
+
+# What a user's own options may not say, since a task is known, found and ended by it.
+_RESERVED_LONG = (
+    *("array", "chdir", "clusters", "cluster", "error", "export", "export-file", "get-user-env"),
+    *("gid", "help", "input", "output", "parsable", "quiet", "requeue", "test-only", "uid"),
+    *("usage", "version", "wait", "wrap"),
+)
+_RESERVED_SHORT = "aDeihMoQVW"
+_LONG = {"comment": "comment", "wckey": "wckey", "name": "job-name"}  # what carries the tag
+_SHORT_FLAGS = "HkOsv"  # short options without a value
+
+# Answers to a submission that are certain: it was not queued.
+_LATER = re.compile(
+    r"try again|Required (node|partition) not available|configuration not available now"
+    r"|nodes are busy|Partition in DOWN state|submissions disabled|usage threshold"
+    r"|reservation not usable now|SubmitJob"
+)
+_POLICY = re.compile("violates accounting/QOS policy")
+_POLICY_DETAIL = re.compile(r"(Assoc|QOS)\w+")
+_NEVER = re.compile(
+    r"Invalid (?!authentication|job credential|header|message|protocol)"
+    r"|Requested |More processors|Node count|Task (count|distribution)|CPU count|Job size"
+    r"|Job (dependency|script|--batch)|Access (denied|/permission)|Access/permission"
+    r"|User's group|Pathname|Memory (required|specification)|No partition|Only batch"
+    r"|Duplicate generic|Cannot request|Circular|Burst Buffer|Multiple partition|X11"
+)
+# Complaints of sbatch before it asks the controller anything.
+_UNSENT = re.compile(
+    r"Batch script |This does not look like a batch script|The Slurm controller does not allow"
+    r"|Unable to open file|Invalid |Bad |Unrecognized |unrecognized option|invalid option"
+    r"|option .* (requires an argument|is ambiguous|doesn't allow an argument)"
+    r"|Script arguments not permitted|Can not specify|.* are mutually exclusive"
+)
+
+
+def arguments(
+    order: Order, index: int | None, tag_field: str, array: Sequence[int] = ()
+) -> list[str]:
+    """The words that follow `sbatch --export-file=...`; the script comes on standard input.
+
+    They are those of one task, or, with `index` None, of an array of these tasks. Every option is
+    one word, so that no value can become an option. Refused if something asked for cannot be said
+    to Slurm.
+    """
+    job, payload = order.job, order.payload
+    label = mark(order.tag, index)
+    options: dict[str, str | None] = {  # None: the option has no value
+        # first, since accounting is searched for the first one in the words of the submission
+        _LONG[tag_field]: label,
+        "export": "ALL",  # of --export-file; from 26.05 on that alone hands nothing on
+        "parsable": None,
+        "ignore-pbs": None,
+        "chdir": payload.directory,
+        "input": "/dev/null",
+        "output": path(payload.output, index),
+        "open-mode": "truncate",
+        "requeue" if job.requeue else "no-requeue": None,
+        "ntasks": str(job.tasks),
+        "cpus-per-task": str(job.cpus_per_task),
+        **_sizes(job),
+    }
+    if tag_field != "name":
+        options["job-name"] = name(job.name) or order.tag
+    if tag_field != "comment":
+        options["comment"] = name(job.name)
+    if array:
+        options["array"] = folded(array)
+    if order.reservation:
+        options["reservation"] = order.reservation
+    if payload.error is not None:
+        options["error"] = path(payload.error, index)
+    if (limit := minutes(job)) is not None:
+        options["time"] = str(limit)
+    for wish in ("account", "partition", "qos", "constraint"):
+        value = getattr(job, wish)
+        if value is not None:
+            options[wish] = value
+    words = [f"--{key}" if value is None else f"--{key}={value}" for key, value in options.items()]
+    words += [*_own(order.options, tag_field), "/dev/stdin", *payload.arguments]
+    if any("\0" in word for word in words):
+        raise Refused("an option, a path or an argument holds a NUL character")
+    return words
+
+
+def _sizes(job: Job) -> dict[str, str | None]:
+    options: dict[str, str | None] = {}
+    if job.nodes is not None:
+        options["nodes"] = str(job.nodes)
+    if job.memory is not None:
+        options["mem"] = f"{job.memory}M"
+    if job.memory_per_cpu is not None:
+        options["mem-per-cpu"] = f"{job.memory_per_cpu}M"
+    if job.licences:
+        options["licenses"] = ",".join(f"{name}:{count}" for name, count in job.licences.items())
+    if job.gres:
+        options["gres"] = ",".join(f"{kind}:{count}" for kind, count in job.gres.items())
+    if job.exclusive:
+        options["exclusive"] = None
+    return options
+
+
+def minutes(job: Job) -> int | None:
+    """The job's time limit as Slurm counts it."""
+    return None if job.time_limit is None else max(1, math.ceil(job.time_limit / 60))
+
+
+def name(given: str) -> str:
+    """The name as far as Slurm can carry it: one line, not too long, no half characters."""
+    clean = "".join(c if c.isprintable() else " " for c in given[:_NAME_CHARACTERS])
+    return clean.encode("utf-8", "replace").decode().strip()
+
+
+def path(pattern: str, index: int | None) -> str:
+    """A path for sbatch, which fills in %N; in one with a backslash it fills in nothing.
+
+    For an array it fills in %a, too.
+    """
+    if index is None:
+        return re.sub(r"%(\d{0,2}a|N|%)?", lambda found: "%" + (found[1] or "%"), pattern)
+    parts = pieces(pattern, index)
+    if "\\" not in pattern:
+        return "%N".join(part.replace("%", "%%") for part in parts)
+    if len(parts) > 1:
+        raise Refused("Slurm fills in no %N in a path with a backslash")
+    return parts[0].replace("\\", "\\\\")
+
+
+def _own(options: tuple[str, ...], tag_field: str) -> list[str]:
+    """The user's options, each one word with its value: no value can then be a script.
+
+    Refused if one would take from us what we rely on, or is no option.
+    """
+    joined: list[str] = []
+    tag_long, tag_short = _LONG[tag_field], "J" if tag_field == "name" else ""
+    value_may_follow = False
+    for word in options:
+        if word in ("--", ":", "-") or not (word.startswith("-") or value_may_follow):
+            raise Refused(f"native option {word!r} is not an option of sbatch")
+        if word.startswith("--"):
+            name = word[2:].partition("=")[0]
+            reserved = [r for r in (*_RESERVED_LONG, tag_long) if r.startswith(name)]
+            # sbatch takes any abbreviation that is unique
+            if reserved:
+                raise Refused(f"native option {word!r} is not allowed: metasched sets --{name}")
+            value_may_follow = "=" not in word
+            joined.append(word)
+        elif word.startswith("-"):
+            flags = word[1:].lstrip(_SHORT_FLAGS)
+            if flags[:1] and flags[0] in _RESERVED_SHORT + tag_short:
+                raise Refused(f"native option {word!r} is not allowed: metasched sets it")
+            value_may_follow = len(flags) == 1
+            joined.append(word)
+        else:
+            joined[-1] += word if not joined[-1].startswith("--") else f"={word}"
+            value_may_follow = False
+    return joined
+
+
+def variables(order: Order, index: int, cluster: str) -> dict[str, str]:
+    """The environment of a task, with what sbatch would take from where it runs."""
+    return order.environment(index, cluster) | {"SLURM_SUBMIT_DIR": order.payload.directory}
+
+
+def environment(order: Order, index: int, cluster: str) -> bytes:
+    """The environment of a task as --export-file reads it: NAME=value, each ended by a NUL."""
+    found = variables(order, index, cluster)
+    return "".join(f"{n}={v}\0" for n, v in found.items()).encode("utf-8", "surrogateescape")
+
+
+def script(source: str) -> bytes:
+    """The script as sent: same lines, but sbatch finds no directive in it.
+
+    The directives have been read by metasched already. sbatch looks for `#SBATCH` (and stumbles
+    over `#SLURM`) in the first columns of the lines before the first command.
+    """
+    lines = source.split("\n")
+    for number, line in enumerate(lines):
+        if line.startswith(("#SBATCH", "#SLURM")):
+            lines[number] = "# " + line[1:]
+        elif line.strip(" \t\r\v\f") and not line.lstrip(" \t\r\v\f").startswith("#"):
+            break
+    return "\n".join(lines).encode("utf-8", "surrogateescape")
+
+
+def shares(order: Order) -> bool:
+    """Whether tasks of the order may be sent as an array: paths and script allow for it."""
+    payload = order.payload
+    paths = f"{payload.output}{payload.error}"
+    return (
+        payload.script.startswith("#!")
+        and not re.search(r"[\0\r]", payload.script)
+        and ("\\" not in paths)
+    )
+
+
+def array_script(order: Order, indices: Sequence[int], cluster: str) -> bytes:
+    """The script of an array: it sets what differs from task to task, then becomes the user's.
+
+    Slurm itself sets SLURM_ARRAY_*, as if the array were all of the job; and a shell drops
+    variables whose names it cannot have.
+    """
+    first, last = (order.environment(index, cluster) for index in (indices[0], indices[-1]))
+    words = []
+    for name, value in first.items():
+        if value != last[name]:
+            words.append(f'{name}="$SLURM_ARRAY_TASK_ID"')
+        elif name.startswith("SLURM_ARRAY_") or not re.fullmatch(r"[A-Za-z_]\w*", name):
+            words.append(quote(f"{name}={value}"))
+    lines = ["#!/bin/sh", *becoming(order.payload.script, words), ""]
+    return "\n".join(lines).encode("utf-8", "surrogateescape")
+
+
+def refusal(stderr: str) -> Refused | None:
+    """The refusal that sbatch's words certainly are; None when they leave a doubt."""
+    said = list(_sayings(stderr))
+    answer = next((text for text in said if text.startswith("Batch job submission failed: ")), None)
+    reason = "; ".join(said)[:500]
+    if answer is None:
+        return Refused(reason) if any(_UNSENT.match(text) for text in said) else None
+    answer = answer.partition(": ")[2]
+    if any(_LATER.search(text) for text in said):
+        return Refused(reason, again=True)
+    if _POLICY.search(answer):
+        # Without its detail it may be a limit of size or of number; the latter passes.
+        detailed = any(_POLICY_DETAIL.fullmatch(text) for text in said)
+        return Refused(reason, again=not detailed)
+    return Refused(reason) if _NEVER.match(answer) else None
+
+
+def _sayings(stderr: str) -> Iterator[str]:
+    for line in stderr.splitlines():
+        text = re.sub(r"^(/.*/)?\w+: (error: |fatal: )?", "", line).strip()
+        if text and not text.startswith('Try "'):
+            yield text
+
+
+def complaint(stderr: str) -> str:
+    """What a command said against it, in one line, without its own name."""
+    return "; ".join(_sayings(stderr))[:500] or "no explanation"

@@ -1,0 +1,20 @@
+"""Free processors over time under advance reservations (CARTS). Pure.
+
+carts             the slots of one resource
+node_assignment   assigns nodes to reservations so that all have theirs
+relocation        moves reservations to make room for another
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from metasched.carts.carts import Carts as Carts
+
+
+def __getattr__(name: str) -> object:
+    """Load `Carts` on first use (PEP 562)."""
+    if name != "Carts":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from metasched.carts.carts import Carts
+
+    return Carts

@@ -1,0 +1,80 @@
+"""How a client on another host says who it is: a token of the user's, else MUNGE.
+
+Both travel in the header `Authorization`. A MUNGE credential carries the digest of one request to
+one daemon, and munged takes each only once, so that who overhears one, or is shown one, can do
+nothing with it: neither on the daemon that it is for, nor on another that shares the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import subprocess
+from pathlib import Path
+
+from metasched.errors import UserError
+from metasched.paths import personal_token
+
+SECONDS = 10.0  # for the command munge
+
+
+class NoCredential(UserError):
+    """Nothing says to another host who is calling."""
+
+    exit_code = 3
+
+
+def name_of_daemon(host: str, port: int) -> str:
+    """A daemon as its clients call it: `host:port`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host.lower()}:{port}"
+
+
+def request_digest(daemon: str, method: str, where: str, body: bytes) -> str:
+    """What a MUNGE credential is good for: this daemon, method, path with query, and body."""
+    return hashlib.sha256(f"{daemon}\n{method} {where}\n".encode() + body).hexdigest()
+
+
+def authorization(daemon: str, method: str, where: str, body: bytes) -> str:
+    """The header's value for one request. NoCredential says what can be done."""
+    path = personal_token()
+    try:
+        return f"Bearer {_token(path)}"
+    except FileNotFoundError:
+        return f"MUNGE {_munge(request_digest(daemon, method, where, body), path)}"
+    except OSError as error:
+        raise NoCredential(f"{error.strerror}, token file {path}; make it readable") from None
+
+
+def _token(path: Path) -> str:
+    with path.open(encoding="ascii", errors="replace") as file:
+        found = os.fstat(file.fileno())
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise NoCredential(f"others may read or write it, token file {path}; chmod 600 it")
+        token = file.read(1000).strip()
+    if not re.fullmatch(r"[\w.~+/=-]+", token, re.ASCII):
+        raise NoCredential(f"there is no token in it, token file {path}; make a new one")
+    return token
+
+
+def _munge(text: str, path: Path) -> str:
+    mend = f"start munged, or put a token of `metasched token create` into {path}"
+    try:
+        done = subprocess.run(
+            ["munge", *_socket(), "-s", text],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        raise NoCredential(f"no token and no munge on this host; {mend}") from None
+    if done.returncode != 0:
+        raise NoCredential(f"{done.stderr.strip()}; {mend}")
+    return done.stdout.strip()
+
+
+def _socket() -> list[str]:
+    given = os.environ.get("METASCHED_MUNGE_SOCKET")
+    return [f"--socket={given}"] if given else []

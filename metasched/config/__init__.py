@@ -1,0 +1,1 @@
+"""The configuration: metasched.toml and the policy file, read and checked."""

@@ -1,0 +1,174 @@
+"""One HTML page about one run or several policies; it needs nothing but itself."""
+
+from __future__ import annotations
+
+import io
+import math
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from metasched.experiments import plots
+from metasched.experiments.harness import Result, interval
+from metasched.experiments.plots import PlotError, check_library
+from metasched.simulate.engine import Schedule
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1c2330; background: #fff; margin: 0 auto;
+       max-width: 1080px; padding: 1.5rem; }
+h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+p.about { color: #57606f; margin-top: 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .9rem .3rem 0; border-bottom: 1px solid #e3e6ea; text-align: right; }
+th:first-child, td:first-child { text-align: left; } th { font-weight: 600; }
+figure { margin: 1rem 0; } img { max-width: 100%; height: auto; }
+.wide { overflow-x: auto; }
+"""
+_SHARES = ("utilisation", "missed_deadlines", "licence_usage")
+_HIDDEN = ("policy", "clusters", "load_share", "dropped", "wall_seconds", "jobs_per_second")
+
+
+def check_report(path: Path) -> None:
+    """Find out before a long run whether its report can be written. PlotError if not."""
+    check_library("--report")
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise PlotError(f"{path} is no page, --report; write a name that ends in .html")
+    if not path.absolute().parent.is_dir():
+        raise PlotError(f"{path} is in no folder, --report; make it first")
+
+
+def report_run(
+    title: str, about: Mapping[str, object], schedule: Schedule, figures: Mapping[str, Any]
+) -> str:
+    """The page about one run; `figures` are those of `metrics.summary`."""
+    small = len(schedule.placed) <= plots.MOST_BARS
+    parts = [
+        _section("Figures", _table(("figure", "value"), _figures(figures))),
+        _section("Clusters", _clusters(schedule, figures)),
+        _section(
+            "Utilisation and queue",
+            _image(plots.load_over_time(schedule), "utilisation and queue over time"),
+            f"Means over {plots.PARTS} equal parts of the time. A job that was moved counts where "
+            "it ran.",
+        ),
+        _section("Load share", _image(plots.load_shares(figures["load_share"]), "load shares")),
+        _section("Waits", _image(plots.waits(schedule), "distribution of waits")),
+    ]
+    if small:
+        text = "Processors are counted, not named: a job is shown on the lowest that are free."
+        parts.append(_section("Schedule", _image(plots.gantt(schedule), "Gantt chart"), text))
+    if figures["dropped"]:
+        rows = [(cause, str(count)) for cause, count in figures["dropped"].items()]
+        parts.append(_section("Jobs left out", _table(("cause", "jobs"), rows)))
+    return _page(title, about, parts)
+
+
+def report_results(title: str, about: Mapping[str, object], results: Sequence[Result]) -> str:
+    """The page about several policies, side by side; intervals are over the seeds."""
+    columns = list(dict.fromkeys(result.column for result in results))
+    beside = next(result.column for result in results if result.baseline is None)
+    number = len(results[0].values)
+    rows = []
+    for row, figure in dict.fromkeys((result.row, result.figure) for result in results):
+        cells = {r.column: r for r in results if (r.row, r.figure) == (row, figure)}
+        named = f"{row}: {plots.in_words(figure)}" if row else plots.in_words(figure)
+        rows.append((named, *(_cell(cells[c]) if c in cells else "" for c in columns)))
+    seeds = f"{number} seeds: mean ± half of its 95% interval" if number > 1 else "One seed"
+    text = f"{seeds}; in brackets, minus {beside} with the same seed."
+    if any(result.published is not None for result in results):
+        text += " After a stroke, the published figure."
+    parts = [_section("Figures", _table(("figure", *columns), rows), text)]
+    for figure, picture in plots.of_results("", results):
+        parts.append(_section(plots.in_words(figure), _image(picture, figure)))
+    return _page(title, about, parts)
+
+
+def _figures(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    for name, value in figures.items():
+        if name in _HIDDEN:
+            continue
+        shown = f"{value:.2%}" if name in _SHARES else _number(value)
+        rows.append((plots.in_words(name), shown))
+    return rows
+
+
+def _clusters(schedule: Schedule, figures: Mapping[str, Any]) -> str:
+    heads = [
+        *("cluster", "processors", "jobs", "share of the work", "utilisation", "mean wait, s"),
+        *("bounded slowdown", "longest wait, s", "missed deadlines", "licence usage"),
+    ]
+    rows = []
+    for cluster in schedule.clusters:
+        of = figures["clusters"][cluster.name]
+        rows.append(
+            (
+                *(cluster.name, str(cluster.cpus), str(of["jobs"])),
+                *(f"{figures['load_share'][cluster.name]:.1%}", f"{of['utilisation']:.1%}"),
+                *(_number(of["mean_wait"]), _number(of["mean_bounded_slowdown"])),
+                *(_number(of["longest_wait"]), f"{of['missed_deadlines']:.1%}"),
+                f"{of['licence_usage']:.1%}",
+            )
+        )
+    return _table(heads, rows)
+
+
+def _cell(result: Result) -> str:
+    text = _within(*interval(result.values))
+    if result.paired is not None:
+        difference, half = result.paired
+        text += f" ({'+' if difference >= 0 else '−'}{_within(abs(difference), half)})"
+    if result.published is not None:
+        text += f" / {result.published:g}"
+    return text
+
+
+def _within(mean: float, half: float) -> str:
+    """A mean, and the half of its interval if there is one, which is told in two digits."""
+    return _number(mean) + (f" ± {_number(float(f'{half:.2g}'))}" if math.isfinite(half) else "")
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int) or abs(value) >= 1e4:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(word)}</th>" for word in heads)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows
+    )
+    return f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>'
+
+
+def _image(figure: Figure, about: str) -> str:
+    """The picture within the page, as SVG of its own, so that no two share names."""
+    from matplotlib import rc_context
+
+    file = io.BytesIO()
+    with rc_context({"svg.hashsalt": about}):
+        figure.savefig(file, format="svg", dpi=150, metadata={"Date": None})
+    data = b64encode(file.getvalue()).decode("ascii")
+    return f'<figure><img alt="{escape(about)}" src="data:image/svg+xml;base64,{data}"></figure>'
+
+
+def _section(title: str, body: str, text: str = "") -> str:
+    told = f"<p>{escape(text)}</p>\n" if text else ""
+    return f"<h2>{escape(title)}</h2>\n{told}{body}\n"
+
+
+def _page(title: str, about: Mapping[str, object], parts: Iterable[str]) -> str:
+    told = " · ".join(f"{escape(key)} {escape(str(value))}" for key, value in about.items())
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f'<h1>{escape(title)}</h1>\n<p class="about">{told}</p>\n{"".join(parts)}'
+        "</body>\n</html>\n"
+    )

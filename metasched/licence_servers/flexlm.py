@@ -1,0 +1,298 @@
+"""FlexLM (FlexNet Publisher): `lmutil lmstat -a`, asked and read.
+
+Written from the public description of lmstat's answer; lmutil itself is proprietary, so no test
+runs it. What cannot be read is told by its line and counts nothing: a header that is cut or in
+another language leaves its feature out, a line of a user that cannot be read is nobody of ours.
+So all errors are on the side of fewer tokens free.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from calendar import timegm
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from metasched.licence_servers.base import Feature, LicenceServer, ProbeError, Report, Trouble, Use
+from metasched.licence_servers.running import answer_of
+
+TROUBLES = 20  # that are told one by one
+_LONGEST = 4096  # characters of a line that makes sense
+_DAY = 86400.0
+
+_STATUS = "License Manager status on "
+_SECTION = re.compile(r"License server status: *(\S.*)")
+_SERVER = re.compile(r" *(\S+): license server (UP|DOWN)\b")
+_COUNTED = re.compile(
+    r"\(Total of ([0-9]{1,9}) licenses? issued; +Total of ([0-9]{1,9}) licenses? in use\)$"
+)
+_UNCOUNTED = re.compile(r"\(uncounted, node-?locked\)$", re.IGNORECASE)
+_ERROR = re.compile(r"\(-[0-9]+,[0-9]+")  # FlexLM's own number of an error
+_ISSUE = re.compile(r' *"[^"]*" v\S*, vendor: ')
+_EXPIRY = re.compile(r", expiry: ([^,]*)")
+_RESERVED = re.compile(r" +([0-9]{1,9}) RESERVATIONs? for \S")
+_QUEUED = re.compile(r" *,? *queued for ([0-9]{1,9}) licenses?\b")
+_STARTED = re.compile(r", start ([^,(]*)(?:, *([0-9]{1,9}) licenses?\b)?")
+_LINGER = re.compile(r"\(linger: ([0-9]{1,10})\b")
+_MOMENT = re.compile(
+    r"(?:(\w{2,12})\.? )?([0-9]{1,2})/([0-9]{1,2})(?:/([0-9]{4}))? ([0-9]{1,2}):([0-9]{2})"
+)
+_DATE = re.compile(r"([0-9]{1,2})-([a-z]{3})-([0-9]{1,4})", re.IGNORECASE)
+_WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+
+
+@dataclass(frozen=True)
+class FlexlmOptions:
+    """Keys of a FlexLM server: `servers` is what lmstat is given as -c, `27000@lic1` or a file.
+
+    Several independent servers are joined by colons, the three of a redundant one by commas.
+    """
+
+    servers: str
+    lmutil: str = "lmutil"
+
+    def __post_init__(self) -> None:
+        if not self.servers.strip() or self.servers.startswith("-"):
+            raise ValueError(f'servers is {self.servers!r}; write "port@host" or a licence file')
+        if os.sep in self.lmutil and not os.path.isabs(self.lmutil):
+            raise ValueError(f"lmutil is {self.lmutil!r}; write an absolute path, or a bare name")
+
+
+class Flexlm(LicenceServer):
+    """A FlexLM server, or a list of them."""
+
+    Options: ClassVar[type[Any]] = FlexlmOptions
+
+    def ask(self) -> str:
+        """lmstat ends with 0 whether or not a server answered, so that only its words count."""
+        command = [self.options.lmutil, "lmstat", "-a", "-c", self.options.servers]
+        answer = answer_of(command, self.timeout)
+        return answer.out or answer.err
+
+    @staticmethod
+    def read(answer: str, now: float) -> Report:
+        return read(answer, now)
+
+
+@dataclass
+class _Found:
+    """One `Users of` block."""
+
+    name: str
+    issued: int | None
+    used: int
+    uses: list[Use] = field(default_factory=list)
+    reserved: int = 0
+    queued: int = 0
+    issues: int = 0
+    expired: int = 0
+
+
+def read(answer: str, now: float) -> Report:
+    """What `lmstat -a` says of every feature; ProbeError, with the line, if of none.
+
+    Times are those of UTC (lmutil is run so), `now` epoch seconds; a start without a year is the
+    last such day. Blocks of one feature (several servers, several vendor daemons) are added up; a
+    server that is listed twice counts once.
+    """
+    return _Reader(now).read(answer)
+
+
+class _Reader:
+    def __init__(self, now: float) -> None:
+        self._now = now
+        self._observed: float | None = None
+        self._found: list[_Found] = []
+        self._block: _Found | None = None  # what the lines that follow tell of
+        self._troubles: list[Trouble] = []
+        self._sections: set[str] = set()
+        self._repeated = False  # this section tells of a server that has been told of
+        self._place = ""  # "servers", "daemons", "usage"
+
+    def read(self, answer: str) -> Report:
+        for number, line in enumerate(answer.splitlines(), 1):
+            if len(line) > _LONGEST:
+                self._block = None
+                self._complain(number, f"a line of {len(line)} characters")
+            elif line.strip():
+                self._line(number, line.expandtabs(1).rstrip())
+        if not self._found:
+            first = next(iter(self._troubles), None)
+            raise ProbeError(str(first) if first else "this is no answer of lmstat -a")
+        features = tuple(self._features())
+        more = len(self._troubles) - TROUBLES
+        told = self._troubles[:TROUBLES]
+        if more > 0:
+            told.append(Trouble(0, f"and {more} more lines"))
+        return Report(features, tuple(told), self._observed)
+
+    def _line(self, number: int, line: str) -> None:
+        if line.startswith("Users of "):
+            self._place = "usage"
+            self._header(number, line)
+        elif _STATUS in line:
+            told = line.partition(_STATUS)[2].strip()
+            self._observed = self._moment(told)
+            if self._observed is None:
+                self._complain(number, f"no time: {told[:60]!r}")
+        elif match := _SECTION.match(line):
+            self._section(number, match[1])
+        elif line.startswith("Error getting status"):
+            self._block = None
+            self._complain(number, line)
+        elif line.startswith("Vendor daemon status"):
+            self._place = "daemons"
+        elif line.startswith("Feature usage info"):
+            self._place = "usage"
+        elif self._place in ("servers", "daemons"):
+            self._state(number, line)
+        elif self._block is not None:
+            self._detail(number, line, self._block)
+
+    def _section(self, number: int, servers: str) -> None:
+        """What follows is told by these servers; it is no news if one of them was told before."""
+        names = {name.strip().casefold() for name in servers.split(",")}
+        self._place, self._block = "servers", None
+        self._repeated = not names.isdisjoint(self._sections)
+        self._sections |= names
+        if self._repeated:
+            self._complain(number, f"{servers} is told of twice; the second one is left out")
+
+    def _state(self, number: int, line: str) -> None:
+        """A server or vendor daemon that is not up: its features are lacking, or are in error."""
+        match = _SERVER.match(line)
+        down = match is not None and match[2] == "DOWN"
+        if self._place == "daemons":
+            down = ": " in line and not line.partition(": ")[2].lstrip().startswith("UP")
+        if down or (match is None and _ERROR.search(line)):
+            self._complain(number, line.strip())
+
+    def _header(self, number: int, line: str) -> None:
+        name, colon, told = line.removeprefix("Users of ").partition(":")
+        name, told, self._block = name.strip(), told.strip(), None
+        if self._repeated:
+            return
+        block: _Found | None = None
+        if match := _COUNTED.match(told):
+            block = _Found(name, int(match[1]), int(match[2]))
+        elif _UNCOUNTED.match(told):
+            block = _Found(name, None, 0)
+        if block is None or not name or not colon:
+            self._complain(number, f"feature {name[:60]!r}: {told[:200] or 'nothing is told'}")
+            return
+        self._block = block
+        self._found.append(block)
+
+    def _detail(self, number: int, line: str, block: _Found) -> None:
+        if match := _RESERVED.match(line):
+            block.reserved += int(match[1])
+        elif _ISSUE.match(line):
+            block.issues += 1
+            block.expired += self._expired(number, line)
+        elif " (v" in line or ", start " in line:
+            self._use(number, line, block)
+
+    def _expired(self, number: int, line: str) -> bool:
+        match = _EXPIRY.search(line)
+        if match is None or match[1].startswith("permanent"):
+            return False
+        date = _DATE.fullmatch(match[1].strip())
+        if date is None or date[2].lower() not in _MONTHS:
+            self._complain(number, f"no date: {match[1][:60]!r}")
+            return False
+        if int(date[3]) == 0:
+            return False  # 1-jan-0 never expires
+        end = _epoch(int(date[3]), _MONTHS.index(date[2].lower()) + 1, int(date[1]), 0, 0)
+        if end is None or self._now < end + _DAY:
+            return False
+        self._complain(number, f"expired on {match[1].strip()}: {line.strip()[:100]}")
+        return True
+
+    def _use(self, number: int, line: str, block: _Found) -> None:
+        """`user host display (version) (server/port handle), start ...`, or `queued for`."""
+        who, _, rest = line.partition(" (v")
+        _, _, rest = rest.partition(") (")
+        _, closed, rest = rest.partition(")")
+        words = who.split()
+        if match := _QUEUED.match(rest):
+            block.queued += int(match[1])
+            return
+        match = _STARTED.match(rest)
+        since = self._moment(match[1].strip()) if match else None
+        count = int(match[2] or 1) if match else 0
+        told = since is not None and since <= self._now + _DAY
+        if not (closed and told and len(words) > 1 and count):
+            self._complain(number, f"no user of a licence: {line.strip()[:200]!r}")
+            return
+        linger = _LINGER.search(rest)
+        seconds = float(linger[1]) if linger else None
+        # a name with a space in it is nobody of ours: managers know no such account
+        block.uses.append(Use(words[0], words[1], count, since, seconds))
+
+    def _moment(self, text: str) -> float | None:
+        """Epoch seconds of `Fri 5/29 12:46` or `Fri 5/29/2026 12:46`; None if it is none.
+
+        Without a year the last such day that is that weekday; one day ahead may be now elsewhere.
+        """
+        match = _MOMENT.fullmatch(text)
+        if match is None:
+            return None
+        month, day, hour, minute = (int(match[i]) for i in (2, 3, 5, 6))
+        if match[4]:
+            return _epoch(int(match[4]), month, day, hour, minute)
+        moments = list(self._last(month, day, hour, minute))
+        weekday = (match[1] or "")[:3].lower()
+        if weekday in _WEEKDAYS:
+            moments = [m for m in moments if _weekday(m) == _WEEKDAYS.index(weekday)]
+        return moments[0] if moments else None
+
+    def _last(self, month: int, day: int, hour: int, minute: int) -> Iterator[float]:
+        """That moment of the year in the last twelve years (29 February), latest first."""
+        this_year = 1970 + int(self._now // (365.2425 * _DAY))
+        for year in range(this_year + 1, this_year - 12, -1):
+            moment = _epoch(year, month, day, hour, minute)
+            if moment is not None and moment <= self._now + _DAY:
+                yield moment
+
+    def _features(self) -> Iterator[Feature]:
+        blocks: dict[str, list[_Found]] = {}
+        for block in self._found:
+            blocks.setdefault(block.name, []).append(block)
+        for name, some in blocks.items():
+            uses = tuple(use for block in some for use in block.uses)
+            counted = [block for block in some if block.issued is not None]
+            issued = sum(
+                0 if block.issues and block.expired == block.issues else block.issued or 0
+                for block in counted
+            )
+            free = (use.count for block in some if block.issued is None for use in block.uses)
+            try:
+                yield Feature(
+                    name,
+                    issued if len(counted) == len(some) else None,
+                    sum(block.used for block in counted) + sum(free),
+                    uses,
+                    sum(block.reserved for block in some),
+                    sum(block.queued for block in some),
+                )
+            except ValueError as error:
+                self._complain(0, f"{error}; it is left out")
+
+    def _complain(self, line: int, text: str) -> None:
+        self._troubles.append(Trouble(line, text))
+
+
+def _epoch(year: int, month: int, day: int, hour: int, minute: int) -> float | None:
+    """None if there is no such moment."""
+    if not (1970 <= year <= 9999 and 1 <= month <= 12 and hour < 24 and minute < 60):
+        return None
+    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    longest = (31, 28 + leap, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)[month - 1]
+    return float(timegm((year, month, day, hour, minute, 0))) if 1 <= day <= longest else None
+
+
+def _weekday(moment: float) -> int:
+    return int(moment // _DAY + 3) % 7  # the epoch began on a Thursday

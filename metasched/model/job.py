@@ -1,0 +1,493 @@
+"""What metasched talks about: jobs, attempts, clusters, what a cluster says. Pure, validated.
+
+Times are seconds since the epoch (UTC), durations seconds, memory MiB, sizes processors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cache, cached_property
+from operator import attrgetter
+from typing import Literal
+
+from metasched.model.arrays import Array, parse_array
+from metasched.model.dependencies import parse_dependency
+
+MAX_PRIORITY = 10
+
+
+class State(StrEnum):
+    """Where a task, or one attempt at it, is. Tasks use the first block and the shared ones."""
+
+    __hash__ = str.__hash__  # that of Enum is not in C, and every decision looks states up
+
+    QUEUED = "queued"  # with us, waiting to be sent
+    HELD = "held"  # with us until released
+    REJECTED = "rejected"  # accepted by us, then refused by every eligible cluster
+
+    DISPATCHING = "dispatching"  # the intent to send is stored; the manager has not answered
+    PENDING = "pending"  # in a manager's queue
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    UNKNOWN = "unknown"  # the manager does not answer, or does not know it
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+
+    NODE_FAIL = "node_fail"  # attempts only; the task is `failed` unless requeued
+    PREEMPTED = "preempted"
+    OUT_OF_MEMORY = "out_of_memory"
+
+
+class Reason(StrEnum):
+    """Why a task is where it is; the order is the precedence (design §3)."""
+
+    HELD = "held"
+    DEPENDENCY = "dependency"
+    BEGIN_TIME = "begin_time"
+    LIMIT_ARRAY = "limit_array"
+    NO_CLUSTER_FITS = "no_cluster_fits"
+    CLUSTER_DOWN = "cluster_down"
+    CLUSTER_DRAINED = "cluster_drained"
+    NO_MAPPING = "no_mapping"
+    FILESYSTEM = "filesystem"
+    LICENCE_UNKNOWN = "licence_unknown"
+    LICENCE_BUSY = "licence_busy"
+    RESERVATION_WAIT = "reservation_wait"
+    RESERVATION_NEAR = "reservation_near"
+    RECALLED = "recalled"
+    PRIORITY = "priority"
+    DUPLICATE = "duplicate"  # two attempts have begun: a manager brought one back
+
+
+MANAGER_REASON = "manager:"  # prefix of a reason in the manager's own words
+
+
+def _positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} is {value!r}; it must be a positive number")
+
+
+def _natural(name: str, value: int, least: int = 1) -> None:
+    if value < least:
+        raise ValueError(f"{name} is {value}; it must be {least} or more")
+
+
+# what the nodes of a job must have, and what else decides which clusters can run it
+_SHAPE = attrgetter(
+    *("cpus", "tasks", "nodes", "exclusive", "memory", "memory_per_cpu", "partition", "constraint")
+)
+_NEEDS = attrgetter("clusters", "time_limit", "account", "qos", "reservation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a user asked for, once accepted.
+
+    `estimated` is the expected run time (the time limit, else a default); `cpus` the processors
+    of all `tasks` together; `memory` MiB per node, `memory_per_cpu` MiB per processor; `gres`
+    counts generic resources per node ("gpu", "gpu:a100"). `benchmark` is the speed of the machine
+    that `estimated` was made on. ValueError if a number makes no sense.
+    """
+
+    id: int
+    submitted: float
+    estimated: float
+    cpus: int = 1
+    deadline: float | None = None
+    licences: Mapping[str, int] = field(default_factory=dict)
+    user: str = ""
+    user_class: str = "regular"
+    owner_priority: int = 0
+    benchmark: float = 1.0
+    name: str = ""
+    tasks: int = 1
+    nodes: int | None = None
+    memory: int | None = None
+    memory_per_cpu: int | None = None
+    gres: Mapping[str, int] = field(default_factory=dict)
+    exclusive: bool = False
+    time_limit: float | None = None
+    begin: float | None = None
+    held: bool = False
+    requeue: bool = False
+    account: str | None = None
+    partition: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    clusters: tuple[str, ...] = ()  # only these; empty: any
+    native: Mapping[str, str] = field(default_factory=dict)  # cluster -> options passed as written
+    array: str | None = None  # the range as submitted
+    dependency: str | None = None  # likewise; once submitted it may wait for what is there only
+    kill_on_invalid_dep: bool = False  # cancelled once its dependency can never come
+    reservation: int | None = None  # it waits for this one, and runs in it
+    directory: str = ""  # where it runs; with `writes` it decides which filesystems it needs
+    writes: tuple[str, ...] = ()  # output and error path
+
+    def __post_init__(self) -> None:
+        # few jobs ask for more than the first three: nothing is called for what they leave out
+        if not 0 < self.estimated < math.inf:
+            _positive("estimated", self.estimated)
+        if self.cpus < 1:
+            _natural("cpus", self.cpus)
+        if self.benchmark != 1.0:
+            _positive("benchmark", self.benchmark)
+        if self.deadline is not None and not math.isfinite(self.deadline):
+            raise ValueError(f"deadline is {self.deadline}; it must be a time")
+        if self.begin is not None and not math.isfinite(self.begin):
+            raise ValueError(f"begin time is {self.begin}; it must be a time")
+        if self.tasks != 1:
+            _natural("tasks", self.tasks)
+            if self.cpus % self.tasks:
+                raise ValueError(f"{self.cpus} cpus cannot be shared equally by {self.tasks} tasks")
+        if self.nodes is not None:
+            _natural("nodes", self.nodes)
+            if self.nodes > self.tasks:
+                raise ValueError(f"{self.tasks} tasks cannot fill {self.nodes} nodes")
+        if self.time_limit is not None:
+            _positive("time limit", self.time_limit)
+        if self.memory is not None:
+            _natural("memory", self.memory)
+        if self.memory_per_cpu is not None:
+            _natural("memory per cpu", self.memory_per_cpu)
+        if self.licences:
+            for name, count in self.licences.items():
+                _natural(f"licence {name}", count)
+        if self.gres:
+            for name, count in self.gres.items():
+                _natural(f"gres {name}", count)
+        if not 0 <= self.owner_priority <= 3:
+            raise ValueError(f"owner priority is {self.owner_priority}; it must be 0..3")
+        if self.array is not None:
+            parse_array(self.array)
+        if self.dependency is not None:
+            parse_dependency(self.dependency)
+
+    @classmethod
+    def plain(cls, *, id: int, submitted: float, estimated: float, cpus: int, user: str) -> Job:
+        """A job that asks for nothing else: as the constructor, in a fifth of its time and space.
+
+        A trace has a hundred thousand of them, and a frozen class sets its fields one by one. The
+        defaults of those that are not set here are the class's.
+        """
+        job = cls.__new__(cls)
+        job.__dict__.update(
+            id=id,
+            submitted=submitted,
+            estimated=estimated,
+            cpus=cpus,
+            user=user,
+            licences={},
+            gres={},
+            native={},
+            needs=_plain_needs(cpus),
+        )
+        job.__post_init__()
+        return job
+
+    @cached_property
+    def tasks_of_array(self) -> Array | None:
+        return None if self.array is None else parse_array(self.array)
+
+    @cached_property
+    def shape(self) -> Hashable:
+        """What its nodes must have: equal for jobs that the same nodes hold."""
+        return (*_SHAPE(self), *self.gres.items())
+
+    @cached_property
+    def needs(self) -> Hashable:
+        """All that decides which clusters can run it, but for its paths: equal for jobs that
+        find the same answer everywhere."""
+        return self.needs_but_licences, *self.licences.items()
+
+    @cached_property
+    def needs_but_licences(self) -> Hashable:
+        """The same where no licence makes a difference."""
+        return (*_SHAPE(self), *_NEEDS(self), *self.gres.items())
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """One for each task; (0,) of a job that is no array."""
+        if self.array is None or self.tasks_of_array is None:
+            return (0,)
+        return self.tasks_of_array.indices
+
+    @property
+    def cpus_per_task(self) -> int:
+        return self.cpus // self.tasks
+
+    @property
+    def margin(self) -> float | None:
+        """Seconds to spare between submission, one estimated run and the deadline (S0 §3.1.1)."""
+        return None if self.deadline is None else self.deadline - self.estimated - self.submitted
+
+
+@cache
+def _plain_needs(cpus: int) -> Hashable:
+    """What `Job.plain` gives all jobs of that size, rather than that each makes it anew."""
+    return Job(id=0, submitted=0.0, estimated=1.0, cpus=cpus).needs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Payload:
+    """What runs: taken at submission, never changed. `arguments` follow the script."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    directory: str = "/"
+    output: str = "/dev/null"  # absolute; %a, %N and %% are filled in for each task (`patterns`)
+    error: str | None = None  # None: together with output
+    umask: int = 0o022
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A cluster as the site describes it; what it says of itself is `Facts`.
+
+    `benchmark` is the speed of one processor relative to the other clusters; `maps` translates
+    (what, our name) to the manager's: {"partition": {"long": "week"}}, "*" = "*" keeps any name.
+    After a silence of `move_after` seconds what has not begun there goes elsewhere (None: stays).
+    In the folder `fence_dir` its payloads claim their attempts ("": they do not). Its manager
+    `reserves` nodes for windows of time; it `takes` jobs that have no reservation, reservations,
+    or both: a static partition. Where not every machine can use a licence, `licensed`
+    names the feature of those that can, in its own words. Of one that `binds_late` its manager is
+    told a reservation only `lead` seconds before the start; `guard` are the seconds for which jobs
+    hold their nodes after their limits, if its manager does not tell, and it counts limits in steps
+    of `granularity` seconds.
+    """
+
+    name: str
+    adapter: str
+    benchmark: float = 1.0
+    filesystems: tuple[str, ...] = ()
+    chunk: int = 1000  # tasks of an array in one sending, at the most
+    maps: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    move_after: float | None = None
+    fence_dir: str = ""
+    reserves: bool = False
+    takes: Literal["both", "jobs", "reservations"] = "both"
+    binds_late: bool = False
+    lead: float = 60.0
+    guard: float = 60.0
+    granularity: float = 1.0
+    licensed: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _positive(f"cluster {self.name}: benchmark", self.benchmark)
+
+    def licence(self, name: str) -> str:
+        """What its manager calls a licence."""
+        return self.maps.get("licence", {}).get(name, name)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """`count` like nodes: what each has and what is free on it now (processors, MiB, gres).
+
+    Nodes that are down or drained are listed too, with `up` False and nothing free: a job that
+    needs them waits, it is not impossible.
+    """
+
+    count: int
+    cpus: int
+    free_cpus: int
+    memory: int | None = None
+    free_memory: int | None = None
+    gres: Mapping[str, int] = field(default_factory=dict)
+    free_gres: Mapping[str, int] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
+    up: bool = True
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A queue of a cluster; limits in seconds, None = no limit."""
+
+    name: str
+    nodes: tuple[Nodes, ...]
+    default: bool = False
+    up: bool = True
+    max_time: float | None = None
+    default_time: float | None = None
+    max_nodes: int | None = None
+
+    @property
+    def free_cpus(self) -> int:
+        return sum(n.count * n.free_cpus for n in self.nodes)
+
+    @cached_property
+    def shape(self) -> object:
+        """What of it decides whether a job may be sent: not what is free."""
+        nodes: dict[object, int] = {}
+        for n in self.nodes:
+            gres = tuple(sorted(n.gres.items())) if n.gres else ()
+            kind = (n.cpus, n.memory, gres, n.features, n.up)
+            nodes[kind] = nodes.get(kind, 0) + n.count
+        return self.name, self.default, self.up, self.max_time, self.max_nodes, nodes
+
+    @property
+    def all_up(self) -> Partition:
+        """As it would be with all of its nodes up."""
+        return replace(self, up=True, nodes=tuple(replace(n, up=True) for n in self.nodes))
+
+    @property
+    def lasting(self) -> Partition:
+        """Its nodes by kind, whatever of them is free."""
+        kinds: dict[str, Nodes] = {}
+        for nodes in self.nodes:
+            kind = replace(nodes, count=0, free_cpus=0, free_memory=None, free_gres={})
+            key = repr(kind)
+            counted = kinds.get(key, kind)
+            kinds[key] = replace(counted, count=counted.count + nodes.count)
+        return replace(self, nodes=tuple(kinds[key] for key in sorted(kinds)))
+
+
+@dataclass(frozen=True)
+class Copies:
+    """How many copies of a licence a manager itself gives out, and how many of them are taken."""
+
+    total: int
+    used: int = 0
+
+
+# Facts and rows are made by the thousand at each listing, and nobody changes them: the fields of a
+# frozen class are set one by one, which takes two to four times as long.
+
+
+@dataclass(slots=True)
+class Facts:
+    """What a cluster says of itself, reduced to what decisions need.
+
+    `cpus` and `used` count usable nodes once even where partitions share them. `running` is
+    everyone's (end by the limit, cpus), earliest end first; `owed` the cpu seconds
+    (cpus x limit) of *other people's* pending jobs that could start (not held, no dependency);
+    `pending` the number of everyone's such jobs; `head` (cpus, limit) of the first of them in
+    the manager's own order. `coming` are reserved windows (by when others must have ended, cpus
+    left to what begins now and still runs then), where the manager lets jobs begin until then.
+    `licences` are those that it counts itself, under its own names. `records` says in words how the
+    manager's accounting tells of jobs that it lists no more; empty: it does not.
+    """
+
+    cpus: int
+    used: int
+    partitions: tuple[Partition, ...]
+    running: tuple[tuple[float, int], ...] = ()
+    owed: float = 0.0
+    pending: int = 0
+    head: tuple[int, float] | None = None
+    coming: tuple[tuple[float, int], ...] = ()
+    records: str = ""
+    licences: Mapping[str, Copies] = field(default_factory=dict)
+
+    @property
+    def lasting(self) -> Facts:
+        """What decides which jobs can ever run there: not what is free, running or pending now."""
+        return replace(
+            self,
+            used=0,
+            partitions=tuple(partition.lasting for partition in self.partitions),
+            running=(),
+            owed=0.0,
+            pending=0,
+            head=None,
+            coming=(),
+            licences={name: replace(copies, used=0) for name, copies in self.licences.items()},
+        )
+
+    def partition(self, name: str | None) -> Partition | None:
+        """The partition of that name; for None the default one, else the first."""
+        if name is not None:
+            return next((p for p in self.partitions if p.name == name), None)
+        first = self.partitions[0] if self.partitions else None
+        return next((p for p in self.partitions if p.default), first)
+
+
+@dataclass(slots=True)
+class Row:
+    """One task of ours as a manager lists it.
+
+    `started` is None until it began, and stays None if it ended without ever having begun: that
+    is the proof on which a moved job is sent again. `exit_code` is the payload's own (None if a
+    signal ended it), `signal` the number of that signal; `word` the manager's own reason;
+    `restarts` how often the manager has begun it anew by itself.
+    `owner` is in site mode the account that the manager names: anybody can write a tag, so a row
+    counts only if the task is that user's. `expected` is when the manager itself expects a task
+    that waits to begin (epoch seconds), if it says so: rows that differ in it alone are equal.
+    """
+
+    tag: str
+    task: int
+    native_id: str
+    state: State
+    started: float | None = None
+    ended: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    word: str = ""
+    node: str = ""
+    cpu_seconds: float | None = None
+    max_memory: int | None = None
+    restarts: int = 0
+    owner: str = ""
+    expected: float | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One complete bulk listing: every task of ours that the manager still knows, and `Facts`.
+
+    The listing proves absence for the span `since`..`until`: whatever reached the manager in it
+    would be in `rows`. (Slurm: since the controller's boot and no longer ago than MinJobAge;
+    until `settle` seconds before the listing began, as a command of ours may still be under way.)
+    `up_since` is when the manager last started (0: it keeps all that it takes over a restart).
+    """
+
+    taken: float
+    since: float
+    until: float
+    rows: tuple[Row, ...]
+    facts: Facts
+    up_since: float = 0.0
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A task of ours that a complete listing lacks: intended at `sent`.
+
+    `native_id` None: the manager never said that it took it. `accepted` is when it did. `user` is
+    in site mode the job's owner: what others have marked is not ours.
+    """
+
+    tag: str
+    task: int
+    native_id: str | None
+    sent: float
+    accepted: float | None = None
+    user: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the payload of one task takes before it begins, in the folder `fence`."""
+
+    fence: str
+    tag: str
+    task: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a manager's accounting tells of missing tasks.
+
+    `rows` have ended. `unstarted`, as (tag, task), never began and cannot begin any more: that is
+    proved, not supposed. Of all others it tells nothing, or nothing yet.
+    """
+
+    rows: tuple[Row, ...] = ()
+    unstarted: tuple[tuple[str, int], ...] = ()

@@ -1,0 +1,160 @@
+"""Requests for advance reservations and what one cluster can promise of them: pure, over `Carts`.
+
+Source: Kurowski et al. 2011, section 4.4.1. Times are seconds, sizes are processors or
+nodes, whichever unit the cluster's `Carts` counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite, nextafter
+
+from metasched.carts.carts import Carts
+
+BRIEFEST = 60.0  # seconds: no window shorter than that is offered to somebody who asked for more
+
+
+@dataclass(frozen=True)
+class Request:
+    """`least` to `most` processors for `shortest` to `longest` seconds in [ready, deadline].
+
+    The four kinds of the source are its special cases, and are made by the four class methods.
+    ValueError if it can never be met, or if both the size and the duration are open.
+    """
+
+    ready: float
+    deadline: float
+    least: int
+    most: int
+    shortest: float
+    longest: float
+
+    def __post_init__(self) -> None:
+        for name in ("ready", "deadline", "shortest", "longest"):
+            if not isfinite(getattr(self, name)):
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be a finite number")
+        if self.least < 1:
+            raise ValueError(f"size {self.least} is too small; ask for 1 or more")
+        if self.most < self.least:
+            raise ValueError(f"at most {self.most} is below at least {self.least}")
+        if self.shortest <= 0:
+            raise ValueError(f"a duration of {self.shortest:g} s is none; ask for a positive one")
+        if self.longest < self.shortest:
+            raise ValueError(f"at most {self.longest:g} s is below at least {self.shortest:g} s")
+        if self.deadline <= self.ready:
+            raise ValueError("the end is not after the start")
+        if self.ready + self.shortest > self.deadline:
+            raise ValueError(
+                f"{self.shortest:g} s do not fit between ready and deadline, which are "
+                f"{self.deadline - self.ready:g} s apart"
+            )
+        if self.least < self.most and self.shortest < self.longest:
+            raise ValueError("either the size or the duration may be open, not both")
+
+    @classmethod
+    def fixed(cls, size: int, start: float, end: float) -> Request:
+        """That size for that window, or nothing."""
+        duration = end - start
+        while start + duration > end:  # by rounding
+            duration = nextafter(duration, 0.0)
+        return cls(start, end, size, size, duration, duration)
+
+    @classmethod
+    def flexible(cls, size: int, duration: float, ready: float, deadline: float) -> Request:
+        """As soon as possible within [ready, deadline]."""
+        return cls(ready, deadline, size, size, duration, duration)
+
+    @classmethod
+    def best_size(
+        cls, at_least: int, at_most: int, duration: float, ready: float, deadline: float
+    ) -> Request:
+        """Best effort per size: as many as there are, then as soon as possible."""
+        return cls(ready, deadline, at_least, at_most, duration, duration)
+
+    @classmethod
+    def best_time(
+        cls, size: int, at_least: float, at_most: float, ready: float, deadline: float
+    ) -> Request:
+        """Best effort per time: for as long as possible, then as soon as possible."""
+        return cls(ready, deadline, size, size, at_least, at_most)
+
+
+@dataclass(frozen=True)
+class Quota:
+    """What a user may reserve: until `horizon` seconds from now, `longest` seconds each.
+
+    `most` processors (or nodes, as they are asked for) in all that are open at a time; None: all.
+    What still runs at the end may go on for `let_run` seconds.
+    """
+
+    horizon: float = 365 * 86400.0
+    longest: float = 30 * 86400.0
+    most: int | None = None
+    let_run: float = 0.0
+
+    def exceeded(self, size: int, others: int) -> str | None:
+        """Why `size` more are too many beside the `others` that the user has, or None."""
+        if self.most is None or size + others <= self.most:
+            return None
+        return f"{size} more, beside {others}, exceed the {self.most} that you may reserve"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """`size` processors in [start, end).
+
+    `cluster` is said of those that are told instead of one on another cluster.
+    """
+
+    start: float
+    end: float
+    size: int
+    cluster: str = ""
+
+    @property
+    def rank(self) -> tuple[int, float, float]:
+        """Less is better: the larger, then the longer, then the earlier."""
+        return (-self.size, self.start - self.end, self.start)
+
+
+def best(carts: Carts, request: Request) -> Offer | None:
+    """The best that the cluster can promise of a request, or None; nothing is reserved."""
+    if request.shortest < request.longest:
+        return _longest(carts, request)
+    low, high, found = request.least, min(request.most, carts.capacity), None
+    while low <= high:  # where a size is free every smaller one is
+        size = (low + high + 1) // 2
+        start = carts.earliest_start(size, request.longest, request.ready, request.deadline)
+        if start is None:
+            high = size - 1
+        else:
+            found, low = Offer(start, start + request.longest, size), size + 1
+    return found
+
+
+def instead(carts: Carts, request: Request, until: float) -> list[Offer]:
+    """What would be possible instead of a request that is not, the nearest to it first.
+
+    The same later, ending by `until` (the horizon); fewer processors in the window; a shorter time
+    in the window.
+    """
+    ready, deadline, size = request.ready, request.deadline, request.least
+    offers = []
+    if ready + request.shortest <= until:
+        offers.append(best(carts, Request.flexible(size, request.shortest, ready, until)))
+    if size > 1:
+        fewer = Request.best_size(1, size - 1, request.shortest, ready, deadline)
+        offers.append(best(carts, fewer))
+    if request.shortest > BRIEFEST:
+        shorter = Request.best_time(size, BRIEFEST, request.shortest, ready, deadline)
+        offers.append(best(carts, shorter))
+    return [offer for offer in offers if offer is not None]
+
+
+def _longest(carts: Carts, request: Request) -> Offer | None:
+    gaps = carts.starts(request.least, request.shortest, request.ready, request.deadline)
+    offers = [
+        Offer(first, min(first + request.longest, last + request.shortest), request.least)
+        for first, last in gaps
+    ]
+    return min(offers, key=lambda offer: offer.rank, default=None)

@@ -1,0 +1,55 @@
+"""Which cluster gets a reservation: minimum completion time, or the clusters in a fixed order.
+
+Source: Kurowski et al. 2011, section 4.4.2. Draws come from a seeded generator only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Protocol
+
+from metasched.model.reservation_request import Offer
+
+
+class Chooser(Protocol):
+    """How one of the clusters that can keep a reservation is chosen."""
+
+    def choose(self, offers: Mapping[str, Offer], deadline: float) -> str:
+        """The cluster to take. `offers` must not be empty; one may end past the `deadline`."""
+        ...
+
+
+class MinimumCompletionTime:
+    """The cluster with the best offer: for a given size and duration, the earliest start.
+
+    Ties are drawn: with ties to the first cluster it would be `ResourcePriority` for all requests
+    with a fixed start.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._draw = Random(seed)
+
+    def choose(self, offers: Mapping[str, Offer], deadline: float) -> str:
+        best = min(offer.rank for offer in offers.values())
+        return self._draw.choice([name for name, offer in offers.items() if offer.rank == best])
+
+
+class ResourcePriority:
+    """The first cluster of a fixed order that can keep it in time, else the best offer of all.
+
+    It groups reservations on few clusters, so that batch jobs on the others are not disturbed.
+    ValueError if a cluster is named twice.
+    """
+
+    def __init__(self, order: Sequence[str]) -> None:
+        if len(set(order)) < len(order):
+            raise ValueError(f"a cluster is named twice in {', '.join(order)}")
+        self._place = {name: place for place, name in enumerate(order)}
+
+    def choose(self, offers: Mapping[str, Offer], deadline: float) -> str:
+        last = len(self._place)
+        in_time = [name for name, offer in offers.items() if offer.end <= deadline]
+        if in_time:
+            return min(in_time, key=lambda name: (self._place.get(name, last), name))
+        return min(offers, key=lambda name: (offers[name].rank, self._place.get(name, last), name))
