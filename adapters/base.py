@@ -17,41 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from metasched.adapters.errors import Refused
 from metasched.model.arrays import Array
-from metasched.model.job import Cluster, Job, Listing, Missing, Payload, Trace
-from metasched.model.reservation import Survey, Window
+from metasched.model.cluster import Cluster
+from metasched.model.job import Job, Payload
+from metasched.model.listing import Listing, Missing, Trace
+from metasched.model.survey import Survey, Window
 
 if TYPE_CHECKING:
     from metasched.adapters.launcher_client import Launcher
-
-
-class AdapterError(Exception):
-    """A call that did not do what was asked.
-
-    AdapterError
-     +-- Refused       certainly not done; the manager said no
-     +-- Unreachable   perhaps done; look for the tag before trying again
-    """
-
-
-class Refused(AdapterError):
-    """The manager said no: nothing is queued and nothing has changed.
-
-    `again` is True when the same request may be taken later (a submit limit, a full queue,
-    a partition that is down), False when it never will be.
-    """
-
-    def __init__(self, reason: str, again: bool = False) -> None:
-        super().__init__(reason)
-        self.reason, self.again = reason, again
-
-
-class Unreachable(AdapterError):
-    """The manager gave no answer in time: the request may or may not have been carried out."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
-from metasched.adapters.base import Order, Refused
+from metasched.adapters.base import Order
+from metasched.adapters.errors import Refused
 from metasched.adapters.interpreter import becoming
-from metasched.model.job import Claim
+from metasched.model.listing import Claim
 
 TAKEN = 75  # exit code of a payload that may not begin: EX_TEMPFAIL of sysexits.h
 KEPT = 365 * 86400.0  # seconds for which claims are kept; no manager brings back what is older

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from metasched.adapters.base import Refused, Unreachable
 from metasched.adapters.child_processes import Guard
+from metasched.adapters.errors import Refused, Unreachable
 
 if TYPE_CHECKING:
     from metasched.adapters.launcher_client import Launched

@@ -18,8 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from metasched.adapters.base import Refused, Unreachable
 from metasched.adapters.commands import Answer, answer_of
+from metasched.adapters.errors import Refused, Unreachable
 
 ANSWER = 10.0  # seconds that the launcher may take where nothing but itself is waited for
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from metasched.model.job import Facts
+from metasched.model.cluster import Facts
 
 
 def changed(before: Facts, now: Facts) -> dict[str, Any]:

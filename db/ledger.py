@@ -18,7 +18,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Engine,
-    bindparam,
     delete,
     func,
     insert,
@@ -39,15 +38,22 @@ from metasched.core.events import (
     Submitted,
 )
 from metasched.core.scheduler import Core
-from metasched.core.tasks import Attempt, Intent, Past, Task
+from metasched.core.tasks import Intent, Past, Task
 from metasched.core.transitions import Event
 from metasched.db import leases, reservations
 from metasched.db import recovery as restoring
 from metasched.db.bulk_rows import insert_rows
 from metasched.db.cluster_info import changed
+from metasched.db.job_rows import (
+    _UPDATE_ATTEMPT,
+    _UPDATE_PAST,
+    _UPDATE_TASK,
+    _attempt_row,
+    _bound,
+    _task_row,
+)
 from metasched.db.pruning import prune_some, turn
 from metasched.db.queries import Reading
-from metasched.db.recovery import ATTEMPT
 from metasched.db.schema import (
     attempt,
     change,
@@ -65,10 +71,10 @@ from metasched.db.schema import (
     token,
 )
 from metasched.db.store import Busy, Seat, StorageFailed, StorageUncertain, StoreError, words
+from metasched.model.cluster import Facts
 from metasched.model.dependencies import Fate, Target, parse_dependency
-from metasched.model.job import Facts, Job, Payload
+from metasched.model.job import Job, Payload
 
-_CHANGED = [name for name in ATTEMPT if name != "number"]
 _OPENING = (Event.SEND, Event.RESTART, Event.ADOPT)  # with these a task gets a new attempt
 
 CHECKPOINT_AFTER = 50_000  # events since the last one, at the next start
@@ -428,47 +434,3 @@ class Ledger(Reading):
         """
         with self._writing() as connection:
             return any(prune_some(connection, before).values())
-
-
-def _task_row(owner: Task) -> dict[str, Any]:
-    return {
-        "job": owner.job.id,
-        "task_index": owner.index,
-        "state": owner.state,
-        "reason": owner.reason,
-        "held": owner.held,
-        "target": owner.target,
-        "attempts": owner.attempts,
-        "moves": owner.moves,
-        "ended": owner.ended,
-        "forgiven": owner.forgiven,
-    }
-
-
-def _attempt_row(owner: Task, tried: Attempt) -> dict[str, Any]:
-    row = {name: getattr(tried, name) for name in ATTEMPT}
-    return {"job": owner.job.id, "task_index": owner.index, **row}
-
-
-def _bound(row: dict[str, Any]) -> dict[str, Any]:
-    return {f"b_{name}": value for name, value in row.items()}
-
-
-def _update(table: Any, keys: Sequence[str], columns: Iterable[str]) -> Any:
-    return (
-        update(table)
-        .where(*(table.c[key] == bindparam(f"b_{key}") for key in keys))
-        .values({name: bindparam(f"b_{name}") for name in columns})
-    )
-
-
-_UPDATE_TASK = _update(
-    task,
-    ("job", "task_index"),
-    ("state", "reason", "held", "target", "attempts", "moves", "ended", "forgiven"),
-)
-_UPDATE_ATTEMPT = _update(attempt, ("job", "task_index", "number"), _CHANGED)
-# of most that are in the past, the intent stays as it was
-_UPDATE_PAST = _update(attempt, ("job", "task_index", "sending"), ("begun", "revoked")).values(
-    intent=func.coalesce(bindparam("b_intent"), attempt.c.intent)
-)

@@ -18,8 +18,9 @@ from metasched.db import leases, reservations
 from metasched.db.cluster_info import applied
 from metasched.db.schema import attempt, cluster, drain, event, job, task
 from metasched.model.arrays import folded
+from metasched.model.cluster import Facts
 from metasched.model.dependencies import Fate, Target, parse_dependency
-from metasched.model.job import Facts, Job, State
+from metasched.model.job import Job, State
 from metasched.model.licence import Lease, LicenceCount, Lingering
 from metasched.model.reservation import Reservation
 

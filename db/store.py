@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import URL, Connection, Engine, inspect
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError
+from sqlalchemy.exc import DatabaseError, DBAPIError
 
 from metasched.db.schema import REVISION
 from metasched.errors import UserError
@@ -199,23 +198,6 @@ class Database(ABC):
         except DatabaseError as error:
             mend = "restore a backup" if current else "see that its account may make tables"
             raise StoreError(f"{self}: migration failed ({words(error)}); {mend}") from None
-
-
-def database(url: str, base: Path) -> Database:
-    """The database that a URL names; a relative file is in `base`. StoreError if it is none."""
-    from metasched.db.postgresql import Postgresql
-    from metasched.db.sqlite import Sqlite
-
-    mend = "write sqlite:////path/to/file.db, or postgresql://user@host/database"
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError):
-        raise StoreError(f'database "{_without_password(url)}" is no URL; {mend}') from None
-    if parsed.drivername == "sqlite" and parsed.database:
-        return Sqlite(base / parsed.database)
-    if parsed.drivername in ("postgresql", "postgresql+psycopg", "postgres"):
-        return Postgresql(parsed)
-    raise StoreError(f'database "{shown(parsed)}" is not supported; {mend}')
 
 
 def shown(url: URL) -> str:

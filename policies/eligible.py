@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from metasched.model.job import Cluster, Facts, Job, Nodes, Partition, Reason
+from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.job import Job, Reason
 
 # Reasons that no waiting mends while the site and the cluster stay as they are.
 PERMANENT = frozenset({Reason.NO_CLUSTER_FITS, Reason.NO_MAPPING, Reason.FILESYSTEM})

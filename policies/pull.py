@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from metasched.model.job import Facts, Job
+from metasched.model.cluster import Facts
+from metasched.model.job import Job
 from metasched.policies.eligible import holds
-from metasched.policies.local.queueing import earliest_fit
+from metasched.policies.local.capacity import earliest_fit
 
 
 @dataclass

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from sqlalchemy.engine import make_url
 
+from metasched.db.backends import database
 from metasched.db.sqlite import Sqlite
-from metasched.db.store import Database, database
+from metasched.db.store import Database
 from tests import gridengine, postgresql, slurm
 
 # time never decides whether a test passes

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from metasched.adapters.drmaa.adapter import Drmaa, DrmaaOptions
-from metasched.model.job import Cluster
+from metasched.model.cluster import Cluster
 from tests.booted import NAMESPACE, Booted, BootError, no_namespace, told_by, wait_until
 from tests.hosted import Hosted
 

@@ -15,17 +15,12 @@ from typing import Any
 
 import msgspec
 
-from metasched.adapters.base import (
-    Adapter,
-    Capabilities,
-    Order,
-    Refused,
-    Unreachable,
-    Withdrawal,
-)
-from metasched.adapters.worker import Answer, Boot, Call
-from metasched.model.job import Cluster, Facts, Listing, Missing, Row, Trace
-from metasched.model.reservation import Survey, Window
+from metasched.adapters.base import Adapter, Capabilities, Order, Withdrawal
+from metasched.adapters.errors import Refused, Unreachable
+from metasched.adapters.protocol import Answer, Boot, Call
+from metasched.model.cluster import Cluster, Facts
+from metasched.model.listing import Listing, Missing, Row, Trace
+from metasched.model.survey import Survey, Window
 from tests.guardian import dying_with
 
 

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
-from metasched.model.job import Cluster
+from metasched.model.cluster import Cluster
 from tests.hosted import Hosted
 from tests.slurm import SlurmCluster
 

@@ -14,15 +14,19 @@ from typing import Any
 
 import pytest
 
-from metasched.adapters.base import Order, Refused, Withdrawal
+from metasched.adapters.base import Order, Withdrawal
 from metasched.adapters.commands import Answer
+from metasched.adapters.errors import Refused
 from metasched.adapters.slurm import accounting_records as records
+from metasched.adapters.slurm import cluster_info
 from metasched.adapters.slurm import listing as text
 from metasched.adapters.slurm import submission as batch
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
 from metasched.adapters.slurm.commands import Commands
 from metasched.core.transitions import ATTEMPT_FINAL
-from metasched.model.job import Cluster, Job, Payload, Row, State
+from metasched.model.cluster import Cluster
+from metasched.model.job import Job, Payload, State
+from metasched.model.listing import Row
 from metasched.model.tags import tag_of
 from tests.slurm import BIN_DIR, ClusterSpec, SlurmCluster
 
@@ -158,7 +162,7 @@ def check(lines: Mapping[str, Sequence[str]], user: int) -> None:
         assert bool(row.node) == (row.started is not None)
 
     ours = {line.id for line in queue}
-    facts = text.facts(queue, nodes, controller.now, ours)
+    facts = cluster_info.facts(queue, nodes, controller.now, ours)
     assert (facts.cpus, facts.used, facts.pending) == (64, 2, 1)
     assert [cpus for _, cpus in facts.running] == [2]
     assert facts.head == (64, 600.0)

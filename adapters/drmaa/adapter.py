@@ -18,8 +18,9 @@ from metasched.adapters.drmaa.generic import Generic, Sizes, Templates
 from metasched.adapters.drmaa.session import Session
 from metasched.adapters.gridengine.adapter import CellSettings, GridEngine
 from metasched.adapters.launcher_client import Launcher
-from metasched.model.job import Cluster, Listing
-from metasched.model.reservation import Survey, Window
+from metasched.model.cluster import Cluster
+from metasched.model.listing import Listing
+from metasched.model.survey import Survey, Window
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from metasched.adapters.base import Order, Refused, Unreachable, Withdrawal
+from metasched.adapters.base import Order, Withdrawal
 from metasched.adapters.drmaa.job_script import script
 from metasched.adapters.drmaa.session import Ended, Session
-from metasched.model.job import Cluster, Copies, Facts, Job, Listing, Nodes, Partition, Row, State
+from metasched.adapters.errors import Refused, Unreachable
+from metasched.model.cluster import Cluster, Copies, Facts, Nodes, Partition
+from metasched.model.job import Job, State
+from metasched.model.listing import Listing, Row
 
 QUEUE = "drmaa"  # the partition of jobs that ask for none
 

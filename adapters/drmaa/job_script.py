@@ -11,7 +11,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from metasched.adapters.base import Order, Refused
+from metasched.adapters.base import Order
+from metasched.adapters.errors import Refused
 from metasched.adapters.interpreter import becoming
 from metasched.model.output_paths import pieces
 

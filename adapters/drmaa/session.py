@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from metasched.adapters.base import Refused, Unreachable
+from metasched.adapters.errors import Refused, Unreachable
 
 T = TypeVar("T")
 

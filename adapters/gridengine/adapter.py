@@ -20,18 +20,22 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from metasched.adapters.base import Order, Refused, Unreachable, Withdrawal
+from metasched.adapters.base import Order, Withdrawal
 from metasched.adapters.commands import Answer, memory_file, run
 from metasched.adapters.drmaa.job_script import script
 from metasched.adapters.drmaa.session import Session
+from metasched.adapters.errors import Refused, Unreachable
+from metasched.adapters.gridengine import cluster_info
 from metasched.adapters.gridengine import listing as text
 from metasched.adapters.gridengine import submission as batch
 from metasched.adapters.gridengine.accounting import Accounting
 from metasched.adapters.gridengine.reservation_listing import Kept, Listed, Memory, Rules
 from metasched.adapters.gridengine.reservations import Reservations
 from metasched.adapters.launcher_client import Launcher
-from metasched.model.job import Cluster, Listing, Row, State
-from metasched.model.reservation import Survey, Window
+from metasched.model.cluster import Cluster
+from metasched.model.job import State
+from metasched.model.listing import Listing, Row
+from metasched.model.survey import Survey, Window
 
 _BEGUN = (State.RUNNING, State.SUSPENDED)
 _IDS_PER_CALL = 500
@@ -299,7 +303,7 @@ class GridEngine:
         lag = cell.delay + self._settings.settle
         ours = self._ours(listed)
         rows = self._rows(ours, taken, lag)
-        facts = text.facts(
+        facts = cluster_info.facts(
             listed,
             seen.hosts,
             cell.limits,

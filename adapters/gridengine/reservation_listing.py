@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 
 from metasched.adapters.gridengine import listing as text
 from metasched.carts.relocation import Places, Taken
-from metasched.model.reservation import Held, Pool, Window, id_of
+from metasched.model.reservation import id_of
+from metasched.model.survey import Held, Pool, Window
 
 _ONE_HOST = "$pe_slots"
 _EVER = 100 * 365 * 86400.0  # seconds

@@ -20,14 +20,15 @@ from datetime import UTC, datetime
 from itertools import takewhile
 from typing import TypeVar
 
-from metasched.adapters.base import Refused, Unreachable
 from metasched.adapters.commands import Answer
+from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.gridengine import listing as text
 from metasched.adapters.gridengine import reservation_listing as windows
 from metasched.adapters.gridengine.reservation_listing import Kept, Listed, Occupancy
 from metasched.carts.node_assignment import Need
 from metasched.carts.relocation import BEGINS
-from metasched.model.reservation import Survey, Window, id_of
+from metasched.model.reservation import id_of
+from metasched.model.survey import Survey, Window
 
 _IDS_PER_CALL = 500
 _LOOKED_AT = 50  # of those that wait, at a time

@@ -6,7 +6,8 @@ import math
 import re
 from collections.abc import Mapping
 
-from metasched.adapters.base import Order, Refused
+from metasched.adapters.base import Order
+from metasched.adapters.errors import Refused
 from metasched.adapters.gridengine.listing import Complex, mark
 from metasched.adapters.gridengine.reservation_listing import Kept
 from metasched.model.job import Job

@@ -37,20 +37,14 @@ from typing import ClassVar
 import msgspec
 
 from metasched.adapters import supervisor
-from metasched.adapters.base import (
-    Adapter,
-    AdapterError,
-    Capabilities,
-    Order,
-    Refused,
-    Unreachable,
-    Withdrawal,
-    task_variables,
-)
+from metasched.adapters.base import Adapter, Capabilities, Order, Withdrawal, task_variables
+from metasched.adapters.errors import AdapterError, Refused, Unreachable
 from metasched.adapters.launcher_client import Launcher, uid_of
 from metasched.adapters.local.host import Nursery, read_record, share, spec_field
 from metasched.model.arrays import parse_array
-from metasched.model.job import Cluster, Facts, Listing, Nodes, Partition, Row, State
+from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.job import State
+from metasched.model.listing import Listing, Row
 from metasched.model.output_paths import filled, first_node
 from metasched.model.tags import parse_tag
 from metasched.policies.local import registry as named

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from metasched.adapters.base import Order
 from metasched.adapters.slurm.listing import Controller, NodeLine, QueueLine
-from metasched.model.job import Copies
+from metasched.model.cluster import Copies
 
 
 @dataclass(frozen=True)

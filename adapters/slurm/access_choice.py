@@ -10,8 +10,8 @@ import subprocess
 import sys
 import time
 
-from metasched.adapters.base import Unreachable
 from metasched.adapters.commands import begin, memory_file
+from metasched.adapters.errors import Unreachable
 from metasched.adapters.slurm.access import Access, SlurmOptions
 from metasched.adapters.slurm.commands import Commands
 from metasched.adapters.slurm.pyslurm_access import Pyslurm

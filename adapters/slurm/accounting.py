@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import IO, Protocol
 
-from metasched.adapters.base import Refused
+from metasched.adapters.errors import Refused
 from metasched.adapters.launcher_client import uid_of
 from metasched.adapters.slurm import accounting_records as records
 from metasched.adapters.slurm.listing import Controller, joined
-from metasched.model.job import Missing, Trace
+from metasched.model.listing import Missing, Trace
 
 _BLOCK = 2**16  # bytes; where the search for the first line in question ends
 _LATE = 600.0  # seconds by which a job's end may be told too early (suspended, node lost)

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from metasched.adapters.slurm import listing as text
-from metasched.model.job import Missing, Row, State
+from metasched.model.job import State
+from metasched.model.listing import Missing, Row
 
 SACCT_FIELDS = (
     *("jobid", "uid", "state", "exitcode", "submit", "start", "end", "nodelist"),

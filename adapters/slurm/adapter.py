@@ -17,15 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from metasched.adapters.base import (
-    Adapter,
-    Capabilities,
-    Order,
-    Refused,
-    Unreachable,
-    Withdrawal,
-)
+from metasched.adapters.base import Adapter, Capabilities, Order, Withdrawal
+from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import Launcher, name_of, uid_of
+from metasched.adapters.slurm import cluster_info
 from metasched.adapters.slurm import listing as text
 from metasched.adapters.slurm import submission as batch
 from metasched.adapters.slurm.access import Access, SlurmOptions
@@ -35,8 +30,10 @@ from metasched.adapters.slurm.commands import Commands
 from metasched.adapters.slurm.core_reservations import CoreReservations
 from metasched.adapters.slurm.listing_horizon import Reach
 from metasched.adapters.slurm.node_reservations import Reservations
-from metasched.model.job import Cluster, Copies, Facts, Job, Listing, Missing, Trace
-from metasched.model.reservation import Survey, Window
+from metasched.model.cluster import Cluster, Copies, Facts
+from metasched.model.job import Job
+from metasched.model.listing import Listing, Missing, Trace
+from metasched.model.survey import Survey, Window
 
 __all__ = ["Slurm", "SlurmOptions"]
 
@@ -234,7 +231,7 @@ class Slurm(Adapter):
                 rows = [replace(row, owner=names[row.owner]) for row in rows]
             ours = {job.id for job in jobs if text.is_ours(job, self.instance, user)}
             free = self._reservations.beside(jobs, places, taken)
-            facts = text.facts(jobs, free, taken, ours)
+            facts = cluster_info.facts(jobs, free, taken, ours)
             coming = self._reservations.coming(jobs, free, taken)
         except ValueError as error:
             raise Unreachable(f"the listing cannot be read: {error}") from None

@@ -9,15 +9,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from metasched.adapters.base import Order, Refused, Unreachable
+from metasched.adapters.base import Order
 from metasched.adapters.commands import Answer, Stopped, answer_of, memory_file, run
+from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import Launcher
 from metasched.adapters.slurm import accounting_records as records
 from metasched.adapters.slurm import listing as text
 from metasched.adapters.slurm import reservation_listing as windows
 from metasched.adapters.slurm import submission as batch
 from metasched.adapters.slurm.access import SlurmOptions
-from metasched.model.job import Copies, Payload
+from metasched.model.cluster import Copies
+from metasched.model.job import Payload
 
 # sbatch says so, sleeps for a second (later for two, three, ...) and tries again by itself.
 _RETRYING = re.compile(r"retrying$", re.MULTILINE)

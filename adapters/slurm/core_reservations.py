@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from metasched.adapters.base import Refused, Unreachable
+from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.slurm import listing as text
 from metasched.adapters.slurm import reservation_listing as windows
 from metasched.adapters.slurm.node_reservations import (
@@ -23,7 +23,8 @@ from metasched.adapters.slurm.node_reservations import (
     moment,
 )
 from metasched.adapters.slurm.reservation_listing import Kept, first_name
-from metasched.model.reservation import Survey, Window, id_of
+from metasched.model.reservation import id_of
+from metasched.model.survey import Survey, Window
 
 _MOVES = 10  # reservations that are moved at the most to make room for one
 

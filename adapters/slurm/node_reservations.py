@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from metasched.adapters.base import Refused, Unreachable
+from metasched.adapters.errors import Refused, Unreachable
+from metasched.adapters.slurm import cluster_info
 from metasched.adapters.slurm import listing as text
 from metasched.adapters.slurm import reservation_listing as windows
 from metasched.adapters.slurm.commands import Commands
 from metasched.adapters.slurm.reservation_listing import Kept, hosts
-from metasched.model.reservation import Held, NodesInUse, Span, Survey, Window, id_of
+from metasched.model.reservation import id_of
+from metasched.model.survey import Held, NodesInUse, Span, Survey, Window
 
 # The controller's own words: it has not done it.
 _NO = re.compile(
@@ -87,7 +89,7 @@ class Reservations:
             cores = self._commands.cores()
         except Unreachable:
             return ()
-        usable = {name: cpus for name, (_, cpus) in text.usable_cpus(places).items()}
+        usable = {name: cpus for name, (_, cpus) in cluster_info.usable_cpus(places).items()}
         return windows.coming(usable, cores, jobs, kept, taken)
 
     def find(self, name: str) -> str:

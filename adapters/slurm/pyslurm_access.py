@@ -16,8 +16,9 @@ import socket
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from metasched.adapters.base import Order, Unreachable
+from metasched.adapters.base import Order
 from metasched.adapters.commands import memory_file
+from metasched.adapters.errors import Unreachable
 from metasched.adapters.slurm import submission as batch
 from metasched.adapters.slurm.access import SlurmOptions
 from metasched.adapters.slurm.commands import Commands

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from metasched.adapters.slurm import listing as text
-from metasched.model.reservation import Held, Pool, id_of
+from metasched.model.reservation import id_of
+from metasched.model.survey import Held, Pool
 
 WITHIN_FIELDS = ("jobarrayid", "state", "reservation")
 CORES_FIELDS = ("nodelist", "cpusstate", "sockets", "cores")

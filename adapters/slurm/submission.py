@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from shlex import quote
 
-from metasched.adapters.base import Order, Refused
+from metasched.adapters.base import Order
+from metasched.adapters.errors import Refused
 from metasched.adapters.interpreter import becoming
 from metasched.adapters.slurm.listing import mark
 from metasched.model.arrays import folded

@@ -22,7 +22,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from metasched.adapters.launcher_client import name_of
 from metasched.client.credentials import SECONDS, name_of_daemon, request_digest
-from metasched.config.reading import Settings, TcpTable
+from metasched.config.settings import Settings
+from metasched.config.tables import TcpTable
 from metasched.db.ledger import Ledger
 from metasched.paths import LONGEST_BODY
 

@@ -19,19 +19,14 @@ from metasched.api.identity import Forbidden
 from metasched.api.modifications import LATEST
 from metasched.api.request import Running, Serving, Who
 from metasched.api.selection import RECENT
-from metasched.client.job_request import Request as JobRequest
+from metasched.client.schemas import Request as JobRequest
 from metasched.core.reservations.book import ReservationBook
+from metasched.core.reservations.events import ReservationAsked, ReservationCancelled
 from metasched.daemon.mail import ADDRESS
 from metasched.daemon.service import Engine
 from metasched.errors import Wrong
 from metasched.model.job import Job
-from metasched.model.reservation import (
-    OPEN,
-    Reservation,
-    ReservationAsked,
-    ReservationCancelled,
-    Stage,
-)
+from metasched.model.reservation import OPEN, Reservation, Stage
 from metasched.model.reservation_request import Offer, Quota, Request
 from metasched.units import MOST, iso
 

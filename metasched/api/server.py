@@ -20,7 +20,8 @@ from starlette.types import ASGIApp
 
 from metasched.api.app import make_app
 from metasched.api.identity import PeerProtocol, bounded
-from metasched.config.reading import ConfigError, Settings, TcpTable
+from metasched.config.settings import ConfigError, Settings
+from metasched.config.tables import TcpTable
 from metasched.daemon.service import Daemon
 from metasched.db.ledger import Ledger
 from metasched.model.reservation import OPEN, Stage

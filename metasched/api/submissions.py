@@ -11,14 +11,15 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
 
-from metasched.adapters.base import Refused, Unreachable
+from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import Launcher
 from metasched.api.explanations import clusters_for
 from metasched.api.modifications import LATEST
 from metasched.api.request import Running, Who
 from metasched.api.reservations import within
-from metasched.client.job_request import LONGEST_NAME, Submission
-from metasched.client.job_request import Request as JobRequest
+from metasched.client.job_request import LONGEST_NAME
+from metasched.client.schemas import Request as JobRequest
+from metasched.client.schemas import Submission
 from metasched.core.events import Submitted
 from metasched.core.tasks import Task
 from metasched.daemon.service import Engine

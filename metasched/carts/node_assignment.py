@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from metasched.model.reservation import Span
+from metasched.model.survey import Span
 
 
 @dataclass(frozen=True)

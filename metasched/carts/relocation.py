@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from metasched.carts.carts import Carts
 from metasched.carts.node_assignment import Need, assigned, in_turn
-from metasched.model.reservation import Span
+from metasched.model.survey import Span
 
 BEGINS = 30.0  # seconds before its start in which one is not moved any more for another
 _WORK = 1_000_000  # slots looked at, once for each reservation placed: measured, 1.1 s

@@ -44,7 +44,7 @@ COMMANDS = {
     "serve": "services",
     "demo": "services",
     "simulate": "simulate",
-    "experiment": "simulate",
+    "experiment": "experiment",
 }
 
 

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from metasched.client.client import Client, ClientError
-from metasched.client.job_request import Request, Submission
+from metasched.client.schemas import Request, Submission
 from metasched.errors import UserError
 
 CLUSTERS = {"left": (8, 300), "right": (4, 100)}  # processors, benchmark

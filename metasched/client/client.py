@@ -16,7 +16,7 @@ from metasched.errors import UserError
 from metasched.paths import LONGEST_BODY, LONGEST_SOCKET, is_url
 
 if TYPE_CHECKING:
-    from metasched.client.job_request import Submission
+    from metasched.client.schemas import Submission
 
 TIMEOUT = 60.0  # seconds for an answer
 POLL = 30.0  # seconds that the daemon may keep one question about the end of jobs

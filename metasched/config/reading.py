@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import getpass
-import grp
 import itertools
 import os
-import pwd
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
     TypeAdapter,
     ValidationError,
 )
 
 from metasched.adapters.base import Capabilities
-from metasched.adapters.worker import GROUP, adapter_class
-from metasched.core.events import WORDS, Policy
-from metasched.core.scheduler import MARGINS
+from metasched.adapters.registry import GROUP, adapter_class
+from metasched.config.settings import ClusterSettings, ConfigError, LicenceServerSettings, Settings
+from metasched.config.tables import (
+    MAPS,
+    ClusterTable,
+    LicenceServerTable,
+    PolicyFile,
+    ReservationsTable,
+    Site,
+    T,
+    TcpTable,
+)
+from metasched.db.backends import database
 from metasched.db.sqlite import Sqlite
-from metasched.db.store import Database, StoreError, database
-from metasched.errors import UserError
+from metasched.db.store import Database, StoreError
 from metasched.licence_servers.base import GROUP as SERVER_GROUP
 from metasched.licence_servers.base import server_class
-from metasched.model.arrays import MOST_TASKS
-from metasched.model.job import Cluster
-from metasched.model.licence import MOST, LicencePool
+from metasched.model.cluster import Cluster
+from metasched.model.licence import LicencePool
 from metasched.model.reservation_request import Quota
 from metasched.paths import (
     LONGEST_SOCKET,
@@ -48,273 +49,9 @@ from metasched.paths import (
     site_config,
 )
 from metasched.policies.classify import Classifier
-from metasched.policies.eligible import FEATURE
-from metasched.units import parse_duration
+from metasched.policies.policy import WORDS, Policy
 
-T = TypeVar("T", bound=BaseModel)
 C = TypeVar("C")
-
-
-class ConfigError(UserError):
-    """A configuration that cannot be used; the message says what, where and what to do."""
-
-
-def _duration(value: object) -> object:
-    return parse_duration(value) if isinstance(value, str) else value
-
-
-def _absolute(path: str) -> str:
-    if not path.startswith("/"):
-        raise ValueError("write an absolute path, which the nodes see, too")
-    return path
-
-
-def _feature(name: str) -> str:
-    if not FEATURE.fullmatch(name):
-        raise ValueError("write the one feature that those machines have")
-    return name
-
-
-MAPS = ("partition", "account", "qos", "feature", "licence")  # whose words clusters translate
-# ten years: beyond that a number is a slip, and sums of such numbers are no times any more
-LONGEST = 10 * 366 * 86400.0
-Seconds = Annotated[float, BeforeValidator(_duration), Field(gt=0, le=LONGEST)]
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DaemonTable(_Table):
-    database: str | None = None
-    folder: str | None = None
-    socket: str | None = None
-    keep: Seconds = 365 * 86400.0
-    max_array_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 100_000
-    mail_program: str | None = None
-
-
-class SiteTable(_Table):
-    """One daemon for all users: how it acts as them, and who may do what."""
-
-    launcher: str
-    operators: tuple[str, ...] = ()
-    operator_groups: tuple[str, ...] = ()
-    others_jobs: Literal["hidden", "listed"] = "hidden"
-
-
-class TcpTable(_Table):
-    """For clients on other hosts: where to listen, and how they say who they are."""
-
-    listen: str
-    munge: bool = False
-    munge_socket: str | None = None
-    names: tuple[str, ...] = ()
-    tokens: bool = True
-    certificate: str | None = None
-    key: str | None = None
-
-
-class PolicyTable(_Table):
-    file: str | None = None
-
-
-class ClassTable(_Table):
-    name: str
-    users: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
-
-
-class LicenceTable(_Table):
-    """The copies of one licence: a `LicencePool`, or those of machines, of a `model.Cluster`."""
-
-    name: str
-    total: Annotated[int, Field(ge=0, le=MOST)] | None = None
-    clusters: tuple[str, ...] = ()
-    machines: dict[str, Annotated[str, AfterValidator(_feature)]] = Field(default_factory=dict)
-    headroom: Annotated[int, Field(ge=0, le=MOST)] = 0
-    linger: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] | None = None
-    server: str = ""
-    stale_after: Seconds = 300.0
-
-
-class ClusterTable(BaseModel):
-    """The keys that every cluster has; the rest are the adapter's own options."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]{0,62}$")]
-    adapter: str
-    benchmark: Annotated[float, Field(ge=1e-6, le=1e9)] = 1.0
-    filesystems: tuple[str, ...] = ()
-    map: dict[str, dict[str, str]] = Field(default_factory=dict)
-    poll_interval: Seconds | None = None
-    call_timeout: Seconds = 60.0
-    move_after: Seconds | None = None
-    fence_dir: Annotated[str, AfterValidator(_absolute)] = ""
-    takes: Literal["both", "jobs", "reservations"] = Cluster.takes
-    exclusive: bool = False
-    binding: Literal["early", "late"] = "early"
-    lead: Seconds = Cluster.lead
-    guard: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] = Cluster.guard
-    python: str | None = None
-    environment: dict[str, str] = Field(default_factory=dict)
-
-
-class LicenceServerTable(BaseModel):
-    """The keys of every server of licences; the rest are its kind's own options."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
-    kind: str
-    interval: Annotated[Seconds, Field(ge=1)] = 30.0
-    timeout: Seconds = 20.0
-    features: dict[str, str] = Field(default_factory=dict)
-
-
-class QuotaTable(_Table):
-    """What a user may reserve; see `reservations.Quota`."""
-
-    horizon: Seconds = Quota.horizon
-    longest: Seconds = Quota.longest
-    most: Annotated[int, Field(ge=0)] | None = Quota.most
-    let_run: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] = Quota.let_run
-
-
-class ReservationsTable(QuotaTable):
-    """What everybody may reserve, and instead of that the users of a class."""
-
-    classes: dict[str, QuotaTable] = Field(default_factory=dict)
-
-
-class Site(_Table):
-    """The whole file."""
-
-    daemon: DaemonTable = DaemonTable()
-    site: SiteTable | None = None
-    tcp: TcpTable | None = None
-    policy: PolicyTable = PolicyTable()
-    cluster: tuple[ClusterTable, ...] = ()
-    licence: tuple[LicenceTable, ...] = ()
-    user_class: tuple[ClassTable, ...] = ()
-    licence_server: tuple[LicenceServerTable, ...] = ()
-    reservations: ReservationsTable = ReservationsTable()
-
-
-class PolicyFile(_Table):
-    """The keys of a policy file; what is not given keeps the default of `core.Policy`."""
-
-    max_priority: Annotated[int, Field(ge=1, le=100)] = Policy.max_priority
-    window: Annotated[int, Field(ge=1, le=MARGINS)] = Policy.window
-    weights: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field(default_factory=dict)
-    classes: dict[str, Annotated[int, Field(ge=0, le=1000)]] = Field(
-        default_factory=lambda: dict(Policy().classes)
-    )
-    load: str = Policy.load
-    ordering: str = Policy.ordering
-    tolerance: Annotated[float, Field(ge=0, le=1)] = Policy.tolerance
-    pull: bool = Policy.pull
-    pull_after: Seconds = Policy.pull_after
-    patience: Seconds = Policy.patience
-    age: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] = Policy.age
-    default_time: Seconds = Policy.default_time
-    seed: int = Policy.seed
-    send: str = Policy.send
-    reserve: str = Policy.reserve
-
-
-@dataclass(frozen=True)
-class ClusterSettings:
-    """One cluster: what the core sees, and how its worker is started. Seconds."""
-
-    cluster: Cluster
-    options: dict[str, Any]
-    poll_interval: float
-    call_timeout: float
-    python: str | None
-    environment: dict[str, str]
-    names_nodes: bool = False  # of what is reserved there; else its manager chooses processors
-
-
-@dataclass(frozen=True)
-class LicenceServerSettings:
-    """Where licences are counted: asked every `interval` seconds, for `timeout` at the most.
-
-    `features` maps names of ours to the server's own; a licence that it lacks has the same there.
-    """
-
-    name: str
-    kind: str
-    options: dict[str, Any]
-    interval: float
-    timeout: float
-    features: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """A whole, valid configuration. `origin` is the file it came from, None the defaults.
-
-    `folder` is where the clusters' workers keep what they must, `keep` are the seconds for which
-    ended jobs are remembered.
-    """
-
-    origin: Path | None
-    database: Database
-    socket: Path
-    folder: Path
-    keep: float
-    policy: Policy
-    clusters: tuple[ClusterSettings, ...]
-    classes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
-    licences: tuple[LicencePool, ...] = ()
-    max_array_tasks: int = DaemonTable.model_fields["max_array_tasks"].default
-    site: SiteTable | None = None  # None: personal mode
-    tcp: TcpTable | None = None  # None: unix socket only
-    licence_servers: tuple[LicenceServerSettings, ...] = ()
-    quotas: dict[str, Quota] = field(default_factory=lambda: {"": Quota()})
-    mail_program: Path | None = None  # None: nobody is told by mail
-
-    @property
-    def launcher(self) -> Path | None:
-        """The launcher's socket; None in personal mode."""
-        return None if self.site is None else Path(self.site.launcher)
-
-    def is_operator(self, user: str) -> bool:
-        """Whether a user may see and change everybody's jobs."""
-        own = pwd.getpwuid(os.geteuid()).pw_name
-        if self.site is None or user in ("root", own, *self.site.operators):
-            return True
-        return not groups_of(user).isdisjoint(self.site.operator_groups)
-
-    def quota_of(self, user: str) -> Quota:
-        """What the user may reserve."""
-        return self.quotas.get(self.class_of(user), self.quotas[""])
-
-    def class_of(self, user: str) -> str:
-        """The user's class: the first that names the user, else one of its groups, else regular."""
-        for name, (users, _) in self.classes.items():
-            if user in users:
-                return name
-        groups = groups_of(user)
-        for name, (_, members) in self.classes.items():
-            if groups.intersection(members):
-                return name
-        return "regular"
-
-
-def groups_of(user: str) -> set[str]:
-    """The names of a user's groups; none if there is no such account."""
-    try:
-        gid = pwd.getpwnam(user).pw_gid
-    except KeyError:
-        return set()
-    found = set()
-    for number in os.getgrouplist(user, gid):
-        with contextlib.suppress(KeyError):  # a group without a name
-            found.add(grp.getgrgid(number).gr_name)
-    return found
 
 
 def find(path: Path | None) -> Path | None:

@@ -11,7 +11,9 @@ from itertools import starmap
 from operator import add, itemgetter, mul
 
 from metasched.core.tasks import Place, Task
-from metasched.model.job import Cluster, Facts, Job, Reason, Row, State
+from metasched.model.cluster import Cluster, Facts
+from metasched.model.job import Job, Reason, State
+from metasched.model.listing import Row
 from metasched.policies.eligible import Unfit, translated, unfit
 
 Shape = tuple[object, object]  # of partitions, of licences: see `shape`

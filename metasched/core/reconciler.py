@@ -9,7 +9,8 @@ from metasched.core.state import Books
 from metasched.core.task_state_machine import Attempts
 from metasched.core.tasks import BACK, Task
 from metasched.core.transitions import Event
-from metasched.model.job import Missing, State
+from metasched.model.job import State
+from metasched.model.listing import Missing
 from metasched.model.tags import parse_tag
 
 LOOK_AGAIN = (5.0, 600.0)  # seconds until accounting is asked again: first, at the most

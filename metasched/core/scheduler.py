@@ -38,7 +38,6 @@ from metasched.core.events import (
     LicencesReleased,
     Modified,
     Outcome,
-    Policy,
     Requeued,
     Resumed,
     Returned,
@@ -56,6 +55,7 @@ from metasched.core.leasing import Leasing
 from metasched.core.placement import Placing
 from metasched.core.reconciler import Absences
 from metasched.core.reservations.book import ReservationBook
+from metasched.core.reservations.events import ReservationAsked
 from metasched.core.stale_attempts import Comebacks
 from metasched.core.state import Books
 from metasched.core.task_state_machine import PURSUE_AGAIN, Attempts
@@ -63,13 +63,15 @@ from metasched.core.tasks import Ended, Place, Task
 from metasched.core.transitions import Event
 from metasched.core.user_requests import Wishes
 from metasched.core.withdrawals import Moving
+from metasched.model.cluster import Cluster, Facts
 from metasched.model.dependencies import Fate
-from metasched.model.job import Cluster, Facts, Job, Reason, State
+from metasched.model.job import Job, Reason, State
 from metasched.model.licence import Lease, LicenceCount, Lingering
-from metasched.model.reservation import Reservation, ReservationAsked
+from metasched.model.reservation import Reservation
 from metasched.model.tags import parse_tag
 from metasched.policies.classify import Classifier, Deadline, Licence, User
 from metasched.policies.dispatch import LoadOrdering
+from metasched.policies.policy import Policy
 
 _NONE: Mapping[int, Task] = {}
 MARGINS = 1000  # jobs whose margins are kept: the largest window

@@ -8,7 +8,8 @@ from metasched.core.state import Books
 from metasched.core.task_state_machine import PURSUE_AGAIN, Attempts
 from metasched.core.tasks import Change, Intent, Task
 from metasched.core.transitions import LIVE
-from metasched.model.job import Reason, Row, State
+from metasched.model.job import Reason, State
+from metasched.model.listing import Row
 
 
 class Comebacks:

@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from typing import Literal
 
 from metasched.core.cluster_view import ClusterView, loads
-from metasched.core.events import Drained, Outcome, Policy
+from metasched.core.events import Drained, Outcome
 from metasched.core.tasks import Attempt, Change, Ended, Past, Place, Task
 from metasched.core.transitions import UNSTARTED, Event
 from metasched.model.job import Job, State
 from metasched.model.tags import parse_tag, tag_of
 from metasched.policies.classify import Classifier
 from metasched.policies.dispatch import LoadOrdering
+from metasched.policies.policy import Policy
 
 ENDED_KEPT = 20_000  # ended tasks that are remembered, in case an attempt of theirs comes back
 

@@ -18,7 +18,8 @@ from metasched.core.state import Books
 from metasched.core.tasks import BACK, Attempt, Intent, Past, Task
 from metasched.core.transitions import BEGUN, FINAL, LIVE, UNSTARTED, Event, advance, reported
 from metasched.model.dependencies import Fate, Prospect
-from metasched.model.job import MANAGER_REASON, Claim, Job, Reason, Row, State
+from metasched.model.job import MANAGER_REASON, Job, Reason, State
+from metasched.model.listing import Claim, Row
 
 PURSUE_AGAIN = 60.0  # seconds after which a wish that shows no effect is told to the manager again
 LATER_START = 5.0  # seconds by which a start must differ to be another; managers round their times

@@ -14,11 +14,12 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.exc import DBAPIError
 
-from metasched.adapters.base import Refused, Unreachable
+from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import Launcher
-from metasched.adapters.worker import adapter_class
+from metasched.adapters.registry import adapter_class
 from metasched.client.client import Client
-from metasched.config.reading import ClusterSettings, Settings, find, load
+from metasched.config.reading import find, load
+from metasched.config.settings import ClusterSettings, Settings
 from metasched.core.transitions import Event
 from metasched.db.schema import attempt, change
 from metasched.db.sqlite import NETWORK_FILESYSTEMS, Sqlite, filesystem

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from metasched.clock import Clock
-from metasched.config.reading import LicenceServerSettings
+from metasched.config.settings import LicenceServerSettings
 from metasched.core.events import LicencesCounted
 from metasched.core.scheduler import Core
 from metasched.daemon.circuit_breaker import Breaker

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from metasched.adapters.worker import News
+from metasched.adapters.protocol import News
 from metasched.core.tasks import Attempt, Place
 from metasched.model.job import State
 from metasched.model.tags import parse_tag

@@ -14,11 +14,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from metasched.adapters.worker import Answer, Call
-from metasched.daemon.circuit_breaker import Breaker
-from metasched.model.job import Cluster
-from metasched.model.reservation import (
-    OPEN,
+from metasched.adapters.protocol import Answer, Call
+from metasched.core.reservations.events import (
     Bind,
     LookAround,
     ReservationAction,
@@ -27,9 +24,11 @@ from metasched.model.reservation import (
     ReservationReleased,
     Surveyed,
     Unbind,
-    Window,
-    name_of,
 )
+from metasched.daemon.circuit_breaker import Breaker
+from metasched.model.cluster import Cluster
+from metasched.model.reservation import OPEN, name_of
+from metasched.model.survey import Window
 
 if TYPE_CHECKING:
     from metasched.daemon.service import Engine

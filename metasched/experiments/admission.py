@@ -12,7 +12,7 @@ from typing import NamedTuple, get_args
 from metasched.experiments.harness import Experiment
 from metasched.experiments.reserved_providers import Binding, slots_of
 from metasched.model.job import Job
-from metasched.simulate.clusters import parse
+from metasched.simulate.cluster_specs import parse
 from metasched.simulate.engine import Placed, Schedule
 from metasched.simulate.synthetic import Grid
 from metasched.simulate.workload import Request, Workload

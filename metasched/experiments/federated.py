@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from metasched.core.events import Policy
 from metasched.experiments.federations import SITES, Federation
 from metasched.experiments.harness import Case, Experiment, late
 from metasched.experiments.pasquali2008 import Drawn
+from metasched.policies.policy import Policy
 from metasched.simulate import metrics, synthetic
 from metasched.simulate.engine import Placed, Schedule
 from metasched.simulate.schemes import Scheme

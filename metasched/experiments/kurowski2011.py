@@ -19,7 +19,7 @@ from metasched.experiments.reserved_providers import Binding, schedule
 from metasched.model.reservation_request import Request as Reservation
 from metasched.policies.reservation_choice import Chooser, MinimumCompletionTime, ResourcePriority
 from metasched.simulate import metrics
-from metasched.simulate.clusters import parse
+from metasched.simulate.cluster_specs import parse
 from metasched.simulate.engine import Schedule
 from metasched.simulate.settings import Settings, simulate
 from metasched.simulate.synthetic import Grid

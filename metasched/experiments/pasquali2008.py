@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from metasched.core.events import Policy
 from metasched.experiments.harness import Case, Experiment, late, trace
+from metasched.policies.policy import Policy
 from metasched.simulate import metrics, synthetic
-from metasched.simulate.clusters import parse
+from metasched.simulate.cluster_specs import parse
 from metasched.simulate.engine import Schedule
 from metasched.simulate.settings import Settings
 from metasched.simulate.synthetic import Grid

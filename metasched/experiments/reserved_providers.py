@@ -16,7 +16,8 @@ from heapq import heappop, heappush
 from math import ceil, nextafter
 from typing import Literal, Protocol
 
-from metasched.carts.carts import Carts, CartsSets
+from metasched.carts.carts import Carts
+from metasched.carts.sets import CartsSets
 from metasched.model.reservation_request import Offer
 from metasched.model.reservation_request import Request as Reservation
 from metasched.policies.reservation_choice import Chooser

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from metasched.adapters.base import Refused, Unreachable
 from metasched.adapters.commands import Answer, run
+from metasched.adapters.errors import Refused, Unreachable
 from metasched.licence_servers.base import ProbeError
 
 MOST = 2**23  # bytes; lmstat tells of ten thousand checkouts in one of them

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from metasched.model.job import Cluster as Cluster
+    from metasched.model.cluster import Cluster as Cluster
     from metasched.model.job import Job as Job
     from metasched.model.job import Payload as Payload
     from metasched.model.job import Reason as Reason

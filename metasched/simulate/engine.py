@@ -26,22 +26,15 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from metasched.core.events import (
-    Accepted,
-    Booted,
-    CoreEvent,
-    Due,
-    Policy,
-    Seen,
-    Send,
-    Submitted,
-    Withdraw,
-)
+from metasched.core.events import Accepted, Booted, CoreEvent, Due, Seen, Send, Submitted, Withdraw
 from metasched.core.scheduler import Core
-from metasched.model.job import Cluster, Facts, Job, Row, State
+from metasched.model.cluster import Cluster, Facts
+from metasched.model.job import Job, State
 from metasched.model.licence import LicencePool
+from metasched.model.listing import Row
 from metasched.model.tags import tag_of
 from metasched.policies.local import queueing
+from metasched.policies.policy import Policy
 from metasched.simulate.clusters import ClusterError, SimulatedCluster
 from metasched.simulate.manager import Manager
 from metasched.simulate.planned import Planned

@@ -7,17 +7,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 
-from metasched.model.job import Facts, Job, Nodes, Partition
+from metasched.model.cluster import Facts, Nodes, Partition
+from metasched.model.job import Job
+from metasched.policies.local.capacity import earliest_fit
 from metasched.policies.local.conservative import planned_start
-from metasched.policies.local.queueing import (
-    NEVER,
-    NOTHING,
-    Free,
-    Policy,
-    Running,
-    Waiting,
-    earliest_fit,
-)
+from metasched.policies.local.queueing import NEVER, NOTHING, Free, Policy, Running, Waiting
 from metasched.simulate.clusters import SimulatedCluster
 
 # A job that has just started, its machine, and for how many seconds it will really run.

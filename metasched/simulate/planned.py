@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from metasched.core.events import Policy
 from metasched.model.job import Job
 from metasched.policies.dispatch import LoadOrdering
+from metasched.policies.policy import Policy
 from metasched.simulate.manager import Manager
 
 

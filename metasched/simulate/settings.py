@@ -8,14 +8,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-from metasched.core.events import WORDS, Policy
 from metasched.errors import UserError
 from metasched.model.licence import LicencePool
 from metasched.policies.local import queueing
 from metasched.policies.local import registry as named
 from metasched.policies.local.registry import make
+from metasched.policies.policy import WORDS, Policy
 from metasched.simulate import swf, synthetic
-from metasched.simulate.clusters import SimulatedCluster, parse, parse_pools, pooled
+from metasched.simulate.cluster_specs import parse, parse_pools, pooled
+from metasched.simulate.clusters import SimulatedCluster
 from metasched.simulate.engine import THROUGH_US, Engine, Local, Schedule
 from metasched.simulate.schemes import Scheme
 from metasched.simulate.workload import Overlay, Workload, from_trace

@@ -11,18 +11,8 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable
 from typing import ClassVar, NamedTuple
 
-from metasched.policies.local.queueing import (
-    NEVER,
-    NOWHERE,
-    OVERRUN,
-    Free,
-    MachineRoom,
-    Room,
-    Running,
-    Start,
-    Waiting,
-    room,
-)
+from metasched.policies.local.capacity import OVERRUN, MachineRoom, Room, room
+from metasched.policies.local.queueing import NEVER, NOWHERE, Free, Running, Start, Waiting
 
 
 class Profile:

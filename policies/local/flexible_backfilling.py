@@ -16,16 +16,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from metasched.policies.local.queueing import (
-    NOWHERE,
-    Free,
-    Reservation,
-    Room,
-    Running,
-    Start,
-    Waiting,
-    room,
-)
+from metasched.policies.local.capacity import Reservation, Room, room
+from metasched.policies.local.queueing import NOWHERE, Free, Running, Start, Waiting
 from metasched.policies.local.weights import MODIFIED, UNMODIFIED, Weights
 
 Floats = NDArray[np.float64]

@@ -8,17 +8,8 @@ from difflib import get_close_matches
 from functools import partial
 
 from metasched.policies.local.conservative import Conservative
-from metasched.policies.local.queueing import (
-    EASY,
-    EDF,
-    FCFS,
-    LSF,
-    SJF,
-    FairShare,
-    FirstFit,
-    Policy,
-    Priority,
-)
+from metasched.policies.local.orders import EASY, EDF, FCFS, LSF, SJF, FairShare, FirstFit, Priority
+from metasched.policies.local.queueing import Policy
 from metasched.policies.local.weights import MODIFIED, UNMODIFIED, Weights
 
 Parameters = Mapping[str, float | str]

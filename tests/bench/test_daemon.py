@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from metasched.client.client import Client
-from metasched.client.job_request import Request, Submission
+from metasched.client.schemas import Request, Submission
 from tests.e2e.conftest import COMMAND, Site
 from tests.slurm import SlurmSite
 

@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
-from metasched.core.events import Booted, CoreEvent, Policy, Seen, Submitted, Tried
+from metasched.core.events import Booted, CoreEvent, Seen, Submitted, Tried
 from metasched.core.scheduler import Core
+from metasched.db.backends import database
 from metasched.db.ledger import Ledger, Stored
-from metasched.db.store import Database, database
-from metasched.model.job import Cluster, Facts, Job, Nodes, Partition, Payload
+from metasched.db.store import Database
+from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.job import Job, Payload
+from metasched.policies.policy import Policy
 from tests.conftest import require
 from tests.postgresql import Server, missing
 

@@ -15,7 +15,8 @@ from statistics import fmean
 
 import pytest
 
-from metasched.core.licences.queue import Licences, Place
+from metasched.core.licences.pool import Place
+from metasched.core.licences.queue import Licences
 from metasched.model.licence import Lease, LicencePool
 
 TOTAL, JOBS, LOAD, DRAWS = 4, 400, 0.95, 12

@@ -13,10 +13,12 @@ import pytest
 from sqlalchemy import select
 
 from metasched.core.events import Outcome
-from metasched.core.licences.queue import Licences, Place
+from metasched.core.licences.pool import Place
+from metasched.core.licences.queue import Licences
 from metasched.db import leases
+from metasched.db.backends import database
 from metasched.db.schema import licence
-from metasched.db.store import Database, database
+from metasched.db.store import Database
 from metasched.model.licence import GivenBack, Lease, LicencePool
 from tests.conftest import require
 from tests.postgresql import Server, missing

@@ -12,7 +12,8 @@ import pytest
 
 from metasched.adapters.base import Order, Withdrawal
 from metasched.adapters.local.adapter import Local, LocalOptions
-from metasched.model.job import Cluster, Job, Payload, State
+from metasched.model.cluster import Cluster
+from metasched.model.job import Job, Payload, State
 from metasched.model.tags import tag_of
 from tests import processes
 

@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from metasched.client.client import Client
-from metasched.client.job_request import Request, Submission
+from metasched.client.schemas import Request, Submission
 from tests import pyslurm
 from tests.conftest import require
 from tests.e2e.conftest import Site

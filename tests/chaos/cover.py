@@ -19,7 +19,7 @@ from typing import get_args, get_type_hints
 import psutil
 
 import metasched
-from metasched.adapters.worker import Call
+from metasched.adapters.protocol import Call
 from metasched.client.client import ClientError
 from metasched.core.events import CoreEvent
 from metasched.core.transitions import FINAL

@@ -25,7 +25,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from metasched.adapters.worker import Answer, Call, Host
+from metasched.adapters.protocol import Answer, Call
+from metasched.adapters.worker import Host
 
 FOLDER = "METASCHED_CHAOS"  # the environment variable that names the folder of orders and notes
 ROOT = str(Path(__file__).parents[2])

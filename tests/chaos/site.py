@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 
 from metasched.client.client import Client, ClientError
-from metasched.db.store import Database, database
+from metasched.db.backends import database
+from metasched.db.store import Database
 from tests.chaos import victim
 from tests.chaos.points import FOLDER, ROOT, Orders, arm
 from tests.chaos.stream import TOTALS

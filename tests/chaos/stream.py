@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from metasched.client.client import Client, ClientError
-from metasched.client.job_request import Request, Submission
+from metasched.client.schemas import Request, Submission
 from metasched.model.arrays import parse_array
 
 # One appended line for each beginning: two beginnings are two lines, whoever writes them. Who has

@@ -26,7 +26,9 @@ from metasched.adapters.drmaa.adapter import DrmaaOptions
 from metasched.adapters.local.adapter import Local, LocalOptions
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
 from metasched.core.transitions import ATTEMPT_FINAL
-from metasched.model.job import Cluster, Facts, Job, Listing, Payload, Row, State
+from metasched.model.cluster import Cluster, Facts
+from metasched.model.job import Job, Payload, State
+from metasched.model.listing import Listing, Row
 from metasched.model.tags import tag_of
 from tests import gridengine as ge
 from tests import processes, pyslurm

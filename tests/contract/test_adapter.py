@@ -21,10 +21,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from metasched.adapters.base import Refused, Withdrawal
+from metasched.adapters.base import Withdrawal
 from metasched.adapters.claims import TAKEN, fenced, revoke
-from metasched.model.job import Claim, Listing, Nodes, State
-from metasched.model.reservation import Held, Window, name_of
+from metasched.adapters.errors import Refused
+from metasched.model.cluster import Nodes
+from metasched.model.job import State
+from metasched.model.listing import Claim, Listing
+from metasched.model.reservation import name_of
+from metasched.model.survey import Held, Window
 from metasched.model.tags import tag_of
 
 if TYPE_CHECKING:

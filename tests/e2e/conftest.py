@@ -18,8 +18,8 @@ import pytest
 
 from metasched.client.client import Client, ClientError
 from metasched.core.scheduler import replay
+from metasched.db.backends import database
 from metasched.db.ledger import Ledger
-from metasched.db.store import database
 from metasched.paths import daemon_socket
 from tests.slurm import SlurmSite
 

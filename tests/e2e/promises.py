@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from metasched.client.client import Client, Forbidden
-from metasched.client.job_request import Request, Submission
+from metasched.client.schemas import Request, Submission
 from tests.booted import BootError
 from tests.e2e.conftest import ENDED, Site
 from tests.gridengine import Cell

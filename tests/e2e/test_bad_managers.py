@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from metasched.client.client import Client
-from metasched.client.job_request import Request, Submission
+from metasched.client.schemas import Request, Submission
 from tests.e2e.conftest import TWO_LOCAL, Site
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Any
 
 from metasched.core.events import Outcome
 from metasched.db import reservations
-from metasched.db.store import database
+from metasched.db.backends import database
 from metasched.model.reservation import Reservation, Stage
 from tests.e2e.conftest import Site
 from tests.e2e.test_doctor import findings

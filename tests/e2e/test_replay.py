@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from metasched.client.client import Client
-from metasched.client.job_request import Request, Submission
+from metasched.client.schemas import Request, Submission
 from tests.e2e.conftest import Site
 
 JOBS = 240

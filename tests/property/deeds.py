@@ -21,7 +21,6 @@ from metasched.core.events import (
     LicencesReleased,
     Look,
     Modified,
-    Policy,
     Requeued,
     Resumed,
     Returned,
@@ -39,6 +38,7 @@ from metasched.core.transitions import ATTEMPT_FINAL
 from metasched.model.job import Job, State
 from metasched.model.licence import LicenceCount
 from metasched.model.tags import tag_of
+from metasched.policies.policy import Policy
 from tests.property.life import INSTANCE, KINDS, SIZES, WANTS, Life
 from tests.property.managers import Manager, place_of
 

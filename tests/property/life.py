@@ -9,15 +9,17 @@ from dataclasses import replace
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from metasched.core.events import Action, Booted, CoreEvent, Outcome, Policy, Send
+from metasched.core.events import Action, Booted, CoreEvent, Outcome, Send
 from metasched.core.scheduler import Core
 from metasched.core.tasks import Task
 from metasched.core.transitions import ATTEMPT_FINAL, FINAL, Event
 from metasched.model.arrays import folded
+from metasched.model.cluster import Cluster
 from metasched.model.dependencies import KINDS as AFTER
 from metasched.model.dependencies import SINGLETON, Fate, parse_dependency
-from metasched.model.job import Cluster, Job, State
+from metasched.model.job import Job, State
 from metasched.model.licence import Lease, LicencePool, Lingering
+from metasched.policies.policy import Policy
 from tests.property.managers import Key, Manager, Place, place_of
 
 INSTANCE = "cafe"

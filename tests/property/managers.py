@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from metasched.adapters.claims import TAKEN
 from metasched.core.events import Look, Traced
-from metasched.model.job import Copies, Facts, Nodes, Partition, Row, State
+from metasched.model.cluster import Copies, Facts, Nodes, Partition
+from metasched.model.job import State
+from metasched.model.listing import Row
 
 Key = tuple[str, int]  # tag, task
 Place = tuple[int, int]  # job, task

@@ -18,7 +18,9 @@ from hypothesis.stateful import (
 )
 
 from metasched.carts import carts as module
-from metasched.carts.carts import Carts, CartsSets
+from metasched.carts import tree
+from metasched.carts.carts import Carts
+from metasched.carts.sets import CartsSets
 
 END = 60
 TIMES = st.integers(0, END)
@@ -118,8 +120,9 @@ class CartsMachine(RuleBasedStateMachine):
 @pytest.fixture(autouse=True, params=[4, 64], ids=["split-often", "as-built"])
 def _width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small nodes too, so that a few slots make a tall tree."""
-    monkeypatch.setattr(module, "_FULL", request.param)
-    monkeypatch.setattr(module, "_POOR", request.param // 4)
+    for part in (module, tree):
+        monkeypatch.setattr(part, "_FULL", request.param)
+    monkeypatch.setattr(tree, "_POOR", request.param // 4)
     monkeypatch.setattr(module, "_PATIENCE", 0 if request.param == 4 else module._PATIENCE)
 
 

@@ -18,7 +18,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from metasched.core.licences.queue import Licences, Place
+from metasched.core.licences.pool import Place
+from metasched.core.licences.queue import Licences
 from metasched.core.licences.windows import TokenWindow
 from metasched.model.licence import Lease, LicencePool
 

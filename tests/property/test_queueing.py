@@ -11,18 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metasched.policies.local.backfilling import backfill
+from metasched.policies.local.capacity import room
 from metasched.policies.local.flexible_backfilling import FlexibleBackfilling, KeptReservation
-from metasched.policies.local.queueing import (
-    EASY,
-    FCFS,
-    Free,
-    Policy,
-    Running,
-    Start,
-    Waiting,
-    backfill,
-    room,
-)
+from metasched.policies.local.orders import EASY, FCFS
+from metasched.policies.local.queueing import Free, Policy, Running, Start, Waiting
 
 CPUS, MEMORY, GPUS = 8, 20, 2
 AMOUNTS = {"cpus": CPUS, "memory": MEMORY, "gpu": GPUS}

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metasched.carts.carts import Carts
-from metasched.model.reservation_request import Offer, Request, best, instead
+from metasched.core.reservations.offers import best, instead
+from metasched.model.reservation_request import Offer, Request
 
 CAPACITY, END = 4, 30
 SIZES = st.integers(1, CAPACITY + 1)

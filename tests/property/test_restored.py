@@ -21,28 +21,26 @@ from sqlalchemy import create_engine, insert, select
 from sqlalchemy.pool import StaticPool
 
 from metasched.core.events import CoreEvent, Outcome, Submitted
-from metasched.core.scheduler import Core
-from metasched.db import ledger as ledgers
-from metasched.db.ledger import Ledger, Stored
-from metasched.db.recovery import Known
-from metasched.db.schema import checkpoint, epoch, metadata
-from metasched.model.dependencies import Fate, parse_dependency
-from metasched.model.job import Copies, Job, Payload
-from metasched.model.licence import LicencePool, Standing
-from metasched.model.reservation import (
-    OPEN,
-    Held,
-    NodesInUse,
+from metasched.core.reservations.events import (
     ReservationAsked,
     ReservationBound,
     ReservationCancelled,
     ReservationDeclined,
     ReservationReleased,
-    Survey,
     Surveyed,
-    name_of,
 )
+from metasched.core.scheduler import Core
+from metasched.db import ledger as ledgers
+from metasched.db.ledger import Ledger, Stored
+from metasched.db.recovery import Known
+from metasched.db.schema import checkpoint, epoch, metadata
+from metasched.model.cluster import Copies
+from metasched.model.dependencies import Fate, parse_dependency
+from metasched.model.job import Job, Payload
+from metasched.model.licence import LicencePool, Standing
+from metasched.model.reservation import OPEN, name_of
 from metasched.model.reservation_request import Request
+from metasched.model.survey import Held, NodesInUse, Survey
 from tests.property.deeds import BEGINNING
 from tests.property.life import INSTANCE, POOLS, SIZES
 from tests.property.test_core import World

@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.core.events import Policy
 from metasched.model.job import Job
 from metasched.model.licence import LicencePool
 from metasched.policies.local.conservative import planned_start
 from metasched.policies.local.flexible_backfilling import FlexibleBackfilling, KeptReservation
-from metasched.policies.local.queueing import EASY, Free, Running, Waiting
+from metasched.policies.local.orders import EASY
+from metasched.policies.local.queueing import Free, Running, Waiting
 from metasched.policies.local.queueing import Policy as LocalPolicy
 from metasched.policies.local.registry import POLICIES, make
 from metasched.policies.local.weights import Weights
+from metasched.policies.policy import Policy
 from metasched.simulate.clusters import Machine, SimulatedCluster
 from metasched.simulate.engine import Engine, Schedule
 from metasched.simulate.schemes import CHOICES, Scheme

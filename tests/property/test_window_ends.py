@@ -14,28 +14,28 @@ from metasched.core.events import (
     Booted,
     CoreEvent,
     Due,
-    Policy,
     Seen,
     Silent,
     Submitted,
     Tried,
     Withdraw,
 )
-from metasched.core.scheduler import Core
-from metasched.model.job import Cluster, Facts, Job, Nodes, Partition, Row, State
-from metasched.model.reservation import (
-    OPEN,
-    NodesInUse,
-    Reservation,
+from metasched.core.reservations.events import (
     ReservationAsked,
     ReservationBound,
     ReservationCancelled,
     ReservationReleased,
-    Survey,
     Surveyed,
 )
+from metasched.core.scheduler import Core
+from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.job import Job, State
+from metasched.model.listing import Row
+from metasched.model.reservation import OPEN, Reservation
 from metasched.model.reservation_request import Request
+from metasched.model.survey import NodesInUse, Survey
 from metasched.model.tags import tag_of
+from metasched.policies.policy import Policy
 
 JOBS = 6
 ALPHA = Cluster(name="alpha", adapter="slurm", reserves=True)

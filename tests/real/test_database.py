@@ -22,22 +22,17 @@ from sqlalchemy import Engine, insert, text, update
 from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.exc import IntegrityError
 
-from metasched.core.events import Accepted, Booted, Declined, Policy, Seen, Submitted, Tried
+from metasched.core.events import Accepted, Booted, Declined, Seen, Submitted, Tried
 from metasched.core.scheduler import Core
 from metasched.db import postgresql
+from metasched.db.backends import database
 from metasched.db.ledger import Ledger, Stored
 from metasched.db.schema import REVISION, attempt, metadata, task
 from metasched.db.sqlite import Sqlite
-from metasched.db.store import (
-    Busy,
-    Database,
-    StorageFailed,
-    StorageUncertain,
-    StoreError,
-    database,
-    scripts,
-)
-from metasched.model.job import Cluster, Facts, Job, Nodes, Partition, Payload, State
+from metasched.db.store import Busy, Database, StorageFailed, StorageUncertain, StoreError, scripts
+from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.job import Job, Payload, State
+from metasched.policies.policy import Policy
 from tests.postgresql import Server
 
 NOW = 1_000_000.0

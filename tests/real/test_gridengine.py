@@ -12,9 +12,11 @@ from typing import Literal
 
 import pytest
 
-from metasched.adapters.base import Adapter, Order, Refused, Unreachable
+from metasched.adapters.base import Adapter, Order
 from metasched.adapters.drmaa.adapter import DrmaaOptions
-from metasched.model.job import Copies, State
+from metasched.adapters.errors import Refused, Unreachable
+from metasched.model.cluster import Copies
+from metasched.model.job import State
 from tests.contract.conftest import Manager
 from tests.gridengine import LIBRARY, MEMORY, Cell, hosted
 

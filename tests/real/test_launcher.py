@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from metasched import launcher
-from metasched.adapters.base import Refused, Unreachable
 from metasched.adapters.commands import answer_of
+from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import Launcher
 from tests import accounts
 from tests.accounts import KEEPER, A, B

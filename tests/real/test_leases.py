@@ -20,7 +20,6 @@ from metasched.core.events import (
     LicenceSet,
     LicencesReleased,
     Outcome,
-    Policy,
     Seen,
     Silent,
     Submitted,
@@ -31,19 +30,11 @@ from metasched.db import leases
 from metasched.db.ledger import Ledger, Stored
 from metasched.db.schema import attempt, content, job, lease, licence, task
 from metasched.db.store import Database
-from metasched.model.job import (
-    Cluster,
-    Copies,
-    Facts,
-    Job,
-    Nodes,
-    Partition,
-    Payload,
-    Reason,
-    Row,
-    State,
-)
+from metasched.model.cluster import Cluster, Copies, Facts, Nodes, Partition
+from metasched.model.job import Job, Payload, Reason, State
 from metasched.model.licence import GivenBack, Lease, LicencePool, Standing
+from metasched.model.listing import Row
+from metasched.policies.policy import Policy
 
 NOW = 1_000_000.0
 TOTAL, PROCESSES, TURNS = 5, 4, 60

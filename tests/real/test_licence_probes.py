@@ -17,7 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from metasched.config.reading import ConfigError, load
+from metasched.config.reading import load
+from metasched.config.settings import ConfigError
 from metasched.licence_servers.base import Feature, ProbeError, Report, Use
 from metasched.licence_servers.process import Question, probe
 

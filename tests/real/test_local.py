@@ -19,10 +19,13 @@ import msgspec
 import pytest
 
 from metasched.adapters import supervisor
-from metasched.adapters.base import Order, Refused, Unreachable, Withdrawal
+from metasched.adapters.base import Order, Withdrawal
+from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.local.adapter import Local, LocalOptions
 from metasched.adapters.local.host import Nursery, read_record
-from metasched.model.job import Cluster, Job, Payload, Row, State
+from metasched.model.cluster import Cluster
+from metasched.model.job import Job, Payload, State
+from metasched.model.listing import Row
 from metasched.model.tags import tag_of
 from tests import processes
 

@@ -10,31 +10,30 @@ from dataclasses import replace
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from metasched.core.events import Booted, CoreEvent, LicenceSet, Outcome, Policy
+from metasched.core.events import Booted, CoreEvent, LicenceSet, Outcome
 from metasched.core.reservations.book import TRIES
+from metasched.core.reservations.events import (
+    Bind,
+    ReservationAsked,
+    ReservationBound,
+    ReservationCancelled,
+    ReservationDeclined,
+    ReservationReleased,
+    Surveyed,
+    Unbind,
+)
 from metasched.core.scheduler import Core
 from metasched.db import reservations
 from metasched.db.ledger import Ledger
 from metasched.db.pruning import turn
 from metasched.db.reservations import Overbooked
 from metasched.db.store import Database
-from metasched.model.job import Cluster
+from metasched.model.cluster import Cluster
 from metasched.model.licence import LicencePool
-from metasched.model.reservation import (
-    Bind,
-    NodesInUse,
-    Reservation,
-    ReservationAsked,
-    ReservationBound,
-    ReservationCancelled,
-    ReservationDeclined,
-    ReservationReleased,
-    Stage,
-    Survey,
-    Surveyed,
-    Unbind,
-)
+from metasched.model.reservation import Reservation, Stage
 from metasched.model.reservation_request import Request
+from metasched.model.survey import NodesInUse, Survey
+from metasched.policies.policy import Policy
 
 NOW = 1_000_000.0
 PROCESSES, TURNS = 4, 40

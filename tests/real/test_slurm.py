@@ -16,10 +16,13 @@ from typing import Any
 
 import pytest
 
-from metasched.adapters.base import Order, Refused, Unreachable, Withdrawal
+from metasched.adapters.base import Order, Withdrawal
+from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
 from metasched.core.transitions import ATTEMPT_FINAL
-from metasched.model.job import Cluster, Job, Listing, Payload, Row, State
+from metasched.model.cluster import Cluster
+from metasched.model.job import Job, Payload, State
+from metasched.model.listing import Listing, Row
 from metasched.model.tags import tag_of
 from tests.conftest import require
 from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite, missing

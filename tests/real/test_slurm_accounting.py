@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from metasched.adapters.base import Order, Unreachable, Withdrawal
+from metasched.adapters.base import Order, Withdrawal
+from metasched.adapters.errors import Unreachable
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
-from metasched.model.job import Cluster, Job, Listing, Missing, Payload, State, Trace
+from metasched.model.cluster import Cluster
+from metasched.model.job import Job, Payload, State
+from metasched.model.listing import Listing, Missing, Trace
 from metasched.model.tags import tag_of
 from tests.conftest import require
 from tests.hosted import Hosted

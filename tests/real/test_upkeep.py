@@ -9,18 +9,22 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
-from metasched.core.events import Accepted, Asked, Booted, CoreEvent, Policy, Seen, Submitted, Tried
+from metasched.core.events import Accepted, Asked, Booted, CoreEvent, Seen, Submitted, Tried
 from metasched.core.scheduler import Core
 from metasched.db import ledger as ledgers
+from metasched.db.backends import database
 from metasched.db.integrity import check
 from metasched.db.ledger import Ledger, Stored
 from metasched.db.pruning import prune
 from metasched.db.schema import attempt, change, checkpoint, content, event, job, metadata, task
 from metasched.db.sqlite import Sqlite
-from metasched.db.store import Database, StoreError, database
+from metasched.db.store import Database, StoreError
+from metasched.model.cluster import Cluster, Facts, Nodes, Partition
 from metasched.model.dependencies import parse_dependency
-from metasched.model.job import Cluster, Facts, Job, Nodes, Partition, Payload, Row, State
+from metasched.model.job import Job, Payload, State
+from metasched.model.listing import Row
 from metasched.model.tags import tag_of
+from metasched.policies.policy import Policy
 
 NOW = 1_000_000.0
 FACTS = Facts(cpus=8, used=0, partitions=(Partition("p", (Nodes(1, 8, 8),), default=True),))

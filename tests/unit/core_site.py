@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from metasched.core.events import Accepted, Action, Booted, CoreEvent, Outcome, Policy, Seen, Tried
+from metasched.core.events import Accepted, Action, Booted, CoreEvent, Outcome, Seen, Tried
 from metasched.core.scheduler import Core
-from metasched.model.job import Cluster, Facts, Job, Nodes, Partition, Row, State
+from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.job import Job, State
 from metasched.model.licence import LicencePool
+from metasched.model.listing import Row
 from metasched.model.tags import tag_of
+from metasched.policies.policy import Policy
 
 NOW = 1_000_000.0
 

@@ -7,7 +7,8 @@ from typing import Literal
 import pytest
 
 from metasched.core.events import Asked, Look, Seen, Send, Submitted, Traced, Tried, Unsure
-from metasched.model.job import Missing, State
+from metasched.model.job import State
+from metasched.model.listing import Missing
 from metasched.model.tags import tag_of
 from tests.unit.core_site import NOW, Site, facts, job
 

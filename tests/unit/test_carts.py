@@ -8,7 +8,8 @@ from math import inf, nan
 import pytest
 
 from metasched.carts import carts as module
-from metasched.carts.carts import Carts, CartsSets
+from metasched.carts.carts import Carts
+from metasched.carts.sets import CartsSets
 
 
 def test_the_examples_of_the_module_are_true() -> None:

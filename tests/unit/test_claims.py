@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from metasched.adapters.base import Order, Refused
+from metasched.adapters.base import Order
 from metasched.adapters.claims import TAKEN, fenced, revoke
-from metasched.core.events import Asked, Booted, Policy, Revoke, Revoked, Send, Submitted, Traced
+from metasched.adapters.errors import Refused
+from metasched.core.events import Asked, Booted, Revoke, Revoked, Send, Submitted, Traced
 from metasched.core.reconciler import LOOK_AGAIN
-from metasched.model.job import Claim, Cluster, Job, Payload, Reason, Row, State
+from metasched.model.cluster import Cluster
+from metasched.model.job import Job, Payload, Reason, State
+from metasched.model.listing import Claim, Row
 from metasched.model.tags import tag_of
+from metasched.policies.policy import Policy
 from tests.unit.core_site import NOW, Site, facts, job
 
 TAG = tag_of("cafe", 17, 1)

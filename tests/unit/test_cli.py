@@ -24,8 +24,9 @@ import pytest
 from metasched import cli
 from metasched.cli import app as cli_app
 from metasched.client.client import Broken, Client, Forbidden, Unreachable
-from metasched.client.job_request import Submission, prepare
+from metasched.client.job_request import prepare
 from metasched.client.options import OPTIONS, read_command
+from metasched.client.schemas import Submission
 from metasched.paths import BadPlace, daemon_socket, personal_data, personal_socket, socket_of
 
 

@@ -10,7 +10,6 @@ from metasched.core.events import (
     Asked,
     Booted,
     ClockSet,
-    Policy,
     Requeued,
     Returned,
     Seen,
@@ -25,8 +24,11 @@ from metasched.core.events import (
 from metasched.core.scheduler import Core
 from metasched.core.task_state_machine import PURSUE_AGAIN
 from metasched.core.tasks import Intent
-from metasched.model.job import Cluster, Reason, Row, State
+from metasched.model.cluster import Cluster
+from metasched.model.job import Reason, State
+from metasched.model.listing import Row
 from metasched.model.tags import tag_of
+from metasched.policies.policy import Policy
 from tests.unit.core_site import NOW, Site, facts, job
 
 

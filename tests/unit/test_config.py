@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from metasched.adapters.slurm.adapter import Slurm
-from metasched.config.reading import ConfigError, find, load, read_policy
-from metasched.core.events import Policy
+from metasched.config.reading import find, load, read_policy
+from metasched.config.settings import ConfigError
 from metasched.model.reservation_request import Quota
+from metasched.policies.policy import Policy
 
 WHOLE = """
 [daemon]

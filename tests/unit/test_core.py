@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import copy
 
-from metasched.core.events import (
-    Asked,
-    Booted,
-    Policy,
-    Returned,
-    Send,
-    Silent,
-    Submitted,
-    Tried,
-    Withdraw,
-)
+from metasched.core.events import Asked, Booted, Returned, Send, Silent, Submitted, Tried, Withdraw
 from metasched.core.scheduler import Core
-from metasched.model.job import Cluster, State
+from metasched.model.cluster import Cluster
+from metasched.model.job import State
+from metasched.policies.policy import Policy
 from tests.unit.core_site import NOW, Site, facts, job
 
 

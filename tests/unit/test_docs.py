@@ -12,7 +12,7 @@ from metasched.adapters.drmaa.adapter import DrmaaOptions
 from metasched.adapters.local.adapter import LocalOptions
 from metasched.adapters.slurm.adapter import SlurmOptions
 from metasched.cli.app import COMMANDS
-from metasched.config.reading import (
+from metasched.config.tables import (
     ClassTable,
     ClusterTable,
     DaemonTable,
@@ -24,12 +24,12 @@ from metasched.config.reading import (
     SiteTable,
     TcpTable,
 )
-from metasched.core.events import Policy
 from metasched.licence_servers.command import CommandOptions
 from metasched.licence_servers.flexlm import FlexlmOptions
 from metasched.model.job import Reason, State
 from metasched.model.reservation import Stage
 from metasched.policies.local import registry as named
+from metasched.policies.policy import Policy
 from metasched.simulate.settings import GENERATED
 from metasched.simulate.workload import Overlay
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from metasched.model.job import Cluster, Copies, Facts, Job, Nodes, Partition, Reason
+from metasched.model.cluster import Cluster, Copies, Facts, Nodes, Partition
+from metasched.model.job import Job, Reason
 from metasched.policies.eligible import NoMapping, holds, translated, unfit
 
 

@@ -7,10 +7,13 @@ from dataclasses import replace
 from typing import cast
 
 from metasched.adapters.base import Adapter
-from metasched.adapters.worker import Call, Host, News
+from metasched.adapters.protocol import Call, News
+from metasched.adapters.worker import Host
 from metasched.core.tasks import Attempt
 from metasched.daemon.manager_start_times import Expectation, Expectations
-from metasched.model.job import Facts, Listing, Row, State
+from metasched.model.cluster import Facts
+from metasched.model.job import State
+from metasched.model.listing import Listing, Row
 
 OURS = "abcd1234"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from metasched.core.cluster_view import ClusterView, loads, shape
 from metasched.db.cluster_info import applied, changed
-from metasched.model.job import Cluster, Facts, Nodes, Partition
+from metasched.model.cluster import Cluster, Facts, Nodes, Partition
 
 NODES = st.builds(
     Nodes,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from metasched.simulate import metrics, swf
-from metasched.simulate.clusters import parse
+from metasched.simulate.cluster_specs import parse
 from metasched.simulate.engine import Schedule
 from metasched.simulate.settings import read_settings, simulate
 from metasched.simulate.workload import from_trace

@@ -11,18 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from metasched.adapters.base import Order, Refused
+from metasched.adapters.base import Order
 from metasched.adapters.drmaa.adapter import DrmaaOptions
 from metasched.adapters.drmaa.generic import Templates
 from metasched.adapters.drmaa.job_script import script
+from metasched.adapters.errors import Refused
+from metasched.adapters.gridengine import cluster_info
 from metasched.adapters.gridengine import listing as text
 from metasched.adapters.gridengine import reservation_listing as windows
 from metasched.adapters.gridengine.accounting import Accounting
 from metasched.adapters.gridengine.submission import native
 from metasched.adapters.interpreter import interpreter
 from metasched.carts.relocation import Taken
-from metasched.model.job import Copies, Job, Payload, State
-from metasched.model.reservation import Held, Pool, Window
+from metasched.model.cluster import Copies
+from metasched.model.job import Job, Payload, State
+from metasched.model.survey import Held, Pool, Window
 
 INSTANCE = "k3f9"
 TAG = "ms-k3f9-42-1"
@@ -212,7 +215,7 @@ def test_half_an_answer_is_an_error(broken: str) -> None:
 def test_facts() -> None:
     limits = {"all.q": text.Limits(time=86400.0)}
     totals = {"n1": {"gpu": 2.0, "h_vmem": 32.0 * 2**30}}
-    facts = text.facts(
+    facts = cluster_info.facts(
         text.jobs(QSTAT), text.hosts(QHOST), limits, totals, "h_vmem", {"7"}, 1795230200.0, 50.0
     )
     assert (facts.cpus, facts.used, facts.pending) == (8, 2, 18)  # n2 is not usable
@@ -236,7 +239,7 @@ def test_jobs_without_a_queue_may_go_to_any() -> None:
             "n1", None, {}, (text.Queue("all.q", 4, 1, 0, ""), text.Queue("short.q", 2, 0, 0, ""))
         )
     ]
-    facts = text.facts([], hosts, limits, {}, None, set(), 0.0, 1.0)
+    facts = cluster_info.facts([], hosts, limits, {}, None, set(), 0.0, 1.0)
     every = facts.partition(None)
     assert every is not None
     assert (every.name, every.free_cpus, every.max_time) == (text.EVERYWHERE, 5, None)
@@ -661,7 +664,9 @@ def test_only_windows_that_have_begun_keep_slots_from_others_and_the_rest_are_co
     assert [(queue.running, queue.reserved) for queue in now.queues] == [(5, 1)]
     # at 500 three slots are reserved beside four, and one of others' three is still taken
     assert cell.coming() == ((495.0, 0), (1995.0, 1))
-    facts = text.facts([], [now], {"all.q": text.Limits(None)}, {}, None, set(), 100.0, 60.0)
+    facts = cluster_info.facts(
+        [], [now], {"all.q": text.Limits(None)}, {}, None, set(), 100.0, 60.0
+    )
     assert (facts.cpus, facts.used) == (8, 6)
 
 
@@ -670,9 +675,9 @@ def test_who_waits_in_a_reservation_is_not_the_head_of_the_line() -> None:
         text.Job("7", "x", "ada", "qw", 8, requests={"h_rt": "3600"}),
         text.Job("8", "x", "bob", "qw", 2, requests={"h_rt": "60"}),
     ]
-    every = text.facts(listed, [], {}, {}, None, set(), 100.0, 60.0)
+    every = cluster_info.facts(listed, [], {}, {}, None, set(), 100.0, 60.0)
     assert (every.head, every.pending, every.owed) == ((8, 3600.0), 2, 28_920.0)
-    without = text.facts(listed, [], {}, {}, None, set(), 100.0, 60.0, {"7"})
+    without = cluster_info.facts(listed, [], {}, {}, None, set(), 100.0, 60.0, {"7"})
     assert (without.head, without.pending, without.owed) == ((2, 60.0), 1, 120.0)
 
 

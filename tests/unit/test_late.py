@@ -11,30 +11,29 @@ from metasched.core.events import (
     Due,
     LicenceSet,
     Outcome,
-    Policy,
     Seen,
     Send,
     Submitted,
     Tried,
 )
-from metasched.core.scheduler import Core
-from metasched.model.job import Cluster, Facts, Job, Nodes, Partition, Reason, Row, State
-from metasched.model.licence import LicencePool
-from metasched.model.reservation import (
+from metasched.core.reservations.events import (
     Bind,
-    Held,
     LookAround,
-    NodesInUse,
     ReservationAsked,
     ReservationBound,
-    Stage,
-    Survey,
     Surveyed,
     Unbind,
-    name_of,
 )
+from metasched.core.scheduler import Core
+from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.job import Job, Reason, State
+from metasched.model.licence import LicencePool
+from metasched.model.listing import Row
+from metasched.model.reservation import Stage, name_of
 from metasched.model.reservation_request import Request
+from metasched.model.survey import Held, NodesInUse, Survey
 from metasched.model.tags import tag_of
+from metasched.policies.policy import Policy
 
 T = 1_000_000.0
 GUARD = 10.0

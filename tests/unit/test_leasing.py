@@ -10,15 +10,16 @@ from metasched.core.events import (
     Declined,
     Due,
     LicencesCounted,
-    Policy,
     Send,
     Silent,
     Submitted,
     Tried,
     Withdraw,
 )
-from metasched.model.job import Copies, Reason, State
+from metasched.model.cluster import Copies
+from metasched.model.job import Reason, State
 from metasched.model.licence import GivenBack, Lease, LicenceCount, LicencePool
+from metasched.policies.policy import Policy
 from tests.unit.core_site import NOW, Site, facts, job
 
 MATLAB = (LicencePool(name="matlab", total=4, linger=30.0),)

@@ -13,7 +13,6 @@ from metasched.core.events import (
     Due,
     LicenceSet,
     Outcome,
-    Policy,
     Seen,
     Send,
     Submitted,
@@ -22,20 +21,22 @@ from metasched.core.events import (
 )
 from metasched.core.licences.queue import Licences
 from metasched.core.licences.windows import TokenWindow, ahead, earliest, least
-from metasched.core.scheduler import Core
-from metasched.model.job import Cluster, Facts, Job, Nodes, Partition, Reason, Row, State
-from metasched.model.licence import Lease, LicencePool
-from metasched.model.reservation import (
-    NodesInUse,
+from metasched.core.reservations.events import (
     ReservationAsked,
     ReservationBound,
     ReservationCancelled,
-    Stage,
-    Survey,
     Surveyed,
 )
+from metasched.core.scheduler import Core
+from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.job import Job, Reason, State
+from metasched.model.licence import Lease, LicencePool
+from metasched.model.listing import Row
+from metasched.model.reservation import Stage
 from metasched.model.reservation_request import Offer, Request
+from metasched.model.survey import NodesInUse, Survey
 from metasched.model.tags import tag_of
+from metasched.policies.policy import Policy
 
 T = 1_000_000.0
 MATLAB = LicencePool(name="matlab", total=4)

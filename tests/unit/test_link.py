@@ -12,10 +12,11 @@ from typing import Any, cast
 import pytest
 
 from metasched.adapters.base import Withdrawal
-from metasched.adapters.worker import Answer, Call
-from metasched.config.reading import ClusterSettings
-from metasched.daemon.service import Engine, Link
-from metasched.model.job import Cluster
+from metasched.adapters.protocol import Answer, Call
+from metasched.config.settings import ClusterSettings
+from metasched.daemon.cluster_connection import Link
+from metasched.daemon.service import Engine
+from metasched.model.cluster import Cluster
 
 
 class Ending:

@@ -14,7 +14,8 @@ from metasched.core.events import (
     Submitted,
     Withdraw,
 )
-from metasched.model.job import Cluster, Facts, Job, Nodes, Partition, Reason, State
+from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.job import Job, Reason, State
 from metasched.policies.eligible import Unfit, unfit
 from tests.unit.core_site import NOW, Site, facts, job
 

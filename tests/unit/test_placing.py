@@ -7,14 +7,16 @@ from metasched.core.events import (
     Asked,
     Booted,
     Declined,
-    Policy,
     Returned,
     Send,
     Submitted,
     Tried,
 )
-from metasched.model.job import Cluster, Reason, Row, State
+from metasched.model.cluster import Cluster
+from metasched.model.job import Reason, State
 from metasched.model.licence import LicencePool
+from metasched.model.listing import Row
+from metasched.policies.policy import Policy
 from tests.unit.core_site import NOW, Site, facts, job
 
 

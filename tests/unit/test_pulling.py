@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from metasched.model.job import Facts, Job, Nodes, Partition
+from metasched.model.cluster import Facts, Nodes, Partition
+from metasched.model.job import Job
 from metasched.policies.pull import Room
 
 NOW = 1000.0

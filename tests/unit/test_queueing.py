@@ -6,22 +6,9 @@ import math
 
 import pytest
 
-from metasched.policies.local.queueing import (
-    EASY,
-    EDF,
-    FCFS,
-    LSF,
-    SJF,
-    FairShare,
-    FirstFit,
-    Free,
-    Policy,
-    Priority,
-    Running,
-    Start,
-    Waiting,
-    earliest_fit,
-)
+from metasched.policies.local.capacity import earliest_fit
+from metasched.policies.local.orders import EASY, EDF, FCFS, LSF, SJF, FairShare, FirstFit, Priority
+from metasched.policies.local.queueing import Free, Policy, Running, Start, Waiting
 
 
 def job(number: int, cpus: int, estimated: float = 10.0, **counts: int) -> Waiting:

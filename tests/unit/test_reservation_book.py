@@ -7,38 +7,39 @@ from typing import Literal
 
 import pytest
 
-from metasched.core.events import Outcome, Policy
+from metasched.core.events import Outcome
 from metasched.core.licences.queue import Licences
 from metasched.core.reservations.book import PROMISED_TRIES, TRIES, ReservationBook
-from metasched.model.job import Cluster, Job, Reason
-from metasched.model.reservation import (
-    OPEN,
-    OVER,
-    TABLE,
+from metasched.core.reservations.events import (
     Bind,
-    Held,
-    IllegalTurn,
     LookAround,
-    NodesInUse,
-    Pool,
-    Reservation,
     ReservationAsked,
     ReservationBound,
     ReservationCancelled,
     ReservationDeclined,
     ReservationEvent,
     ReservationReleased,
-    Stage,
-    Survey,
     Surveyed,
-    Turn,
     Unbind,
+)
+from metasched.model.cluster import Cluster
+from metasched.model.job import Job, Reason
+from metasched.model.reservation import (
+    OPEN,
+    OVER,
+    TABLE,
+    IllegalTurn,
+    Reservation,
+    Stage,
+    Turn,
     id_of,
     name_of,
     turned,
 )
 from metasched.model.reservation_request import Offer, Request
+from metasched.model.survey import Held, NodesInUse, Pool, Survey
 from metasched.policies.eligible import Unfit
+from metasched.policies.policy import Policy
 
 T = 1_000_000.0
 ALPHA = Cluster(name="alpha", adapter="slurm", reserves=True)

@@ -8,7 +8,8 @@ from math import inf, nan
 import pytest
 
 from metasched.carts.carts import Carts
-from metasched.model.reservation_request import Offer, Request, best, instead
+from metasched.core.reservations.offers import best, instead
+from metasched.model.reservation_request import Offer, Request
 from metasched.policies.reservation_choice import MinimumCompletionTime, ResourcePriority
 
 HOUR = 3600.0

@@ -12,21 +12,21 @@ import pytest
 
 from metasched.api.licences import _row as licence_row
 from metasched.api.reservations import Wish, _reserve
-from metasched.core.events import Booted, CoreEvent, Policy, Seen
-from metasched.core.scheduler import Core
-from metasched.daemon.service import Engine
-from metasched.errors import Wrong
-from metasched.model.job import Cluster, Facts
-from metasched.model.licence import LicencePool
-from metasched.model.reservation import (
-    NodesInUse,
+from metasched.core.events import Booted, CoreEvent, Seen
+from metasched.core.reservations.events import (
     ReservationAsked,
     ReservationBound,
     ReservationCancelled,
-    Survey,
     Surveyed,
 )
+from metasched.core.scheduler import Core
+from metasched.daemon.service import Engine
+from metasched.errors import Wrong
+from metasched.model.cluster import Cluster, Facts
+from metasched.model.licence import LicencePool
 from metasched.model.reservation_request import Quota
+from metasched.model.survey import NodesInUse, Survey
+from metasched.policies.policy import Policy
 
 POOLS = (
     LicencePool(name="matlab", total=4, headroom=1),

@@ -17,7 +17,7 @@ from metasched.experiments.reserved_providers import Binding, schedule
 from metasched.model.job import Job
 from metasched.model.reservation_request import Request as Reservation
 from metasched.policies.reservation_choice import MinimumCompletionTime, ResourcePriority
-from metasched.simulate.clusters import parse
+from metasched.simulate.cluster_specs import parse
 from metasched.simulate.engine import Schedule
 from metasched.simulate.workload import Request, Workload
 from tests.traces import trace

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.core.events import CoreEvent, Outcome, Policy, Seen, Submitted
+from metasched.core.events import CoreEvent, Outcome, Seen, Submitted
 from metasched.model.job import Job
 from metasched.policies.local.registry import make
-from metasched.simulate.clusters import Machine, SimulatedCluster, parse
+from metasched.policies.policy import Policy
+from metasched.simulate.cluster_specs import parse
+from metasched.simulate.clusters import Machine, SimulatedCluster
 from metasched.simulate.engine import Engine, Placed
 from metasched.simulate.schemes import CHOICES, Scheme
 from metasched.simulate.workload import Request, Workload

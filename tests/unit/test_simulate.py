@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from metasched.cli import main
-from metasched.core.events import CoreEvent, Outcome, Policy, Seen, Submitted
+from metasched.core.events import CoreEvent, Outcome, Seen, Submitted
 from metasched.core.scheduler import Core
 from metasched.model.job import Job
 from metasched.model.licence import LicencePool
 from metasched.policies.local.registry import make
+from metasched.policies.policy import Policy
 from metasched.simulate import metrics, synthetic
-from metasched.simulate.clusters import ClusterError, Machine, SimulatedCluster, parse
+from metasched.simulate.cluster_specs import parse
+from metasched.simulate.clusters import ClusterError, Machine, SimulatedCluster
 from metasched.simulate.engine import Engine, Schedule
 from metasched.simulate.settings import SettingError, read_settings, simulate
 from metasched.simulate.workload import Request, Workload

@@ -10,7 +10,8 @@ import pytest
 from metasched.adapters.slurm.accounting import Accounting
 from metasched.adapters.slurm.accounting_records import Record
 from metasched.adapters.slurm.listing import Controller
-from metasched.model.job import Missing, State
+from metasched.model.job import State
+from metasched.model.listing import Missing
 from metasched.model.tags import tag_of
 
 OWNER, FORGER = pwd.getpwuid(0), pwd.getpwuid(1)

@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
-from metasched.adapters.base import Order, Refused
+from metasched.adapters.base import Order
+from metasched.adapters.errors import Refused
+from metasched.adapters.slurm import cluster_info
 from metasched.adapters.slurm import listing as text
 from metasched.adapters.slurm import submission as batch
 from metasched.adapters.slurm.adapter import SlurmOptions
 from metasched.adapters.slurm.listing_horizon import Reach
-from metasched.model.job import Copies, Facts, Job, Nodes, Payload, Row, State
+from metasched.model.cluster import Copies, Facts, Nodes
+from metasched.model.job import Job, Payload, State
+from metasched.model.listing import Row
 
 TAKEN = 1795228098.0
 OURS = "abcd1234"
@@ -69,7 +73,7 @@ def row(**changed: str) -> Row:
 
 
 def facts(*jobs: text.QueueLine) -> Facts:
-    return text.facts(jobs, text.nodes(NODES, "~"), TAKEN, set())
+    return cluster_info.facts(jobs, text.nodes(NODES, "~"), TAKEN, set())
 
 
 # Recorded listings.
@@ -100,7 +104,7 @@ def test_recorded_rows_of_ours() -> None:
 
 def test_recorded_facts() -> None:
     lines = text.queue(QUEUE, "~")
-    seen = text.facts(lines, text.nodes(NODES, "~"), TAKEN, {"85"})
+    seen = cluster_info.facts(lines, text.nodes(NODES, "~"), TAKEN, {"85"})
     assert (seen.cpus, seen.used) == (48, 35)
     assert seen.running == (
         (1795228696.0, 1),
@@ -114,7 +118,7 @@ def test_recorded_facts() -> None:
 
 
 def test_recorded_partitions() -> None:
-    main, short = text.facts([], text.nodes(NODES, "~"), TAKEN, set()).partitions
+    main, short = cluster_info.facts([], text.nodes(NODES, "~"), TAKEN, set()).partitions
     usual: dict[str, Any] = {"cpus": 16, "memory": 65536, "features": ("any",)}
     assert main.nodes == (
         Nodes(count=2, free_cpus=0, free_memory=63936, **usual),
@@ -440,7 +444,7 @@ def test_the_head_is_the_first_in_slurms_own_order() -> None:
     assert facts(*jobs).head == (2, 600.0)
     important = NODES.replace("~1-2~1~", "~1-2~5~")  # the tier of `short`
     jobs[0] = jobs[0]._replace(partition="short")
-    assert text.facts(jobs, text.nodes(important, "~"), TAKEN, set()).head == (1, 600.0)
+    assert cluster_info.facts(jobs, text.nodes(important, "~"), TAKEN, set()).head == (1, 600.0)
 
 
 @pytest.mark.parametrize(
@@ -469,7 +473,7 @@ def test_when_running_work_ends(state: str, changed: dict[str, str], end: float)
 )
 def test_which_nodes_are_usable(state: str, up: bool) -> None:
     (first, *_) = text.nodes(NODES, "~")
-    seen = text.facts([], [first._replace(state=state, cpus="0/16/0/16")], TAKEN, set())
+    seen = cluster_info.facts([], [first._replace(state=state, cpus="0/16/0/16")], TAKEN, set())
     assert seen.cpus == (16 if up else 0)
     assert [n.up for n in seen.partitions[0].nodes] == [up]
 

@@ -19,7 +19,7 @@ from metasched.adapters.slurm.reservation_listing import (
     reservations,
     reserved_jobs,
 )
-from metasched.model.reservation import Held, Pool
+from metasched.model.survey import Held, Pool
 
 # as scontrol of 22.05 prints it under SLURM_TIME_FORMAT=%s
 SHOWN = (

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from metasched.client.job_request import Request, Submission, prepare
+from metasched.client.job_request import prepare
 from metasched.client.options import BadInput, read_command
+from metasched.client.schemas import Request, Submission
 from metasched.units import (
     Unreadable,
     parse_count,

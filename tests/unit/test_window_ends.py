@@ -13,7 +13,6 @@ from metasched.core.events import (
     CoreEvent,
     Due,
     Outcome,
-    Policy,
     Resumed,
     Revoke,
     Revoked,
@@ -23,19 +22,21 @@ from metasched.core.events import (
     Tried,
     Withdraw,
 )
-from metasched.core.scheduler import Core
-from metasched.model.job import Cluster, Facts, Job, Nodes, Partition, Row, State
-from metasched.model.reservation import (
-    NodesInUse,
+from metasched.core.reservations.events import (
     ReservationAsked,
     ReservationBound,
     ReservationCancelled,
     ReservationReleased,
-    Survey,
     Surveyed,
 )
+from metasched.core.scheduler import Core
+from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.job import Job, State
+from metasched.model.listing import Row
 from metasched.model.reservation_request import Request
+from metasched.model.survey import NodesInUse, Survey
 from metasched.model.tags import tag_of
+from metasched.policies.policy import Policy
 
 T = 1_000_000.0
 START, END = T + 10, T + 110

@@ -15,16 +15,10 @@ from metasched.carts.carts import Carts
 from metasched.carts.node_assignment import Need
 from metasched.carts.relocation import BEGINS, Places, Taken
 from metasched.core.licences.queue import Licences
-from metasched.model.job import Cluster
-from metasched.model.reservation import (
-    OPEN,
-    Reservation,
-    ReservationAsked,
-    Span,
-    Stage,
-    Survey,
-    name_of,
-)
+from metasched.core.reservations.events import ReservationAsked
+from metasched.model.cluster import Cluster
+from metasched.model.reservation import OPEN, Reservation, Stage, name_of
+from metasched.model.survey import Span, Survey
 
 
 class Availability:

@@ -15,32 +15,29 @@ from math import inf
 
 from metasched.carts.carts import Carts
 from metasched.carts.node_assignment import Need, assigned, in_turn
-from metasched.core.events import Outcome, Policy
+from metasched.core.events import Outcome
 from metasched.core.licences.queue import Licences
 from metasched.core.reservations.availability import Availability, merged
-from metasched.model.job import Cluster, Job, Reason
-from metasched.model.reservation import (
-    OPEN,
-    OVER,
+from metasched.core.reservations.events import (
     Bind,
     LookAround,
-    Reservation,
     ReservationAsked,
     ReservationBound,
     ReservationCancelled,
     ReservationDeclined,
     ReservationEvent,
     ReservationReleased,
-    Stage,
     Surveyed,
-    Turn,
     Unbind,
-    id_of,
-    turned,
 )
-from metasched.model.reservation_request import Offer, Request, best, instead
+from metasched.core.reservations.offers import best, instead
+from metasched.model.cluster import Cluster
+from metasched.model.job import Job, Reason
+from metasched.model.reservation import OPEN, OVER, Reservation, Stage, Turn, id_of, turned
+from metasched.model.reservation_request import Offer, Request
 from metasched.policies.eligible import Unfit
 from metasched.policies.late_binding import Promises
+from metasched.policies.policy import Policy
 from metasched.policies.reservation_choice import Chooser, MinimumCompletionTime, ResourcePriority
 
 TRIES = 5  # refusals of its manager, one at once after the other, after which a request is broken

@@ -1,0 +1,99 @@
+"""CARTS of several resources searched together."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+
+from metasched.carts.carts import _finite, _lasting, _positive, _too_many
+
+
+class CartsSets:
+    """CARTS-SR: which processors (0, 1, ...) are free over time; bound when they are reserved.
+
+    For managers that bind at creation, and as the baseline that `Carts` is compared with. A window
+    needs processors that are free through all of it, so some requests are refused that amounts
+    would admit (Kurowski et al. 2011, Proposition 1). `reserve` takes the lowest numbers, or the
+    `highest`. Each call takes O(slots).
+    """
+
+    def __init__(self, processors: int, origin: float = 0.0) -> None:
+        _positive("processors", processors)
+        self.origin = _finite("origin", origin)
+        self._times = [self.origin]
+        self._free = [(1 << processors) - 1]
+        self._all = self._free[0]
+
+    def slots(self) -> list[tuple[float, frozenset[int]]]:
+        """(start, free processors) of every slot in order; the last one has no end."""
+        return [(t, _members(bits)) for t, bits in zip(self._times, self._free, strict=True)]
+
+    def free(self, start: float, end: float) -> frozenset[int]:
+        """The processors that are free through all of [start, end)."""
+        return _members(self._common(start, end))
+
+    def reserve(self, start: float, end: float, size: int, highest: bool = False) -> frozenset[int]:
+        """The `size` processors taken. ValueError, and no change, if no `size` of them are free."""
+        _positive("size", size)
+        common = self._common(start, end)
+        if common.bit_count() < size:
+            raise _too_many(size, start, end, common.bit_count())
+        taken = frozenset(sorted(_members(common), reverse=highest)[:size])
+        self._flip(start, end, taken)
+        return taken
+
+    def release(self, start: float, end: float, processors: Iterable[int]) -> None:
+        """Give back what was taken. ValueError, and no change, if one of them was free."""
+        returned = frozenset(processors)
+        bits = sum(1 << processor for processor in returned)
+        low, high = self._window(start, end)
+        if bits & ~self._all or any(bits & free for free in self._free[low:high]):
+            raise ValueError(f"not all of {sorted(returned)} are reserved in [{start}, {end})")
+        self._flip(start, end, returned)
+
+    def earliest_start(
+        self, size: int, duration: float, ready: float, deadline: float | None = None
+    ) -> float | None:
+        """The first start from `ready` on with `size` processors free throughout, or None."""
+        _positive("size", size)
+        _lasting(duration)
+        begin = max(_finite("ready", ready), self.origin)
+        later = self._times[bisect_right(self._times, begin) :]
+        for start in (begin, *later):
+            if deadline is not None and start + duration > deadline:
+                return None
+            if self._common(start, start + duration).bit_count() >= size:
+                return start
+        return None
+
+    def _common(self, start: float, end: float) -> int:
+        low, high = self._window(start, end)
+        common = self._all
+        for bits in self._free[low:high]:
+            common &= bits
+        return common
+
+    def _window(self, start: float, end: float) -> tuple[int, int]:
+        if not self.origin <= _finite("start", start):
+            raise ValueError(f"{start} lies before the origin {self.origin}")
+        if not start < _finite("end", end):
+            raise ValueError(f"[{start}, {end}) is empty")
+        return bisect_right(self._times, start) - 1, bisect_left(self._times, end)
+
+    def _flip(self, start: float, end: float, processors: frozenset[int]) -> None:
+        for time in (start, end):
+            place = bisect_left(self._times, time)
+            if place == len(self._times) or self._times[place] != time:
+                self._times.insert(place, time)
+                self._free.insert(place, self._free[place - 1])
+        low, high = self._window(start, end)
+        bits = sum(1 << processor for processor in processors)
+        for place in range(low, high):
+            self._free[place] ^= bits
+        for place in (high, low):
+            if place and self._free[place] == self._free[place - 1]:
+                del self._times[place], self._free[place]
+
+
+def _members(bits: int) -> frozenset[int]:
+    return frozenset(place for place in range(bits.bit_length()) if bits >> place & 1)

@@ -1,0 +1,110 @@
+"""Events and actions of advance reservations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from metasched.model.reservation_request import Request
+from metasched.model.survey import Survey
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """What a cluster's manager tells of its nodes."""
+
+    time: float
+    cluster: str
+    survey: Survey
+
+
+@dataclass(frozen=True)
+class ReservationAsked:
+    """A user wants a reservation: `request` counts processors, or nodes with `by_node`.
+
+    `clusters` are those to choose from. `until` (the horizon) bounds what is offered instead.
+    What runs in it may go on for `let_run` seconds after its end. `licences` are to be kept, too.
+    The owner is written to at `mail`.
+    """
+
+    time: float
+    id: int
+    user: str
+    request: Request
+    by_node: bool
+    clusters: tuple[str, ...]
+    until: float
+    let_run: float = 0.0
+    licences: Mapping[str, int] = field(default_factory=dict)
+    mail: str = ""
+
+
+@dataclass(frozen=True)
+class ReservationBound:
+    """The manager keeps these nodes for it."""
+
+    time: float
+    id: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ReservationDeclined:
+    """The manager certainly does not keep for it what was asked for."""
+
+    time: float
+    id: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class ReservationReleased:
+    """The manager keeps nothing for it any more."""
+
+    time: float
+    id: int
+
+
+@dataclass(frozen=True)
+class ReservationCancelled:
+    """Its owner does not want it any more."""
+
+    time: float
+    id: int
+    by: str = ""
+
+
+ReservationEvent = (
+    Surveyed
+    | ReservationAsked
+    | ReservationBound
+    | ReservationDeclined
+    | ReservationReleased
+    | ReservationCancelled
+)
+
+
+@dataclass(frozen=True)
+class Bind:
+    """Let the manager keep the nodes of a reservation, as they are in the book by then."""
+
+    cluster: str
+    id: int
+
+
+@dataclass(frozen=True)
+class Unbind:
+    """Let the manager forget a reservation."""
+
+    cluster: str
+    id: int
+
+
+@dataclass(frozen=True)
+class LookAround:
+    """Ask the manager for a survey."""
+
+    cluster: str
+
+
+ReservationAction = Bind | Unbind | LookAround

@@ -1,0 +1,154 @@
+"""Local policies that sort their queue: FCFS, LSF, SJF, EDF, EASY and others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import ClassVar
+
+from metasched.policies.local.backfilling import backfill, first_fit, strict
+from metasched.policies.local.capacity import room
+from metasched.policies.local.queueing import NEVER, Free, Running, Start, Waiting
+
+
+class FCFS:
+    """First come, first served: nothing overtakes a job that does not fit. O(started)."""
+
+    name: ClassVar[str] = "fcfs"
+    period: float = 0.0
+    steady: ClassVar[bool] = True
+
+    def starts(
+        self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
+    ) -> list[Start]:
+        space = room(now, running, free)
+        strict(queue, space)
+        return space.starts
+
+
+class FirstFit:
+    """Down the queue, whatever fits starts; a large job may wait for ever. O(q).
+
+    The local "FCFS" of Kurowski et al. 2011, §4.4.3.
+    """
+
+    name: ClassVar[str] = "first-fit"
+    period: float = 0.0
+    steady: ClassVar[bool] = True
+
+    def starts(
+        self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
+    ) -> list[Start]:
+        space = room(now, running, free)
+        first_fit(self.ordered(queue), space)
+        return space.starts
+
+    def ordered(self, queue: Collection[Waiting]) -> Collection[Waiting]:
+        return queue
+
+
+class LSF(FirstFit):
+    """Largest size first, looked at every `period` seconds (0: at each arrival and ending).
+
+    Kurowski et al. 2011, §4.4.3. ValueError if `period` is negative or no number.
+    """
+
+    name: ClassVar[str] = "lsf"
+
+    def __init__(self, period: float = 0.0) -> None:
+        if not (math.isfinite(period) and period >= 0):
+            raise ValueError(f"period is {period}; it must be 0 or more seconds")
+        self.period = period
+
+    def ordered(self, queue: Collection[Waiting]) -> Collection[Waiting]:
+        return sorted(queue, key=lambda job: -job.cpus)
+
+
+class SJF(FirstFit):
+    """Shortest estimate first."""
+
+    name: ClassVar[str] = "sjf"
+
+    def ordered(self, queue: Collection[Waiting]) -> Collection[Waiting]:
+        return sorted(queue, key=lambda job: job.estimated)
+
+
+class EDF(FirstFit):
+    """Earliest deadline first, jobs without one last. Pasquali 2008, §4.2."""
+
+    name: ClassVar[str] = "edf"
+
+    def ordered(self, queue: Collection[Waiting]) -> Collection[Waiting]:
+        return sorted(queue, key=lambda job: NEVER if job.deadline is None else job.deadline)
+
+
+class EASY:
+    """FCFS with backfilling: a later job may start if it does not delay the blocked head."""
+
+    name: ClassVar[str] = "easy"
+    period: float = 0.0
+    steady: ClassVar[bool] = True
+
+    def starts(
+        self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
+    ) -> list[Start]:
+        space = room(now, running, free)
+        backfill(self.ordered(now, queue), space)
+        return space.starts
+
+    def ordered(self, now: float, queue: Collection[Waiting]) -> Collection[Waiting]:
+        return queue
+
+
+class Priority(EASY):
+    """EASY on the queue ordered by the meta-scheduler's fixed priority, higher first.
+
+    The case MS of Pasquali 2008, §4.3.
+    """
+
+    name: ClassVar[str] = "priority"
+    steady: ClassVar[bool] = False
+
+    def ordered(self, now: float, queue: Collection[Waiting]) -> Collection[Waiting]:
+        return sorted(queue, key=lambda job: -job.priority)
+
+
+class FairShare(EASY):
+    """EASY on the queue ordered by what its user has consumed of late, the least first.
+
+    Consumption is processor seconds, halved every `half_life` seconds (a week, as Slurm's
+    PriorityDecayHalfLife has it by default). ValueError if that is not positive.
+    """
+
+    name: ClassVar[str] = "fair-share"
+    steady: ClassVar[bool] = False
+
+    def __init__(self, half_life: float = 7 * 86400.0) -> None:
+        if not (math.isfinite(half_life) and half_life > 0):
+            raise ValueError(f"half_life is {half_life}; it must be a positive number of seconds")
+        self.half_life = half_life
+        self._used: dict[str, float] = {}
+        self._holding: list[Running] = []
+        self._then = 0.0
+
+    def starts(
+        self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
+    ) -> list[Start]:
+        self._consume(now)
+        space = room(now, running, free)
+        backfill(self.ordered(now, queue), space)
+        self._holding = list(space.held())
+        return space.starts
+
+    def ordered(self, now: float, queue: Collection[Waiting]) -> Collection[Waiting]:
+        used = self._used
+        return sorted(queue, key=lambda job: used.get(job.user, 0.0))
+
+    def _consume(self, now: float) -> None:
+        """Count what ran since the last pass: every start and every end is followed by one."""
+        elapsed, self._then = now - self._then, now
+        decay = 0.5 ** (elapsed / self.half_life)
+        used = {user: seconds * decay for user, seconds in self._used.items()}
+        for job in self._holding:
+            used[job.user] = used.get(job.user, 0.0) + job.cpus * elapsed
+        self._used = used
