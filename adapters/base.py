@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
 
 from metasched.adapters.errors import Refused
 from metasched.model.arrays import Array
@@ -42,8 +44,7 @@ class Capabilities:
     names_nodes: bool = False  # ... of names that we say; else it chooses them by itself
 
 
-@dataclass(frozen=True, kw_only=True)
-class Order:
+class Order(msgspec.Struct, frozen=True, kw_only=True):
     """One sending: these tasks of a job, under one tag, in this manager's own names.
 
     `job.account`, `.partition`, `.qos` and `.constraint` are already translated; `job.licences`
@@ -89,8 +90,7 @@ def task_variables(job: int, array: Array | None, index: int) -> dict[str, str]:
     return {"METASCHED_TASK": str(index), **(array.variables(job, index) if array else {})}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Withdrawal:
+class Withdrawal(msgspec.Struct, frozen=True, kw_only=True):
     """A wish to be rid of tasks: `natives` maps each index to its native id, if it is known.
 
     `unstarted` True (a pull, a recall, a hold): only what has certainly not begun and cannot
@@ -99,7 +99,7 @@ class Withdrawal:
 
     tag: str
     user: str = ""  # the job's owner
-    natives: Mapping[int, str | None] = field(default_factory=dict)
+    natives: Mapping[int, str | None] = msgspec.field(default_factory=dict)
     unstarted: bool = False
 
 

@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
+from msgspec import structs
+
 from metasched.adapters.base import Order
 from metasched.adapters.errors import Refused
 from metasched.adapters.interpreter import becoming
@@ -40,7 +42,7 @@ def fenced(order: Order) -> Order:
     except OSError as error:
         raise Refused(f"no claim can be made in {folder}: {error.strerror}", again=True) from None
     script = wrapped(order.payload.script, str(folder / order.tag), order.job.requeue)
-    return replace(order, payload=replace(order.payload, script=script), fence="")
+    return structs.replace(order, payload=replace(order.payload, script=script), fence="")
 
 
 def wrapped(script: str, claim: str, again: bool) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from metasched.adapters.base import Order, Withdrawal
 from metasched.model.cluster import Cluster, Facts
@@ -11,8 +12,7 @@ from metasched.model.listing import Claim, Missing, Row, Trace
 from metasched.model.survey import Survey, Window
 
 
-@dataclass(frozen=True)
-class Boot:
+class Boot(msgspec.Struct, frozen=True):
     """The first line: which adapter to host. `folder` is the cluster's own."""
 
     adapter: str
@@ -23,8 +23,7 @@ class Boot:
     launcher: str = ""  # site mode: the launcher's socket
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """One request.
 
     `order` is for submit, `withdrawals` for withdraw, `missing` for trace, `claims` for revoke,
@@ -38,15 +37,14 @@ class Call:
     chained: bool = False
     withdrawals: tuple[Withdrawal, ...] = ()
     full: bool = False  # a poll is to tell everything, not what is new
-    rho: dict[str, float] = field(default_factory=dict)  # of licences, see `Adapter.criticality`
+    rho: dict[str, float] = msgspec.field(default_factory=dict)  # see `Adapter.criticality`
     missing: tuple[Missing, ...] = ()
     claims: tuple[Claim, ...] = ()
     window: Window | None = None
     name: str = ""
 
 
-@dataclass(frozen=True)
-class News:
+class News(msgspec.Struct, frozen=True):
     """A listing reduced to what is new since the last one; `facts` None: as before.
 
     `expected` are what the manager newly expects (`Row.expected`; None: nothing any more).
@@ -63,8 +61,7 @@ class News:
     expected: tuple[tuple[str, int, str, float | None], ...] = ()  # tag, task, owner, start
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """One reply: `error` is "" or the kind of failure, with its `reason`.
 
     `untried`: a chained submit that was not carried out.
@@ -73,9 +70,9 @@ class Answer:
     error: Literal["", "refused", "unreachable", "defect", "untried"] = ""
     reason: str = ""
     again: bool = False
-    natives: dict[int, str] = field(default_factory=dict)
+    natives: dict[int, str] = msgspec.field(default_factory=dict)
     news: News | None = None
     trace: Trace | None = None
     survey: Survey | None = None
-    revoked: dict[int, bool] = field(default_factory=dict)  # by the claim's place in the call
+    revoked: dict[int, bool] = msgspec.field(default_factory=dict)  # by place in `claims`
     access: str = ""  # by what the adapter speaks to its manager, where there is a choice

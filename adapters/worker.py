@@ -11,10 +11,11 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from metasched.adapters.base import Adapter, Order
 from metasched.adapters.child_processes import die_with_parent
@@ -45,7 +46,7 @@ class Host:
         answer = Answer("untried") if call.chained and self._broken else self._answer(call)
         if call.call == "submit":
             self._broken = answer.again or answer.error not in ("", "refused")
-        return replace(answer, access=self.adapter.access)
+        return structs.replace(answer, access=self.adapter.access)
 
     def _answer(self, call: Call) -> Answer:
         try:

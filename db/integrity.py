@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec import structs
 from sqlalchemy import Connection, and_, func, select
 
 from metasched.core.scheduler import Core
@@ -97,7 +98,7 @@ def _replayed(connection: Connection) -> tuple[list[str], str]:
     oldest = connection.execute(select(checkpoint).order_by(checkpoint.c.event)).first()
     if first != 1 and oldest is not None:
         since = oldest.event
-        core.restore(**vars(Known.unpacked(oldest.data)))
+        core.restore(**structs.asdict(Known.unpacked(oldest.data)))
     many, ended = 0, {}
     for what in events(connection, since):
         many += 1

@@ -10,10 +10,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import structs
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -218,7 +219,7 @@ class Ledger(Reading):
             if isinstance(what, Drained | Resumed):
                 run(delete(drain).where(drain.c.cluster == what.cluster))
             if isinstance(what, Drained):
-                run(insert(drain), vars(what))
+                run(insert(drain), structs.asdict(what))
             if isinstance(what, Seen) and what.facts is not None:
                 kept = encode(what.facts.lasting)
                 if self._lasting.get(what.cluster) != kept:
@@ -292,7 +293,7 @@ class Ledger(Reading):
         before, self._facts[what.cluster] = self._facts.get(what.cluster), what.facts
         if before is None:
             return encode(what)
-        told = msgspec.to_builtins(replace(what, facts=None))
+        told = msgspec.to_builtins(structs.replace(what, facts=None))
         return encode({**told, "changed": changed(before, what.facts)})
 
     def _insert_jobs(
@@ -389,7 +390,7 @@ class Ledger(Reading):
             last = run(select(func.max(checkpoint.c.event))).scalar() or 0
             due = self._next_event - last > CHECKPOINT_AFTER
             self._checkpoint = known.packed() if due else None
-            into.restore(**vars(known))
+            into.restore(**structs.asdict(known))
 
     def fate(self, target: Target) -> Fate | None:
         """What has become of a job or a task that another is to depend on; None: there is none."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import msgspec
+from msgspec import structs
 from sqlalchemy import Connection, and_, func, select
 
 from metasched.core.events import CoreEvent, Drained, Seen
@@ -29,8 +29,7 @@ ATTEMPT = [c.name for c in attempt.c if c.name not in ("job", "task_index")]  # 
 _OF_TASK = and_(task.c.job == attempt.c.job, task.c.task_index == attempt.c.task_index)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Known:
+class Known(msgspec.Struct, frozen=True, kw_only=True):
     """What a core is restored from: the arguments of `Core.restore`."""
 
     tasks: list[Task]
@@ -38,13 +37,13 @@ class Known:
     facts: dict[str, Facts]
     margins: list[Job]
     drains: list[Drained]
-    ended: dict[tuple[int, int], Ended] = field(default_factory=dict)
-    fates: dict[int, list[Fate]] = field(default_factory=dict)
-    leases: list[Lease] = field(default_factory=list)
-    lingering: list[Lingering] = field(default_factory=list)
-    totals: dict[str, int] = field(default_factory=dict)
-    past_us: dict[str, dict[str, LicenceCount]] = field(default_factory=dict)
-    reservations: list[Reservation] = field(default_factory=list)
+    ended: dict[tuple[int, int], Ended] = msgspec.field(default_factory=dict)
+    fates: dict[int, list[Fate]] = msgspec.field(default_factory=dict)
+    leases: list[Lease] = msgspec.field(default_factory=list)
+    lingering: list[Lingering] = msgspec.field(default_factory=list)
+    totals: dict[str, int] = msgspec.field(default_factory=dict)
+    past_us: dict[str, dict[str, LicenceCount]] = msgspec.field(default_factory=dict)
+    reservations: list[Reservation] = msgspec.field(default_factory=list)
 
     def packed(self) -> bytes:
         return zlib.compress(msgspec.msgpack.encode(self), 1)
@@ -233,7 +232,7 @@ def events(reading: Connection, since: int = 0) -> Iterator[CoreEvent]:
         news = told.pop("changed", None)
         seen = msgspec.convert(told, Seen)
         if news is not None:
-            seen = replace(seen, facts=applied(facts[seen.cluster], news))
+            seen = structs.replace(seen, facts=applied(facts[seen.cluster], news))
         if seen.facts is not None:
             facts[seen.cluster] = seen.facts
         yield seen

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
+from msgspec import structs
 from sqlalchemy import Connection, bindparam, delete, func, insert, or_, select, update
 
 from metasched.core.events import Outcome
@@ -150,7 +151,7 @@ def wrong(connection: Connection) -> Iterator[str]:
 
 def _row(one: Reservation) -> dict[str, Any]:
     encoded = {name: msgspec.json.encode(getattr(one, name)).decode() for name in _JSON}
-    return {**vars(one), **encoded}
+    return {**structs.asdict(one), **encoded}
 
 
 def _read(row: Any) -> Reservation:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from metasched.adapters.base import Adapter, Capabilities, Order, Withdrawal
 from metasched.adapters.errors import Refused, Unreachable
@@ -64,7 +65,7 @@ class Hosted(Adapter):
         self._rows |= {(row.tag, row.task, row.owner): row for row in news.rows}
         for tag, task, owner, start in news.expected:
             if (row := self._rows.get((tag, task, owner))) is not None:
-                self._rows[tag, task, owner] = replace(row, expected=start)
+                self._rows[tag, task, owner] = structs.replace(row, expected=start)
         self._facts = news.facts or self._facts
         assert self._facts is not None
         return Listing(

@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec import structs
+
 from metasched.adapters.base import Order, Withdrawal
 from metasched.adapters.commands import Answer, memory_file, run
 from metasched.adapters.drmaa.job_script import script
@@ -115,7 +117,7 @@ def _within(order: Order, kept: Kept, now: float) -> Order:
     if (left := kept.left(now)) < 1:
         raise Refused(f"advance reservation {kept.id} is over", again=True)
     limit = order.job.time_limit
-    return replace(order, job=replace(order.job, time_limit=min(limit or left, left)))
+    return structs.replace(order, job=replace(order.job, time_limit=min(limit or left, left)))
 
 
 class GridEngine:
@@ -319,7 +321,7 @@ class GridEngine:
             since=self._since(taken),
             until=self._until(taken, lag),
             rows=tuple(rows),
-            facts=replace(facts, licences=tokens, coming=seen.coming),
+            facts=structs.replace(facts, licences=tokens, coming=seen.coming),
         )
 
     def survey(self) -> Survey:
@@ -346,11 +348,11 @@ class GridEngine:
                 began = before.started if before and before.native_id == row.native_id else None
                 # execd and qmaster disagree by a second on when it began; keep what was told
                 started = min(began or row.started or 0, row.ended or 0)
-                ended[key] = replace(row, started=started, owner=key[2])
+                ended[key] = structs.replace(row, started=started, owner=key[2])
         live = {}
         for key, job in ours.items():
             if key not in ended:
-                live[key] = replace(text.live_row(job, *key[:2]), owner=key[2])
+                live[key] = structs.replace(text.live_row(job, *key[:2]), owner=key[2])
                 self._gone.pop(key, None)
         for key, row in self._live.items():
             if key in ours or key in ended:

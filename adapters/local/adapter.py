@@ -29,12 +29,13 @@ import time
 from bisect import insort
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import ClassVar
 
 import msgspec
+from msgspec import structs
 
 from metasched.adapters import supervisor
 from metasched.adapters.base import Adapter, Capabilities, Order, Withdrawal, task_variables
@@ -249,7 +250,7 @@ class Local(Adapter):
                 since=max(self._born, now - self.options.keep),
                 until=now,
                 rows=tuple(
-                    replace(task.row, word="Resources") if task is head else task.row
+                    structs.replace(task.row, word="Resources") if task is head else task.row
                     for task in self._tasks.values()
                     if task.ours
                 ),
@@ -524,7 +525,7 @@ class Local(Adapter):
             return
         claim = read_record(self._folder_of(task), "claim")
         if claim is not None and "pid" in claim:
-            task.row = replace(
+            task.row = structs.replace(
                 task.row,
                 state=State.RUNNING,
                 started=float(claim["time"]),
@@ -683,7 +684,7 @@ class Local(Adapter):
             except (OSError, AdapterError):
                 log.exception("%s: what task %s left may still run", self.folder, task.native)
         word = "its supervisor was killed" if same_boot else "the host was restarted"
-        return replace(task.row, state=State.NODE_FAIL, ended=time.time(), word=word)
+        return structs.replace(task.row, state=State.NODE_FAIL, ended=time.time(), word=word)
 
     def _finish(self, task: _Task, row: Row) -> None:
         """Note an end and give back what the task held.
@@ -836,11 +837,11 @@ def _check_texts(order: Order, look: bool) -> None:
 
 
 def _unbegun(row: Row, state: State, word: str) -> Row:
-    return replace(row, state=state, ended=time.time(), word=word)
+    return structs.replace(row, state=state, ended=time.time(), word=word)
 
 
 def _ended(row: Row, end: Mapping[str, str]) -> Row:
-    return replace(
+    return structs.replace(
         row,
         state=State(end["state"]),
         ended=float(end["time"]),

@@ -9,8 +9,9 @@ import os
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import IO, Protocol
+
+from msgspec import structs
 
 from metasched.adapters.errors import Refused
 from metasched.adapters.launcher_client import uid_of
@@ -90,7 +91,7 @@ class Accounting:
         unmarked = [r.submit + skew for r in found if r.mark is None]
         return Trace(
             rows=tuple(
-                replace(row, owner=one.user)
+                structs.replace(row, owner=one.user)
                 for one, record in last.items()
                 if record and (row := record.row(one))
             ),

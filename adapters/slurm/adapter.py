@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from msgspec import structs
+
 from metasched.adapters.base import Adapter, Capabilities, Order, Withdrawal
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import Launcher, name_of, uid_of
@@ -114,7 +116,7 @@ class Slurm(Adapter):
         """
         self._check_size(order.job)
         if order.reservation:
-            order = replace(order, reservation=self._reservations.find(order.reservation))
+            order = structs.replace(order, reservation=self._reservations.find(order.reservation))
         access = self._as(order.job.user)
         array = self._array(order)
         natives: dict[int, str] = {}
@@ -228,7 +230,7 @@ class Slurm(Adapter):
             rows = text.rows(jobs, self.instance, user)
             if user is None:
                 names = {row.owner: name_of(int(row.owner)) for row in rows}
-                rows = [replace(row, owner=names[row.owner]) for row in rows]
+                rows = [structs.replace(row, owner=names[row.owner]) for row in rows]
             ours = {job.id for job in jobs if text.is_ours(job, self.instance, user)}
             free = self._reservations.beside(jobs, places, taken)
             facts = cluster_info.facts(jobs, free, taken, ours)
@@ -236,7 +238,9 @@ class Slurm(Adapter):
         except ValueError as error:
             raise Unreachable(f"the listing cannot be read: {error}") from None
         records = self._accounting.kind(config, access.name == Commands.name)
-        self._facts = replace(facts, records=records, licences=self._licences(), coming=coming)
+        self._facts = structs.replace(
+            facts, records=records, licences=self._licences(), coming=coming
+        )
         self._array_size = config.array_size
         return Listing(
             taken=taken,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
+from msgspec import structs
 
 from metasched.api.identity import Forbidden
 from metasched.api.modifications import LATEST
@@ -279,7 +280,7 @@ def _refused(engine: Engine, event: ReservationAsked) -> str:
     """Why a request is refused, and what would be possible."""
     book, licences = engine.core.reservations, engine.core.licences
     found = book.instead(event)
-    if not event.licences or not book.possible(replace(event, licences={})):
+    if not event.licences or not book.possible(structs.replace(event, licences={})):
         return _instead(book, found)
     names = " and ".join(f"{name}:{many}" for name, many in event.licences.items())
     others = [

@@ -50,6 +50,9 @@ LONGEST = 10 * 366 * 86400.0
 Seconds = Annotated[float, BeforeValidator(_duration), Field(gt=0, le=LONGEST)]
 
 
+_CLUSTER = Cluster(name="", adapter="")  # its defaults
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -121,11 +124,11 @@ class ClusterTable(BaseModel):
     call_timeout: Seconds = 60.0
     move_after: Seconds | None = None
     fence_dir: Annotated[str, AfterValidator(_absolute)] = ""
-    takes: Literal["both", "jobs", "reservations"] = Cluster.takes
+    takes: Literal["both", "jobs", "reservations"] = _CLUSTER.takes
     exclusive: bool = False
     binding: Literal["early", "late"] = "early"
-    lead: Seconds = Cluster.lead
-    guard: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] = Cluster.guard
+    lead: Seconds = _CLUSTER.lead
+    guard: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] = _CLUSTER.guard
     python: str | None = None
     environment: dict[str, str] = Field(default_factory=dict)
 

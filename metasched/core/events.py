@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from metasched.core.reservations.events import ReservationAction, ReservationEvent
 from metasched.core.tasks import Attempt, Change, Past, Task
 from metasched.model.cluster import Cluster, Facts
@@ -23,8 +25,7 @@ from metasched.policies.eligible import Unfit
 from metasched.policies.policy import Policy
 
 
-@dataclass(frozen=True)
-class Booted:
+class Booted(msgspec.Struct, frozen=True):
     """The daemon started, or re-read its policy: nothing is known of any cluster any more.
 
     `pools` None: licences are the managers' own affair (simulations), of which there are `licences`
@@ -39,8 +40,7 @@ class Booted:
     pools: tuple[LicencePool, ...] | None = None
 
 
-@dataclass(slots=True)
-class Submitted:
+class Submitted(msgspec.Struct):
     """A job was accepted; `fates` tell what had become of the jobs that it depends on."""
 
     time: float
@@ -48,8 +48,7 @@ class Submitted:
     fates: tuple[Fate, ...] = ()
 
 
-@dataclass(frozen=True)
-class Tried:
+class Tried(msgspec.Struct, frozen=True):
     """From now on a sending may be with its manager: stored just before the call is made."""
 
     time: float
@@ -57,8 +56,7 @@ class Tried:
     sending: int
 
 
-@dataclass(frozen=True)
-class Accepted:
+class Accepted(msgspec.Struct, frozen=True):
     """The manager took a sending; `natives` maps task index to native id.
 
     `access` is by what it was told, where there is a choice.
@@ -71,8 +69,7 @@ class Accepted:
     access: str = ""
 
 
-@dataclass(frozen=True)
-class Declined:
+class Declined(msgspec.Struct, frozen=True):
     """The manager certainly did not take a sending; `again`: it may take it later."""
 
     time: float
@@ -82,8 +79,7 @@ class Declined:
     again: bool = False
 
 
-@dataclass(frozen=True)
-class Unsure:
+class Unsure(msgspec.Struct, frozen=True):
     """No answer to a sending: perhaps it is there. Listings will tell."""
 
     time: float
@@ -92,16 +88,14 @@ class Unsure:
     reason: str
 
 
-@dataclass(frozen=True)
-class Returned:
+class Returned(msgspec.Struct, frozen=True):
     """Sendings, as (job, sending), that were never tried: their cluster is silent or full."""
 
     time: float
     sendings: tuple[tuple[int, int], ...]
 
 
-@dataclass(slots=True)
-class Seen:
+class Seen(msgspec.Struct):
     """What a complete listing told: rows that are new or changed, rows gone since the last one.
 
     `full`: the rows are all there are (the first listing of a worker, or after a silence).
@@ -122,8 +116,7 @@ class Seen:
     up_since: float = 0.0
 
 
-@dataclass(frozen=True)
-class Traced:
+class Traced(msgspec.Struct, frozen=True):
     """What the accounting of a cluster's manager told of missing tasks (see `model.Trace`)."""
 
     time: float
@@ -132,8 +125,7 @@ class Traced:
     unstarted: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True)
-class Revoked:
+class Revoked(msgspec.Struct, frozen=True):
     """What became of claims that we wanted to revoke.
 
     Those of `tasks`, as (tag, task), can never begin now; those `begun` have been made before.
@@ -144,8 +136,7 @@ class Revoked:
     begun: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True)
-class Silent:
+class Silent(msgspec.Struct, frozen=True):
     time: float
     cluster: str
     reason: str
@@ -154,8 +145,7 @@ class Silent:
 Wish = Literal["cancel", "hold", "release", "requeue", "lost", "ran"]
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """A user's wish for some tasks: `indices` None = all of the job.
 
     `lost` and `ran` are an operator's word on a task that is `unknown`.
@@ -168,8 +158,7 @@ class Asked:
     by: str = ""
 
 
-@dataclass(frozen=True)
-class Again:
+class Again(msgspec.Struct, frozen=True):
     """An ended task that is to run again, as the database knows it."""
 
     index: int
@@ -177,8 +166,7 @@ class Again:
     attempts: int
 
 
-@dataclass(frozen=True)
-class Requeued:
+class Requeued(msgspec.Struct, frozen=True):
     """A user wants ended tasks to run again; what the core has forgotten of them comes along."""
 
     time: float
@@ -190,8 +178,7 @@ class Requeued:
     fates: tuple[Fate, ...] = ()  # as in `Submitted`
 
 
-@dataclass(frozen=True)
-class Modified:
+class Modified(msgspec.Struct, frozen=True):
     """A user changed what a job asks for: `job` is how it is sent from now on.
 
     `what` tells the changes; `resend`: a manager that has it already must get it anew;
@@ -206,8 +193,7 @@ class Modified:
     by: str = ""
 
 
-@dataclass(frozen=True)
-class Drained:
+class Drained(msgspec.Struct, frozen=True):
     """An operator keeps new work from a cluster; `keep_pending`: what waits there may stay."""
 
     time: float
@@ -221,8 +207,7 @@ class Drained:
         return f"drained{by}{f': {self.reason}' if self.reason else ''}"
 
 
-@dataclass(frozen=True)
-class Resumed:
+class Resumed(msgspec.Struct, frozen=True):
     """An operator lets a drained cluster have work again."""
 
     time: float
@@ -230,16 +215,14 @@ class Resumed:
     by: str = ""
 
 
-@dataclass(frozen=True)
-class LicencesCounted:
+class LicencesCounted(msgspec.Struct, frozen=True):
     """What servers of licences told; of those that they do not name nothing new is known."""
 
     time: float
     counts: tuple[LicenceCount, ...]
 
 
-@dataclass(frozen=True)
-class LicenceSet:
+class LicenceSet(msgspec.Struct, frozen=True):
     """An operator says how many of a licence there are; `total` None: as configured again."""
 
     time: float
@@ -248,8 +231,7 @@ class LicenceSet:
     by: str = ""
 
 
-@dataclass(frozen=True)
-class LicencesReleased:
+class LicencesReleased(msgspec.Struct, frozen=True):
     """An operator takes back the licences of tasks of which nobody knows whether they run.
 
     `indices` None: of all such tasks of the job.
@@ -261,15 +243,13 @@ class LicencesReleased:
     by: str = ""
 
 
-@dataclass(frozen=True)
-class Due:
+class Due(msgspec.Struct, frozen=True):
     """Time has passed; begin times may have come."""
 
     time: float
 
 
-@dataclass(frozen=True)
-class ClockSet:
+class ClockSet(msgspec.Struct, frozen=True):
     """The wall clock was set: since the last event it has gone `by` seconds more than time has."""
 
     time: float

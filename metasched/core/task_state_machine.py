@@ -7,8 +7,9 @@ so that indexes, loads, leases and gates agree whatever happened.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Final
+
+from msgspec import structs
 
 from metasched.core.cluster_view import ClusterView
 from metasched.core.events import Revoke, Withdraw
@@ -235,7 +236,7 @@ class Attempts:
         last.word = last.word or row.word
         self._books.out.closed.append((task, last))
         task.attempts += 1
-        task.attempt = replace(
+        task.attempt = structs.replace(
             last,
             number=task.attempts,
             state=State.PENDING,

@@ -7,8 +7,10 @@ mypyc does not compile them: checkpoints of the database read tasks back by thei
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from metasched.core.transitions import UNSTARTED, Event
 from metasched.model.job import Job, State
@@ -32,8 +34,7 @@ class Intent(StrEnum):
 BACK = frozenset({Intent.HOLD, Intent.PULL, Intent.RECALL, Intent.YIELD})
 
 
-@dataclass(slots=True)
-class Attempt:
+class Attempt(msgspec.Struct):
     """One try in one manager. `sent` is the time of the intent, `tried` of a doubtful try.
 
     `listed` is when the last listing was taken that held it before it was missed; missed, it is
@@ -110,8 +111,7 @@ class Attempt:
             self.asked += by
 
 
-@dataclass(slots=True)
-class Past:
+class Past(msgspec.Struct):
     """An earlier sending of a task: where it went, whether it began. It may come back."""
 
     cluster: str
@@ -121,8 +121,7 @@ class Past:
     requeued: bool = False  # the task is to run anew since: should it go on, it is ended again
 
 
-@dataclass(slots=True)
-class Ended:
+class Ended(msgspec.Struct):
     """What is remembered of a task that has ended, in case an attempt comes back.
 
     `attempt` is its last one's number, `past` are all of them.
@@ -133,8 +132,7 @@ class Ended:
     past: dict[int, Past]
 
 
-@dataclass(slots=True)
-class Task:
+class Task(msgspec.Struct):
     """One task of a job that has not ended. `key` orders tasks that wait and are pulled.
 
     `classified` is its priority whatever the policy's highest is now.
@@ -152,11 +150,11 @@ class Task:
     moves: int = 0
     target: str | None = None  # where a pull wants it
     attempt: Attempt | None = None
-    refused: set[str] = field(default_factory=set)
+    refused: set[str] = msgspec.field(default_factory=set)
     forgiven: int = 0  # refusals of attempts up to this number count no more
-    past: dict[int, Past] = field(default_factory=dict)  # by sending
-    place: Place = field(init=False)
-    classified: int = field(init=False)
+    past: dict[int, Past] = msgspec.field(default_factory=dict)  # by sending
+    place: Place = (0, 0)
+    classified: int = 0
 
     def __post_init__(self) -> None:
         self.place, self.classified = (self.job.id, self.index), self.priority

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import structs
 
 from metasched.adapters.base import Order, Withdrawal
 from metasched.adapters.protocol import Answer, Boot, Call, News
@@ -254,7 +255,7 @@ class Link:
     def _genuine(self, news: News) -> News:
         """Without what others than its owner have marked with a task's tag."""
         owns = self._engine.owns
-        return replace(
+        return structs.replace(
             news,
             rows=tuple(row for row in news.rows if owns(row.tag, row.owner)),
             vanished=tuple(gone for gone in news.vanished if owns(gone[0], gone[2])),
@@ -417,7 +418,9 @@ class Link:
         """What accounting does not tell now the core asks for again later."""
         look, self._look = self._look, None
         assert look is not None
-        missing = tuple(replace(one, user=self._engine.owner_of(one.tag)) for one in look.missing)
+        missing = tuple(
+            structs.replace(one, user=self._engine.owner_of(one.tag)) for one in look.missing
+        )
         answer = await self.call(Call("trace", missing=missing))
         if answer.trace is None:
             log.warning("cluster %s: its accounting does not answer: %s", self.name, answer.reason)

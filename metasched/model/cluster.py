@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
+import msgspec
+from msgspec import structs
+
 from metasched.model.job import _positive
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """A cluster as the site describes it; what it says of itself is `Facts`.
 
     `benchmark` is the speed of one processor relative to the other clusters; `maps` translates
@@ -31,7 +33,7 @@ class Cluster:
     benchmark: float = 1.0
     filesystems: tuple[str, ...] = ()
     chunk: int = 1000  # tasks of an array in one sending, at the most
-    maps: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    maps: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
     move_after: float | None = None
     fence_dir: str = ""
     reserves: bool = False
@@ -40,7 +42,7 @@ class Cluster:
     lead: float = 60.0
     guard: float = 60.0
     granularity: float = 1.0
-    licensed: Mapping[str, str] = field(default_factory=dict)
+    licensed: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _positive(f"cluster {self.name}: benchmark", self.benchmark)
@@ -120,8 +122,7 @@ class Copies:
     used: int = 0
 
 
-@dataclass(slots=True)
-class Facts:
+class Facts(msgspec.Struct):
     """What a cluster says of itself, reduced to what decisions need.
 
     `cpus` and `used` count usable nodes once even where partitions share them. `running` is
@@ -143,12 +144,12 @@ class Facts:
     head: tuple[int, float] | None = None
     coming: tuple[tuple[float, int], ...] = ()
     records: str = ""
-    licences: Mapping[str, Copies] = field(default_factory=dict)
+    licences: Mapping[str, Copies] = msgspec.field(default_factory=dict)
 
     @property
     def lasting(self) -> Facts:
         """What decides which jobs can ever run there: not what is free, running or pending now."""
-        return replace(
+        return structs.replace(
             self,
             used=0,
             partitions=tuple(partition.lasting for partition in self.partitions),

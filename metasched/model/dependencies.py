@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 
+import msgspec
+
 from metasched.errors import Unreadable, shown
 from metasched.model.arrays import parse_array, parse_tasks
 
@@ -114,8 +116,7 @@ class Prospect(Enum):
     NEVER = "can never come"
 
 
-@dataclass(frozen=True)
-class Fate:
+class Fate(msgspec.Struct, frozen=True):
     """What had become of a target's tasks, as ranges; "" for none.
 
     `ok` and `bad` are those that had ended, with and without success; `size` counts all,

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}")
 MOST = 1_000_000_000  # tokens: what every database holds, and more than any site has
 
@@ -108,8 +110,7 @@ class GivenBack:
     lingers: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Lingering:
+class Lingering(msgspec.Struct, frozen=True):
     """Tokens that were given back, and count as in use for some time."""
 
     licence: str

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import structs
 
 from metasched.model.cluster import Facts
 from metasched.model.job import State
 
 
-@dataclass(slots=True)
-class Row:
+class Row(msgspec.Struct):
     """One task of ours as a manager lists it.
 
     `started` is None until it began, and stays None if it ended without ever having begun: that
@@ -35,7 +37,12 @@ class Row:
     max_memory: int | None = None
     restarts: int = 0
     owner: str = ""
-    expected: float | None = field(default=None, compare=False)
+    expected: float | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Row) and (
+            structs.astuple(self)[:-1] == structs.astuple(other)[:-1]
+        )
 
 
 @dataclass(frozen=True)
@@ -56,8 +63,7 @@ class Listing:
     up_since: float = 0.0
 
 
-@dataclass(frozen=True)
-class Missing:
+class Missing(msgspec.Struct, frozen=True):
     """A task of ours that a complete listing lacks: intended at `sent`.
 
     `native_id` None: the manager never said that it took it. `accepted` is when it did. `user` is
@@ -81,8 +87,7 @@ class Claim:
     task: int
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(msgspec.Struct, frozen=True):
     """What a manager's accounting tells of missing tasks.
 
     `rows` have ended. `unstarted`, as (tag, task), never began and cannot begin any more: that is

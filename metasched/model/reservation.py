@@ -6,8 +6,9 @@ Times are seconds since the epoch, sizes count what the cluster promises: nodes,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+import msgspec
 
 from metasched.model.reservation_request import Offer
 
@@ -50,8 +51,7 @@ TABLE: dict[tuple[Stage, Turn], Stage] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reservation:
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     """`size` nodes (`cpus` processors together) of a cluster for its owner, in [start, end).
 
     `nodes` are those that it is to have, `placed` those that its manager has said to keep; none
@@ -80,7 +80,7 @@ class Reservation:
     closed: float | None = None
     offers: tuple[Offer, ...] = ()
     let_run: float = 0.0
-    licences: Mapping[str, int] = field(default_factory=dict)
+    licences: Mapping[str, int] = msgspec.field(default_factory=dict)
     mail: str = ""
 
     @property

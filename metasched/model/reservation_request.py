@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite, nextafter
 
+import msgspec
 
-@dataclass(frozen=True)
-class Request:
+
+class Request(msgspec.Struct, frozen=True):
     """`least` to `most` processors for `shortest` to `longest` seconds in [ready, deadline].
 
     The four kinds of the source are its special cases, and are made by the four class methods.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 Span = tuple[float, float]
 
 
@@ -47,8 +49,7 @@ class Held:
     size: int | None = None
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(msgspec.Struct, frozen=True):
     """What a manager tells of its nodes over time, begun at `taken`.
 
     One that promises processors and chooses the nodes by itself tells of `pools`, and no `nodes`.

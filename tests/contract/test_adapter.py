@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from metasched.adapters.base import Withdrawal
 from metasched.adapters.claims import TAKEN, fenced, revoke
@@ -187,7 +188,7 @@ def test_a_task_begins_only_if_its_payload_makes_the_claim(manager: Manager) -> 
     claims.mkdir()
     claims.chmod(0o1777)  # the jobs may be another account's
     plain = manager.order("echo $METASCHED_TASK >> ran; exit 3", indices=(1, 2))
-    order = fenced(replace(plain, fence=str(claims)))
+    order = fenced(structs.replace(plain, fence=str(claims)))
     assert revoke(Claim(str(claims), order.tag, 2))
     manager.adapter.submit(order)
 
@@ -598,7 +599,7 @@ def test_a_reservation_is_made_as_asked_moved_and_forgotten(manager: Manager) ->
             manager.reconnect()
         manager.adapter.reserve(first)
         assert manager.adapter.survey().held == (Held(name, start, start + 600, (free[0],)),)
-    waiting = replace(manager.order("true", user=me, time_limit=60.0), reservation=name)
+    waiting = structs.replace(manager.order("true", user=me, time_limit=60.0), reservation=name)
     manager.adapter.submit(waiting)
     manager.adapter.reserve(replace(first, nodes=(free[1],)))
     [held] = manager.adapter.survey().held
@@ -659,7 +660,7 @@ def test_processors_of_a_pool_are_reserved_once_and_given_back(manager: Manager)
     other = Window(name_of(manager.instance, 2), me, start + 60, start + 90, (), 1)
     with pytest.raises(Refused):
         manager.adapter.reserve(other)
-    waiting = replace(manager.order("true", user=me, time_limit=60.0), reservation=name)
+    waiting = structs.replace(manager.order("true", user=me, time_limit=60.0), reservation=name)
     manager.adapter.submit(waiting)
     with pytest.raises(Refused) as refusal:
         manager.adapter.unreserve(name)
@@ -685,7 +686,7 @@ def test_what_runs_takes_its_processors_until_its_limit_unless_it_is_in_a_reserv
     name, me = name_of(manager.instance, 1), getpass.getuser()
     now = round(time.time())
     manager.adapter.reserve(Window(name, me, now, now + 300.0, (), 2))
-    order = replace(manager.order("sleep 600", user=me, time_limit=60.0), reservation=name)
+    order = structs.replace(manager.order("sleep 600", user=me, time_limit=60.0), reservation=name)
     manager.adapter.submit(order)
     manager.wait_state(order, State.RUNNING)
     survey = manager.adapter.survey()
@@ -727,7 +728,7 @@ def test_what_waits_in_a_reservation_that_ends_never_began(manager: Manager) -> 
     manager.adapter.reserve(Window(name, me, now, now + 12.0, (), 1))
     orders = [manager.order("sleep 600", user=me, time_limit=10.0) for _ in range(2)]
     for order in orders:  # there is time for one
-        manager.adapter.submit(replace(order, reservation=name))
+        manager.adapter.submit(structs.replace(order, reservation=name))
     manager.wait(
         lambda found: (
             any(row.started and row.ended for row in found.rows)

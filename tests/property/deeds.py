@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
+from msgspec import structs
 
 from metasched.core.events import (
     Accepted,
@@ -375,7 +376,7 @@ class Deeds(Life):
         manager, key = data.draw(st.sampled_from(self.those(State.CANCELLED, begun=False)))
         self.now += 1.0
         manager.boots(self.now)
-        manager.rows[key] = replace(manager.rows[key], state=State.PENDING, ended=None)
+        manager.rows[key] = structs.replace(manager.rows[key], state=State.PENDING, ended=None)
         self.excused[place_of(key)] += 1
 
     @precondition(lambda self: self.those(State.RUNNING))
@@ -385,9 +386,9 @@ class Deeds(Life):
         manager, key = data.draw(st.sampled_from(self.those(State.RUNNING)))
         self.now += 1.0
         row = manager.rows[key]
-        again = replace(row, state=State.PENDING, started=None)
+        again = structs.replace(row, state=State.PENDING, started=None)
         if counted:
-            again = replace(again, restarts=row.restarts + 1, started=self.now)
+            again = structs.replace(again, restarts=row.restarts + 1, started=self.now)
         else:
             manager.boots(self.now)
         manager.rows[key] = again
@@ -409,7 +410,7 @@ class Deeds(Life):
             manager.boot += by
             manager.told_at += by
         self.lingering = [
-            replace(back, given_back=back.given_back + by, until=back.until + by)
+            structs.replace(back, given_back=back.given_back + by, until=back.until + by)
             for back in self.lingering
         ]
         self.step(ClockSet(self.now, by))

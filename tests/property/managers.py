@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from metasched.adapters.claims import TAKEN
 from metasched.core.events import Look, Traced
@@ -53,7 +55,7 @@ class Manager:
     def start(self, now: float) -> None:
         for tag, row in self.rows.items():
             if row.state is State.PENDING and self.sizes[tag] <= self.cpus - self.used():
-                self.rows[tag] = replace(row, state=State.RUNNING, started=now)
+                self.rows[tag] = structs.replace(row, state=State.RUNNING, started=now)
                 if self.fence and tag in self.claims:
                     self.end_one(tag, now, State.FAILED, TAKEN)
                     continue
@@ -67,7 +69,7 @@ class Manager:
                 return
 
     def end_one(self, key: Key, now: float, state: State, code: int) -> None:
-        self.rows[key] = replace(self.rows[key], state=state, ended=now, exit_code=code)
+        self.rows[key] = structs.replace(self.rows[key], state=state, ended=now, exit_code=code)
 
     def withdraw(self, tag: str, indices: Iterable[int], unstarted: bool, now: float) -> None:
         for index in indices:
@@ -75,7 +77,7 @@ class Manager:
             if row is None or row.state not in (State.PENDING, State.RUNNING):
                 continue
             if row.state is State.PENDING or not unstarted:
-                self.rows[tag, index] = replace(row, state=State.CANCELLED, ended=now)
+                self.rows[tag, index] = structs.replace(row, state=State.CANCELLED, ended=now)
 
     def those(self, state: State, begun: bool | None = None) -> list[Key]:
         """Those in a state; `begun`: only those that have, or have not."""

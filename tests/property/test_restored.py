@@ -14,9 +14,11 @@ from random import Random
 from typing import Any, Literal
 from unittest.mock import patch
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
+from msgspec import structs
 from sqlalchemy import create_engine, insert, select
 from sqlalchemy.pool import StaticPool
 
@@ -260,7 +262,7 @@ class Restored(World):
             rows = connection.execute(select(checkpoint).order_by(checkpoint.c.event)).all()
         for row in rows[:3]:
             core = Core()
-            core.restore(**vars(Known.unpacked(row.data)))
+            core.restore(**structs.asdict(Known.unpacked(row.data)))
             for number, event in enumerate(self.ledger.events(row.event), row.event - 1):
                 same(core.step(event), self.outcomes[number], event)
         self.ledger.close()
@@ -313,6 +315,8 @@ def _of_managers(thing: Any, at: str) -> bool:
 
 
 def parts_of(thing: Any) -> list[str]:
+    if isinstance(thing, msgspec.Struct):
+        return list(thing.__struct_fields__)
     if is_dataclass(thing):
         return [part.name for part in fields(thing) if part.compare]
     if (compiled := getattr(thing, "__mypyc_attrs__", None)) is not None:

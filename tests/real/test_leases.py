@@ -5,9 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from sqlalchemy import Engine, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
@@ -235,7 +235,9 @@ def test_what_a_manager_gave_past_us_counts_after_a_restart_until_it_is_heard(
     ledger: Ledger,
 ) -> None:
     daemon = Daemon(ledger)
-    daemon.take(Seen(NOW, "right", facts=replace(FACTS, licences={"matlab": Copies(5, used=4)})))
+    daemon.take(
+        Seen(NOW, "right", facts=structs.replace(FACTS, licences={"matlab": Copies(5, used=4)}))
+    )
     daemon = Daemon(ledger)  # which has heard of the other cluster only
     assert daemon.core.licences.standing("matlab", NOW).free == 1
     daemon.submit(1, 2)

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from metasched.adapters import supervisor
 from metasched.adapters.base import Order, Withdrawal
@@ -200,7 +201,7 @@ def test_what_can_never_run_is_refused(site: Site, wishes: dict[str, Any], text:
 
 def test_native_options_are_refused(site: Site) -> None:
     with pytest.raises(Refused, match="'--qos=high'"):
-        site.adapter.submit(replace(site.order("true"), options=("--qos=high",)))
+        site.adapter.submit(structs.replace(site.order("true"), options=("--qos=high",)))
 
 
 def test_what_cannot_be_started_fails_with_a_word(site: Site) -> None:
@@ -565,7 +566,7 @@ def test_a_tag_is_queued_once(site: Site) -> None:
     assert len(site.adapter.poll().rows) == 2
     assert sorted((site.work / "ran").read_text().split()) == ["4", "5"]
     with pytest.raises(Refused, match="other tasks"):
-        site.adapter.submit(replace(order, indices=(5, 6)))
+        site.adapter.submit(structs.replace(order, indices=(5, 6)))
 
 
 def test_one_process_at_a_time_holds_the_folder(site: Site) -> None:

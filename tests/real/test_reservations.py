@@ -5,9 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from sqlalchemy.exc import IntegrityError
 
 from metasched.core.events import Booted, CoreEvent, LicenceSet, Outcome
@@ -205,10 +205,10 @@ def test_a_window_or_a_state_that_makes_no_sense_is_not_stored(
     step(core, ledger, SURVEYED)
     one = step(core, ledger, asked(ledger)).reservations[1]
     for wrong in (
-        replace(one, id=2, end=one.start),
-        replace(one, id=2, size=0),
-        replace(one, id=2, closed=NOW),
-        replace(one, id=2, state=Stage.ENDED),
+        structs.replace(one, id=2, end=one.start),
+        structs.replace(one, id=2, size=0),
+        structs.replace(one, id=2, closed=NOW),
+        structs.replace(one, id=2, state=Stage.ENDED),
     ):
         out = Outcome(reservations={2: wrong})
         engine = place.open()
@@ -238,7 +238,7 @@ def test_who_is_to_be_told_is_known_after_a_crash_and_no_more_once_it_is_stored(
     core, _ = life(ledger)
     step(core, ledger, SURVEYED)
     for start in (100.0, 200.0, 300.0):
-        step(core, ledger, replace(asked(ledger, start), mail="ada@example.org"))
+        step(core, ledger, structs.replace(asked(ledger, start), mail="ada@example.org"))
     for id, refusals in ((1, TRIES), (2, TRIES), (3, TRIES - 1)):
         for _ in range(refusals):
             step(core, ledger, ReservationDeclined(NOW + id, id, "busy"))

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from metasched.model.cluster import Cluster, Copies, Facts, Nodes, Partition
 from metasched.model.job import Job, Reason
@@ -134,7 +135,7 @@ def test_where_the_managers_own_counter_is_smaller_it_is_respected(
     wanted: dict[str, int], there: dict[str, Copies], reason: Reason | None, told: str
 ) -> None:
     site = cluster(maps={"licence": {"abaqus": "abq@flex"}})
-    found = unfit(job(licences=wanted), site, replace(facts(), licences=there))
+    found = unfit(job(licences=wanted), site, structs.replace(facts(), licences=there))
     assert (found.reason if found else None) == reason
     assert told in (found.text if found else "")
 
@@ -142,7 +143,7 @@ def test_where_the_managers_own_counter_is_smaller_it_is_respected(
 def test_a_manager_is_asked_for_the_licences_that_it_counts_by_its_names() -> None:
     site = cluster(maps={"licence": {"abaqus": "abq@flex"}})
     wanted = job(licences={"matlab": 1, "abaqus": 2, "ansys": 3})
-    here = translated(wanted, site, replace(facts(), licences=COUNTED))
+    here = translated(wanted, site, structs.replace(facts(), licences=COUNTED))
     assert here.licences == {"matlab": 1, "abq@flex": 2}
     assert translated(wanted, site, facts()).licences == {}
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import cast
+
+from msgspec import structs
 
 from metasched.adapters.base import Adapter
 from metasched.adapters.protocol import Call, News
@@ -49,7 +50,7 @@ def test_a_changed_estimate_alone_is_no_news_of_a_row() -> None:
     host = Host(cast(Adapter, manager))
     manager.rows = (waiting(1, 100.0), waiting(2, None))
     assert poll(host).expected == (("ms-abcd1234-1-1", 0, "", 100.0),)
-    assert poll(host) == replace(poll(host), rows=(), vanished=(), expected=(), facts=None)
+    assert poll(host) == structs.replace(poll(host), rows=(), vanished=(), expected=(), facts=None)
     manager.rows = (waiting(1, 200.0), waiting(2, 300.0))
     news = poll(host)
     assert (news.rows, news.vanished, news.facts) == ((), (), None)
@@ -69,8 +70,8 @@ def test_what_is_expected_is_of_one_sending_that_waits() -> None:
     manager.rows = (waiting(1, 100.0), waiting(2, 200.0))
     expectations.learn(poll(host), OURS)
     assert expectations.of((1, 0), sent) == Expectation(100.0, "alpha", told=50.0)
-    assert expectations.of((1, 0), replace(sent, sending=2)) is None
-    assert expectations.of((1, 0), replace(sent, state=State.UNKNOWN)) is None
+    assert expectations.of((1, 0), structs.replace(sent, sending=2)) is None
+    assert expectations.of((1, 0), structs.replace(sent, state=State.UNKNOWN)) is None
     manager.rows = (waiting(2, 200.0),)
     expectations.learn(poll(host), OURS)
     assert expectations.of((1, 0), sent) is None

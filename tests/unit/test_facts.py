@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from metasched.core.cluster_view import ClusterView, loads, shape
 from metasched.db.cluster_info import applied, changed
@@ -62,7 +62,7 @@ def test_two_thousand_running_jobs_of_which_two_change_take_a_hundredth() -> Non
     running = sorted((1e9 + draw.randrange(10**6), draw.randrange(1, 64)) for _ in range(2000))
     partition = Partition("main", (Nodes(100, 64, 0), Nodes(10, 64, 12)), default=True)
     before = Facts(cpus=7040, used=7000, partitions=(partition,), running=tuple(running))
-    now = replace(before, used=6990, running=tuple(running[2:]))
+    now = structs.replace(before, used=6990, running=tuple(running[2:]))
     whole, news = (len(msgspec.json.encode(f)) for f in (now, changed(before, now)))
     assert news < whole / 100
 

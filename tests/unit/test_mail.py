@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
+from msgspec import structs
 
 from metasched.core.events import Outcome
 from metasched.daemon import mail
@@ -48,15 +48,15 @@ def test_the_owner_is_told_what_broke_why_and_what_is_free_instead() -> None:
 
 
 def test_what_is_no_node_is_told_in_processors() -> None:
-    _, text = mail.letter(replace(BROKEN, nodes=(), offers=()))
+    _, text = mail.letter(structs.replace(BROKEN, nodes=(), offers=()))
     assert "Window: 8 processors from" in text
     assert "No other window was found" in text
-    assert "--size 8 --start" in mail.letter(replace(BROKEN, nodes=()))[1]
+    assert "--size 8 --start" in mail.letter(structs.replace(BROKEN, nodes=()))[1]
 
 
 def test_a_window_of_another_cluster_is_told_in_processors_with_its_name() -> None:
     offer = Offer(1_007_200.0, 1_010_800.0, 8, "beta")
-    _, text = mail.letter(replace(BROKEN, offers=(offer,)))
+    _, text = mail.letter(structs.replace(BROKEN, offers=(offer,)))
     assert "Free instead: 8 processors of beta from" in text
     assert "metasched reserve --cluster beta --size 8 --start" in text
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 import pytest
+from msgspec import structs
 
 from metasched.core.events import Outcome
 from metasched.core.licences.queue import Licences
@@ -220,7 +220,7 @@ def test_others_move_to_another_host_where_one_has_its_processors_on_one_host() 
         desk.step(Surveyed(T, "alpha", Survey(T, (), held, pools)))
 
     def ask(id: int, start: float, end: float, size: int = 2) -> ReservationAsked:
-        return replace(desk.asked(id, start, end, size=size), by_node=False)
+        return structs.replace(desk.asked(id, start, end, size=size), by_node=False)
 
     desk.step(Surveyed(T, "alpha", Survey(T, (), (), tuple(Pool((h,), 2) for h in ("h1", "h2")))))
     desk.step(ask(1, 100, 200))
@@ -247,7 +247,7 @@ def test_dynamic_binding_admits_what_static_binding_must_refuse() -> None:
     # bound so, A and B on one node and C on the other, nothing static is left for X
     desk.book.restore(
         [
-            replace(desk[id], nodes=(node,), placed=(node,))
+            structs.replace(desk[id], nodes=(node,), placed=(node,))
             for id, node in ((1, "n1"), (2, "n1"), (3, "n2"))
         ]
     )
@@ -568,7 +568,7 @@ def test_which_cluster_has_a_reservation(
 ) -> None:
     """Alpha, of larger nodes, is free later: what nobody asked for is no reason to wait."""
     book, out = ReservationBook(Licences()), Outcome()
-    clusters = [ALPHA, replace(ALPHA, name="beta")]
+    clusters = [ALPHA, structs.replace(ALPHA, name="beta")]
     book.booted("i", Policy(reserve=reserve), clusters, out)
     book.step(Surveyed(T, "alpha", Survey(T, (NodesInUse(("a",), 16, True, ((T, T + 30),)),))), out)
     book.step(Surveyed(T, "beta", Survey(T, (), (), (Pool(("b",), 8),))), out)

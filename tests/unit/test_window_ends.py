@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from metasched.core.events import (
     Accepted,
@@ -48,7 +47,7 @@ class Site:
 
     def __init__(self, let_run: float = 0.0, fence_dir: str = "") -> None:
         self.core = Core()
-        self.cluster = replace(ALPHA, fence_dir=fence_dir)
+        self.cluster = structs.replace(ALPHA, fence_dir=fence_dir)
         self.boot(T)
         nodes = NodesInUse(("n1", "n2"), 4, True)
         self.step(Surveyed(T, "alpha", Survey(T, (nodes,))))
@@ -81,7 +80,7 @@ class Site:
     def row(self, state: State, id: int = 1, index: int = 0, **more: object) -> Row:
         started = None if state is State.PENDING else START
         row = Row(tag_of("i", id, 1), index, f"{id}_{index}", state, started=started)
-        return replace(row, **more)  # type: ignore[arg-type]
+        return structs.replace(row, **more)
 
     def due(self, now: float) -> list[Withdraw]:
         self.step(Due(now))
@@ -230,7 +229,7 @@ def test_what_waits_in_one_that_was_over_while_its_cluster_was_left_out_comes_ba
         site.seen(T + 1, site.row(State.PENDING))
         if over.time == END:
             site.seen(START, site.row(State.PENDING))
-        site.step(Booted(T + 2, "i", Policy(), (replace(ALPHA, name="beta"),)))
+        site.step(Booted(T + 2, "i", Policy(), (structs.replace(ALPHA, name="beta"),)))
         site.step(over)
         site.step(Booted(over.time + 1, "i", Policy(), (ALPHA,)))
         site.seen(over.time + 2, site.row(State.PENDING))

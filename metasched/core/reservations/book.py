@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import inf
 
+from msgspec import structs
+
 from metasched.carts.carts import Carts
 from metasched.carts.node_assignment import Need, assigned, in_turn
 from metasched.core.events import Outcome
@@ -105,9 +107,9 @@ class ReservationBook:
         if one.cluster in self._clusters:
             if one.cause == gone:
                 back = f"cluster {one.cluster} is configured again"
-                self._store(replace(one, cause=back), out)
+                self._store(structs.replace(one, cause=back), out)
             return
-        self._store(replace(one, cause=gone), out)
+        self._store(structs.replace(one, cause=gone), out)
         told = "put it back, or cancel the reservation"
         out.warnings.append(f"reservation {one.id} of {one.user}: {gone}; {told}")
 
@@ -267,7 +269,7 @@ class ReservationBook:
                 out.bindings.append(Bind(cluster, one.id))
         for one in self.free.open_on(cluster):
             if one.cause.endswith(_NO_OTHER) and not self.free.down(one):
-                self._store(replace(one, cause="its nodes can be used again"), out)
+                self._store(structs.replace(one, cause="its nodes can be used again"), out)
         self._choose(cluster, event.time, out)
         self._place_anew(cluster, event.time, out)
 
@@ -298,7 +300,7 @@ class ReservationBook:
         )
         if self._clusters[cluster].binds_late:
             told = f"its nodes are chosen {self._clusters[cluster].lead:g} s before its start"
-            new = replace(new, state=Stage.CONFIRMED, cause=told)
+            new = structs.replace(new, state=Stage.CONFIRMED, cause=told)
         self._store(new, out)
         self._move(cluster, places, out, always=event.id)
 
@@ -378,7 +380,7 @@ class ReservationBook:
             largest = max(places.slots.values())
             if request is None or request.least > largest:
                 return None
-            offer = best(carts, replace(request, most=min(request.most, largest)))
+            offer = best(carts, structs.replace(request, most=min(request.most, largest)))
             if offer is not None:
                 need = Need(event.id, offer.start, offer.end, offer.size)
                 return offer if places.moves(need) is not None else None
@@ -396,7 +398,7 @@ class ReservationBook:
         least, most = -(-asked.least // cpus), -(-asked.most // cpus)
         if least > carts.capacity:
             return None
-        return replace(
+        return structs.replace(
             asked,
             least=least,
             most=min(most, carts.capacity),
@@ -406,23 +408,25 @@ class ReservationBook:
         )
 
     def _bound(self, event: ReservationBound, out: Outcome) -> None:
-        one = replace(self.known[event.id], placed=event.nodes, held=True, tries=0)
+        one = structs.replace(self.known[event.id], placed=event.nodes, held=True, tries=0)
         if one.state in (Stage.REQUESTED, Stage.CONFIRMED):
             kept = ", ".join(event.nodes) or f"{one.cpus} processors"
             self._turn(one, Turn.BIND, f"its manager keeps {kept}", out)
             return
         if one.state in OPEN and one.nodes == event.nodes:
-            one = replace(one, cause=f"moved to {', '.join(event.nodes) or 'other nodes'}")
+            one = structs.replace(one, cause=f"moved to {', '.join(event.nodes) or 'other nodes'}")
         self._store(one, out)
 
     def _declined(self, event: ReservationDeclined, out: Outcome) -> None:
         """Look again at what is free, and place it anew; it may have been somebody's meanwhile."""
         one = self.known[event.id]
-        one = replace(one, tries=one.tries + 1, cause=f"its manager refused: {event.reason}")
+        one = structs.replace(
+            one, tries=one.tries + 1, cause=f"its manager refused: {event.reason}"
+        )
         if one.state in (Stage.BOUND, Stage.ACTIVE):  # it stays where it is
             if down := self.free.down(one):
-                one = replace(one, cause=f"{', '.join(down)} {_NO_OTHER}")
-            self._store(replace(one, nodes=one.placed), out)
+                one = structs.replace(one, cause=f"{', '.join(down)} {_NO_OTHER}")
+            self._store(structs.replace(one, nodes=one.placed), out)
             return
         if one.state not in OPEN:
             return
@@ -437,7 +441,7 @@ class ReservationBook:
     def _released(self, event: ReservationReleased, out: Outcome) -> None:
         one = self.known.get(event.id)
         if one is not None and one.state not in OPEN:
-            self._store(replace(one, held=False), out)
+            self._store(structs.replace(one, held=False), out)
             del self.known[event.id]
             self._run_out.discard(event.id)
 
@@ -451,12 +455,12 @@ class ReservationBook:
             nodes = self._lowest(one, now)
             if nodes is not None:
                 self._chosen.add(one.id)
-                self._store(replace(one, nodes=nodes, cause="its nodes are chosen"), out)
+                self._store(structs.replace(one, nodes=nodes, cause="its nodes are chosen"), out)
                 out.bindings.append(Bind(cluster, one.id))
             elif now >= one.start:
                 self._broken(one, now, "too few nodes are free at its start", out)
             elif one.cause != (cause := "too few nodes are free for it as yet"):
-                self._store(replace(one, cause=cause), out)
+                self._store(structs.replace(one, cause=cause), out)
 
     def _lowest(self, one: Reservation, now: float) -> tuple[str, ...] | None:
         """The nodes for one that binds late; jobs past their limits are counted if that can be."""
@@ -512,7 +516,7 @@ class ReservationBook:
             if places is None:
                 cause = f"{down} {_NO_OTHER}"
                 if one.cause != cause:
-                    self._store(replace(one, cause=cause), out)
+                    self._store(structs.replace(one, cause=cause), out)
                     out.warnings.append(f"reservation {one.id} of {one.user}: {cause}")
                 continue
             self._move(cluster, places, out, f"{down} cannot be used")
@@ -535,7 +539,7 @@ class ReservationBook:
         now = {r.id: Need(r.id, r.start, r.until, r.size, r.placed) for r in known}
         for id in in_turn(now, moving):
             one = self.known[id]
-            self._store(replace(one, nodes=moving[id], cause=cause or one.cause), out)
+            self._store(structs.replace(one, nodes=moving[id], cause=cause or one.cause), out)
             if not self._waits(one):
                 out.bindings.append(Bind(cluster, id))
 
@@ -543,13 +547,13 @@ class ReservationBook:
 
     def _turn(self, one: Reservation, turn: Turn, cause: str, out: Outcome) -> Reservation:
         """Let something happen to a reservation: the only place where its state changes."""
-        new = replace(one, state=turned(one, turn), cause=cause)
+        new = structs.replace(one, state=turned(one, turn), cause=cause)
         self._store(new, out)
         return new
 
     def _over(self, one: Reservation, turn: Turn, now: float, cause: str, out: Outcome) -> None:
         self._unplaced.discard(one.id)
-        self._store(replace(self._turn(one, turn, cause, out), closed=now), out)
+        self._store(structs.replace(self._turn(one, turn, cause, out), closed=now), out)
         if one.cluster in self._clusters:  # else it is told once that is configured again
             out.bindings.append(Unbind(one.cluster, one.id))
 
@@ -559,7 +563,7 @@ class ReservationBook:
         known = one.cluster in self._clusters
         offer = self._there(one, now) if known else self._elsewhere(one, now)
         if offer is not None:
-            self._store(replace(self.known[one.id], offers=(offer,)), out)
+            self._store(structs.replace(self.known[one.id], offers=(offer,)), out)
         out.warnings.append(f"reservation {one.id} of {one.user} is broken: {cause}")
 
     def _there(self, one: Reservation, now: float) -> Offer | None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from metasched.model.reservation_request import Request
 from metasched.model.survey import Survey
 
 
-@dataclass(frozen=True)
-class Surveyed:
+class Surveyed(msgspec.Struct, frozen=True):
     """What a cluster's manager tells of its nodes."""
 
     time: float
@@ -18,8 +19,7 @@ class Surveyed:
     survey: Survey
 
 
-@dataclass(frozen=True)
-class ReservationAsked:
+class ReservationAsked(msgspec.Struct, frozen=True):
     """A user wants a reservation: `request` counts processors, or nodes with `by_node`.
 
     `clusters` are those to choose from. `until` (the horizon) bounds what is offered instead.
@@ -35,12 +35,11 @@ class ReservationAsked:
     clusters: tuple[str, ...]
     until: float
     let_run: float = 0.0
-    licences: Mapping[str, int] = field(default_factory=dict)
+    licences: Mapping[str, int] = msgspec.field(default_factory=dict)
     mail: str = ""
 
 
-@dataclass(frozen=True)
-class ReservationBound:
+class ReservationBound(msgspec.Struct, frozen=True):
     """The manager keeps these nodes for it."""
 
     time: float
@@ -48,8 +47,7 @@ class ReservationBound:
     nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class ReservationDeclined:
+class ReservationDeclined(msgspec.Struct, frozen=True):
     """The manager certainly does not keep for it what was asked for."""
 
     time: float
@@ -57,16 +55,14 @@ class ReservationDeclined:
     reason: str
 
 
-@dataclass(frozen=True)
-class ReservationReleased:
+class ReservationReleased(msgspec.Struct, frozen=True):
     """The manager keeps nothing for it any more."""
 
     time: float
     id: int
 
 
-@dataclass(frozen=True)
-class ReservationCancelled:
+class ReservationCancelled(msgspec.Struct, frozen=True):
     """Its owner does not want it any more."""
 
     time: float
