@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from metasched.adapters.errors import Refused
-from metasched.model.arrays import Array
+from metasched.model.arrays import JobArray
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload
-from metasched.model.listing import Listing, Missing, Trace
-from metasched.model.survey import Survey, Window
+from metasched.model.listing import AccountingAnswer, Listing, MissingTask
+from metasched.model.stored_names import STORED_FIELDS
+from metasched.model.survey import ReservationSpec, Survey
 
 if TYPE_CHECKING:
-    from metasched.adapters.launcher_client import Launcher
+    from metasched.adapters.launcher_client import LauncherClient
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,12 @@ class Capabilities:
     licences: bool = False  # can count licences (`Facts.licences`) and be asked for them
     limit_granularity: float = 1.0  # seconds; time limits are rounded up to it
     proves_absence: bool = True  # its listings can prove that a tag never arrived
-    estimates: bool = False  # says when it expects what waits to begin (`Row.expected`)
+    estimates_starts: bool = False  # says when it expects what waits to begin (`Row.expected`)
     reservations: bool = False  # keeps windows of time for users: survey, reserve, unreserve
-    names_nodes: bool = False  # ... of names that we say; else it chooses them by itself
+    reserves_named_nodes: bool = False  # ... of names that we say; else it chooses them by itself
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True, kw_only=True):
     """One sending: these tasks of a job, under one tag, in this manager's own names.
 
     `job.account`, `.partition`, `.qos` and `.constraint` are already translated; `job.licences`
@@ -63,7 +64,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[str, ...] = ()
     fence: str = ""
     reservation: str = ""
-    leased: tuple[str, ...] = ()
+    leased_licences: tuple[str, ...] = ()
 
     def environment(self, index: int, cluster: str) -> dict[str, str]:
         """The whole environment of one task on the cluster of that name: ours wins.
@@ -77,7 +78,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
             "METASCHED_TAG": self.tag,
             "METASCHED_CLUSTER": cluster,
             "METASCHED_CPUS": str(job.cpus),
-            **task_variables(job.id, job.tasks_of_array, index),
+            **task_variables(job.id, job.parsed_array, index),
         }
         for name, value in variables.items():
             if not name or "=" in name or "\0" in name + value:
@@ -85,12 +86,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return variables
 
 
-def task_variables(job: int, array: Array | None, index: int) -> dict[str, str]:
+def task_variables(job_id: int, array: JobArray | None, index: int) -> dict[str, str]:
     """What differs in the environments of a job's tasks."""
-    return {"METASCHED_TASK": str(index), **(array.variables(job, index) if array else {})}
+    return {"METASCHED_TASK": str(index), **(array.variables(job_id, index) if array else {})}
 
 
-class Withdrawal(msgspec.Struct, frozen=True, kw_only=True):
+class Withdrawal(msgspec.Struct, rename=STORED_FIELDS["Withdrawal"], frozen=True, kw_only=True):
     """A wish to be rid of tasks: `natives` maps each index to its native id, if it is known.
 
     `unstarted` True (a pull, a recall, a hold): only what has certainly not begun and cannot
@@ -99,8 +100,8 @@ class Withdrawal(msgspec.Struct, frozen=True, kw_only=True):
 
     tag: str
     user: str = ""  # the job's owner
-    natives: Mapping[int, str | None] = msgspec.field(default_factory=dict)
-    unstarted: bool = False
+    native_ids: Mapping[int, str | None] = msgspec.field(default_factory=dict)
+    only_pending: bool = False
 
 
 class Adapter(ABC):
@@ -124,7 +125,7 @@ class Adapter(ABC):
         options: Any,
         instance: str,
         folder: Path,
-        launcher: Launcher | None = None,
+        launcher: LauncherClient | None = None,
     ) -> None:
         """`folder` is the cluster's own, exists, and outlives the process.
 
@@ -136,12 +137,12 @@ class Adapter(ABC):
         self.launcher = launcher
 
     @classmethod
-    def able(cls, options: Any) -> Capabilities:
+    def capabilities_for(cls, options: Any) -> Capabilities:
         """What it can do with these options, before it is made; to be overridden if they matter."""
         return cls.capabilities
 
     @classmethod
-    def doubts(cls, options: Any) -> list[tuple[str, str]]:
+    def configuration_warnings(cls, options: Any) -> list[tuple[str, str]]:
         """What of the manager's own configuration is against these options, and what to do.
 
         Asked by `metasched doctor`, on the daemon's host but in no worker. Raises Unreachable.
@@ -154,7 +155,7 @@ class Adapter(ABC):
         return ""
 
     @abstractmethod
-    def submit(self, order: Order) -> dict[int, str]:
+    def submit(self, submission: Submission) -> dict[int, str]:
         """Queue every task of the order; return index -> native id.
 
         On return all tasks are in the manager, durably as far as it can. Refused: none is.
@@ -187,20 +188,20 @@ class Adapter(ABC):
         a partial answer is Unreachable too, since absence from a listing is taken as evidence.
         """
 
-    def criticality(self, rho: Mapping[str, float]) -> None:  # noqa: B027 - most order no queue
+    def update_licence_demand(self, rho: Mapping[str, float]) -> None:  # noqa: B027 - most order no queue
         """Learn how many wait for each copy of a licence (`Licences.rho`), before a poll.
 
         For managers whose queue is ordered here: who has leased a critical one is to start early.
         """
 
-    def trace(self, missing: Sequence[Missing]) -> Trace:
+    def query_accounting(self, missing: Sequence[MissingTask]) -> AccountingAnswer:
         """What the manager's accounting tells of tasks that a complete listing lacks.
 
         Called only where `Facts.records` says that there is such a thing, and again, ever later,
         for tasks of which it told nothing. A task is `unstarted` only if that is proved. Raises
         Unreachable.
         """
-        return Trace()
+        return AccountingAnswer()
 
     # Only where `capabilities.reservations`:
 
@@ -214,7 +215,7 @@ class Adapter(ABC):
         """
         raise NotImplementedError
 
-    def reserve(self, window: Window) -> None:
+    def reserve(self, spec: ReservationSpec) -> None:
         """Keep exactly these nodes, or so many processors of a pool, for the user.
 
         The user alone may submit jobs into it. Idempotent: what is there under that name is made
@@ -224,7 +225,7 @@ class Adapter(ABC):
         """
         raise NotImplementedError
 
-    def unreserve(self, name: str) -> None:
+    def delete_reservation(self, name: str) -> None:
         """Forget a reservation; it is no error that there is none.
 
         Refused with `again` while it cannot be, since jobs are in it. Raises Unreachable.

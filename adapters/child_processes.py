@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 _PR_SET_PDEATHSIG = 1
-_WAIT = "read -r _; kill -KILL 0"
+_KILL_GROUP_SCRIPT = "read -r _; kill -KILL 0"
 
 
 def die_with_parent() -> None:
@@ -27,17 +27,17 @@ def die_with_parent() -> None:
         sys.exit(1)
 
 
-class Guard:
+class ChildProcessGroup:
     """A process group that is killed when this process has ended."""
 
     def __init__(self) -> None:
         self._leader: subprocess.Popen[bytes] | None = None
 
-    def group(self) -> int:
+    def group_id(self) -> int:
         """Its id, for a command to be started in; if its leader was killed a new one's. OSError."""
         if self._leader is None or self._leader.poll() is not None:
             self._leader = subprocess.Popen(
-                ["/bin/sh", "-c", _WAIT],
+                ["/bin/sh", "-c", _KILL_GROUP_SCRIPT],
                 env={},
                 cwd="/",
                 stdin=subprocess.PIPE,

@@ -18,64 +18,70 @@ from shlex import quote
 
 from msgspec import structs
 
-from metasched.adapters.base import Order
+from metasched.adapters.base import Submission
 from metasched.adapters.errors import Refused
-from metasched.adapters.interpreter import becoming
-from metasched.model.listing import Claim
+from metasched.adapters.interpreter import exec_lines
+from metasched.model.listing import TaskClaim
 
-TAKEN = 75  # exit code of a payload that may not begin: EX_TEMPFAIL of sysexits.h
-KEPT = 365 * 86400.0  # seconds for which claims are kept; no manager brings back what is older
-_PER_FOLDER = 1000  # jobs
-_BEGAN, _REVOKED = "began", "revoked"
+EXIT_CLAIM_TAKEN = 75  # exit code of a payload that may not begin: EX_TEMPFAIL of sysexits.h
+CLAIM_RETENTION = (
+    365 * 86400.0
+)  # seconds for which claims are kept; no manager brings back what is older
+_JOBS_PER_FOLDER = 1000  # jobs
+_STARTED, _REVOKED = "began", "revoked"
 
 
-def fenced(order: Order) -> Order:
+def apply_fence(submission: Submission) -> Submission:
     """The order without a fence, its script wrapped in the claim if there was one.
 
     Refused, for now, if no claim could be made there.
     """
-    if not order.fence:
-        return order
-    folder = _folder(order.fence, order.tag)
+    if not submission.fence:
+        return submission
+    folder = _claim_folder(submission.fence, submission.tag)
     try:
-        _prepare(folder)
+        _create_folder(folder)
     except OSError as error:
-        raise Refused(f"no claim can be made in {folder}: {error.strerror}", again=True) from None
-    script = wrapped(order.payload.script, str(folder / order.tag), order.job.requeue)
-    return structs.replace(order, payload=replace(order.payload, script=script), fence="")
+        raise Refused(
+            f"no claim can be made in {folder}: {error.strerror}", retryable=True
+        ) from None
+    script = claiming_script(
+        submission.payload.script, str(folder / submission.tag), submission.job.requeue
+    )
+    return structs.replace(submission, payload=replace(submission.payload, script=script), fence="")
 
 
-def wrapped(script: str, claim: str, again: bool) -> str:
+def claiming_script(script: str, claim_path: str, restartable: bool) -> str:
     """The script as a shell's that begins it only if it makes the file `claim`.TASK.
 
     `again`: the same attempt may begin several times, since the user lets its manager rerun it.
     The claim is made by what the shell has built in, whatever PATH the job is given.
     """
-    begun_before = (
-        f'read -r _ms_word 2>/dev/null <"$_ms_claim" && [ "$_ms_word" = {_BEGAN} ]'
-        if again
+    already_started = (
+        f'read -r _ms_word 2>/dev/null <"$_ms_claim" && [ "$_ms_word" = {_STARTED} ]'
+        if restartable
         else "false"
     )
     lines = [
         "#!/bin/sh",
-        f'_ms_claim={quote(claim)}".${{METASCHED_TASK:-0}}"',
-        f'if ! (set -C; echo {_BEGAN} >"$_ms_claim") 2>/dev/null && ! {{ {begun_before}; }}; then',
+        f'_ms_claim={quote(claim_path)}".${{METASCHED_TASK:-0}}"',
+        f'if ! (set -C; echo {_STARTED} >"$_ms_claim") 2>/dev/null && ! {{ {already_started}; }}; then',
         '  echo "metasched: this attempt may not begin: its claim is taken, $_ms_claim" >&2',
-        f"  exit {TAKEN}",
+        f"  exit {EXIT_CLAIM_TAKEN}",
         "fi",
-        *becoming(script),
+        *exec_lines(script),
         "",
     ]
     return "\n".join(lines)
 
 
-def revoke(claim: Claim) -> bool:
+def revoke_claim(claim: TaskClaim) -> bool:
     """Take a claim in its payload's stead, for ever: True. False: the payload has begun.
 
     Idempotent. OSError: not known, and perhaps done. No folder is made here: that it is missing may
     mean that the shared filesystem is not mounted.
     """
-    folder = _folder(claim.fence, claim.tag)
+    folder = _claim_folder(claim.fence, claim.tag)
     path = folder / f"{claim.tag}.{claim.task}"
     descriptor, draft = tempfile.mkstemp(dir=folder, prefix=".")
     try:
@@ -91,15 +97,15 @@ def revoke(claim: Claim) -> bool:
             return False  # ours could be read
     finally:
         os.unlink(draft)
-    _sync(folder)
+    _fsync_folder(folder)
     return True
 
 
-def _folder(fence: str, tag: str) -> Path:
-    return Path(fence, str(int(tag.split("-")[2]) // _PER_FOLDER))
+def _claim_folder(fence: str, tag: str) -> Path:
+    return Path(fence, str(int(tag.split("-")[2]) // _JOBS_PER_FOLDER))
 
 
-def _prepare(folder: Path) -> None:
+def _create_folder(folder: Path) -> None:
     """Make a folder for claims, with the mode of the fence, unless it is there.
 
     A new one, every thousand jobs, is also the time to drop those of long ago. The mode is what is
@@ -111,14 +117,14 @@ def _prepare(folder: Path) -> None:
     except FileExistsError:
         if folder.stat().st_mode & 0o7777 == mode:
             return
-    _sync(folder.parent)
+    _fsync_folder(folder.parent)
     folder.chmod(mode)
-    for old in folder.parent.iterdir():
-        if old.name.isdecimal() and old.stat().st_mtime < time.time() - KEPT:
-            shutil.rmtree(old, ignore_errors=True)
+    for expired in folder.parent.iterdir():
+        if expired.name.isdecimal() and expired.stat().st_mtime < time.time() - CLAIM_RETENTION:
+            shutil.rmtree(expired, ignore_errors=True)
 
 
-def _sync(folder: Path) -> None:
+def _fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

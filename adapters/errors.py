@@ -24,9 +24,9 @@ class Refused(AdapterError):
     a partition that is down), False when it never will be.
     """
 
-    def __init__(self, reason: str, again: bool = False) -> None:
+    def __init__(self, reason: str, retryable: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.again = reason, again
+        self.reason, self.retryable = reason, retryable
 
 
 class Unreachable(AdapterError):

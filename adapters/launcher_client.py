@@ -18,13 +18,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from metasched.adapters.commands import Answer, answer_of
+from metasched.adapters.commands import CommandResult, wait_for_result
 from metasched.adapters.errors import Refused, Unreachable
 
-ANSWER = 10.0  # seconds that the launcher may take where nothing but itself is waited for
+REPLY_TIMEOUT = 10.0  # seconds that the launcher may take where nothing but itself is waited for
 
 
-class Launcher:
+class LauncherClient:
     """The launcher, for the jobs of one cluster."""
 
     def __init__(self, path: Path, cluster: str) -> None:
@@ -39,25 +39,27 @@ class Launcher:
         directory: str = "/",
         umask: int = 0o022,
         stdin: int | None = None,
-        keep: int | None = None,
-    ) -> Launched:
+        extra_fd: int | None = None,
+    ) -> LaunchedCommand:
         """Have `verb` carried out as `user`; `keep` becomes descriptor 3 of the command.
 
         Refused: there is no such account. Unreachable: no launcher is there.
         """
-        with ExitStack() as ours:
-            reads, writes = zip(os.pipe(), os.pipe(), strict=True)
-            for descriptor in writes:
-                ours.callback(os.close, descriptor)
-            theirs = [ours.enter_context(open(os.devnull)).fileno() if stdin is None else stdin]
-            theirs += [*writes, *([] if keep is None else [keep])]
+        with ExitStack() as exit_stack:
+            read_ends, write_ends = zip(os.pipe(), os.pipe(), strict=True)
+            for descriptor in write_ends:
+                exit_stack.callback(os.close, descriptor)
+            passed_fds = [
+                exit_stack.enter_context(open(os.devnull)).fileno() if stdin is None else stdin
+            ]
+            passed_fds += [*write_ends, *([] if extra_fd is None else [extra_fd])]
             try:
-                connection = self._ask(user, verb, arguments, directory, umask, theirs)
+                connection = self._send_request(user, verb, arguments, directory, umask, passed_fds)
             except BaseException:
-                for descriptor in reads:
+                for descriptor in read_ends:
                     os.close(descriptor)
                 raise
-            return Launched(connection, *reads)
+            return LaunchedCommand(connection, *read_ends)
 
     def run(
         self,
@@ -68,24 +70,26 @@ class Launcher:
         *,
         directory: str = "/",
         stdin: int | None = None,
-    ) -> Answer:
+    ) -> CommandResult:
         """The answer of a command within `timeout` seconds; as `commands.run` otherwise."""
         command = self.start(user, verb, arguments, directory=directory, stdin=stdin)
-        return answer_of(command, verb, timeout)
+        return wait_for_result(command, verb, timeout)
 
-    def detached(
+    def start_detached(
         self, user: str, verb: str, stdin: int, stdout: int, stderr: int, directory: str = "/"
     ) -> None:
         """Have a command begun that goes on by itself, with these descriptors."""
-        with self._ask(user, verb, (), directory, 0o022, [stdin, stdout, stderr]) as connection:
-            _read(connection, ANSWER)
+        with self._send_request(
+            user, verb, (), directory, 0o022, [stdin, stdout, stderr]
+        ) as connection:
+            _read_reply(connection, REPLY_TIMEOUT)
 
-    def enter(self, user: str, directory: str) -> None:
+    def check_access(self, user: str, directory: str) -> None:
         """Refused if the user may have no jobs, or may not enter the directory."""
-        with self._ask(user, "enter", (), directory, 0o022, []) as connection:
-            _read(connection, ANSWER)
+        with self._send_request(user, "enter", (), directory, 0o022, []) as connection:
+            _read_reply(connection, REPLY_TIMEOUT)
 
-    def _ask(
+    def _send_request(
         self,
         user: str,
         verb: str,
@@ -106,11 +110,11 @@ class Launcher:
         ).encode()
         connection = socket.socket(socket.AF_UNIX)
         try:
-            connection.settimeout(ANSWER)
+            connection.settimeout(REPLY_TIMEOUT)
             connection.connect(str(self._path))
-            head = struct.pack(">I", len(body))
+            header = struct.pack(">I", len(body))
             # the descriptors travel with the first bytes, which are never split
-            socket.send_fds(connection, [head], descriptors)
+            socket.send_fds(connection, [header], descriptors)
             connection.sendall(body)
         except (BrokenPipeError, ConnectionResetError):
             pass  # it has refused already, and says why
@@ -120,41 +124,41 @@ class Launcher:
         return connection
 
 
-class Launched:
+class LaunchedCommand:
     """A command under way, to be used as a `subprocess.Popen`; leaving the block kills it."""
 
-    def __init__(self, connection: socket.socket, out: int, err: int) -> None:
+    def __init__(self, connection: socket.socket, stdout_fd: int, stderr_fd: int) -> None:
         self._connection = connection
-        self.stdout, self.stderr = open(out, "rb", 0), open(err, "rb", 0)  # noqa: SIM115
+        self.stdout, self.stderr = open(stdout_fd, "rb", 0), open(stderr_fd, "rb", 0)  # noqa: SIM115
         self.returncode = 0
 
-    def wait(self, timeout: float = ANSWER) -> None:
+    def wait(self, timeout: float = REPLY_TIMEOUT) -> None:
         """Until it has ended, or once killed until nothing of it holds its output.
 
         Refused: it was never executed. Unreachable: the launcher has died, or says nothing.
         """
         if self._connection.fileno() != -1:
-            told = _read(self._connection, timeout)
-            self.returncode = told.get("code", -told.get("signal", 0))
+            reply = _read_reply(self._connection, timeout)
+            self.returncode = reply.get("code", -reply.get("signal", 0))
             return
-        until = time.monotonic() + timeout
-        left = [self.stdout, self.stderr]
-        while left and time.monotonic() < until:
-            for pipe in select.select(left, [], [], timeout)[0]:
+        deadline = time.monotonic() + timeout
+        open_pipes = [self.stdout, self.stderr]
+        while open_pipes and time.monotonic() < deadline:
+            for pipe in select.select(open_pipes, [], [], timeout)[0]:
                 if not pipe.read(1 << 16):
-                    left.remove(pipe)
+                    open_pipes.remove(pipe)
 
     def kill(self) -> None:
         """The launcher kills what nobody waits for."""
         self._connection.close()
 
-    def __enter__(self) -> Launched:
+    def __enter__(self) -> LaunchedCommand:
         return self
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self.kill()
@@ -170,7 +174,7 @@ def uid_of(user: str) -> int:
         raise Refused(f"there is no account {user!r} on this host") from None
 
 
-def name_of(uid: int) -> str:
+def user_name_of(uid: int) -> str:
     """The account of a user id, as it is written everywhere; the number if it has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
@@ -178,19 +182,19 @@ def name_of(uid: int) -> str:
         return str(uid)
 
 
-def _read(connection: socket.socket, seconds: float) -> dict[str, int]:
+def _read_reply(connection: socket.socket, timeout: float) -> dict[str, int]:
     """The launcher's answer. Refused and Unreachable as it says or does not say."""
-    connection.settimeout(seconds)
-    said = b""
+    connection.settimeout(timeout)
+    received = b""
     try:
-        while not said.endswith(b"\n"):
-            piece = connection.recv(1 << 16)
-            if not piece:
+        while not received.endswith(b"\n"):
+            block = connection.recv(1 << 16)
+            if not block:
                 raise Unreachable("the launcher broke off")
-            said += piece
+            received += block
     except OSError as error:
         raise Unreachable(f"the launcher: {error}") from None
-    told: dict[str, int] = json.loads(said)
-    if "refused" in told:
-        raise Refused(str(told["refused"]))
-    return told
+    reply: dict[str, int] = json.loads(received)
+    if "refused" in reply:
+        raise Refused(str(reply["refused"]))
+    return reply

@@ -6,13 +6,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from metasched.adapters.base import Order, Withdrawal
-from metasched.model.cluster import Cluster, Facts
-from metasched.model.listing import Claim, Missing, Row, Trace
-from metasched.model.survey import Survey, Window
+from metasched.adapters.base import Submission, Withdrawal
+from metasched.model.cluster import Cluster, ClusterInfo
+from metasched.model.listing import AccountingAnswer, JobStatus, MissingTask, TaskClaim
+from metasched.model.stored_names import STORED_FIELDS
+from metasched.model.survey import ReservationSpec, Survey
 
 
-class Boot(msgspec.Struct, frozen=True):
+class WorkerBoot(msgspec.Struct, frozen=True):
     """The first line: which adapter to host. `folder` is the cluster's own."""
 
     adapter: str
@@ -23,7 +24,7 @@ class Boot(msgspec.Struct, frozen=True):
     launcher: str = ""  # site mode: the launcher's socket
 
 
-class Call(msgspec.Struct, frozen=True):
+class WorkerCall(msgspec.Struct, rename=STORED_FIELDS["WorkerCall"], frozen=True):
     """One request.
 
     `order` is for submit, `withdrawals` for withdraw, `missing` for trace, `claims` for revoke,
@@ -32,19 +33,21 @@ class Call(msgspec.Struct, frozen=True):
     for now.
     """
 
-    call: Literal["submit", "withdraw", "poll", "trace", "revoke", "survey", "reserve", "unreserve"]
-    order: Order | None = None
+    operation: Literal[
+        "submit", "withdraw", "poll", "trace", "revoke", "survey", "reserve", "unreserve"
+    ]
+    submission: Submission | None = None
     chained: bool = False
     withdrawals: tuple[Withdrawal, ...] = ()
     full: bool = False  # a poll is to tell everything, not what is new
-    rho: dict[str, float] = msgspec.field(default_factory=dict)  # see `Adapter.criticality`
-    missing: tuple[Missing, ...] = ()
-    claims: tuple[Claim, ...] = ()
-    window: Window | None = None
-    name: str = ""
+    criticality: dict[str, float] = msgspec.field(default_factory=dict)  # see `Adapter.criticality`
+    missing: tuple[MissingTask, ...] = ()
+    claims: tuple[TaskClaim, ...] = ()
+    reservation: ReservationSpec | None = None
+    reservation_name: str = ""
 
 
-class News(msgspec.Struct, frozen=True):
+class ListingDelta(msgspec.Struct, rename=STORED_FIELDS["ListingDelta"], frozen=True):
     """A listing reduced to what is new since the last one; `facts` None: as before.
 
     `expected` are what the manager newly expects (`Row.expected`; None: nothing any more).
@@ -53,15 +56,15 @@ class News(msgspec.Struct, frozen=True):
     taken: float
     since: float
     until: float
-    rows: tuple[Row, ...] = ()
+    rows: tuple[JobStatus, ...] = ()
     vanished: tuple[tuple[str, int, str], ...] = ()  # tag, task, owner
-    facts: Facts | None = None
+    info: ClusterInfo | None = None
     full: bool = False
     up_since: float = 0.0
-    expected: tuple[tuple[str, int, str, float | None], ...] = ()  # tag, task, owner, start
+    expected_starts: tuple[tuple[str, int, str, float | None], ...] = ()  # tag, task, owner, start
 
 
-class Answer(msgspec.Struct, frozen=True):
+class WorkerReply(msgspec.Struct, rename=STORED_FIELDS["WorkerReply"], frozen=True):
     """One reply: `error` is "" or the kind of failure, with its `reason`.
 
     `untried`: a chained submit that was not carried out.
@@ -69,10 +72,10 @@ class Answer(msgspec.Struct, frozen=True):
 
     error: Literal["", "refused", "unreachable", "defect", "untried"] = ""
     reason: str = ""
-    again: bool = False
-    natives: dict[int, str] = msgspec.field(default_factory=dict)
-    news: News | None = None
-    trace: Trace | None = None
+    retry_later: bool = False
+    native_ids: dict[int, str] = msgspec.field(default_factory=dict)
+    delta: ListingDelta | None = None
+    accounting: AccountingAnswer | None = None
     survey: Survey | None = None
     revoked: dict[int, bool] = msgspec.field(default_factory=dict)  # by place in `claims`
     access: str = ""  # by what the adapter speaks to its manager, where there is a choice

@@ -6,13 +6,13 @@ from importlib.metadata import entry_points
 
 from metasched.adapters.base import Adapter
 
-GROUP = "metasched.adapters"
+ADAPTER_GROUP = "metasched.adapters"
 
 
 def adapter_class(name: str) -> type[Adapter]:
     """The adapter registered under a name. KeyError if there is none."""
-    found = entry_points(group=GROUP, name=name)
-    if not found:
+    matching_entry_points = entry_points(group=ADAPTER_GROUP, name=name)
+    if not matching_entry_points:
         raise KeyError(name)
-    loaded: type[Adapter] = next(iter(found)).load()
-    return loaded
+    adapter_type: type[Adapter] = next(iter(matching_entry_points)).load()
+    return adapter_type

@@ -40,11 +40,11 @@ SWEEP_SECONDS = 5.0  # spent on killing what a dead supervisor left behind
 WRITE_INTERVAL = 1.0  # seconds between two tries to record the end on a full disk
 CANNOT_BEGIN = 126  # exit codes of a payload that cannot be executed, as in a shell
 NOT_FOUND = 127
-PAGE = os.sysconf("SC_PAGE_SIZE")
+PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
-CANCEL = signal.SIGUSR1
-STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-WATCHED = frozenset({signal.SIGCHLD, CANCEL}) | STOP
+CANCEL_SIGNAL = signal.SIGUSR1
+STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+HANDLED_SIGNALS = frozenset({signal.SIGCHLD, CANCEL_SIGNAL}) | STOP_SIGNALS
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -77,7 +77,7 @@ def claim(folder: str, record: str) -> bool:
     # a name that nobody else can have taken: the folder may be open to the owner of the job
     draft = os.path.join(folder, f"claim.{os.urandom(8).hex()}")
     try:
-        return _publish(folder, draft, "claim", record, os.link)
+        return _write_durably(folder, draft, "claim", record, os.link)
     except (FileExistsError, FileNotFoundError):
         return False
     finally:
@@ -85,7 +85,7 @@ def claim(folder: str, record: str) -> bool:
             os.unlink(draft)
 
 
-def _publish(
+def _write_durably(
     folder: str, draft: str, name: str, text: str, move: Callable[[str, str], None]
 ) -> bool:
     """Write `text`, give it its name in one step, and return once both are on the disk.
@@ -113,31 +113,31 @@ def _publish(
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    children: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                found += map(int, file.read().split())
+                children += map(int, file.read().split())
     except (FileNotFoundError, ProcessLookupError):
         pass  # it ended meanwhile; its children are ours now
-    return found
+    return children
 
 
 def descendants(pid: int) -> list[int]:
     """Every process below that one."""
-    found: list[int] = []
-    ahead = _children(pid)
-    while ahead:
-        found += ahead
-        ahead = [child for parent in ahead for child in _children(parent)]
-    return found
+    processes: list[int] = []
+    generation = _children(pid)
+    while generation:
+        processes += generation
+        generation = [child for parent in generation for child in _children(parent)]
+    return processes
 
 
-def _signal_tree(*numbers: int) -> None:
+def _signal_tree(*signals: int) -> None:
     for pid in descendants(os.getpid()):
-        for number in numbers:
+        for signal_number in signals:
             try:
-                os.kill(pid, number)
+                os.kill(pid, signal_number)
             except (ProcessLookupError, PermissionError):
                 break  # ended, or it changed its user: it ends when it likes
 
@@ -151,19 +151,19 @@ def _tree_memory() -> int:
                 pages += int(file.read().split()[1])
         except (FileNotFoundError, ProcessLookupError):
             continue
-    return pages * PAGE
+    return pages * PAGE_SIZE
 
 
-class Spec:
+class TaskSpec:
     """A job's `spec` file, read."""
 
     def __init__(self, data: bytes) -> None:
-        head, self.script = data.split(b"\0\0", 1)
+        header, self.script = data.split(b"\0\0", 1)
         self.arguments: list[bytes] = []
         self.environment: dict[bytes, bytes] = {}
         fields: dict[bytes, bytes] = {}
-        for text in head.split(b"\0"):
-            key, _, value = text.partition(b"=")
+        for field in header.split(b"\0"):
+            key, _, value = field.partition(b"=")
             if key == b"argument":
                 self.arguments.append(value)
             elif key == b"environment":
@@ -183,65 +183,65 @@ class Spec:
 class Supervisor:
     """The life of one claimed job, from its first process to its last."""
 
-    def __init__(self, folder: str, spec: Spec, started: float) -> None:
+    def __init__(self, folder: str, spec: TaskSpec, started: float) -> None:
         self.folder, self.spec, self.started = folder, spec, started
-        self.main = 0
-        self.status: int | None = None  # of the main process, once it has ended
-        self.alone = False  # no descendant is left
-        self.verdict = ""  # the state that we gave the job by ending it
-        self.word = ""
+        self.main_pid = 0
+        self.wait_status: int | None = None  # of the main process, once it has ended
+        self.childless = False  # no descendant is left
+        self.imposed_state = ""  # the state that we gave the job by ending it
+        self.message = ""
         self.cpu_seconds = 0.0
         self.max_memory = 0  # bytes
 
     def run(self) -> None:
-        failure, writes = os.pipe()
+        failure_read, failure_write = os.pipe()
         script = os.path.join(self.folder, "script")
         with open(os.open(script, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700), "wb") as file:
             file.write(self.spec.script)
         parent = os.getpid()
-        self.main = os.fork()
-        if self.main == 0:
-            self._become_payload(script, writes, parent)
-        os.close(writes)
-        self._watch()
-        with open(failure, "rb") as reader:
-            self.word = reader.read().decode(errors="replace").replace("\n", " ") or self.word
-        self._record()
+        self.main_pid = os.fork()
+        if self.main_pid == 0:
+            self._exec_payload(script, failure_write, parent)
+        os.close(failure_write)
+        self._wait_for_end()
+        with open(failure_read, "rb") as reader:
+            self.message = reader.read().decode(errors="replace").replace("\n", " ") or self.message
+        self._write_end_record()
 
-    def _become_payload(self, script: str, writes: int, parent: int) -> None:
+    def _exec_payload(self, script: str, failure_write: int, parent: int) -> None:
         """Never returns. What goes wrong before the payload runs is told through `writes`."""
-        code, at = CANNOT_BEGIN, ""
+        exit_code, target = CANNOT_BEGIN, ""
         try:
             os.setsid()
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:
-                os._exit(code)
+                os._exit(exit_code)
             if self.spec.umask is not None:
                 os.umask(self.spec.umask)
-            at = os.fsdecode(self.spec.directory)
+            target = os.fsdecode(self.spec.directory)
             os.chdir(self.spec.directory)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-            at = os.fsdecode(self.spec.output)
+            target = os.fsdecode(self.spec.output)
             os.dup2(os.open(self.spec.output, flags, 0o666), 1)
             if self.spec.error == self.spec.output:
                 os.dup2(1, 2)
             else:
-                at = os.fsdecode(self.spec.error)
+                target = os.fsdecode(self.spec.error)
                 os.dup2(os.open(self.spec.error, flags, 0o666), 2)
-            for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-                signal.signal(number, signal.SIG_DFL)
+            for signal_number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+                signal.signal(signal_number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
-            at = "the script"
+            target = "the script"
             path = os.fsencode(script)
             os.execve(path, [path, *self.spec.arguments], self.spec.environment)
         except OSError as error:
             if isinstance(error, FileNotFoundError):
-                code = NOT_FOUND
-            os.write(writes, os.fsencode(f"{at}: {error.strerror}"))
+                exit_code = NOT_FOUND
+            os.write(failure_write, os.fsencode(f"{target}: {error.strerror}"))
         finally:
-            os._exit(code)
+            os._exit(exit_code)
 
-    def _watch(self) -> None:
+    def _wait_for_end(self) -> None:
         """Until no process of the job is left.
 
         What we end gets SIGTERM, and `kill_wait` seconds for all of its processes; what is left
@@ -250,38 +250,42 @@ class Supervisor:
         now = time.monotonic()
         expiry = None if self.spec.limit is None else now + self.spec.limit
         kill_at: float | None = None
-        look_at = None if self.spec.memory is None else now + MEMORY_INTERVAL
+        memory_check_at = None if self.spec.memory is None else now + MEMORY_INTERVAL
         pause = KILL_INTERVAL[0]
         while True:
             self._reap()
-            if self.alone:
+            if self.childless:
                 return
             now = time.monotonic()
-            if self.status is not None and kill_at is None:
+            if self.wait_status is not None and kill_at is None:
                 kill_at = now
             if expiry is not None and now >= expiry and kill_at is None:
-                kill_at = self._end("timeout", "over its time limit")
-            if look_at is not None and now >= look_at and kill_at is None:
+                kill_at = self._terminate("timeout", "over its time limit")
+            if memory_check_at is not None and now >= memory_check_at and kill_at is None:
                 in_use = _tree_memory()
                 self.max_memory = max(self.max_memory, in_use)
                 if self.spec.memory is not None and in_use > self.spec.memory:
-                    self.verdict = "out_of_memory"
-                    self.word = f"{-(-in_use // 2**20)} MiB in use"
+                    self.imposed_state = "out_of_memory"
+                    self.message = f"{-(-in_use // 2**20)} MiB in use"
                     kill_at = now
-                look_at = now + MEMORY_INTERVAL
+                memory_check_at = now + MEMORY_INTERVAL
             if kill_at is not None and now >= kill_at:
                 _signal_tree(signal.SIGKILL)
                 kill_at = now + pause
                 pause = min(2 * pause, KILL_INTERVAL[1])
-            ahead = [kill_at] if kill_at is not None else [t for t in (expiry, look_at) if t]
-            got = _wait(min(ahead) - time.monotonic() if ahead else None)
-            if kill_at is None and got == CANCEL:
-                kill_at = self._end("cancelled", "")
-            elif kill_at is None and got in STOP:
-                kill_at = self._end("node_fail", f"its supervisor got {signal.Signals(got).name}")
+            deadlines = (
+                [kill_at] if kill_at is not None else [t for t in (expiry, memory_check_at) if t]
+            )
+            received = _wait_for_signal(min(deadlines) - time.monotonic() if deadlines else None)
+            if kill_at is None and received == CANCEL_SIGNAL:
+                kill_at = self._terminate("cancelled", "")
+            elif kill_at is None and received in STOP_SIGNALS:
+                kill_at = self._terminate(
+                    "node_fail", f"its supervisor got {signal.Signals(received).name}"
+                )
 
-    def _end(self, verdict: str, word: str) -> float:
-        self.verdict, self.word = verdict, word
+    def _terminate(self, state: str, message: str) -> float:
+        self.imposed_state, self.message = state, message
         _signal_tree(signal.SIGTERM, signal.SIGCONT)
         return time.monotonic() + self.spec.kill_wait
 
@@ -290,30 +294,30 @@ class Supervisor:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
-                self.alone = True
+                self.childless = True
                 return
             if pid == 0:
                 return
             self.cpu_seconds += usage.ru_utime + usage.ru_stime
             self.max_memory = max(self.max_memory, usage.ru_maxrss * 1024)
-            if pid == self.main:
-                self.status = status
+            if pid == self.main_pid:
+                self.wait_status = status
 
-    def _record(self) -> None:
-        status = self.status or 0
-        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    def _write_end_record(self) -> None:
+        status = self.wait_status or 0
+        signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         lines = [
-            f"state={self.verdict or ('failed' if status else 'completed')}",
+            f"state={self.imposed_state or ('failed' if status else 'completed')}",
             f"time={max(time.time(), self.started)!r}",
-            f"signal={number}" if number else f"exit_code={os.WEXITSTATUS(status)}",
+            f"signal={signal_number}" if signal_number else f"exit_code={os.WEXITSTATUS(status)}",
             f"cpu_seconds={self.cpu_seconds:.6f}",
             f"max_memory={-(-self.max_memory // 2**20)}",
-            f"word={self.word}",
+            f"word={self.message}",
         ]
         draft = os.path.join(self.folder, "ended.draft")
         while True:
             try:
-                _publish(self.folder, draft, "ended", "\n".join(lines) + "\n", os.rename)
+                _write_durably(self.folder, draft, "ended", "\n".join(lines) + "\n", os.rename)
                 return
             except FileNotFoundError:
                 return  # the whole cluster was removed: nobody is left to tell
@@ -321,12 +325,12 @@ class Supervisor:
                 time.sleep(WRITE_INTERVAL)
 
 
-def _wait(seconds: float | None) -> int:
+def _wait_for_signal(seconds: float | None) -> int:
     """The next watched signal; 0 if none comes in time."""
     if seconds is None:
-        return signal.sigwaitinfo(WATCHED).si_signo
-    got = signal.sigtimedwait(WATCHED, max(seconds, 0.0))
-    return got.si_signo if got else 0
+        return signal.sigwaitinfo(HANDLED_SIGNALS).si_signo
+    received = signal.sigtimedwait(HANDLED_SIGNALS, max(seconds, 0.0))
+    return received.si_signo if received else 0
 
 
 def supervise(folder: str) -> None:
@@ -334,12 +338,12 @@ def supervise(folder: str) -> None:
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Blocked signals wait for `_wait`: none is lost, whenever it comes.
-    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
     if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
     try:
         with open(os.path.join(folder, "spec"), "rb") as file:
-            spec = Spec(file.read())
+            spec = TaskSpec(file.read())
     except FileNotFoundError:
         return  # withdrawn before we came to it
     started, pid = time.time(), os.getpid()
@@ -348,7 +352,7 @@ def supervise(folder: str) -> None:
         Supervisor(folder, spec, started).run()
 
 
-def process_handle(pid: int, start: int) -> int | None:
+def open_pidfd(pid: int, start: int) -> int | None:
     """A pidfd of the process of that pid and start time; None if it is gone."""
     try:
         descriptor = os.pidfd_open(pid)
@@ -366,14 +370,14 @@ def process_handle(pid: int, start: int) -> int | None:
 def cancel(folder: str) -> None:
     """Signal the supervisor that claimed this folder, if it lives."""
     with open(os.path.join(folder, "claim"), encoding="utf-8") as file:
-        claimed = dict(line.rstrip("\n").split("=", 1) for line in file)
-    if claimed["boot"] != boot_id():
+        claim_record = dict(line.rstrip("\n").split("=", 1) for line in file)
+    if claim_record["boot"] != boot_id():
         return
-    descriptor = process_handle(int(claimed["pid"]), int(claimed["start"]))
+    descriptor = open_pidfd(int(claim_record["pid"]), int(claim_record["start"]))
     if descriptor is None:
         return
     try:
-        signal.pidfd_send_signal(descriptor, CANCEL)
+        signal.pidfd_send_signal(descriptor, CANCEL_SIGNAL)
     except ProcessLookupError:
         pass
     finally:
@@ -387,26 +391,26 @@ def sweep(folder: str) -> None:
     processes; only the supervisor, now dead, could have held it.
     """
     with open(os.path.join(folder, "spec"), "rb") as file:
-        own = Spec(file.read()).environment
+        environment = TaskSpec(file.read()).environment
     names = (b"METASCHED_TAG", b"METASCHED_TASK")
-    marks = {name + b"=" + own[name] for name in names}
-    until = time.monotonic() + SWEEP_SECONDS
-    while time.monotonic() < until:
-        found = [
+    markers = {name + b"=" + environment[name] for name in names}
+    deadline = time.monotonic() + SWEEP_SECONDS
+    while time.monotonic() < deadline:
+        pids = [
             pid
             for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))
-            if marks <= _environment(pid)
+            if markers <= _environment_of(pid)
         ]
-        if not found:
+        if not pids:
             return
-        for pid in found:
-            for below in [*descendants(pid), pid]:
+        for pid in pids:
+            for descendant in [*descendants(pid), pid]:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(below, signal.SIGKILL)
+                    os.kill(descendant, signal.SIGKILL)
         time.sleep(0.01)
 
 
-def _environment(pid: int) -> set[bytes]:
+def _environment_of(pid: int) -> set[bytes]:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return set(file.read().split(b"\0"))
@@ -414,60 +418,60 @@ def _environment(pid: int) -> set[bytes]:
         return set()  # gone, or somebody else's
 
 
-def _serve(question: bytes) -> str:
+def _handle_request(request: bytes) -> str:
     """What one question is answered with: pid and start time of a new supervisor, or 0 0."""
-    what, _, folder = os.fsdecode(question).partition(" /")
-    if what in ("cancel", "sweep"):
+    verb, _, folder = os.fsdecode(request).partition(" /")
+    if verb in ("cancel", "sweep"):
         try:
-            (cancel if what == "cancel" else sweep)("/" + folder)
+            (cancel if verb == "cancel" else sweep)("/" + folder)
         except (OSError, ValueError, KeyError) as error:
-            print(f"{os.fsdecode(question)}: {error}", file=sys.stderr, flush=True)
+            print(f"{os.fsdecode(request)}: {error}", file=sys.stderr, flush=True)
         return "0 0"
     pid = os.fork()
     if pid == 0:
-        _supervisor_of(os.fsdecode(question))
+        _run_supervisor(os.fsdecode(request))
     try:
         return f"{pid} {start_time(pid)}"
     except ProcessLookupError:
         return f"{pid} 0"
 
 
-def nursery() -> None:
+def run_fork_server() -> None:
     """Serve the questions on standard input (see the module) until that is closed."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors are reaped by the kernel
     gc.disable()
     gc.freeze()
-    rest = b""
+    partial = b""
     while True:
-        got = os.read(0, 65536)
-        if not got:
+        block = os.read(0, 65536)
+        if not block:
             return
-        *paths, rest = (rest + got).split(b"\0")
-        for path in paths:
+        *requests, partial = (partial + block).split(b"\0")
+        for request in requests:
             try:
-                os.write(1, f"{_serve(path)}\n".encode())
+                os.write(1, f"{_handle_request(request)}\n".encode())
             except BrokenPipeError:
                 return  # the adapter has died; the next one finds what was forked by its claims
 
 
-def _supervisor_of(folder: str) -> None:
+def _run_supervisor(folder: str) -> None:
     """Never returns. What should not happen is told to the adapter's log, standard error."""
-    code = 1
+    exit_code = 1
     try:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, 0)
-        os.dup2(nothing, 1)
+        null_fd = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null_fd, 0)
+        os.dup2(null_fd, 1)
         os.chdir("/")
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         supervise(folder)
-        code = 0
+        exit_code = 0
     except BaseException as error:
         os.write(2, f"supervisor of {folder}: {type(error).__name__}: {error}\n".encode())
     finally:
-        os._exit(code)
+        os._exit(exit_code)
 
 
 if __name__ == "__main__":
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    nursery()
+    run_fork_server()
     sys.exit(0)

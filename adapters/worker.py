@@ -17,132 +17,147 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from metasched.adapters.base import Adapter, Order
+from metasched.adapters.base import Adapter, Submission
 from metasched.adapters.child_processes import die_with_parent
-from metasched.adapters.claims import fenced, revoke
+from metasched.adapters.claims import apply_fence, revoke_claim
 from metasched.adapters.errors import Refused, Unreachable
-from metasched.adapters.launcher_client import Launcher
-from metasched.adapters.protocol import Answer, Boot, Call, News
+from metasched.adapters.launcher_client import LauncherClient
+from metasched.adapters.protocol import ListingDelta, WorkerBoot, WorkerCall, WorkerReply
 from metasched.adapters.registry import adapter_class
-from metasched.clock import Clock
-from metasched.model.cluster import Facts
-from metasched.model.listing import Claim, Listing, Row
-from metasched.model.survey import Window
+from metasched.clock import ClockStepDetector
+from metasched.model.cluster import ClusterInfo
+from metasched.model.listing import JobStatus, Listing, TaskClaim
+from metasched.model.survey import ReservationSpec
 
 
 @dataclass
-class Host:
+class AdapterHost:
     """An adapter with the last listing that was told, so that only news travels."""
 
     adapter: Adapter
-    _rows: dict[tuple[str, int, str], Row] = field(default_factory=dict)
-    _expected: dict[tuple[str, int, str], float] = field(default_factory=dict)
-    _facts: Facts | None = None
-    _told: bool = False
-    _broken: bool = False  # what is chained to the last submit is not to be carried out
+    _rows: dict[tuple[str, int, str], JobStatus] = field(default_factory=dict)
+    _expected_starts: dict[tuple[str, int, str], float] = field(default_factory=dict)
+    _info: ClusterInfo | None = None
+    _has_reported: bool = False
+    _chain_broken: bool = False  # what is chained to the last submit is not to be carried out
 
-    def answer(self, call: Call) -> Answer:
+    def execute(self, call: WorkerCall) -> WorkerReply:
         """Carry out one call; every failure becomes an answer."""
-        answer = Answer("untried") if call.chained and self._broken else self._answer(call)
-        if call.call == "submit":
-            self._broken = answer.again or answer.error not in ("", "refused")
-        return structs.replace(answer, access=self.adapter.access)
+        reply = (
+            WorkerReply("untried") if call.chained and self._chain_broken else self._execute(call)
+        )
+        if call.operation == "submit":
+            self._chain_broken = reply.retry_later or reply.error not in ("", "refused")
+        return structs.replace(reply, access=self.adapter.access)
 
-    def _answer(self, call: Call) -> Answer:
+    def _execute(self, call: WorkerCall) -> WorkerReply:
         try:
             match call:
-                case Call(call="submit", order=Order() as order):
-                    return Answer(natives=self.adapter.submit(fenced(order)))
-                case Call(call="withdraw"):
+                case WorkerCall(operation="submit", submission=Submission() as order):
+                    return WorkerReply(native_ids=self.adapter.submit(apply_fence(order)))
+                case WorkerCall(operation="withdraw"):
                     self.adapter.withdraw_all(call.withdrawals)
-                    return Answer()
-                case Call(call="poll"):
-                    self.adapter.criticality(call.rho)
+                    return WorkerReply()
+                case WorkerCall(operation="poll"):
+                    self.adapter.update_licence_demand(call.criticality)
                     return self._poll(call.full)
-                case Call(call="trace"):
-                    return Answer(trace=self.adapter.trace(call.missing))
-                case Call(call="revoke"):
+                case WorkerCall(operation="trace"):
+                    return WorkerReply(accounting=self.adapter.query_accounting(call.missing))
+                case WorkerCall(operation="revoke"):
                     return self._revoke(call.claims)
-                case Call(call="survey"):
-                    return Answer(survey=self.adapter.survey())
-                case Call(call="reserve", window=Window() as window):
+                case WorkerCall(operation="survey"):
+                    return WorkerReply(survey=self.adapter.survey())
+                case WorkerCall(operation="reserve", reservation=ReservationSpec() as window):
                     self.adapter.reserve(window)
-                    return Answer()
-                case Call(call="unreserve"):
-                    self.adapter.unreserve(call.name)
-                    return Answer()
+                    return WorkerReply()
+                case WorkerCall(operation="unreserve"):
+                    self.adapter.delete_reservation(call.reservation_name)
+                    return WorkerReply()
                 case _:
-                    return Answer("defect", f"{call.call} came without its argument")
+                    return WorkerReply("defect", f"{call.operation} came without its argument")
         except Refused as error:
-            return Answer("refused", error.reason, again=error.again)
+            return WorkerReply("refused", error.reason, retry_later=error.retryable)
         except Unreachable as error:
-            return Answer("unreachable", error.reason)
+            return WorkerReply("unreachable", error.reason)
         except Exception:
-            return Answer("defect", traceback.format_exc())
+            return WorkerReply("defect", traceback.format_exc())
 
-    def _poll(self, full: bool) -> Answer:
+    def _poll(self, full: bool) -> WorkerReply:
         """A listing during which the clock was set proves nothing: its spans are wrong."""
-        clock = Clock()
+        clock_detector = ClockStepDetector()
         listing = self.adapter.poll()
-        if by := clock.step():
-            return Answer("unreachable", f"the clock was set by {by:+.0f} s meanwhile")
-        return Answer(news=self._news(listing, full))
+        if clock_step := clock_detector.detect_step():
+            return WorkerReply("unreachable", f"the clock was set by {clock_step:+.0f} s meanwhile")
+        return WorkerReply(delta=self._delta(listing, full))
 
     @staticmethod
-    def _revoke(claims: Sequence[Claim]) -> Answer:
+    def _revoke(claims: Sequence[TaskClaim]) -> WorkerReply:
         """What became of each; of one whose folder does not answer nothing is told."""
         revoked, reason = {}, ""
-        for number, claim in enumerate(claims):
+        for position, claim in enumerate(claims):
             try:
-                revoked[number] = revoke(claim)
+                revoked[position] = revoke_claim(claim)
             except OSError as error:
                 reason = str(error)
-        return Answer(reason=reason, revoked=revoked)
+        return WorkerReply(reason=reason, revoked=revoked)
 
-    def _news(self, listing: Listing, full: bool) -> News:
-        full = full or not self._told
-        rows = {(row.tag, row.task, row.owner): row for row in listing.rows}
-        expected = {key: row.expected for key, row in rows.items() if row.expected is not None}
-        before = {} if full else self._expected
-        news = News(
+    def _delta(self, listing: Listing, full: bool) -> ListingDelta:
+        full = full or not self._has_reported
+        rows = {
+            (job_status.tag, job_status.task, job_status.owner): job_status
+            for job_status in listing.rows
+        }
+        expected_starts = {
+            key: job_status.expected
+            for key, job_status in rows.items()
+            if job_status.expected is not None
+        }
+        previous_starts = {} if full else self._expected_starts
+        delta = ListingDelta(
             taken=listing.taken,
             since=listing.since,
             until=listing.until,
-            rows=tuple(row for key, row in rows.items() if full or self._rows.get(key) != row),
+            rows=tuple(
+                job_status
+                for key, job_status in rows.items()
+                if full or self._rows.get(key) != job_status
+            ),
             vanished=tuple(key for key in self._rows if key not in rows),
-            facts=listing.facts if full or listing.facts != self._facts else None,
+            info=listing.info if full or listing.info != self._info else None,
             full=full,
             up_since=listing.up_since,
-            expected=tuple(
-                (*key, expected.get(key))
-                for key in before.keys() | expected.keys()
-                if before.get(key) != expected.get(key)
+            expected_starts=tuple(
+                (*key, expected_starts.get(key))
+                for key in previous_starts.keys() | expected_starts.keys()
+                if previous_starts.get(key) != expected_starts.get(key)
             ),
         )
-        self._rows, self._facts, self._told = rows, listing.facts, True
-        self._expected = expected
-        return news
+        self._rows, self._info, self._has_reported = rows, listing.info, True
+        self._expected_starts = expected_starts
+        return delta
 
 
 def main() -> int:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the terminal is the daemon's to act on
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # a stray print of a library must not break the protocol
-    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=Boot)
-    kind = adapter_class(boot.adapter)
-    options = msgspec.convert(boot.options, kind.Options)
-    acting = {}
+    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerBoot)
+    adapter_type = adapter_class(boot.adapter)
+    options = msgspec.convert(boot.options, adapter_type.Options)
+    launcher_argument = {}
     if boot.launcher:
         os.umask(0o077)  # users pass through some of its folders
-        acting["launcher"] = Launcher(Path(boot.launcher), boot.cluster.name)
-    host = Host(kind(boot.cluster, options, boot.instance, Path(boot.folder), **acting))
+        launcher_argument["launcher"] = LauncherClient(Path(boot.launcher), boot.cluster.name)
+    host = AdapterHost(
+        adapter_type(boot.cluster, options, boot.instance, Path(boot.folder), **launcher_argument)
+    )
     try:
         for line in sys.stdin.buffer:
-            answer = msgspec.json.encode(host.answer(msgspec.json.decode(line, type=Call)))
+            reply = msgspec.json.encode(host.execute(msgspec.json.decode(line, type=WorkerCall)))
             try:
-                answers.write(answer)
-                answers.write(b"\n")
+                replies.write(reply)
+                replies.write(b"\n")
             except BrokenPipeError:  # the daemon has died; its next life looks for itself
                 return 1
     finally:

@@ -11,50 +11,50 @@ from typing import Any
 from sqlalchemy import Connection, Table, insert, literal, select
 
 INDEX = "task_index"
-MANY = 50  # rows for which a statement of their own is worth it
+BULK_MINIMUM = 50  # rows for which a statement of their own is worth it
 
-Row = dict[str, Any]
+RowValues = dict[str, Any]
 
 
-def insert_rows(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
+def insert_rows(connection: Connection, table: Table, rows: Sequence[RowValues]) -> None:
     """Insert rows, all with the same columns, in this order."""
-    plain: list[Row] = []
-    for run in _runs(rows):
-        if len(run) < MANY:
-            plain += run
+    single_rows: list[RowValues] = []
+    for run in _split_into_runs(rows):
+        if len(run) < BULK_MINIMUM:
+            single_rows += run
             continue
-        if plain:
-            connection.execute(insert(table), plain)
-            plain = []
+        if single_rows:
+            connection.execute(insert(table), single_rows)
+            single_rows = []
         _insert_run(connection, table, run)
-    if plain:
-        connection.execute(insert(table), plain)
+    if single_rows:
+        connection.execute(insert(table), single_rows)
 
 
-def _runs(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+def _split_into_runs(rows: Sequence[RowValues]) -> Iterator[Sequence[RowValues]]:
     """The rows in parts: in each they are alike, and their indices grow by the same step."""
     first = 0
-    for here in range(1, len(rows) + 1):
-        if here < len(rows) and _goes_on(rows, first, here):
+    for position in range(1, len(rows) + 1):
+        if position < len(rows) and _continues_run(rows, first, position):
             continue
-        yield rows[first:here]
-        first = here
+        yield rows[first:position]
+        first = position
 
 
-def _goes_on(rows: Sequence[Row], first: int, here: int) -> bool:
-    row, last = rows[here], rows[here - 1]
-    step = row[INDEX] - last[INDEX]
-    if step <= 0 or (here - 1 > first and step != last[INDEX] - rows[here - 2][INDEX]):
+def _continues_run(rows: Sequence[RowValues], first: int, position: int) -> bool:
+    row, previous = rows[position], rows[position - 1]
+    step = row[INDEX] - previous[INDEX]
+    if step <= 0 or (position - 1 > first and step != previous[INDEX] - rows[position - 2][INDEX]):
         return False
-    return bool(row == {**last, INDEX: row[INDEX]})
+    return bool(row == {**previous, INDEX: row[INDEX]})
 
 
-def _insert_run(connection: Connection, table: Table, run: Sequence[Row]) -> None:
+def _insert_run(connection: Connection, table: Table, run: Sequence[RowValues]) -> None:
     first, second, last = run[0][INDEX], run[1][INDEX], run[-1][INDEX]
-    kind = table.c[INDEX].type
-    indices = select(literal(first, kind).label("index")).cte("indices", recursive=True)
-    following = indices.c.index + literal(second - first, kind)
-    indices = indices.union_all(select(following).where(following <= literal(last, kind)))
+    index_type = table.c[INDEX].type
+    indices = select(literal(first, index_type).label("index")).cte("indices", recursive=True)
+    following = indices.c.index + literal(second - first, index_type)
+    indices = indices.union_all(select(following).where(following <= literal(last, index_type)))
     values = [
         indices.c.index if name == INDEX else literal(value, table.c[name].type)
         for name, value in run[0].items()

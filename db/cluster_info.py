@@ -11,37 +11,48 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from metasched.model.cluster import Facts
+from metasched.model.cluster import ClusterInfo
 
 
-def changed(before: Facts, now: Facts) -> dict[str, Any]:
+def changed_fields(before: ClusterInfo, after: ClusterInfo) -> dict[str, Any]:
     """What must be known beside `before` to tell `now`; `applied` is the inverse."""
-    told: dict[str, Any] = {}
-    for field in structs.fields(Facts):
-        old, new = getattr(before, field.name), getattr(now, field.name)
+    changes: dict[str, Any] = {}
+    for field in structs.fields(ClusterInfo):
+        old, new = getattr(before, field.name), getattr(after, field.name)
         if old == new:
             continue
-        if field.name == "running" and tuple(sorted(new)) == new:
-            was, is_ = Counter(old), Counter(new)
-            told["gone"], told["came"] = list((was - is_).elements()), list((is_ - was).elements())
-        elif field.name == "partitions" and [p.name for p in old] == [p.name for p in new]:
-            told["altered"] = [p for p, same in zip(new, old, strict=True) if p != same]
+        if field.name == "running_jobs" and tuple(sorted(new)) == new:
+            counts_before, counts_after = Counter(old), Counter(new)
+            changes["gone"], changes["came"] = (
+                list((counts_before - counts_after).elements()),
+                list((counts_after - counts_before).elements()),
+            )
+        elif field.name == "partitions" and [partition.name for partition in old] == [
+            partition.name for partition in new
+        ]:
+            changes["altered"] = [
+                partition
+                for partition, unchanged in zip(new, old, strict=True)
+                if partition != unchanged
+            ]
         else:
-            told[field.name] = new
-    builtins: dict[str, Any] = msgspec.to_builtins(told)
-    return builtins
+            changes[field.encode_name] = new
+    encoded: dict[str, Any] = msgspec.to_builtins(changes)
+    return encoded
 
 
-def applied(before: Facts, told: dict[str, Any]) -> Facts:
+def apply_changes(before: ClusterInfo, changes: dict[str, Any]) -> ClusterInfo:
     """The facts that `changed` told of."""
-    told = dict(told)
+    changes = dict(changes)
     values: dict[str, Any] = msgspec.to_builtins(before)
-    if "gone" in told:
-        running = Counter(before.running)
-        running.subtract([(end, cpus) for end, cpus in told.pop("gone")])
-        running.update([(end, cpus) for end, cpus in told.pop("came")])
+    if "gone" in changes:
+        running = Counter(before.running_jobs)
+        running.subtract([(end, cpus) for end, cpus in changes.pop("gone")])
+        running.update([(end, cpus) for end, cpus in changes.pop("came")])
         values["running"] = sorted(running.elements())
-    if "altered" in told:
-        altered = {p["name"]: p for p in told.pop("altered")}
-        values["partitions"] = [altered.get(p["name"], p) for p in values["partitions"]]
-    return msgspec.convert(values | told, Facts)
+    if "altered" in changes:
+        altered = {partition["name"]: partition for partition in changes.pop("altered")}
+        values["partitions"] = [
+            altered.get(partition["name"], partition) for partition in values["partitions"]
+        ]
+    return msgspec.convert(values | changes, ClusterInfo)

@@ -11,15 +11,15 @@ from sqlalchemy import Connection, and_, func, select
 from metasched.core.scheduler import Core
 from metasched.core.transitions import FINAL, LIVE
 from metasched.db import leases, reservations
-from metasched.db.recovery import Known, events
+from metasched.db.recovery import RecoveredState, recorded_events
 from metasched.db.schema import attempt, checkpoint, event, job, metadata, task
 from metasched.db.store import Database
 
-TOLD = 3  # examples of what is wrong
+EXAMPLES = 3  # examples of what is wrong
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """What one check found."""
 
     check: str
@@ -27,45 +27,53 @@ class Finding:
     text: str
 
 
-def check(database: Database) -> list[Finding]:
+def check_database(database: Database) -> list[CheckResult]:
     """Check the database as it is at one moment, so that a daemon may go on.
 
     StoreError if there is none that can be read.
     """
     checks: tuple[tuple[str, Callable[[Connection], tuple[list[str], str]]], ...] = (
-        ("integrity", lambda connection: _integrity(database, connection)),
-        ("counters", _counters),
-        ("replay", _replayed),
+        ("integrity", lambda connection: _check_integrity(database, connection)),
+        ("counters", _check_counters),
+        ("replay", _check_replay),
     )
-    with database.moment() as connection:
-        return [_found(name, *look(connection)) for name, look in checks]
+    with database.snapshot() as connection:
+        return [_result(name, *run_check(connection)) for name, run_check in checks]
 
 
-def _found(check: str, wrong: list[str], fine: str) -> Finding:
-    more = f" and {len(wrong) - TOLD} more" if len(wrong) > TOLD else ""
-    return Finding(check, not wrong, f"{'; '.join(wrong[:TOLD])}{more}" if wrong else fine)
+def _result(check: str, problems: list[str], success: str) -> CheckResult:
+    suffix = f" and {len(problems) - EXAMPLES} more" if len(problems) > EXAMPLES else ""
+    return CheckResult(
+        check, not problems, f"{'; '.join(problems[:EXAMPLES])}{suffix}" if problems else success
+    )
 
 
-def _integrity(database: Database, connection: Connection) -> tuple[list[str], str]:
+def _check_integrity(database: Database, connection: Connection) -> tuple[list[str], str]:
     """The database's own check of what lies on its disk, and every reference between tables."""
-    wrong = database.damage(connection)
+    problems = database.find_damage(connection)
     for table in metadata.sorted_tables:
         for key in table.foreign_key_constraints:
             target = key.referred_table.alias()
-            met = and_(*(pair.parent == target.c[pair.column.name] for pair in key.elements))
-            many = select(func.count()).where(~select(1).where(met).correlate(table).exists())
-            if lonely := connection.execute(many.select_from(table)).scalar():
-                wrong.append(f"{lonely} of {table.name} refer to a missing {key.referred_table}")
-    return wrong, "pages, indexes and references are sound"
+            matches = and_(
+                *(element.parent == target.c[element.column.name] for element in key.elements)
+            )
+            unmatched = select(func.count()).where(
+                ~select(1).where(matches).correlate(table).exists()
+            )
+            if orphans := connection.execute(unmatched.select_from(table)).scalar():
+                problems.append(
+                    f"{orphans} of {table.name} refer to a missing {key.referred_table}"
+                )
+    return problems, "pages, indexes and references are sound"
 
 
-def _counters(connection: Connection) -> tuple[list[str], str]:
+def _check_counters(connection: Connection) -> tuple[list[str], str]:
     """Each counter and state of a task against a recount of its attempts, of a licence likewise."""
-    run = connection.execute
-    wrong = []
+    execute = connection.execute
+    problems = []
     counted = {
         (row.job, row.task_index): (row.number, row.many)
-        for row in run(
+        for row in execute(
             select(
                 attempt.c.job,
                 attempt.c.task_index,
@@ -75,55 +83,57 @@ def _counters(connection: Connection) -> tuple[list[str], str]:
         )
     }
     live: dict[tuple[int, int], list[str]] = {}
-    for row in run(select(attempt).where(attempt.c.state.in_(sorted(LIVE)))):
+    for row in execute(select(attempt).where(attempt.c.state.in_(sorted(LIVE)))):
         live.setdefault((row.job, row.task_index), []).append(row.state)
-    tasks = run(select(task)).all()
+    tasks = execute(select(task)).all()
     for row in tasks:
         key, name = (row.job, row.task_index), f"task {row.job}_{row.task_index}"
         if counted.get(key, (0, 0)) != (row.attempts, row.attempts):
-            wrong.append(f"{name} counts {row.attempts} attempts, there are {counted.get(key)}")
+            problems.append(f"{name} counts {row.attempts} attempts, there are {counted.get(key)}")
         if live.get(key, []) != ([row.state] if row.state in LIVE else []):
-            wrong.append(f"{name} is {row.state}, its live attempts {live.get(key, [])}")
-    lonely = select(job.c.id).where(~select(1).where(task.c.job == job.c.id).exists())
-    wrong += [f"job {id} has no task" for id in run(lonely).scalars()]
-    wrong += leases.wrong(connection)
-    wrong += reservations.wrong(connection)
-    return wrong, f"{len(tasks)} tasks agree with their attempts, licences with their leases"
+            problems.append(f"{name} is {row.state}, its live attempts {live.get(key, [])}")
+    without_tasks = select(job.c.id).where(~select(1).where(task.c.job == job.c.id).exists())
+    problems += [f"job {id} has no task" for id in execute(without_tasks).scalars()]
+    problems += leases.find_mismatches(connection)
+    problems += reservations.find_conflicts(connection)
+    return problems, f"{len(tasks)} tasks agree with their attempts, licences with their leases"
 
 
-def _replayed(connection: Connection) -> tuple[list[str], str]:
+def _check_replay(connection: Connection) -> tuple[list[str], str]:
     """The events, stepped through a fresh core, against the tasks as they are stored."""
     core, since = Core(), 0
     first = connection.execute(select(func.min(event.c.id))).scalar()
-    oldest = connection.execute(select(checkpoint).order_by(checkpoint.c.event)).first()
-    if first != 1 and oldest is not None:
-        since = oldest.event
-        core.restore(**structs.asdict(Known.unpacked(oldest.data)))
-    many, ended = 0, {}
-    for what in events(connection, since):
-        many += 1
-        for key, owner in core.step(what).tasks.items():
-            if owner.state in FINAL:
-                ended[key] = _told(owner.state, owner.attempts)
+    oldest_checkpoint = connection.execute(select(checkpoint).order_by(checkpoint.c.event)).first()
+    if first != 1 and oldest_checkpoint is not None:
+        since = oldest_checkpoint.event
+        core.restore(**structs.asdict(RecoveredState.unpack(oldest_checkpoint.data)))
+    count, ended = 0, {}
+    for recorded in recorded_events(connection, since):
+        count += 1
+        for key, replayed_task in core.step(recorded).tasks.items():
+            if replayed_task.state in FINAL:
+                ended[key] = _summary(replayed_task.state, replayed_task.attempts)
             else:
                 ended.pop(key, None)
-    again = ended | {key: _told(t.state, t.attempts) for key, t in core.tasks.items()}
+    replayed = ended | {
+        key: _summary(open_task.state, open_task.attempts) for key, open_task in core.tasks.items()
+    }
     stored = {
-        (row.job, row.task_index): _told(row.state, row.attempts)
+        (row.job, row.task_index): _summary(row.state, row.attempts)
         for row in connection.execute(select(task))
     }
-    wrong = [
-        f"task {key[0]}_{key[1]} is stored {stored[key]}, replayed {again.get(key)}"
+    problems = [
+        f"task {key[0]}_{key[1]} is stored {stored[key]}, replayed {replayed.get(key)}"
         for key in stored
-        if again.get(key, stored[key] if since else None) != stored[key]
+        if replayed.get(key, stored[key] if since else None) != stored[key]
     ]
-    wrong += [
-        f"task {key[0]}_{key[1]} is not stored, replayed {again[key]}"
+    problems += [
+        f"task {key[0]}_{key[1]} is not stored, replayed {replayed[key]}"
         for key in core.tasks.keys() - stored.keys()
     ]
-    start = f"the checkpoint before event {since}" if since else "the beginning"
-    return wrong, f"{many} events from {start} give the state of {len(stored)} tasks again"
+    origin = f"the checkpoint before event {since}" if since else "the beginning"
+    return problems, f"{count} events from {origin} give the state of {len(stored)} tasks again"
 
 
-def _told(state: str, attempts: int) -> str:
+def _summary(state: str, attempts: int) -> str:
     return f"{state} after {attempts} attempts"

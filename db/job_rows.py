@@ -12,40 +12,40 @@ from sqlalchemy import (
 )
 
 from metasched.core.tasks import Attempt, Task
-from metasched.db.recovery import ATTEMPT
+from metasched.db.recovery import ATTEMPT_FIELDS
 from metasched.db.schema import (
     attempt,
     task,
 )
 
-_CHANGED = [name for name in ATTEMPT if name != "number"]
+_UPDATED_COLUMNS = [column for column in ATTEMPT_FIELDS if column != "number"]
 
 
-def _task_row(owner: Task) -> dict[str, Any]:
+def _task_row(changed_task: Task) -> dict[str, Any]:
     return {
-        "job": owner.job.id,
-        "task_index": owner.index,
-        "state": owner.state,
-        "reason": owner.reason,
-        "held": owner.held,
-        "target": owner.target,
-        "attempts": owner.attempts,
-        "moves": owner.moves,
-        "ended": owner.ended,
-        "forgiven": owner.forgiven,
+        "job": changed_task.job.id,
+        "task_index": changed_task.index,
+        "state": changed_task.state,
+        "reason": changed_task.reason,
+        "held": changed_task.held,
+        "target": changed_task.target,
+        "attempts": changed_task.attempts,
+        "moves": changed_task.moves,
+        "ended": changed_task.ended,
+        "forgiven": changed_task.ignore_rejections_until,
     }
 
 
-def _attempt_row(owner: Task, tried: Attempt) -> dict[str, Any]:
-    row = {name: getattr(tried, name) for name in ATTEMPT}
-    return {"job": owner.job.id, "task_index": owner.index, **row}
+def _attempt_row(attempted_task: Task, stored_attempt: Attempt) -> dict[str, Any]:
+    row = {column: getattr(stored_attempt, name) for column, name in ATTEMPT_FIELDS.items()}
+    return {"job": attempted_task.job.id, "task_index": attempted_task.index, **row}
 
 
-def _bound(row: dict[str, Any]) -> dict[str, Any]:
+def _bind_values(row: dict[str, Any]) -> dict[str, Any]:
     return {f"b_{name}": value for name, value in row.items()}
 
 
-def _update(table: Any, keys: Sequence[str], columns: Iterable[str]) -> Any:
+def _update_statement(table: Any, keys: Sequence[str], columns: Iterable[str]) -> Any:
     return (
         update(table)
         .where(*(table.c[key] == bindparam(f"b_{key}") for key in keys))
@@ -53,17 +53,17 @@ def _update(table: Any, keys: Sequence[str], columns: Iterable[str]) -> Any:
     )
 
 
-_UPDATE_TASK = _update(
+_UPDATE_TASK = _update_statement(
     task,
     ("job", "task_index"),
     ("state", "reason", "held", "target", "attempts", "moves", "ended", "forgiven"),
 )
 
 
-_UPDATE_ATTEMPT = _update(attempt, ("job", "task_index", "number"), _CHANGED)
+_UPDATE_ATTEMPT = _update_statement(attempt, ("job", "task_index", "number"), _UPDATED_COLUMNS)
 
 
 # of most that are in the past, the intent stays as it was
-_UPDATE_PAST = _update(attempt, ("job", "task_index", "sending"), ("begun", "revoked")).values(
-    intent=func.coalesce(bindparam("b_intent"), attempt.c.intent)
-)
+_UPDATE_PAST = _update_statement(
+    attempt, ("job", "task_index", "sending"), ("begun", "revoked")
+).values(intent=func.coalesce(bindparam("b_intent"), attempt.c.intent))

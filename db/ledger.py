@@ -27,34 +27,35 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
+from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import (
-    Booted,
     ClockSet,
+    ClusterDrained,
+    ClusterResumed,
     CoreEvent,
-    Drained,
-    Modified,
+    DaemonStarted,
+    JobModified,
+    JobSubmitted,
+    ListingReceived,
     Outcome,
-    Resumed,
-    Seen,
-    Submitted,
 )
 from metasched.core.scheduler import Core
-from metasched.core.tasks import Intent, Past, Task
-from metasched.core.transitions import Event
+from metasched.core.tasks import Intent, PastAttempt, Task
+from metasched.core.transitions import TaskEvent
 from metasched.db import leases, reservations
 from metasched.db import recovery as restoring
 from metasched.db.bulk_rows import insert_rows
-from metasched.db.cluster_info import changed
+from metasched.db.cluster_info import changed_fields
 from metasched.db.job_rows import (
     _UPDATE_ATTEMPT,
     _UPDATE_PAST,
     _UPDATE_TASK,
     _attempt_row,
-    _bound,
+    _bind_values,
     _task_row,
 )
-from metasched.db.pruning import prune_some, turn
-from metasched.db.queries import Reading
+from metasched.db.pruning import lock_epoch, prune_batch
+from metasched.db.queries import Queries
 from metasched.db.schema import (
     attempt,
     change,
@@ -71,18 +72,30 @@ from metasched.db.schema import (
     task,
     token,
 )
-from metasched.db.store import Busy, Seat, StorageFailed, StorageUncertain, StoreError, words
-from metasched.model.cluster import Facts
-from metasched.model.dependencies import Fate, Target, parse_dependency
+from metasched.db.store import (
+    DatabaseInUse,
+    StorageFailed,
+    StorageUncertain,
+    StoreError,
+    WriterLock,
+    driver_message,
+)
+from metasched.model.cluster import ClusterInfo
+from metasched.model.dependencies import DependencyTarget, parse_dependency
 from metasched.model.job import Job, Payload
+from metasched.model.stored_names import EVENT_KINDS
 
-_OPENING = (Event.SEND, Event.RESTART, Event.ADOPT)  # with these a task gets a new attempt
+_OPENING_EVENTS = (
+    TaskEvent.SEND,
+    TaskEvent.RESTART,
+    TaskEvent.ADOPT,
+)  # with these a task gets a new attempt
 
 CHECKPOINT_AFTER = 50_000  # events since the last one, at the next start
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class StoredJob:
     """What is kept of a new job beside the core's own view of it: texts by digest."""
 
     job: Job
@@ -95,63 +108,65 @@ def encode(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-class Ledger(Reading):
+class Ledger(Queries):
     """All that must outlive the daemon. StorageFailed from any method: nothing stored."""
 
-    def __init__(self, engine: Engine, seat: Seat | None = None) -> None:
+    def __init__(self, engine: Engine, writer_lock: WriterLock | None = None) -> None:
         super().__init__(engine)
-        self._seat = seat or Seat(engine)
-        self._connection = self._seat.connection
-        self._epoch = 0  # of this life; 0: it has not begun
+        self._writer_lock = writer_lock or WriterLock(engine)
+        self._connection = self._writer_lock.connection
+        self._daemon_epoch = 0  # of this life; 0: it has not begun
         self._next_event = self._next_job = self._next_reservation = 0
-        self._facts: dict[str, Facts] = {}  # the last ones stored, of which the next are news
-        self._lasting: dict[str, str] = {}
-        self._checkpoint: bytes | None = None  # goes with the next start
+        self._stored_infos: dict[
+            str, ClusterInfo
+        ] = {}  # the last ones stored, of which the next are news
+        self._lasting_infos: dict[str, str] = {}
+        self._pending_checkpoint: bytes | None = None  # goes with the next start
 
     def close(self) -> None:
         self._connection.close()
         self._engine.dispose()
 
-    def reach(self) -> None:
+    def acquire_lock(self) -> None:
         """Before a life: see that the database is there, and that no other daemon is active on it.
 
         Busy if one is. Takes seconds if the database is away; may be called from any thread.
         """
         try:
-            self._seat.renew()
-        except Busy:
+            self._writer_lock.acquire()
+        except DatabaseInUse:
             raise
         except StoreError as error:
             raise StorageFailed(str(error)) from error
 
-    def look(self) -> None:
+    def check_active(self) -> None:
         """See that the database is there and this life its last."""
         with self._transaction():
-            if not self._seat.held or self._lives() != self._epoch:
+            if not self._writer_lock.held or self._stored_epoch() != self._daemon_epoch:
                 raise StorageFailed("another daemon may be active on it")
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
         """A transaction on the connection by which is written."""
-        ending = False
+        committing = False
         try:
             with self._connection.begin():
                 yield self._connection
-                ending = True
+                committing = True
         except DBAPIError as error:
-            if ending and error.connection_invalidated:
-                raise StorageUncertain(words(error)) from error
-            raise StorageFailed(words(error)) from error
+            if committing and error.connection_invalidated:
+                raise StorageUncertain(driver_message(error)) from error
+            raise StorageFailed(driver_message(error)) from error
 
     @contextmanager
-    def _writing(self) -> Iterator[Connection]:
+    def _write_transaction(self) -> Iterator[Connection]:
         """A transaction of this life, which must be the last, and alone."""
         with self._transaction() as connection:
-            if not self._seat.held or turn(connection) != self._epoch:
+            if not self._writer_lock.held or lock_epoch(connection) != self._daemon_epoch:
                 raise StorageFailed("another daemon may be active on it")
             yield connection
 
-    def _lives(self) -> int:
+    def _stored_epoch(self) -> int:
         return self._highest(epoch.c.number)
 
     def _highest(self, column: ColumnElement[int]) -> int:
@@ -183,177 +198,211 @@ class Ledger(Reading):
     def record(
         self,
         steps: Sequence[tuple[CoreEvent, Outcome]],
-        stored: Sequence[Stored] = (),
+        new_jobs: Sequence[StoredJob] = (),
         texts: Mapping[str, str] | None = None,
     ) -> None:
         """One transaction: the events, the states that followed, new jobs with their texts."""
-        with self._writing():
-            if stored:
-                self._insert_jobs(steps, stored, texts or {})
-            self._write(steps)
+        with self._write_transaction():
+            if new_jobs:
+                self._insert_jobs(steps, new_jobs, texts or {})
+            self._write_steps(steps)
 
-    def _write(self, steps: Sequence[tuple[CoreEvent, Outcome]]) -> None:
-        run = self._connection.execute
-        events, changes, facts = [], [], []
+    def _write_steps(self, steps: Sequence[tuple[CoreEvent, Outcome]]) -> None:
+        execute = self._connection.execute
+        event_rows, change_rows, cluster_rows = [], [], []
         tasks: dict[tuple[int, int], Task] = {}
         new_tasks: set[tuple[int, int]] = set()
         attempts: dict[tuple[int, int, int], dict[str, Any]] = {}
         new_attempts: set[tuple[int, int, int]] = set()
-        past: dict[tuple[int, int, int], Past] = {}
-        for what, out in steps:
-            id, self._next_event = self._next_event, self._next_event + 1
-            events.append(
+        past: dict[tuple[int, int, int], PastAttempt] = {}
+        for core_event, outcome in steps:
+            event_id, self._next_event = self._next_event, self._next_event + 1
+            event_rows.append(
                 {
-                    "id": id,
-                    "time": what.time,
-                    "kind": type(what).__name__.lower(),
-                    "data": self._encoded(what),
+                    "id": event_id,
+                    "time": core_event.time,
+                    "kind": EVENT_KINDS[type(core_event).__name__],
+                    "data": self._encode_event(core_event),
                 }
             )
-            if isinstance(what, Booted) and self._checkpoint is not None:
-                row = {"event": id, "time": what.time, "data": self._checkpoint}
-                run(insert(checkpoint), row)
-                self._checkpoint = None
-            if isinstance(what, Modified):
-                self._modify(what, out)
-            if isinstance(what, Drained | Resumed):
-                run(delete(drain).where(drain.c.cluster == what.cluster))
-            if isinstance(what, Drained):
-                run(insert(drain), structs.asdict(what))
-            if isinstance(what, Seen) and what.facts is not None:
-                kept = encode(what.facts.lasting)
-                if self._lasting.get(what.cluster) != kept:
-                    facts.append({"name": what.cluster, "facts": kept, "time": what.time})
-                    self._lasting[what.cluster] = kept
-            for line in out.changes:
-                key = (line.job, line.index)
-                if line.before is None and line.event is None:
+            if isinstance(core_event, DaemonStarted) and self._pending_checkpoint is not None:
+                row = {"event": event_id, "time": core_event.time, "data": self._pending_checkpoint}
+                execute(insert(checkpoint), row)
+                self._pending_checkpoint = None
+            if isinstance(core_event, JobModified):
+                self._modify(core_event, outcome)
+            if isinstance(core_event, ClusterDrained | ClusterResumed):
+                execute(delete(drain).where(drain.c.cluster == core_event.cluster))
+            if isinstance(core_event, ClusterDrained):
+                execute(insert(drain), structs.asdict(core_event))
+            if isinstance(core_event, ListingReceived) and core_event.info is not None:
+                encoded_info = encode(core_event.info.without_load)
+                if self._lasting_infos.get(core_event.cluster) != encoded_info:
+                    cluster_rows.append(
+                        {"name": core_event.cluster, "facts": encoded_info, "time": core_event.time}
+                    )
+                    self._lasting_infos[core_event.cluster] = encoded_info
+            for task_change in outcome.changes:
+                key = (task_change.job, task_change.index)
+                if task_change.before is None and task_change.event is None:
                     new_tasks.add(key)
-                if line.event in _OPENING:
-                    new_attempts.add((*key, line.attempt))
-                changes.append(
+                if task_change.event in _OPENING_EVENTS:
+                    new_attempts.add((*key, task_change.attempt))
+                change_rows.append(
                     {
-                        "event": id,
-                        "time": what.time,
-                        "job": line.job,
-                        "task_index": line.index,
-                        "attempt": line.attempt,
-                        "what": line.event,
-                        "before": line.before,
-                        "after": line.after,
-                        "cluster": line.cluster,
-                        "reason": line.reason,
-                        "cause": line.cause,
+                        "event": event_id,
+                        "time": core_event.time,
+                        "job": task_change.job,
+                        "task_index": task_change.index,
+                        "attempt": task_change.attempt,
+                        "what": task_change.event,
+                        "before": task_change.before,
+                        "after": task_change.after,
+                        "cluster": task_change.cluster,
+                        "reason": task_change.reason,
+                        "cause": task_change.cause,
                     }
                 )
-            tasks |= out.tasks
-            for owner, ended in out.closed:
-                attempts[owner.job.id, owner.index, ended.number] = _attempt_row(owner, ended)
-                past.pop((owner.job.id, owner.index, ended.sending), None)  # told since
-            past |= out.past
-            for key, owner in out.tasks.items():
-                if owner.attempt is not None:
-                    past.pop((*key, owner.attempt.sending), None)  # it goes on
-        for key, owner in tasks.items():
-            if owner.attempt is not None:
-                attempts[*key, owner.attempt.number] = _attempt_row(owner, owner.attempt)
-        run(insert(event), events)
-        if rows := [_task_row(t) for key, t in tasks.items() if key in new_tasks]:
+            tasks |= outcome.tasks
+            for changed_task, ended in outcome.closed_attempts:
+                attempts[changed_task.job.id, changed_task.index, ended.number] = _attempt_row(
+                    changed_task, ended
+                )
+                past.pop(
+                    (changed_task.job.id, changed_task.index, ended.dispatch_id), None
+                )  # told since
+            past |= outcome.past_attempts
+            for key, changed_task in outcome.tasks.items():
+                if changed_task.attempt is not None:
+                    past.pop((*key, changed_task.attempt.dispatch_id), None)  # it goes on
+        for key, changed_task in tasks.items():
+            if changed_task.attempt is not None:
+                attempts[*key, changed_task.attempt.number] = _attempt_row(
+                    changed_task, changed_task.attempt
+                )
+        execute(insert(event), event_rows)
+        if rows := [_task_row(changed) for key, changed in tasks.items() if key in new_tasks]:
             insert_rows(self._connection, task, rows)
-        if rows := [_bound(_task_row(t)) for key, t in tasks.items() if key not in new_tasks]:
-            run(_UPDATE_TASK, rows)
-        # ended attempts first: at no moment may a task have two live ones
-        if rows := [_bound(row) for key, row in attempts.items() if key not in new_attempts]:
-            run(_UPDATE_ATTEMPT, rows)
-        if rows := [row for key, row in attempts.items() if key in new_attempts]:
-            run(insert(attempt), rows)
         if rows := [
-            _bound(
-                {"job": job, "task_index": index, "sending": sending}
-                | {"begun": sent.began, "revoked": sent.revoked}
-                | {"intent": Intent.REQUEUE if sent.requeued else None}
-            )
-            for (job, index, sending), sent in past.items()
+            _bind_values(_task_row(changed))
+            for key, changed in tasks.items()
+            if key not in new_tasks
         ]:
-            run(_UPDATE_PAST, rows)
-        for what, out in steps:  # in turn: a window is checked against the total of its moment
-            if isinstance(what, ClockSet):
-                leases.clock_set(self._connection, what)
-            leases.write(self._connection, out)
-            reservations.write(self._connection, [out])
-        insert_rows(self._connection, change, changes)
-        for row in facts:
-            if not run(update(cluster).where(cluster.c.name == row["name"]).values(row)).rowcount:
-                run(insert(cluster), row)
+            execute(_UPDATE_TASK, rows)
+        # ended attempts first: at no moment may a task have two live ones
+        if rows := [_bind_values(row) for key, row in attempts.items() if key not in new_attempts]:
+            execute(_UPDATE_ATTEMPT, rows)
+        if rows := [row for key, row in attempts.items() if key in new_attempts]:
+            execute(insert(attempt), rows)
+        if rows := [
+            _bind_values(
+                {"job": job, "task_index": index, "sending": dispatch_id}
+                | {"begun": past_attempt.has_started, "revoked": past_attempt.revoked}
+                | {"intent": Intent.REQUEUE if past_attempt.requeued else None}
+            )
+            for (job, index, dispatch_id), past_attempt in past.items()
+        ]:
+            execute(_UPDATE_PAST, rows)
+        for (
+            core_event,
+            outcome,
+        ) in steps:  # in turn: a window is checked against the total of its moment
+            if isinstance(core_event, ClockSet):
+                leases.shift_clock(self._connection, core_event)
+            leases.store(self._connection, outcome)
+            reservations.store(self._connection, [outcome])
+        insert_rows(self._connection, change, change_rows)
+        for row in cluster_rows:
+            if not execute(
+                update(cluster).where(cluster.c.name == row["name"]).values(row)
+            ).rowcount:
+                execute(insert(cluster), row)
 
-    def _encoded(self, what: CoreEvent) -> str:
+    def _encode_event(self, core_event: CoreEvent) -> str:
         """An event as it is stored; of facts what is new since the cluster's last ones."""
-        if not isinstance(what, Seen) or what.facts is None:
-            return encode(what)
-        before, self._facts[what.cluster] = self._facts.get(what.cluster), what.facts
+        if not isinstance(core_event, ListingReceived) or core_event.info is None:
+            return encode(core_event)
+        before, self._stored_infos[core_event.cluster] = (
+            self._stored_infos.get(core_event.cluster),
+            core_event.info,
+        )
         if before is None:
-            return encode(what)
-        told = msgspec.to_builtins(structs.replace(what, facts=None))
-        return encode({**told, "changed": changed(before, what.facts)})
+            return encode(core_event)
+        fields = msgspec.to_builtins(structs.replace(core_event, info=None))
+        return encode({**fields, "changed": changed_fields(before, core_event.info)})
 
     def _insert_jobs(
         self,
         steps: Sequence[tuple[CoreEvent, Outcome]],
-        stored: Sequence[Stored],
+        new_jobs: Sequence[StoredJob],
         texts: Mapping[str, str],
     ) -> None:
-        run = self._connection.execute
-        known = set(
-            run(select(content.c.digest).where(content.c.digest.in_(list(texts)))).scalars()
+        execute = self._connection.execute
+        stored_digests = set(
+            execute(select(content.c.digest).where(content.c.digest.in_(list(texts)))).scalars()
         )
-        if rows := [{"digest": d, "text": t} for d, t in texts.items() if d not in known]:
-            run(insert(content), rows)
-        outcomes = {what.job.id: out for what, out in steps if isinstance(what, Submitted)}
-        run(
+        if rows := [
+            {"digest": text_digest, "text": content_text}
+            for text_digest, content_text in texts.items()
+            if text_digest not in stored_digests
+        ]:
+            execute(insert(content), rows)
+        outcomes = {
+            core_event.job.id: outcome
+            for core_event, outcome in steps
+            if isinstance(core_event, JobSubmitted)
+        }
+        execute(
             insert(job),
             [
                 {
-                    "id": new.job.id,
-                    "user": new.job.user,
-                    "name": new.job.name,
-                    "submitted": new.job.submitted,
-                    "margin": new.job.margin,
-                    "array": new.job.array,
-                    "priority": next(iter(outcomes[new.job.id].tasks.values())).priority,
-                    "parts": encode([part._asdict() for part in outcomes[new.job.id].parts]),
-                    "job": encode(new.job),
-                    "script": new.script,
-                    "environment": new.environment,
-                    "payload": encode(new.payload),
+                    "id": new_job.job.id,
+                    "user": new_job.job.user,
+                    "name": new_job.job.name,
+                    "submitted": new_job.job.submitted,
+                    "margin": new_job.job.margin,
+                    "array": new_job.job.array,
+                    "priority": next(iter(outcomes[new_job.job.id].tasks.values())).priority,
+                    "parts": encode(
+                        [part._asdict() for part in outcomes[new_job.job.id].priority_parts]
+                    ),
+                    "job": encode(new_job.job),
+                    "script": new_job.script,
+                    "environment": new_job.environment,
+                    "payload": encode(new_job.payload),
                 }
-                for new in stored
+                for new_job in new_jobs
             ],
         )
-        waits = {s.job.id: parse_dependency(s.job.dependency) for s in stored if s.job.dependency}
+        dependencies = {
+            submitted.job.id: parse_dependency(submitted.job.dependency)
+            for submitted in new_jobs
+            if submitted.job.dependency
+        }
         if targets := [
             {"job": id, "target": target}
-            for id, on in waits.items()
-            for target in sorted({target.job for target in on.targets})
+            for id, job_dependency in dependencies.items()
+            for target in sorted({target.job for target in job_dependency.targets})
         ]:
-            run(insert(dependency), targets)
+            execute(insert(dependency), targets)
 
-    def _modify(self, what: Modified, out: Outcome) -> None:
+    def _modify(self, modification: JobModified, outcome: Outcome) -> None:
         """A job as it is sent from now on, beside what was submitted."""
-        changed = next(iter(out.tasks.values()))
+        first_task = next(iter(outcome.tasks.values()))
         self._connection.execute(
             update(job)
-            .where(job.c.id == what.job.id)
+            .where(job.c.id == modification.job.id)
             .values(
-                changed=encode(what.job),
-                name=what.job.name,
-                priority=changed.priority,
-                parts=encode([part._asdict() for part in out.parts]),
+                changed=encode(modification.job),
+                name=modification.job.name,
+                priority=first_task.priority,
+                parts=encode([part._asdict() for part in outcome.priority_parts]),
             )
         )
 
     def add_token(self, user: str, secret: str, now: float, expires: float) -> int:
         """Keep the hash of a user's token; its id."""
-        with self._writing() as connection:
+        with self._write_transaction() as connection:
             id = self._highest(token.c.id) + 1
             row = {"id": id, "user": user, "digest": digest(secret)}
             connection.execute(insert(token).values(**row, created=now, expires=expires))
@@ -362,60 +411,60 @@ class Ledger(Reading):
     def revoke_token(self, id: int, now: float) -> None:
         """End a token; one that was revoked stays so."""
         query = update(token).where(token.c.id == id, token.c.revoked.is_(None))
-        with self._writing() as connection:
+        with self._write_transaction() as connection:
             connection.execute(query.values(revoked=now))
 
-    def told(self, id: int, now: float) -> None:
+    def mark_notified(self, id: int, now: float) -> None:
         """The owner of a reservation that is broken has been told so."""
-        with self._writing() as writing:
-            reservations.told(writing, id, now)
+        with self._write_transaction() as connection:
+            reservations.mark_notified(connection, id, now)
 
     # Reading back what the core needs
 
-    def restore(self, into: Core, window: int) -> None:
+    def restore(self, core: Core, window: int) -> None:
         """Begin a life: nothing that earlier ones still write is taken.
 
         Gives a fresh core its open tasks, leases, its clusters' last facts, the last margins.
         """
-        self._facts.clear()  # also those of a transaction that failed
-        self._lasting.clear()
+        self._stored_infos.clear()  # also those of a transaction that failed
+        self._lasting_infos.clear()
         with self._transaction() as connection:
-            run = connection.execute
-            self._epoch = turn(connection) + 1
-            run(update(epoch).values(number=self._epoch))
+            execute = connection.execute
+            self._daemon_epoch = lock_epoch(connection) + 1
+            execute(update(epoch).values(number=self._daemon_epoch))
             self._next_event = self._highest(event.c.id) + 1
             self._next_job = self._highest(job.c.id) + 1
-            self._next_reservation = reservations.highest(connection) + 1
-            known = restoring.read(connection, window)
-            last = run(select(func.max(checkpoint.c.event))).scalar() or 0
-            due = self._next_event - last > CHECKPOINT_AFTER
-            self._checkpoint = known.packed() if due else None
-            into.restore(**structs.asdict(known))
+            self._next_reservation = reservations.highest_id(connection) + 1
+            recovered = restoring.recover(connection, window)
+            last_checkpoint = execute(select(func.max(checkpoint.c.event))).scalar() or 0
+            checkpoint_due = self._next_event - last_checkpoint > CHECKPOINT_AFTER
+            self._pending_checkpoint = recovered.pack() if checkpoint_due else None
+            core.restore(**structs.asdict(recovered))
 
-    def fate(self, target: Target) -> Fate | None:
+    def target_summary(self, target: DependencyTarget) -> TargetSummary | None:
         """What has become of a job or a task that another is to depend on; None: there is none."""
         with self._transaction() as connection:
-            found = restoring.fate(connection, target)
-        return found if found.size else None
+            summary = restoring.target_summary(connection, target)
+        return summary if summary.size else None
 
     def payloads(self, jobs: Iterable[int]) -> dict[int, Payload]:
         """What jobs run, with their texts, by job."""
-        if not (wanted := set(jobs)):
+        if not (job_ids := set(jobs)):
             return {}
         with self._transaction() as connection:
-            run = connection.execute
-            kept = run(
+            execute = connection.execute
+            rows = execute(
                 select(job.c.id, job.c.payload, job.c.script, job.c.environment).where(
-                    job.c.id.in_(wanted)
+                    job.c.id.in_(job_ids)
                 )
             ).all()
-            digests = {text for row in kept for text in (row.script, row.environment)}
+            digests = {text for row in rows for text in (row.script, row.environment)}
             texts = dict(
-                run(
+                execute(
                     select(content.c.digest, content.c.text).where(content.c.digest.in_(digests))
                 ).all()
             )
-        environments = {row.environment for row in kept}
+        environments = {row.environment for row in rows}
         decoded = {text: msgspec.json.decode(texts[text]) for text in environments}
         return {
             row.id: msgspec.convert(
@@ -423,7 +472,7 @@ class Ledger(Reading):
                 | {"script": texts[row.script], "environment": decoded[row.environment]},
                 Payload,
             )
-            for row in kept
+            for row in rows
         }
 
     # Keeping it small
@@ -433,5 +482,5 @@ class Ledger(Reading):
 
         One small transaction: call it until it answers False, and let others work in between.
         """
-        with self._writing() as connection:
-            return any(prune_some(connection, before).values())
+        with self._write_transaction() as connection:
+            return any(prune_batch(connection, before).values())

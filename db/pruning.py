@@ -20,16 +20,16 @@ from metasched.db.schema import (
     lease,
     task,
 )
-from metasched.db.store import StoreError, words
+from metasched.db.store import StoreError, driver_message
 
-PORTION = 100  # jobs forgotten in one transaction
-KINDS = ("jobs", "reservations", "events")
-EVENTS = 2000  # likewise events
+JOBS_PER_TRANSACTION = 100  # jobs forgotten in one transaction
+PRUNED_KINDS = ("jobs", "reservations", "events")
+EVENTS_PER_TRANSACTION = 2000  # likewise events
 PAUSE = 0.01  # seconds between transactions, for others to write
-MARGINS = 1000  # jobs with a deadline that are kept: later priorities come from them
+MARGINS_KEPT = 1000  # jobs with a deadline that are kept: later priorities come from them
 
 
-def turn(connection: Connection) -> int:
+def lock_epoch(connection: Connection) -> int:
     """Wait until nobody else writes, and keep others from it until this transaction ends.
 
     How many lives of a daemon have begun. SQLite lets one write at a time by itself.
@@ -42,24 +42,24 @@ def prune(engine: Engine, before: float) -> dict[str, int]:
 
     StoreError if another program holds the database for too long: what is gone is gone.
     """
-    gone = dict.fromkeys(KINDS, 0)
+    removed = dict.fromkeys(PRUNED_KINDS, 0)
     try:
         with engine.connect() as connection:
             while True:
                 with connection.begin():
-                    turn(connection)
-                    portion = prune_some(connection, before)
-                if not any(portion.values()):
-                    return gone
-                gone = {kind: gone[kind] + portion[kind] for kind in gone}
+                    lock_epoch(connection)
+                    batch = prune_batch(connection, before)
+                if not any(batch.values()):
+                    return removed
+                removed = {name: removed[name] + batch[name] for name in removed}
                 time.sleep(PAUSE)
     except DBAPIError as error:
         raise StoreError(
-            f"pruning stopped after {gone['jobs']} jobs ({words(error)}); try again"
+            f"pruning stopped after {removed['jobs']} jobs ({driver_message(error)}); try again"
         ) from None
 
 
-def prune_some(connection: Connection, before: float) -> dict[str, int]:
+def prune_batch(connection: Connection, before: float) -> dict[str, int]:
     """Forget some jobs all of whose tasks ended before a time, then reservations, then events.
 
     What an open job depends on stays, and so does the newest job: ids go on from it, and one that
@@ -68,29 +68,31 @@ def prune_some(connection: Connection, before: float) -> dict[str, int]:
     Events to which nothing refers go up to the last checkpoint of that time, from which they can
     still be replayed. How many of each are gone: none if nothing is left to forget.
     """
-    run = connection.execute
-    yardstick = select(job.c.id).where(job.c.margin >= 0).order_by(job.c.id.desc()).limit(MARGINS)
-    lately = select(task.c.job).where(
+    execute = connection.execute
+    margin_jobs = (
+        select(job.c.id).where(job.c.margin >= 0).order_by(job.c.id.desc()).limit(MARGINS_KEPT)
+    )
+    has_recent_task = select(task.c.job).where(
         task.c.job == job.c.id, (task.c.ended.is_(None)) | (task.c.ended >= before)
     )
-    waited_for = (
+    has_open_dependent = (
         select(dependency.c.job)
         .join(task, task.c.job == dependency.c.job)
         .where(dependency.c.target == job.c.id, task.c.ended.is_(None))
     )
-    old = (
+    prunable = (
         select(job.c.id, job.c.script, job.c.environment)
         .where(
             job.c.id.in_(select(task.c.job).where(task.c.ended < before)),
-            ~lately.exists(),
-            ~waited_for.exists(),
-            job.c.id.not_in(yardstick),
+            ~has_recent_task.exists(),
+            ~has_open_dependent.exists(),
+            job.c.id.not_in(margin_jobs),
             job.c.id < select(func.max(job.c.id)).scalar_subquery(),
         )
         .order_by(job.c.id)
-        .limit(PORTION)
+        .limit(JOBS_PER_TRANSACTION)
     )
-    if rows := run(old).all():
+    if rows := execute(prunable).all():
         ids = [row.id for row in rows]
         for table, column in (
             (change, change.c.job),
@@ -100,23 +102,29 @@ def prune_some(connection: Connection, before: float) -> dict[str, int]:
             (task, task.c.job),
             (job, job.c.id),
         ):
-            run(delete(table).where(column.in_(ids)))
+            execute(delete(table).where(column.in_(ids)))
         texts = {text for row in rows for text in (row.script, row.environment)}
         used = select(job.c.id).where(
             (job.c.script == content.c.digest) | (job.c.environment == content.c.digest)
         )
-        run(delete(content).where(content.c.digest.in_(texts), ~used.exists()))
-        return _gone(jobs=len(rows))
-    if forgotten := reservations.forget_some(connection, before, PORTION):
-        return _gone(reservations=forgotten)
-    newest = run(select(func.max(checkpoint.c.event)).where(checkpoint.c.time < before)).scalar()
-    if newest is None:
-        return _gone()
-    run(delete(checkpoint).where(checkpoint.c.event < newest))
-    told = select(change.c.id).where(change.c.event == event.c.id)
-    gone = select(event.c.id).where(event.c.id < newest, ~told.exists()).limit(EVENTS)
-    return _gone(events=run(delete(event).where(event.c.id.in_(gone))).rowcount)
+        execute(delete(content).where(content.c.digest.in_(texts), ~used.exists()))
+        return _counts(jobs=len(rows))
+    if pruned_reservations := reservations.prune_batch(connection, before, JOBS_PER_TRANSACTION):
+        return _counts(reservations=pruned_reservations)
+    newest_checkpoint = execute(
+        select(func.max(checkpoint.c.event)).where(checkpoint.c.time < before)
+    ).scalar()
+    if newest_checkpoint is None:
+        return _counts()
+    execute(delete(checkpoint).where(checkpoint.c.event < newest_checkpoint))
+    has_change = select(change.c.id).where(change.c.event == event.c.id)
+    unreferenced = (
+        select(event.c.id)
+        .where(event.c.id < newest_checkpoint, ~has_change.exists())
+        .limit(EVENTS_PER_TRANSACTION)
+    )
+    return _counts(events=execute(delete(event).where(event.c.id.in_(unreferenced))).rowcount)
 
 
-def _gone(**many: int) -> dict[str, int]:
-    return dict.fromkeys(KINDS, 0) | many
+def _counts(**counts: int) -> dict[str, int]:
+    return dict.fromkeys(PRUNED_KINDS, 0) | counts

@@ -10,29 +10,29 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, Engine, Select, and_, func, or_, select
 from sqlalchemy.exc import DBAPIError
 
-from metasched.core.events import Again, CoreEvent
+from metasched.core.events import CoreEvent, RequeuedTask
 from metasched.db import recovery as restoring
 from metasched.db import reservations
 from metasched.db.schema import attempt, change, digest, job, task, token
-from metasched.db.store import StorageFailed, words
+from metasched.db.store import StorageFailed, driver_message
 from metasched.model.arrays import parse_array
 from metasched.model.job import Job, State
 from metasched.model.reservation import Reservation
 
 
-class Reading:
+class Queries:
     """The questions; StorageFailed if the database does not answer."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     @contextmanager
-    def _reading(self) -> Iterator[Connection]:
+    def _connect(self) -> Iterator[Connection]:
         try:
             with self._engine.connect() as connection:
                 yield connection
         except DBAPIError as error:
-            raise StorageFailed(words(error)) from error
+            raise StorageFailed(driver_message(error)) from error
 
     def status(
         self,
@@ -47,98 +47,98 @@ class Reading:
         `jobs` are (job, index or None for all); `since` keeps what was submitted after it,
         `ended_since` open tasks and those that ended after it.
         """
-        where: list[ColumnElement[bool]] = []
+        conditions: list[ColumnElement[bool]] = []
         if user is not None:
-            where.append(job.c.user == user)
+            conditions.append(job.c.user == user)
         if states:
-            where.append(task.c.state.in_(list(states)))
+            conditions.append(task.c.state.in_(list(states)))
         if since is not None:
-            where.append(job.c.submitted >= since)
+            conditions.append(job.c.submitted >= since)
         if ended_since is not None:
-            where.append(or_(task.c.ended.is_(None), task.c.ended >= ended_since))
-        query = _STATUS.where(*where)
-        with self._reading() as reading:
+            conditions.append(or_(task.c.ended.is_(None), task.c.ended >= ended_since))
+        query = _STATUS.where(*conditions)
+        with self._connect() as connection:
             if jobs is None:
-                return [dict(row) for row in reading.execute(query).mappings()]
-            wanted = set(jobs)
+                return [dict(row) for row in connection.execute(query).mappings()]
+            requested = set(jobs)
             return [
                 dict(row)
-                for ids in _some(sorted({id for id, _ in wanted}))
-                for row in reading.execute(query.where(task.c.job.in_(ids))).mappings()
-                if (row.job, None) in wanted or (row.job, row.task_index) in wanted
+                for ids in _in_portions(sorted({id for id, _ in requested}))
+                for row in connection.execute(query.where(task.c.job.in_(ids))).mappings()
+                if (row.job, None) in requested or (row.job, row.task_index) in requested
             ]
 
-    def unknown(self, jobs: Iterable[tuple[int, int | None]]) -> list[str]:
+    def missing_jobs(self, jobs: Iterable[tuple[int, int | None]]) -> list[str]:
         """Those of `jobs` that were never stored, as the user writes them."""
-        wanted = sorted(set(jobs), key=lambda pair: (pair[0], pair[1] is not None, pair[1]))
+        requested = sorted(set(jobs), key=lambda pair: (pair[0], pair[1] is not None, pair[1]))
         stored: set[tuple[int, int | None]] = set()
-        with self._reading() as reading:
-            for ids in _some(sorted({id for id, _ in wanted})):
+        with self._connect() as connection:
+            for ids in _in_portions(sorted({id for id, _ in requested})):
                 query = select(task.c.job, task.c.task_index).where(task.c.job.in_(ids))
-                for row in reading.execute(query):
+                for row in connection.execute(query):
                     stored |= {(row.job, None), (row.job, row.task_index)}
         return [
             str(id) if index is None else f"{id}_{index}"
-            for id, index in wanted
+            for id, index in requested
             if (id, index) not in stored
         ]
 
-    def asked(self, id: int) -> tuple[Job, int]:
+    def current_job(self, id: int) -> tuple[Job, int]:
         """A job as it is asked for now, and its priority."""
-        with self._reading() as reading:
+        with self._connect() as connection:
             query = select(func.coalesce(job.c.changed, job.c.job), job.c.priority)
-            spec, priority = reading.execute(query.where(job.c.id == id)).one()
+            spec, priority = connection.execute(query.where(job.c.id == id)).one()
         return msgspec.json.decode(spec, type=Job), priority
 
-    def ended(self, id: int, indices: Iterable[int]) -> tuple[tuple[Again, ...], int]:
+    def ended_tasks(self, id: int, indices: Iterable[int]) -> tuple[tuple[RequeuedTask, ...], int]:
         """Those of a job's tasks that have ended, and the highest sending of the job."""
-        wanted = set(indices)
-        with self._reading() as reading:
-            rows = reading.execute(
+        requested = set(indices)
+        with self._connect() as connection:
+            rows = connection.execute(
                 select(task).where(task.c.job == id, task.c.ended.is_not(None))
             ).all()
-            last = select(func.max(attempt.c.sending)).where(attempt.c.job == id)
-            sending = reading.execute(last).scalar() or 0
+            highest_dispatch = select(func.max(attempt.c.sending)).where(attempt.c.job == id)
+            last_dispatch = connection.execute(highest_dispatch).scalar() or 0
         again = (
-            Again(row.task_index, State(row.state), row.attempts)
+            RequeuedTask(row.task_index, State(row.state), row.attempts)
             for row in rows
-            if row.task_index in wanted
+            if row.task_index in requested
         )
-        return tuple(again), sending
+        return tuple(again), last_dispatch
 
-    def of_job(self, id: int) -> dict[str, Any] | None:
+    def job_row(self, id: int) -> dict[str, Any] | None:
         """One job's stored row, or None."""
-        with self._reading() as reading:
-            row = reading.execute(select(job).where(job.c.id == id)).mappings().first()
+        with self._connect() as connection:
+            row = connection.execute(select(job).where(job.c.id == id)).mappings().first()
             return dict(row) if row is not None else None
 
-    def indices(self, id: int) -> tuple[int, ...]:
+    def array_indices(self, id: int) -> tuple[int, ...]:
         """The indices of an array; none of a job that is no array."""
-        stored = self.of_job(id)
+        stored = self.job_row(id)
         return parse_array(stored["array"]).indices if stored and stored["array"] else ()
 
     def owner(self, id: int) -> str | None:
         """The user whose job it is; None: there is none."""
-        stored = self.of_job(id)
+        stored = self.job_row(id)
         return stored["user"] if stored else None
 
     def owners(self, jobs: Iterable[int]) -> set[str]:
         """The users to whom these jobs belong."""
-        found: set[str] = set()
-        with self._reading() as reading:
-            for ids in _some(sorted(set(jobs))):
+        users: set[str] = set()
+        with self._connect() as connection:
+            for ids in _in_portions(sorted(set(jobs))):
                 query = select(job.c.user).distinct().where(job.c.id.in_(ids))
-                found.update(reading.execute(query).scalars())
-        return found
+                users.update(connection.execute(query).scalars())
+        return users
 
     def story(self, id: int, index: int | None = None) -> list[dict[str, Any]]:
         """Every change of a job's tasks (of one of them), oldest first."""
-        of_task = [] if index is None else [change.c.task_index == index]
-        with self._reading() as reading:
-            rows = reading.execute(
+        task_condition = [] if index is None else [change.c.task_index == index]
+        with self._connect() as connection:
+            rows = connection.execute(
                 select(change, job.c.array)
                 .join(job, job.c.id == change.c.job)
-                .where(change.c.job == id, *of_task)
+                .where(change.c.job == id, *task_condition)
                 .order_by(change.c.id)
             )
             return [dict(row) for row in rows.mappings()]
@@ -150,48 +150,48 @@ class Reading:
             .where(attempt.c.job == id, attempt.c.task_index == index)
             .order_by(attempt.c.number)
         )
-        with self._reading() as reading:
-            return list(reading.execute(query).scalars())
+        with self._connect() as connection:
+            return list(connection.execute(query).scalars())
 
     def reservation(self, id: int) -> Reservation | None:
         """A reservation, however long ago it was over; None: there is none."""
-        with self._reading() as reading:
-            return reservations.one(reading, id)
+        with self._connect() as connection:
+            return reservations.find(connection, id)
 
     def reservations(self, since: float) -> list[Reservation]:
         """Those that are open, or were so after `since` (epoch seconds), by their start."""
-        with self._reading() as reading:
-            return reservations.listed(reading, since)
+        with self._connect() as connection:
+            return reservations.open_since(connection, since)
 
-    def untold(self, since: float) -> list[Reservation]:
+    def unnotified_reservations(self, since: float) -> list[Reservation]:
         """Those that broke after `since` (epoch seconds), and whose owners have not been told."""
-        with self._reading() as reading:
-            return reservations.untold(reading, since)
+        with self._connect() as connection:
+            return reservations.unnotified(connection, since)
 
     def token_user(self, secret: str, now: float) -> str | None:
         """Whose a token is, if it is good at that time."""
         query = select(token.c.user).where(
             token.c.digest == digest(secret), token.c.expires > now, token.c.revoked.is_(None)
         )
-        with self._reading() as reading:
-            return reading.execute(query).scalar()
+        with self._connect() as connection:
+            return connection.execute(query).scalar()
 
     def tokens(self, user: str | None = None) -> list[dict[str, Any]]:
         """Everybody's tokens, or one user's, without their hashes."""
-        shown = [column for column in token.c if column.name != "digest"]
-        query = select(*shown).order_by(token.c.id)
+        columns = [column for column in token.c if column.name != "digest"]
+        query = select(*columns).order_by(token.c.id)
         if user is not None:
             query = query.where(token.c.user == user)
-        with self._reading() as reading:
-            return [dict(row) for row in reading.execute(query).mappings()]
+        with self._connect() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
 
     def events(self, since: int = 0) -> Iterator[CoreEvent]:
         """The recorded events in order, as `restoring.events`."""
-        with self._reading() as reading:
-            yield from restoring.events(reading, since)
+        with self._connect() as connection:
+            yield from restoring.recorded_events(connection, since)
 
 
-def _some(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+def _in_portions(ids: Sequence[int]) -> Iterator[Sequence[int]]:
     """The ids in portions that every database takes as parameters of one statement."""
     for first in range(0, len(ids), 10_000):
         yield ids[first : first + 10_000]

@@ -10,98 +10,111 @@ import msgspec
 from msgspec import structs
 from sqlalchemy import Connection, and_, func, select
 
-from metasched.core.events import CoreEvent, Drained, Seen
-from metasched.core.state import ENDED_KEPT
-from metasched.core.tasks import Attempt, Ended, Intent, Past, Task
+from metasched.core.dependency_status import TargetSummary
+from metasched.core.events import ClusterDrained, CoreEvent, ListingReceived
+from metasched.core.state import MAX_ENDED_TASKS
+from metasched.core.tasks import Attempt, EndedTask, Intent, PastAttempt, Task
 from metasched.core.transitions import LIVE
 from metasched.db import leases, reservations
-from metasched.db.cluster_info import applied
+from metasched.db.cluster_info import apply_changes
 from metasched.db.schema import attempt, cluster, drain, event, job, task
-from metasched.model.arrays import folded
-from metasched.model.cluster import Facts
-from metasched.model.dependencies import Fate, Target, parse_dependency
+from metasched.model.arrays import format_indices
+from metasched.model.cluster import ClusterInfo
+from metasched.model.dependencies import DependencyTarget, parse_dependency
 from metasched.model.job import Job, State
-from metasched.model.licence import Lease, LicenceCount, Lingering
+from metasched.model.licence import Lease, LicenceCount, LingeringTokens
 from metasched.model.reservation import Reservation
+from metasched.model.stored_names import EVENT_KINDS, STORED_FIELDS
 
-KINDS: dict[str, type[CoreEvent]] = {k.__name__.lower(): k for k in get_args(CoreEvent)}
-ATTEMPT = [c.name for c in attempt.c if c.name not in ("job", "task_index")]  # its own columns
-_OF_TASK = and_(task.c.job == attempt.c.job, task.c.task_index == attempt.c.task_index)
+EVENT_TYPES: dict[str, type[CoreEvent]] = {EVENT_KINDS[k.__name__]: k for k in get_args(CoreEvent)}
+# fields of an attempt by the columns that store them
+ATTEMPT_FIELDS = {
+    f.encode_name: f.name for f in structs.fields(Attempt) if f.encode_name in attempt.c
+}
+_SAME_TASK = and_(task.c.job == attempt.c.job, task.c.task_index == attempt.c.task_index)
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class RecoveredState(
+    msgspec.Struct, rename=STORED_FIELDS["RecoveredState"], frozen=True, kw_only=True
+):
     """What a core is restored from: the arguments of `Core.restore`."""
 
     tasks: list[Task]
-    last_sendings: dict[int, int]
-    facts: dict[str, Facts]
+    last_dispatches: dict[int, int]
+    info: dict[str, ClusterInfo]
     margins: list[Job]
-    drains: list[Drained]
-    ended: dict[tuple[int, int], Ended] = msgspec.field(default_factory=dict)
-    fates: dict[int, list[Fate]] = msgspec.field(default_factory=dict)
+    drains: list[ClusterDrained]
+    ended: dict[tuple[int, int], EndedTask] = msgspec.field(default_factory=dict)
+    target_summaries: dict[int, list[TargetSummary]] = msgspec.field(default_factory=dict)
     leases: list[Lease] = msgspec.field(default_factory=list)
-    lingering: list[Lingering] = msgspec.field(default_factory=list)
+    lingering: list[LingeringTokens] = msgspec.field(default_factory=list)
     totals: dict[str, int] = msgspec.field(default_factory=dict)
-    past_us: dict[str, dict[str, LicenceCount]] = msgspec.field(default_factory=dict)
+    used_outside: dict[str, dict[str, LicenceCount]] = msgspec.field(default_factory=dict)
     reservations: list[Reservation] = msgspec.field(default_factory=list)
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         return zlib.compress(msgspec.msgpack.encode(self), 1)
 
     @staticmethod
-    def unpacked(data: bytes) -> Known:
-        return msgspec.msgpack.decode(zlib.decompress(data), type=Known)
+    def unpack(data: bytes) -> RecoveredState:
+        return msgspec.msgpack.decode(zlib.decompress(data), type=RecoveredState)
 
 
-def read(connection: Connection, window: int) -> Known:
+def recover(connection: Connection, window: int) -> RecoveredState:
     """What is stored, with the last `window` jobs that had a margin."""
-    run = connection.execute
+    execute = connection.execute
     tasks = list(_open_tasks(connection))
-    sendings = run(
+    last_dispatches = execute(
         select(attempt.c.job, func.max(attempt.c.sending))
         # of all their tasks: no tag may come twice
         .where(attempt.c.job.in_(select(task.c.job).where(task.c.ended.is_(None))))
         .group_by(attempt.c.job)
     )
-    margins = run(
+    margins = execute(
         select(job.c.job).where(job.c.margin >= 0).order_by(job.c.id.desc()).limit(window)
     ).scalars()
-    return Known(
+    return RecoveredState(
         tasks=tasks,
-        last_sendings={row[0]: row[1] for row in sendings},
-        facts={
-            row.name: msgspec.json.decode(row.facts, type=Facts) for row in run(select(cluster))
+        last_dispatches={row[0]: row[1] for row in last_dispatches},
+        info={
+            row.name: msgspec.json.decode(row.facts, type=ClusterInfo)
+            for row in execute(select(cluster))
         },
         margins=[msgspec.json.decode(text, type=Job) for text in margins][::-1],
-        drains=[Drained(**row) for row in run(select(drain)).mappings()],
+        drains=[ClusterDrained(**row) for row in execute(select(drain)).mappings()],
         ended=_ended_tasks(connection),
         # what was sent before waits for none any more
-        fates=_fates(connection, {t.job.id: t.job for t in tasks if not t.attempts}.values()),
-        leases=leases.live(connection),
+        target_summaries=_target_summaries(
+            connection,
+            {
+                open_task.job.id: open_task.job for open_task in tasks if not open_task.attempts
+            }.values(),
+        ),
+        leases=leases.live_leases(connection),
         lingering=leases.lingering(connection),
-        totals=leases.totals(connection),
-        past_us=leases.past_us(connection),
-        reservations=reservations.live(connection),
+        totals=leases.operator_totals(connection),
+        used_outside=leases.used_outside(connection),
+        reservations=reservations.open_or_held(connection),
     )
 
 
 def _open_tasks(connection: Connection) -> Iterator[Task]:
-    run = connection.execute
+    execute = connection.execute
     jobs: dict[int, Job] = {}
     refused: dict[tuple[int, int], set[str]] = {}
-    past: dict[tuple[int, int], dict[int, Past]] = {}
-    earlier = (
+    past: dict[tuple[int, int], dict[int, PastAttempt]] = {}
+    ended_attempts = (
         select(attempt, task.c.forgiven)
-        .join(task, _OF_TASK)
+        .join(task, _SAME_TASK)
         .where(task.c.ended.is_(None), attempt.c.state.not_in(sorted(LIVE)))
         .order_by(attempt.c.number)
     )
-    for row in run(earlier):
+    for row in execute(ended_attempts):
         key = (row.job, row.task_index)
-        past.setdefault(key, {})[row.sending] = _past_of(row)
+        past.setdefault(key, {})[row.sending] = _decode_past_attempt(row)
         if row.refused and row.number > row.forgiven:
             refused.setdefault(key, set()).add(row.cluster)
-    rows = run(
+    rows = execute(
         select(task, job.c.priority, func.coalesce(job.c.changed, job.c.job).label("spec"))
         .join(job, job.c.id == task.c.job)
         .where(task.c.ended.is_(None))
@@ -109,78 +122,91 @@ def _open_tasks(connection: Connection) -> Iterator[Task]:
     ).all()
     live = {
         (row.job, row.task_index): row
-        for row in run(select(attempt).where(attempt.c.state.in_(sorted(LIVE))))
+        for row in execute(select(attempt).where(attempt.c.state.in_(sorted(LIVE))))
     }
     for row in rows:
         if row.job not in jobs:
             jobs[row.job] = msgspec.json.decode(row.spec, type=Job)
         key = (row.job, row.task_index)
-        found = live.get(key)
-        if found is not None:
-            past.get(key, {}).pop(found.sending, None)
+        live_attempt = live.get(key)
+        if live_attempt is not None:
+            past.get(key, {}).pop(live_attempt.sending, None)
         yield Task(
             jobs[row.job],
             row.task_index,
             row.priority,
-            key=0.0,
+            queue_key=0.0,
             state=State(row.state),
             reason=row.reason,
             held=row.held,
             attempts=row.attempts,
             moves=row.moves,
             target=row.target,
-            attempt=_attempt_of(found) if found is not None else None,
-            refused=refused.get(key, set()),
-            forgiven=row.forgiven,
-            past=past.get(key, {}),
+            attempt=_decode_attempt(live_attempt) if live_attempt is not None else None,
+            rejected_by=refused.get(key, set()),
+            ignore_rejections_until=row.forgiven,
+            past_attempts=past.get(key, {}),
         )
 
 
-def _ended_tasks(connection: Connection) -> dict[tuple[int, int], Ended]:
+def _ended_tasks(connection: Connection) -> dict[tuple[int, int], EndedTask]:
     """The last tasks that have ended, oldest first."""
-    run = connection.execute
-    last = select(task).order_by(task.c.ended.desc()).where(task.c.ended.is_not(None))
-    rows = run(last.limit(ENDED_KEPT)).all()
-    past: dict[tuple[int, int], dict[int, Past]] = {}
+    execute = connection.execute
+    ended_rows = select(task).order_by(task.c.ended.desc()).where(task.c.ended.is_not(None))
+    rows = execute(ended_rows.limit(MAX_ENDED_TASKS)).all()
+    past: dict[tuple[int, int], dict[int, PastAttempt]] = {}
     if rows:
         oldest = rows[-1].ended
-        of = attempt.c
-        for row in run(
+        columns = attempt.c
+        for row in execute(
             select(
-                *(of.job, of.task_index, of.sending),
-                *(of.cluster, of.begun, of.fence, of.revoked, of.intent),
+                *(columns.job, columns.task_index, columns.sending),
+                *(columns.cluster, columns.begun, columns.fence, columns.revoked, columns.intent),
             )
-            .join(task, _OF_TASK)
+            .join(task, _SAME_TASK)
             .where(task.c.ended >= oldest)
-            .order_by(of.number)
+            .order_by(columns.number)
         ):
-            sent = past.setdefault((row.job, row.task_index), {})
-            sent[row.sending] = _past_of(row)
+            task_attempts = past.setdefault((row.job, row.task_index), {})
+            task_attempts[row.sending] = _decode_past_attempt(row)
     return {
-        (row.job, row.task_index): Ended(
+        (row.job, row.task_index): EndedTask(
             State(row.state), row.attempts, past.get((row.job, row.task_index), {})
         )
         for row in reversed(rows)
     }
 
 
-def _fates(connection: Connection, jobs: Iterable[Job]) -> dict[int, list[Fate]]:
+def _target_summaries(
+    connection: Connection, jobs: Iterable[Job]
+) -> dict[int, list[TargetSummary]]:
     """What has become of the targets of each job that depends on some."""
-    targets = {j.id: parse_dependency(j.dependency).targets for j in jobs if j.dependency}
-    found = {
-        t: fate(connection, t) for t in dict.fromkeys(t for of in targets.values() for t in of)
+    targets = {
+        dependent_job.id: parse_dependency(dependent_job.dependency).targets
+        for dependent_job in jobs
+        if dependent_job.dependency
     }
-    return {id: [found[target] for target in of] for id, of in targets.items()}
+    summaries = {
+        dependency_target: target_summary(connection, dependency_target)
+        for dependency_target in dict.fromkeys(
+            dependency_target
+            for job_targets in targets.values()
+            for dependency_target in job_targets
+        )
+    }
+    return {
+        id: [summaries[target] for target in job_targets] for id, job_targets in targets.items()
+    }
 
 
-def fate(connection: Connection, target: Target) -> Fate:
+def target_summary(connection: Connection, target: DependencyTarget) -> TargetSummary:
     query = (
         select(task.c.task_index, task.c.state, task.c.ended, attempt.c.started, job.c.array)
         .join(job, job.c.id == task.c.job)
         .outerjoin(  # the attempt with which it ended, if it was with a manager then
             attempt,
             and_(
-                _OF_TASK,
+                _SAME_TASK,
                 attempt.c.number == task.c.attempts,
                 attempt.c.ended == task.c.ended,
             ),
@@ -192,47 +218,49 @@ def fate(connection: Connection, target: Target) -> Fate:
         query = query.where(task.c.task_index == target.index)
     rows = connection.execute(query).all()
     ended = [row for row in rows if row.ended is not None]
-    return Fate(
+    return TargetSummary(
         target,
         len(rows),
         array=any(row.array is not None for row in rows),
-        ok=folded(row.task_index for row in ended if row.state == State.COMPLETED),
-        bad=folded(row.task_index for row in ended if row.state != State.COMPLETED),
-        begun=max((row.started or row.ended for row in ended), default=0.0),
+        succeeded=format_indices(row.task_index for row in ended if row.state == State.COMPLETED),
+        failed=format_indices(row.task_index for row in ended if row.state != State.COMPLETED),
+        last_start=max((row.started or row.ended for row in ended), default=0.0),
     )
 
 
-def _attempt_of(row: Any) -> Attempt:
-    fields = {name: getattr(row, name) for name in ATTEMPT}
+def _decode_attempt(row: Any) -> Attempt:
+    fields = {name: getattr(row, column) for column, name in ATTEMPT_FIELDS.items()}
     fields["state"] = State(row.state)
     fields["intent"] = Intent(row.intent) if row.intent else None
     return Attempt(**fields)
 
 
-def _past_of(row: Any) -> Past:
+def _decode_past_attempt(row: Any) -> PastAttempt:
     requeued = row.begun and row.intent == Intent.REQUEUE
-    return Past(row.cluster, row.begun, row.fence, row.revoked, requeued)
+    return PastAttempt(row.cluster, row.begun, row.fence, row.revoked, requeued)
 
 
-def events(reading: Connection, since: int = 0) -> Iterator[CoreEvent]:
+def recorded_events(connection: Connection, since: int = 0) -> Iterator[CoreEvent]:
     """The recorded events in order: what `core.replay` needs.
 
     `since` is the first one, or one at which the daemon started: what is stored of facts is
     relative to earlier ones of the same life.
     """
-    facts: dict[str, Facts] = {}
-    stored = select(event).where(event.c.id >= since).order_by(event.c.id)
+    infos: dict[str, ClusterInfo] = {}
+    query = select(event).where(event.c.id >= since).order_by(event.c.id)
     # a server sends as many at a time: all at once they may not fit into memory
-    for row in reading.execute(stored, execution_options={"yield_per": 1000}):
-        kind = KINDS[row.kind]
-        if kind is not Seen:
-            yield msgspec.json.decode(row.data, type=kind)
+    for row in connection.execute(query, execution_options={"yield_per": 1000}):
+        event_type = EVENT_TYPES[row.kind]
+        if event_type is not ListingReceived:
+            yield msgspec.json.decode(row.data, type=event_type)
             continue
-        told = msgspec.json.decode(row.data)
-        news = told.pop("changed", None)
-        seen = msgspec.convert(told, Seen)
-        if news is not None:
-            seen = structs.replace(seen, facts=applied(facts[seen.cluster], news))
-        if seen.facts is not None:
-            facts[seen.cluster] = seen.facts
-        yield seen
+        fields = msgspec.json.decode(row.data)
+        changes = fields.pop("changed", None)
+        listing_event = msgspec.convert(fields, ListingReceived)
+        if changes is not None:
+            listing_event = structs.replace(
+                listing_event, info=apply_changes(infos[listing_event.cluster], changes)
+            )
+        if listing_event.info is not None:
+            infos[listing_event.cluster] = listing_event.info
+        yield listing_event

@@ -15,10 +15,10 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, or_, select,
 
 from metasched.core.events import Outcome
 from metasched.db.schema import licence, reservation
-from metasched.model.reservation import OPEN, Reservation, Stage
+from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
 
-_OPEN = reservation.c.state.in_(sorted(OPEN))
-_JSON = ("nodes", "placed", "offers", "licences")
+_IS_OPEN = reservation.c.state.in_(sorted(OPEN_STATES))
+_JSON_COLUMNS = ("nodes", "placed", "offers", "licences")
 _UPDATE = (
     update(reservation)
     .where(reservation.c.id == bindparam("b_id"))
@@ -35,126 +35,161 @@ class Overbooked(Exception):
     """
 
 
-def write(connection: Connection, outcomes: Iterable[Outcome]) -> None:
+def store(connection: Connection, outcomes: Iterable[Outcome]) -> None:
     """Store what became of reservations. Overbooked if a new one has what others have."""
-    last = {id: one for out in outcomes for id, one in out.reservations.items()}
-    if not last:
+    latest = {
+        id: changed_reservation
+        for outcome in outcomes
+        for id, changed_reservation in outcome.reservations.items()
+    }
+    if not latest:
         return
-    known = set(
-        connection.execute(select(reservation.c.id).where(reservation.c.id.in_(list(last))))
+    stored_ids = set(
+        connection.execute(select(reservation.c.id).where(reservation.c.id.in_(list(latest))))
         .scalars()
         .all()
     )
-    old = [_row(one) for id, one in last.items() if id in known]
-    new = [_row(one) for id, one in last.items() if id not in known]
-    if old:
-        connection.execute(_UPDATE, [{f"b_{k}": v for k, v in row.items()} for row in old])
-    if new:
-        connection.execute(insert(reservation), new)
-    for row in new:
-        one = last[row["id"]]
-        if one.state in OPEN:
-            _must_be_alone(connection, one)
+    updated_rows = [
+        _encode_row(changed_reservation)
+        for id, changed_reservation in latest.items()
+        if id in stored_ids
+    ]
+    new_rows = [
+        _encode_row(changed_reservation)
+        for id, changed_reservation in latest.items()
+        if id not in stored_ids
+    ]
+    if updated_rows:
+        connection.execute(
+            _UPDATE,
+            [{f"b_{column}": value for column, value in row.items()} for row in updated_rows],
+        )
+    if new_rows:
+        connection.execute(insert(reservation), new_rows)
+    for row in new_rows:
+        changed_reservation = latest[row["id"]]
+        if changed_reservation.state in OPEN_STATES:
+            _check_no_overlap(connection, changed_reservation)
 
 
-def _must_be_alone(connection: Connection, one: Reservation) -> None:
-    of = reservation.c
-    beside = select(reservation).where(
-        *(_OPEN, of.id != one.id, of.cluster == one.cluster),
-        *(of.start < one.until, of.end + of.let_run > one.start),
+def _check_no_overlap(connection: Connection, added: Reservation) -> None:
+    columns = reservation.c
+    overlapping = select(reservation).where(
+        *(_IS_OPEN, columns.id != added.id, columns.cluster == added.cluster),
+        *(columns.start < added.until, columns.end + columns.let_run > added.start),
     )
-    for other in map(_read, connection.execute(beside)):
-        if shared := set(one.nodes) & set(other.nodes):
+    for other in map(_decode_row, connection.execute(overlapping)):
+        if shared := set(added.nodes) & set(other.nodes):
             raise Overbooked(
-                f"reservations {other.id} and {one.id} both want {min(shared)} of {one.cluster}"
+                f"reservations {other.id} and {added.id} both want {min(shared)} of {added.cluster}"
             )
-    if one.licences:
-        _must_have_licences(connection, one)
+    if added.licences:
+        _check_licences(connection, added)
 
 
-def _must_have_licences(connection: Connection, one: Reservation) -> None:
-    of = reservation.c
-    beside = select(reservation).where(_OPEN, of.start < one.until, of.end + of.let_run > one.start)
-    windows = [_read(row) for row in connection.execute(beside)]
-    of_pools = select(licence.c.name, licence.c.total).where(licence.c.name.in_(one.licences))
-    totals = {row.name: row.total for row in connection.execute(of_pools)}
-    for name in one.licences:
-        for moment in {max(window.start, one.start) for window in windows}:
-            there = [window for window in windows if window.start <= moment < window.until]
-            wanted = sum(window.licences.get(name, 0) for window in there)
-            if wanted > (total := totals.get(name, 0)):
-                ids = ", ".join(str(window.id) for window in there)
-                raise Overbooked(f"reservations {ids} want {wanted} of licence {name}, not {total}")
+def _check_licences(connection: Connection, added: Reservation) -> None:
+    columns = reservation.c
+    overlapping = select(reservation).where(
+        _IS_OPEN, columns.start < added.until, columns.end + columns.let_run > added.start
+    )
+    overlaps = [_decode_row(row) for row in connection.execute(overlapping)]
+    pool_totals = select(licence.c.name, licence.c.total).where(licence.c.name.in_(added.licences))
+    totals = {row.name: row.total for row in connection.execute(pool_totals)}
+    for name in added.licences:
+        for moment in {
+            max(concurrent_reservation.start, added.start) for concurrent_reservation in overlaps
+        }:
+            concurrent = [
+                concurrent_reservation
+                for concurrent_reservation in overlaps
+                if concurrent_reservation.start <= moment < concurrent_reservation.until
+            ]
+            reserved_tokens = sum(
+                concurrent_reservation.licences.get(name, 0)
+                for concurrent_reservation in concurrent
+            )
+            if reserved_tokens > (total := totals.get(name, 0)):
+                ids = ", ".join(
+                    str(concurrent_reservation.id) for concurrent_reservation in concurrent
+                )
+                raise Overbooked(
+                    f"reservations {ids} want {reserved_tokens} of licence {name}, not {total}"
+                )
 
 
-def live(connection: Connection) -> list[Reservation]:
+def open_or_held(connection: Connection) -> list[Reservation]:
     """Those that are open, or that a manager may still know."""
     query = select(reservation).where(or_(reservation.c.closed.is_(None), reservation.c.held))
-    return [_read(row) for row in connection.execute(query.order_by(reservation.c.id))]
+    return [_decode_row(row) for row in connection.execute(query.order_by(reservation.c.id))]
 
 
-def listed(connection: Connection, since: float) -> list[Reservation]:
+def open_since(connection: Connection, since: float) -> list[Reservation]:
     """Those that are open, or were so after `since` (epoch seconds), by their start."""
     query = select(reservation).where(
         or_(reservation.c.closed.is_(None), reservation.c.closed >= since)
     )
-    order = query.order_by(reservation.c.start, reservation.c.id)
-    return [_read(row) for row in connection.execute(order)]
+    ordered = query.order_by(reservation.c.start, reservation.c.id)
+    return [_decode_row(row) for row in connection.execute(ordered)]
 
 
-def untold(connection: Connection, since: float) -> list[Reservation]:
+def unnotified(connection: Connection, since: float) -> list[Reservation]:
     """Those that broke after `since`, and whose owners have not been told."""
-    of = reservation.c
+    columns = reservation.c
     query = select(reservation).where(
-        of.state == Stage.BROKEN, of.told.is_(None), of.closed >= since
+        columns.state == ReservationState.BROKEN, columns.told.is_(None), columns.closed >= since
     )
-    return [_read(row) for row in connection.execute(query.order_by(of.id))]
+    return [_decode_row(row) for row in connection.execute(query.order_by(columns.id))]
 
 
-def told(connection: Connection, id: int, time: float) -> None:
+def mark_notified(connection: Connection, id: int, time: float) -> None:
     """Store that its owner has been told."""
     connection.execute(update(reservation).where(reservation.c.id == id).values(told=time))
 
 
-def one(connection: Connection, id: int) -> Reservation | None:
+def find(connection: Connection, id: int) -> Reservation | None:
     row = connection.execute(select(reservation).where(reservation.c.id == id)).first()
-    return None if row is None else _read(row)
+    return None if row is None else _decode_row(row)
 
 
-def forget_some(connection: Connection, before: float, portion: int) -> int:
+def prune_batch(connection: Connection, before: float, limit: int) -> int:
     """Forget some of those that were over before a time; how many.
 
     The newest stays, since ids go on from it.
     """
-    of = reservation.c
-    newest = select(func.max(of.id)).scalar_subquery()
-    old = select(of.id).where(of.closed < before, ~of.held, of.id < newest)
-    ids = list(connection.execute(old.limit(portion)).scalars())
-    connection.execute(delete(reservation).where(of.id.in_(ids)))
+    columns = reservation.c
+    newest = select(func.max(columns.id)).scalar_subquery()
+    prunable = select(columns.id).where(columns.closed < before, ~columns.held, columns.id < newest)
+    ids = list(connection.execute(prunable.limit(limit)).scalars())
+    connection.execute(delete(reservation).where(columns.id.in_(ids)))
     return len(ids)
 
 
-def highest(connection: Connection) -> int:
+def highest_id(connection: Connection) -> int:
     return connection.execute(select(func.max(reservation.c.id))).scalar() or 0
 
 
-def wrong(connection: Connection) -> Iterator[str]:
+def find_conflicts(connection: Connection) -> Iterator[str]:
     """Nodes that managers keep for two open reservations at one moment."""
-    found = [_read(row) for row in connection.execute(select(reservation).where(_OPEN))]
-    for place, one in enumerate(found):
-        for other in found[place + 1 :]:
-            shared = set(one.placed) & set(other.placed)
-            together = one.start < other.until and other.start < one.until
-            if shared and together and one.cluster == other.cluster:
-                yield f"reservations {one.id} and {other.id} both have {min(shared)}"
+    open_reservations = [
+        _decode_row(row) for row in connection.execute(select(reservation).where(_IS_OPEN))
+    ]
+    for position, first in enumerate(open_reservations):
+        for second in open_reservations[position + 1 :]:
+            shared = set(first.bound_nodes) & set(second.bound_nodes)
+            overlapping = first.start < second.until and second.start < first.until
+            if shared and overlapping and first.cluster == second.cluster:
+                yield f"reservations {first.id} and {second.id} both have {min(shared)}"
 
 
-def _row(one: Reservation) -> dict[str, Any]:
-    encoded = {name: msgspec.json.encode(getattr(one, name)).decode() for name in _JSON}
-    return {**structs.asdict(one), **encoded}
+def _encode_row(encoded_reservation: Reservation) -> dict[str, Any]:
+    row = {
+        field.encode_name: getattr(encoded_reservation, field.name)
+        for field in structs.fields(Reservation)
+    }
+    return row | {name: msgspec.json.encode(row[name]).decode() for name in _JSON_COLUMNS}
 
 
-def _read(row: Any) -> Reservation:
-    found = {str(name): value for name, value in row._mapping.items()}  # plain str: msgspec asks
-    decoded = {name: msgspec.json.decode(found[name]) for name in _JSON}
-    return msgspec.convert(found | decoded, Reservation)
+def _decode_row(row: Any) -> Reservation:
+    values = {str(name): value for name, value in row._mapping.items()}  # plain str: msgspec asks
+    decoded = {name: msgspec.json.decode(values[name]) for name in _JSON_COLUMNS}
+    return msgspec.convert(values | decoded, Reservation)

@@ -28,16 +28,16 @@ from sqlalchemy import (
     text,
 )
 
-from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, WITH_US
-from metasched.model.reservation import OVER, Stage
+from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, QUEUED_OR_HELD
+from metasched.model.reservation import FINAL_STATES, ReservationState
 
 REVISION = "0015"  # of the newest migration, which makes exactly these tables
 
 # 64 bits everywhere: in SQLite only INTEGER is the key of the row itself
-Whole = BigInteger().with_variant(Integer(), "sqlite")
+Int64 = BigInteger().with_variant(Integer(), "sqlite")
 
 
-class Words(TypeDecorator[str]):
+class SafeText(TypeDecorator[str]):
     """Text of which a manager may be the author: PostgreSQL stores no NUL, so none does."""
 
     impl = Text
@@ -58,19 +58,19 @@ metadata = MetaData(
 )
 
 
-def _one_of(column: str, values: frozenset[str]) -> str:
-    return f"{column} IN ({', '.join(repr(str(v)) for v in sorted(values))})"
+def _in_condition(column: str, values: frozenset[str]) -> str:
+    return f"{column} IN ({', '.join(repr(str(allowed)) for allowed in sorted(values))})"
 
 
 instance = Table(
     "instance",
     metadata,
-    Column("name", Words, primary_key=True),
+    Column("name", SafeText, primary_key=True),
     Column("created", Float, nullable=False),
 )
 
 # How many lives of a daemon have begun, one row: only the last one's transactions are taken.
-epoch = Table("epoch", metadata, Column("number", Whole, primary_key=True, autoincrement=False))
+epoch = Table("epoch", metadata, Column("number", Int64, primary_key=True, autoincrement=False))
 
 # Scripts and environments by digest: a thousand like jobs keep one copy.
 content = Table(
@@ -80,24 +80,24 @@ content = Table(
     Column("text", Text, nullable=False),
 )
 
-_on_time = text("margin >= 0")
+_HAS_MARGIN = text("margin >= 0")
 job = Table(
     "job",
     metadata,
-    Column("id", Whole, primary_key=True, autoincrement=False),
-    Column("user", Words, nullable=False),
-    Column("name", Words, nullable=False),
+    Column("id", Int64, primary_key=True, autoincrement=False),
+    Column("user", SafeText, nullable=False),
+    Column("name", SafeText, nullable=False),
     Column("submitted", Float, nullable=False),
     Column("margin", Float),  # seconds to spare before the deadline; null without one
-    Column("array", Words),
-    Column("priority", Whole, nullable=False),
-    Column("parts", Words, nullable=False),
-    Column("job", Words, nullable=False),
-    Column("script", Words, ForeignKey("content.digest"), nullable=False),
-    Column("environment", Words, ForeignKey("content.digest"), nullable=False),
-    Column("payload", Words, nullable=False),
-    Column("changed", Words),  # the job as users have modified it since; null: as submitted
-    Index("ix_job_margin", "id", sqlite_where=_on_time, postgresql_where=_on_time),
+    Column("array", SafeText),
+    Column("priority", Int64, nullable=False),
+    Column("parts", SafeText, nullable=False),
+    Column("job", SafeText, nullable=False),
+    Column("script", SafeText, ForeignKey("content.digest"), nullable=False),
+    Column("environment", SafeText, ForeignKey("content.digest"), nullable=False),
+    Column("payload", SafeText, nullable=False),
+    Column("changed", SafeText),  # the job as users have modified it since; null: as submitted
+    Index("ix_job_margin", "id", sqlite_where=_HAS_MARGIN, postgresql_where=_HAS_MARGIN),
     Index("ix_job_script", "script"),  # these two: a content is dropped with its last job
     Index("ix_job_environment", "environment"),
 )
@@ -105,18 +105,18 @@ job = Table(
 task = Table(
     "task",
     metadata,
-    Column("job", Whole, ForeignKey("job.id"), primary_key=True),
-    Column("task_index", Whole, primary_key=True),
-    Column("state", Words, nullable=False),
-    Column("reason", Words, nullable=False),
+    Column("job", Int64, ForeignKey("job.id"), primary_key=True),
+    Column("task_index", Int64, primary_key=True),
+    Column("state", SafeText, nullable=False),
+    Column("reason", SafeText, nullable=False),
     Column("held", Boolean(create_constraint=False), nullable=False),
-    Column("target", Words),
-    Column("attempts", Whole, nullable=False),
-    Column("moves", Whole, nullable=False),
+    Column("target", SafeText),
+    Column("attempts", Int64, nullable=False),
+    Column("moves", Int64, nullable=False),
     Column("ended", Float),
-    Column("forgiven", Whole, nullable=False, server_default="0"),
-    CheckConstraint(_one_of("state", WITH_US | LIVE | FINAL), name="state"),
-    CheckConstraint(f"({_one_of('state', FINAL)}) = (ended IS NOT NULL)", name="ended"),
+    Column("forgiven", Int64, nullable=False, server_default="0"),
+    CheckConstraint(_in_condition("state", QUEUED_OR_HELD | LIVE | FINAL), name="state"),
+    CheckConstraint(f"({_in_condition('state', FINAL)}) = (ended IS NOT NULL)", name="ended"),
 )
 Index(
     "ix_task_open",
@@ -130,46 +130,46 @@ Index("ix_task_ended", task.c.ended)
 attempt = Table(
     "attempt",
     metadata,
-    Column("job", Whole, primary_key=True),
-    Column("task_index", Whole, primary_key=True),
-    Column("number", Whole, primary_key=True),
-    Column("sending", Whole, nullable=False),
-    Column("cluster", Words, nullable=False),
-    Column("state", Words, nullable=False),
+    Column("job", Int64, primary_key=True),
+    Column("task_index", Int64, primary_key=True),
+    Column("number", Int64, primary_key=True),
+    Column("sending", Int64, nullable=False),
+    Column("cluster", SafeText, nullable=False),
+    Column("state", SafeText, nullable=False),
     Column("sent", Float, nullable=False),
     Column("accepted", Float),
     Column("tried", Float),
-    Column("native_id", Words),
-    Column("intent", Words),
-    Column("target", Words),
+    Column("native_id", SafeText),
+    Column("intent", SafeText),
+    Column("target", SafeText),
     Column("started", Float),
     Column("ended", Float),
-    Column("exit_code", Whole),
-    Column("signal", Whole),
-    Column("word", Words, nullable=False),
-    Column("node", Words, nullable=False),
+    Column("exit_code", Int64),
+    Column("signal", Int64),
+    Column("word", SafeText, nullable=False),
+    Column("node", SafeText, nullable=False),
     Column("cpu_seconds", Float),
-    Column("max_memory", Whole),
+    Column("max_memory", Int64),
     Column("refused", Boolean(create_constraint=False), nullable=False),
-    Column("rival", Whole),
-    Column("restarts", Whole, nullable=False, server_default="0"),
+    Column("rival", Int64),
+    Column("restarts", Int64, nullable=False, server_default="0"),
     Column("begun", Boolean(create_constraint=False), nullable=False, server_default=false()),
-    Column("fence", Words, nullable=False, server_default=""),
+    Column("fence", SafeText, nullable=False, server_default=""),
     Column("revoking", Boolean(create_constraint=False), nullable=False, server_default=false()),
     Column("revoked", Boolean(create_constraint=False), nullable=False, server_default=false()),
     ForeignKeyConstraint(
         ["job", "task_index"], ["task.job", "task.task_index"], name="fk_attempt_task"
     ),
-    CheckConstraint(_one_of("state", LIVE | ATTEMPT_FINAL), name="state"),
+    CheckConstraint(_in_condition("state", LIVE | ATTEMPT_FINAL), name="state"),
 )
-_live = text(_one_of("state", LIVE))
+_IS_LIVE = text(_in_condition("state", LIVE))
 Index(
     "ix_attempt_one_live",
     attempt.c.job,
     attempt.c.task_index,
     unique=True,
-    sqlite_where=_live,
-    postgresql_where=_live,
+    sqlite_where=_IS_LIVE,
+    postgresql_where=_IS_LIVE,
 )
 
 # What is leased of each licence stays within its total, even if processes race for it: `leased` is
@@ -178,14 +178,14 @@ Index(
 licence = Table(
     "licence",
     metadata,
-    Column("name", Words, primary_key=True),
-    Column("total", Whole, nullable=False),
-    Column("leased", Whole, nullable=False),
-    Column("excess", Whole, nullable=False),
-    Column("chosen", Whole),  # the total that an operator has set; null: as configured
-    Column("outside", Whole, nullable=False),
+    Column("name", SafeText, primary_key=True),
+    Column("total", Int64, nullable=False),
+    Column("leased", Int64, nullable=False),
+    Column("excess", Int64, nullable=False),
+    Column("chosen", Int64),  # the total that an operator has set; null: as configured
+    Column("outside", Int64, nullable=False),
     Column("observed", Float),  # when its server was asked last; null: it has none
-    Column("past_us", Words, nullable=False, server_default="{}"),  # of `outside`, by cluster
+    Column("past_us", SafeText, nullable=False, server_default="{}"),  # of `outside`, by cluster
     CheckConstraint("leased >= 0 AND excess >= 0", name="counts"),
     CheckConstraint("leased <= total + excess", name="within_total"),
 )
@@ -194,15 +194,15 @@ licence = Table(
 lease = Table(
     "lease",
     metadata,
-    Column("id", Whole, primary_key=True),
-    Column("licence", Words, ForeignKey("licence.name"), nullable=False),
-    Column("job", Whole, nullable=False),
-    Column("task_index", Whole, nullable=False),
-    Column("attempt", Whole, nullable=False),
-    Column("tokens", Whole, nullable=False),
+    Column("id", Int64, primary_key=True),
+    Column("licence", SafeText, ForeignKey("licence.name"), nullable=False),
+    Column("job", Int64, nullable=False),
+    Column("task_index", Int64, nullable=False),
+    Column("attempt", Int64, nullable=False),
+    Column("tokens", Int64, nullable=False),
     Column("since", Float, nullable=False),
     Column("until", Float),
-    Column("why", Words),  # it was given back
+    Column("why", SafeText),  # it was given back
     Column("lingers", Float),  # until then its tokens count as in use
     ForeignKeyConstraint(
         ["job", "task_index", "attempt"],
@@ -214,15 +214,15 @@ lease = Table(
     Index("ix_lease_job", "job", "task_index"),
     Index("ix_lease_lingers", "lingers"),
 )
-_held = lease.c.until.is_(None)
+_NOT_RETURNED = lease.c.until.is_(None)
 Index(
     "ix_lease_one_live",
     lease.c.licence,
     lease.c.job,
     lease.c.task_index,
     unique=True,
-    sqlite_where=_held,
-    postgresql_where=_held,
+    sqlite_where=_NOT_RETURNED,
+    postgresql_where=_NOT_RETURNED,
 )
 
 # Nodes promised for a window. While it is `held` its manager may know it. `told` is when its owner
@@ -230,46 +230,48 @@ Index(
 reservation = Table(
     "reservation",
     metadata,
-    Column("id", Whole, primary_key=True, autoincrement=False),
-    Column("user", Words, nullable=False),
-    Column("cluster", Words, nullable=False),
+    Column("id", Int64, primary_key=True, autoincrement=False),
+    Column("user", SafeText, nullable=False),
+    Column("cluster", SafeText, nullable=False),
     Column("start", Float, nullable=False),
     Column("end", Float, nullable=False),
-    Column("size", Whole, nullable=False),
-    Column("cpus", Whole, nullable=False),
+    Column("size", Int64, nullable=False),
+    Column("cpus", Int64, nullable=False),
     Column("made", Float, nullable=False),
-    Column("state", Words, nullable=False),
-    Column("cause", Words, nullable=False),
-    Column("nodes", Words, nullable=False),
-    Column("placed", Words, nullable=False),
+    Column("state", SafeText, nullable=False),
+    Column("cause", SafeText, nullable=False),
+    Column("nodes", SafeText, nullable=False),
+    Column("placed", SafeText, nullable=False),
     Column("held", Boolean(create_constraint=False), nullable=False),
-    Column("tries", Whole, nullable=False),
+    Column("tries", Int64, nullable=False),
     Column("closed", Float),
-    Column("offers", Words, nullable=False),
+    Column("offers", SafeText, nullable=False),
     Column("let_run", Float, nullable=False, server_default="0"),
-    Column("licences", Words, nullable=False, server_default="{}"),
-    Column("mail", Words, nullable=False, server_default=""),
+    Column("licences", SafeText, nullable=False, server_default="{}"),
+    Column("mail", SafeText, nullable=False, server_default=""),
     Column("told", Float),
     CheckConstraint('start < "end"', name="window"),
     CheckConstraint("size > 0 AND cpus >= size", name="size"),
-    CheckConstraint(_one_of("state", frozenset(Stage)), name="state"),
-    CheckConstraint(f"({_one_of('state', OVER)}) = (closed IS NOT NULL)", name="closed"),
+    CheckConstraint(_in_condition("state", frozenset(ReservationState)), name="state"),
+    CheckConstraint(
+        f"({_in_condition('state', FINAL_STATES)}) = (closed IS NOT NULL)", name="closed"
+    ),
 )
-_known = text("closed IS NULL OR held")
+_OPEN_OR_HELD = text("closed IS NULL OR held")
 Index(
     "ix_reservation_open",
     reservation.c.cluster,
     reservation.c.start,
-    sqlite_where=_known,
-    postgresql_where=_known,
+    sqlite_where=_OPEN_OR_HELD,
+    postgresql_where=_OPEN_OR_HELD,
 )
 
 # Whose end a job waits for: what an open job depends on is not pruned. A target may be gone later.
 dependency = Table(
     "dependency",
     metadata,
-    Column("job", Whole, ForeignKey("job.id"), primary_key=True),
-    Column("target", Whole, primary_key=True),
+    Column("job", Int64, ForeignKey("job.id"), primary_key=True),
+    Column("target", Int64, primary_key=True),
     Index("ix_dependency_target", "target"),
 )
 
@@ -277,28 +279,28 @@ dependency = Table(
 event = Table(
     "event",
     metadata,
-    Column("id", Whole, primary_key=True, autoincrement=False),
+    Column("id", Int64, primary_key=True, autoincrement=False),
     Column("time", Float, nullable=False),
-    Column("kind", Words, nullable=False),
-    Column("data", Words, nullable=False),
+    Column("kind", SafeText, nullable=False),
+    Column("data", SafeText, nullable=False),
 )
 
 # What followed from it for a task: its story.
 change = Table(
     "change",
     metadata,
-    Column("id", Whole, primary_key=True),
-    Column("event", Whole, ForeignKey("event.id"), nullable=False),
+    Column("id", Int64, primary_key=True),
+    Column("event", Int64, ForeignKey("event.id"), nullable=False),
     Column("time", Float, nullable=False),
-    Column("job", Whole, nullable=False),
-    Column("task_index", Whole, nullable=False),
-    Column("attempt", Whole, nullable=False),
-    Column("what", Words),
-    Column("before", Words),
-    Column("after", Words, nullable=False),
-    Column("cluster", Words),
-    Column("reason", Words, nullable=False),
-    Column("cause", Words, nullable=False),
+    Column("job", Int64, nullable=False),
+    Column("task_index", Int64, nullable=False),
+    Column("attempt", Int64, nullable=False),
+    Column("what", SafeText),
+    Column("before", SafeText),
+    Column("after", SafeText, nullable=False),
+    Column("cluster", SafeText),
+    Column("reason", SafeText, nullable=False),
+    Column("cause", SafeText, nullable=False),
     Index("ix_change_job", "job", "id"),
     Index("ix_change_event", "event"),  # an event is kept for its changes
 )
@@ -306,8 +308,8 @@ change = Table(
 cluster = Table(
     "cluster",
     metadata,
-    Column("name", Words, primary_key=True),
-    Column("facts", Words, nullable=False),
+    Column("name", SafeText, primary_key=True),
+    Column("facts", SafeText, nullable=False),
     Column("time", Float, nullable=False),
 )
 
@@ -315,8 +317,8 @@ cluster = Table(
 token = Table(
     "token",
     metadata,
-    Column("id", Whole, primary_key=True, autoincrement=False),
-    Column("user", Words, nullable=False),
+    Column("id", Int64, primary_key=True, autoincrement=False),
+    Column("user", SafeText, nullable=False),
     Column("digest", Text, nullable=False, unique=True),
     Column("created", Float, nullable=False),
     Column("expires", Float, nullable=False),
@@ -327,10 +329,10 @@ token = Table(
 drain = Table(
     "drain",
     metadata,
-    Column("cluster", Words, primary_key=True),
+    Column("cluster", SafeText, primary_key=True),
     Column("time", Float, nullable=False),
-    Column("by", Words, nullable=False),
-    Column("reason", Words, nullable=False),
+    Column("by", SafeText, nullable=False),
+    Column("reason", SafeText, nullable=False),
     Column("keep_pending", Boolean(create_constraint=False), nullable=False),
 )
 
@@ -338,7 +340,7 @@ drain = Table(
 checkpoint = Table(
     "checkpoint",
     metadata,
-    Column("event", Whole, primary_key=True, autoincrement=False),
+    Column("event", Int64, primary_key=True, autoincrement=False),
     Column("time", Float, nullable=False),
     Column("data", LargeBinary, nullable=False),
 )

@@ -15,30 +15,30 @@ from psycopg.abc import PQGen
 T = TypeVar("T")
 
 
-class Listening(psycopg.Connection[Any]):
+class TimeoutConnection(psycopg.Connection[Any]):
     """A session that ends itself when the server is silent for too long, as if it had been cut."""
 
-    silence: float | None = None  # seconds; None: as long as it takes
+    silence_timeout: float | None = None  # seconds; None: as long as it takes
 
     def wait(self, gen: PQGen[T], *args: Any, **options: Any) -> T:
         """OperationalError if nothing came for that long: nobody knows what the server has done."""
-        return super().wait(self._heard(gen), *args, **options)
+        return super().wait(self._check_silence(gen), *args, **options)
 
-    def _heard(self, gen: PQGen[T]) -> PQGen[T]:
+    def _check_silence(self, gen: PQGen[T]) -> PQGen[T]:
         """The same conversation, listened to: the driver sends 0 while nothing comes."""
-        heard = time.monotonic()
+        last_answer = time.monotonic()
         try:
-            wanted = next(gen)
+            wait_request = next(gen)
             while True:
-                ready = yield wanted
+                ready = yield wait_request
                 now = time.monotonic()
                 if ready:
-                    heard = now
-                elif self.silence is not None and now - heard > self.silence:
+                    last_answer = now
+                elif self.silence_timeout is not None and now - last_answer > self.silence_timeout:
                     gen.close()
                     self.close()
-                    raise psycopg.OperationalError(f"no answer in {self.silence:g} s")
-                wanted = gen.send(ready)
+                    raise psycopg.OperationalError(f"no answer in {self.silence_timeout:g} s")
+                wait_request = gen.send(ready)
         except StopIteration as done:
             value: T = done.value
             return value

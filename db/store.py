@@ -28,7 +28,7 @@ class StoreError(UserError):
     exit_code = 1
 
 
-class Busy(StoreError):
+class DatabaseInUse(StoreError):
     """Another daemon is active on this database."""
 
 
@@ -40,7 +40,7 @@ class StorageUncertain(StorageFailed):
     """The database was gone before it said whether it took a transaction."""
 
 
-class Seat:
+class WriterLock:
     """The one connection by which a ledger writes.
 
     This one belongs to a database whose lock is not the connection's own.
@@ -55,7 +55,7 @@ class Seat:
         """Whether what is written by the connection now is written by the active daemon."""
         return True
 
-    def renew(self) -> None:
+    def acquire(self) -> None:
         """After a failure: be the active daemon still, or again.
 
         Busy if another is by now, StoreError if the database cannot be reached.
@@ -68,33 +68,33 @@ class Database(ABC):
     folder: Path  # where what belongs to it, and is no table, is kept if nothing else is said
 
     @abstractmethod
-    def active(self, standby: bool = False) -> AbstractContextManager[Seat]:
+    def acquire_writer(self, standby: bool = False) -> AbstractContextManager[WriterLock]:
         """Be the only daemon on it, at the newest schema, and be able to write.
 
         Busy if another daemon is active (`standby`: wait for its end); StoreError.
         """
 
     @abstractmethod
-    def engine(self) -> Engine:
+    def new_engine(self) -> Engine:
         """An engine, connected to nothing yet."""
 
     @abstractmethod
-    def must_exist(self) -> None:
+    def require_existing(self) -> None:
         """StoreError if there is certainly no such database."""
 
     @abstractmethod
-    def moment(self) -> AbstractContextManager[Connection]:
+    def snapshot(self) -> AbstractContextManager[Connection]:
         """Read, at the newest schema, what it held at one moment, while a daemon goes on writing.
 
         StoreError if it cannot be read.
         """
 
     @abstractmethod
-    def damage(self, connection: Connection) -> list[str]:
+    def find_damage(self, connection: Connection) -> list[str]:
         """What is wrong with its pages, as far as it can tell; takes as long as it is large."""
 
     @abstractmethod
-    def weakness(self, connection: Connection) -> tuple[str, str] | None:
+    def quick_check(self, connection: Connection) -> tuple[str, str] | None:
         """What a quick look finds wrong with it, and what to do about that."""
 
     @abstractmethod
@@ -116,58 +116,60 @@ class Database(ABC):
 
     def open(self) -> Engine:
         """An engine at the newest schema, which is made if need be. StoreError."""
-        return self._opened(self.upgrade)
+        return self._open_with(self.upgrade)
 
     def open_existing(self) -> Engine:
         """An engine on a database at the newest schema; nothing is made or migrated.
 
         StoreError if there is none, or it has another schema.
         """
-        self.must_exist()
-        return self._opened(self._at_newest)
+        self.require_existing()
+        return self._open_with(self._require_newest)
 
-    def schema(self) -> str | None:
+    def schema_revision(self) -> str | None:
         """The schema that it has; None if it is empty. StoreError if it is none of ours."""
-        found: list[str | None] = []
-        self.must_exist()
-        self._opened(lambda connection: found.append(self.revision(connection))).dispose()
-        return found[0]
+        revisions: list[str | None] = []
+        self.require_existing()
+        self._open_with(
+            lambda connection: revisions.append(self.read_revision(connection))
+        ).dispose()
+        return revisions[0]
 
-    def unusable(self, error: DBAPIError) -> StoreError:
+    def store_error(self, error: DBAPIError) -> StoreError:
         """The error of the driver in one line for an admin."""
         return StoreError(
-            f"{self} cannot be read as our database ({words(error)}); "
+            f"{self} cannot be read as our database ({driver_message(error)}); "
             "restore a backup, or name another"
         )
 
-    def _opened(self, prepare: Callable[[Connection], None]) -> Engine:
-        engine = self.engine()
+    def _open_with(self, prepare: Callable[[Connection], None]) -> Engine:
+        engine = self.new_engine()
         try:
             with engine.connect() as connection:
                 prepare(connection)
         except DBAPIError as error:
             engine.dispose()
-            raise self.unusable(error) from None
+            raise self.store_error(error) from None
         except BaseException:
             engine.dispose()
             raise
         return engine
 
-    def _at_newest(self, connection: Connection) -> None:
-        found = self.revision(connection)
-        if found is None:
+    def _require_newest(self, connection: Connection) -> None:
+        current = self.read_revision(connection)
+        if current is None:
             raise StoreError(f"{self} is empty; start the daemon once, or name another")
-        if found != REVISION:
+        if current != REVISION:
             raise StoreError(
-                f"{self} has schema {found}, this metasched {REVISION}; run `metasched db upgrade`"
+                f"{self} has schema {current}, this metasched {REVISION}; run `metasched db upgrade`"
             )
 
-    def revision(self, connection: Connection) -> str | None:
+    def read_revision(self, connection: Connection) -> str | None:
         """The schema that it has, None if it is empty."""
         tables = inspect(connection).get_table_names()
         if "alembic_version" in tables:
-            found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-            return None if found is None else str(found)
+            version = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+            return None if version is None else str(version)
         if tables:
             raise StoreError(
                 f"{self} holds tables that are not ours ({tables[0]}, ...); name another"
@@ -176,16 +178,18 @@ class Database(ABC):
 
     def upgrade(self, connection: Connection) -> None:
         """Bring it to the newest schema. StoreError."""
-        current = self.revision(connection)
+        current = self.read_revision(connection)
         connection.rollback()
         if current == REVISION:
             return
         from alembic import command
         from alembic.script import ScriptDirectory
 
-        config = scripts()
-        known = {s.revision for s in ScriptDirectory.from_config(config).walk_revisions()}
-        if current is not None and current not in known:
+        config = migration_config()
+        known_revisions = {
+            script.revision for script in ScriptDirectory.from_config(config).walk_revisions()
+        }
+        if current is not None and current not in known_revisions:
             raise StoreError(
                 f"{self} has schema {current}, newer than this metasched knows; "
                 "start the newer version, or restore an older backup"
@@ -196,11 +200,13 @@ class Database(ABC):
             command.upgrade(config, "head")
             connection.commit()
         except DatabaseError as error:
-            mend = "restore a backup" if current else "see that its account may make tables"
-            raise StoreError(f"{self}: migration failed ({words(error)}); {mend}") from None
+            remedy = "restore a backup" if current else "see that its account may make tables"
+            raise StoreError(
+                f"{self}: migration failed ({driver_message(error)}); {remedy}"
+            ) from None
 
 
-def shown(url: URL) -> str:
+def hide_password(url: URL) -> str:
     return url.render_as_string(hide_password=True)
 
 
@@ -208,13 +214,13 @@ def _without_password(url: str) -> str:
     return url if "@" not in url else "..." + url[url.rindex("@") :]
 
 
-def words(error: DBAPIError) -> str:
+def driver_message(error: DBAPIError) -> str:
     """What the driver says, in one line."""
-    said = str(error.orig).strip().splitlines()
-    return said[0].strip() if said else type(error.orig).__name__
+    lines = str(error.orig).strip().splitlines()
+    return lines[0].strip() if lines else type(error.orig).__name__
 
 
-def new_file(target: Path) -> None:
+def create_private_file(target: Path) -> None:
     """Make an empty file that only its owner can read. StoreError if it is there, or cannot be."""
     try:
         os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -224,7 +230,7 @@ def new_file(target: Path) -> None:
         raise StoreError(f"{target}: {error.strerror}; name a file you can write") from None
 
 
-def scripts() -> Config:
+def migration_config() -> Config:
     """Alembic's configuration of our migrations."""
     from alembic.config import Config
 

@@ -19,10 +19,10 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SWITCH = "METASCHED_COMPILE"
 # Types were checked before. Where a wheel is built what we depend on may be missing.
-MYPY = ["--config-file=", "--follow-imports=silent", "--ignore-missing-imports"]
+MYPY_OPTIONS = ["--config-file=", "--follow-imports=silent", "--ignore-missing-imports"]
 
 
-class Compiling(BuildHookInterface[Any]):
+class MypycBuildHook(BuildHookInterface[Any]):
     """Adds the compiled modules to a wheel; an editable install stays pure Python."""
 
     PLUGIN_NAME = "custom"
@@ -31,16 +31,16 @@ class Compiling(BuildHookInterface[Any]):
         return list(self.config["requires"]) if os.environ.get(SWITCH) == "1" else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        asked = os.environ.get(SWITCH, "")
-        if asked in ("", "0"):
+        switch = os.environ.get(SWITCH, "")
+        if switch in ("", "0"):
             return
-        if asked != "1":
-            self.app.abort(f"metasched: error: {asked!r} is not 0 or 1, {SWITCH}; say 1 or 0")
+        if switch != "1":
+            self.app.abort(f"metasched: error: {switch!r} is not 0 or 1, {SWITCH}; say 1 or 0")
         if version == "editable":
             self.app.display_warning("an editable install is not compiled")
             return
-        if lacking := _lacking(self.config["requires"]):
-            self.app.abort(f"metasched: error: there is no {lacking}, or leave it out")
+        if missing := _missing_requirement(self.config["requires"]):
+            self.app.abort(f"metasched: error: there is no {missing}, or leave it out")
         self._folder = TemporaryDirectory(prefix="metasched-")
         libraries = _compile(Path(self.root), self.config["modules"], Path(self._folder.name))
         build_data["force_include"].update(libraries)
@@ -51,19 +51,22 @@ class Compiling(BuildHookInterface[Any]):
             self._folder.cleanup()
 
 
-def _lacking(requires: list[str]) -> str:
+def _missing_requirement(requires: list[str]) -> str:
     """What is needed a minute later and is not there, and what to install."""
     compiler, *_ = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     header = Path(sysconfig.get_path("include"), "Python.h")
-    gcc, packages = "gcc and Python's headers (Debian: gcc python3-dev)", " ".join(requires)
-    for name, there, mend in (
-        (compiler, shutil.which(compiler), gcc),
-        (header, header.exists(), gcc),
-        ("mypyc", find_spec("mypyc"), packages),
-        ("setuptools", find_spec("setuptools"), packages),
+    compiler_packages, python_packages = (
+        "gcc and Python's headers (Debian: gcc python3-dev)",
+        " ".join(requires),
+    )
+    for name, available, package in (
+        (compiler, shutil.which(compiler), compiler_packages),
+        (header, header.exists(), compiler_packages),
+        ("mypyc", find_spec("mypyc"), python_packages),
+        ("setuptools", find_spec("setuptools"), python_packages),
     ):
-        if not there:
-            return f"{name}, {SWITCH}; install {mend}"
+        if not available:
+            return f"{name}, {SWITCH}; install {package}"
     return ""
 
 
@@ -72,11 +75,11 @@ def _compile(root: Path, modules: list[str], folder: Path) -> dict[str, str]:
     from mypyc.build import mypycify
     from setuptools import Distribution
 
-    here = Path.cwd()
+    previous_folder = Path.cwd()
     os.chdir(root)  # mypy names modules by their paths from here
     try:
         extensions = mypycify(
-            [*MYPY, f"--cache-dir={folder / 'cache'}", *modules],
+            [*MYPY_OPTIONS, f"--cache-dir={folder / 'cache'}", *modules],
             target_dir=str(folder / "c"),
             group_name="metasched",  # the library that the modules share is metasched__mypyc
             debug_level="0",
@@ -86,5 +89,5 @@ def _compile(root: Path, modules: list[str], folder: Path) -> dict[str, str]:
         command.ensure_finalized()
         command.run()
     finally:
-        os.chdir(here)
-    return {made: os.path.relpath(made, folder / "lib") for made in command.get_outputs()}
+        os.chdir(previous_folder)
+    return {output: os.path.relpath(output, folder / "lib") for output in command.get_outputs()}

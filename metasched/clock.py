@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-LEAST = 1.0  # seconds; less is a clock that is being corrected, not set
+MIN_STEP = 1.0  # seconds; less is a clock that is being corrected, not set
 
 
-class Clock:
+class ClockStepDetector:
     """Compares the two clocks of this host since it was made, or last asked."""
 
     def __init__(self) -> None:
@@ -18,11 +18,11 @@ class Clock:
         """Seconds by which the wall clock is ahead of the monotonic one."""
         return time.time() - time.monotonic()
 
-    def step(self) -> float:
+    def detect_step(self) -> float:
         """By how many seconds the wall clock was set since the last call; 0.0 if it was not."""
         offset = self.offset()
-        by = offset - self._offset
-        if abs(by) < LEAST:
+        step_seconds = offset - self._offset
+        if abs(step_seconds) < MIN_STEP:
             return 0.0
         self._offset = offset
-        return by
+        return step_seconds

@@ -7,21 +7,28 @@ class UserError(Exception):
     exit_code = 2
 
 
-class Unreadable(ValueError):
+class ParseError(ValueError):
     """A word that means nothing here: what is wrong with it, and what to write instead."""
 
-    def __init__(self, what: str, mend: str) -> None:
-        super().__init__(f"{what}; {mend}")
-        self.what, self.mend = what, mend
+    def __init__(self, problem: str, fix: str) -> None:
+        super().__init__(f"{problem}; {fix}")
+        self.problem, self.fix = problem, fix
 
 
-def shown(text: str) -> str:
+def quote_for_error(text: str) -> str:
     """A user's word in quotes, short and printable enough for one line of an error."""
-    quoted = text if len(text) <= 60 else text[:57] + "..."
-    return '"' + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in quoted) + '"'
+    shortened = text if len(text) <= 60 else text[:57] + "..."
+    return (
+        '"'
+        + "".join(
+            character if character.isprintable() else ascii(character)[1:-1]
+            for character in shortened
+        )
+        + '"'
+    )
 
 
-class Wrong(Exception):
+class ApiError(Exception):
     """A request to the daemon that changes nothing: what, where, what to do; `status` 4xx, 5xx."""
 
     def __init__(self, status: int, message: str) -> None:

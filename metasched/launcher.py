@@ -41,19 +41,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-LONGEST_MESSAGE = 1 << 20  # bytes
-MOST_ARGUMENTS = 10_000
-READ_SECONDS = 10.0  # for a whole message
-RUN_SECONDS = 120.0  # for a command
-PAUSE_SECONDS = 0.1  # after an error of the system
-MOST_LINKS = 20
-MOST_AT_ONCE = 64  # connections; more wait in the kernel's queue
-LEAST_UID = 1000  # below are root and the system's accounts, whatever the file says
-MOST_UID = 59_999
+MAX_MESSAGE_BYTES = 1 << 20  # bytes
+MAX_ARGUMENTS = 10_000
+READ_TIMEOUT = 10.0  # for a whole message
+RUN_TIMEOUT = 120.0  # for a command
+ERROR_PAUSE = 0.1  # after an error of the system
+MAX_SYMLINKS = 20
+MAX_CONNECTIONS = 64  # connections; more wait in the kernel's queue
+LOWEST_UID = 1000  # below are root and the system's accounts, whatever the file says
+HIGHEST_UID = 59_999
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
-_IDS = re.compile(r"[0-9][0-9_,.:%\[\]-]*")
+_JOB_IDS = re.compile(r"[0-9][0-9_,.:%\[\]-]*")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -61,35 +61,35 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Verb:
     """What may be asked for: `takes` tells a permitted argument, `detached` commands go on."""
 
-    takes: Callable[[str], bool]
+    allows: Callable[[str], bool]
     detached: bool = False
 
 
-def _any(_: str) -> bool:
+def _allow_any(_: str) -> bool:
     return True
 
 
-def _id(text: str) -> bool:
+def _allow_job_ids(text: str) -> bool:
     """Ids of jobs: no option, no name, no path."""
-    return _IDS.fullmatch(text) is not None
+    return _JOB_IDS.fullmatch(text) is not None
 
 
-def _none(_: str) -> bool:
+def _allow_none(_: str) -> bool:
     return False
 
 
 ENTER = "enter"  # executes nothing: whether the owner may enter a directory
 VERBS = {
-    "submit": Verb(_any),
-    "cancel": Verb(_id),
-    "hold": Verb(_id),
-    "release": Verb(_id),
-    "supervise": Verb(_none, detached=True),
-    ENTER: Verb(_none),
+    "submit": Verb(_allow_any),
+    "cancel": Verb(_allow_job_ids),
+    "hold": Verb(_allow_job_ids),
+    "release": Verb(_allow_job_ids),
+    "supervise": Verb(_allow_none, detached=True),
+    ENTER: Verb(_allow_none),
 }
 
 
-class Refused(Exception):
+class LauncherError(Exception):
     """A message or a configuration that is not acted on."""
 
 
@@ -97,13 +97,13 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Policy:
+class LauncherPolicy:
     """The file: who may ask, for whom, and what is executed for (cluster, verb)."""
 
     socket: str
     account: int
-    min_uid: int = LEAST_UID
-    max_uid: int = MOST_UID
+    min_uid: int = LOWEST_UID
+    max_uid: int = HIGHEST_UID
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
     programs: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
@@ -111,107 +111,112 @@ class Policy:
 
     def owner(self, uid: int) -> pwd.struct_passwd:
         """The account of that uid, if it may have jobs."""
-        if not max(self.min_uid, LEAST_UID) <= uid <= self.max_uid or uid == self.account:
-            raise Refused(f"user id {uid} may not have jobs here")
+        if not max(self.min_uid, LOWEST_UID) <= uid <= self.max_uid or uid == self.account:
+            raise LauncherError(f"user id {uid} may not have jobs here")
         try:
             owner = pwd.getpwuid(uid)
         except KeyError:
-            raise Refused(f"there is no account with user id {uid}") from None
+            raise LauncherError(f"there is no account with user id {uid}") from None
         if owner.pw_name in self.deny or (self.allow and owner.pw_name not in self.allow):
-            raise Refused(f"user {owner.pw_name} may not have jobs here")
+            raise LauncherError(f"user {owner.pw_name} may not have jobs here")
         if owner.pw_uid != uid or owner.pw_gid == 0:
-            raise Refused(f"user {owner.pw_name} has the group of root")
+            raise LauncherError(f"user {owner.pw_name} has the group of root")
         return owner
 
 
-def load(path: str) -> Policy:
+def load_policy(path: str) -> LauncherPolicy:
     """The policy of a file that only root can have written. Refused, in one line, if it is not."""
-    _only_roots(path)
+    _require_root_owned(path)
     try:
         with open(path, "rb") as file:
             table = tomllib.load(file)
     except (ValueError, RecursionError) as error:
-        raise Refused(f"{path}: {error}; mend that line") from None
-    clusters = _typed(table.pop("cluster", {}), dict, "cluster")
+        raise LauncherError(f"{path}: {error}; mend that line") from None
+    clusters = _require_type(table.pop("cluster", {}), dict, "cluster")
     programs: dict[tuple[str, str], tuple[str, ...]] = {}
     environments: dict[str, dict[str, str]] = {}
-    for name, given in clusters.items():
-        for key, value in _typed(given, dict, f"cluster.{name}").items():
+    for name, cluster_table in clusters.items():
+        for key, value in _require_type(cluster_table, dict, f"cluster.{name}").items():
             where = f"{key} of cluster {name}"
             if key == "environment":
                 environments[name] = {
-                    k: _typed(v, str, where) for k, v in _typed(value, dict, where).items()
+                    variable: _require_type(setting, str, where)
+                    for variable, setting in _require_type(value, dict, where).items()
                 }
             elif key in VERBS and key != ENTER:
-                programs[name, key] = _program(_texts(value, where), where)
+                programs[name, key] = _require_program(_require_strings(value, where), where)
             else:
-                raise Refused(f"unknown key {where}; there are environment, {', '.join(VERBS)}")
+                raise LauncherError(
+                    f"unknown key {where}; there are environment, {', '.join(VERBS)}"
+                )
     try:
-        account = pwd.getpwnam(_typed(table.pop("account", None), str, "account")).pw_uid
+        account = pwd.getpwnam(_require_type(table.pop("account", None), str, "account")).pw_uid
     except KeyError:
-        raise Refused(f"no such account, account in {path}; name that of the daemon") from None
+        raise LauncherError(
+            f"no such account, account in {path}; name that of the daemon"
+        ) from None
     if account == 0:
-        raise Refused("account is root; the daemon needs an ordinary one")
-    policy = Policy(
-        socket=_typed(table.pop("socket", None), str, "socket"),
+        raise LauncherError("account is root; the daemon needs an ordinary one")
+    policy = LauncherPolicy(
+        socket=_require_type(table.pop("socket", None), str, "socket"),
         account=account,
-        min_uid=_typed(table.pop("min_uid", LEAST_UID), int, "min_uid"),
-        max_uid=_typed(table.pop("max_uid", MOST_UID), int, "max_uid"),
-        allow=_texts(table.pop("allow", []), "allow"),
-        deny=_texts(table.pop("deny", []), "deny"),
+        min_uid=_require_type(table.pop("min_uid", LOWEST_UID), int, "min_uid"),
+        max_uid=_require_type(table.pop("max_uid", HIGHEST_UID), int, "max_uid"),
+        allow=_require_strings(table.pop("allow", []), "allow"),
+        deny=_require_strings(table.pop("deny", []), "deny"),
         programs=programs,
         environments=environments,
     )
     if table:
-        raise Refused(f"unknown key {min(table)} in {path}; take it out")
-    if policy.min_uid < LEAST_UID:
-        raise Refused(f"min_uid is {policy.min_uid}; it must be {LEAST_UID} or more")
+        raise LauncherError(f"unknown key {min(table)} in {path}; take it out")
+    if policy.min_uid < LOWEST_UID:
+        raise LauncherError(f"min_uid is {policy.min_uid}; it must be {LOWEST_UID} or more")
     return policy
 
 
-def _typed(value: Any, kind: type, name: str) -> Any:
-    if type(value) is not kind:  # a bool is an int
-        raise Refused(f"{name} is {value!r}; it must be of type {kind.__name__}")
+def _require_type(value: Any, expected_type: type, name: str) -> Any:
+    if type(value) is not expected_type:  # a bool is an int
+        raise LauncherError(f"{name} is {value!r}; it must be of type {expected_type.__name__}")
     return value
 
 
-def _texts(value: Any, name: str) -> tuple[str, ...]:
-    return tuple(_typed(text, str, name) for text in _typed(value, list, name))
+def _require_strings(value: Any, name: str) -> tuple[str, ...]:
+    return tuple(_require_type(item, str, name) for item in _require_type(value, list, name))
 
 
-def _program(words: tuple[str, ...], where: str) -> tuple[str, ...]:
+def _require_program(command: tuple[str, ...], where: str) -> tuple[str, ...]:
     """A program with its first arguments; all files among them are root's."""
-    if not words or not words[0].startswith("/"):
-        raise Refused(f"{where} is no absolute path; write the whole path of the program")
-    for word in words:
-        if word.startswith("/"):
-            _only_roots(word)
-    return words
+    if not command or not command[0].startswith("/"):
+        raise LauncherError(f"{where} is no absolute path; write the whole path of the program")
+    for argument in command:
+        if argument.startswith("/"):
+            _require_root_owned(argument)
+    return command
 
 
-def _only_roots(path: str, links: int = 0) -> None:
+def _require_root_owned(path: str, links_followed: int = 0) -> None:
     """Refused unless nobody but root can change the file, nor what leads to it."""
     if path != "/":
-        _only_roots(os.path.dirname(path), links)
+        _require_root_owned(os.path.dirname(path), links_followed)
     try:
-        found = os.lstat(path)
-        if stat.S_ISLNK(found.st_mode) and found.st_uid == 0 and links < MOST_LINKS:
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode) and status.st_uid == 0 and links_followed < MAX_SYMLINKS:
             folder = os.path.realpath(os.path.dirname(path))
             target = os.path.join(folder, os.readlink(path))
-            _only_roots(os.path.normpath(target), links + 1)
+            _require_root_owned(os.path.normpath(target), links_followed + 1)
             return
     except OSError as error:
-        raise Refused(f"{path}: {error.strerror}; mend the path") from None
-    sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-    if found.st_uid != 0 or (found.st_mode & 0o022 and not sticky):
-        raise Refused(f"{path} can be changed by others than root; chown and chmod it")
+        raise LauncherError(f"{path}: {error.strerror}; mend the path") from None
+    sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    if status.st_uid != 0 or (status.st_mode & 0o022 and not sticky):
+        raise LauncherError(f"{path} can be changed by others than root; chown and chmod it")
 
 
 # One message.
 
 
 @dataclass(frozen=True)
-class Request:
+class LauncherRequest:
     """One valid message: who, what, where."""
 
     owner: pwd.struct_passwd
@@ -223,34 +228,39 @@ class Request:
     environment: Mapping[str, str]
 
 
-def understand(body: bytes, policy: Policy) -> Request:
+def parse_request(body: bytes, policy: LauncherPolicy) -> LauncherRequest:
     """The request that a message makes. Refused for whatever the policy does not permit."""
     try:
-        said = json.loads(body.decode())
+        message = json.loads(body.decode())
     except (ValueError, RecursionError):
-        raise Refused("the message is no JSON") from None
+        raise LauncherError("the message is no JSON") from None
     keys = ("uid", "cluster", "verb", "arguments", "directory", "umask")
-    if type(said) is not dict or said.keys() != set(keys):
-        raise Refused(f"the message must have {', '.join(keys)}")
-    uid, umask = _typed(said["uid"], int, "uid"), _typed(said["umask"], int, "umask")
-    cluster, verb, directory = (_typed(said[k], str, k) for k in ("cluster", "verb", "directory"))
-    arguments = _texts(said["arguments"], "arguments")
+    if type(message) is not dict or message.keys() != set(keys):
+        raise LauncherError(f"the message must have {', '.join(keys)}")
+    uid, umask = (
+        _require_type(message["uid"], int, "uid"),
+        _require_type(message["umask"], int, "umask"),
+    )
+    cluster, verb, directory = (
+        _require_type(message[key], str, key) for key in ("cluster", "verb", "directory")
+    )
+    arguments = _require_strings(message["arguments"], "arguments")
     owner = policy.owner(uid)
     if verb != ENTER and (cluster, verb) not in policy.programs:
-        raise Refused(f"{verb[:80]!r} is not configured for cluster {cluster[:80]!r}")
+        raise LauncherError(f"{verb[:80]!r} is not configured for cluster {cluster[:80]!r}")
     program = policy.programs.get((cluster, verb), ())
-    if len(arguments) > MOST_ARGUMENTS:
-        raise Refused(f"more than {MOST_ARGUMENTS} arguments")
+    if len(arguments) > MAX_ARGUMENTS:
+        raise LauncherError(f"more than {MAX_ARGUMENTS} arguments")
     for text in (*arguments, directory):
-        if "\0" in text or not _encodes(text):
-            raise Refused("an argument is no text")
-    unfit = next((text for text in arguments if not VERBS[verb].takes(text)), None)
-    if unfit is not None:
-        raise Refused(f"argument {unfit[:80]!r} is not permitted for {verb}")
+        if "\0" in text or not _is_encodable(text):
+            raise LauncherError("an argument is no text")
+    forbidden = next((text for text in arguments if not VERBS[verb].allows(text)), None)
+    if forbidden is not None:
+        raise LauncherError(f"argument {forbidden[:80]!r} is not permitted for {verb}")
     if not directory.startswith("/"):
-        raise Refused(f"directory {directory[:80]!r} is not absolute")
+        raise LauncherError(f"directory {directory[:80]!r} is not absolute")
     if not 0 <= umask <= 0o777:
-        raise Refused(f"umask {umask} makes no sense")
+        raise LauncherError(f"umask {umask} makes no sense")
     environment = {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "LANG": "C.UTF-8",
@@ -261,10 +271,10 @@ def understand(body: bytes, policy: Policy) -> Request:
         "LOGNAME": owner.pw_name,
         **policy.environments.get(cluster, {}),
     }
-    return Request(owner, cluster, verb, program + arguments, directory, umask, environment)
+    return LauncherRequest(owner, cluster, verb, program + arguments, directory, umask, environment)
 
 
-def _encodes(text: str) -> bool:
+def _is_encodable(text: str) -> bool:
     try:
         os.fsencode(text)
     except UnicodeEncodeError:
@@ -272,43 +282,45 @@ def _encodes(text: str) -> bool:
     return True
 
 
-def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+def receive_message(connection: socket.socket) -> tuple[bytes, list[int]]:
     """The body of the one message on a connection, and its descriptors."""
-    until = time.monotonic() + READ_SECONDS
-    connection.settimeout(READ_SECONDS)
+    deadline = time.monotonic() + READ_TIMEOUT
+    connection.settimeout(READ_TIMEOUT)
     try:
-        head, descriptors, flags, _ = socket.recv_fds(connection, 4, 4, socket.MSG_CMSG_CLOEXEC)
+        header, descriptors, flags, _ = socket.recv_fds(connection, 4, 4, socket.MSG_CMSG_CLOEXEC)
         if flags & socket.MSG_CTRUNC:
-            raise Refused("more than four descriptors")
-        head += _exactly(connection, 4 - len(head), until)
-        (length,) = struct.unpack(">I", head)
-        if length > LONGEST_MESSAGE:
-            raise Refused(f"the message is longer than {LONGEST_MESSAGE} bytes")
-        return _exactly(connection, length, until), descriptors
+            raise LauncherError("more than four descriptors")
+        header += _receive_exactly(connection, 4 - len(header), deadline)
+        (length,) = struct.unpack(">I", header)
+        if length > MAX_MESSAGE_BYTES:
+            raise LauncherError(f"the message is longer than {MAX_MESSAGE_BYTES} bytes")
+        return _receive_exactly(connection, length, deadline), descriptors
     except TimeoutError:
-        raise Refused(f"no whole message in {READ_SECONDS:g} s") from None
+        raise LauncherError(f"no whole message in {READ_TIMEOUT:g} s") from None
 
 
-def _exactly(connection: socket.socket, length: int, until: float) -> bytes:
-    pieces, left = [], length
-    while left:
-        if (seconds := until - time.monotonic()) <= 0:
+def _receive_exactly(connection: socket.socket, length: int, deadline: float) -> bytes:
+    pieces, remaining = [], length
+    while remaining:
+        if (seconds := deadline - time.monotonic()) <= 0:
             raise TimeoutError
         connection.settimeout(seconds)
-        piece = connection.recv(min(left, 1 << 16))
+        piece = connection.recv(min(remaining, 1 << 16))
         if not piece:
-            raise Refused("the message broke off")
+            raise LauncherError("the message broke off")
         pieces.append(piece)
-        left -= len(piece)
+        remaining -= len(piece)
     return b"".join(pieces)
 
 
 # Acting as somebody.
 
 
-def become(request: Request, descriptors: list[int], failure: int, parent: int) -> NoReturn:
+def run_as_owner(
+    request: LauncherRequest, descriptors: list[int], failure_pipe: int, parent: int
+) -> NoReturn:
     """In the child: turn into the owner's command. What goes wrong is told through `failure`."""
-    at = "the account"
+    subject = "the account"
     try:
         os.setsid()
         owner = request.owner
@@ -324,93 +336,95 @@ def become(request: Request, descriptors: list[int], failure: int, parent: int) 
             if os.getppid() != parent:
                 os._exit(1)
         os.umask(request.umask)
-        at = f"directory {request.directory}"
+        subject = f"directory {request.directory}"
         os.chdir(request.directory)
         if not request.command:
             os._exit(0)
-        at = request.command[0]
-        _keep(descriptors, failure)
+        subject = request.command[0]
+        _install_descriptors(descriptors, failure_pipe)
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.execve(request.command[0], request.command, request.environment)
     except OSError as error:
-        os.write(failure, f"{at}: {error.strerror}"[:4000].encode(errors="replace"))
+        os.write(failure_pipe, f"{subject}: {error.strerror}"[:4000].encode(errors="replace"))
     except BaseException as error:
-        os.write(failure, f"{at}: {type(error).__name__}".encode(errors="replace"))
+        os.write(failure_pipe, f"{subject}: {type(error).__name__}".encode(errors="replace"))
     finally:
         os._exit(1)
 
 
-def _keep(descriptors: list[int], failure: int) -> None:
+def _install_descriptors(descriptors: list[int], failure_pipe: int) -> None:
     """Number the descriptors from 0; the first three exist in any case; close all others."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    given = descriptors + [nothing] * (3 - len(descriptors))
-    high = [_above(descriptor) for descriptor in given]
-    for number, descriptor in enumerate(high):
+    null_device = os.open(os.devnull, os.O_RDWR)
+    inherited = descriptors + [null_device] * (3 - len(descriptors))
+    high_copies = [_duplicate_high(descriptor) for descriptor in inherited]
+    for number, descriptor in enumerate(high_copies):
         os.dup2(descriptor, number)
-    os.closerange(len(given), failure)  # it is above them: see `act`
-    os.closerange(failure + 1, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(len(inherited), failure_pipe)  # it is above them: see `act`
+    os.closerange(failure_pipe + 1, os.sysconf("SC_OPEN_MAX"))
 
 
-def _above(descriptor: int) -> int:
+def _duplicate_high(descriptor: int) -> int:
     """The same open file under a number that no command begins with."""
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
 
 
-def act(request: Request, descriptors: list[int], connection: socket.socket) -> dict[str, Any]:
+def execute(
+    request: LauncherRequest, descriptors: list[int], connection: socket.socket
+) -> dict[str, Any]:
     """Execute a request; what to answer."""
-    told, low = os.pipe2(os.O_CLOEXEC)
-    failure = _above(low)
-    os.close(low)
+    read_end, low_descriptor = os.pipe2(os.O_CLOEXEC)
+    failure_pipe = _duplicate_high(low_descriptor)
+    os.close(low_descriptor)
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        become(request, descriptors, failure, parent)
-    os.close(failure)
+        run_as_owner(request, descriptors, failure_pipe, parent)
+    os.close(failure_pipe)
     for descriptor in descriptors:
         os.close(descriptor)
-    with open(told, "rb") as reader:
-        _wait_for(told, pid, connection)  # a directory may be one that never answers
-        complaint = reader.read()  # ends with the child's exec, or with the child
-    if complaint:
+    with open(read_end, "rb") as reader:
+        _wait_until_readable(read_end, pid, connection)  # a directory may be one that never answers
+        failure_text = reader.read()  # ends with the child's exec, or with the child
+    if failure_text:
         os.waitpid(pid, 0)
-        return {"refused": complaint.decode(errors="replace")}
+        return {"refused": failure_text.decode(errors="replace")}
     if VERBS[request.verb].detached:
         return {"pid": pid}
-    return _await(pid, connection)
+    return _wait_for_exit(pid, connection)
 
 
-def _await(pid: int, connection: socket.socket) -> dict[str, Any]:
+def _wait_for_exit(pid: int, connection: socket.socket) -> dict[str, Any]:
     """How the command ended."""
-    _wait_for(os.pidfd_open(pid), pid, connection)
+    _wait_until_readable(os.pidfd_open(pid), pid, connection)
     _, status = os.waitpid(pid, 0)
     if os.WIFSIGNALED(status):
         return {"signal": os.WTERMSIG(status)}
     return {"code": os.WEXITSTATUS(status)}
 
 
-def _wait_for(what: int, pid: int, connection: socket.socket) -> None:
+def _wait_until_readable(descriptor: int, pid: int, connection: socket.socket) -> None:
     """Until it can be read; the child is killed if that takes too long or nobody waits for it."""
-    ready, _, _ = select.select([what, connection.fileno()], [], [], RUN_SECONDS)
-    if what not in ready:
+    ready, _, _ = select.select([descriptor, connection.fileno()], [], [], RUN_TIMEOUT)
+    if descriptor not in ready:
         os.kill(pid, signal.SIGKILL)  # it is our child, not waited for, and may leave its group
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
 
 
-def converse(connection: socket.socket, policy: Policy) -> None:
+def serve_connection(connection: socket.socket, policy: LauncherPolicy) -> None:
     """One connection from its message to its answer."""
-    asked = ""
+    description = ""
     try:
-        body, descriptors = receive(connection)
-        request = understand(body, policy)
-        asked = f"{request.verb} on {request.cluster!r} as {request.owner.pw_name}"
-        answer = act(request, descriptors, connection)
-    except Refused as error:
+        body, descriptors = receive_message(connection)
+        request = parse_request(body, policy)
+        description = f"{request.verb} on {request.cluster!r} as {request.owner.pw_name}"
+        answer = execute(request, descriptors, connection)
+    except LauncherError as error:
         answer = {"refused": str(error)}
-    print(f"{asked or 'a message'}: {json.dumps(answer)}", file=sys.stderr, flush=True)
-    connection.settimeout(READ_SECONDS)
+    print(f"{description or 'a message'}: {json.dumps(answer)}", file=sys.stderr, flush=True)
+    connection.settimeout(READ_TIMEOUT)
     with contextlib.suppress(OSError):
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
@@ -418,67 +432,67 @@ def converse(connection: socket.socket, policy: Policy) -> None:
 # The process.
 
 
-def peer(connection: socket.socket) -> int:
+def peer_uid(connection: socket.socket) -> int:
     """The user id of whoever has connected, by the kernel's word."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return int(struct.unpack("iII", credentials)[1])
 
 
-def listen(policy: Policy) -> socket.socket:
+def listen(policy: LauncherPolicy) -> socket.socket:
     """The socket, for the daemon's account and root only, in a folder that is root's."""
     folder = os.path.dirname(policy.socket)
     os.makedirs(folder, mode=0o755, exist_ok=True)
-    _only_roots(folder)
+    _require_root_owned(folder)
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(policy.socket).st_mode):
-            raise Refused(f"{policy.socket} is no socket; name another, or remove it")
-    draft = f"{policy.socket}.new"
+            raise LauncherError(f"{policy.socket} is no socket; name another, or remove it")
+    temporary_path = f"{policy.socket}.new"
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(draft)
+        os.unlink(temporary_path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
+    previous_umask = os.umask(0o177)
     try:
-        listener.bind(draft)
+        listener.bind(temporary_path)
     finally:
-        os.umask(before)
-    os.chown(draft, policy.account, -1)
-    listener.listen(MOST_AT_ONCE)
-    os.rename(draft, policy.socket)
+        os.umask(previous_umask)
+    os.chown(temporary_path, policy.account, -1)
+    listener.listen(MAX_CONNECTIONS)
+    os.rename(temporary_path, policy.socket)
     return listener
 
 
-def serve(listener: socket.socket, policy: Policy) -> NoReturn:
+def serve(listener: socket.socket, policy: LauncherPolicy) -> NoReturn:
     """A process per connection, until SIGTERM."""
-    launcher = os.getpid()
-    under_way: set[int] = set()
+    launcher_pid = os.getpid()
+    children: set[int] = set()
     while True:
-        while len(under_way) >= MOST_AT_ONCE:
-            under_way.discard(os.waitpid(-1, 0)[0])
+        while len(children) >= MAX_CONNECTIONS:
+            children.discard(os.waitpid(-1, 0)[0])
         try:
             connection, _ = listener.accept()
             with connection:
-                if peer(connection) != policy.account:
+                if peer_uid(connection) != policy.account:
                     continue
                 pid = os.fork()
                 if pid == 0:
-                    _child(listener, connection, policy, launcher)
-                under_way.add(pid)
+                    _serve_in_child(listener, connection, policy, launcher_pid)
+                children.add(pid)
         except OSError as error:  # no process or descriptor is left, or the peer has gone
             print(f"a connection is dropped: {error}", file=sys.stderr, flush=True)
-            time.sleep(PAUSE_SECONDS)
-        while under_way and (ended := os.waitpid(-1, os.WNOHANG)[0]):
-            under_way.discard(ended)
+            time.sleep(ERROR_PAUSE)
+        while children and (ended := os.waitpid(-1, os.WNOHANG)[0]):
+            children.discard(ended)
 
 
-def _child(
-    listener: socket.socket, connection: socket.socket, policy: Policy, launcher: int
+def _serve_in_child(
+    listener: socket.socket, connection: socket.socket, policy: LauncherPolicy, launcher_pid: int
 ) -> NoReturn:
     try:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() == launcher:
-            signal.alarm(int(READ_SECONDS + RUN_SECONDS + 10))  # whatever else should hang
+        if os.getppid() == launcher_pid:
+            signal.alarm(int(READ_TIMEOUT + RUN_TIMEOUT + 10))  # whatever else should hang
             listener.close()
-            converse(connection, policy)
+            serve_connection(connection, policy)
     except BaseException as error:
         print(f"a defect: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     finally:
@@ -492,15 +506,15 @@ def main() -> int:
     )
     parser.add_argument("--config", required=True, metavar="FILE", help="root's own file")
     parser.add_argument("--check", action="store_true", help="only read the file")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
         if os.geteuid() != 0:
-            raise Refused("not root; start it as root")
-        policy = load(os.path.abspath(given.config))
-        if given.check:
+            raise LauncherError("not root; start it as root")
+        policy = load_policy(os.path.abspath(arguments.config))
+        if arguments.check:
             return 0
         listener = listen(policy)
-    except (Refused, OSError) as error:
+    except (LauncherError, OSError) as error:
         print(f"metasched: error: launcher: {error}", file=sys.stderr)
         return 1
     os.chdir("/")

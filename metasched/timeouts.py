@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-STEP = 1.0  # seconds: so much of a stall of ours counts, at the most
-TURNS = 10  # of the loop, until what has come is read: asyncio takes two for a pipe of a child
+MAX_STEP = 1.0  # seconds: so much of a stall of ours counts, at the most
+LOOP_ITERATIONS = (
+    10  # of the loop, until what has come is read: asyncio takes two for a pipe of a child
+)
 
 
 @asynccontextmanager
-async def listening(seconds: float) -> AsyncIterator[None]:
+async def reply_timeout(seconds: float) -> AsyncIterator[None]:
     """As `asyncio.timeout`, for a loop that may itself be busy for longer than `seconds`.
 
     That one would raise TimeoutError although the answer came meanwhile. Here the time runs in
@@ -19,20 +21,20 @@ async def listening(seconds: float) -> AsyncIterator[None]:
     one is read before TimeoutError is raised.
     """
     loop = asyncio.get_running_loop()
-    step: asyncio.Handle
-    async with asyncio.timeout(None) as limit:
+    timer: asyncio.Handle
+    async with asyncio.timeout(None) as timeout:
 
-        def listen(left: float, turns: int = TURNS) -> None:
-            nonlocal step
-            if left > 0:
-                step = loop.call_later(min(left, STEP), listen, left - STEP)
-            elif turns > 0:
-                step = loop.call_soon(listen, left, turns - 1)
+        def count_down(remaining: float, iterations: int = LOOP_ITERATIONS) -> None:
+            nonlocal timer
+            if remaining > 0:
+                timer = loop.call_later(min(remaining, MAX_STEP), count_down, remaining - MAX_STEP)
+            elif iterations > 0:
+                timer = loop.call_soon(count_down, remaining, iterations - 1)
             else:
-                limit.reschedule(loop.time())
+                timeout.reschedule(loop.time())
 
-        listen(seconds)
+        count_down(seconds)
         try:
             yield
         finally:
-            step.cancel()
+            timer.cancel()

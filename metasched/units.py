@@ -3,74 +3,83 @@
 # Imported by every `metasched submit`: nothing slow (typing, datetime, re) at the top.
 from __future__ import annotations
 
-from metasched.errors import Unreadable as Unreadable
-from metasched.errors import shown as shown
+from metasched.errors import ParseError as ParseError
+from metasched.errors import quote_for_error as quote_for_error
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
     from datetime import datetime
 
-MOST = 2**31 - 1  # of anything that is counted or lasts (68 years in seconds)
+MAX_NUMBER = 2**31 - 1  # of anything that is counted or lasts (68 years in seconds)
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_COLONS = (1, 60, 3600, 86400)  # seconds, minutes, hours, days
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_CLOCK_UNITS = (1, 60, 3600, 86400)  # seconds, minutes, hours, days
 _KIBIBYTES = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
 _MULTIPLES = {"K": 1024, "M": 1024**2, "G": 1024**3}
-_NAMING = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
-_LONGEST = 20  # characters of a number that can make sense
-_SENSIBLE = "write one within 68 years"
-_HOURS = {"midnight": 0, "noon": 12, "teatime": 16}
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+_MAX_CHARACTERS = 20  # characters of a number that can make sense
+_MOMENT_FIX = "write one within 68 years"
+_NAMED_HOURS = {"midnight": 0, "noon": 12, "teatime": 16}
 
 
-def _digits(text: str) -> bool:
+def _is_digits(text: str) -> bool:
     return text.isascii() and text.isdecimal()
 
 
-def parse_count(text: str, least: int = 1) -> int:
+def parse_count(text: str, minimum: int = 1) -> int:
     """A whole number from `least` to 2^31 - 1. Unreadable if it is none."""
-    if not _digits(text) or len(text) > 10 or not least <= int(text) <= MOST:
-        raise Unreadable(f"{shown(text)} is no number from {least} to {MOST}", "write one")
+    if not _is_digits(text) or len(text) > 10 or not minimum <= int(text) <= MAX_NUMBER:
+        raise ParseError(
+            f"{quote_for_error(text)} is no number from {minimum} to {MAX_NUMBER}", "write one"
+        )
     return int(text)
 
 
-def parse_duration(text: str, bare: float = 1) -> float:
+def parse_duration(text: str, bare_unit: float = 1) -> float:
     """Seconds, more than 0 and less than 2^31, of a word as `90s`, `1h30m`, `1:30:00`, `2-12`.
 
     `bare` is what a number alone counts, in seconds. With colons and a dash it is sbatch's
     `minutes:seconds`, `hours:minutes:seconds`, `days-hours[:minutes[:seconds]]`.
     Unreadable if it is none of these.
     """
-    seconds = None if len(text) > 2 * _LONGEST else _duration(text.strip(), bare)
+    seconds = (
+        None if len(text) > 2 * _MAX_CHARACTERS else _duration_seconds(text.strip(), bare_unit)
+    )
     if seconds is None:
-        raise Unreadable(
-            f"{shown(text)} is no duration", "write it as 90s, 10m, 1h30m, 1:30:00 or 2-00:00:00"
+        raise ParseError(
+            f"{quote_for_error(text)} is no duration",
+            "write it as 90s, 10m, 1h30m, 1:30:00 or 2-00:00:00",
         )
-    if not 0 < seconds <= MOST:
-        raise Unreadable(f"{shown(text)} is no sensible duration", "write from 1s to 24855d")
+    if not 0 < seconds <= MAX_NUMBER:
+        raise ParseError(
+            f"{quote_for_error(text)} is no sensible duration", "write from 1s to 24855d"
+        )
     return seconds
 
 
-def _duration(text: str, bare: float) -> float | None:
-    if _digits(text):
-        return float(text) * bare
-    days, dash, clock = text.rpartition("-")
-    if dash or ":" in text:
-        parts = ([days] if dash else []) + clock.split(":")
-        if len(parts) > (4 if dash else 3) or not all(map(_digits, parts)):
+def _duration_seconds(text: str, bare_unit: float) -> float | None:
+    if _is_digits(text):
+        return float(text) * bare_unit
+    days, separator, clock = text.rpartition("-")
+    if separator or ":" in text:
+        parts = ([days] if separator else []) + clock.split(":")
+        if len(parts) > (4 if separator else 3) or not all(map(_is_digits, parts)):
             return None
-        biggest = 3 if dash else len(parts) - 1
-        units = _COLONS[biggest::-1]
-        return float(sum(int(n) * unit for n, unit in zip(parts, units, strict=False)))
-    total, number, smaller = 0.0, "", float("inf")
-    for letter in text:
-        unit = _SECONDS.get(letter.lower())
+        largest_unit = 3 if separator else len(parts) - 1
+        units = _CLOCK_UNITS[largest_unit::-1]
+        return float(sum(int(part) * unit for part, unit in zip(parts, units, strict=False)))
+    total, number, previous_unit = 0.0, "", float("inf")
+    for character in text:
+        unit = _UNIT_SECONDS.get(character.lower())
         if unit is None:
-            number += letter
+            number += character
             continue
         whole, _, fraction = number.partition(".")
-        if not _digits(whole + fraction) or unit >= smaller:  # each unit once, the largest first
+        if (
+            not _is_digits(whole + fraction) or unit >= previous_unit
+        ):  # each unit once, the largest first
             return None
-        total, number, smaller = total + float(number) * unit, "", unit
+        total, number, previous_unit = total + float(number) * unit, "", unit
     return None if number or not text else total
 
 
@@ -85,28 +94,28 @@ def parse_moment(text: str, now: float, *, past: bool = False) -> float:
     moment = _moment(text.strip(), now, past)
     if moment is None:
         forms = "2h, 17:30 or 2030-01-31T17:30" if past else "+2h, 17:30 or 2030-01-31T17:30"
-        raise Unreadable(f"{shown(text)} is no time", f"write it as {forms}")
-    if abs(moment - now) > MOST:
-        raise Unreadable(f"{shown(text)} is no sensible time", _SENSIBLE)
+        raise ParseError(f"{quote_for_error(text)} is no time", f"write it as {forms}")
+    if abs(moment - now) > MAX_NUMBER:
+        raise ParseError(f"{quote_for_error(text)} is no sensible time", _MOMENT_FIX)
     return moment
 
 
 def _moment(text: str, now: float, past: bool) -> float | None:
     from datetime import datetime, timedelta
 
-    word = text.lower()
-    if word in ("now", "today"):
+    lowered = text.lower()
+    if lowered in ("now", "today"):
         return now
-    if word.startswith(("now+", "+")):
-        return now + _ahead(word.partition("+")[2].strip())
-    if past and ":" not in word and "-" not in word and len(word) <= _LONGEST:
-        ago = _duration(word, 1)
+    if lowered.startswith(("now+", "+")):
+        return now + _offset_seconds(lowered.partition("+")[2].strip())
+    if past and ":" not in lowered and "-" not in lowered and len(lowered) <= _MAX_CHARACTERS:
+        ago = _duration_seconds(lowered, 1)
         if ago is not None:
             return now - ago
     today = datetime.fromtimestamp(now)
-    if word == "tomorrow":
-        return _epoch(today + timedelta(days=1))
-    clock = _clock(word)
+    if lowered == "tomorrow":
+        return _epoch_seconds(today + timedelta(days=1))
+    clock = _time_of_day(lowered)
     if clock is not None:
         hour, minute, second = clock
         moment = today.replace(hour=hour, minute=minute, second=second, microsecond=0, fold=0)
@@ -114,52 +123,54 @@ def _moment(text: str, now: float, past: bool) -> float | None:
             moment -= timedelta(days=1)
         elif not past and moment.timestamp() <= now:
             moment += timedelta(days=1)
-        return _epoch(moment)
+        return _epoch_seconds(moment)
     if not text[:4].isdecimal():
         return None
     try:
         moment = datetime.fromisoformat(text.upper())
     except ValueError:
         return None
-    return _epoch(moment)
+    return _epoch_seconds(moment)
 
 
-def _epoch(moment: datetime) -> float:
+def _epoch_seconds(moment: datetime) -> float:
     """Epoch seconds of a moment, without a zone on the local clock, which must tell which it is."""
     try:
         first, second = (moment.replace(fold=fold).timestamp() for fold in (0, 1))
     except (OverflowError, ValueError):
-        raise Unreadable(f"{moment.isoformat(' ')} is no sensible time", _SENSIBLE) from None
+        raise ParseError(f"{moment.isoformat(' ')} is no sensible time", _MOMENT_FIX) from None
     if first != second:
-        which = "comes twice" if first < second else "is skipped"
-        ways = [moment.fromtimestamp(side).astimezone().isoformat() for side in (first, second)]
-        told = f"{moment.isoformat(' ')} {which} as the clock is changed"
-        raise Unreadable(told, f"write {' or '.join(ways)}")
+        problem = "comes twice" if first < second else "is skipped"
+        alternatives = [
+            moment.fromtimestamp(instant).astimezone().isoformat() for instant in (first, second)
+        ]
+        message = f"{moment.isoformat(' ')} {problem} as the clock is changed"
+        raise ParseError(message, f"write {' or '.join(alternatives)}")
     return first
 
 
-def _ahead(word: str) -> float:
+def _offset_seconds(text: str) -> float:
     """Seconds of what follows `now+`: a duration, or sbatch's number and name of a unit."""
-    number = word.rstrip("abcdefghijklmnopqrstuvwxyz ")
-    name = word[len(number) :].strip()
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    name = text[len(number) :].strip()
     if name.removesuffix("s") in ("second", "minute", "hour", "day", "week"):
-        word = number + name[0]
-    return parse_duration(word)
+        text = number + name[0]
+    return parse_duration(text)
 
 
-def _clock(word: str) -> tuple[int, int, int] | None:
+def _time_of_day(text: str) -> tuple[int, int, int] | None:
     """Hour, minute and second of a time of day (`17:30`, `5:30pm`, `noon`), if it is one."""
-    if word in _HOURS:
-        return _HOURS[word], 0, 0
-    half = word[-2:] if word.endswith(("am", "pm")) else ""
-    parts = word.removesuffix(half).strip().split(":")
-    if not (2 <= len(parts) <= 3 and all(_digits(p) and len(p) <= 2 for p in parts)):
+    if text in _NAMED_HOURS:
+        return _NAMED_HOURS[text], 0, 0
+    am_pm = text[-2:] if text.endswith(("am", "pm")) else ""
+    parts = text.removesuffix(am_pm).strip().split(":")
+    if not (2 <= len(parts) <= 3 and all(_is_digits(part) and len(part) <= 2 for part in parts)):
         return None
-    hour, minute, second = (int(p) for p in (*parts, "0")[:3])
-    if half:
+    hour, minute, second = (int(part) for part in (*parts, "0")[:3])
+    if am_pm:
         if not 1 <= hour <= 12:
             return None
-        hour = hour % 12 + (12 if half == "pm" else 0)
+        hour = hour % 12 + (12 if am_pm == "pm" else 0)
     if hour > 23 or minute > 59 or second > 59:
         return None
     return hour, minute, second
@@ -179,25 +190,29 @@ def parse_memory(text: str) -> int:
 
     Unreadable if it is none, is nothing, or is 2^31 MiB or more.
     """
-    word = text.strip().upper()
-    word = word.removesuffix("IB") if word.endswith("IB") else word.removesuffix("B")
-    unit = _KIBIBYTES.get(word[-1:])
-    number = word if unit is None else word[:-1]
-    if not _digits(number) or len(number) > _LONGEST:
-        raise Unreadable(f"{shown(text)} is no amount of memory", "write it as 4G, 500M or 2T")
+    size = text.strip().upper()
+    size = size.removesuffix("IB") if size.endswith("IB") else size.removesuffix("B")
+    unit = _KIBIBYTES.get(size[-1:])
+    number = size if unit is None else size[:-1]
+    if not _is_digits(number) or len(number) > _MAX_CHARACTERS:
+        raise ParseError(
+            f"{quote_for_error(text)} is no amount of memory", "write it as 4G, 500M or 2T"
+        )
     amount = -(-int(number) * (unit or _KIBIBYTES["M"]) // 1024)
     if amount == 0:
-        raise Unreadable("no memory at all", "write how much is needed, as 4G")
-    if amount > MOST:
-        raise Unreadable(f"{shown(text)} is no sensible amount of memory", "write it as 4G")
+        raise ParseError("no memory at all", "write how much is needed, as 4G")
+    if amount > MAX_NUMBER:
+        raise ParseError(
+            f"{quote_for_error(text)} is no sensible amount of memory", "write it as 4G"
+        )
     return amount
 
 
 def parse_names(text: str) -> tuple[str, ...]:
     """The names of a comma list, each once. Unreadable if one is empty."""
-    names = [word.strip() for word in text.split(",")]
+    names = [name.strip() for name in text.split(",")]
     if not all(names):
-        raise Unreadable(f"an empty name in {shown(text)}", "write NAME or NAME,NAME")
+        raise ParseError(f"an empty name in {quote_for_error(text)}", "write NAME or NAME,NAME")
     return tuple(dict.fromkeys(names))
 
 
@@ -206,15 +221,17 @@ def parse_licences(text: str) -> dict[str, int]:
 
     Unreadable if a part is malformed, is nothing, or names what another one has named.
     """
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for part in text.split(","):
         name, colon, count = part.strip().partition(":")
         if not name or (colon and not count):
-            raise Unreadable(f"{shown(part.strip() or text)} is no licence", "write NAME or NAME:N")
-        if name in found:
-            raise Unreadable(f"licence {shown(name)} is there twice", "write NAME:N once")
-        found[name] = parse_count(count) if colon else 1
-    return found
+            raise ParseError(
+                f"{quote_for_error(part.strip() or text)} is no licence", "write NAME or NAME:N"
+            )
+        if name in counts:
+            raise ParseError(f"licence {quote_for_error(name)} is there twice", "write NAME:N once")
+        counts[name] = parse_count(count) if colon else 1
+    return counts
 
 
 def parse_gres(text: str) -> dict[str, int]:
@@ -222,20 +239,24 @@ def parse_gres(text: str) -> dict[str, int]:
 
     The name keeps the type: "gpu:a100". Unreadable if a part is malformed.
     """
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for part in text.split(","):
-        words = part.strip().removeprefix("gres/").split(":")
-        if words == ["none"]:
+        fields = part.strip().removeprefix("gres/").split(":")
+        if fields == ["none"]:
             continue
         count = 1
-        if len(words) > 1 and words[-1][:1].isdecimal():
-            last = words.pop().upper()
-            multiple = _MULTIPLES.get(last[-1:])
-            count = parse_count(last if multiple is None else last[:-1]) * (multiple or 1)
-        if len(words) > 2 or not all(w[:1].isalnum() and _NAMING.issuperset(w) for w in words):
-            raise Unreadable(f"{shown(part)} is no resource", "write it as gpu:2 or gpu:a100:2")
-        name = ":".join(words)
-        found[name] = found.get(name, 0) + count
-        if found[name] > MOST:
-            raise Unreadable(f"{shown(text)} is too much", f"write at most {MOST}")
-    return found
+        if len(fields) > 1 and fields[-1][:1].isdecimal():
+            last = fields.pop().upper()
+            multiplier = _MULTIPLES.get(last[-1:])
+            count = parse_count(last if multiplier is None else last[:-1]) * (multiplier or 1)
+        if len(fields) > 2 or not all(
+            field[:1].isalnum() and _NAME_CHARACTERS.issuperset(field) for field in fields
+        ):
+            raise ParseError(
+                f"{quote_for_error(part)} is no resource", "write it as gpu:2 or gpu:a100:2"
+            )
+        name = ":".join(fields)
+        counts[name] = counts.get(name, 0) + count
+        if counts[name] > MAX_NUMBER:
+            raise ParseError(f"{quote_for_error(text)} is too much", f"write at most {MAX_NUMBER}")
+    return counts

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from metasched.model.job import MAX_PRIORITY, Job
 from metasched.policies.heuristic import Heuristic
 
-JUDGED = 1000  # different contributions whose priority is kept, at the most
+MAX_CACHED_CLASSIFICATIONS = 1000  # different contributions whose priority is kept, at the most
 USER_CLASSES: Mapping[str, float] = MappingProxyType({"gold": 7, "silver": 4, "regular": 1})
 
 
@@ -39,13 +39,17 @@ class Deadline(Heuristic):
         self.base = base
         self._margins: deque[float] = deque(maxlen=window)
 
-    def bounds(self, mean: float) -> list[float]:
+    def bounds(self, mean_margin: float) -> list[float]:
         """S_0..S_max (seconds) for a mean margin: [S_k, S_k+1) has priority max_priority - k.
 
         Pasquali 2008, (3.3) and (3.4), with `base` in both places; S_max is exactly `2 * mean`.
         """
-        sums = list(accumulate((self.base**k for k in range(1, self.max_priority + 1)), initial=0))
-        return [2 * mean * part / sums[-1] for part in sums]
+        partial_sums = list(
+            accumulate(
+                (self.base**exponent for exponent in range(1, self.max_priority + 1)), initial=0
+            )
+        )
+        return [2 * mean_margin * partial_sum / partial_sums[-1] for partial_sum in partial_sums]
 
     def contribution(self, job: Job) -> float:
         """0..max_priority; 1 without a deadline, the highest if it can no longer be met."""
@@ -53,7 +57,7 @@ class Deadline(Heuristic):
             return 1
         if margin <= 0:
             return self.max_priority
-        interval = bisect_right(self.bounds(self._mean(margin)), margin) - 1
+        interval = bisect_right(self.bounds(self._mean_margin(margin)), margin) - 1
         urgency = max(self.max_priority - interval, 1)
         ratio = margin / job.estimated
         if ratio >= 1:
@@ -66,9 +70,9 @@ class Deadline(Heuristic):
         if job.deadline is not None and (margin := job.margin) is not None and margin >= 0:
             self._margins.append(margin)
 
-    def _mean(self, own: float) -> float:
+    def _mean_margin(self, own_margin: float) -> float:
         if not self._margins:
-            return own
+            return own_margin
         return math.fsum(self._margins) / len(self._margins)
 
 
@@ -88,10 +92,10 @@ class Licence(Heuristic):
 
     def contribution(self, job: Job) -> float:
         """1-based index of the part of [0, total], cut into max_priority parts, asked for."""
-        asked = len(job.licences)
-        if asked >= self.total:
-            return self.max_priority if asked else 1
-        return asked * self.max_priority // self.total + 1
+        requested = len(job.licences)
+        if requested >= self.total:
+            return self.max_priority if requested else 1
+        return requested * self.max_priority // self.total + 1
 
 
 class User(Heuristic):
@@ -113,7 +117,7 @@ class User(Heuristic):
         return self.classes.get(job.user_class, 1) + job.owner_priority
 
 
-class Part(NamedTuple):
+class HeuristicContribution(NamedTuple):
     """What one heuristic says of a job, and how much that counts."""
 
     heuristic: str
@@ -138,25 +142,27 @@ class Classifier:
         if max_priority < 1:
             raise ValueError(f"max_priority is {max_priority}; it must be 1 or more")
         self.max_priority = max_priority
-        chosen = [Deadline(), Licence(), User()] if heuristics is None else heuristics
-        self.heuristics = {heuristic.name: heuristic for heuristic in chosen}
-        if len(self.heuristics) != len(chosen):
+        selected = [Deadline(), Licence(), User()] if heuristics is None else heuristics
+        self.heuristics = {heuristic.name: heuristic for heuristic in selected}
+        if len(self.heuristics) != len(selected):
             raise ValueError("two heuristics have the same name; each counts once")
         self.weights = dict.fromkeys(self.heuristics, 1.0)
         for name, weight in (weights or {}).items():
             if name not in self.heuristics:
-                known = ", ".join(self.heuristics)
-                raise ValueError(f"weight of {name}: no such heuristic; there are {known}")
+                available = ", ".join(self.heuristics)
+                raise ValueError(f"weight of {name}: no such heuristic; there are {available}")
             if not (math.isfinite(weight) and weight >= 0):
                 raise ValueError(f"weight of {name} is {weight}; it must be 0 or more")
             self.weights[name] = weight
         if not sum(self.weights.values()) > 0:
             raise ValueError("no heuristic has a weight above 0; at least one must count")
-        for heuristic in chosen:
+        for heuristic in selected:
             heuristic.max_priority = max_priority
-        self._heuristics = list(chosen)
-        self._judged: dict[tuple[float, ...], tuple[int, list[Part]]] = {}
-        self._remembering = [h for h in chosen if type(h).remember is not Heuristic.remember]
+        self._ordered_heuristics = list(selected)
+        self._cache: dict[tuple[float, ...], tuple[int, list[HeuristicContribution]]] = {}
+        self._learning_heuristics = [
+            h for h in selected if type(h).remember is not Heuristic.remember
+        ]
 
     def priority(self, job: Job) -> int:
         """Classify a job that is being submitted: `peek`, then `remember`. Once per job."""
@@ -166,46 +172,49 @@ class Classifier:
 
     def peek(self, job: Job) -> int:
         """The priority the job would get now; nothing is remembered."""
-        return self.judge(job)[0]
+        return self.classify(job)[0]
 
-    def parts(self, job: Job) -> list[Part]:
+    def contributions(self, job: Job) -> list[HeuristicContribution]:
         """What each heuristic says of the job now; nothing is remembered.
 
         Later answers differ once other jobs have been remembered: whoever explains a priority
         afterwards keeps the parts that made it.
         """
-        return [*self.judge(job)[1]]  # those that are kept stay as they are
+        return [*self.classify(job)[1]]  # those that are kept stay as they are
 
-    def judge(self, job: Job) -> tuple[int, list[Part]]:
+    def classify(self, job: Job) -> tuple[int, list[HeuristicContribution]]:
         """The priority the job would get now, and its parts; both alike for jobs judged alike."""
-        said = tuple([heuristic.contribution(job) for heuristic in self._heuristics])
-        judged = self._judged.get(said)
-        if judged is None:
-            if len(self._judged) >= JUDGED:
-                self._judged.clear()
-            judged = self._judged[said] = self._weigh(said)
-        return judged
+        contributions = tuple(
+            [heuristic.contribution(job) for heuristic in self._ordered_heuristics]
+        )
+        cached = self._cache.get(contributions)
+        if cached is None:
+            if len(self._cache) >= MAX_CACHED_CLASSIFICATIONS:
+                self._cache.clear()
+            cached = self._cache[contributions] = self._combine(contributions)
+        return cached
 
-    def _weigh(self, said: Sequence[float]) -> tuple[int, list[Part]]:
+    def _combine(self, contributions: Sequence[float]) -> tuple[int, list[HeuristicContribution]]:
         """The weighted mean of the contributions, rounded half up, in bounds; and its parts."""
-        parts = [
-            Part(*part) for part in zip(self.weights, said, self.weights.values(), strict=True)
+        breakdown = [
+            HeuristicContribution(*values)
+            for values in zip(self.weights, contributions, self.weights.values(), strict=True)
         ]
-        total = weighted = 0.0
-        for _, contribution, weight in parts:
-            total += weight
-            weighted += weight * contribution
-        mean = weighted / total
+        weight_sum = weighted_sum = 0.0
+        for _, contribution, weight in breakdown:
+            weight_sum += weight
+            weighted_sum += weight * contribution
+        mean = weighted_sum / weight_sum
         # weights like 0.7 leave a mean a hair below the half that it is
         rounded = math.floor(round(mean, 9) + 0.5)
-        return min(max(rounded, 1), self.max_priority), parts
+        return min(max(rounded, 1), self.max_priority), breakdown
 
     def remember(self, job: Job) -> None:
         """Let the job count for those after it; a restart repeats it for the last jobs in turn."""
-        for heuristic in self._remembering:
+        for heuristic in self._learning_heuristics:
             heuristic.remember(job)
 
 
-def too_late(job: Job) -> bool:
+def cannot_meet_deadline(job: Job) -> bool:
     """Whether its deadline can no longer be met, even by starting at the time of submission."""
     return job.margin is not None and job.margin <= 0

@@ -18,11 +18,11 @@ ORDERINGS = ("array", "equal")
 
 # Sums are kept as integers in units of the least float. Every float is a whole number of them, so
 # that taking out what was put in leaves zero, not a residue: an idle cluster must look idle.
-_BITS = 1074
-UNITS = 1 << _BITS
+_SMALLEST_EXPONENT = 1074
+UNITS_PER_WORK = 1 << _SMALLEST_EXPONENT
 
 
-class Look(NamedTuple):
+class ClusterLoad(NamedTuple):
     """What a decision looks at in one cluster: its load and its queued jobs."""
 
     load: float
@@ -66,17 +66,17 @@ class LoadOrdering:
         if ordering not in ORDERINGS:
             raise ValueError(f"ordering is {ordering!r}; it must be one of {', '.join(ORDERINGS)}")
         self.max_priority, self.seed, self.tolerance = max_priority, seed, tolerance
-        self._equal = ordering == "equal"
+        self._counts_equal_only = ordering == "equal"
         # one row per priority, row p-1 for p, a column per cluster; the last row stays zero
         rows, width = max_priority + 1, len(self.clusters)
-        self._units = [[0] * width for _ in range(rows)]
+        self._work_units = [[0] * width for _ in range(rows)]
         self._counts = [[0] * width for _ in range(rows)]
-        self._observed = [0.0] * width
+        self._observed_loads = [0.0] * width
         if load == "observed":
-            self._loads = [self._observed] * rows
+            self._loads = [self._observed_loads] * rows
         else:
             self._loads = [[0.0] * width for _ in range(rows)]
-        self._paper = load == "paper"
+        self._uses_estimated_work = load == "paper"
 
     def choose(self, job: Job, priority: int, eligible: Collection[str] | None = None) -> str:
         """The cluster for the job: of `eligible`, else of all. Changes nothing.
@@ -85,29 +85,34 @@ class LoadOrdering:
         if nothing is eligible, or a cluster or the priority is unknown.
         """
         loads, columns = self._loads[self._row(priority)], self._columns(eligible)
-        least = min(loads if eligible is None else [loads[i] for i in columns])
-        if eligible is None and (least == 0 or (not self.tolerance and loads.count(least) == 1)):
-            return self.clusters[loads.index(least)]
-        enough = least * (1 + self.tolerance)
-        near = [i for i in columns if loads[i] <= enough]
-        if least == 0 or len(near) == 1:
-            return self.clusters[near[0]]
-        counts, above = self._rows_counted(priority)
-        jobs = [counts[i] - above[i] for i in near]
-        fewest = min(jobs)
-        tied = [i for i, number in zip(near, jobs, strict=True) if number == fewest]
-        return self.clusters[tied[0] if len(tied) == 1 else tied[self._draw(job, len(tied))]]
+        least_load = min(loads if eligible is None else [loads[i] for i in columns])
+        if eligible is None and (
+            least_load == 0 or (not self.tolerance and loads.count(least_load) == 1)
+        ):
+            return self.clusters[loads.index(least_load)]
+        threshold = least_load * (1 + self.tolerance)
+        candidates = [i for i in columns if loads[i] <= threshold]
+        if least_load == 0 or len(candidates) == 1:
+            return self.clusters[candidates[0]]
+        counts, excluded_counts = self._count_rows(priority)
+        queued_jobs = [counts[i] - excluded_counts[i] for i in candidates]
+        fewest = min(queued_jobs)
+        tied = [i for i, queued in zip(candidates, queued_jobs, strict=True) if queued == fewest]
+        return self.clusters[tied[0] if len(tied) == 1 else tied[self._draw_tie(job, len(tied))]]
 
-    def looked_at(self, job: Job, priority: int) -> dict[str, Look]:
+    def cluster_loads(self, job: Job, priority: int) -> dict[str, ClusterLoad]:
         """What `choose` would compare for the job now, for every cluster. ValueError as there."""
         loads = self._loads[self._row(priority)]
-        counts, above = self._rows_counted(priority)
-        return {name: Look(loads[i], counts[i] - above[i]) for i, name in enumerate(self.clusters)}
+        counts, excluded_counts = self._count_rows(priority)
+        return {
+            name: ClusterLoad(loads[i], counts[i] - excluded_counts[i])
+            for i, name in enumerate(self.clusters)
+        }
 
     def assigned(self, cluster: str, job: Job, priority: int) -> None:
         """A job has been sent to the cluster and waits there. ValueError if either is unknown."""
-        units = _units(job) if self._paper else 0
-        self._add(self._column(cluster), self._row(priority), units, 1)
+        units = _work_in_units(job) if self._uses_estimated_work else 0
+        self._change_totals(self._column(cluster), self._row(priority), units, 1)
 
     def left_queue(self, cluster: str, job: Job, priority: int) -> None:
         """A job assigned there with that priority waits no longer: started, ended or withdrawn.
@@ -115,14 +120,20 @@ class LoadOrdering:
         ValueError, and nothing changes, if the arrays show that it was never assigned.
         """
         column, row = self._column(cluster), self._row(priority)
-        jobs = self._counts[row][column] - self._counts[row + 1][column] - 1
-        units = work = 0
-        if self._paper:
-            units = _units(job)
-            work = self._units[row][column] - self._units[row + 1][column] - units
-        if jobs < 0 or work < 0 or (self._paper and (jobs == 0) != (work == 0)):
+        remaining_jobs = self._counts[row][column] - self._counts[row + 1][column] - 1
+        job_units = remaining_units = 0
+        if self._uses_estimated_work:
+            job_units = _work_in_units(job)
+            remaining_units = (
+                self._work_units[row][column] - self._work_units[row + 1][column] - job_units
+            )
+        if (
+            remaining_jobs < 0
+            or remaining_units < 0
+            or (self._uses_estimated_work and (remaining_jobs == 0) != (remaining_units == 0))
+        ):
             raise ValueError(f"job {job.id} was never assigned to {cluster} at {priority}")
-        self._add(column, row, -units, -1)
+        self._change_totals(column, row, -job_units, -1)
 
     def observe(self, cluster: str, seconds: float) -> None:
         """Take `seconds` for the load of the cluster at every priority, if load is "observed".
@@ -131,14 +142,14 @@ class LoadOrdering:
         """
         if not 0 <= seconds < math.inf:
             raise ValueError(f"observed load of {cluster} is {seconds}; it must be 0 or more")
-        self._observed[self._column(cluster)] = seconds
+        self._observed_loads[self._column(cluster)] = seconds
 
     def observe_all(self, loads: Sequence[float]) -> None:
         """`observe` for all clusters, in their order."""
         if len(loads) != len(self.clusters) or not 0 <= min(loads) <= max(loads) < math.inf:
             for cluster, seconds in zip(self.clusters, loads, strict=True):
                 self.observe(cluster, seconds)
-        self._observed[:] = loads
+        self._observed_loads[:] = loads
 
     def load(self, cluster: str) -> list[float]:
         """Its load by priority; index p-1 holds priority p. ValueError if unknown."""
@@ -150,20 +161,20 @@ class LoadOrdering:
         column = self._column(cluster)
         return [row[column] for row in self._counts[:-1]]
 
-    def _add(self, column: int, top: int, units: int, jobs: int) -> None:
-        for row in range(top + 1):
-            self._counts[row][column] += jobs
-            if self._paper:
-                self._units[row][column] += units
-                self._loads[row][column] = self._units[row][column] / UNITS
+    def _change_totals(self, column: int, highest_row: int, units: int, job_count: int) -> None:
+        for row in range(highest_row + 1):
+            self._counts[row][column] += job_count
+            if self._uses_estimated_work:
+                self._work_units[row][column] += units
+                self._loads[row][column] = self._work_units[row][column] / UNITS_PER_WORK
 
-    def _rows_counted(self, priority: int) -> tuple[list[int], list[int]]:
+    def _count_rows(self, priority: int) -> tuple[list[int], list[int]]:
         """The row of counts for a priority, and the row to be taken from it."""
-        return self._counts[priority - 1], self._counts[priority if self._equal else -1]
+        return self._counts[priority - 1], self._counts[priority if self._counts_equal_only else -1]
 
-    def _draw(self, job: Job, ways: int) -> int:
+    def _draw_tie(self, job: Job, choice_count: int) -> int:
         # `random()` of a seeded generator is the one draw that Python promises never to change
-        return int(Random(f"{self.seed}/{job.id}").random() * ways)
+        return int(Random(f"{self.seed}/{job.id}").random() * choice_count)
 
     def _columns(self, eligible: Collection[str] | None) -> Sequence[int]:
         if eligible is None:
@@ -172,16 +183,16 @@ class LoadOrdering:
             raise ValueError("no cluster is eligible; choose needs one or more")
         try:
             return sorted({self._index[name] for name in eligible})
-        except KeyError as unknown:
-            raise self._unknown(unknown.args[0]) from None
+        except KeyError as error:
+            raise self._unknown_cluster_error(error.args[0]) from None
 
     def _column(self, cluster: str) -> int:
         try:
             return self._index[cluster]
         except KeyError:
-            raise self._unknown(cluster) from None
+            raise self._unknown_cluster_error(cluster) from None
 
-    def _unknown(self, cluster: str) -> ValueError:
+    def _unknown_cluster_error(self, cluster: str) -> ValueError:
         return ValueError(f"unknown cluster {cluster!r}; there are {', '.join(self.clusters)}")
 
     def _row(self, priority: int) -> int:
@@ -190,6 +201,6 @@ class LoadOrdering:
         return priority - 1
 
 
-def _units(job: Job) -> int:
+def _work_in_units(job: Job) -> int:
     numerator, denominator = (job.estimated * job.benchmark).as_integer_ratio()
-    return numerator << _BITS + 1 - denominator.bit_length()
+    return numerator << _SMALLEST_EXPONENT + 1 - denominator.bit_length()

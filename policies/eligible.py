@@ -8,27 +8,27 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, Reason
 
 # Reasons that no waiting mends while the site and the cluster stay as they are.
-PERMANENT = frozenset({Reason.NO_CLUSTER_FITS, Reason.NO_MAPPING, Reason.FILESYSTEM})
+PERMANENT_REASONS = frozenset({Reason.NO_CLUSTER_FITS, Reason.NO_MAPPING, Reason.FILESYSTEM})
 FEATURE = re.compile(r"[A-Za-z0-9_.:\-]+")
 
 
 @dataclass(frozen=True)
-class Unfit:
+class Ineligibility:
     """Why a cluster cannot take a job (now, or ever: see PERMANENT)."""
 
     reason: Reason
     text: str
 
 
-class NoMapping(Exception):
+class UnmappedNameError(Exception):
     """A word of the job's (account, partition, QOS, feature) means nothing on the cluster."""
 
 
-def translated(job: Job, cluster: Cluster, facts: Facts | None) -> Job:
+def translate_job(job: Job, cluster: Cluster, info: ClusterInfo | None) -> Job:
     """The job in the cluster's own words. NoMapping if the site maps one of its words nowhere.
 
     A partition or feature that the cluster itself has under that name needs no mapping. Of the
@@ -37,56 +37,58 @@ def translated(job: Job, cluster: Cluster, facts: Facts | None) -> Job:
     """
     if not (job.partition or job.account or job.qos or job.constraint or job.licences):
         return job
-    own_partitions = {p.name for p in facts.partitions} if facts else set()
-    own_features = (
-        {f for p in facts.partitions for n in p.nodes for f in n.features} if facts else set()
+    cluster_partitions = {p.name for p in info.partitions} if info else set()
+    cluster_features = (
+        {f for p in info.partitions for n in p.nodes for f in n.features} if info else set()
     )
 
-    def word(kind: str, name: str | None, own: Iterable[str] = ()) -> str | None:
+    def map_name(category: str, name: str | None, cluster_names: Iterable[str] = ()) -> str | None:
         if name is None:
             return None
-        table = cluster.maps.get(kind, {})
-        if name in table:
-            return table[name]
-        if table.get("*") == "*" or name in own:
+        mapping = cluster.maps.get(category, {})
+        if name in mapping:
+            return mapping[name]
+        if mapping.get("*") == "*" or name in cluster_names:
             return name
-        raise NoMapping(f'{kind} "{name}" is not known there')
+        raise UnmappedNameError(f'{category} "{name}" is not known there')
 
     constraint = job.constraint
     if constraint is not None:
         constraint = FEATURE.sub(
-            lambda m: word("feature", m.group(), own_features) or "", constraint
+            lambda m: map_name("feature", m.group(), cluster_features) or "", constraint
         )
-    locked = {cluster.licensed[name] for name in job.licences if name in cluster.licensed}
+    licence_features = {
+        cluster.licence_features[name] for name in job.licences if name in cluster.licence_features
+    }
     return replace(
         job,
-        partition=word("partition", job.partition, own_partitions),
-        account=word("account", job.account),
-        qos=word("qos", job.qos),
-        constraint=_with_features(constraint, sorted(locked)),
-        licences=_counted(job, cluster, facts) if facts and facts.licences else {},
+        partition=map_name("partition", job.partition, cluster_partitions),
+        account=map_name("account", job.account),
+        qos=map_name("qos", job.qos),
+        constraint=_add_features(constraint, sorted(licence_features)),
+        licences=_counted_licences(job, cluster, info) if info and info.licences else {},
     )
 
 
-def _with_features(constraint: str | None, features: list[str]) -> str | None:
+def _add_features(constraint: str | None, features: list[str]) -> str | None:
     """A constraint that asks for these as well, in a form that needs no brackets."""
-    more = "&".join(features)
-    if constraint is None or not more:
-        return constraint or more or None
-    return "|".join(f"{group}&{more}" for group in constraint.split("|"))
+    required_features = "&".join(features)
+    if constraint is None or not required_features:
+        return constraint or required_features or None
+    return "|".join(f"{group}&{required_features}" for group in constraint.split("|"))
 
 
-def _counted(job: Job, cluster: Cluster, facts: Facts) -> dict[str, int]:
+def _counted_licences(job: Job, cluster: Cluster, info: ClusterInfo) -> dict[str, int]:
     """What the job asks for of the licences that the manager counts, in its names."""
-    known: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for name, count in job.licences.items():
-        word = cluster.licence(name)
-        if word in facts.licences:
-            known[word] += count
-    return dict(known)
+        manager_name = cluster.manager_licence_name(name)
+        if manager_name in info.licences:
+            counts[manager_name] += count
+    return dict(counts)
 
 
-def _has_features(nodes: Nodes, constraint: str | None) -> bool:
+def _satisfies_constraint(nodes: NodeCapacity, constraint: str | None) -> bool:
     """Slurm's simple constraints: names joined by & or |, & binding closer."""
     if constraint is None:
         return True
@@ -96,12 +98,12 @@ def _has_features(nodes: Nodes, constraint: str | None) -> bool:
     )
 
 
-def _tasks_on(job: Job, nodes: Nodes, free: bool) -> int:
+def _task_capacity(job: Job, nodes: NodeCapacity, only_free: bool) -> int:
     """How many of the job's tasks one of these nodes can hold, in all or in what is free."""
-    cpus = nodes.free_cpus if free else nodes.cpus
-    memory = nodes.free_memory if free else nodes.memory
-    gres = nodes.free_gres if free else nodes.gres
-    if free and job.exclusive and nodes.free_cpus < nodes.cpus:
+    cpus = nodes.free_cpus if only_free else nodes.cpus
+    memory = nodes.free_memory if only_free else nodes.memory
+    gres = nodes.free_gres if only_free else nodes.gres
+    if only_free and job.exclusive and nodes.free_cpus < nodes.cpus:
         return 0
     if any(gres.get(name, 0) < count for name, count in job.gres.items()):
         return 0
@@ -114,34 +116,36 @@ def _tasks_on(job: Job, nodes: Nodes, free: bool) -> int:
     return tasks
 
 
-def holds(job: Job, partition: Partition, *, free: bool = False, up: bool = False) -> bool:
+def fits_partition(
+    job: Job, partition: Partition, *, only_free: bool = False, only_up: bool = False
+) -> bool:
     """Whether the partition's nodes (only those up; only what is free) can hold the whole job."""
-    wanted, most = job.tasks, partition.max_nodes
-    most_nodes = job.nodes if job.nodes is not None else most
+    remaining_tasks, max_nodes = job.tasks, partition.max_nodes
+    remaining_nodes = job.nodes if job.nodes is not None else max_nodes
     sizes = (
-        (_tasks_on(job, nodes, free), nodes.count)
+        (_task_capacity(job, nodes, only_free), nodes.count)
         for nodes in partition.nodes
-        if _has_features(nodes, job.constraint) and (nodes.up or not (up or free))
+        if _satisfies_constraint(nodes, job.constraint) and (nodes.up or not (only_up or only_free))
     )
-    if most_nodes is None:  # which nodes are taken first makes no difference
+    if remaining_nodes is None:  # which nodes are taken first makes no difference
         for tasks, count in sizes:
-            wanted -= tasks * count
-            if wanted <= 0:
+            remaining_tasks -= tasks * count
+            if remaining_tasks <= 0:
                 return True
         return False
     largest_first = sorted(sizes, reverse=True)
     if job.nodes is not None and sum(count for tasks, count in largest_first if tasks) < job.nodes:
         return False
     for tasks, count in largest_first:
-        used = min(count, most_nodes)
-        wanted -= tasks * used
-        most_nodes -= used
-        if wanted <= 0:
+        used_nodes = min(count, remaining_nodes)
+        remaining_tasks -= tasks * used_nodes
+        remaining_nodes -= used_nodes
+        if remaining_tasks <= 0:
             return True
     return False
 
 
-def _outside(job: Job, cluster: Cluster) -> str | None:
+def _path_outside_filesystems(job: Job, cluster: Cluster) -> str | None:
     """The first path of the job that lies on none of the cluster's filesystems."""
     if not cluster.filesystems:
         return None
@@ -149,63 +153,72 @@ def _outside(job: Job, cluster: Cluster) -> str | None:
         if path == "/dev/null" or not path:
             continue
         if not any(
-            PurePosixPath(path).is_relative_to(PurePosixPath("/", fs)) for fs in cluster.filesystems
+            PurePosixPath(path).is_relative_to(PurePosixPath("/", filesystem))
+            for filesystem in cluster.filesystems
         ):
             return path
     return None
 
 
-def unfit(job: Job, cluster: Cluster, facts: Facts | None) -> Unfit | None:
+def find_ineligibility(
+    job: Job, cluster: Cluster, info: ClusterInfo | None
+) -> Ineligibility | None:
     """Why this cluster cannot run the job, or None. Reasons for ever come before passing ones."""
     if job.clusters and cluster.name not in job.clusters:
-        return Unfit(Reason.NO_CLUSTER_FITS, f"only {', '.join(job.clusters)} was asked for")
+        return Ineligibility(
+            Reason.NO_CLUSTER_FITS, f"only {', '.join(job.clusters)} was asked for"
+        )
     if cluster.takes == "reservations" and job.reservation is None:
-        return Unfit(Reason.NO_CLUSTER_FITS, "only jobs in a reservation may use it")
-    if (path := _outside(job, cluster)) is not None:
-        return Unfit(Reason.FILESYSTEM, f"{path} is on none of its filesystems")
-    if facts is None:
-        return Unfit(Reason.CLUSTER_DOWN, "it has not been heard from yet")
+        return Ineligibility(Reason.NO_CLUSTER_FITS, "only jobs in a reservation may use it")
+    if (path := _path_outside_filesystems(job, cluster)) is not None:
+        return Ineligibility(Reason.FILESYSTEM, f"{path} is on none of its filesystems")
+    if info is None:
+        return Ineligibility(Reason.CLUSTER_DOWN, "it has not been heard from yet")
     try:
-        here = translated(job, cluster, facts)
-    except NoMapping as error:
-        return Unfit(Reason.NO_MAPPING, str(error))
-    partition = facts.partition(here.partition)
-    if partition is None and here.partition is None:
-        return Unfit(Reason.CLUSTER_DRAINED, "it has no partition with nodes now")
+        translated_job = translate_job(job, cluster, info)
+    except UnmappedNameError as error:
+        return Ineligibility(Reason.NO_MAPPING, str(error))
+    partition = info.partition(translated_job.partition)
+    if partition is None and translated_job.partition is None:
+        return Ineligibility(Reason.CLUSTER_DRAINED, "it has no partition with nodes now")
     if partition is None:
-        return Unfit(Reason.NO_MAPPING, f'it has no partition "{here.partition}"')
-    if (text := _too_large(here, partition) or _too_many(here, facts)) is not None:
-        return Unfit(Reason.NO_CLUSTER_FITS, text)
+        return Ineligibility(Reason.NO_MAPPING, f'it has no partition "{translated_job.partition}"')
+    if (
+        text := _describe_size_excess(translated_job, partition)
+        or _describe_licence_excess(translated_job, info)
+    ) is not None:
+        return Ineligibility(Reason.NO_CLUSTER_FITS, text)
     if not partition.up:
-        return Unfit(Reason.CLUSTER_DRAINED, f"its partition {partition.name} is closed")
+        return Ineligibility(Reason.CLUSTER_DRAINED, f"its partition {partition.name} is closed")
     # nodes of a reservation that has begun are not up for others
-    if here.reservation is None and not (
-        all(n.up for n in partition.nodes) or holds(here, partition, up=True)
+    if translated_job.reservation is None and not (
+        all(n.up for n in partition.nodes)
+        or fits_partition(translated_job, partition, only_up=True)
     ):
-        return Unfit(Reason.CLUSTER_DRAINED, "too many of its nodes are down or drained")
-    for name, count in here.licences.items():
-        copies = facts.licences[name]
-        if count > copies.total - copies.used:
-            told = f"by its own count {copies.used} of {copies.total} {name} are taken"
-            return Unfit(Reason.LICENCE_BUSY, told)
+        return Ineligibility(Reason.CLUSTER_DRAINED, "too many of its nodes are down or drained")
+    for name, count in translated_job.licences.items():
+        manager_licences = info.licences[name]
+        if count > manager_licences.total - manager_licences.used:
+            message = f"by its own count {manager_licences.used} of {manager_licences.total} {name} are taken"
+            return Ineligibility(Reason.LICENCE_BUSY, message)
     return None
 
 
-def _too_many(job: Job, facts: Facts) -> str | None:
+def _describe_licence_excess(job: Job, info: ClusterInfo) -> str | None:
     """Why the manager's own counter of licences can never let the job begin."""
     for name, count in job.licences.items():
-        if count > (total := facts.licences[name].total):
+        if count > (total := info.licences[name].total):
             return f"its manager counts {total} {name} in all, the job asks for {count}"
     return None
 
 
-def _too_large(job: Job, partition: Partition) -> str | None:
+def _describe_size_excess(job: Job, partition: Partition) -> str | None:
     limit = job.time_limit
     if limit is not None and partition.max_time is not None and limit > partition.max_time:
         return f"its time limit is {partition.max_time:g} s, the job asks for {limit:g} s"
     if partition.max_nodes is not None and (job.nodes or 1) > partition.max_nodes:
         return f"its largest job has {partition.max_nodes} nodes, this one asks for {job.nodes}"
-    if holds(job, partition):
+    if fits_partition(job, partition):
         return None
     cpus = sum(n.count * n.cpus for n in partition.nodes)
     if job.cpus > cpus:

@@ -15,13 +15,13 @@ from typing import Generic, TypeVar
 from metasched.carts.carts import Carts
 from metasched.model.job import Job
 from metasched.policies.local.queueing import NEVER
-from metasched.policies.pull import Room
+from metasched.policies.pull import BackfillCapacity
 
 K = TypeVar("K", bound=Hashable)
 
 
 @dataclass
-class Promises:
+class ReservedNodes:
     """What one cluster must have free when its reservations begin, in nodes.
 
     `free` counts the nodes that nobody has, by limits, and that nobody is promised; `first` is when
@@ -32,76 +32,84 @@ class Promises:
     """
 
     now: float
-    first: float
+    first_start: float
     guard: float
     granularity: float
-    free: Carts | None
+    free_nodes: Carts | None
 
-    def leaves_enough(self, job: Job) -> bool:
+    def leaves_reserved_nodes(self, job: Job) -> bool:
         """Whether all promises can be kept if the job starts now."""
-        end = self._end(job)
-        if end <= self.first:
+        end = self._latest_end(job)
+        if end <= self.first_start:
             return True
-        return self.free is not None and self.free.free(
-            max(self.first, self.now), end
-        ) >= self._nodes(job, self.free)
+        return self.free_nodes is not None and self.free_nodes.free(
+            max(self.first_start, self.now), end
+        ) >= self._node_count(job, self.free_nodes)
 
-    def take(self, job: Job) -> None:
+    def record_start(self, job: Job) -> None:
         """Count a job that may start now."""
-        if self.free is None or (end := self._end(job)) <= self.first:
+        if self.free_nodes is None or (end := self._latest_end(job)) <= self.first_start:
             return
-        start = max(self.first, self.now)
-        if many := min(self._nodes(job, self.free), self.free.free(start, end)):
-            self.free.reserve(start, end, many)
+        start = max(self.first_start, self.now)
+        if count := min(self._node_count(job, self.free_nodes), self.free_nodes.free(start, end)):
+            self.free_nodes.reserve(start, end, count)
 
-    def _end(self, job: Job) -> float:
+    def _latest_end(self, job: Job) -> float:
         seconds = job.time_limit or job.estimated
         return self.now + math.ceil(seconds / self.granularity) * self.granularity + self.guard
 
     @staticmethod
-    def _nodes(job: Job, free: Carts) -> int:
-        return min(job.nodes or job.tasks, free.capacity)
+    def _node_count(job: Job, free_nodes: Carts) -> int:
+        return min(job.nodes or job.tasks, free_nodes.capacity)
 
 
 @dataclass
-class LateSending(Generic[K]):
+class LateBinding(Generic[K]):
     """One pass over the queue: clusters by their keys, in the order in which jobs are asked for.
 
     `promises` are there for clusters that keep reservations by this alone.
     """
 
-    rooms: Mapping[K, Room]
-    promises: Mapping[K, Promises] = field(default_factory=dict)
-    _blocked: bool = False
+    capacities: Mapping[K, BackfillCapacity]
+    reserved_nodes: Mapping[K, ReservedNodes] = field(default_factory=dict)
+    _head_reserved: bool = False
 
     @property
     def full(self) -> bool:
         """Whether nothing can start anywhere."""
-        return all(room.free <= 0 for room in self.rooms.values())
+        return all(capacity.free_cpus <= 0 for capacity in self.capacities.values())
 
-    def choose(self, job: Job, able: Iterable[K]) -> K | None:
+    def choose(self, job: Job, eligible: Iterable[K]) -> K | None:
         """Where the job is sent now, which is counted; None: it waits."""
-        places = list(able)
-        for place in places:
-            kept = self.promises.get(place)
-            if self.rooms[place].admits(job) and (kept is None or kept.leaves_enough(job)):
-                self.rooms[place].take(job)
-                if kept is not None:
-                    kept.take(job)
-                return place
-        if not self._blocked:
-            self._blocked = True
-            self._promise(job, places)
+        keys = list(eligible)
+        for key in keys:
+            reserved = self.reserved_nodes.get(key)
+            if self.capacities[key].can_start(job) and (
+                reserved is None or reserved.leaves_reserved_nodes(job)
+            ):
+                self.capacities[key].record_start(job)
+                if reserved is not None:
+                    reserved.record_start(job)
+                return key
+        if not self._head_reserved:
+            self._head_reserved = True
+            self._reserve_for_head(job, keys)
         return None
 
-    def barred_by_promises(self, job: Job, able: Iterable[K]) -> bool:
+    def blocked_by_reservations(self, job: Job, eligible: Iterable[K]) -> bool:
         """Whether a job that waits would start somewhere but for a reservation there."""
-        return any(p in self.promises and self.rooms[p].admits(job) for p in able)
+        return any(
+            key in self.reserved_nodes and self.capacities[key].can_start(job) for key in eligible
+        )
 
-    def _promise(self, job: Job, able: Iterable[K]) -> None:
+    def _reserve_for_head(self, job: Job, eligible: Iterable[K]) -> None:
         """Let a job that starts nowhere be the head where it fits first and nobody else is."""
-        rooms = self.rooms
-        fits = {p: rooms[p].fits_at(job.cpus) for p in able if not rooms[p].promised}
-        place = min(fits, key=fits.__getitem__, default=None)
-        if place is not None and fits[place] < NEVER:
-            rooms[place].promise(job.cpus, job.time_limit or job.estimated)
+        capacities = self.capacities
+        fit_times = {
+            key: capacities[key].fit_time(job.cpus)
+            for key in eligible
+            if not capacities[key].has_head
+        }
+        earliest = min(fit_times, key=fit_times.__getitem__, default=None)
+        if earliest is not None and fit_times[earliest] < NEVER:
+            capacities[earliest].reserve_head(job.cpus, job.time_limit or job.estimated)

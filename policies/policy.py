@@ -34,13 +34,13 @@ class Policy:
     reserve: Literal["earliest", "first"] = "earliest"
 
     @property
-    def pulls(self) -> bool:
+    def pull_enabled(self) -> bool:
         """Whether pending tasks are moved: what is sent late starts where it is sent."""
         return self.pull and self.send == "at_once"
 
 
 # what those keys may be
-WORDS = {
+POLICY_CHOICES = {
     "load": ("observed", "paper"),
     "ordering": ("array", "equal"),
     "send": ("at_once", "late"),

@@ -12,7 +12,7 @@ from typing import Protocol
 from metasched.model.reservation_request import Offer
 
 
-class Chooser(Protocol):
+class ClusterChooser(Protocol):
     """How one of the clusters that can keep a reservation is chosen."""
 
     def choose(self, offers: Mapping[str, Offer], deadline: float) -> str:
@@ -28,11 +28,11 @@ class MinimumCompletionTime:
     """
 
     def __init__(self, seed: int = 0) -> None:
-        self._draw = Random(seed)
+        self._rng = Random(seed)
 
     def choose(self, offers: Mapping[str, Offer], deadline: float) -> str:
-        best = min(offer.rank for offer in offers.values())
-        return self._draw.choice([name for name, offer in offers.items() if offer.rank == best])
+        best_rank = min(offer.rank for offer in offers.values())
+        return self._rng.choice([name for name, offer in offers.items() if offer.rank == best_rank])
 
 
 class ResourcePriority:
@@ -45,11 +45,14 @@ class ResourcePriority:
     def __init__(self, order: Sequence[str]) -> None:
         if len(set(order)) < len(order):
             raise ValueError(f"a cluster is named twice in {', '.join(order)}")
-        self._place = {name: place for place, name in enumerate(order)}
+        self._position = {name: position for position, name in enumerate(order)}
 
     def choose(self, offers: Mapping[str, Offer], deadline: float) -> str:
-        last = len(self._place)
+        last_position = len(self._position)
         in_time = [name for name, offer in offers.items() if offer.end <= deadline]
         if in_time:
-            return min(in_time, key=lambda name: (self._place.get(name, last), name))
-        return min(offers, key=lambda name: (offers[name].rank, self._place.get(name, last), name))
+            return min(in_time, key=lambda name: (self._position.get(name, last_position), name))
+        return min(
+            offers,
+            key=lambda name: (offers[name].rank, self._position.get(name, last_position), name),
+        )

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from sqlalchemy.engine import make_url
 
-from metasched.db.backends import database
+from metasched.db.backends import database_from_url
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import Database
 from tests import gridengine, postgresql, slurm
@@ -93,9 +93,9 @@ def postgresql_server(common_folder: Path) -> Iterator[postgresql.Server]:
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     """A database of either kind that is empty still."""
     if request.param == "sqlite":
-        return database("sqlite:///ms.db", tmp_path)
+        return database_from_url("sqlite:///ms.db", tmp_path)
     server: postgresql.Server = request.getfixturevalue("postgresql_server")
-    return database(server.create(), tmp_path)
+    return database_from_url(server.create(), tmp_path)
 
 
 @pytest.fixture

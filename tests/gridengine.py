@@ -320,7 +320,7 @@ def hosted(cell: Cell, options: DrmaaOptions, instance: str, folder: Path) -> Ho
         options,
         instance,
         folder,
-        Drmaa.able(options),
+        Drmaa.capabilities_for(options),
         [*cell.inside, sys.executable],
         {**Drmaa.environment, **cell.environment, "PATH": _PATH},
     )

@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from metasched.adapters.base import Adapter, Capabilities, Order, Withdrawal
+from metasched.adapters.base import Adapter, Capabilities, Submission, Withdrawal
 from metasched.adapters.errors import Refused, Unreachable
-from metasched.adapters.protocol import Answer, Boot, Call
-from metasched.model.cluster import Cluster, Facts
-from metasched.model.listing import Listing, Missing, Row, Trace
-from metasched.model.survey import Survey, Window
+from metasched.adapters.protocol import WorkerBoot, WorkerCall, WorkerReply
+from metasched.model.cluster import Cluster, ClusterInfo
+from metasched.model.listing import AccountingAnswer, JobStatus, Listing, MissingTask
+from metasched.model.survey import ReservationSpec, Survey
 from tests.guardian import dying_with
 
 
@@ -43,55 +43,55 @@ class Hosted(Adapter):
         self._command = [*interpreter, "-m", "metasched.adapters.worker"]
         self._environment = os.environ | environment
         self._worker: subprocess.Popen[bytes] | None = None
-        self._rows: dict[tuple[str, int, str], Row] = {}
-        self._facts: Facts | None = None
+        self._rows: dict[tuple[str, int, str], JobStatus] = {}
+        self._facts: ClusterInfo | None = None
 
-    def submit(self, order: Order) -> dict[int, str]:
-        return self._ask(Call("submit", order=order)).natives
+    def submit(self, order: Submission) -> dict[int, str]:
+        return self._ask(WorkerCall("submit", submission=order)).native_ids
 
     def withdraw(self, withdrawal: Withdrawal) -> None:
         self.withdraw_all([withdrawal])
 
     def withdraw_all(self, withdrawals: Sequence[Withdrawal]) -> None:
-        self._ask(Call("withdraw", withdrawals=tuple(withdrawals)))
+        self._ask(WorkerCall("withdraw", withdrawals=tuple(withdrawals)))
 
     def poll(self) -> Listing:
-        news = self._ask(Call("poll")).news
+        news = self._ask(WorkerCall("poll")).delta
         assert news is not None
         if news.full:
             self._rows.clear()
         for key in news.vanished:
             del self._rows[key]
         self._rows |= {(row.tag, row.task, row.owner): row for row in news.rows}
-        for tag, task, owner, start in news.expected:
+        for tag, task, owner, start in news.expected_starts:
             if (row := self._rows.get((tag, task, owner))) is not None:
                 self._rows[tag, task, owner] = structs.replace(row, expected=start)
-        self._facts = news.facts or self._facts
+        self._facts = news.info or self._facts
         assert self._facts is not None
         return Listing(
             taken=news.taken,
             since=news.since,
             until=news.until,
             rows=tuple(self._rows.values()),
-            facts=self._facts,
+            info=self._facts,
             up_since=news.up_since,
         )
 
-    def trace(self, missing: Sequence[Missing]) -> Trace:
-        found = self._ask(Call("trace", missing=tuple(missing))).trace
+    def query_accounting(self, missing: Sequence[MissingTask]) -> AccountingAnswer:
+        found = self._ask(WorkerCall("trace", missing=tuple(missing))).accounting
         assert found is not None
         return found
 
     def survey(self) -> Survey:
-        found = self._ask(Call("survey")).survey
+        found = self._ask(WorkerCall("survey")).survey
         assert found is not None
         return found
 
-    def reserve(self, window: Window) -> None:
-        self._ask(Call("reserve", window=window))
+    def reserve(self, window: ReservationSpec) -> None:
+        self._ask(WorkerCall("reserve", reservation=window))
 
-    def unreserve(self, name: str) -> None:
-        self._ask(Call("unreserve", name=name))
+    def delete_reservation(self, name: str) -> None:
+        self._ask(WorkerCall("unreserve", reservation_name=name))
 
     def close(self) -> None:
         worker, self._worker = self._worker, None
@@ -103,15 +103,15 @@ class Hosted(Adapter):
         """The process id of the worker, None if there is none."""
         return None if self._worker is None else self._worker.pid
 
-    def _ask(self, call: Call) -> Answer:
+    def _ask(self, call: WorkerCall) -> WorkerReply:
         worker = self._worker or self._start()
         assert worker.stdin is not None
         assert worker.stdout is not None
         worker.stdin.write(msgspec.json.encode(call) + b"\n")
         worker.stdin.flush()
-        answer = msgspec.json.decode(worker.stdout.readline(), type=Answer)
+        answer = msgspec.json.decode(worker.stdout.readline(), type=WorkerReply)
         if answer.error == "refused":
-            raise Refused(answer.reason, again=answer.again)
+            raise Refused(answer.reason, retryable=answer.retry_later)
         if answer.error == "unreachable":
             raise Unreachable(answer.reason)
         assert answer.error == "", answer.reason
@@ -126,7 +126,7 @@ class Hosted(Adapter):
             preexec_fn=dying_with(os.getpid()),
         )
         self._rows, self._facts = {}, None
-        boot = Boot(
+        boot = WorkerBoot(
             self.cluster.adapter,
             self.cluster,
             asdict(self.options),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import metasched.core.scheduler
 from metasched.core.events import CoreEvent
-from metasched.simulate.engine import Engine
+from metasched.simulate.engine import Simulation
 from metasched.simulate.settings import read_settings, read_workload
 
 # a build that knows an amount for a float says 6.0 where the other says 6: they are equal
@@ -28,14 +28,14 @@ def recorded(
     events: list[CoreEvent] = []
     chosen = read_settings(policy, settings, 1)
     read, described = read_workload(workload, clusters, None, chosen)
-    engine = Engine(read, described, chosen.meta, chosen.local())
-    step = engine._step
+    engine = Simulation(read, described, chosen.meta_policy, chosen.policy_factory())
+    step = engine._step_core
 
     def heard(event: CoreEvent) -> None:
         events.append(event)
         step(event)
 
-    engine._step = heard  # type: ignore[method-assign]
+    engine._step_core = heard  # type: ignore[method-assign]
     engine.run()
     return events
 

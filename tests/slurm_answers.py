@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from metasched.adapters.base import Order, Withdrawal
-from metasched.adapters.commands import Answer
+from metasched.adapters.base import Submission, Withdrawal
+from metasched.adapters.commands import CommandResult
 from metasched.adapters.errors import Refused
 from metasched.adapters.slurm import accounting_records as records
 from metasched.adapters.slurm import cluster_info
 from metasched.adapters.slurm import listing as text
 from metasched.adapters.slurm import submission as batch
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
-from metasched.adapters.slurm.commands import Commands
+from metasched.adapters.slurm.commands import SlurmCommands
 from metasched.core.transitions import ATTEMPT_FINAL
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, State
-from metasched.model.listing import Row
+from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
 from tests.slurm import BIN_DIR, ClusterSpec, SlurmCluster
 
@@ -65,16 +65,16 @@ MEANT = {
 COMPLETIONS = [(State.COMPLETED, 0, None), (State.FAILED, 9, None), (State.FAILED, None, 9)]
 
 
-class Recorder(Commands):
+class Recorder(SlurmCommands):
     """Keeps what the last command said, its fields ending in `~`."""
 
-    last: Answer
+    last: CommandResult
 
-    def _run(self, program: str, *arguments: str, **more: Any) -> Answer:
+    def _run(self, program: str, *arguments: str, **more: Any) -> CommandResult:
         answer = super()._run(program, *arguments, **more)
         delimiter = re.search(r"--Format=\w+:([^,]*)", " ".join(arguments))
-        out = answer.out.replace(delimiter[1], "~") if delimiter else answer.out
-        self.last = Answer(answer.code, out, answer.err)
+        out = answer.stdout.replace(delimiter[1], "~") if delimiter else answer.stdout
+        self.last = CommandResult(answer.exit_code, out, answer.stderr)
         return answer
 
 
@@ -86,16 +86,16 @@ def record(cluster: SlurmCluster, folder: Path, completions: Path) -> dict[str, 
     for kind, option in REFUSED.items():
         with pytest.raises(Refused):
             recorder.submit(_order(9, "true", options=(option,)), 0)
-        answers[f"refused {kind}"] = recorder.last.err
+        answers[f"refused {kind}"] = recorder.last.stderr
     _bring(Slurm(Cluster(name="alpha", adapter="slurm"), options, INSTANCE, folder))
     for name, ask in (
-        ("version", recorder.version),
+        ("version", recorder.release_version),
         ("queue", recorder.jobs),
         ("nodes", recorder.nodes),
         ("config", recorder.controller),
     ):
         ask()
-        answers[name] = recorder.last.out
+        answers[name] = recorder.last.stdout
     lines = {name: said.splitlines() for name, said in answers.items()}
     lines["config"] = [line for line in lines["config"] if line.startswith(_SETTINGS)]
     lines["config"] = [line.replace(str(completions), "/completions") for line in lines["config"]]
@@ -103,13 +103,13 @@ def record(cluster: SlurmCluster, folder: Path, completions: Path) -> dict[str, 
     return lines
 
 
-def _order(number: int, commands: str, options: tuple[str, ...] = (), **wishes: Any) -> Order:
+def _order(number: int, commands: str, options: tuple[str, ...] = (), **wishes: Any) -> Submission:
     job = Job(id=number, submitted=time.time(), estimated=600.0, time_limit=600.0, **wishes)
     payload = Payload(
         script=f"#!/bin/sh\n{commands}\n", environment={"PATH": "/usr/bin:/bin"}, directory="/"
     )
     tag = tag_of(INSTANCE, number, 1)
-    return Order(tag=tag, job=job, payload=payload, indices=job.indices, options=options)
+    return Submission(tag=tag, job=job, payload=payload, indices=job.indices, options=options)
 
 
 def _bring(adapter: Slurm) -> None:
@@ -122,14 +122,14 @@ def _bring(adapter: Slurm) -> None:
     scattered = _order(5, "true", array="0,2,4", options=later)
     natives = adapter.submit(scattered)
     some: dict[int, str | None] = {index: natives[index] for index in (0, 4)}
-    adapter.withdraw(Withdrawal(tag=scattered.tag, natives=some, unstarted=True))
+    adapter.withdraw(Withdrawal(tag=scattered.tag, native_ids=some, only_pending=True))
     adapter.submit(_order(6, "exec sleep 300", cpus=2))
     _wait(adapter, (6, 0), lambda row: row.state is State.RUNNING)
     adapter.submit(_order(7, "true", cpus=64, tasks=64))
-    _wait(adapter, (7, 0), lambda row: row.word == "Resources")
+    _wait(adapter, (7, 0), lambda row: row.manager_reason == "Resources")
 
 
-def _wait(adapter: Slurm, task: tuple[int, int], met: Callable[[Row], bool]) -> None:
+def _wait(adapter: Slurm, task: tuple[int, int], met: Callable[[JobStatus], bool]) -> None:
     end = time.monotonic() + _PATIENCE
     tag = tag_of(INSTANCE, task[0], 1)
     while True:
@@ -143,10 +143,10 @@ def _wait(adapter: Slurm, task: tuple[int, int], met: Callable[[Row], bool]) -> 
 def check(lines: Mapping[str, Sequence[str]], user: int) -> None:
     """That the answers are read as what the cluster was."""
     said = {name: "\n".join([*some, ""]) for name, some in lines.items()}
-    queue, nodes = text.queue(said["queue"], "~"), text.nodes(said["nodes"], "~")
-    controller = text.controller(said["config"])
+    queue, nodes = text.parse_queue(said["queue"], "~"), text.parse_nodes(said["nodes"], "~")
+    controller = text.parse_controller(said["config"])
 
-    rows = text.rows(queue, INSTANCE, user)
+    rows = text.job_statuses(queue, INSTANCE, user)
     assert {
         (int(row.tag.split("-")[2]), row.task): (
             row.state,
@@ -162,10 +162,10 @@ def check(lines: Mapping[str, Sequence[str]], user: int) -> None:
         assert bool(row.node) == (row.started is not None)
 
     ours = {line.id for line in queue}
-    facts = cluster_info.facts(queue, nodes, controller.now, ours)
-    assert (facts.cpus, facts.used, facts.pending) == (64, 2, 1)
-    assert [cpus for _, cpus in facts.running] == [2]
-    assert facts.head == (64, 600.0)
+    facts = cluster_info.cluster_info(queue, nodes, controller.now, ours)
+    assert (facts.cpus, facts.used_cpus, facts.pending_jobs) == (64, 2, 1)
+    assert [cpus for _, cpus in facts.running_jobs] == [2]
+    assert facts.queue_head == (64, 600.0)
     main = facts.partition(None)
     assert main is not None
     assert sum(some.count * some.cpus for some in main.nodes) == 64
@@ -175,15 +175,15 @@ def check(lines: Mapping[str, Sequence[str]], user: int) -> None:
     assert (controller.min_job_age, controller.array_size) == (300.0, 1001)
     assert not controller.slurmdbd
     assert str(controller.completions).endswith("/completions")
-    found = [records.completion(line, "comment") for line in lines["completions"]]
+    found = [records.parse_completion(line, "comment") for line in lines["completions"]]
     ended = [one for one in found if one is not None]
     assert len(ended) == len(found)
     assert {one.user for one in ended} == {str(user)}
     assert [
-        (one.state, *text.exit_status(one.status)) for one in ended if one.start is not None
+        (one.state, *text.parse_exit_status(one.status)) for one in ended if one.start is not None
     ] == COMPLETIONS
 
     for kind in REFUSED:
-        refusal = batch.refusal(said[f"refused {kind}"])
+        refusal = batch.parse_refusal(said[f"refused {kind}"])
         assert refusal is not None
-        assert not refusal.again
+        assert not refusal.retryable

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from metasched.adapters.base import Adapter, Capabilities, Order, Withdrawal
-from metasched.adapters.drmaa.generic import Generic, Sizes, Templates
-from metasched.adapters.drmaa.session import Session
+from metasched.adapters.base import Adapter, Capabilities, Submission, Withdrawal
+from metasched.adapters.drmaa.generic import DeclaredResources, GenericDrmaa, NativeTemplates
+from metasched.adapters.drmaa.session import DrmaaSession
 from metasched.adapters.gridengine.adapter import CellSettings, GridEngine
-from metasched.adapters.launcher_client import Launcher
+from metasched.adapters.launcher_client import LauncherClient
 from metasched.model.cluster import Cluster
 from metasched.model.listing import Listing
-from metasched.model.survey import Survey, Window
+from metasched.model.survey import ReservationSpec, Survey
 
 
 @dataclass(frozen=True)
@@ -63,19 +63,19 @@ class DrmaaOptions:
             raise ValueError(f"settle is {self.settle!r}; it must be 0 or more")
         if self.profile == "generic" and (self.cpus is None or self.cpus < 1):
             raise ValueError("profile generic needs cpus, the number of its processors")
-        if unknown := set(self.native) - {part.name for part in fields(Templates)}:
-            known = ", ".join(part.name for part in fields(Templates))
-            raise ValueError(f"native {min(unknown)!r} is none of {known}")
-        templates = Templates(**self.native)
-        for given, template, name in (
+        if unknown := set(self.native) - {option.name for option in fields(NativeTemplates)}:
+            allowed = ", ".join(option.name for option in fields(NativeTemplates))
+            raise ValueError(f"native {min(unknown)!r} is none of {allowed}")
+        templates = NativeTemplates(**self.native)
+        for declared, template, name in (
             (self.partitions, templates.partition, "partition"),
             (self.licences, templates.licences, "licences"),
         ):
-            if given and not template:
+            if declared and not template:
                 raise ValueError(f"native lacks {name}; say how the manager is asked for it")
-        for name, copies in self.licences.items():
-            if copies < 0:
-                raise ValueError(f"licences {name} is {copies}; it must be 0 or more")
+        for name, count in self.licences.items():
+            if count < 0:
+                raise ValueError(f"licences {name} is {count}; it must be 0 or more")
 
 
 class Drmaa(Adapter):
@@ -94,20 +94,20 @@ class Drmaa(Adapter):
         options: DrmaaOptions,
         instance: str,
         folder: Path,
-        launcher: Launcher | None = None,
+        launcher: LauncherClient | None = None,
     ) -> None:
         super().__init__(cluster, options, instance, folder, launcher)
-        session = Session(options.library)
-        self.capabilities = self.able(options)  # type: ignore[misc]
-        self._profile: GridEngine | Generic
+        session = DrmaaSession(options.library)
+        self.capabilities = self.capabilities_for(options)  # type: ignore[misc]
+        self._profile: GridEngine | GenericDrmaa
         if options.profile == "generic":
             if launcher is not None:
                 raise ValueError("profile generic: one DRMAA session cannot act as many users")
-            self._profile = Generic(
+            self._profile = GenericDrmaa(
                 cluster,
                 session,
-                Templates(**options.native),
-                Sizes(
+                NativeTemplates(**options.native),
+                DeclaredResources(
                     cpus=options.cpus or 1,
                     partitions=options.partitions,
                     licences=options.licences,
@@ -118,12 +118,12 @@ class Drmaa(Adapter):
             )
             return
         settings = CellSettings(
-            **{part.name: getattr(options, part.name) for part in fields(CellSettings)}
+            **{option.name: getattr(options, option.name) for option in fields(CellSettings)}
         )
         self._profile = GridEngine(cluster, session, settings, instance, folder, launcher)
 
     @classmethod
-    def able(cls, options: DrmaaOptions) -> Capabilities:
+    def capabilities_for(cls, options: DrmaaOptions) -> Capabilities:
         if options.profile == "generic":
             return Capabilities(licences=bool(options.licences), proves_absence=False)
         return Capabilities(
@@ -133,8 +133,8 @@ class Drmaa(Adapter):
             reservations=True,
         )
 
-    def submit(self, order: Order) -> dict[int, str]:
-        return self._profile.submit(order)
+    def submit(self, submission: Submission) -> dict[int, str]:
+        return self._profile.submit(submission)
 
     def withdraw(self, withdrawal: Withdrawal) -> None:
         self.withdraw_all([withdrawal])
@@ -146,16 +146,16 @@ class Drmaa(Adapter):
         return self._profile.poll()
 
     def survey(self) -> Survey:
-        return self._cell().survey()
+        return self._reservation_cell().survey()
 
-    def reserve(self, window: Window) -> None:
-        self._cell().reserve(window)
+    def reserve(self, spec: ReservationSpec) -> None:
+        self._reservation_cell().reserve(spec)
 
-    def unreserve(self, name: str) -> None:
-        self._cell().unreserve(name)
+    def delete_reservation(self, name: str) -> None:
+        self._reservation_cell().unreserve(name)
 
-    def _cell(self) -> GridEngine:
-        if isinstance(self._profile, Generic):
+    def _reservation_cell(self) -> GridEngine:
+        if isinstance(self._profile, GenericDrmaa):
             raise NotImplementedError
         return self._profile
 

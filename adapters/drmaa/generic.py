@@ -7,7 +7,6 @@ of other people's jobs, and has as many processors as the site says.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -17,19 +16,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from metasched.adapters.base import Order, Withdrawal
-from metasched.adapters.drmaa.job_script import script
-from metasched.adapters.drmaa.session import Ended, Session
+import msgspec
+
+from metasched.adapters.base import Submission, Withdrawal
+from metasched.adapters.drmaa.job_script import build_job_script
+from metasched.adapters.drmaa.session import DrmaaSession, JobExit
 from metasched.adapters.errors import Refused, Unreachable
-from metasched.model.cluster import Cluster, Copies, Facts, Nodes, Partition
+from metasched.model.cluster import Cluster, ClusterInfo, ManagerLicences, NodeCapacity, Partition
 from metasched.model.job import Job, State
-from metasched.model.listing import Listing, Row
+from metasched.model.listing import JobStatus, Listing
+from metasched.model.stored_names import STORED_FIELDS
 
-QUEUE = "drmaa"  # the partition of jobs that ask for none
+DEFAULT_PARTITION = "drmaa"  # the partition of jobs that ask for none
 
-_WAITS = {"queued_active", "system_on_hold", "user_on_hold", "user_system_on_hold"}
+_WAITING_STATES = {"queued_active", "system_on_hold", "user_on_hold", "user_system_on_hold"}
 _STATES = {
-    **dict.fromkeys(_WAITS, State.PENDING),
+    **dict.fromkeys(_WAITING_STATES, State.PENDING),
     "running": State.RUNNING,
     "system_suspended": State.SUSPENDED,
     "user_suspended": State.SUSPENDED,
@@ -39,7 +41,7 @@ _STATES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Templates:
+class NativeTemplates:
     """Native specifications, put together in this order; an empty one says nothing.
 
     In them stand `{seconds}`, `{minutes}` and `{clock}` (H:MM:SS) of the time limit, `{cpus}`,
@@ -59,16 +61,18 @@ class Templates:
     def __post_init__(self) -> None:
         values = self._values(Job(id=1, submitted=0.0, estimated=1.0, time_limit=1.0), "")
         for name, template in asdict(self).items():
-            sample = _licence("a", 1) if name == "licence" else values
+            sample = _licence_values("a", 1) if name == "licence" else values
             try:
                 template.format(**sample)
             except (KeyError, IndexError, ValueError):
-                known = ", ".join(f"{{{key}}}" for key in sample)
-                raise ValueError(f"native {name} is {template!r}; it may hold {known}") from None
+                placeholders = ", ".join(f"{{{key}}}" for key in sample)
+                raise ValueError(
+                    f"native {name} is {template!r}; it may hold {placeholders}"
+                ) from None
 
     def fill(self, job: Job, tag: str, options: tuple[str, ...]) -> str:
         """The native specification of a task. Refused if something asked for cannot be said."""
-        wishes = {
+        requested = {
             "time": job.time_limit is not None,
             "cpus": job.cpus > 1,
             "account": job.account is not None,
@@ -77,21 +81,21 @@ class Templates:
             "tag": bool(self.tag),
             "always": bool(self.always),
         }
-        unsaid = (job.gres, job.exclusive, job.qos, job.constraint, job.nodes not in (None, 1))
-        if any(unsaid):
+        unsupported = (job.gres, job.exclusive, job.qos, job.constraint, job.nodes not in (None, 1))
+        if any(unsupported):
             raise Refused("this cluster takes no gres, exclusive, qos, constraint or nodes")
-        words = []
+        parts = []
         for name, template in asdict(self).items():
-            if wishes.get(name):
+            if requested.get(name):
                 if not template:
                     raise Refused(f"this cluster has no native template for {name}")
-                words.append(template.format(**self._values(job, tag)))
-        return " ".join([*words, *options])
+                parts.append(template.format(**self._values(job, tag)))
+        return " ".join([*parts, *options])
 
     def _values(self, job: Job, tag: str) -> dict[str, object]:
         seconds = math.ceil(job.time_limit or 0)
         minutes, rest = divmod(seconds, 60)
-        licences = (self.licence.format(**_licence(*item)) for item in job.licences.items())
+        licences = (self.licence.format(**_licence_values(*item)) for item in job.licences.items())
         return {
             "seconds": seconds,
             "minutes": math.ceil(seconds / 60),
@@ -104,19 +108,18 @@ class Templates:
         }
 
 
-def _licence(name: str, count: int) -> dict[str, object]:
+def _licence_values(name: str, count: int) -> dict[str, object]:
     return {"licence": name, "count": count}
 
 
-@dataclass(frozen=True)
-class _Task:
+class _TaskRecord(msgspec.Struct, rename=STORED_FIELDS["_TaskRecord"], frozen=True):
     """One task as it was last known; `native` None while its submission has no answer."""
 
     tag: str
     task: int
     cpus: int
-    limit: float
-    native: str | None = None
+    time_limit: float
+    native_id: str | None = None
     state: State = State.PENDING
     started: float | None = None
     ended: float | None = None
@@ -128,7 +131,7 @@ class _Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class DeclaredResources:
     """What the site says that there is, since DRMAA does not.
 
     Processors, the names of partitions that a job may ask for, and how many the manager counts of
@@ -140,46 +143,55 @@ class Sizes:
     licences: Mapping[str, int] = field(default_factory=dict)
 
 
-class Generic:
+class GenericDrmaa:
     """One DRMAA system; its sizes, and templates for what DRMAA has no words for."""
 
     def __init__(
         self,
         cluster: Cluster,
-        session: Session,
-        templates: Templates,
-        sizes: Sizes,
-        keep: float,
+        session: DrmaaSession,
+        templates: NativeTemplates,
+        declared: DeclaredResources,
+        keep_seconds: float,
         instance: str,
         folder: Path,
     ) -> None:
         self._cluster, self._session, self._templates = cluster, session, templates
-        self._sizes, self._keep = sizes, keep
+        self._declared, self._keep_seconds = declared, keep_seconds
         self._scripts = folder / "scripts"
         self._journal = folder / f"tasks-{instance}"
-        self._tasks = {(task.tag, task.task): task for task in self._read(time.time() - keep)}
+        self._tasks = {
+            (record.tag, record.task): record
+            for record in self._read_journal(time.time() - keep_seconds)
+        }
 
-    def submit(self, order: Order) -> dict[int, str]:
+    def submit(self, submission: Submission) -> dict[int, str]:
         """Queue each task as a job of its own; its intent is on disk before that."""
-        natives: dict[int, str] = {}
-        for index in order.indices:
-            native = self._templates.fill(order.job, order.tag, order.options)
-            path = self._store(script(order, index, self._cluster.name, {}), order.tag, index)
-            limit = order.job.time_limit or order.job.estimated
-            task = _Task(order.tag, index, order.job.cpus, limit, licences=order.job.licences)
-            self._note(task)
+        native_ids: dict[int, str] = {}
+        for index in submission.indices:
+            specification = self._templates.fill(submission.job, submission.tag, submission.options)
+            path = self._write_script(
+                build_job_script(submission, index, self._cluster.name, {}), submission.tag, index
+            )
+            limit = submission.job.time_limit or submission.job.estimated
+            record = _TaskRecord(
+                submission.tag, index, submission.job.cpus, limit, licences=submission.job.licences
+            )
+            self._store_record(record)
             try:
-                natives[index] = self._session.submit(str(path), native, f"{order.tag}.{index}")
+                native_ids[index] = self._session.submit(
+                    str(path), specification, f"{submission.tag}.{index}"
+                )
             except Refused as refusal:
-                self._note(replace(task, state=State.CANCELLED))
-                if not natives:
+                self._store_record(replace(record, state=State.CANCELLED))
+                if not native_ids:
                     raise
-                taken = f"{len(natives)} of {len(order.indices)} tasks were taken"
-                raise Unreachable(f"{taken}, then: {refusal.reason}") from None
-            self._note(replace(task, native=natives[index]))
-        return natives
+                accepted = f"{len(native_ids)} of {len(submission.indices)} tasks were taken"
+                raise Unreachable(f"{accepted}, then: {refusal.reason}") from None
+            self._store_record(replace(record, native_id=native_ids[index]))
+        return native_ids
 
-    def _store(self, wrapper: bytes, tag: str, index: int) -> Path:
+    def _write_script(self, wrapper: bytes, tag: str, index: int) -> Path:
         """The script as a file, which the hosts must see; it goes when the task has ended."""
         self._scripts.mkdir(mode=0o700, exist_ok=True)
         path = self._scripts / f"{tag}.{index}"
@@ -193,117 +205,145 @@ class Generic:
             self._withdraw(withdrawal)
 
     def _withdraw(self, withdrawal: Withdrawal) -> None:
-        for index in withdrawal.natives:
-            task = self._tasks.get((withdrawal.tag, index))
-            if task is None or task.native is None or task.ended is not None:
+        for index in withdrawal.native_ids:
+            record = self._tasks.get((withdrawal.tag, index))
+            if record is None or record.native_id is None or record.ended is not None:
                 continue
-            if withdrawal.unstarted:
-                if self._session.status(task.native) not in _WAITS:
+            if withdrawal.only_pending:
+                if self._session.status(record.native_id) not in _WAITING_STATES:
                     continue
-                held = self._session.control(task.native, "hold")
-                if self._session.status(task.native) not in _WAITS - {"queued_active"}:
+                held = self._session.control(record.native_id, "hold")
+                if self._session.status(record.native_id) not in _WAITING_STATES - {
+                    "queued_active"
+                }:
                     if held:
-                        self._session.control(task.native, "release")
+                        self._session.control(record.native_id, "release")
                     continue
-            self._note(replace(task, killed=True, held=withdrawal.unstarted))
-            self._session.control(task.native, "terminate")
+            self._store_record(replace(record, killed=True, held=withdrawal.only_pending))
+            self._session.control(record.native_id, "terminate")
 
     def poll(self) -> Listing:
         self._session.open()  # what cannot be sent to does not answer
-        taken = time.time()
-        for key, task in list(self._tasks.items()):
-            if task.native is not None and task.ended is None:
-                self._look(task, task.native)
-            elif task.ended is not None and task.ended < taken - self._keep:
+        polled_at = time.time()
+        for key, record in list(self._tasks.items()):
+            if record.native_id is not None and record.ended is None:
+                self._update_record(record, record.native_id)
+            elif record.ended is not None and record.ended < polled_at - self._keep_seconds:
                 del self._tasks[key]
-        live = [t for t in self._tasks.values() if t.native is not None and t.ended is None]
-        runs = [t for t in live if t.state in (State.RUNNING, State.SUSPENDED)]
-        waits = [t for t in live if t.state is State.PENDING]
-        used = sum(task.cpus for task in runs)
-        sizes, taken_copies = self._sizes, Counter[str]()
-        for task in runs:
-            taken_copies.update(task.licences)
-        nodes = (Nodes(1, sizes.cpus, max(0, sizes.cpus - used)),)
+        live = [
+            live_record
+            for live_record in self._tasks.values()
+            if live_record.native_id is not None and live_record.ended is None
+        ]
+        running = [
+            live_record
+            for live_record in live
+            if live_record.state in (State.RUNNING, State.SUSPENDED)
+        ]
+        pending = [live_record for live_record in live if live_record.state is State.PENDING]
+        used = sum(record.cpus for record in running)
+        declared, used_licences = self._declared, Counter[str]()
+        for record in running:
+            used_licences.update(record.licences)
+        nodes = (NodeCapacity(1, declared.cpus, max(0, declared.cpus - used)),)
         return Listing(
-            taken=taken,
-            since=taken,
-            until=taken,
-            rows=tuple(_row(task) for task in self._tasks.values() if task.native is not None),
-            facts=Facts(
-                cpus=sizes.cpus,
-                used=used,
+            taken=polled_at,
+            since=polled_at,
+            until=polled_at,
+            rows=tuple(
+                _job_status(record)
+                for record in self._tasks.values()
+                if record.native_id is not None
+            ),
+            info=ClusterInfo(
+                cpus=declared.cpus,
+                used_cpus=used,
                 partitions=tuple(
-                    Partition(name, nodes, default=name == QUEUE, max_nodes=1)
-                    for name in (QUEUE, *sizes.partitions)
+                    Partition(name, nodes, default=name == DEFAULT_PARTITION, max_nodes=1)
+                    for name in (DEFAULT_PARTITION, *declared.partitions)
                 ),
-                running=tuple(sorted(((t.started or taken) + t.limit, t.cpus) for t in runs)),
-                pending=len(waits),
-                head=(waits[0].cpus, waits[0].limit) if waits else None,
-                licences={n: Copies(c, taken_copies[n]) for n, c in sizes.licences.items()},
+                running_jobs=tuple(
+                    sorted(
+                        (
+                            (live_record.started or polled_at) + live_record.time_limit,
+                            live_record.cpus,
+                        )
+                        for live_record in running
+                    )
+                ),
+                pending_jobs=len(pending),
+                queue_head=(pending[0].cpus, pending[0].time_limit) if pending else None,
+                licences={
+                    licence: ManagerLicences(total, used_licences[licence])
+                    for licence, total in declared.licences.items()
+                },
             ),
         )
 
-    def _look(self, task: _Task, native: str) -> None:
+    def _update_record(self, record: _TaskRecord, native_id: str) -> None:
         """Ask how one task fares. What DRMAA no longer knows keeps its last word, as unknown."""
-        said = self._session.status(native)
+        drmaa_state = self._session.status(native_id)
         now = time.time()
-        if said in ("done", "failed"):
-            self._end(task, native, now)
+        if drmaa_state in ("done", "failed"):
+            self._record_end(record, native_id, now)
         else:
-            state = _STATES.get(said or "undetermined", State.UNKNOWN)
-            begun = state in (State.RUNNING, State.SUSPENDED)
-            started = task.started or (now if begun else None)
-            if (state, started) != (task.state, task.started):
-                self._note(replace(task, state=state, started=started))
+            state = _STATES.get(drmaa_state or "undetermined", State.UNKNOWN)
+            has_started = state in (State.RUNNING, State.SUSPENDED)
+            started = record.started or (now if has_started else None)
+            if (state, started) != (record.state, record.started):
+                self._store_record(replace(record, state=state, started=started))
 
-    def _end(self, task: _Task, native: str, now: float) -> None:
-        end = self._session.ended(native)
-        if end is None and not task.held:
-            self._note(replace(task, state=State.UNKNOWN))
+    def _record_end(self, record: _TaskRecord, native_id: str, now: float) -> None:
+        job_exit = self._session.job_exit(native_id)
+        if job_exit is None and not record.held:
+            self._store_record(replace(record, state=State.UNKNOWN))
             return
         # Of a job that ended before it began there is nothing to tell.
-        end = end or Ended(None, None, aborted=True)
-        number = getattr(signal, end.signal, None) if end.signal else None
-        if end.exit_code is not None:
-            state = State.COMPLETED if end.exit_code == 0 else State.FAILED
+        job_exit = job_exit or JobExit(None, None, aborted=True)
+        signal_number = getattr(signal, job_exit.signal, None) if job_exit.signal else None
+        if job_exit.exit_code is not None:
+            state = State.COMPLETED if job_exit.exit_code == 0 else State.FAILED
         else:
-            state = State.CANCELLED if task.killed else State.FAILED
-        began = task.started or (None if task.held and end.aborted else now)
-        ran = replace(task, state=state, started=began, ended=now, exit_code=end.exit_code)
-        self._note(replace(ran, signal=int(number) if number else None))
-        (self._scripts / f"{task.tag}.{task.task}").unlink(missing_ok=True)
+            state = State.CANCELLED if record.killed else State.FAILED
+        started = record.started or (None if record.held and job_exit.aborted else now)
+        ended_record = replace(
+            record, state=state, started=started, ended=now, exit_code=job_exit.exit_code
+        )
+        self._store_record(
+            replace(ended_record, signal=int(signal_number) if signal_number else None)
+        )
+        (self._scripts / f"{record.tag}.{record.task}").unlink(missing_ok=True)
 
-    def _note(self, task: _Task) -> None:
+    def _store_record(self, record: _TaskRecord) -> None:
         with self._journal.open("a") as file:
-            file.write(json.dumps(asdict(task)) + "\n")
+            file.write(msgspec.json.encode(record).decode() + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self._tasks[(task.tag, task.task)] = task
+        self._tasks[(record.tag, record.task)] = record
 
-    def _read(self, oldest: float) -> Iterator[_Task]:
+    def _read_journal(self, oldest: float) -> Iterator[_TaskRecord]:
         if not self._journal.exists():
             return
         for line in self._journal.read_text().splitlines():
             try:
-                found = json.loads(line)
-                task = _Task(**{**found, "state": State(found["state"])})
-            except (ValueError, TypeError, KeyError):  # the last line of one that was killed
+                record = msgspec.json.decode(line, type=_TaskRecord)
+            except ValueError:  # the last line of one that was killed
                 continue
-            if task.ended is None or task.ended >= oldest:
-                yield task
+            if record.ended is None or record.ended >= oldest:
+                yield record
 
     def close(self) -> None:
         self._session.close()
 
 
-def _row(task: _Task) -> Row:
-    return Row(
-        tag=task.tag,
-        task=task.task,
-        native_id=task.native or "",
-        state=task.state,
-        started=task.started,
-        ended=task.ended,
-        exit_code=task.exit_code,
-        signal=task.signal,
+def _job_status(record: _TaskRecord) -> JobStatus:
+    return JobStatus(
+        tag=record.tag,
+        task=record.task,
+        native_id=record.native_id or "",
+        state=record.state,
+        started=record.started,
+        ended=record.ended,
+        exit_code=record.exit_code,
+        signal=record.signal,
     )

@@ -11,29 +11,31 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from metasched.adapters.base import Order
+from metasched.adapters.base import Submission
 from metasched.adapters.errors import Refused
-from metasched.adapters.interpreter import becoming
-from metasched.model.output_paths import pieces
+from metasched.adapters.interpreter import exec_lines
+from metasched.model.output_paths import split_at_node
 
 # Variables that Grid Engine makes for the job: its own values, not those of the submit host.
-_OWN = (
+_MANAGER_VARIABLES = (
     *("ARC", "ENVIRONMENT", "HOSTNAME", "JOB_ID", "JOB_NAME", "JOB_SCRIPT", "NHOSTS", "NQUEUES"),
     *("NSLOTS", "PE", "PE_HOSTFILE", "QUEUE", "REQNAME", "REQUEST", "RESTARTED", "TMP", "TMPDIR"),
 )
 
 
-def script(order: Order, index: int, cluster: str, hidden: Mapping[int, int]) -> bytes:
+def build_job_script(
+    submission: Submission, index: int, cluster: str, exit_code_of_signal: Mapping[int, int]
+) -> bytes:
     """The wrapper of one task, for /bin/sh. `hidden`: signals that stand for exit codes."""
-    payload = order.payload
-    variables = order.environment(index, cluster)
+    payload = submission.payload
+    variables = submission.environment(index, cluster)
     quote = shlex.quote
     environment = [
         *(quote(f"{name}={value}") for name, value in variables.items()),
-        *(f'${{{name}+"{name}=${name}"}}' for name in _OWN),
+        *(f'${{{name}+"{name}=${name}"}}' for name in _MANAGER_VARIABLES),
     ]
-    output = _path(payload.output, index)
-    error = "2>&1" if payload.error is None else f"2>{_path(payload.error, index)}"
+    output = _shell_path(payload.output, index)
+    error = "2>&1" if payload.error is None else f"2>{_shell_path(payload.error, index)}"
     lines = [
         "#!/bin/sh",
         f"umask {payload.umask:04o}",
@@ -43,13 +45,13 @@ def script(order: Order, index: int, cluster: str, hidden: Mapping[int, int]) ->
         # Caught, not ignored: the payload starts with their defaults and may act on them.
         "trap : HUP INT TERM USR1 USR2 XCPU",
         "(",
-        *becoming(payload.script, environment),
+        *exec_lines(payload.script, environment),
         ")",
         "code=$?",
         "trap - HUP INT TERM USR1 USR2 XCPU",
         "ulimit -c 0",
         "case $code in",
-        *(f"{code}) kill -{number} $$;;" for number, code in hidden.items()),
+        *(f"{code}) kill -{number} $$;;" for number, code in exit_code_of_signal.items()),
         "147|148|149|150) ;;",  # signals that stop, and end nothing
         # A shell tells a signal as 128 + its number; the accounting must tell the signal.
         "129|1[3-8]?|19[01]) kill -$((code - 128)) $$;;",
@@ -63,6 +65,6 @@ def script(order: Order, index: int, cluster: str, hidden: Mapping[int, int]) ->
     return text.replace("\n#$", "\n''#$").encode("utf-8", "surrogateescape")
 
 
-def _path(path: str, index: int) -> str:
+def _shell_path(path: str, index: int) -> str:
     """A path as a word of the shell."""
-    return '"$(uname -n | cut -d. -f1)"'.join(map(shlex.quote, pieces(path, index)))
+    return '"$(uname -n | cut -d. -f1)"'.join(map(shlex.quote, split_at_node(path, index)))

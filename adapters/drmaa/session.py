@@ -16,15 +16,15 @@ from metasched.adapters.errors import Refused, Unreachable
 T = TypeVar("T")
 
 # Errors with which the manager or its library certainly took nothing.
-_NO = {
+_REJECTIONS = {
     *("DeniedByDrmException", "InvalidArgumentException", "InvalidAttributeFormatException"),
     *("InvalidAttributeValueException", "ConflictingAttributeValuesException"),
     "AuthorizationException",
 }
-_LATER = {"TryLaterException"}
+_RETRYABLE_REJECTIONS = {"TryLaterException"}
 
 
-class Ended(NamedTuple):
+class JobExit(NamedTuple):
     """How DRMAA says that a job ended: its own exit code, or a signal, or neither."""
 
     exit_code: int | None
@@ -32,7 +32,7 @@ class Ended(NamedTuple):
     aborted: bool
 
 
-class Session:
+class DrmaaSession:
     """A session that opens itself when it is first needed."""
 
     def __init__(self, library: str) -> None:
@@ -49,13 +49,13 @@ class Session:
         try:
             self.open()
         except Unreachable as error:
-            raise Refused(error.reason, again=True) from None
+            raise Refused(error.reason, retryable=True) from None
         try:
-            return self._call(lambda session: self._run(session, path, native, name))
-        except _Unknown as error:
+            return self._call(lambda session: self._run_job(session, path, native, name))
+        except _UnknownJob as error:
             raise Unreachable(f"DRMAA: {error}") from None
 
-    def _run(self, session: Any, path: str, native: str, name: str) -> str:
+    def _run_job(self, session: Any, path: str, native: str, name: str) -> str:
         template = session.createJobTemplate()
         try:
             template.remoteCommand = path
@@ -69,29 +69,31 @@ class Session:
             with suppress(Exception):
                 session.deleteJobTemplate(template)
 
-    def status(self, native: str) -> str | None:
+    def status(self, native_id: str) -> str | None:
         """DRMAA's word for the state of a job, such as `running`; None: unknown to it."""
         try:
-            return self._call(lambda session: str(session.jobStatus(native)))
-        except _Unknown:
+            return self._call(lambda session: str(session.jobStatus(native_id)))
+        except _UnknownJob:
             return None
 
-    def ended(self, native: str) -> Ended | None:
+    def job_exit(self, native_id: str) -> JobExit | None:
         """How a job ended; None if DRMAA cannot (or can no longer) say."""
         try:
             session = self.open()
-            info = session.wait(native, self._drmaa.Session.TIMEOUT_NO_WAIT)
+            info = session.wait(native_id, self._drmaa.Session.TIMEOUT_NO_WAIT)
         except Exception:  # drmaa 0.7.9 raises a bare Exception for codes that it has no class for
             return None
         if info.hasExited:
-            return Ended(int(info.exitStatus), None, False)
-        return Ended(None, info.terminatedSignal if info.hasSignal else None, bool(info.wasAborted))
+            return JobExit(int(info.exitStatus), None, False)
+        return JobExit(
+            None, info.terminatedSignal if info.hasSignal else None, bool(info.wasAborted)
+        )
 
-    def control(self, native: str, action: str) -> bool:
+    def control(self, native_id: str, action: str) -> bool:
         """`hold`, `release` or `terminate` a job; False if the manager would not."""
         try:
-            self._call(lambda session: session.control(native, action))
-        except (_Unknown, Refused):
+            self._call(lambda session: session.control(native_id, action))
+        except (_UnknownJob, Refused):
             return False
         return True
 
@@ -101,22 +103,22 @@ class Session:
             with suppress(Exception):
                 session.exit()
 
-    def _call(self, what: Callable[[Any], T]) -> T:
+    def _call(self, operation: Callable[[Any], T]) -> T:
         session = self.open()
         errors = self._drmaa.errors
         try:
-            return what(session)
+            return operation(session)
         except errors.DrmaaException as error:
-            kind, said = type(error).__name__, _one_line(error)
-            if kind in _LATER:
-                raise Refused(said, again=True) from None
-            if kind in _NO:
-                raise Refused(said) from None
-            if kind == "InvalidJobException":
-                raise _Unknown(said) from None
-            if kind == "NoActiveSessionException":
+            error_name, message = type(error).__name__, _one_line(error)
+            if error_name in _RETRYABLE_REJECTIONS:
+                raise Refused(message, retryable=True) from None
+            if error_name in _REJECTIONS:
+                raise Refused(message) from None
+            if error_name == "InvalidJobException":
+                raise _UnknownJob(message) from None
+            if error_name == "NoActiveSessionException":
                 self._session = None
-            raise Unreachable(f"DRMAA: {said}") from None
+            raise Unreachable(f"DRMAA: {message}") from None
         except UnicodeEncodeError:
             raise Refused("an option is no text") from None
 
@@ -140,7 +142,7 @@ class Session:
         return session
 
 
-class _Unknown(Exception):
+class _UnknownJob(Exception):
     """DRMAA does not know the job: not a word about how it fared."""
 
 

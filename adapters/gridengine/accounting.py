@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 from typing import IO
 
-from metasched.adapters.gridengine.listing import Record, record
+from metasched.adapters.gridengine.listing import AccountingLine, parse_accounting_line
 
-_FIRST_LOOK = 2**30  # bytes at the end of an accounting file that has grown beyond it
+_FIRST_READ = 2**30  # bytes at the end of an accounting file that has grown beyond it
 _BLOCK = 2**22
 
 
-class Accounting:
+class AccountingFile:
     """The records whose line holds `needle`, since `since` (epoch seconds).
 
     `since` is None while the file cannot be read: it then proves nothing.
@@ -29,33 +29,33 @@ class Accounting:
         self._partial = b""
         self.since: float | None = None
 
-    def news(self) -> list[Record]:
+    def read_new(self) -> list[AccountingLine]:
         """What has been appended since the last call. ValueError if a line cannot be read."""
-        looked = time.time()
-        found: list[Record] = []
+        read_at = time.time()
+        lines: list[AccountingLine] = []
         if self._file is not None:
-            found += self._rest(self._file)
-            if self._replaced(self._file):
+            lines += self._read_rest(self._file)
+            if self._is_replaced(self._file):
                 self.close()
         if self._file is None:
             # A rotated file was read to its end just above, so nothing is lost between the two.
-            self._open(looked)
+            self._open(read_at)
             if self._file is not None:
-                found += self._rest(self._file)
-        return found
+                lines += self._read_rest(self._file)
+        return lines
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
         self._file, self._partial = None, b""
 
-    def _open(self, looked: float) -> None:
+    def _open(self, read_at: float) -> None:
         try:
             file = self._path.open("rb")
         except FileNotFoundError:
             # It is made with the first end; a folder that is not there is one not mounted.
             if self._path.parent.is_dir():
-                self.since = looked if self.since is None else self.since
+                self.since = read_at if self.since is None else self.since
             else:
                 self.since = None
             return
@@ -64,38 +64,42 @@ class Accounting:
             return
         self._file = file
         size = os.fstat(file.fileno()).st_size
-        first: Record | None = None
-        file.seek(max(0, size - _FIRST_LOOK))
-        if size > _FIRST_LOOK:
+        first_end: AccountingLine | None = None
+        file.seek(max(0, size - _FIRST_READ))
+        if size > _FIRST_READ:
             file.readline()
         start = file.tell()
         while line := file.readline():
             if not line.startswith(b"#") and line.endswith(b"\n"):
-                candidate = record(_text(line))
+                candidate = parse_accounting_line(_decode(line))
                 if candidate.ended:
-                    first = candidate
+                    first_end = candidate
                     break
         file.seek(start)
-        reaches = looked if first is None else first.ended + 1  # lines come in the order of ends
-        self.since = reaches if self.since is None else min(self.since, reaches)
+        covered_since = (
+            read_at if first_end is None else first_end.ended + 1
+        )  # lines come in the order of ends
+        self.since = covered_since if self.since is None else min(self.since, covered_since)
 
-    def _replaced(self, file: IO[bytes]) -> bool:
-        mine = os.fstat(file.fileno())
+    def _is_replaced(self, file: IO[bytes]) -> bool:
+        opened = os.fstat(file.fileno())
         try:
-            there = self._path.stat()
+            current = self._path.stat()
         except OSError:
             return True
-        return (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino) or (
-            there.st_size < file.tell()
+        return (current.st_dev, current.st_ino) != (opened.st_dev, opened.st_ino) or (
+            current.st_size < file.tell()
         )
 
-    def _rest(self, file: IO[bytes]) -> list[Record]:
-        found = []
+    def _read_rest(self, file: IO[bytes]) -> list[AccountingLine]:
+        parsed = []
         while block := file.read(_BLOCK):
             *lines, self._partial = (self._partial + block).split(b"\n")
-            found += [record(_text(line)) for line in lines if self._needle in line]
-        return found
+            parsed += [
+                parse_accounting_line(_decode(line)) for line in lines if self._needle in line
+            ]
+        return parsed
 
 
-def _text(line: bytes) -> str:
+def _decode(line: bytes) -> str:
     return line.decode(errors="replace")

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from metasched.adapters.gridengine.listing import (
-    EVERYWHERE,
-    Host,
-    Job,
-    Limits,
-    Queue,
-    seconds,
+    ANY_QUEUE,
+    ExecutionHost,
+    QstatJob,
+    QueueInstance,
+    QueueLimits,
+    parse_seconds,
 )
-from metasched.model.cluster import Facts, Nodes, Partition
+from metasched.model.cluster import ClusterInfo, NodeCapacity, Partition
 
 
-def facts(
-    listed: Sequence[Job],
-    places: Sequence[Host],
-    limits: Mapping[str, Limits],
+def cluster_info(
+    jobs: Sequence[QstatJob],
+    hosts: Sequence[ExecutionHost],
+    limits: Mapping[str, QueueLimits],
     totals: Mapping[str, Mapping[str, float]],
     memory: str | None,
-    ours: set[str],
-    taken: float,
+    own_ids: set[str],
+    listed_at: float,
     default_time: float,
     awaiting: Collection[str] = (),
-) -> Facts:
+) -> ClusterInfo:
     """Everyone's demand and what there is to meet it.
 
     `totals` are those of each host: what is left and what runs are told by two commands, between
@@ -34,107 +34,124 @@ def facts(
     is the consumable that counts it, `default_time` what a job without h_rt is taken to need.
     """
 
-    def limit(job: Job) -> float:
-        return seconds(job.requests.get("h_rt", "")) or default_time
+    def time_limit(job: QstatJob) -> float:
+        return parse_seconds(job.requests.get("h_rt", "")) or default_time
 
     running, waiting = [], []
     owed = 0.0
-    for job in listed:
-        if not job.waits:
-            end = (taken if job.started is None else job.started) + limit(job)
-            running.append((max(end, taken), job.slots))
-        elif job.queued and job.id not in awaiting:
+    for job in jobs:
+        if not job.is_waiting:
+            end = (listed_at if job.started is None else job.started) + time_limit(job)
+            running.append((max(end, listed_at), job.slots))
+        elif job.is_eligible and job.id not in awaiting:
             waiting.append(job)
-            if job.id not in ours:
-                owed += job.count * job.slots * limit(job)
-    kinds = [_Place(host, totals.get(host.name, {}), memory) for host in places]
-    usable = [place for place in kinds if place.up]
-    return Facts(
-        cpus=sum(place.cpus for place in usable),
-        used=sum(place.used for place in usable),
-        partitions=_partitions(kinds, limits),
-        running=tuple(sorted(running)),
-        owed=owed,
-        pending=sum(job.count for job in waiting),
-        head=(waiting[0].slots, limit(waiting[0])) if waiting else None,
+            if job.id not in own_ids:
+                owed += job.task_count * job.slots * time_limit(job)
+    capacities = [_HostCapacity(host, totals.get(host.name, {}), memory) for host in hosts]
+    usable = [capacity for capacity in capacities if capacity.up]
+    return ClusterInfo(
+        cpus=sum(capacity.cpus for capacity in usable),
+        used_cpus=sum(capacity.used for capacity in usable),
+        partitions=_partitions(capacities, limits),
+        running_jobs=tuple(sorted(running)),
+        owed_by_others=owed,
+        pending_jobs=sum(job.task_count for job in waiting),
+        queue_head=(waiting[0].slots, time_limit(waiting[0])) if waiting else None,
     )
 
 
-class _Place:
+class _HostCapacity:
     """A host with what is left of it, and what it has in all."""
 
-    def __init__(self, host: Host, totals: Mapping[str, float], memory: str | None) -> None:
+    def __init__(
+        self, host: ExecutionHost, totals: Mapping[str, float], memory: str | None
+    ) -> None:
         self.host, self._totals, self._memory = host, totals, memory
         self.used = sum(queue.used for queue in host.queues)
         self.up = any(queue.up for queue in host.queues)
-        most = sum(queue.slots for queue in host.queues)
-        self.cpus = most
-        self.left = most - self.used
+        total = sum(queue.slots for queue in host.queues)
+        self.cpus = total
+        self.free_slots = total - self.used
         if "slots" in host.free:
-            self.left = min(self.left, int(host.free["slots"]))
-            self.cpus = min(most, int(host.free["slots"]) + self.used)
+            self.free_slots = min(self.free_slots, int(host.free["slots"]))
+            self.cpus = min(total, int(host.free["slots"]) + self.used)
 
-    def nodes(self, among: Iterable[Queue]) -> Nodes:
+    def nodes(self, queue_instances: Iterable[QueueInstance]) -> NodeCapacity:
         """This host as these queues give it out."""
-        queues = list(among)
+        queues = list(queue_instances)
         up = any(queue.up for queue in queues)
-        free = {n: int(v) for n, v in self.host.free.items() if n not in ("slots", self._memory)}
-        left = min(self.left, sum(queue.slots - queue.used for queue in queues if queue.up))
+        free = {
+            resource: int(amount_free)
+            for resource, amount_free in self.host.free.items()
+            if resource not in ("slots", self._memory)
+        }
+        free_slots = min(
+            self.free_slots, sum(queue.slots - queue.used for queue in queues if queue.up)
+        )
         memory = self._memory or ""
         counted = memory in self.host.free
         free_memory = int(self.host.free[memory] / 2**20) if counted else None
         all_memory = int(self._totals.get(memory, 0.0) / 2**20)
-        has = {name: max(left, int(self._totals.get(name, 0))) for name, left in free.items()}
-        return Nodes(
+        total = {
+            resource_name: max(free_slots, int(self._totals.get(resource_name, 0)))
+            for resource_name, free_slots in free.items()
+        }
+        return NodeCapacity(
             count=1,
             cpus=min(self.cpus, sum(queue.slots for queue in queues)),
-            free_cpus=max(0, left) if up else 0,
+            free_cpus=max(0, free_slots) if up else 0,
             memory=None if free_memory is None else max(free_memory, all_memory),
             free_memory=None if free_memory is None else (free_memory if up else 0),
-            gres=has,
-            free_gres={name: left if up else 0 for name, left in free.items()},
+            gres=total,
+            free_gres={
+                resource_name: free_slots if up else 0 for resource_name, free_slots in free.items()
+            },
             up=up,
         )
 
 
-def _partitions(places: Sequence[_Place], limits: Mapping[str, Limits]) -> tuple[Partition, ...]:
+def _partitions(
+    capacities: Sequence[_HostCapacity], limits: Mapping[str, QueueLimits]
+) -> tuple[Partition, ...]:
     names = list(limits)
-    found = []
+    partitions = []
     for name in names:
         nodes = [
-            place.nodes(queue for queue in place.host.queues if queue.name == name)
-            for place in places
-            if any(queue.name == name for queue in place.host.queues)
+            capacity.nodes(queue for queue in capacity.host.queues if queue.name == name)
+            for capacity in capacities
+            if any(queue.name == name for queue in capacity.host.queues)
         ]
-        found.append(_partition(name, nodes, limits[name].time, default=len(names) == 1))
+        partitions.append(_partition(name, nodes, limits[name].hard_time, default=len(names) == 1))
     if len(names) > 1:
-        every = [place.nodes(place.host.queues) for place in places if place.host.queues]
-        times = [limit.time for limit in limits.values()]
-        longest = None if None in times else max(time for time in times if time is not None)
-        found.insert(0, _partition(EVERYWHERE, every, longest, default=True))
-    return tuple(found)
+        nodes_of_all = [
+            capacity.nodes(capacity.host.queues) for capacity in capacities if capacity.host.queues
+        ]
+        times = [limit.hard_time for limit in limits.values()]
+        max_time = None if None in times else max(time for time in times if time is not None)
+        partitions.insert(0, _partition(ANY_QUEUE, nodes_of_all, max_time, default=True))
+    return tuple(partitions)
 
 
 def _partition(
-    name: str, nodes: Sequence[Nodes], longest: float | None, default: bool
+    name: str, nodes: Sequence[NodeCapacity], max_time: float | None, default: bool
 ) -> Partition:
-    kinds: list[tuple[Nodes, int]] = []
+    counted: list[tuple[NodeCapacity, int]] = []
     for node in nodes:
-        for position, (kind, count) in enumerate(kinds):
-            if kind == node:
-                kinds[position] = (kind, count + 1)
+        for position, (counted_node, count) in enumerate(counted):
+            if counted_node == node:
+                counted[position] = (counted_node, count + 1)
                 break
         else:
-            kinds.append((node, 1))
+            counted.append((node, 1))
     return Partition(
         name=name,
-        nodes=tuple(_times(kind, count) for kind, count in kinds),
+        nodes=tuple(_repeat(counted_node, count) for counted_node, count in counted),
         default=default,
         up=any(node.up for node in nodes),
-        max_time=longest,
+        max_time=max_time,
         max_nodes=1,
     )
 
 
-def _times(kind: Nodes, count: int) -> Nodes:
-    return Nodes(**{**vars(kind), "count": count})
+def _repeat(node: NodeCapacity, count: int) -> NodeCapacity:
+    return NodeCapacity(**{**vars(node), "count": count})

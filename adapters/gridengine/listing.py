@@ -15,33 +15,33 @@ from time import strptime
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from metasched.model.cluster import Copies
+from metasched.model.cluster import ManagerLicences
 from metasched.model.job import State
-from metasched.model.listing import Row
+from metasched.model.listing import JobStatus
 from metasched.model.tags import parse_tag
 
-EVERYWHERE = "*"  # the partition of jobs that name no queue, where there are several
-_NO_LIMITS = {"INFINITY", "NONE", ""}
+ANY_QUEUE = "*"  # the partition of jobs that name no queue, where there are several
+_UNLIMITED = {"INFINITY", "NONE", ""}
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 # Why a line of the accounting does not end its job: it is queued again.
-_AGAIN = {"24", "25"}
-_LIMIT = "37"  # ended at h_rt, h_cpu or h_vmem
+_RESCHEDULED_CODES = {"24", "25"}
+_LIMIT_EXCEEDED = "37"  # ended at h_rt, h_cpu or h_vmem
 _AFTER_JOB = "100"  # a signal ended it: exit_status is 128 + signal
 _AMOUNT = re.compile(r"\d+(\.\d+)?[kKmMgGtT]?")
-_MEMORY = re.compile(r"[sh]_(data|rss|stack|vmem)")
-_HARD_MEMORY = re.compile(r"\b(h_vmem|h_rss|h_data)=")
+_MEMORY_LIMIT = re.compile(r"[sh]_(data|rss|stack|vmem)")
+_HARD_MEMORY_REQUEST = re.compile(r"\b(h_vmem|h_rss|h_data)=")
 
 # Signals by which the script says that the payload ended with 99 or 100: Grid Engine would run
 # the job once more (whatever `-r n` says), or keep it in error.
-HIDDEN_CODES = {62: 99, 63: 100}
+EXIT_CODE_OF_SIGNAL = {62: 99, 63: 100}
 
-_UNUSABLE = set("auEsdSDCo")  # letters of a queue's state that keep jobs from starting
+_UNUSABLE_STATES = set("auEsdSDCo")  # letters of a queue's state that keep jobs from starting
 
 
 @dataclass(frozen=True)
-class Job:
+class QstatJob:
     """One job (or some tasks of an array) of qstat; `requests` are hard requests as written."""
 
     id: str
@@ -56,26 +56,26 @@ class Job:
     requests: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether no host has it: pending, held or in error."""
         return "q" in self.state or "w" in self.state
 
     @property
-    def queued(self) -> bool:
+    def is_eligible(self) -> bool:
         """Whether it waits for nothing but its turn."""
         return self.state in ("qw", "Rq", "Rqw")
 
     @property
-    def count(self) -> int:
+    def task_count(self) -> int:
         """How many tasks it stands for."""
-        return tasks_in(self.tasks)
+        return count_tasks(self.tasks)
 
     @property
     def host(self) -> str:
         return self.queue.partition("@")[2]
 
 
-class Record(NamedTuple):
+class AccountingLine(NamedTuple):
     """One line of the accounting: one end, or one start that failed (`started` 0)."""
 
     host: str
@@ -85,15 +85,15 @@ class Record(NamedTuple):
     started: float
     ended: float
     failed: str
-    status: int
-    wall: float
-    cpu: float
+    exit_status: int
+    wall_seconds: float
+    cpu_seconds: float
     category: str
-    memory: float
+    max_memory: float
 
 
 @dataclass(frozen=True)
-class Queue:
+class QueueInstance:
     """One queue instance: this queue on one host.
 
     As qhost tells it, `reserved` is the most that advance reservations have together at any time
@@ -112,21 +112,21 @@ class Queue:
 
     @property
     def up(self) -> bool:
-        return _UNUSABLE.isdisjoint(self.state)
+        return _UNUSABLE_STATES.isdisjoint(self.state)
 
 
 @dataclass(frozen=True)
-class Host:
+class ExecutionHost:
     """One execution host: `free` are its remaining consumables, memory in MiB."""
 
     name: str
     memory: int | None
     free: Mapping[str, float]
-    queues: tuple[Queue, ...]
+    queues: tuple[QueueInstance, ...]
 
 
 @dataclass(frozen=True)
-class Complex:
+class ComplexAttribute:
     """A resource attribute; `consumable` is NO, YES (per slot) or JOB, `default` what none asks."""
 
     name: str
@@ -134,11 +134,11 @@ class Complex:
     default: str = "0"
 
     @property
-    def unasked(self) -> float:
+    def default_amount(self) -> float:
         """What a job, or a slot of it, has that does not say how much."""
-        return amounts({"": self.default}).get("", 0.0)
+        return parse_amounts({"": self.default}).get("", 0.0)
 
-    def each(self, count: int, slots: int) -> int:
+    def request_value(self, count: int, slots: int) -> int:
         """What to ask for, to have so many on so many slots. ValueError if it cannot be said."""
         if self.consumable == "YES":  # counted for each slot
             if count % slots:
@@ -148,132 +148,140 @@ class Complex:
 
 
 @dataclass(frozen=True)
-class Limits:
+class QueueLimits:
     """Of one queue, seconds; None: no limit. A job is warned at the soft one.
 
     `memory` are the most bytes that a slot may ask for, on any of its hosts, by resource.
     """
 
-    time: float | None
-    soft: float | None = None
+    hard_time: float | None
+    soft_time: float | None = None
     memory: Mapping[str, float] = field(default_factory=dict)
 
 
-def jobs(xml: str) -> list[Job]:
+def parse_jobs(xml: str) -> list[QstatJob]:
     """Every job of `qstat -xml -r -u '*'`, the pending ones in the manager's order."""
-    return [_job(element) for element in root(xml, "job_info").iter("job_list")]
+    return [_parse_job(element) for element in xml_root(xml, "job_info").iter("job_list")]
 
 
-def _job(element: ElementTree.Element) -> Job:
-    def text(name: str) -> str:
+def _parse_job(element: ElementTree.Element) -> QstatJob:
+    def child_text(name: str) -> str:
         return (element.findtext(name) or "").strip()
 
     requests = {
         request.get("name", ""): (request.text or "").strip()
         for request in element.iter("hard_request")
     }
-    return Job(
-        id=str(int(text("JB_job_number"))),
-        name=text("full_job_name") or text("JB_name"),
-        owner=text("JB_owner"),
-        state=text("state"),
-        slots=int(text("slots") or 1),
-        submitted=when(text("JB_submission_time")),
-        started=when(text("JAT_start_time")),
-        queue=text("queue_name"),
-        tasks=text("tasks"),
+    return QstatJob(
+        id=str(int(child_text("JB_job_number"))),
+        name=child_text("full_job_name") or child_text("JB_name"),
+        owner=child_text("JB_owner"),
+        state=child_text("state"),
+        slots=int(child_text("slots") or 1),
+        submitted=parse_time(child_text("JB_submission_time")),
+        started=parse_time(child_text("JAT_start_time")),
+        queue=child_text("queue_name"),
+        tasks=child_text("tasks"),
         requests=requests,
     )
 
 
-def hosts(xml: str) -> list[Host]:
+def parse_hosts(xml: str) -> list[ExecutionHost]:
     """Every execution host of `qhost -xml -q -F`."""
     return [
-        _host(element)
-        for element in root(xml, "qhost").iter("host")
+        _parse_host(element)
+        for element in xml_root(xml, "qhost").iter("host")
         if element.get("name") != "global"
     ]
 
 
-def tokens(xml: str, totals: Mapping[str, float]) -> dict[str, Copies]:
+def parse_global_licences(xml: str, totals: Mapping[str, float]) -> dict[str, ManagerLicences]:
     """What is left and taken of the consumables of the host `global`, by `qhost -xml -F`."""
-    left = {
-        value.get("name", ""): int(amount(value.text or "0"))
-        for host in root(xml, "qhost").iter("host")
+    remaining = {
+        value.get("name", ""): int(parse_amount(value.text or "0"))
+        for host in xml_root(xml, "qhost").iter("host")
         if host.get("name") == "global"
         for value in host.findall("resourcevalue")
     }
     return {
-        name: Copies(int(total), max(int(total) - left[name], 0))
+        name: ManagerLicences(int(total), max(int(total) - remaining[name], 0))
         for name, total in totals.items()
-        if name in left
+        if name in remaining
     }
 
 
-def totals(host: str, known: Mapping[str, Complex]) -> dict[str, float]:
+def parse_host_totals(host: str, complexes: Mapping[str, ComplexAttribute]) -> dict[str, float]:
     """How much there is of each consumable that a host counts, by `qconf -se`."""
-    given = _pairs(settings(host).get("complex_values", ""))
+    declared = _parse_pairs(parse_settings(host).get("complex_values", ""))
     return {
         name: count
-        for name, count in amounts(given).items()
-        if name in known and known[name].consumable != "NO"
+        for name, count in parse_amounts(declared).items()
+        if name in complexes and complexes[name].consumable != "NO"
     }
 
 
-def _host(element: ElementTree.Element) -> Host:
+def _parse_host(element: ElementTree.Element) -> ExecutionHost:
     free = {
-        value.get("name", ""): amount(value.text or "0")
+        value.get("name", ""): parse_amount(value.text or "0")
         for value in element.findall("resourcevalue")
         if value.get("dominance") == "hc"
     }
     total = next(
-        ((v.text or "-") for v in element.findall("hostvalue") if v.get("name") == "mem_total"), "-"
+        (
+            (element_value.text or "-")
+            for element_value in element.findall("hostvalue")
+            if element_value.get("name") == "mem_total"
+        ),
+        "-",
     )
     queues = []
     for queue in element.findall("queue"):
-        said = {v.get("name"): v.text or "" for v in queue.findall("queuevalue")}
-        running, reserved = int(said["slots_used"]), int(said.get("slots_resv") or 0)
-        name, state = queue.get("name", ""), said["state_string"].strip()
-        queues.append(Queue(name, int(said["slots"]), running, reserved, state))
-    return Host(
+        values = {
+            element_value.get("name"): element_value.text or ""
+            for element_value in queue.findall("queuevalue")
+        }
+        running, reserved = int(values["slots_used"]), int(values.get("slots_resv") or 0)
+        name, state = queue.get("name", ""), values["state_string"].strip()
+        queues.append(QueueInstance(name, int(values["slots"]), running, reserved, state))
+    return ExecutionHost(
         name=element.get("name", ""),
-        memory=None if total == "-" else int(amount(total) / 2**20),
+        memory=None if total == "-" else int(parse_amount(total) / 2**20),
         free=free,
         queues=tuple(queues),
     )
 
 
-def root(xml: str, name: str) -> ElementTree.Element:
+def xml_root(xml: str, name: str) -> ElementTree.Element:
     """The outermost element, which must have this name. ValueError if it has not."""
     try:
-        root = ElementTree.fromstring(xml)
+        element = ElementTree.fromstring(xml)
     except ElementTree.ParseError as error:
         raise ValueError(f"no XML: {error}") from None
-    if root.tag != name:
-        raise ValueError(f"<{root.tag}> where <{name}> was expected")
-    return root
+    if element.tag != name:
+        raise ValueError(f"<{element.tag}> where <{name}> was expected")
+    return element
 
 
-def when(text: str) -> float | None:
+def parse_time(text: str) -> float | None:
     """Epoch seconds of `2030-01-31T08:00:00` under TZ=UTC."""
     return float(timegm(strptime(text, "%Y-%m-%dT%H:%M:%S"))) if text else None
 
 
-def amount(text: str) -> float:
+def parse_amount(text: str) -> float:
     """A number with a memory unit, such as `22.889G`, in plain units."""
     scale = _UNITS.get(text[-1:], 1)
     return float(text[:-1] if text[-1:] in _UNITS else text) * scale
 
 
-def amounts(said: Mapping[str, str]) -> dict[str, float]:
+def parse_amounts(values: Mapping[str, str]) -> dict[str, float]:
     """Those of the values that are amounts."""
-    return {name: amount(much) for name, much in said.items() if _AMOUNT.fullmatch(much)}
+    return {name: parse_amount(value) for name, value in values.items() if _AMOUNT.fullmatch(value)}
 
 
-def seconds(text: str) -> float | None:
+def parse_seconds(text: str) -> float | None:
     """Seconds of `3600`, `1:00:00` or `INFINITY` (None); host overrides are left out."""
     text = text.partition(",")[0].strip()
-    if text in _NO_LIMITS:
+    if text in _UNLIMITED:
         return None
     total = 0.0
     for part in text.split(":"):
@@ -281,7 +289,7 @@ def seconds(text: str) -> float | None:
     return total
 
 
-def tasks_in(text: str) -> int:
+def count_tasks(text: str) -> int:
     """How many tasks `3-20:1,25` stands for; `` and `7` are one."""
     count = 0
     for part in text.split(","):
@@ -291,88 +299,97 @@ def tasks_in(text: str) -> int:
     return count
 
 
-def settings(text: str) -> dict[str, str]:
+def parse_settings(text: str) -> dict[str, str]:
     """The `name  value` lines of qconf, continued lines joined."""
     joined = re.sub(r"\\\n\s*", "", text)
     pairs = (line.split(None, 1) for line in joined.splitlines() if line.strip())
     return {pair[0]: pair[1].strip() if len(pair) > 1 else "" for pair in pairs}
 
 
-def queues(text: str) -> dict[str, Limits]:
+def parse_queue_limits(text: str) -> dict[str, QueueLimits]:
     """Each queue of `qconf -sq '*'` with its limits."""
-    found = {}
+    limits = {}
     for block in re.split(r"^(?=qname\s)", text, flags=re.MULTILINE):
         if block.strip():
-            said = settings(block)
-            memory = {name: _least(said[name]) for name in said if _MEMORY.fullmatch(name)}
-            time, soft = seconds(said["h_rt"]), seconds(said.get("s_rt", ""))
-            found[said["qname"]] = Limits(time, soft, memory)
-    return found
+            values = parse_settings(block)
+            memory = {
+                name: _lowest_amount(values[name])
+                for name in values
+                if _MEMORY_LIMIT.fullmatch(name)
+            }
+            hard_time, soft_time = (
+                parse_seconds(values["h_rt"]),
+                parse_seconds(values.get("s_rt", "")),
+            )
+            limits[values["qname"]] = QueueLimits(hard_time, soft_time, memory)
+    return limits
 
 
-def _least(said: str) -> float:
+def _lowest_amount(listed: str) -> float:
     """The least of `4G,[n1=2G],[@big=INFINITY]`."""
-    values = re.findall(r"(?:^|=)([^],\s]+)", said)
-    return min(amounts({value: value for value in values}).values(), default=math.inf)
+    values = re.findall(r"(?:^|=)([^],\s]+)", listed)
+    return min(parse_amounts({value: value for value in values}).values(), default=math.inf)
 
 
-def complexes(text: str) -> dict[str, Complex]:
+def parse_complexes(text: str) -> dict[str, ComplexAttribute]:
     """Each resource attribute of `qconf -sc`, by its name."""
     rows = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
-    return {row[0]: Complex(row[0], row[5], row[6]) for row in rows if len(row) == 8}
+    return {row[0]: ComplexAttribute(row[0], row[5], row[6]) for row in rows if len(row) == 8}
 
 
-def accounting_delay(configuration: str) -> float:
+def parse_accounting_delay(configuration: str) -> float:
     """Seconds for which the qmaster may keep lines of the accounting to itself."""
-    given = _pairs(settings(configuration).get("reporting_params", ""))
-    time = given.get("accounting_flush_time") or given.get("flush_time") or "00:00:15"
-    return seconds(time) or 0.0
+    parameters = _parse_pairs(parse_settings(configuration).get("reporting_params", ""))
+    flush_time = (
+        parameters.get("accounting_flush_time") or parameters.get("flush_time") or "00:00:15"
+    )
+    return parse_seconds(flush_time) or 0.0
 
 
-def duration_offset(scheduler: str) -> float:
+def parse_duration_offset(scheduler: str) -> float:
     """Seconds for which a job keeps its slots after its limit, by `qconf -ssconf`."""
-    given = _pairs(settings(scheduler).get("params", "").upper())
-    return seconds(given.get("DURATION_OFFSET", "60")) or 0.0
+    parameters = _parse_pairs(parse_settings(scheduler).get("params", "").upper())
+    return parse_seconds(parameters.get("DURATION_OFFSET", "60")) or 0.0
 
 
-def _pairs(said: str) -> dict[str, str]:
+def _parse_pairs(pairs: str) -> dict[str, str]:
     """`a=1,b=2 c=3;d=4`."""
-    return dict(pair.partition("=")[::2] for pair in re.split(r"[\s,;]+", said))
+    return dict(pair.partition("=")[::2] for pair in re.split(r"[\s,;]+", pairs))
 
 
-def record(line: str) -> Record:
+def parse_accounting_line(line: str) -> AccountingLine:
     """One line of the accounting file."""
     fields = line.rstrip("\n").split(":")
     if len(fields) < 43:
         raise ValueError(f"a line of the accounting has {len(fields)} fields")
-    return Record(
+    return AccountingLine(
         host=fields[1],
         owner=fields[3],
         name=fields[4],
         id=str(int(fields[5])),
-        started=_epoch(fields[9]),
-        ended=_epoch(fields[10]),
+        started=_epoch_seconds(fields[9]),
+        ended=_epoch_seconds(fields[10]),
         failed=fields[11].split(None, 1)[0],
-        status=int(fields[12]),
-        wall=float(fields[13]),
-        cpu=float(fields[36]),
+        exit_status=int(fields[12]),
+        wall_seconds=float(fields[13]),
+        cpu_seconds=float(fields[36]),
         category=fields[39],
-        memory=float(fields[42]),
+        max_memory=float(fields[42]),
     )
 
 
-def _epoch(text: str) -> float:
+def _epoch_seconds(text: str) -> float:
     """Seconds; some descendants of Grid Engine write milliseconds."""
     value = float(int(text))
     return value / 1000 if value > 1e11 else value
 
 
-def mark(tag: str, index: int) -> str:
+def job_name(tag: str, index: int) -> str:
     """The name of a task in Grid Engine: the tag, with its index if that is not 0."""
     return f"{tag}.{index}" if index else tag
 
 
-def read_mark(name: str, instance: str) -> tuple[str, int] | None:
+def parse_job_name(name: str, instance: str) -> tuple[str, int] | None:
     """(tag, index) of what `mark` made for this instance; None for other names."""
     tag, dot, index = name.partition(".")
     if (dot and not index.isdecimal()) or parse_tag(tag, instance) is None:
@@ -380,20 +397,20 @@ def read_mark(name: str, instance: str) -> tuple[str, int] | None:
     return tag, int(index or 0)
 
 
-def live_row(job: Job, tag: str, task: int) -> Row:
+def live_status(job: QstatJob, tag: str, task: int) -> JobStatus:
     """The row of a job that qstat lists."""
     started = job.started
-    if job.waits or ("t" in job.state and "R" not in job.state):
+    if job.is_waiting or ("t" in job.state and "R" not in job.state):
         # One that was queued again has begun before; when, is no longer known.
         started = job.submitted if "R" in job.state else None
     state = _state(job.state)
-    return Row(
+    return JobStatus(
         tag=tag,
         task=task,
         native_id=job.id,
         state=state,
         started=started,
-        word="" if job.state in ("r", "qw") else job.state,
+        manager_reason="" if job.state in ("r", "qw") else job.state,
         node=job.host,
         restarts=int("R" in job.state),
     )
@@ -407,52 +424,54 @@ def _state(letters: str) -> State:
     return State.RUNNING if "r" in letters else State.UNKNOWN
 
 
-def ended_row(found: Record, tag: str, task: int, killed: bool) -> Row | None:
+def ended_status(line: AccountingLine, tag: str, task: int, killed: bool) -> JobStatus | None:
     """The row of a job that has ended; None if this record is not its end.
 
     `killed`: we had asked for its end. Grid Engine accounts such an end as any other by a signal.
     """
-    if found.failed in _AGAIN or not found.started:
+    if line.failed in _RESCHEDULED_CODES or not line.started:
         return None
-    code: int | None = found.status
+    code: int | None = line.exit_status
     signal: int | None = None
-    state = State.COMPLETED if found.status == 0 else State.FAILED
-    word = "" if found.failed == "0" else f"failed {found.failed}"
-    if found.failed in (_AFTER_JOB, _LIMIT) and found.status > 128:
-        code, signal = None, found.status - 128
-        if signal in HIDDEN_CODES:
-            code, signal, word = HIDDEN_CODES[signal], None, ""
-    if found.failed == _LIMIT:
+    state = State.COMPLETED if line.exit_status == 0 else State.FAILED
+    message = "" if line.failed == "0" else f"failed {line.failed}"
+    if line.failed in (_AFTER_JOB, _LIMIT_EXCEEDED) and line.exit_status > 128:
+        code, signal = None, line.exit_status - 128
+        if signal in EXIT_CODE_OF_SIGNAL:
+            code, signal, message = EXIT_CODE_OF_SIGNAL[signal], None, ""
+    if line.failed == _LIMIT_EXCEEDED:
         state = State.TIMEOUT
-        limit = re.search(r"\bh_rt=([\d:]+)", found.category)
-        asked = seconds(limit[1]) if limit else None
-        if _HARD_MEMORY.search(found.category) and not (asked and found.wall >= asked):
+        limit = re.search(r"\bh_rt=([\d:]+)", line.category)
+        requested_time = parse_seconds(limit[1]) if limit else None
+        if _HARD_MEMORY_REQUEST.search(line.category) and not (
+            requested_time and line.wall_seconds >= requested_time
+        ):
             state = State.OUT_OF_MEMORY
-    elif found.failed == _AFTER_JOB and signal is not None and killed:
+    elif line.failed == _AFTER_JOB and signal is not None and killed:
         state = State.CANCELLED
-    elif found.failed not in ("0", _AFTER_JOB):
+    elif line.failed not in ("0", _AFTER_JOB):
         state, code, signal = State.NODE_FAIL, None, None
-    return Row(
+    return JobStatus(
         tag=tag,
         task=task,
-        native_id=found.id,
+        native_id=line.id,
         state=state,
-        started=found.started,
-        ended=max(found.ended, found.started),
+        started=line.started,
+        ended=max(line.ended, line.started),
         exit_code=code,
         signal=signal,
-        word=word,
-        node=found.host,
-        cpu_seconds=found.cpu,
-        max_memory=int(found.memory / 2**20),
+        manager_reason=message,
+        node=line.host,
+        cpu_seconds=line.cpu_seconds,
+        max_memory=int(line.max_memory / 2**20),
     )
 
 
-def slots(host: Host, down: bool = False) -> int:
+def usable_slots(host: ExecutionHost, include_down: bool = False) -> int:
     """The processors of a host that can be given to jobs, by its queues that are up; 0: none.
 
     `down`: by all of its queues.
     """
-    most = sum(queue.slots for queue in host.queues if queue.up or down)
+    total = sum(queue.slots for queue in host.queues if queue.up or include_down)
     used = sum(queue.running for queue in host.queues)
-    return min(most, int(host.free["slots"]) + used) if "slots" in host.free else most
+    return min(total, int(host.free["slots"]) + used) if "slots" in host.free else total

@@ -38,25 +38,25 @@ import msgspec
 from msgspec import structs
 
 from metasched.adapters import supervisor
-from metasched.adapters.base import Adapter, Capabilities, Order, Withdrawal, task_variables
+from metasched.adapters.base import Adapter, Capabilities, Submission, Withdrawal, task_variables
 from metasched.adapters.errors import AdapterError, Refused, Unreachable
-from metasched.adapters.launcher_client import Launcher, uid_of
-from metasched.adapters.local.host import Nursery, read_record, share, spec_field
+from metasched.adapters.launcher_client import LauncherClient, uid_of
+from metasched.adapters.local.host import ForkServer, grant_access, read_record, spec_field
 from metasched.model.arrays import parse_array
-from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import State
-from metasched.model.listing import Listing, Row
-from metasched.model.output_paths import filled, first_node
+from metasched.model.listing import JobStatus, Listing
+from metasched.model.output_paths import expand_task_fields, first_node
 from metasched.model.tags import parse_tag
 from metasched.policies.local import registry as named
-from metasched.policies.local.queueing import Free, Policy, Running, Waiting
+from metasched.policies.local.queueing import FreeResources, LocalPolicy, RunningJob, WaitingJob
 
-PARTITION = "local"
-MEMORY = "MiB of memory"  # its name among the counted resources, no name of a gres
-LAUNCHES = 3  # how often a supervisor may die before its claim until the task is given up
-RETRY = 1.0  # seconds after an error of the system (a full disk) until the thread tries again
+PARTITION_NAME = "local"
+MEMORY_RESOURCE = "MiB of memory"  # its name among the counted resources, no name of a gres
+MAX_LAUNCHES = 3  # how often a supervisor may die before its claim until the task is given up
+RETRY_DELAY = 1.0  # seconds after an error of the system (a full disk) until the thread tries again
 SAVE_DELAY = 0.2  # seconds of quiet until the ends of jobs are written to the database,
-SAVE_MOST = 200  # or that many of them: a disk takes milliseconds for each transaction
+MAX_UNSAVED = 200  # or that many of them: a disk takes milliseconds for each transaction
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS opened (first REAL NOT NULL, boot TEXT NOT NULL);  -- the last boot
@@ -88,7 +88,7 @@ class LocalOptions:
     cpus: int
     memory: int | None = None
     gres: Mapping[str, int] = field(default_factory=dict)
-    policy: str = named.DEFAULT
+    policy: str = named.DEFAULT_POLICY
     kill_wait: float = 5.0
     keep: float = 86400.0
     max_time: float | None = None
@@ -96,10 +96,10 @@ class LocalOptions:
     age: float = 14400.0
 
     def __post_init__(self) -> None:
-        for name, count in {"cpus": self.cpus, "memory": self.memory, **self.gres}.items():
-            if count is not None and count < 1:
-                raise ValueError(f"{name} is {count}; it must be 1 or more")
-        named.make(self.policy)
+        for name, amount in {"cpus": self.cpus, "memory": self.memory, **self.gres}.items():
+            if amount is not None and amount < 1:
+                raise ValueError(f"{name} is {amount}; it must be 1 or more")
+        named.make_policy(self.policy)
         for name, seconds in (("max_time", self.max_time), ("default_time", self.default_time)):
             if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
                 raise ValueError(f"{name} is {seconds}; it must be a positive number of seconds")
@@ -112,7 +112,7 @@ class LocalOptions:
                 raise ValueError(f"{name} is {seconds}; it must be 0 or more seconds")
 
 
-class _Each(msgspec.Struct, frozen=True):
+class _TaskTemplate(msgspec.Struct, frozen=True):
     """What of an order differs from task to task: its id and range, paths with patterns."""
 
     job: int
@@ -121,7 +121,7 @@ class _Each(msgspec.Struct, frozen=True):
     error: str | None
 
 
-class _Needs(msgspec.Struct, frozen=True):
+class _Requirements(msgspec.Struct, frozen=True):
     """What one task needs of the cluster, and its place in the queue: smaller is earlier."""
 
     cpus: int
@@ -137,42 +137,46 @@ class _Needs(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True, eq=False)
-class _Task:
-    native: int
-    needs: _Needs
-    row: Row
-    ours: bool  # of this instance
-    launched: float | None = None  # when it was decided to start it
-    launches: int = 0
+class _LocalTask:
+    native_id: int
+    requirements: _Requirements
+    status: JobStatus
+    is_own: bool  # of this instance
+    launch_decided: float | None = None  # when it was decided to start it
+    launch_count: int = 0
     devices: dict[str, list[int]] = field(default_factory=dict)
-    watch: int | None = None  # pidfd of its supervisor
-    waiting: Waiting = field(init=False)
+    supervisor_fd: int | None = None  # pidfd of its supervisor
+    waiting: WaitingJob = field(init=False)
 
     def __post_init__(self) -> None:
-        needs = self.needs
+        requirements = self.requirements
         # the aged key is the time from which it waits: priorities count as waiting does
-        self.waiting = Waiting(
-            self.native,
-            needs.cpus,
-            needs.estimated,
-            needs.counts,
-            since=needs.key,
-            deadline=needs.deadline,
-            priority=needs.priority,
-            user=needs.user,
-            licences=needs.licences,
+        self.waiting = WaitingJob(
+            self.native_id,
+            requirements.cpus,
+            requirements.estimated,
+            requirements.counts,
+            waiting_since=requirements.key,
+            deadline=requirements.deadline,
+            priority=requirements.priority,
+            user=requirements.user,
+            licences=requirements.licences,
         )
 
     @property
-    def place(self) -> tuple[float, int]:
-        return self.needs.key, self.native
+    def queue_key(self) -> tuple[float, int]:
+        return self.requirements.key, self.native_id
 
     @property
-    def running(self) -> Running:
-        begun = self.row.started or self.launched or 0.0
-        needs = self.needs
-        return Running(
-            self.native, needs.cpus, begun + needs.estimated, needs.counts, user=needs.user
+    def running(self) -> RunningJob:
+        started = self.status.started or self.launch_decided or 0.0
+        requirements = self.requirements
+        return RunningJob(
+            self.native_id,
+            requirements.cpus,
+            started + requirements.estimated,
+            requirements.counts,
+            user=requirements.user,
         )
 
 
@@ -195,166 +199,179 @@ class Local(Adapter):
         options: LocalOptions,
         instance: str,
         folder: Path,
-        launcher: Launcher | None = None,
+        launcher: LauncherClient | None = None,
     ) -> None:
         super().__init__(cluster, options, instance, folder, launcher)
-        self.capabilities = self.able(options)  # type: ignore[misc]
-        self._policy: Policy = named.make(options.policy)
+        self.capabilities = self.capabilities_for(options)  # type: ignore[misc]
+        self._policy: LocalPolicy = named.make_policy(options.policy)
         self._lock = threading.Lock()
-        self._resources: ExitStack | None = None
+        self._open_resources: ExitStack | None = None
         self._rho: Mapping[str, float] = {}
-        self._stale = False  # the disk failed us half way: what is in memory may be wrong
+        self._reload_needed = False  # the disk failed us half way: what is in memory may be wrong
 
     @classmethod
-    def able(cls, options: LocalOptions) -> Capabilities:
+    def capabilities_for(cls, options: LocalOptions) -> Capabilities:
         return Capabilities(gres=bool(options.gres), memory=options.memory is not None)
 
-    def submit(self, order: Order) -> dict[int, str]:
-        with self._entered():
-            known = self._tags.get(order.tag)
-            if known is not None:
-                if not set(order.indices) <= known.keys():
-                    raise Refused(f"tag {order.tag} is in use for other tasks")
-                return {index: str(known[index].native) for index in order.indices}
-            needs = self._needs(order)
-            head, script = _head(order, self.cluster.name, needs, self.options), _script(order)
+    def submit(self, submission: Submission) -> dict[int, str]:
+        with self._locked():
+            existing = self._tasks_by_tag.get(submission.tag)
+            if existing is not None:
+                if not set(submission.indices) <= existing.keys():
+                    raise Refused(f"tag {submission.tag} is in use for other tasks")
+                return {index: str(existing[index].native_id) for index in submission.indices}
+            requirements = self._requirements_of(submission)
+            header, script = (
+                _shared_header(submission, self.cluster.name, requirements, self.options),
+                _encoded_script(submission),
+            )
             with self._db:
-                self._db.execute("INSERT INTO orders VALUES (?, ?, ?)", (order.tag, head, script))
-                tasks = [self._insert(order.tag, index, needs) for index in order.indices]
-            self._tags[order.tag] = {task.row.task: task for task in tasks}
+                self._db.execute(
+                    "INSERT INTO orders VALUES (?, ?, ?)", (submission.tag, header, script)
+                )
+                tasks = [
+                    self._insert_task(submission.tag, index, requirements)
+                    for index in submission.indices
+                ]
+            self._tasks_by_tag[submission.tag] = {task.status.task: task for task in tasks}
             for task in tasks:
-                self._tasks[task.native] = task
-                insort(self._queue, task, key=lambda t: t.place)
-            self._stir()
-            return {task.row.task: task.row.native_id for task in tasks}
+                self._tasks[task.native_id] = task
+                insort(self._queue, task, key=lambda t: t.queue_key)
+            self._wake_thread()
+            return {task.status.task: task.status.native_id for task in tasks}
 
     def withdraw(self, withdrawal: Withdrawal) -> None:
-        with self._entered():
-            known = self._tags.get(withdrawal.tag, {})
-            for index in withdrawal.natives:
-                task = known.get(index)
-                if task is not None and task.row.ended is None:
-                    self._withdraw(task, withdrawal.unstarted)
-            self._save()
-            self._stir()
+        with self._locked():
+            tasks = self._tasks_by_tag.get(withdrawal.tag, {})
+            for index in withdrawal.native_ids:
+                task = tasks.get(index)
+                if task is not None and task.status.ended is None:
+                    self._withdraw_task(task, withdrawal.only_pending)
+            self._save_ended()
+            self._wake_thread()
 
     def poll(self) -> Listing:
-        with self._entered():
+        with self._locked():
             now = time.time()
-            self._forget(now - self.options.keep)
+            self._forget_ended(now - self.options.keep)
             for task in self._started.values():
-                self._note_claim(task)
-            head = self._queue[0] if self._queue else None
+                self._update_from_claim(task)
+            queue_head = self._queue[0] if self._queue else None
             return Listing(
                 taken=now,
-                since=max(self._born, now - self.options.keep),
+                since=max(self._first_opened, now - self.options.keep),
                 until=now,
                 rows=tuple(
-                    structs.replace(task.row, word="Resources") if task is head else task.row
+                    structs.replace(task.status, manager_reason="Resources")
+                    if task is queue_head
+                    else task.status
                     for task in self._tasks.values()
-                    if task.ours
+                    if task.is_own
                 ),
-                facts=self._facts(head),
+                info=self._cluster_info(queue_head),
             )
 
-    def criticality(self, rho: Mapping[str, float]) -> None:
-        with self._entered():
+    def update_licence_demand(self, rho: Mapping[str, float]) -> None:
+        with self._locked():
             if rho != self._rho:
                 self._rho = rho
-                self._stir()
+                self._wake_thread()
 
     def close(self) -> None:
         with self._lock:
-            resources, self._resources = self._resources, None
+            resources, self._open_resources = self._open_resources, None
             if resources is None:
                 return
-            self._stir()
+            self._wake_thread()
         self._thread.join()
         with resources, suppress(OSError, sqlite3.Error):  # the folders tell it to the next life
-            if not self._stale:
-                self._save()
+            if not self._reload_needed:
+                self._save_ended()
 
     # Opening: one process, its database, what earlier ones left running, the thread.
 
     @contextmanager
-    def _entered(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """The lock held and the folder open; what the system refuses becomes Unreachable."""
         with self._lock:
             try:
-                if self._resources is None:
+                if self._open_resources is None:
                     self._open()
-                if self._stale:
-                    self._load()
+                if self._reload_needed:
+                    self._load_state()
                 yield
             except (OSError, sqlite3.Error) as error:
-                self._stale = True
+                self._reload_needed = True
                 raise Unreachable(f"{self.folder}: {error}") from error
 
     def _open(self) -> None:
         with ExitStack() as stack:
-            lock = stack.enter_context(open(self.folder / "lock", "a+"))
+            lock_file = stack.enter_context(open(self.folder / "lock", "a+"))
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                lock.seek(0)
+                lock_file.seek(0)
                 raise Unreachable(
-                    f"{self.folder} is in use by process {lock.read() or '?'}; "
+                    f"{self.folder} is in use by process {lock_file.read() or '?'}; "
                     "one at a time may hold a local cluster"
                 ) from None
-            lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
+            lock_file.truncate(0)
+            lock_file.write(str(os.getpid()))
+            lock_file.flush()
             if not os.path.exists(f"/proc/self/task/{threading.get_native_id()}/children"):
                 raise OSError("this kernel does not list children (CONFIG_PROC_CHILDREN)")
-            self._jobs = self.folder / "jobs"
-            self._jobs.mkdir(exist_ok=True)
-            self._connect(stack)
+            self._jobs_folder = self.folder / "jobs"
+            self._jobs_folder.mkdir(exist_ok=True)
+            self._open_database(stack)
             if self.launcher is not None:
-                self._let_users_in()
-            self._nurseries: dict[str, Nursery] = {}
-            stack.callback(self._close_nurseries)
+                self._grant_user_access()
+            self._fork_servers: dict[str, ForkServer] = {}
+            stack.callback(self._close_fork_servers)
             self._epoll = stack.enter_context(select.epoll())
-            self._bell = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # rung: a first pass
-            stack.callback(os.close, self._bell)
-            self._epoll.register(self._bell, select.EPOLLIN)
-            self._watched: dict[int, _Task] = {}
+            self._wakeup_fd = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # rung: a first pass
+            stack.callback(os.close, self._wakeup_fd)
+            self._epoll.register(self._wakeup_fd, select.EPOLLIN)
+            self._tasks_by_supervisor_fd: dict[int, _LocalTask] = {}
             stack.callback(self._unwatch_all)
-            self._load()
-            self._resources = stack.pop_all()
+            self._load_state()
+            self._open_resources = stack.pop_all()
         self._thread = threading.Thread(
-            target=self._run, args=(self._resources,), name=f"local {self.folder}", daemon=True
+            target=self._run_scheduler,
+            args=(self._open_resources,),
+            name=f"local {self.folder}",
+            daemon=True,
         )
         self._thread.start()
 
-    def _let_users_in(self) -> None:
+    def _grant_user_access(self) -> None:
         """Open the way to the jobs' folders to their owners; what lies on it is closed to them."""
         for path in self.folder.iterdir():
             if path.is_file():
                 path.chmod(0o600)  # it may be from before users came this way
         self.folder.chmod(0o711)
-        self._jobs.chmod(0o755)
+        self._jobs_folder.chmod(0o755)
         for folder in self.folder.parents:
             if not folder.stat().st_mode & 0o001:
                 raise OSError(f"{folder} is closed to the owners of jobs; chmod o+x")
         if not os.path.exists("/proc/1/stat"):
             raise OSError("/proc hides other accounts' processes (hidepid); give us its gid")
 
-    def _nursery_of(self, task: _Task) -> Nursery:
-        owner = self._owner(task)
-        if owner not in self._nurseries:
-            errors = self.folder / "supervisor.log"
-            self._nurseries[owner] = Nursery(errors, self.launcher, owner)
-        return self._nurseries[owner]
+    def _fork_server_for(self, task: _LocalTask) -> ForkServer:
+        account = self._account_for(task)
+        if account not in self._fork_servers:
+            error_log = self.folder / "supervisor.log"
+            self._fork_servers[account] = ForkServer(error_log, self.launcher, account)
+        return self._fork_servers[account]
 
-    def _owner(self, task: _Task) -> str:
+    def _account_for(self, task: _LocalTask) -> str:
         """Whose account acts for a task; "": ours."""
-        return "" if self.launcher is None else task.needs.user
+        return "" if self.launcher is None else task.requirements.user
 
-    def _close_nurseries(self) -> None:
-        for nursery in self._nurseries.values():
-            nursery.close()
+    def _close_fork_servers(self) -> None:
+        for fork_server in self._fork_servers.values():
+            fork_server.close()
 
-    def _connect(self, stack: ExitStack) -> None:
+    def _open_database(self, stack: ExitStack) -> None:
         self._db = sqlite3.connect(self.folder / "queue.db", check_same_thread=False)
         stack.callback(self._db.close)
         self._db.execute("PRAGMA journal_mode = WAL")
@@ -366,339 +383,380 @@ class Local(Adapter):
                 (time.time(),),
             )
 
-    def _load(self) -> None:
+    def _load_state(self) -> None:
         """Know again what the disk knows."""
         self._db.rollback()
         self._unwatch_all()
-        self._rubbish: list[Path] = []
-        self._unsaved: list[_Task] = []
-        self._born, boot = self._db.execute("SELECT first, boot FROM opened").fetchone()
-        self._tasks: dict[int, _Task] = {}
-        self._tags: dict[str, dict[int, _Task]] = {}
-        for native, tag, index, needs, row in self._db.execute(
+        self._obsolete_folders: list[Path] = []
+        self._unsaved: list[_LocalTask] = []
+        self._first_opened, last_boot = self._db.execute(
+            "SELECT first, boot FROM opened"
+        ).fetchone()
+        self._tasks: dict[int, _LocalTask] = {}
+        self._tasks_by_tag: dict[str, dict[int, _LocalTask]] = {}
+        for native_id, tag, index, requirements_json, status_json in self._db.execute(
             "SELECT native, tag, task, needs, row FROM tasks ORDER BY native"
         ):
-            wanted = msgspec.json.decode(needs, type=_Needs)
-            task = _Task(
-                native,
-                wanted,
-                msgspec.json.decode(row, type=Row)
-                if row
-                else _pending(tag, index, native, wanted.user),
-                self._is_ours(tag),
+            requirements = msgspec.json.decode(requirements_json, type=_Requirements)
+            task = _LocalTask(
+                native_id,
+                requirements,
+                msgspec.json.decode(status_json, type=JobStatus)
+                if status_json
+                else _pending_status(tag, index, native_id, requirements.user),
+                self._is_own_tag(tag),
             )
-            self._tasks[native] = task
-            self._tags.setdefault(tag, {})[index] = task
-        self._adopt(same_boot=boot == supervisor.boot_id())
+            self._tasks[native_id] = task
+            self._tasks_by_tag.setdefault(tag, {})[index] = task
+        self._recover_tasks(same_boot=last_boot == supervisor.boot_id())
         with self._db:
             self._db.execute("UPDATE opened SET boot = ?", (supervisor.boot_id(),))
-        self._stale = False
+        self._reload_needed = False
 
-    def _adopt(self, same_boot: bool) -> None:
+    def _recover_tasks(self, same_boot: bool) -> None:
         """Sort what is in the database and the folders of jobs into queued and started.
 
         Of a folder from before a restart of the host only the claim and the end were certainly
         written; without a claim it never began, and nobody is left who could claim it.
         """
         self._free_cpus = self.options.cpus
-        self._free = dict(self.options.gres)
+        self._free_resources = dict(self.options.gres)
         if self.options.memory is not None:
-            self._free[MEMORY] = self.options.memory
-        self._devices = _devices(self.options.gres)
-        self._started: dict[int, _Task] = {}
-        self._unattended: list[_Task] = []
-        for folder in self._jobs.iterdir():
+            self._free_resources[MEMORY_RESOURCE] = self.options.memory
+        self._free_devices = _gpu_indices(self.options.gres)
+        self._started: dict[int, _LocalTask] = {}
+        self._unsupervised: list[_LocalTask] = []
+        for folder in self._jobs_folder.iterdir():
             task = self._tasks.get(int(folder.name)) if folder.name.isdecimal() else None
-            decided = (folder / ("spec" if same_boot else "claim")).exists()
-            if task is None or task.row.ended is not None or not decided:
-                self._rubbish.append(folder)
+            start_decided = (folder / ("spec" if same_boot else "claim")).exists()
+            if task is None or task.status.ended is not None or not start_decided:
+                self._obsolete_folders.append(folder)
                 continue
             if same_boot:
-                spec = supervisor.Spec((folder / "spec").read_bytes())
+                spec = supervisor.TaskSpec((folder / "spec").read_bytes())
                 task.devices = msgspec.json.decode(spec.devices, type=dict[str, list[int]])
-            task.launched = time.time()
-            self._take(task)
-            self._unattended.append(task)
-        self._discard()
+            task.launch_decided = time.time()
+            self._allocate(task)
+            self._unsupervised.append(task)
+        self._remove_obsolete()
         self._queue = sorted(
-            (t for t in self._tasks.values() if t.row.ended is None and t.launched is None),
-            key=lambda t: t.place,
+            (
+                t
+                for t in self._tasks.values()
+                if t.status.ended is None and t.launch_decided is None
+            ),
+            key=lambda t: t.queue_key,
         )
         # what an earlier life may have told as ended is told as running by none after it
-        self._unattended = [task for task in self._unattended if self._look(task)]
+        self._unsupervised = [task for task in self._unsupervised if self._needs_supervisor(task)]
 
     # What is asked for.
 
-    def _needs(self, order: Order) -> _Needs:
+    def _requirements_of(self, submission: Submission) -> _Requirements:
         """Refused if this cluster can never run it."""
-        job, payload, options = order.job, order.payload, self.options
-        if order.options:
-            raise Refused(f"native options {' '.join(order.options)!r}: a local cluster has none")
+        job, payload, options = submission.job, submission.payload, self.options
+        if submission.options:
+            raise Refused(
+                f"native options {' '.join(submission.options)!r}: a local cluster has none"
+            )
         if job.nodes is not None and job.nodes > 1:
             raise Refused(f"{job.nodes} nodes asked for; a local cluster is one")
         counts = dict(job.gres)
         memory = job.memory or (job.memory_per_cpu or 0) * job.cpus
         if memory and options.memory is not None:
-            counts[MEMORY] = memory
+            counts[MEMORY_RESOURCE] = memory
         if job.cpus > options.cpus:
             raise Refused(f"{job.cpus} cpus asked for; the cluster has {options.cpus}")
-        has = {MEMORY: options.memory, **options.gres}
-        for name, need in counts.items():
-            if need > (has.get(name) or 0):
-                raise Refused(f"{need} {name} asked for; the cluster has {has.get(name) or 0}")
+        capacity = {MEMORY_RESOURCE: options.memory, **options.gres}
+        for name, amount in counts.items():
+            if amount > (capacity.get(name) or 0):
+                raise Refused(
+                    f"{amount} {name} asked for; the cluster has {capacity.get(name) or 0}"
+                )
         limit = options.max_time if job.time_limit is None else job.time_limit
         if options.max_time is not None and limit is not None and limit > options.max_time:
             raise Refused(f"{limit:g} s asked for; the cluster's limit is {options.max_time:g} s")
         if self.launcher is not None:
-            self.launcher.enter(job.user, payload.directory)
+            self.launcher.check_access(job.user, payload.directory)
         elif not os.path.isdir(payload.directory):
             raise Refused(f"directory {payload.directory!r} does not exist")
-        _check_texts(order, look=self.launcher is None)
-        return _Needs(
+        _check_payload(submission, check_host=self.launcher is None)
+        return _Requirements(
             cpus=options.cpus if job.exclusive else job.cpus,
             counts=counts,
             estimated=job.time_limit or min(options.default_time, limit or math.inf),
             limit=limit,
-            key=job.submitted - options.age * (order.priority - 1),
-            priority=order.priority,
+            key=job.submitted - options.age * (submission.priority - 1),
+            priority=submission.priority,
             deadline=job.deadline,
             user=job.user,
             uid=0 if self.launcher is None else uid_of(job.user),
-            licences=order.leased,
+            licences=submission.leased_licences,
         )
 
-    def _insert(self, tag: str, index: int, needs: _Needs) -> _Task:
-        native = self._db.execute(
+    def _insert_task(self, tag: str, index: int, requirements: _Requirements) -> _LocalTask:
+        native_id = self._db.execute(
             "INSERT INTO tasks (tag, task, needs) VALUES (?, ?, ?)",
-            (tag, index, msgspec.json.encode(needs).decode()),
+            (tag, index, msgspec.json.encode(requirements).decode()),
         ).lastrowid
-        assert native is not None
-        return _Task(native, needs, _pending(tag, index, native, needs.user), self._is_ours(tag))
+        assert native_id is not None
+        return _LocalTask(
+            native_id,
+            requirements,
+            _pending_status(tag, index, native_id, requirements.user),
+            self._is_own_tag(tag),
+        )
 
-    def _withdraw(self, task: _Task, unstarted: bool) -> None:
+    def _withdraw_task(self, task: _LocalTask, only_pending: bool) -> None:
         folder = self._folder_of(task)
         # A supervisor may be on its way: whoever claims the folder first decides.
-        if task.launched is None or supervisor.claim(str(folder), "state=cancelled\nword=\n"):
-            self._finish(task, _unbegun(task.row, State.CANCELLED, ""))
-        elif not unstarted:
+        if task.launch_decided is None or supervisor.claim(str(folder), "state=cancelled\nword=\n"):
+            self._finish_task(task, _unstarted_status(task.status, State.CANCELLED, ""))
+        elif not only_pending:
             try:
-                self._nursery_of(task).cancel(folder)
+                self._fork_server_for(task).cancel(folder)
             except OSError as error:
-                raise Unreachable(f"task {task.native}: {error}") from None
+                raise Unreachable(f"task {task.native_id}: {error}") from None
 
     # What is so.
 
-    def _is_ours(self, tag: str) -> bool:
+    def _is_own_tag(self, tag: str) -> bool:
         return parse_tag(tag, self.instance) is not None
 
-    def _facts(self, head: _Task | None) -> Facts:
+    def _cluster_info(self, queue_head: _LocalTask | None) -> ClusterInfo:
         options = self.options
-        nodes = Nodes(
+        nodes = NodeCapacity(
             count=1,
             cpus=options.cpus,
             free_cpus=max(self._free_cpus, 0),
             memory=options.memory,
-            free_memory=self._free.get(MEMORY),
+            free_memory=self._free_resources.get(MEMORY_RESOURCE),
             gres=dict(options.gres),
-            free_gres={name: self._free[name] for name in options.gres},
+            free_gres={name: self._free_resources[name] for name in options.gres},
         )
         partition = Partition(
-            PARTITION,
+            PARTITION_NAME,
             (nodes,),
             default=True,
             max_time=options.max_time,
             default_time=options.default_time,
             max_nodes=1,
         )
-        return Facts(
+        return ClusterInfo(
             cpus=options.cpus,
-            used=options.cpus - self._free_cpus,
+            used_cpus=options.cpus - self._free_cpus,
             partitions=(partition,),
-            running=tuple(sorted((t.running.end, t.needs.cpus) for t in self._started.values())),
-            owed=sum(t.needs.cpus * t.needs.estimated for t in self._queue if not t.ours),
-            pending=len(self._queue),
-            head=None if head is None else (head.needs.cpus, head.needs.estimated),
+            running_jobs=tuple(
+                sorted((t.running.end, t.requirements.cpus) for t in self._started.values())
+            ),
+            owed_by_others=sum(
+                t.requirements.cpus * t.requirements.estimated for t in self._queue if not t.is_own
+            ),
+            pending_jobs=len(self._queue),
+            queue_head=None
+            if queue_head is None
+            else (queue_head.requirements.cpus, queue_head.requirements.estimated),
         )
 
-    def _note_claim(self, task: _Task) -> None:
-        if task.row.started is not None:
+    def _update_from_claim(self, task: _LocalTask) -> None:
+        if task.status.started is not None:
             return
         claim = read_record(self._folder_of(task), "claim")
         if claim is not None and "pid" in claim:
-            task.row = structs.replace(
-                task.row,
+            task.status = structs.replace(
+                task.status,
                 state=State.RUNNING,
                 started=float(claim["time"]),
                 node=socket.gethostname(),
-                word="",
+                manager_reason="",
             )
 
-    def _forget(self, before: float) -> None:
-        old = [t for t in self._tasks.values() if t.row.ended is not None and t.row.ended < before]
-        if not old:
+    def _forget_ended(self, before: float) -> None:
+        expired = [
+            t
+            for t in self._tasks.values()
+            if t.status.ended is not None and t.status.ended < before
+        ]
+        if not expired:
             return
-        self._save()
+        self._save_ended()
         with self._db:
-            self._db.executemany("DELETE FROM tasks WHERE native = ?", [(t.native,) for t in old])
-        for task in old:
-            del self._tasks[task.native]
-            del self._tags[task.row.tag][task.row.task]
-            if not self._tags[task.row.tag]:
-                del self._tags[task.row.tag]
+            self._db.executemany(
+                "DELETE FROM tasks WHERE native = ?", [(t.native_id,) for t in expired]
+            )
+        for task in expired:
+            del self._tasks[task.native_id]
+            del self._tasks_by_tag[task.status.tag][task.status.task]
+            if not self._tasks_by_tag[task.status.tag]:
+                del self._tasks_by_tag[task.status.tag]
 
     # The thread: what has ended is settled, what can start is started.
 
-    def _stir(self) -> None:
-        os.eventfd_write(self._bell, 1)
+    def _wake_thread(self) -> None:
+        os.eventfd_write(self._wakeup_fd, 1)
 
-    def _run(self, mine: ExitStack) -> None:
+    def _run_scheduler(self, open_resources: ExitStack) -> None:
         while True:
             ready = self._epoll.poll(SAVE_DELAY if self._unsaved else None)
             with self._lock:
-                if self._resources is not mine:
+                if self._open_resources is not open_resources:
                     return
                 try:
-                    if self._stale:
-                        self._load()
+                    if self._reload_needed:
+                        self._load_state()
                     for descriptor, _ in ready:
-                        if descriptor == self._bell:
-                            os.eventfd_read(self._bell)
-                        elif descriptor in self._watched:
-                            self._unattended.append(self._unwatch(descriptor))
-                    self._attend()
-                    self._schedule()
-                    self._attend()
-                    if not ready or len(self._unsaved) > SAVE_MOST:
-                        self._save()
+                        if descriptor == self._wakeup_fd:
+                            os.eventfd_read(self._wakeup_fd)
+                        elif descriptor in self._tasks_by_supervisor_fd:
+                            self._unsupervised.append(self._unwatch(descriptor))
+                    self._supervise_started()
+                    self._decide_starts()
+                    self._supervise_started()
+                    if not ready or len(self._unsaved) > MAX_UNSAVED:
+                        self._save_ended()
                     continue
                 except (OSError, sqlite3.Error):
                     log.exception("%s: will be tried again", self.folder)
-                    self._stale = True
-                    self._stir()
-            time.sleep(RETRY)
+                    self._reload_needed = True
+                    self._wake_thread()
+            time.sleep(RETRY_DELAY)
 
-    def _schedule(self) -> None:
+    def _decide_starts(self) -> None:
         """Decide what starts now; the decision is a job's folder with its `spec`."""
         if not self._queue or self._free_cpus <= 0:
             return
         now = time.time()
-        chosen = self._policy.starts(
+        starts = self._policy.choose_starts(
             now,
             [task.waiting for task in self._queue],
             [task.running for task in self._started.values()],
-            Free(self._free_cpus, self._free, rho=self._rho),
+            FreeResources(self._free_cpus, self._free_resources, rho=self._rho),
         )
-        for native, _ in chosen:
-            task = self._tasks[native]
+        for native_id, _ in starts:
+            task = self._tasks[native_id]
             task.devices = {
-                name: self._devices[name][:count]
-                for name, count in task.needs.counts.items()
-                if name in self._devices
+                name: self._free_devices[name][:count]
+                for name, count in task.requirements.counts.items()
+                if name in self._free_devices
             }
             self._write_spec(task)
-            task.launched = now
-            self._take(task)
-            self._unattended.append(task)
+            task.launch_decided = now
+            self._allocate(task)
+            self._unsupervised.append(task)
             self._queue.remove(task)
 
-    def _write_spec(self, task: _Task) -> None:
-        head, script = self._db.execute(
-            "SELECT head, script FROM orders WHERE tag = ?", (task.row.tag,)
+    def _write_spec(self, task: _LocalTask) -> None:
+        header, script = self._db.execute(
+            "SELECT head, script FROM orders WHERE tag = ?", (task.status.tag,)
         ).fetchone()
-        each, _, shared = head.partition(b"\0")
-        own = _own(msgspec.json.decode(each, type=_Each), task.row.task)
+        template, _, shared_fields = header.partition(b"\0")
+        task_fields = _task_fields(
+            msgspec.json.decode(template, type=_TaskTemplate), task.status.task
+        )
         if gpus := sorted(i for devices in task.devices.values() for i in devices):
-            own.append(
+            task_fields.append(
                 spec_field("environment", f"CUDA_VISIBLE_DEVICES={','.join(map(str, gpus))}")
             )
-        own.append(b"devices=" + msgspec.json.encode(task.devices))
+        task_fields.append(b"devices=" + msgspec.json.encode(task.devices))
         folder = self._folder_of(task)
         folder.mkdir(mode=0o700, exist_ok=True)
         draft = folder / "spec.draft"
-        draft.write_bytes(b"\0".join([shared, *own]) + b"\0\0" + script)
+        draft.write_bytes(b"\0".join([shared_fields, *task_fields]) + b"\0\0" + script)
         if self.launcher is not None:
             draft.chmod(0o644)
         draft.rename(folder / "spec")
 
-    def _attend(self) -> None:
+    def _supervise_started(self) -> None:
         """Give every started task that is not watched a supervisor to watch, or its end."""
-        while self._unattended:
-            unclaimed = [task for task in self._unattended if self._look(task)]
-            self._unattended = unclaimed
-            if not unclaimed:
+        while self._unsupervised:
+            without_supervisor = [
+                task for task in self._unsupervised if self._needs_supervisor(task)
+            ]
+            self._unsupervised = without_supervisor
+            if not without_supervisor:
                 return
-            for _, some in groupby(sorted(unclaimed, key=self._owner), key=self._owner):
-                self._launch(list(some))
-            self._unattended = [task for task in unclaimed if task.watch is None]
+            for _, group in groupby(
+                sorted(without_supervisor, key=self._account_for), key=self._account_for
+            ):
+                self._launch_supervisors(list(group))
+            self._unsupervised = [task for task in without_supervisor if task.supervisor_fd is None]
 
-    def _launch(self, tasks: list[_Task]) -> None:
+    def _launch_supervisors(self, tasks: list[_LocalTask]) -> None:
         """Fork a supervisor for each of some tasks of one user."""
         for task in tasks:
-            task.launches += 1
+            task.launch_count += 1
             if self.launcher is not None:
                 # Not before its `spec` is there: we write no more where the owner may lay links.
-                share(self._folder_of(task), task.needs.uid)
+                grant_access(self._folder_of(task), task.requirements.uid)
         try:
-            born = self._nursery_of(tasks[0]).fork([self._folder_of(task) for task in tasks])
+            processes = self._fork_server_for(tasks[0]).fork(
+                [self._folder_of(task) for task in tasks]
+            )
         except Unreachable as error:
             raise OSError(error.reason) from None
         except (OSError, Refused) as error:
             if self.launcher is None:
                 raise  # ours to mend; a user's nursery may be against us, and is given up
-            log.warning("%s: no supervisor for %s: %s", self.folder, tasks[0].needs.user, error)
+            log.warning(
+                "%s: no supervisor for %s: %s", self.folder, tasks[0].requirements.user, error
+            )
             return
-        for task, (pid, start) in zip(tasks, born, strict=True):
-            self._watch(task, pid, start)
+        for task, (pid, start) in zip(tasks, processes, strict=True):
+            self._watch_supervisor(task, pid, start)
 
-    def _look(self, task: _Task) -> bool:
+    def _needs_supervisor(self, task: _LocalTask) -> bool:
         """Where a started task stands, from its folder alone; True if it needs a supervisor."""
-        if task.row.ended is not None or task.watch is not None:
+        if task.status.ended is not None or task.supervisor_fd is not None:
             return False
         folder = self._folder_of(task)
         claim = read_record(folder, "claim")
         if claim is None:
-            if task.launches < LAUNCHES:
+            if task.launch_count < MAX_LAUNCHES:
                 return True
-            word = f"no supervisor can be started: see {self.folder / 'supervisor.log'}"
-            supervisor.claim(str(folder), f"state=node_fail\nword={word}\n")
+            message = f"no supervisor can be started: see {self.folder / 'supervisor.log'}"
+            supervisor.claim(str(folder), f"state=node_fail\nword={message}\n")
             claim = read_record(folder, "claim") or {}
         if "state" in claim:  # we claimed it ourselves, perhaps in an earlier life
-            self._finish(task, _unbegun(task.row, State(claim["state"]), claim["word"]))
+            self._finish_task(
+                task, _unstarted_status(task.status, State(claim["state"]), claim["word"])
+            )
             return False
-        self._note_claim(task)
+        self._update_from_claim(task)
         same_boot = claim.get("boot") == supervisor.boot_id()
-        if same_boot and self._watch(task, int(claim["pid"]), int(claim["start"])):
+        if same_boot and self._watch_supervisor(task, int(claim["pid"]), int(claim["start"])):
             return False
-        end = read_record(folder, "ended")  # it is written before the supervisor leaves
-        if not end:
-            self._finish(task, self._lost(task, same_boot))
+        end_record = read_record(folder, "ended")  # it is written before the supervisor leaves
+        if not end_record:
+            self._finish_task(task, self._lost_status(task, same_boot))
         else:
-            self._finish(task, _ended(task.row, end))
+            self._finish_task(task, _ended_status(task.status, end_record))
         return False
 
-    def _lost(self, task: _Task, same_boot: bool) -> Row:
+    def _lost_status(self, task: _LocalTask, same_boot: bool) -> JobStatus:
         """Its supervisor died without a word: kill what is left of the job."""
         if same_boot:
             try:
-                self._nursery_of(task).sweep(self._folder_of(task))
+                self._fork_server_for(task).sweep(self._folder_of(task))
             except (OSError, AdapterError):
-                log.exception("%s: what task %s left may still run", self.folder, task.native)
-        word = "its supervisor was killed" if same_boot else "the host was restarted"
-        return structs.replace(task.row, state=State.NODE_FAIL, ended=time.time(), word=word)
+                log.exception("%s: what task %s left may still run", self.folder, task.native_id)
+        message = "its supervisor was killed" if same_boot else "the host was restarted"
+        return structs.replace(
+            task.status, state=State.NODE_FAIL, ended=time.time(), manager_reason=message
+        )
 
-    def _finish(self, task: _Task, row: Row) -> None:
+    def _finish_task(self, task: _LocalTask, status: JobStatus) -> None:
         """Note an end and give back what the task held.
 
         It may be saved later: until then the task's folder would tell the same to another life.
         """
-        task.row = row
+        task.status = status
         self._unsaved.append(task)
-        if task.launched is None:
+        if task.launch_decided is None:
             self._queue.remove(task)
         else:
-            self._give_back(task)
+            self._release(task)
 
-    def _save(self) -> None:
+    def _save_ended(self) -> None:
         """Write the ends to the database, and only then remove the folders that told them."""
         if not self._unsaved:
             return
@@ -706,74 +764,82 @@ class Local(Adapter):
             for task in self._unsaved:
                 self._db.execute(
                     "UPDATE tasks SET ended = ?, row = ? WHERE native = ?",
-                    (task.row.ended, msgspec.json.encode(task.row).decode(), task.native),
+                    (task.status.ended, msgspec.json.encode(task.status).decode(), task.native_id),
                 )
-                if all(other.row.ended for other in self._tags[task.row.tag].values()):
-                    self._db.execute("DELETE FROM orders WHERE tag = ?", (task.row.tag,))
-        self._rubbish += [self._folder_of(t) for t in self._unsaved if t.launched is not None]
+                if all(
+                    sibling.status.ended for sibling in self._tasks_by_tag[task.status.tag].values()
+                ):
+                    self._db.execute("DELETE FROM orders WHERE tag = ?", (task.status.tag,))
+        self._obsolete_folders += [
+            self._folder_of(t) for t in self._unsaved if t.launch_decided is not None
+        ]
         self._unsaved.clear()
-        self._discard()
+        self._remove_obsolete()
 
-    def _discard(self) -> None:
+    def _remove_obsolete(self) -> None:
         """Remove folders of which the database knows all that matters."""
-        for folder in self._rubbish:
+        for folder in self._obsolete_folders:
             # In one step, or a late supervisor could claim a folder that has lost its claim.
-            gone = folder.with_suffix(".gone")
+            renamed = folder.with_suffix(".gone")
             with suppress(FileNotFoundError):
-                folder.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
-        self._rubbish.clear()
+                folder.rename(renamed)
+            shutil.rmtree(renamed, ignore_errors=True)
+        self._obsolete_folders.clear()
 
     # Resources and watches.
 
-    def _folder_of(self, task: _Task) -> Path:
-        return self._jobs / str(task.native)
+    def _folder_of(self, task: _LocalTask) -> Path:
+        return self._jobs_folder / str(task.native_id)
 
-    def _take(self, task: _Task) -> None:
-        self._started[task.native] = task
-        self._free_cpus -= task.needs.cpus
-        for name, amount in task.needs.counts.items():
-            self._free[name] = self._free.get(name, 0) - amount
+    def _allocate(self, task: _LocalTask) -> None:
+        self._started[task.native_id] = task
+        self._free_cpus -= task.requirements.cpus
+        for name, amount in task.requirements.counts.items():
+            self._free_resources[name] = self._free_resources.get(name, 0) - amount
         for name, devices in task.devices.items():
-            self._devices[name] = [d for d in self._devices.get(name, []) if d not in devices]
+            self._free_devices[name] = [
+                d for d in self._free_devices.get(name, []) if d not in devices
+            ]
 
-    def _give_back(self, task: _Task) -> None:
-        del self._started[task.native]
-        self._free_cpus += task.needs.cpus
-        for name, amount in task.needs.counts.items():
-            self._free[name] += amount
+    def _release(self, task: _LocalTask) -> None:
+        del self._started[task.native_id]
+        self._free_cpus += task.requirements.cpus
+        for name, amount in task.requirements.counts.items():
+            self._free_resources[name] += amount
         for name, devices in task.devices.items():
-            self._devices[name] = sorted([*self._devices[name], *devices])
-        if task.watch is not None:
-            self._unwatch(task.watch)
+            self._free_devices[name] = sorted([*self._free_devices[name], *devices])
+        if task.supervisor_fd is not None:
+            self._unwatch(task.supervisor_fd)
 
-    def _watch(self, task: _Task, pid: int, start: int) -> bool:
+    def _watch_supervisor(self, task: _LocalTask, pid: int, start: int) -> bool:
         """Have the thread woken when that process ends; False if it is gone already."""
-        descriptor = supervisor.process_handle(pid, start)
+        descriptor = supervisor.open_pidfd(pid, start)
         if descriptor is None:
             return False
-        task.watch = descriptor
-        self._watched[descriptor] = task
+        task.supervisor_fd = descriptor
+        self._tasks_by_supervisor_fd[descriptor] = task
         self._epoll.register(descriptor, select.EPOLLIN)
         return True
 
-    def _unwatch(self, descriptor: int) -> _Task:
-        task = self._watched.pop(descriptor)
-        task.watch = None
+    def _unwatch(self, descriptor: int) -> _LocalTask:
+        task = self._tasks_by_supervisor_fd.pop(descriptor)
+        task.supervisor_fd = None
         self._epoll.unregister(descriptor)
         os.close(descriptor)
         return task
 
     def _unwatch_all(self) -> None:
-        for descriptor in list(self._watched):
+        for descriptor in list(self._tasks_by_supervisor_fd):
             self._unwatch(descriptor)
 
 
-def _pending(tag: str, index: int, native: int, owner: str) -> Row:
-    return Row(tag, index, str(native), State.PENDING, word="Priority", owner=owner)
+def _pending_status(tag: str, index: int, native_id: int, owner: str) -> JobStatus:
+    return JobStatus(
+        tag, index, str(native_id), State.PENDING, manager_reason="Priority", owner=owner
+    )
 
 
-def _devices(gres: Mapping[str, int]) -> dict[str, list[int]]:
+def _gpu_indices(gres: Mapping[str, int]) -> dict[str, list[int]]:
     """The indices of the GPUs of each kind ("gpu", "gpu:a100"), counted through all kinds."""
     indices: dict[str, list[int]] = {}
     first = 0
@@ -784,19 +850,21 @@ def _devices(gres: Mapping[str, int]) -> dict[str, list[int]]:
     return indices
 
 
-def _head(order: Order, cluster: str, needs: _Needs, options: LocalOptions) -> bytes:
+def _shared_header(
+    submission: Submission, cluster: str, requirements: _Requirements, options: LocalOptions
+) -> bytes:
     """What the tasks of an order share: an `_Each`, then fields of `spec`."""
-    job, payload = order.job, order.payload
-    each = _Each(job.id, job.array, payload.output, payload.error)
-    environment = order.environment(order.indices[0], cluster)
-    environment["METASCHED_CPUS"] = str(needs.cpus)
-    fields = [msgspec.json.encode(each)]
+    job, payload = submission.job, submission.payload
+    template = _TaskTemplate(job.id, job.array, payload.output, payload.error)
+    environment = submission.environment(submission.indices[0], cluster)
+    environment["METASCHED_CPUS"] = str(requirements.cpus)
+    fields = [msgspec.json.encode(template)]
     fields += [spec_field("argument", text) for text in payload.arguments]
     fields += [spec_field("environment", f"{name}={text}") for name, text in environment.items()]
     fields.append(spec_field("directory", payload.directory))
     fields.append(spec_field("umask", str(payload.umask)))
-    if needs.limit is not None:
-        fields.append(spec_field("limit", repr(needs.limit)))
+    if requirements.limit is not None:
+        fields.append(spec_field("limit", repr(requirements.limit)))
     memory = job.memory or (job.memory_per_cpu or 0) * job.cpus
     if memory:
         fields.append(spec_field("memory", str(memory)))
@@ -804,50 +872,50 @@ def _head(order: Order, cluster: str, needs: _Needs, options: LocalOptions) -> b
     return b"\0".join(fields)
 
 
-def _own(each: _Each, index: int) -> list[bytes]:
+def _task_fields(template: _TaskTemplate, index: int) -> list[bytes]:
     """The fields of `spec` that are a task's own; they come last, and the last one counts."""
-    array = None if each.array is None else parse_array(each.array)
-    variables = task_variables(each.job, array, index)
+    array = None if template.array is None else parse_array(template.array)
+    variables = task_variables(template.job, array, index)
     fields = [spec_field("environment", f"{name}={value}") for name, value in variables.items()]
     node = first_node(socket.gethostname())
-    for stream, path in (("output", each.output), ("error", each.error)):
+    for stream, path in (("output", template.output), ("error", template.error)):
         if path is not None:
-            fields.append(spec_field(stream, filled(path, index, node)))
+            fields.append(spec_field(stream, expand_task_fields(path, index, node)))
     return fields
 
 
-def _script(order: Order) -> bytes:
-    return order.payload.script.encode(errors="surrogateescape")
+def _encoded_script(submission: Submission) -> bytes:
+    return submission.payload.script.encode(errors="surrogateescape")
 
 
-def _check_texts(order: Order, look: bool) -> None:
+def _check_payload(submission: Submission, check_host: bool) -> None:
     """Refused if the kernel could never execute this payload; `look`: as this account sees it."""
-    payload = order.payload
-    first = payload.script.partition("\n")[0]
-    if not first.startswith("#!"):
+    payload = submission.payload
+    first_line = payload.script.partition("\n")[0]
+    if not first_line.startswith("#!"):
         raise Refused('the script does not begin with "#!" and an interpreter')
-    interpreter = re.split("[ \t]", first[2:].strip(" \t"), maxsplit=1)[0]
+    interpreter = re.split("[ \t]", first_line[2:].strip(" \t"), maxsplit=1)[0]
     path = os.path.join(payload.directory, interpreter)
-    there = not look or (os.path.isfile(path) and os.access(path, os.X_OK))
-    if not (interpreter and there):
+    exists = not check_host or (os.path.isfile(path) and os.access(path, os.X_OK))
+    if not (interpreter and exists):
         raise Refused(f"the script's interpreter {interpreter!r} does not exist on this host")
     texts = [*payload.arguments, payload.output, payload.error or ""]
     if any("\0" in text for text in texts):
         raise Refused("a NUL character in an argument, a path or the environment")
 
 
-def _unbegun(row: Row, state: State, word: str) -> Row:
-    return structs.replace(row, state=state, ended=time.time(), word=word)
+def _unstarted_status(status: JobStatus, state: State, message: str) -> JobStatus:
+    return structs.replace(status, state=state, ended=time.time(), manager_reason=message)
 
 
-def _ended(row: Row, end: Mapping[str, str]) -> Row:
+def _ended_status(status: JobStatus, end_record: Mapping[str, str]) -> JobStatus:
     return structs.replace(
-        row,
-        state=State(end["state"]),
-        ended=float(end["time"]),
-        exit_code=int(end["exit_code"]) if "exit_code" in end else None,
-        signal=int(end["signal"]) if "signal" in end else None,
-        cpu_seconds=float(end["cpu_seconds"]),
-        max_memory=int(end["max_memory"]),
-        word=end["word"],
+        status,
+        state=State(end_record["state"]),
+        ended=float(end_record["time"]),
+        exit_code=int(end_record["exit_code"]) if "exit_code" in end_record else None,
+        signal=int(end_record["signal"]) if "signal" in end_record else None,
+        cpu_seconds=float(end_record["cpu_seconds"]),
+        max_memory=int(end_record["max_memory"]),
+        manager_reason=end_record["word"],
     )

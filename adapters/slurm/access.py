@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from metasched.adapters.base import Order
-from metasched.adapters.slurm.listing import Controller, NodeLine, QueueLine
-from metasched.model.cluster import Copies
+from metasched.adapters.base import Submission
+from metasched.adapters.slurm.listing import ControllerInfo, NodeLine, QueueLine
+from metasched.model.cluster import ManagerLicences
 
 
 @dataclass(frozen=True)
@@ -35,34 +35,34 @@ class SlurmOptions:
         for key, path in (("config", self.config), ("bin_dir", self.bin_dir)):
             if path is not None and not os.path.isabs(path):
                 raise ValueError(f"{key} is {path!r}; it must be an absolute path")
-        for key, choice, choices in (
+        for key, value, choices in (
             ("access", self.access, ("auto", "pyslurm", "commands")),
             ("tag_field", self.tag_field, ("comment", "wckey", "name")),
             ("reservation_unit", self.reservation_unit, ("node", "processor")),
         ):
-            if choice not in choices:
-                raise ValueError(f"{key} is {choice!r}; it must be one of {', '.join(choices)}")
+            if value not in choices:
+                raise ValueError(f"{key} is {value!r}; it must be one of {', '.join(choices)}")
         if not (math.isfinite(self.timeout) and self.timeout > 0):
             raise ValueError(f"timeout is {self.timeout!r}; it must be a positive number")
         if not (math.isfinite(self.settle) and self.settle >= 0):
             raise ValueError(f"settle is {self.settle!r}; it must be 0 or more")
 
 
-class Access(Protocol):
+class SlurmAccess(Protocol):
     """One way to speak to a cluster. Every call raises Unreachable if no answer came in time."""
 
     @property
     def name(self) -> str:
         """What users are told of it, such as `commands`."""
 
-    def submit(self, order: Order, index: int) -> str:
+    def submit(self, submission: Submission, index: int) -> str:
         """Queue one task of the order; its native id. Refused: it is certainly not queued."""
 
-    def submit_array(self, order: Order, indices: Sequence[int]) -> str:
+    def submit_array(self, submission: Submission, indices: Sequence[int]) -> str:
         """Queue these tasks as one array, their indices its task ids; its native id."""
 
     def jobs(
-        self, *, ids: Sequence[str] = (), user: int | None = None, apart: bool = False
+        self, *, ids: Sequence[str] = (), user: int | None = None, split_arrays: bool = False
     ) -> list[QueueLine]:
         """What Slurm lists, and at the least these jobs, or those of this user.
 
@@ -74,10 +74,10 @@ class Access(Protocol):
     def nodes(self) -> list[NodeLine]:
         """Each node in each of its partitions."""
 
-    def controller(self) -> Controller:
+    def controller(self) -> ControllerInfo:
         """The times by which a listing is judged, read from the controller now."""
 
-    def licences(self) -> dict[str, Copies]:
+    def licences(self) -> dict[str, ManagerLicences]:
         """The licences that Slurm counts, its own and those of slurmdbd."""
 
     def hold(self, ids: Collection[str]) -> str:

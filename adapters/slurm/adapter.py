@@ -19,28 +19,28 @@ from typing import Any, ClassVar
 
 from msgspec import structs
 
-from metasched.adapters.base import Adapter, Capabilities, Order, Withdrawal
+from metasched.adapters.base import Adapter, Capabilities, Submission, Withdrawal
 from metasched.adapters.errors import Refused, Unreachable
-from metasched.adapters.launcher_client import Launcher, name_of, uid_of
+from metasched.adapters.launcher_client import LauncherClient, uid_of, user_name_of
 from metasched.adapters.slurm import cluster_info
 from metasched.adapters.slurm import listing as text
 from metasched.adapters.slurm import submission as batch
-from metasched.adapters.slurm.access import Access, SlurmOptions
-from metasched.adapters.slurm.access_choice import Choice
-from metasched.adapters.slurm.accounting import Accounting
-from metasched.adapters.slurm.commands import Commands
+from metasched.adapters.slurm.access import SlurmAccess, SlurmOptions
+from metasched.adapters.slurm.access_choice import AccessChoice
+from metasched.adapters.slurm.accounting import SlurmAccounting
+from metasched.adapters.slurm.commands import SlurmCommands
 from metasched.adapters.slurm.core_reservations import CoreReservations
-from metasched.adapters.slurm.listing_horizon import Reach
-from metasched.adapters.slurm.node_reservations import Reservations
-from metasched.model.cluster import Cluster, Copies, Facts
+from metasched.adapters.slurm.listing_horizon import ListingHorizon
+from metasched.adapters.slurm.node_reservations import NodeReservations
+from metasched.model.cluster import Cluster, ClusterInfo, ManagerLicences
 from metasched.model.job import Job
-from metasched.model.listing import Listing, Missing, Trace
-from metasched.model.survey import Survey, Window
+from metasched.model.listing import AccountingAnswer, Listing, MissingTask
+from metasched.model.survey import ReservationSpec, Survey
 
 __all__ = ["Slurm", "SlurmOptions"]
 
-_RESERVES_CORES = ("select/cons_tres", "select/cons_res")
-_LICENCES_AGAIN = 60.0  # seconds until a cluster without licences is asked for them again
+_CORE_SELECT_TYPES = ("select/cons_tres", "select/cons_res")
+_LICENCE_QUERY_INTERVAL = 60.0  # seconds until a cluster without licences is asked for them again
 
 
 class Slurm(Adapter):
@@ -55,9 +55,9 @@ class Slurm(Adapter):
         memory=True,
         licences=True,
         limit_granularity=60.0,
-        estimates=True,
+        estimates_starts=True,
         reservations=True,
-        names_nodes=True,
+        reserves_named_nodes=True,
     )
 
     def __init__(
@@ -66,97 +66,103 @@ class Slurm(Adapter):
         options: SlurmOptions,
         instance: str,
         folder: Path,
-        launcher: Launcher | None = None,
+        launcher: LauncherClient | None = None,
     ) -> None:
         super().__init__(cluster, options, instance, folder, launcher)
         self._settings = options
-        self._facts: Facts | None = None  # of the last poll
-        self._reach = Reach()
-        self._copies: Mapping[str, Copies] = {}
-        self._look_again = 0.0
-        self._array_size: int | None = None
-        self._choice = Choice(options, cluster.name)
+        self._cluster_info: ClusterInfo | None = None  # of the last poll
+        self._horizon = ListingHorizon()
+        self._manager_licences: Mapping[str, ManagerLicences] = {}
+        self._next_licence_query = 0.0
+        self._max_array_size: int | None = None
+        self._access_choice = AccessChoice(options, cluster.name)
         # whichever way is chosen: there is no other to accounting
-        commands = Commands(options, cluster.name)
-        self._accounting = Accounting(
+        commands = SlurmCommands(options, cluster.name)
+        self._accounting = SlurmAccounting(
             commands, options.tag_field, os.geteuid() if launcher is None else None
         )
-        self.capabilities = self.able(options)  # type: ignore[misc]
+        self.capabilities = self.capabilities_for(options)  # type: ignore[misc]
         by_node = options.reservation_unit == "node"
-        self._reservations = (Reservations if by_node else CoreReservations)(commands, instance)
+        self._reservations = (NodeReservations if by_node else CoreReservations)(commands, instance)
 
     @classmethod
-    def able(cls, options: SlurmOptions) -> Capabilities:
-        return replace(cls.capabilities, names_nodes=options.reservation_unit == "node")
+    def capabilities_for(cls, options: SlurmOptions) -> Capabilities:
+        return replace(cls.capabilities, reserves_named_nodes=options.reservation_unit == "node")
 
     @classmethod
-    def doubts(cls, options: SlurmOptions) -> list[tuple[str, str]]:
+    def configuration_warnings(cls, options: SlurmOptions) -> list[tuple[str, str]]:
         if options.reservation_unit == "node":
             return []
-        select = Commands(options, "").controller().select
-        if select in _RESERVES_CORES:
+        select = SlurmCommands(options, "").controller().select
+        if select in _CORE_SELECT_TYPES:
             return []
-        mend = f'write reservation_unit = "node", or have it run {_RESERVES_CORES[0]}'
-        return [(f"it runs {select}, which reserves no processors", mend)]
+        fix = f'write reservation_unit = "node", or have it run {_CORE_SELECT_TYPES[0]}'
+        return [(f"it runs {select}, which reserves no processors", fix)]
 
     @property
     def access(self) -> str:
-        return self._choice.name
+        return self._access_choice.name
 
     @property
-    def _access(self) -> Access:
+    def _access(self) -> SlurmAccess:
         """The way to the cluster for now. Unreachable if it cannot be had."""
-        return self._choice.access()
+        return self._access_choice.access()
 
-    def submit(self, order: Order) -> dict[int, str]:
+    def submit(self, submission: Submission) -> dict[int, str]:
         """Queue the tasks: those that can be as one array, each other as a job of its own.
 
         A refusal after some were taken is Unreachable: these are found by the tag, the others
         proved absent.
         """
-        self._check_size(order.job)
-        if order.reservation:
-            order = structs.replace(order, reservation=self._reservations.find(order.reservation))
-        access = self._as(order.job.user)
-        array = self._array(order)
-        natives: dict[int, str] = {}
+        self._check_size(submission.job)
+        if submission.reservation:
+            submission = structs.replace(
+                submission, reservation=self._reservations.current_name(submission.reservation)
+            )
+        access = self._access_as(submission.job.user)
+        array_indices = self._array_indices(submission)
+        native_ids: dict[int, str] = {}
         try:
-            if array:
-                id = access.submit_array(order, array)
-                natives = {index: f"{id}_{index}" for index in array}
-            for index in order.indices:
-                if index not in natives:
-                    natives[index] = access.submit(order, index)
+            if array_indices:
+                array_id = access.submit_array(submission, array_indices)
+                native_ids = {index: f"{array_id}_{index}" for index in array_indices}
+            for index in submission.indices:
+                if index not in native_ids:
+                    native_ids[index] = access.submit(submission, index)
         except Refused as refusal:
-            if not natives:
+            if not native_ids:
                 raise
-            taken = f"{len(natives)} of {len(order.indices)} tasks were taken"
-            raise Unreachable(f"{taken}, then: {refusal.reason}") from None
-        return natives
+            accepted = f"{len(native_ids)} of {len(submission.indices)} tasks were taken"
+            raise Unreachable(f"{accepted}, then: {refusal.reason}") from None
+        return native_ids
 
-    def _array(self, order: Order) -> list[int]:
+    def _array_indices(self, submission: Submission) -> list[int]:
         """The tasks to send as an array: those whose indices can be its task ids."""
-        if order.job.array is None or len(order.indices) < 2 or not batch.shares(order):
+        if (
+            submission.job.array is None
+            or len(submission.indices) < 2
+            or not batch.can_be_array(submission)
+        ):
             return []
-        if self._array_size is None:
-            self._array_size = self._access.controller().array_size
-        some = [index for index in order.indices if index < self._array_size]
-        return some if len(some) > 1 else []
+        if self._max_array_size is None:
+            self._max_array_size = self._access.controller().array_size
+        indices = [index for index in submission.indices if index < self._max_array_size]
+        return indices if len(indices) > 1 else []
 
-    def _as(self, user: str) -> Access:
+    def _access_as(self, user: str) -> SlurmAccess:
         """What acts on the jobs of a user: in site mode the commands, as that user."""
         if self.launcher is None:
             return self._access
-        return Commands(self._settings, self.cluster.name, self.launcher, user)
+        return SlurmCommands(self._settings, self.cluster.name, self.launcher, user)
 
     def _check_size(self, job: Job) -> None:
         """Slurm itself takes what can never start, and lets it wait for ever."""
-        partition = self._facts.partition(job.partition) if self._facts else None
+        partition = self._cluster_info.partition(job.partition) if self._cluster_info else None
         if partition is None:
             return
-        most = sum(nodes.count * nodes.cpus for nodes in partition.nodes)
-        if job.cpus > most:
-            raise Refused(f"partition {partition.name} has {most} processors, not {job.cpus}")
+        total_cpus = sum(nodes.count * nodes.cpus for nodes in partition.nodes)
+        if job.cpus > total_cpus:
+            raise Refused(f"partition {partition.name} has {total_cpus} processors, not {job.cpus}")
 
     def withdraw(self, withdrawal: Withdrawal) -> None:
         self.withdraw_all([withdrawal])
@@ -168,45 +174,56 @@ class Slurm(Adapter):
         Hence for `unstarted`: hold, look again, and cancel what is pending and held, since that
         cannot begin any more.
         """
-        live = self._find(withdrawals)
-        access = self._as(withdrawals[0].user)
-        if not withdrawals[0].unstarted:
+        active = self._find_tasks(withdrawals)
+        access = self._access_as(withdrawals[0].user)
+        if not withdrawals[0].only_pending:
             self._hold(
-                access, (line.id for line in live if line.state == "PENDING" and "_" in line.id)
+                access, (line.id for line in active if line.state == "PENDING" and "_" in line.id)
             )
-            access.cancel([line.id for line in live])
+            access.cancel([line.id for line in active])
             return
-        pending = {line.id for line in live if line.state == "PENDING" and line.restarts == "0"}
+        pending = {line.id for line in active if line.state == "PENDING" and line.restarts == "0"}
         if not pending:
             return
-        complaint = self._hold(access, pending)
-        after = [line for line in self._find(withdrawals, apart=True) if line.id in pending]
+        hold_error = self._hold(access, pending)
+        rechecked = [
+            line for line in self._find_tasks(withdrawals, split_arrays=True) if line.id in pending
+        ]
         # Slurm "holds" what runs, too: if the user lets it requeue, it must not stay held.
-        begun = {line.id for line in after if line.state != "PENDING" or line.restarts != "0"}
-        held = [line.id for line in after if line.id not in begun and line.priority == "0"]
+        started = {line.id for line in rechecked if line.state != "PENDING" or line.restarts != "0"}
+        held = [line.id for line in rechecked if line.id not in started and line.priority == "0"]
         access.cancel(held)
-        access.release(begun)
-        if len(held) + len(begun) < len(after):
-            raise Unreachable(f"hold: {complaint or 'not held'}")
+        access.release(started)
+        if len(held) + len(started) < len(rechecked):
+            raise Unreachable(f"hold: {hold_error or 'not held'}")
 
-    def _hold(self, access: Access, ids: Iterable[str]) -> str:
+    def _hold(self, access: SlurmAccess, ids: Iterable[str]) -> str:
         """Hold jobs, and each task of an array apart; what was said against it."""
-        said = [access.hold(some) for some in text.apart(ids) if some]
-        return "; ".join(filter(None, said))
+        errors = [access.hold(group) for group in text.separate_arrays(ids) if group]
+        return "; ".join(filter(None, errors))
 
-    def _find(self, withdrawals: Sequence[Withdrawal], apart: bool = False) -> list[text.QueueLine]:
+    def _find_tasks(
+        self, withdrawals: Sequence[Withdrawal], split_arrays: bool = False
+    ) -> list[text.QueueLine]:
         """Our tasks that are asked for and have not ended, a line each."""
-        wanted = {(one.tag, index) for one in withdrawals for index in one.natives}
+        requested = {
+            (withdrawal.tag, index) for withdrawal in withdrawals for index in withdrawal.native_ids
+        }
         user = os.geteuid() if self.launcher is None else uid_of(withdrawals[0].user)
-        ids = [native for one in withdrawals for native in one.natives.values() if native]
-        known = ids if len(ids) == len(wanted) else ()
-        lines = self._access.jobs(ids=known, user=user, apart=apart)
+        ids = [
+            native
+            for withdrawal in withdrawals
+            for native in withdrawal.native_ids.values()
+            if native
+        ]
+        query_ids = ids if len(ids) == len(requested) else ()
+        lines = self._access.jobs(ids=query_ids, user=user, split_arrays=split_arrays)
         return [
             line._replace(id=native)
             for line in lines
-            if line.user == str(user) and text.lives(line)
-            for key, native in text.read_mark(line.tag, line.id).items()
-            if key in wanted
+            if line.user == str(user) and text.is_active(line)
+            for key, native in text.parse_mark(line.tag, line.id).items()
+            if key in requested
         ]
 
     def poll(self) -> Listing:
@@ -217,60 +234,68 @@ class Slurm(Adapter):
         The boot time is read after the listing: were the controller restarted in between, the
         listing would prove less than it does, never more.
         """
-        access, taken = self._access, time.time()
+        access, taken_at = self._access, time.time()
         jobs = access.jobs()
-        listed = time.monotonic()
-        places = access.nodes()
-        config = access.controller()
+        listed_at = time.monotonic()
+        node_lines = access.nodes()
+        controller = access.controller()
         now = time.monotonic()
-        since, up = self._reach.look(config, listed, now)
-        wall = time.time() - now  # what turns our monotonic times into those of day
+        since, up_since = self._horizon.update(controller, listed_at, now)
+        clock_offset = time.time() - now  # what turns our monotonic times into those of day
         try:
             user = os.geteuid() if self.launcher is None else None
-            rows = text.rows(jobs, self.instance, user)
+            statuses = text.job_statuses(jobs, self.instance, user)
             if user is None:
-                names = {row.owner: name_of(int(row.owner)) for row in rows}
-                rows = [structs.replace(row, owner=names[row.owner]) for row in rows]
-            ours = {job.id for job in jobs if text.is_ours(job, self.instance, user)}
-            free = self._reservations.beside(jobs, places, taken)
-            facts = cluster_info.facts(jobs, free, taken, ours)
-            coming = self._reservations.coming(jobs, free, taken)
+                names = {status.owner: user_name_of(int(status.owner)) for status in statuses}
+                statuses = [
+                    structs.replace(status, owner=names[status.owner]) for status in statuses
+                ]
+            own_ids = {job.id for job in jobs if text.is_own(job, self.instance, user)}
+            available_nodes = self._reservations.available_nodes(jobs, node_lines, taken_at)
+            info = cluster_info.cluster_info(jobs, available_nodes, taken_at, own_ids)
+            coming = self._reservations.upcoming(jobs, available_nodes, taken_at)
         except ValueError as error:
             raise Unreachable(f"the listing cannot be read: {error}") from None
-        records = self._accounting.kind(config, access.name == Commands.name)
-        self._facts = structs.replace(
-            facts, records=records, licences=self._licences(), coming=coming
+        accounting = self._accounting.describe_lookup(controller, access.name == SlurmCommands.name)
+        self._cluster_info = structs.replace(
+            info,
+            accounting_source=accounting,
+            licences=self._query_licences(),
+            upcoming_windows=coming,
         )
-        self._array_size = config.array_size
+        self._max_array_size = controller.array_size
         return Listing(
-            taken=taken,
-            since=wall + since,
-            until=taken - self._settings.settle,
-            rows=tuple(rows),
-            facts=self._facts,
-            up_since=wall + up,
+            taken=taken_at,
+            since=clock_offset + since,
+            until=taken_at - self._settings.settle,
+            rows=tuple(statuses),
+            info=self._cluster_info,
+            up_since=clock_offset + up_since,
         )
 
-    def _licences(self) -> Mapping[str, Copies]:
+    def _query_licences(self) -> Mapping[str, ManagerLicences]:
         """What Slurm counts of licences; where it counts none it is asked now and then."""
         now = time.monotonic()
-        if self._copies or now >= self._look_again:
-            self._copies, self._look_again = self._access.licences(), now + _LICENCES_AGAIN
-        return self._copies
+        if self._manager_licences or now >= self._next_licence_query:
+            self._manager_licences, self._next_licence_query = (
+                self._access.licences(),
+                now + _LICENCE_QUERY_INTERVAL,
+            )
+        return self._manager_licences
 
-    def trace(self, missing: Sequence[Missing]) -> Trace:
-        return self._accounting.trace(missing)
+    def query_accounting(self, missing: Sequence[MissingTask]) -> AccountingAnswer:
+        return self._accounting.query(missing)
 
     def survey(self) -> Survey:
-        taken = time.time()
-        jobs, places = self._access.jobs(), self._access.nodes()
+        taken_at = time.time()
+        jobs, node_lines = self._access.jobs(), self._access.nodes()
         try:
-            return self._reservations.survey(jobs, places, taken)
+            return self._reservations.survey(jobs, node_lines, taken_at)
         except ValueError as error:
             raise Unreachable(f"the listing cannot be read: {error}") from None
 
-    def reserve(self, window: Window) -> None:
-        self._reservations.reserve(window)
+    def reserve(self, spec: ReservationSpec) -> None:
+        self._reservations.reserve(spec)
 
-    def unreserve(self, name: str) -> None:
-        self._reservations.unreserve(name)
+    def delete_reservation(self, name: str) -> None:
+        self._reservations.delete(name)

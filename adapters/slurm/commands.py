@@ -9,16 +9,22 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from metasched.adapters.base import Order
-from metasched.adapters.commands import Answer, Stopped, answer_of, memory_file, run
+from metasched.adapters.base import Submission
+from metasched.adapters.commands import (
+    CommandAborted,
+    CommandResult,
+    memory_file,
+    run_command,
+    wait_for_result,
+)
 from metasched.adapters.errors import Refused, Unreachable
-from metasched.adapters.launcher_client import Launcher
+from metasched.adapters.launcher_client import LauncherClient
 from metasched.adapters.slurm import accounting_records as records
 from metasched.adapters.slurm import listing as text
 from metasched.adapters.slurm import reservation_listing as windows
 from metasched.adapters.slurm import submission as batch
 from metasched.adapters.slurm.access import SlurmOptions
-from metasched.model.cluster import Copies
+from metasched.model.cluster import ManagerLicences
 from metasched.model.job import Payload
 
 # sbatch says so, sleeps for a second (later for two, three, ...) and tries again by itself.
@@ -35,7 +41,7 @@ _PROGRAMS = {
 T = TypeVar("T")
 
 
-class Commands:
+class SlurmCommands:
     """The commands of the cluster's own release, each started anew for every call.
 
     With a `launcher` what is done for a job is done as its owner, `user`.
@@ -47,7 +53,7 @@ class Commands:
         self,
         options: SlurmOptions,
         cluster: str,
-        launcher: Launcher | None = None,
+        launcher: LauncherClient | None = None,
         user: str = "",
     ) -> None:
         self._settings, self._cluster = options, cluster
@@ -61,149 +67,169 @@ class Commands:
             "TZ": "UTC",
         }
 
-    def submit(self, order: Order, index: int) -> str:
-        words = batch.arguments(order, index, self._settings.tag_field)
-        script = batch.script(order.payload.script)
-        variables = batch.environment(order, index, self._cluster)
-        return self._sbatch(order.payload, words, variables, script)
+    def submit(self, submission: Submission, index: int) -> str:
+        arguments = batch.sbatch_arguments(submission, index, self._settings.tag_field)
+        script = batch.sbatch_script(submission.payload.script)
+        variables = batch.environment_file(submission, index, self._cluster)
+        return self._sbatch(submission.payload, arguments, variables, script)
 
-    def submit_array(self, order: Order, indices: Sequence[int]) -> str:
-        words = batch.arguments(order, None, self._settings.tag_field, indices)
-        script = batch.array_script(order, indices, self._cluster)
-        variables = batch.environment(order, indices[0], self._cluster)
-        return self._sbatch(order.payload, words, variables, script)
+    def submit_array(self, submission: Submission, indices: Sequence[int]) -> str:
+        arguments = batch.sbatch_arguments(submission, None, self._settings.tag_field, indices)
+        script = batch.array_script(submission, indices, self._cluster)
+        variables = batch.environment_file(submission, indices[0], self._cluster)
+        return self._sbatch(submission.payload, arguments, variables, script)
 
-    def _sbatch(self, payload: Payload, words: list[str], variables: bytes, script: bytes) -> str:
-        with memory_file(variables) as environment, memory_file(script) as body:
-            number = environment if self._launcher is None else 3
-            answer = self._act(
+    def _sbatch(
+        self, payload: Payload, arguments: list[str], variables: bytes, script: bytes
+    ) -> str:
+        with memory_file(variables) as environment_fd, memory_file(script) as script_fd:
+            fd_number = environment_fd if self._launcher is None else 3
+            result = self._run_as_owner(
                 "submit",
-                f"--export-file={number}",
-                *words,
-                files=(body, environment),
+                f"--export-file={fd_number}",
+                *arguments,
+                files=(script_fd, environment_fd),
                 payload=payload,
             )
-        if answer.code != 0:
-            doubt = Unreachable(f"sbatch: {batch.complaint(answer.err)}")
-            raise (answer.code > 0 and batch.refusal(answer.err)) or doubt
-        native = answer.out.strip().partition(";")[0]
-        if not native.isdecimal():
-            raise Unreachable(f"sbatch answered {answer.out[:80]!r}, not a job id")
-        return native
+        if result.exit_code != 0:
+            uncertain = Unreachable(f"sbatch: {batch.error_message(result.stderr)}")
+            raise (result.exit_code > 0 and batch.parse_refusal(result.stderr)) or uncertain
+        job_id = result.stdout.strip().partition(";")[0]
+        if not job_id.isdecimal():
+            raise Unreachable(f"sbatch answered {result.stdout[:80]!r}, not a job id")
+        return job_id
 
     def jobs(
-        self, *, ids: Sequence[str] = (), user: int | None = None, apart: bool = False
+        self, *, ids: Sequence[str] = (), user: int | None = None, split_arrays: bool = False
     ) -> list[text.QueueLine]:
         # --array of 22.05 leaves the last task of 0-8:2 out
-        chosen = ["--states=all", *(["--array"] if apart else [])]
-        jobs = sorted({id.partition("_")[0] for id in ids})
-        if 0 < len(jobs) <= text.IDS_PER_CALL:
-            chosen.append(f"--jobs={','.join(jobs)}")
+        filters = ["--states=all", *(["--array"] if split_arrays else [])]
+        job_ids = sorted({native_id.partition("_")[0] for native_id in ids})
+        if 0 < len(job_ids) <= text.IDS_PER_CALL:
+            filters.append(f"--jobs={','.join(job_ids)}")
         elif user is not None:
-            chosen.append(f"--user={user}")
-        names = (*text.QUEUE_FIELDS, self._settings.tag_field)
+            filters.append(f"--user={user}")
+        field_names = (*text.QUEUE_FIELDS, self._settings.tag_field)
         try:
-            return self._list("squeue", text.queue, names, "--noconvert", *chosen)
+            return self._query_listing(
+                "squeue", text.parse_queue, field_names, "--noconvert", *filters
+            )
         except Unreachable as error:
             if ids and "Invalid job id" in error.reason:
                 return []
             raise
 
-    def version(self) -> tuple[int, int]:
+    def release_version(self) -> tuple[int, int]:
         """Major and minor number of the cluster's release, as its commands tell it."""
-        return self._read(text.release, "sinfo", "--version")
+        return self._query(text.parse_release, "sinfo", "--version")
 
     def nodes(self) -> list[text.NodeLine]:
-        return self._list("sinfo", text.nodes, text.NODE_FIELDS, "--Node", "--noconvert")
-
-    def controller(self) -> text.Controller:
-        return self._read(text.controller, "scontrol", "show", "config")
-
-    def licences(self) -> dict[str, Copies]:
-        return self._read(text.licences, "scontrol", "--oneliner", "show", "licenses")
-
-    def reservations(self) -> list[windows.Kept]:
-        """Everybody's."""
-        return self._read(windows.reservations, "scontrol", "--oneliner", "show", "reservation")
-
-    def reserved_jobs(self) -> list[windows.Within]:
-        """Jobs in reservations that have not ended."""
-        return self._list("squeue", windows.reserved_jobs, windows.WITHIN_FIELDS)
-
-    def cores(self) -> dict[str, windows.Cores]:
-        """What each node has."""
-        return self._list("sinfo", windows.cores, windows.CORES_FIELDS, "--Node")
-
-    def _list(
-        self, program: str, parse: Callable[[str, str], T], names: Sequence[str], *how: str
-    ) -> T:
-        delimiter = _delimiter()
-        fields = ",".join(f"{name}:{delimiter}" for name in names)
-        return self._read(
-            lambda out: parse(out, delimiter),
-            *(program, "--noheader", "--all", *how, f"--Format={fields}"),
+        return self._query_listing(
+            "sinfo", text.parse_nodes, text.NODE_FIELDS, "--Node", "--noconvert"
         )
 
-    def change(self, *words: str) -> str:
+    def controller(self) -> text.ControllerInfo:
+        return self._query(text.parse_controller, "scontrol", "show", "config")
+
+    def licences(self) -> dict[str, ManagerLicences]:
+        return self._query(text.parse_licences, "scontrol", "--oneliner", "show", "licenses")
+
+    def reservations(self) -> list[windows.SlurmReservation]:
+        """Everybody's."""
+        return self._query(
+            windows.parse_reservations, "scontrol", "--oneliner", "show", "reservation"
+        )
+
+    def reserved_jobs(self) -> list[windows.ReservedJob]:
+        """Jobs in reservations that have not ended."""
+        return self._query_listing(
+            "squeue", windows.parse_reserved_jobs, windows.RESERVED_JOB_FIELDS
+        )
+
+    def cores(self) -> dict[str, windows.NodeCores]:
+        """What each node has."""
+        return self._query_listing("sinfo", windows.parse_cores, windows.CORES_FIELDS, "--Node")
+
+    def _query_listing(
+        self,
+        program: str,
+        parse: Callable[[str, str], T],
+        field_names: Sequence[str],
+        *options: str,
+    ) -> T:
+        delimiter = _delimiter()
+        fields = ",".join(f"{name}:{delimiter}" for name in field_names)
+        return self._query(
+            lambda output: parse(output, delimiter),
+            *(program, "--noheader", "--all", *options, f"--Format={fields}"),
+        )
+
+    def scontrol(self, *arguments: str) -> str:
         """Have scontrol change something, as this account; what was said against it."""
-        answer = self._run("scontrol", *words)
-        return "" if answer.code == 0 else batch.complaint(answer.err)
+        result = self._run("scontrol", *arguments)
+        return "" if result.exit_code == 0 else batch.error_message(result.stderr)
 
     def hold(self, ids: Collection[str]) -> str:
-        answers = [self._act("hold", *some) for some in text.grouped(ids)]
-        return "; ".join(batch.complaint(answer.err) for answer in answers if answer.code != 0)
+        results = [self._run_as_owner("hold", *arguments) for arguments in text.job_arguments(ids)]
+        return "; ".join(
+            batch.error_message(result.stderr) for result in results if result.exit_code != 0
+        )
 
     def release(self, ids: Collection[str]) -> None:
-        for some in text.grouped(ids):
-            self._act("release", *some)
+        for arguments in text.job_arguments(ids):
+            self._run_as_owner("release", *arguments)
 
     def cancel(self, ids: Collection[str]) -> None:
-        for some in text.grouped(ids):
-            answer = self._act("cancel", *some)
+        for arguments in text.job_arguments(ids):
+            result = self._run_as_owner("cancel", *arguments)
             # It is no error that a job has ended meanwhile; scancel then says so or nothing.
-            if answer.code != 0 and not re.search("Invalid job id|already", answer.err):
-                raise Unreachable(f"scancel: {batch.complaint(answer.err)}")
+            if result.exit_code != 0 and not re.search("Invalid job id|already", result.stderr):
+                raise Unreachable(f"scancel: {batch.error_message(result.stderr)}")
 
-    def sacct(self, *filters: str) -> list[records.Record]:
+    def sacct(self, *filters: str) -> list[records.SlurmRecord]:
         delimiter = _delimiter()
-        shown = ("--noheader", "--allocations", "--duplicates", "--parsable")
-        return self._read(
-            lambda out: records.sacct(out, delimiter, self._settings.tag_field),
-            *("sacct", *shown, f"--delimiter={delimiter}", *filters),
+        options = ("--noheader", "--allocations", "--duplicates", "--parsable")
+        return self._query(
+            lambda output: records.parse_sacct(output, delimiter, self._settings.tag_field),
+            *("sacct", *options, f"--delimiter={delimiter}", *filters),
             f"--format={','.join(records.SACCT_FIELDS)}",
         )
 
-    def unsent(self) -> int:
-        return self._read(records.unsent, "sdiag")
+    def unsent_messages(self) -> int:
+        return self._query(records.parse_unsent_messages, "sdiag")
 
-    def purged(self) -> float | None:
-        return self._read(records.purged, "sacctmgr", "--noheader", "show", "configuration")
+    def purge_age(self) -> float | None:
+        return self._query(
+            records.parse_purge_age, "sacctmgr", "--noheader", "show", "configuration"
+        )
 
-    def _read(self, parse: Callable[[str], T], program: str, *arguments: str) -> T:
-        answer = self._run(program, *arguments)
-        if answer.code != 0:
-            raise Unreachable(f"{program}: {batch.complaint(answer.err)}")
+    def _query(self, parse: Callable[[str], T], program: str, *arguments: str) -> T:
+        result = self._run(program, *arguments)
+        if result.exit_code != 0:
+            raise Unreachable(f"{program}: {batch.error_message(result.stderr)}")
         try:
-            return parse(answer.out)
+            return parse(result.stdout)
         except ValueError as error:
             raise Unreachable(f"{program}: the answer cannot be read: {error}") from None
 
-    def _act(
+    def _run_as_owner(
         self,
         verb: str,
         *arguments: str,
         files: tuple[int, int] | None = None,
         payload: Payload | None = None,
-    ) -> Answer:
+    ) -> CommandResult:
         """The answer of a command that changes something, given as the owner of the job.
 
         `files` are its standard input and another one that it reads.
         """
-        stdin, keep = files or (None, None)
+        stdin, extra_fd = files or (None, None)
         if self._launcher is None:
             umask = -1 if payload is None else payload.umask
-            kept = () if keep is None else (keep,)
-            return self._run(*_PROGRAMS[verb], *arguments, stdin=stdin, keep=kept, umask=umask)
+            pass_fds = () if extra_fd is None else (extra_fd,)
+            return self._run(
+                *_PROGRAMS[verb], *arguments, stdin=stdin, pass_fds=pass_fds, umask=umask
+            )
         process = self._launcher.start(
             self._user,
             verb,
@@ -211,50 +237,52 @@ class Commands:
             directory="/" if payload is None else payload.directory,
             umask=0o022 if payload is None else payload.umask,
             stdin=stdin,
-            keep=keep,
+            extra_fd=extra_fd,
         )
         program = _PROGRAMS[verb][0]
-        with _a_full_queue_refuses():
-            return answer_of(process, program, self._settings.timeout, _ENOUGH.get(program))
+        with _full_queue_is_refused():
+            return wait_for_result(
+                process, program, self._settings.timeout, _ABORT_CHECKS.get(program)
+            )
 
     def _run(
         self,
         program: str,
         *arguments: str,
         stdin: int | None = None,
-        keep: Sequence[int] = (),
+        pass_fds: Sequence[int] = (),
         umask: int = -1,
-    ) -> Answer:
+    ) -> CommandResult:
         """The answer of one command of this cluster; Unreachable if none came in time."""
         path = os.path.join(self._settings.bin_dir, program) if self._settings.bin_dir else program
-        with _a_full_queue_refuses():
-            return run(
+        with _full_queue_is_refused():
+            return run_command(
                 [path, *arguments],
                 self._environment,
                 self._settings.timeout,
                 stdin=stdin,
-                keep=keep,
+                pass_fds=pass_fds,
                 umask=umask,
-                enough=_ENOUGH.get(program),
+                should_abort=_ABORT_CHECKS.get(program),
             )
 
 
 @contextmanager
-def _a_full_queue_refuses() -> Iterator[None]:
+def _full_queue_is_refused() -> Iterator[None]:
     """Refused instead of Stopped, if sbatch was caught asleep between two tries."""
     try:
         yield
-    except Stopped as stopped:
-        if stopped.seconds < _RETRY_SLEEP:
-            raise Refused(batch.complaint(stopped.said), again=True) from None
+    except CommandAborted as stopped:
+        if stopped.detection_delay < _RETRY_SLEEP:
+            raise Refused(batch.error_message(stopped.stderr), retryable=True) from None
         raise
 
 
-def _retries(said: str) -> bool:
-    return _RETRYING.search(said) is not None
+def _is_retrying(stderr: str) -> bool:
+    return _RETRYING.search(stderr) is not None
 
 
-_ENOUGH = {"sbatch": _retries}
+_ABORT_CHECKS = {"sbatch": _is_retrying}
 
 
 def _delimiter() -> str:

@@ -15,14 +15,14 @@ from itertools import groupby
 from typing import NamedTuple
 
 from metasched.model.arrays import parse_array
-from metasched.model.cluster import Copies
+from metasched.model.cluster import ManagerLicences
 from metasched.model.job import State
-from metasched.model.listing import Row
+from metasched.model.listing import JobStatus
 from metasched.model.tags import parse_tag
 
 IDS_PER_CALL = 500
 NO_LIMIT = 365 * 86400.0  # seconds; stands for a job's UNLIMITED where a number is needed
-_LIMITS_SEEN = 30.0  # seconds between two looks of slurmctld at time limits
+_LIMIT_CHECK_INTERVAL = 30.0  # seconds between two looks of slurmctld at time limits
 
 QUEUE_FIELDS = (
     *("jobarrayid", "userid", "state", "partition", "numcpus", "timelimit", "submittime"),
@@ -63,12 +63,12 @@ _STATES = {
     "REVOKED": State.UNKNOWN,  # a sibling of a federation has taken it over
 }
 _HOLDS_PROCESSORS = {State.RUNNING, State.SUSPENDED}
-_LIVES = {State.PENDING, State.RUNNING, State.SUSPENDED, State.UNKNOWN}
+_ACTIVE = {State.PENDING, State.RUNNING, State.SUSPENDED, State.UNKNOWN}
 _HAS_STATUS = {
     *(State.COMPLETED, State.FAILED, State.TIMEOUT, State.CANCELLED),
     *(State.PREEMPTED, State.OUT_OF_MEMORY),
 }
-NOTHING = {"", "(null)", "None", "N/A", "Unknown", "NONE"}
+EMPTY_VALUES = {"", "(null)", "None", "N/A", "Unknown", "NONE"}
 
 # Reasons with which a pending job takes no part in the competition for processors. Limits of
 # accounts and of QOS (Assoc..., QOS...) too: Slurm passes such jobs over.
@@ -77,7 +77,7 @@ _CANNOT_START = re.compile(
     r"|BadConstraints|InactiveLimit|Invalid(Account|QOS)|AccountNotAllowed|QOSNotAllowed"
     r"|Assoc|QOS|JobArrayTaskLimit|ReservationDeleted|Reservation$|launch_failed|job_requeued"
 )
-UNUSABLE = {
+UNUSABLE_FLAGS = {
     *("down", "unknown", "error", "future", "drain", "fail", "not_responding", "invalid_reg"),
     *("invalid", "reboot_requested", "reboot_issued", "powering_down", "maint", "reserved"),
     *("blocked", "dynamic_future"),
@@ -120,12 +120,12 @@ class NodeLine(NamedTuple):
     available: str
     limit: str
     default_limit: str
-    sizes: str  # least-most nodes of a job
-    tier: str
+    job_sizes: str  # least-most nodes of a job
+    priority_tier: str
 
 
 @dataclass(frozen=True)
-class Controller:
+class ControllerInfo:
     """What `scontrol show config` says, in the controller's clock (seconds).
 
     `min_job_age` None: ended jobs are never forgotten. Task ids of an array are below
@@ -145,55 +145,60 @@ class Controller:
     select: str = ""
 
 
-def joined(ids: Collection[str]) -> Iterator[str]:
+def comma_lists(ids: Collection[str]) -> Iterator[str]:
     """The ids as comma-separated lists, none too long for a command line."""
-    some = list(ids)
-    for start in range(0, len(some), IDS_PER_CALL):
-        yield ",".join(some[start : start + IDS_PER_CALL])
+    id_list = list(ids)
+    for start in range(0, len(id_list), IDS_PER_CALL):
+        yield ",".join(id_list[start : start + IDS_PER_CALL])
 
 
-def grouped(ids: Collection[str]) -> Iterator[list[str]]:
+def job_arguments(ids: Collection[str]) -> Iterator[list[str]]:
     """The ids as words for scontrol and scancel, which take `7_[1-3,9]` for tasks of an array.
 
     They take no steps (`1-9:2`), unlike sbatch.
     """
     arrays: dict[str, list[int]] = {}
-    for id in ids:
-        job, _, task = id.partition("_")
+    for native_id in ids:
+        job, _, task = native_id.partition("_")
         arrays.setdefault(job, []).extend([int(task)] if task else [])
-    parts = [(job, part) for job, tasks in arrays.items() for part in _runs(sorted(tasks)) or [""]]
+    parts = [
+        (job, part) for job, tasks in arrays.items() for part in _ranges(sorted(tasks)) or [""]
+    ]
     for start in range(0, len(parts), IDS_PER_CALL):
-        words: dict[str, list[str]] = {}
+        parts_by_job: dict[str, list[str]] = {}
         for job, part in parts[start : start + IDS_PER_CALL]:
-            words.setdefault(job, []).append(part)
-        yield [f"{job}_[{','.join(some)}]" if some[0] else job for job, some in words.items()]
+            parts_by_job.setdefault(job, []).append(part)
+        yield [
+            f"{job}_[{','.join(job_parts)}]" if job_parts[0] else job
+            for job, job_parts in parts_by_job.items()
+        ]
 
 
-def _runs(tasks: Sequence[int]) -> list[str]:
+def _ranges(tasks: Sequence[int]) -> list[str]:
     """Ascending numbers as ranges: `1-3`, `7`."""
-    found = []
+    ranges = []
     for _, run in groupby(enumerate(tasks), key=lambda pair: pair[1] - pair[0]):
-        some = [task for _, task in run]
-        found.append(str(some[0]) if len(some) == 1 else f"{some[0]}-{some[-1]}")
-    return found
+        numbers = [task for _, task in run]
+        ranges.append(str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}")
+    return ranges
 
 
-def apart(ids: Iterable[str]) -> tuple[list[str], list[str]]:
+def separate_arrays(ids: Iterable[str]) -> tuple[list[str], list[str]]:
     """The ids in two parts, no array whole in the first one, and one task of each in the second.
 
     Held so, every task gets a record of its own, which tells what has become of it.
     """
-    first, last = [], {}
-    for id in ids:
-        array, mark, _ = id.partition("_")
-        if mark and array not in last:
-            last[array] = id
+    first, last_by_array = [], {}
+    for native_id in ids:
+        array, underscore, _ = native_id.partition("_")
+        if underscore and array not in last_by_array:
+            last_by_array[array] = native_id
         else:
-            first.append(id)
-    return first, list(last.values())
+            first.append(native_id)
+    return first, list(last_by_array.values())
 
 
-def records(text: str, delimiter: str, width: int) -> list[list[str]]:
+def split_records(text: str, delimiter: str, width: int) -> list[list[str]]:
     """Lines of `width` fields that each end in `delimiter`, whatever newlines they hold."""
     if not text.strip():
         return []
@@ -208,61 +213,61 @@ def records(text: str, delimiter: str, width: int) -> list[list[str]]:
     return lines
 
 
-def queue(text: str, delimiter: str) -> list[QueueLine]:
+def parse_queue(text: str, delimiter: str) -> list[QueueLine]:
     """The records of squeue with QUEUE_FIELDS and the field of the tag, all ending so."""
-    return [QueueLine(*line) for line in records(text, delimiter, len(QueueLine._fields))]
+    return [QueueLine(*line) for line in split_records(text, delimiter, len(QueueLine._fields))]
 
 
-def nodes(text: str, delimiter: str) -> list[NodeLine]:
+def parse_nodes(text: str, delimiter: str) -> list[NodeLine]:
     """The records of sinfo with NODE_FIELDS, all ending in `delimiter`."""
-    return [NodeLine(*line) for line in records(text, delimiter, len(NodeLine._fields))]
+    return [NodeLine(*line) for line in split_records(text, delimiter, len(NodeLine._fields))]
 
 
-def controller(text: str) -> Controller:
+def parse_controller(text: str) -> ControllerInfo:
     """What the answer of `scontrol show config` says. ValueError if a time is not in it."""
     now = re.search(r"^Configuration data as of (\d+)", text, re.MULTILINE)
-    found = dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", text, re.MULTILINE))
-    if now is None or "BOOT_TIME" not in found or "MinJobAge" not in found:
+    config = dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", text, re.MULTILINE))
+    if now is None or "BOOT_TIME" not in config or "MinJobAge" not in config:
         raise ValueError("no times in the answer of scontrol show config")
-    return Controller(
+    return ControllerInfo(
         now=float(now[1]),
-        boot=float(found["BOOT_TIME"]),
-        min_job_age=float(found["MinJobAge"].split()[0]) or None,
-        array_size=int(found.get("MaxArraySize", 0)),
-        slurmdbd=found.get("AccountingStorageType") == "accounting_storage/slurmdbd",
-        comments="job_comment" in found.get("AccountingStoreFlags", "").split(","),
-        completions=found.get("JobCompLoc")
-        if found.get("JobCompType") == "jobcomp/filetxt"
+        boot=float(config["BOOT_TIME"]),
+        min_job_age=float(config["MinJobAge"].split()[0]) or None,
+        array_size=int(config.get("MaxArraySize", 0)),
+        slurmdbd=config.get("AccountingStorageType") == "accounting_storage/slurmdbd",
+        comments="job_comment" in config.get("AccountingStoreFlags", "").split(","),
+        completions=config.get("JobCompLoc")
+        if config.get("JobCompType") == "jobcomp/filetxt"
         else None,
-        overrun=_overrun(found),
-        select=found.get("SelectType", ""),
+        overrun=_overrun(config),
+        select=config.get("SelectType", ""),
     )
 
 
 def _overrun(config: Mapping[str, str]) -> float | None:
-    allowed, kill = config.get("OverTimeLimit", ""), config.get("KillWait", "")
-    if not (allowed and kill):
+    allowed, kill_wait = config.get("OverTimeLimit", ""), config.get("KillWait", "")
+    if not (allowed and kill_wait):
         return None
     if allowed == "UNLIMITED":
         return NO_LIMIT
-    return 60.0 * float(allowed.split()[0]) + float(kill.split()[0]) + _LIMITS_SEEN
+    return 60.0 * float(allowed.split()[0]) + float(kill_wait.split()[0]) + _LIMIT_CHECK_INTERVAL
 
 
-def licences(text: str) -> dict[str, Copies]:
+def parse_licences(text: str) -> dict[str, ManagerLicences]:
     """The licences of `scontrol --oneliner show licenses`, those that others reserve as taken."""
-    found = {}
+    licences = {}
     for line in text.splitlines():
-        said = dict(re.findall(r"(\w+)=(\S*)", line))
-        if "LicenseName" not in said:
+        fields = dict(re.findall(r"(\w+)=(\S*)", line))
+        if "LicenseName" not in fields:
             continue
-        if not {"Total", "Free"} <= said.keys():
+        if not {"Total", "Free"} <= fields.keys():
             raise ValueError(f"no number of licences in {line[:100]!r}")
-        total, free = int(said["Total"]), int(said["Free"])
-        found[said["LicenseName"]] = Copies(total, max(total - free, 0))
-    return found
+        total, free = int(fields["Total"]), int(fields["Free"])
+        licences[fields["LicenseName"]] = ManagerLicences(total, max(total - free, 0))
+    return licences
 
 
-def release(text: str) -> tuple[int, int]:
+def parse_release(text: str) -> tuple[int, int]:
     """Major and minor number in `slurm 24.11.5` or `slurm-wlm 22.05.8`."""
     match = re.match(r"slurm\S* (\d+)\.(\d+)", text)
     if match is None:
@@ -270,12 +275,12 @@ def release(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def when(text: str) -> float | None:
+def parse_time(text: str) -> float | None:
     """A time of day; None where Slurm has none."""
-    return None if text in NOTHING else float(int(text))
+    return None if text in EMPTY_VALUES else float(int(text))
 
 
-def duration(text: str) -> float | None:
+def parse_duration(text: str) -> float | None:
     """Seconds of `[D-]HH:MM:SS` or `MM:SS`; None for no limit and for none said."""
     if text.lower() in {"unlimited", "infinite", "not_set", "partition_limit", "n/a", "invalid"}:
         return None
@@ -286,7 +291,7 @@ def duration(text: str) -> float | None:
     return float(seconds + (int(days) * 86400 if dash else 0))
 
 
-def exit_status(text: str) -> tuple[int | None, int | None]:
+def parse_exit_status(text: str) -> tuple[int | None, int | None]:
     """(exit code, signal) from a wait status such as 2304, or from `9:0` of later releases.
 
     Both None if it is neither: a code above zero together with a signal is Slurm's own error
@@ -302,7 +307,7 @@ def exit_status(text: str) -> tuple[int | None, int | None]:
     return None, None
 
 
-def tasks_in(job: str) -> int:
+def task_count(job: str) -> int:
     """How many tasks a record stands for: `7_[1-9:2,12%3]` for six, `7` and `7_4` for one."""
     match = re.search(r"_\[([^\]%]*)", job)
     if match is None:
@@ -315,18 +320,18 @@ def tasks_in(job: str) -> int:
     return count
 
 
-def gres(text: str) -> dict[str, int]:
+def parse_gres(text: str) -> dict[str, int]:
     """`gpu:a100:2(S:0-1),shard:8` as {"gpu": 2, "gpu:a100": 2, "shard": 8}."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for part in re.sub(r"\([^)]*\)", "", text).split(","):
         *names, count = part.split(":")
         if names and count.isdecimal():
             for depth in range(1, len(names) + 1):
-                found[":".join(names[:depth])] += int(count)
-    return dict(found)
+                counts[":".join(names[:depth])] += int(count)
+    return dict(counts)
 
 
-def mark(tag: str, index: int | None) -> str:
+def format_mark(tag: str, index: int | None) -> str:
     """What a job carries in Slurm: the tag of its sending, with its index if that is not 0.
 
     None: an array, whose tasks are told by their ids.
@@ -334,7 +339,7 @@ def mark(tag: str, index: int | None) -> str:
     return f"{tag}/a" if index is None else f"{tag}/{index}" if index else tag
 
 
-def read_mark(text: str, job: str) -> dict[tuple[str, int], str]:
+def parse_mark(text: str, job: str) -> dict[tuple[str, int], str]:
     """The tasks, as (tag, index), that a job with this mark and id stands for, with their ids.
 
     None for other people's texts, nor for an array of which all that waited was cancelled at once.
@@ -348,21 +353,21 @@ def read_mark(text: str, job: str) -> dict[tuple[str, int], str]:
     return {(tag, i): f"{array}_{i}" for i in parse_array(tasks.strip("[]")).indices}
 
 
-def state(word: str) -> State:
+def parse_state(name: str) -> State:
     """The state that a word of Slurm's means."""
-    return _STATES.get(word, State.UNKNOWN)
+    return _STATES.get(name, State.UNKNOWN)
 
 
 def has_ended(state: State) -> bool:
     return state in _HAS_STATUS or state is State.NODE_FAIL
 
 
-def lives(line: QueueLine) -> bool:
+def is_active(line: QueueLine) -> bool:
     """Whether the job has not ended."""
-    return state(line.state) in _LIVES
+    return parse_state(line.state) in _ACTIVE
 
 
-def is_ours(line: QueueLine, instance: str, user: int | None) -> bool:
+def is_own(line: QueueLine, instance: str, user: int | None) -> bool:
     """Whether it is a job of `instance`, and of `user`, if any: others may forge a tag."""
     return (
         user in (None, int(line.user))
@@ -370,40 +375,40 @@ def is_ours(line: QueueLine, instance: str, user: int | None) -> bool:
     )
 
 
-def rows(lines: Iterable[QueueLine], instance: str, user: int | None) -> list[Row]:
+def job_statuses(lines: Iterable[QueueLine], instance: str, user: int | None) -> list[JobStatus]:
     """Our tasks; if `user` is None each with the user id of its owner."""
     return [
-        row
+        status
         for line in lines
-        if is_ours(line, instance, user)
-        for row in _rows(line, "" if user is not None else str(int(line.user)))
+        if is_own(line, instance, user)
+        for status in _statuses_of(line, "" if user is not None else str(int(line.user)))
     ]
 
 
-def _rows(line: QueueLine, owner: str) -> Iterator[Row]:
+def _statuses_of(line: QueueLine, owner: str) -> Iterator[JobStatus]:
     """The tasks that a record of ours stands for."""
-    tasks = read_mark(line.tag, line.id)
-    now = state(line.state)
-    started, code, signal = _started(line, now), None, None
-    if started is not None and now in _HAS_STATUS:
-        code, signal = exit_status(line.status)
-    ended = when(line.end) if has_ended(now) else None
-    word = "" if line.reason in NOTHING else line.reason
-    node = "" if line.nodes in NOTHING else line.nodes
+    tasks = parse_mark(line.tag, line.id)
+    current = parse_state(line.state)
+    started, code, signal = _start_time(line, current), None, None
+    if started is not None and current in _HAS_STATUS:
+        code, signal = parse_exit_status(line.status)
+    ended = parse_time(line.end) if has_ended(current) else None
+    manager_reason = "" if line.reason in EMPTY_VALUES else line.reason
+    node = "" if line.nodes in EMPTY_VALUES else line.nodes
     restarts = int(line.restarts)
     # of several tasks Slurm says when the last one begins that it has planned, and not which
-    expected = _expected(line) if now is State.PENDING and len(tasks) == 1 else None
-    for (tag, task), native in tasks.items():
-        yield Row(
+    expected = _expected_start(line) if current is State.PENDING and len(tasks) == 1 else None
+    for (tag, task), native_id in tasks.items():
+        yield JobStatus(
             tag=tag,
             task=task,
-            native_id=native,
-            state=now,
+            native_id=native_id,
+            state=current,
             started=started,
             ended=ended,
             exit_code=code,
             signal=signal,
-            word=word,
+            manager_reason=manager_reason,
             node=node,
             restarts=restarts,
             owner=owner,
@@ -411,22 +416,22 @@ def _rows(line: QueueLine, owner: str) -> Iterator[Row]:
         )
 
 
-def _expected(line: QueueLine) -> float | None:
+def _expected_start(line: QueueLine) -> float | None:
     """When Slurm expects a pending job to begin; what is held keeps what was planned before."""
-    return None if line.eligible in NOTHING else when(line.start)
+    return None if line.eligible in EMPTY_VALUES else parse_time(line.start)
 
 
-def _started(line: QueueLine, state: State) -> float | None:
+def _start_time(line: QueueLine, state: State) -> float | None:
     """When it began; None if it never did.
 
     A job that is cancelled while pending gets a start time too, but never a node. One that was
     requeued has begun before; when, is no longer known: at the latest when it was requeued.
     """
     if int(line.restarts) > 0 and state is State.PENDING:
-        return when(line.submitted)
+        return parse_time(line.submitted)
     if state is State.PENDING:
         return None
-    if state in _HOLDS_PROCESSORS or line.nodes not in NOTHING or int(line.restarts) > 0:
-        start = when(line.start)
-        return when(line.submitted) if start is None else start
+    if state in _HOLDS_PROCESSORS or line.nodes not in EMPTY_VALUES or int(line.restarts) > 0:
+        start = parse_time(line.start)
+        return parse_time(line.submitted) if start is None else start
     return None

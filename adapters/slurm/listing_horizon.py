@@ -9,35 +9,41 @@ from __future__ import annotations
 
 import math
 
-from metasched.adapters.slurm.listing import Controller
+from metasched.adapters.slurm.listing import ControllerInfo
 
-LEAST = 2.5  # seconds; the controller tells its time in whole ones
+MIN_CLOCK_STEP = 2.5  # seconds; the controller tells its time in whole ones
 
 
-class Reach:
+class ListingHorizon:
     """Follows one controller from poll to poll."""
 
     def __init__(self) -> None:
         self._boot: float | None = None
-        self._up = 0.0
-        self._forgot = -math.inf  # what ended before may have been forgotten early
-        self._looked: float | None = None
-        self._ahead = 0.0
+        self._up_since = 0.0
+        self._forgotten_before = -math.inf  # what ended before may have been forgotten early
+        self._last_listed: float | None = None
+        self._clock_offset = 0.0
 
-    def look(self, controller: Controller, listed: float, asked: float) -> tuple[float, float]:
+    def update(
+        self, controller: ControllerInfo, listed_at: float, queried_at: float
+    ) -> tuple[float, float]:
         """(absence is proved since, up since), in seconds of our monotonic clock.
 
         `listed` is the time after the listing came, `asked` after `controller` answered; its
         times are whole seconds, rounded down.
         """
         if controller.boot != self._boot:
-            up = asked - max(controller.now - controller.boot - 1, 0.0)
+            up_since = queried_at - max(controller.now - controller.boot - 1, 0.0)
             # it was up, with another boot, when last looked at
-            self._up = up if self._looked is None else max(up, self._looked)
+            self._up_since = (
+                up_since if self._last_listed is None else max(up_since, self._last_listed)
+            )
             self._boot = controller.boot
-        ahead = controller.now - asked
-        if self._looked is not None and ahead > self._ahead + LEAST:
-            self._forgot = self._looked
-        self._ahead, self._looked = ahead, listed
-        kept = -math.inf if controller.min_job_age is None else listed - controller.min_job_age
-        return max(self._up, kept, self._forgot), self._up
+        clock_offset = controller.now - queried_at
+        if self._last_listed is not None and clock_offset > self._clock_offset + MIN_CLOCK_STEP:
+            self._forgotten_before = self._last_listed
+        self._clock_offset, self._last_listed = clock_offset, listed_at
+        retained_since = (
+            -math.inf if controller.min_job_age is None else listed_at - controller.min_job_age
+        )
+        return max(self._up_since, retained_since, self._forgotten_before), self._up_since

@@ -17,135 +17,151 @@ from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.slurm import cluster_info
 from metasched.adapters.slurm import listing as text
 from metasched.adapters.slurm import reservation_listing as windows
-from metasched.adapters.slurm.commands import Commands
-from metasched.adapters.slurm.reservation_listing import Kept, hosts
-from metasched.model.reservation import id_of
-from metasched.model.survey import Held, NodesInUse, Span, Survey, Window
+from metasched.adapters.slurm.commands import SlurmCommands
+from metasched.adapters.slurm.reservation_listing import SlurmReservation, expand_hosts
+from metasched.model.reservation import reservation_id
+from metasched.model.survey import ManagerReservation, NodeUsage, ReservationSpec, Span, Survey
 
 # The controller's own words: it has not done it.
-_NO = re.compile(
+_REJECTED = re.compile(
     r"busy|Invalid|invalid|Duplicate|Access/permission|not permitted|in use|Requested|specification"
 )
-_UNKNOWN = re.compile(r"Requested reservation is invalid|not found")
+_NOT_FOUND = re.compile(r"Requested reservation is invalid|not found")
 # Up, but not for everybody; and not yet heard from by a controller that has just started.
-_UP = frozenset({"reserved", "maint", "unknown"})
+_UP_FLAGS = frozenset({"reserved", "maint", "unknown"})
 
 
-class Reservations:
+class NodeReservations:
     """Those of one cluster, by its commands, given as this account, which must be an operator."""
 
-    def __init__(self, commands: Commands, instance: str) -> None:
+    def __init__(self, commands: SlurmCommands, instance: str) -> None:
         self._commands, self._instance = commands, instance
 
     def survey(
-        self, jobs: Iterable[text.QueueLine], places: Sequence[text.NodeLine], taken: float
+        self, jobs: Iterable[text.QueueLine], node_lines: Sequence[text.NodeLine], taken_at: float
     ) -> Survey:
         """What takes the nodes of the default partition (of all, if there is none)."""
-        lines = self._commands.reservations()
+        reservations = self._commands.reservations()
         overrun = self._commands.controller().overrun
         spans: dict[str, list[Span]] = {}
         for job in jobs:
-            if text.lives(job) and (nodes := hosts(job.nodes)):
-                begin = text.when(job.start) or taken
-                end = text.when(job.end) or begin + text.NO_LIMIT
+            if text.is_active(job) and (nodes := expand_hosts(job.nodes)):
+                begin = text.parse_time(job.start) or taken_at
+                end = text.parse_time(job.end) or begin + text.NO_LIMIT
                 for node in nodes:
                     spans.setdefault(node, []).append((begin, end))
         held = []
-        for line in lines:
-            if id_of(line.name, self._instance) is not None:
-                held.append(Held(line.name, line.start, line.end, line.nodes))
+        for reservation in reservations:
+            if reservation_id(reservation.name, self._instance) is not None:
+                held.append(
+                    ManagerReservation(
+                        reservation.name, reservation.start, reservation.end, reservation.nodes
+                    )
+                )
                 continue
-            for node in line.nodes:
-                spans.setdefault(node, []).append((line.start, line.end))
-        cpus = {place.name: int(place.cpus.rpartition("/")[2]) for place in places}
-        kinds: dict[tuple[int, bool, tuple[Span, ...]], list[str]] = {}
-        for name, up in members(places).items():
-            kind = (cpus[name], up, tuple(sorted(spans.get(name, ()))))
-            kinds.setdefault(kind, []).append(name)
+            for node in reservation.nodes:
+                spans.setdefault(node, []).append((reservation.start, reservation.end))
+        cpus = {node_line.name: int(node_line.cpus.rpartition("/")[2]) for node_line in node_lines}
+        groups: dict[tuple[int, bool, tuple[Span, ...]], list[str]] = {}
+        for name, is_up in default_nodes(node_lines).items():
+            group = (cpus[name], is_up, tuple(sorted(spans.get(name, ()))))
+            groups.setdefault(group, []).append(name)
         return Survey(
-            taken,
-            tuple(NodesInUse(tuple(names), *kind) for kind, names in kinds.items()),
+            taken_at,
+            tuple(NodeUsage(tuple(names), *group) for group, names in groups.items()),
             tuple(held),
             guard=overrun,
         )
 
-    def beside(
-        self, jobs: Sequence[text.QueueLine], places: Sequence[text.NodeLine], taken: float
+    def available_nodes(
+        self, jobs: Sequence[text.QueueLine], node_lines: Sequence[text.NodeLine], taken_at: float
     ) -> Sequence[text.NodeLine]:
         """The nodes as jobs in no reservation can have them."""
-        return places
+        return node_lines
 
-    def coming(
-        self, jobs: Sequence[text.QueueLine], places: Sequence[text.NodeLine], taken: float
+    def upcoming(
+        self, jobs: Sequence[text.QueueLine], node_lines: Sequence[text.NodeLine], taken_at: float
     ) -> tuple[tuple[float, int], ...]:
         """Windows of a time to come, everybody's: when, and the processors that they leave.
 
         Not one if that cannot be read: a manager that answers is not silent for want of it.
         """
         try:
-            kept = self._commands.reservations()
-            if not any(one.start > taken for one in kept):
+            reservations = self._commands.reservations()
+            if not any(reservation.start > taken_at for reservation in reservations):
                 return ()
             cores = self._commands.cores()
         except Unreachable:
             return ()
-        usable = {name: cpus for name, (_, cpus) in cluster_info.usable_cpus(places).items()}
-        return windows.coming(usable, cores, jobs, kept, taken)
+        usable = {name: cpus for name, (_, cpus) in cluster_info.usable_cpus(node_lines).items()}
+        return windows.upcoming(usable, cores, jobs, reservations, taken_at)
 
-    def find(self, name: str) -> str:
+    def current_name(self, name: str) -> str:
         """Under which name jobs are to be sent into it."""
         return name
 
-    def reserve(self, window: Window) -> None:
-        nodes = ",".join(window.nodes)
-        if (known := self._known(window.name)) is None:
-            said = self._commands.change(
-                *("create", "reservation", f"ReservationName={window.name}"),
-                *(f"StartTime={moment(window.start)}", f"EndTime={moment(window.end)}"),
-                *(f"Nodes={nodes}", f"Users={window.user}"),
+    def reserve(self, spec: ReservationSpec) -> None:
+        nodes = ",".join(spec.nodes)
+        if (existing := self._find(spec.name)) is None:
+            error = self._commands.scontrol(
+                *("create", "reservation", f"ReservationName={spec.name}"),
+                *(f"StartTime={scontrol_time(spec.start)}", f"EndTime={scontrol_time(spec.end)}"),
+                *(f"Nodes={nodes}", f"Users={spec.user}"),
             )
-            if "Duplicate" in said:  # an earlier call of ours has arrived after all
-                known, said = self._known(window.name), ""
-            if said or known is None:
-                return checked(said)
-        if set(known.nodes) != set(window.nodes):
-            checked(
-                self._commands.change("update", f"ReservationName={window.name}", f"Nodes={nodes}")
+            if "Duplicate" in error:  # an earlier call of ours has arrived after all
+                existing, error = self._find(spec.name), ""
+            if error or existing is None:
+                return check_error(error)
+        if set(existing.nodes) != set(spec.nodes):
+            check_error(
+                self._commands.scontrol("update", f"ReservationName={spec.name}", f"Nodes={nodes}")
             )
         return None
 
-    def unreserve(self, name: str) -> None:
-        said = self._commands.change("delete", f"ReservationName={name}")
-        if in_use(said):
-            raise Refused(said, again=True)
-        if not _UNKNOWN.search(said):
-            checked(said)
+    def delete(self, name: str) -> None:
+        error = self._commands.scontrol("delete", f"ReservationName={name}")
+        if has_jobs(error):
+            raise Refused(error, retryable=True)
+        if not _NOT_FOUND.search(error):
+            check_error(error)
 
-    def _known(self, name: str) -> Kept | None:
-        return next((line for line in self._commands.reservations() if line.name == name), None)
+    def _find(self, name: str) -> SlurmReservation | None:
+        return next(
+            (
+                reservation
+                for reservation in self._commands.reservations()
+                if reservation.name == name
+            ),
+            None,
+        )
 
 
-def members(places: Sequence[text.NodeLine]) -> dict[str, bool]:
+def default_nodes(node_lines: Sequence[text.NodeLine]) -> dict[str, bool]:
     """The nodes of the default partition (all, if there is none), and whether each is up."""
-    default = [place for place in places if place.partition.endswith("*")]
-    states = {p.name: set(p.state.lower().split("+")) for p in default or places}
-    return {name: (some - _UP).isdisjoint(text.UNUSABLE) for name, some in states.items()}
+    marked_lines = [line for line in node_lines if line.partition.endswith("*")]
+    states = {
+        node_line.name: set(node_line.state.lower().split("+"))
+        for node_line in marked_lines or node_lines
+    }
+    return {
+        name: (flags - _UP_FLAGS).isdisjoint(text.UNUSABLE_FLAGS) for name, flags in states.items()
+    }
 
 
-def in_use(said: str) -> bool:
+def has_jobs(error: str) -> bool:
     """Whether scontrol complains that jobs are in a reservation."""
-    return "in use" in said
+    return "in use" in error
 
 
-def checked(said: str) -> None:
+def check_error(error: str) -> None:
     """Refused if scontrol said no, Unreachable if it is not known what became of it."""
-    if said and _NO.search(said):
-        raise Refused(said)
-    if said:
-        raise Unreachable(f"scontrol: {said}")
+    if error and _REJECTED.search(error):
+        raise Refused(error)
+    if error:
+        raise Unreachable(f"scontrol: {error}")
 
 
-def moment(seconds: float) -> str:
+def scontrol_time(seconds: float) -> str:
     """A time as scontrol takes it under TZ=UTC; one that has passed is now.
 
     Slurm refuses what has passed by more than ten minutes.

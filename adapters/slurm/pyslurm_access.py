@@ -16,18 +16,18 @@ import socket
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from metasched.adapters.base import Order
+from metasched.adapters.base import Submission
 from metasched.adapters.commands import memory_file
 from metasched.adapters.errors import Unreachable
 from metasched.adapters.slurm import submission as batch
 from metasched.adapters.slurm.access import SlurmOptions
-from metasched.adapters.slurm.commands import Commands
-from metasched.adapters.slurm.listing import QueueLine, lives, mark
+from metasched.adapters.slurm.commands import SlurmCommands
+from metasched.adapters.slurm.listing import QueueLine, format_mark, is_active
 
-_FEW = 16  # so many jobs are asked for one by one; for more all are listed
+_MAX_SINGLE_LOADS = 16  # so many jobs are asked for one by one; for more all are listed
 
 
-class Pyslurm(Commands):
+class PyslurmAccess(SlurmCommands):
     """pyslurm where it serves, else the commands; made where its import has been tried."""
 
     def __init__(self, options: SlurmOptions, cluster: str) -> None:
@@ -40,31 +40,31 @@ class Pyslurm(Commands):
             del os.environ[name]
         self._pyslurm: Any = pyslurm
         # our failed jobs, by squeue; None: it has no such record
-        self._known: dict[tuple[str, ...], QueueLine | None] = {}
+        self._squeue_lines: dict[tuple[str, ...], QueueLine | None] = {}
         self.name = f"pyslurm {pyslurm.__version__}"
 
-    def submit(self, order: Order, index: int) -> str:
-        if _beyond(order):
-            return super().submit(order, index)
-        with memory_file(order.payload.script.encode("utf-8", "surrogateescape")) as script:
+    def submit(self, submission: Submission, index: int) -> str:
+        if _needs_sbatch(submission):
+            return super().submit(submission, index)
+        with memory_file(submission.payload.script.encode("utf-8", "surrogateescape")) as script_fd:
             try:
-                wishes = self._wishes(order, index, f"/proc/self/fd/{script}")
-                return str(self._pyslurm.JobSubmitDescription(**wishes).submit())
+                attributes = self._description(submission, index, f"/proc/self/fd/{script_fd}")
+                return str(self._pyslurm.JobSubmitDescription(**attributes).submit())
             except self._pyslurm.RPCError as error:
-                said = f"sbatch: error: Batch job submission failed: {error}"
-                refused = batch.refusal(said) if _answered(error) else None
+                stderr = f"sbatch: error: Batch job submission failed: {error}"
+                refused = batch.parse_refusal(stderr) if _is_controller_error(error) else None
                 raise (refused or Unreachable(f"pyslurm: {error}")) from None
             except ValueError:  # before anything was sent: sbatch takes it or says why not
                 pass
-        return super().submit(order, index)
+        return super().submit(submission, index)
 
-    def _wishes(self, order: Order, index: int, script: str) -> dict[str, Any]:
+    def _description(self, submission: Submission, index: int, script: str) -> dict[str, Any]:
         """The attributes of a JobSubmitDescription for one task; None: not asked for."""
-        job, payload = order.job, order.payload
-        label, name = mark(order.tag, index), batch.name(job.name)
+        job, payload = submission.job, submission.payload
+        label, name = format_mark(submission.tag, index), batch.job_name(job.name)
         by_comment = self._settings.tag_field == "comment"
         return {
-            "name": name or order.tag if by_comment else label,
+            "name": name or submission.tag if by_comment else label,
             "comment": label if by_comment else name,
             "script": script,
             "script_args": [script, *payload.arguments] if payload.arguments else None,
@@ -72,12 +72,14 @@ class Pyslurm(Commands):
             "environment": {
                 "SLURM_CPUS_PER_TASK": str(job.cpus_per_task),
                 "SLURM_SUBMIT_HOST": socket.gethostname().partition(".")[0],
-                **batch.variables(order, index, self._cluster),
+                **batch.task_environment(submission, index, self._cluster),
             },
             "working_directory": payload.directory,
             "standard_in": "/dev/null",
-            "standard_output": batch.path(payload.output, index),
-            "standard_error": None if payload.error is None else batch.path(payload.error, index),
+            "standard_output": batch.output_path(payload.output, index),
+            "standard_error": None
+            if payload.error is None
+            else batch.output_path(payload.error, index),
             "log_files_open_mode": "truncate",
             "is_requeueable": job.requeue,
             "ntasks": job.tasks,
@@ -89,7 +91,7 @@ class Pyslurm(Commands):
             "memory_per_cpu": job.memory_per_cpu,
             "gres_per_node": dict(job.gres) or None,
             "resource_sharing": "no" if job.exclusive else None,
-            "time_limit": batch.minutes(job),
+            "time_limit": batch.time_limit_minutes(job),
             "account": job.account,
             "partitions": job.partition,
             "qos": job.qos,
@@ -97,17 +99,19 @@ class Pyslurm(Commands):
         }
 
     def jobs(
-        self, *, ids: Sequence[str] = (), user: int | None = None, apart: bool = False
+        self, *, ids: Sequence[str] = (), user: int | None = None, split_arrays: bool = False
     ) -> list[QueueLine]:
-        if 0 < len(ids) <= _FEW and all(native.isdecimal() for native in ids):
-            found = [job for native in ids for job in self._load(native)]
+        if 0 < len(ids) <= _MAX_SINGLE_LOADS and all(native_id.isdecimal() for native_id in ids):
+            loaded = [job for native_id in ids for job in self._load_job(native_id)]
         else:
-            found = self._all()
-        mine = os.geteuid()
-        lines = [self._line(job, mine) for job in found if user is None or job.user_id == user]
-        return self._exact(lines)
+            loaded = self._load_all()
+        own_uid = os.geteuid()
+        lines = [
+            self._queue_line(job, own_uid) for job in loaded if user is None or job.user_id == user
+        ]
+        return self._correct_lines(lines)
 
-    def _all(self) -> list[Any]:
+    def _load_all(self) -> list[Any]:
         os.environ["SLURM_BITSTR_LEN"] = "0"  # the tasks of an array in full
         try:
             return list(self._pyslurm.Jobs.load().values())
@@ -116,115 +120,126 @@ class Pyslurm(Commands):
         finally:
             del os.environ["SLURM_BITSTR_LEN"]
 
-    def _load(self, native: str) -> list[Any]:
+    def _load_job(self, native_id: str) -> list[Any]:
         try:
-            return [self._pyslurm.Job.load(int(native))]
+            return [self._pyslurm.Job.load(int(native_id))]
         except self._pyslurm.RPCError as error:
-            if _answered(error):
+            if _is_controller_error(error):
                 return []
             raise Unreachable(f"pyslurm: {error}") from None
 
-    def _line(self, job: Any, mine: int) -> QueueLine:
+    def _queue_line(self, job: Any, own_uid: int) -> QueueLine:
         """A job as squeue would print it; the tag of our own account's only."""
         tag = None
-        if job.user_id == mine:
+        if job.user_id == own_uid:
             try:
                 tag = job.comment if self._settings.tag_field == "comment" else job.name
             except UnicodeDecodeError:  # whatever it says, we did not write it
                 tag = None
         return QueueLine(
-            id=_native(job),
+            id=_native_id(job),
             user=str(job.user_id),
             state=job.state,
             partition=job.partition or "",
             cpus=str(job.cpus),
-            limit=_limit(job.time_limit),
-            submitted=_text(job.submit_time),
-            eligible=_text(job.eligible_time),
-            start=_text(job.start_time),
-            end=_text(job.end_time),
+            limit=_time_limit(job.time_limit),
+            submitted=_text_or_na(job.submit_time),
+            eligible=_text_or_na(job.eligible_time),
+            start=_text_or_na(job.start_time),
+            end=_text_or_na(job.end_time),
             restarts=str(job.requeue_count),
             status=f"{job.exit_code}:{job.exit_code_signal}",
-            priority=_text(job.priority),
-            nodes=_text(job.allocated_nodes),
-            reason=_text(job.state_reason),
+            priority=_text_or_na(job.priority),
+            nodes=_text_or_na(job.allocated_nodes),
+            reason=_text_or_na(job.state_reason),
             tag=tag or "",
         )
 
-    def _exact(self, lines: list[QueueLine]) -> list[QueueLine]:
+    def _correct_lines(self, lines: list[QueueLine]) -> list[QueueLine]:
         """The lines, those of our failed jobs by squeue: pyslurm takes 128 off larger exit codes.
 
         And it cannot tell task 0 from tasks that were cancelled together. What has ended changes
         no more, so that each is asked for until squeue, too, tells its end: to squeue a failed job
         is COMPLETING until its nodes are free again.
         """
-        doubtful = {_end(line) for line in lines if line.tag and _failed(line)}
-        self._known = {end: line for end, line in self._known.items() if end in doubtful}
-        told = dict(self._known)
-        if asked := doubtful - self._known.keys():
-            told |= dict.fromkeys(asked)  # what squeue does not know it does not list
-            told |= {_end(line): line for line in super().jobs(ids=[end[0] for end in asked])}
-            self._known = {end: line for end, line in told.items() if not (line and lives(line))}
-        exact = (told[_end(line)] if _end(line) in doubtful else line for line in lines)
-        return [line for line in exact if line]
+        doubtful = {_end_key(line) for line in lines if line.tag and _has_failed(line)}
+        self._squeue_lines = {
+            end_key: line for end_key, line in self._squeue_lines.items() if end_key in doubtful
+        }
+        squeue_lines = dict(self._squeue_lines)
+        if unverified := doubtful - self._squeue_lines.keys():
+            squeue_lines |= dict.fromkeys(unverified)  # what squeue does not know it does not list
+            squeue_lines |= {
+                _end_key(line): line
+                for line in super().jobs(ids=[end_key[0] for end_key in unverified])
+            }
+            self._squeue_lines = {
+                end_key: line
+                for end_key, line in squeue_lines.items()
+                if not (line and is_active(line))
+            }
+        corrected = (
+            squeue_lines[_end_key(line)] if _end_key(line) in doubtful else line for line in lines
+        )
+        return [line for line in corrected if line]
 
     def hold(self, ids: Collection[str]) -> str:
-        plain, tasks = _sorted(ids)
-        complaints = [said for native in plain if (said := self._change(native, "hold"))]
-        if tasks and (said := super().hold(tasks)):
-            complaints.append(said)
-        return "; ".join(dict.fromkeys(complaints))
+        job_ids, task_ids = _split_ids(ids)
+        errors = [error for job_id in job_ids if (error := self._change(job_id, "hold"))]
+        if task_ids and (error := super().hold(task_ids)):
+            errors.append(error)
+        return "; ".join(dict.fromkeys(errors))
 
     def release(self, ids: Collection[str]) -> None:
-        plain, tasks = _sorted(ids)
-        for native in plain:
-            self._change(native, "release")
-        super().release(tasks)
+        job_ids, task_ids = _split_ids(ids)
+        for job_id in job_ids:
+            self._change(job_id, "release")
+        super().release(task_ids)
 
-    def _change(self, native: str, what: str) -> str:
+    def _change(self, job_id: str, method: str) -> str:
         """Hold or release a job; what the controller said against it."""
         try:
-            getattr(self._pyslurm.Job(int(native)), what)()
+            getattr(self._pyslurm.Job(int(job_id)), method)()
         except self._pyslurm.RPCError as error:
-            if not _answered(error):
+            if not _is_controller_error(error):
                 raise Unreachable(f"pyslurm: {error}") from None
             return str(error)
         return ""
 
     def cancel(self, ids: Collection[str]) -> None:
         """pyslurm may tell the error of an earlier call: what it complains of goes to scancel."""
-        plain, left = _sorted(ids)
-        for number, native in enumerate(plain):
+        job_ids, remaining = _split_ids(ids)
+        for position, job_id in enumerate(job_ids):
             try:
-                self._pyslurm.Job(int(native)).cancel()
+                self._pyslurm.Job(int(job_id)).cancel()
             except self._pyslurm.RPCError:
-                left += plain[number:]
+                remaining += job_ids[position:]
                 break
-        super().cancel(left)
+        super().cancel(remaining)
 
 
-def _beyond(order: Order) -> bool:
+def _needs_sbatch(submission: Submission) -> bool:
     """Whether an order says something that pyslurm would not carry, or not as it is.
 
     Native options are the words of sbatch, which takes licences and reservations, too. pyslurm ends
     the arguments at an empty one and any text at a NUL, and reads the script as lines that may end
     in a carriage return.
     """
-    payload = order.payload
+    payload = submission.payload
     return (
-        bool(order.options or order.job.licences or order.reservation)
+        bool(submission.options or submission.job.licences or submission.reservation)
         or not all(payload.arguments)
         or "\r" in payload.script
         or any("\0" in text for text in (payload.script, payload.directory, *payload.arguments))
     )
 
 
-def _answered(error: Any) -> bool:
+def _is_controller_error(error: Any) -> bool:
     """Whether it is the controller's own word (slurm_errno.h), not one about the way to it."""
     return bool(2000 <= error.errno < 5000)
 
 
-def _native(job: Any) -> str:
+def _native_id(job: Any) -> str:
     if job.array_id is None:
         return str(job.id)
     if job.array_tasks_waiting is not None:
@@ -233,26 +248,26 @@ def _native(job: Any) -> str:
     return f"{job.array_id}_{job.array_task_id or 0}"
 
 
-def _text(value: object) -> str:
+def _text_or_na(value: object) -> str:
     return "N/A" if value is None else str(value)
 
 
-def _limit(minutes: object) -> str:
+def _time_limit(minutes: object) -> str:
     return "UNLIMITED" if minutes is None else f"{minutes}:00"
 
 
-def _failed(line: QueueLine) -> bool:
-    return line.state != "COMPLETED" and not lives(line)
+def _has_failed(line: QueueLine) -> bool:
+    return line.state != "COMPLETED" and not is_active(line)
 
 
-def _end(line: QueueLine) -> tuple[str, ...]:
+def _end_key(line: QueueLine) -> tuple[str, ...]:
     return line.id, line.submitted, line.end
 
 
-def _sorted(ids: Iterable[str]) -> tuple[list[str], list[str]]:
+def _split_ids(ids: Iterable[str]) -> tuple[list[str], list[str]]:
     """(ids of jobs, ids of tasks of native arrays, which pyslurm cannot name)."""
-    plain: list[str] = []
-    tasks: list[str] = []
-    for native in ids:
-        (plain if native.isdecimal() else tasks).append(native)
-    return plain, tasks
+    job_ids: list[str] = []
+    task_ids: list[str] = []
+    for native_id in ids:
+        (job_ids if native_id.isdecimal() else task_ids).append(native_id)
+    return job_ids, task_ids

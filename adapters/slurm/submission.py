@@ -7,15 +7,15 @@ import re
 from collections.abc import Iterator, Sequence
 from shlex import quote
 
-from metasched.adapters.base import Order
+from metasched.adapters.base import Submission
 from metasched.adapters.errors import Refused
-from metasched.adapters.interpreter import becoming
-from metasched.adapters.slurm.listing import mark
-from metasched.model.arrays import folded
+from metasched.adapters.interpreter import exec_lines
+from metasched.adapters.slurm.listing import format_mark
+from metasched.model.arrays import format_indices
 from metasched.model.job import Job
-from metasched.model.output_paths import pieces
+from metasched.model.output_paths import split_at_node
 
-_NAME_CHARACTERS = 256  # Slurm takes 1024 bytes; a character of UTF-8 has four at most
+_MAX_NAME_LENGTH = 256  # Slurm takes 1024 bytes; a character of UTF-8 has four at most
 
 # What a user's own options may not say, since a task is known, found and ended by it.
 _RESERVED_LONG = (
@@ -24,18 +24,18 @@ _RESERVED_LONG = (
     *("usage", "version", "wait", "wrap"),
 )
 _RESERVED_SHORT = "aDeihMoQVW"
-_LONG = {"comment": "comment", "wckey": "wckey", "name": "job-name"}  # what carries the tag
+_TAG_OPTIONS = {"comment": "comment", "wckey": "wckey", "name": "job-name"}  # what carries the tag
 _SHORT_FLAGS = "HkOsv"  # short options without a value
 
 # Answers to a submission that are certain: it was not queued.
-_LATER = re.compile(
+_RETRYABLE = re.compile(
     r"try again|Required (node|partition) not available|configuration not available now"
     r"|nodes are busy|Partition in DOWN state|submissions disabled|usage threshold"
     r"|reservation not usable now|SubmitJob"
 )
-_POLICY = re.compile("violates accounting/QOS policy")
+_POLICY_LIMIT = re.compile("violates accounting/QOS policy")
 _POLICY_DETAIL = re.compile(r"(Assoc|QOS)\w+")
-_NEVER = re.compile(
+_PERMANENT = re.compile(
     r"Invalid (?!authentication|job credential|header|message|protocol)"
     r"|Requested |More processors|Node count|Task (count|distribution)|CPU count|Job size"
     r"|Job (dependency|script|--batch)|Access (denied|/permission)|Access/permission"
@@ -43,7 +43,7 @@ _NEVER = re.compile(
     r"|Duplicate generic|Cannot request|Circular|Burst Buffer|Multiple partition|X11"
 )
 # Complaints of sbatch before it asks the controller anything.
-_UNSENT = re.compile(
+_NOT_SENT = re.compile(
     r"Batch script |This does not look like a batch script|The Slurm controller does not allow"
     r"|Unable to open file|Invalid |Bad |Unrecognized |unrecognized option|invalid option"
     r"|option .* (requires an argument|is ambiguous|doesn't allow an argument)"
@@ -51,8 +51,8 @@ _UNSENT = re.compile(
 )
 
 
-def arguments(
-    order: Order, index: int | None, tag_field: str, array: Sequence[int] = ()
+def sbatch_arguments(
+    submission: Submission, index: int | None, tag_field: str, array: Sequence[int] = ()
 ) -> list[str]:
     """The words that follow `sbatch --export-file=...`; the script comes on standard input.
 
@@ -60,47 +60,49 @@ def arguments(
     one word, so that no value can become an option. Refused if something asked for cannot be said
     to Slurm.
     """
-    job, payload = order.job, order.payload
-    label = mark(order.tag, index)
+    job, payload = submission.job, submission.payload
+    label = format_mark(submission.tag, index)
     options: dict[str, str | None] = {  # None: the option has no value
         # first, since accounting is searched for the first one in the words of the submission
-        _LONG[tag_field]: label,
+        _TAG_OPTIONS[tag_field]: label,
         "export": "ALL",  # of --export-file; from 26.05 on that alone hands nothing on
         "parsable": None,
         "ignore-pbs": None,
         "chdir": payload.directory,
         "input": "/dev/null",
-        "output": path(payload.output, index),
+        "output": output_path(payload.output, index),
         "open-mode": "truncate",
         "requeue" if job.requeue else "no-requeue": None,
         "ntasks": str(job.tasks),
         "cpus-per-task": str(job.cpus_per_task),
-        **_sizes(job),
+        **_resource_options(job),
     }
     if tag_field != "name":
-        options["job-name"] = name(job.name) or order.tag
+        options["job-name"] = job_name(job.name) or submission.tag
     if tag_field != "comment":
-        options["comment"] = name(job.name)
+        options["comment"] = job_name(job.name)
     if array:
-        options["array"] = folded(array)
-    if order.reservation:
-        options["reservation"] = order.reservation
+        options["array"] = format_indices(array)
+    if submission.reservation:
+        options["reservation"] = submission.reservation
     if payload.error is not None:
-        options["error"] = path(payload.error, index)
-    if (limit := minutes(job)) is not None:
+        options["error"] = output_path(payload.error, index)
+    if (limit := time_limit_minutes(job)) is not None:
         options["time"] = str(limit)
-    for wish in ("account", "partition", "qos", "constraint"):
-        value = getattr(job, wish)
+    for option in ("account", "partition", "qos", "constraint"):
+        value = getattr(job, option)
         if value is not None:
-            options[wish] = value
-    words = [f"--{key}" if value is None else f"--{key}={value}" for key, value in options.items()]
-    words += [*_own(order.options, tag_field), "/dev/stdin", *payload.arguments]
-    if any("\0" in word for word in words):
+            options[option] = value
+    command = [
+        f"--{key}" if value is None else f"--{key}={value}" for key, value in options.items()
+    ]
+    command += [*_native_options(submission.options, tag_field), "/dev/stdin", *payload.arguments]
+    if any("\0" in argument for argument in command):
         raise Refused("an option, a path or an argument holds a NUL character")
-    return words
+    return command
 
 
-def _sizes(job: Job) -> dict[str, str | None]:
+def _resource_options(job: Job) -> dict[str, str | None]:
     options: dict[str, str | None] = {}
     if job.nodes is not None:
         options["nodes"] = str(job.nodes)
@@ -111,31 +113,31 @@ def _sizes(job: Job) -> dict[str, str | None]:
     if job.licences:
         options["licenses"] = ",".join(f"{name}:{count}" for name, count in job.licences.items())
     if job.gres:
-        options["gres"] = ",".join(f"{kind}:{count}" for kind, count in job.gres.items())
+        options["gres"] = ",".join(f"{gres_name}:{count}" for gres_name, count in job.gres.items())
     if job.exclusive:
         options["exclusive"] = None
     return options
 
 
-def minutes(job: Job) -> int | None:
+def time_limit_minutes(job: Job) -> int | None:
     """The job's time limit as Slurm counts it."""
     return None if job.time_limit is None else max(1, math.ceil(job.time_limit / 60))
 
 
-def name(given: str) -> str:
+def job_name(requested: str) -> str:
     """The name as far as Slurm can carry it: one line, not too long, no half characters."""
-    clean = "".join(c if c.isprintable() else " " for c in given[:_NAME_CHARACTERS])
+    clean = "".join(c if c.isprintable() else " " for c in requested[:_MAX_NAME_LENGTH])
     return clean.encode("utf-8", "replace").decode().strip()
 
 
-def path(pattern: str, index: int | None) -> str:
+def output_path(pattern: str, index: int | None) -> str:
     """A path for sbatch, which fills in %N; in one with a backslash it fills in nothing.
 
     For an array it fills in %a, too.
     """
     if index is None:
-        return re.sub(r"%(\d{0,2}a|N|%)?", lambda found: "%" + (found[1] or "%"), pattern)
-    parts = pieces(pattern, index)
+        return re.sub(r"%(\d{0,2}a|N|%)?", lambda match: "%" + (match[1] or "%"), pattern)
+    parts = split_at_node(pattern, index)
     if "\\" not in pattern:
         return "%N".join(part.replace("%", "%%") for part in parts)
     if len(parts) > 1:
@@ -143,49 +145,59 @@ def path(pattern: str, index: int | None) -> str:
     return parts[0].replace("\\", "\\\\")
 
 
-def _own(options: tuple[str, ...], tag_field: str) -> list[str]:
+def _native_options(options: tuple[str, ...], tag_field: str) -> list[str]:
     """The user's options, each one word with its value: no value can then be a script.
 
     Refused if one would take from us what we rely on, or is no option.
     """
-    joined: list[str] = []
-    tag_long, tag_short = _LONG[tag_field], "J" if tag_field == "name" else ""
+    merged: list[str] = []
+    tag_option, tag_flag = _TAG_OPTIONS[tag_field], "J" if tag_field == "name" else ""
     value_may_follow = False
-    for word in options:
-        if word in ("--", ":", "-") or not (word.startswith("-") or value_may_follow):
-            raise Refused(f"native option {word!r} is not an option of sbatch")
-        if word.startswith("--"):
-            name = word[2:].partition("=")[0]
-            reserved = [r for r in (*_RESERVED_LONG, tag_long) if r.startswith(name)]
+    for argument in options:
+        if argument in ("--", ":", "-") or not (argument.startswith("-") or value_may_follow):
+            raise Refused(f"native option {argument!r} is not an option of sbatch")
+        if argument.startswith("--"):
+            option_name = argument[2:].partition("=")[0]
+            reserved = [
+                long_option
+                for long_option in (*_RESERVED_LONG, tag_option)
+                if long_option.startswith(option_name)
+            ]
             # sbatch takes any abbreviation that is unique
             if reserved:
-                raise Refused(f"native option {word!r} is not allowed: metasched sets --{name}")
-            value_may_follow = "=" not in word
-            joined.append(word)
-        elif word.startswith("-"):
-            flags = word[1:].lstrip(_SHORT_FLAGS)
-            if flags[:1] and flags[0] in _RESERVED_SHORT + tag_short:
-                raise Refused(f"native option {word!r} is not allowed: metasched sets it")
+                raise Refused(
+                    f"native option {argument!r} is not allowed: metasched sets --{option_name}"
+                )
+            value_may_follow = "=" not in argument
+            merged.append(argument)
+        elif argument.startswith("-"):
+            flags = argument[1:].lstrip(_SHORT_FLAGS)
+            if flags[:1] and flags[0] in _RESERVED_SHORT + tag_flag:
+                raise Refused(f"native option {argument!r} is not allowed: metasched sets it")
             value_may_follow = len(flags) == 1
-            joined.append(word)
+            merged.append(argument)
         else:
-            joined[-1] += word if not joined[-1].startswith("--") else f"={word}"
+            merged[-1] += argument if not merged[-1].startswith("--") else f"={argument}"
             value_may_follow = False
-    return joined
+    return merged
 
 
-def variables(order: Order, index: int, cluster: str) -> dict[str, str]:
+def task_environment(submission: Submission, index: int, cluster: str) -> dict[str, str]:
     """The environment of a task, with what sbatch would take from where it runs."""
-    return order.environment(index, cluster) | {"SLURM_SUBMIT_DIR": order.payload.directory}
+    return submission.environment(index, cluster) | {
+        "SLURM_SUBMIT_DIR": submission.payload.directory
+    }
 
 
-def environment(order: Order, index: int, cluster: str) -> bytes:
+def environment_file(submission: Submission, index: int, cluster: str) -> bytes:
     """The environment of a task as --export-file reads it: NAME=value, each ended by a NUL."""
-    found = variables(order, index, cluster)
-    return "".join(f"{n}={v}\0" for n, v in found.items()).encode("utf-8", "surrogateescape")
+    values = task_environment(submission, index, cluster)
+    return "".join(f"{name}={value}\0" for name, value in values.items()).encode(
+        "utf-8", "surrogateescape"
+    )
 
 
-def script(source: str) -> bytes:
+def sbatch_script(source: str) -> bytes:
     """The script as sent: same lines, but sbatch finds no directive in it.
 
     The directives have been read by metasched already. sbatch looks for `#SBATCH` (and stumbles
@@ -200,9 +212,9 @@ def script(source: str) -> bytes:
     return "\n".join(lines).encode("utf-8", "surrogateescape")
 
 
-def shares(order: Order) -> bool:
+def can_be_array(submission: Submission) -> bool:
     """Whether tasks of the order may be sent as an array: paths and script allow for it."""
-    payload = order.payload
+    payload = submission.payload
     paths = f"{payload.output}{payload.error}"
     return (
         payload.script.startswith("#!")
@@ -211,47 +223,49 @@ def shares(order: Order) -> bool:
     )
 
 
-def array_script(order: Order, indices: Sequence[int], cluster: str) -> bytes:
+def array_script(submission: Submission, indices: Sequence[int], cluster: str) -> bytes:
     """The script of an array: it sets what differs from task to task, then becomes the user's.
 
     Slurm itself sets SLURM_ARRAY_*, as if the array were all of the job; and a shell drops
     variables whose names it cannot have.
     """
-    first, last = (order.environment(index, cluster) for index in (indices[0], indices[-1]))
-    words = []
-    for name, value in first.items():
-        if value != last[name]:
-            words.append(f'{name}="$SLURM_ARRAY_TASK_ID"')
-        elif name.startswith("SLURM_ARRAY_") or not re.fullmatch(r"[A-Za-z_]\w*", name):
-            words.append(quote(f"{name}={value}"))
-    lines = ["#!/bin/sh", *becoming(order.payload.script, words), ""]
+    first, last = (submission.environment(index, cluster) for index in (indices[0], indices[-1]))
+    assignments = []
+    for variable, value in first.items():
+        if value != last[variable]:
+            assignments.append(f'{variable}="$SLURM_ARRAY_TASK_ID"')
+        elif variable.startswith("SLURM_ARRAY_") or not re.fullmatch(r"[A-Za-z_]\w*", variable):
+            assignments.append(quote(f"{variable}={value}"))
+    lines = ["#!/bin/sh", *exec_lines(submission.payload.script, assignments), ""]
     return "\n".join(lines).encode("utf-8", "surrogateescape")
 
 
-def refusal(stderr: str) -> Refused | None:
+def parse_refusal(stderr: str) -> Refused | None:
     """The refusal that sbatch's words certainly are; None when they leave a doubt."""
-    said = list(_sayings(stderr))
-    answer = next((text for text in said if text.startswith("Batch job submission failed: ")), None)
-    reason = "; ".join(said)[:500]
-    if answer is None:
-        return Refused(reason) if any(_UNSENT.match(text) for text in said) else None
-    answer = answer.partition(": ")[2]
-    if any(_LATER.search(text) for text in said):
-        return Refused(reason, again=True)
-    if _POLICY.search(answer):
+    messages = list(_messages(stderr))
+    error = next(
+        (text for text in messages if text.startswith("Batch job submission failed: ")), None
+    )
+    reason = "; ".join(messages)[:500]
+    if error is None:
+        return Refused(reason) if any(_NOT_SENT.match(text) for text in messages) else None
+    error = error.partition(": ")[2]
+    if any(_RETRYABLE.search(text) for text in messages):
+        return Refused(reason, retryable=True)
+    if _POLICY_LIMIT.search(error):
         # Without its detail it may be a limit of size or of number; the latter passes.
-        detailed = any(_POLICY_DETAIL.fullmatch(text) for text in said)
-        return Refused(reason, again=not detailed)
-    return Refused(reason) if _NEVER.match(answer) else None
+        detailed = any(_POLICY_DETAIL.fullmatch(text) for text in messages)
+        return Refused(reason, retryable=not detailed)
+    return Refused(reason) if _PERMANENT.match(error) else None
 
 
-def _sayings(stderr: str) -> Iterator[str]:
+def _messages(stderr: str) -> Iterator[str]:
     for line in stderr.splitlines():
         text = re.sub(r"^(/.*/)?\w+: (error: |fatal: )?", "", line).strip()
         if text and not text.startswith('Try "'):
             yield text
 
 
-def complaint(stderr: str) -> str:
+def error_message(stderr: str) -> str:
     """What a command said against it, in one line, without its own name."""
-    return "; ".join(_sayings(stderr))[:500] or "no explanation"
+    return "; ".join(_messages(stderr))[:500] or "no explanation"

@@ -27,87 +27,98 @@ from metasched.api import changes as changing
 from metasched.api import clusters, jobs, licences, reservations, tokens
 from metasched.api import explanations as explaining
 from metasched.api import submissions as submitting
-from metasched.api.identity import Forbidden, Unknown
-from metasched.api.request import Running, Who
-from metasched.daemon.service import RESTART, Daemon
+from metasched.api.identity import ForbiddenError, UnauthenticatedError
+from metasched.api.request import CurrentCaller, CurrentService
+from metasched.daemon.service import RESTART_DELAY, Daemon
 from metasched.db.store import StorageFailed, StorageUncertain
-from metasched.errors import Wrong
+from metasched.errors import ApiError
 from metasched.units import iso
 
-AGAIN = {"Retry-After": f"{2 * RESTART:.0f}"}
+RETRY_AFTER = {"Retry-After": f"{2 * RESTART_DELAY:.0f}"}
 
 
-def make_app(daemon: Daemon) -> FastAPI:
+def create_app(daemon: Daemon) -> FastAPI:
     """The application; what must last is the daemon's."""
     app = FastAPI(title="metasched", version=version("metasched"))
     app.state.daemon = daemon
     app.state.entering = defaultdict(asyncio.Lock)  # by user
-    for part in (submitting, changing, jobs, explaining, clusters, licences, reservations, tokens):
-        app.include_router(part.router)
-    _tell_errors(app)
+    for module in (
+        submitting,
+        changing,
+        jobs,
+        explaining,
+        clusters,
+        licences,
+        reservations,
+        tokens,
+    ):
+        app.include_router(module.router)
+    _register_error_handlers(app)
 
     @app.get("/health")
-    async def health(who: Who, running: Running) -> dict[str, Any]:
+    async def health(caller: CurrentCaller, service: CurrentService) -> dict[str, Any]:
         return {
-            "instance": running.core.instance,
+            "instance": service.core.instance,
             "version": version("metasched"),
             "started": iso(daemon.started),
-            "user": who.user,
-            "operator": who.operator,
-            "mail": running.mailer.trouble,
+            "user": caller.user,
+            "operator": caller.operator,
+            "mail": service.mailer.last_error,
         }
 
     return app
 
 
-def _tell_errors(app: FastAPI) -> None:
+def _register_error_handlers(app: FastAPI) -> None:
     """Each refusal is one line, under the status that says whether trying again helps."""
 
-    @app.exception_handler(Wrong)
-    async def _wrong(_: Request, error: Wrong) -> JSONResponse:
-        return _refusal(error.status, str(error))
+    @app.exception_handler(ApiError)
+    async def _request_error(_: Request, error: ApiError) -> JSONResponse:
+        return _error_response(error.status, str(error))
 
-    @app.exception_handler(Unknown)
-    async def _unknown(_: Request, error: Unknown) -> JSONResponse:
-        return _refusal(401, str(error))
+    @app.exception_handler(UnauthenticatedError)
+    async def _unauthenticated(_: Request, error: UnauthenticatedError) -> JSONResponse:
+        return _error_response(401, str(error))
 
-    @app.exception_handler(Forbidden)
-    async def _forbidden(_: Request, error: Forbidden) -> JSONResponse:
-        return _refusal(403, str(error))
+    @app.exception_handler(ForbiddenError)
+    async def _forbidden(_: Request, error: ForbiddenError) -> JSONResponse:
+        return _error_response(403, str(error))
 
     @app.exception_handler(UnicodeEncodeError)
-    async def _no_text(_: Request, error: UnicodeEncodeError) -> JSONResponse:
-        return _refusal(422, "half a character, in the request; leave it out")
+    async def _not_encodable(_: Request, error: UnicodeEncodeError) -> JSONResponse:
+        return _error_response(422, "half a character, in the request; leave it out")
 
     @app.exception_handler(StorageFailed)
-    async def _storage(_: Request, error: StorageFailed) -> JSONResponse:
-        told = f"the database is away or takes no write ({error}); nothing changed, try again soon"
-        return _refusal(503, told)
+    async def _storage_failed(_: Request, error: StorageFailed) -> JSONResponse:
+        message = (
+            f"the database is away or takes no write ({error}); nothing changed, try again soon"
+        )
+        return _error_response(503, message)
 
     @app.exception_handler(StorageUncertain)
-    async def _uncertain(_: Request, error: StorageUncertain) -> JSONResponse:
-        told = f"the database was gone before it said whether it took this ({error})"
-        mend = "look with `metasched status` or `metasched reservations` whether it is done"
-        return _refusal(504, f"{told}; {mend}")
+    async def _storage_uncertain(_: Request, error: StorageUncertain) -> JSONResponse:
+        message = f"the database was gone before it said whether it took this ({error})"
+        remedy = "look with `metasched status` or `metasched reservations` whether it is done"
+        return _error_response(504, f"{message}; {remedy}")
 
     @app.exception_handler(Exception)
-    async def _defect(_: Request, error: Exception) -> JSONResponse:
-        told = f"a defect in the daemon ({type(error).__name__}); its log tells more, report it"
-        return _refusal(500, told)
+    async def _internal_error(_: Request, error: Exception) -> JSONResponse:
+        message = f"a defect in the daemon ({type(error).__name__}); its log tells more, report it"
+        return _error_response(500, message)
 
     @app.exception_handler(HTTPException)
-    async def _http(request: Request, error: HTTPException) -> JSONResponse:
-        told = f"{error.detail}: {request.method} {request.scope['path']}; see /docs"
-        return _refusal(error.status_code, told)
+    async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
+        message = f"{error.detail}: {request.method} {request.scope['path']}; see /docs"
+        return _error_response(error.status_code, message)
 
     @app.exception_handler(RequestValidationError)
-    async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def _validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        place = ".".join(str(step) for step in first["loc"] if step != "body")
-        return _refusal(422, f"{first['msg']}, {place or 'body'}; see /docs")
+        location = ".".join(str(step) for step in first["loc"] if step != "body")
+        return _error_response(422, f"{first['msg']}, {location or 'body'}; see /docs")
 
 
-def _refusal(status: int, told: str) -> JSONResponse:
+def _error_response(status: int, message: str) -> JSONResponse:
     """It may quote what the caller sent, half characters and all, which no answer can carry."""
-    text = told.encode(errors="backslashreplace").decode()
-    return JSONResponse({"error": text}, status, AGAIN if status == 503 else None)
+    text = message.encode(errors="backslashreplace").decode()
+    return JSONResponse({"error": text}, status, RETRY_AFTER if status == 503 else None)

@@ -8,16 +8,22 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
 
-from metasched.api.modifications import OURS, Changes, different, must_be_sent_anew, told
-from metasched.api.request import Running, Serving, Who
-from metasched.api.reservations import must_fit
-from metasched.api.selection import Choice, answers, chosen
-from metasched.api.submissions import default_time, fates_of, warnings_of
-from metasched.core.events import Asked, CoreEvent, Modified, Requeued, Wish
-from metasched.core.transitions import BEGUN, FINAL, UNSTARTED, WITH_US
-from metasched.daemon.service import Engine
-from metasched.errors import Wrong
-from metasched.model.dependencies import Fate
+from metasched.api.modifications import (
+    METASCHED_FIELDS,
+    JobChanges,
+    changed_fields,
+    describe_changes,
+    needs_new_dispatch,
+)
+from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
+from metasched.api.reservations import check_reservation_fit
+from metasched.api.selection import JobSelection, change_results, select_tasks
+from metasched.api.submissions import deadline_warnings, default_time_limit, dependency_fates
+from metasched.core.dependency_status import TargetSummary
+from metasched.core.events import CoreEvent, JobModified, JobRequeued, UserAction, UserRequested
+from metasched.core.transitions import FINAL, QUEUED_OR_HELD, STARTED, UNSTARTED
+from metasched.daemon.service import SchedulerService
+from metasched.errors import ApiError
 from metasched.model.job import Job, State
 
 router = APIRouter()
@@ -25,126 +31,143 @@ router = APIRouter()
 
 @router.post("/jobs/modify")
 async def modify(
-    daemon: Serving,
-    who: Who,
-    running: Running,
-    choice: Annotated[Choice, Body()],
-    changes: Annotated[Changes, Body()],
+    daemon: CurrentDaemon,
+    caller: CurrentCaller,
+    service: CurrentService,
+    choice: Annotated[JobSelection, Body()],
+    changes: Annotated[JobChanges, Body()],
 ) -> dict[str, Any]:
     """Change every chosen job, or none at all if one of those named cannot be changed."""
     if not changes.model_fields_set:
-        raise Wrong(422, "nothing to change; give --time, --deadline or another option")
-    if alone := next((word for word in choice.jobs if "_" in word), None):
-        raise Wrong(422, f"{alone} is a task; name the whole job {alone.partition('_')[0]}")
-    most = running.settings.policy.max_priority
-    if changes.priority is not None and changes.priority > most:
-        raise Wrong(422, f"priority {changes.priority} is too high; it goes from 1 to {most}")
+        raise ApiError(422, "nothing to change; give --time, --deadline or another option")
+    if task_reference := next((reference for reference in choice.jobs if "_" in reference), None):
+        raise ApiError(
+            422,
+            f"{task_reference} is a task; name the whole job {task_reference.partition('_')[0]}",
+        )
+    max_priority = service.settings.policy.max_priority
+    if changes.priority is not None and changes.priority > max_priority:
+        raise ApiError(
+            422, f"priority {changes.priority} is too high; it goes from 1 to {max_priority}"
+        )
     if changes.priority is not None:
-        who.must_operate("set priorities")
-    rows = chosen(daemon, who, "modify", choice)
+        caller.require_operator("set priorities")
+    rows = select_tasks(daemon, caller, "modify", choice)
     now, events = time.time(), []
     states: dict[int, set[State]] = {}
     for row in rows:
         states.setdefault(row["job"], set()).add(State(row["state"]))
     notes: dict[int, str] = {}
-    for id in states:
-        states[id] -= FINAL
-        job, _ = daemon.ledger.asked(id)
-        default = default_time(running, changes.partition or job.partition)
+    for job_id in states:
+        states[job_id] -= FINAL
+        job, _ = daemon.ledger.current_job(job_id)
+        default_limit = default_time_limit(service, changes.partition or job.partition)
         try:
-            new = changes.of(job, default)
+            modified = changes.apply_to(job, default_limit)
         except ValueError as error:
-            raise Wrong(422, f"{error}, job {id}; give another") from None
-        ours = not (different(job, new) - OURS)
-        if not states[id]:
-            notes[id] = "it has ended; requeue it first"
-        elif states[id] <= BEGUN and not ours:
-            notes[id] = "it is running; only deadline, urgency, priority and name can be changed"
-        elif (why := running.core.refusal(new)) is not None:
-            raise Wrong(403, f"job {id}: {why}")
+            raise ApiError(422, f"{error}, job {job_id}; give another") from None
+        managers_unaffected = not (changed_fields(job, modified) - METASCHED_FIELDS)
+        if not states[job_id]:
+            notes[job_id] = "it has ended; requeue it first"
+        elif states[job_id] <= STARTED and not managers_unaffected:
+            notes[job_id] = (
+                "it is running; only deadline, urgency, priority and name can be changed"
+            )
+        elif (refusal := service.core.rejection_reason(modified)) is not None:
+            raise ApiError(403, f"job {job_id}: {refusal}")
         else:
-            if {"time_limit", "clusters", "begin"} & different(job, new):
-                must_fit(running, new, now)
-            anew = must_be_sent_anew(job, new, now)
-            words = told(job, new) or f"priority {changes.priority or 'as classified'}"
-            events.append(Modified(now, new, words, anew, changes.priority, who.user))
-            notes[id] = "; ".join(warnings_of(new)) if ours else ""
+            if {"time_limit", "clusters", "begin"} & changed_fields(job, modified):
+                check_reservation_fit(service, modified, now)
+            needs_dispatch = needs_new_dispatch(job, modified, now)
+            description = (
+                describe_changes(job, modified) or f"priority {changes.priority or 'as classified'}"
+            )
+            events.append(
+                JobModified(
+                    now, modified, description, needs_dispatch, changes.priority, caller.user
+                )
+            )
+            notes[job_id] = "; ".join(deadline_warnings(modified)) if managers_unaffected else ""
             continue
         if choice.jobs:
-            raise Wrong(403, f"job {id}: {notes[id]}")
+            raise ApiError(403, f"job {job_id}: {notes[job_id]}")
     if events:
-        running.take(*events)
-    return {"jobs": answers(daemon, rows, [notes[row["job"]] for row in rows])}
+        service.apply_events(*events)
+    return {"jobs": change_results(daemon, rows, [notes[row["job"]] for row in rows])}
 
 
 @router.post("/jobs/{wish}")
-async def ask(
-    daemon: Serving,
-    who: Who,
-    running: Running,
-    wish: Wish,
-    choice: Annotated[Choice, Body()],
+async def request_action(
+    daemon: CurrentDaemon,
+    caller: CurrentCaller,
+    service: CurrentService,
+    wish: UserAction,
+    selection: Annotated[JobSelection, Body()],
 ) -> dict[str, Any]:
     """Carry out a wish on every chosen task; unknown ids change nothing at all."""
     if wish in ("lost", "ran"):
-        who.must_operate("resolve jobs")
-    rows = chosen(daemon, who, wish, choice)
+        caller.require_operator("resolve jobs")
+    rows = select_tasks(daemon, caller, wish, selection)
     now = time.time()
     indices: dict[int, list[int]] = {}
     for row in rows:
         indices.setdefault(row["job"], []).append(row["task_index"])
-    notes = [_note(wish, State(row["state"]), _has_begun(running, row)) for row in rows]
+    notes = [_note_for(wish, State(row["state"]), _has_started(service, row)) for row in rows]
     events: list[CoreEvent] = []
-    for job, of in indices.items():
-        events.append(Asked(now, wish, job, tuple(of), who.user))
+    for job_id, task_indices in indices.items():
+        events.append(UserRequested(now, wish, job_id, tuple(task_indices), caller.user))
         if wish == "requeue":
-            tasks, last = daemon.ledger.ended(job, of)
-            if tasks:
-                asked, priority = daemon.ledger.asked(job)
-                waits = any(again.attempts == 0 for again in tasks)
-                fates = _still_known(running, asked) if waits else ()
-                events.append(Requeued(now, asked, priority, last, tasks, who.user, fates))
+            ended_tasks, last_dispatch = daemon.ledger.ended_tasks(job_id, task_indices)
+            if ended_tasks:
+                submitted_job, priority = daemon.ledger.current_job(job_id)
+                any_waiting = any(task.attempts == 0 for task in ended_tasks)
+                fates = _dependency_fates(service, submitted_job) if any_waiting else ()
+                events.append(
+                    JobRequeued(
+                        now, submitted_job, priority, last_dispatch, ended_tasks, caller.user, fates
+                    )
+                )
     if events:
-        running.take(*events)
-    return {"jobs": answers(daemon, rows, notes)}
+        service.apply_events(*events)
+    return {"jobs": change_results(daemon, rows, notes)}
 
 
-def _still_known(running: Engine, job: Job) -> tuple[Fate, ...]:
+def _dependency_fates(service: SchedulerService, job: Job) -> tuple[TargetSummary, ...]:
     """What has become of the jobs that one depends on. Wrong if one of them is forgotten."""
     try:
-        return fates_of(running, job)
-    except Wrong as error:
-        lost = str(error).partition("; ")[0]
-        raise Wrong(404, f"job {job.id} cannot be requeued: {lost}; submit it anew") from None
+        return dependency_fates(service, job)
+    except ApiError as error:
+        missing = str(error).partition("; ")[0]
+        raise ApiError(404, f"job {job.id} cannot be requeued: {missing}; submit it anew") from None
 
 
-def _has_begun(running: Engine, row: Mapping[str, Any]) -> bool:
+def _has_started(service: SchedulerService, row: Mapping[str, Any]) -> bool:
     """Whether a task that may wait again has begun in its present sending."""
-    task = running.core.tasks.get((row["job"], row["task_index"]))
-    return task is not None and task.attempt is not None and task.attempt.begun
+    task = service.core.tasks.get((row["job"], row["task_index"]))
+    return task is not None and task.attempt is not None and task.attempt.has_started
 
 
-def _note(wish: str, state: State, begun: bool) -> str:
+def _note_for(action: str, state: State, started: bool) -> str:
     """What a wish will do to a task in that state, where it is not plain."""
-    if wish == "requeue":
-        if state is State.PENDING and begun:
+    if action == "requeue":
+        if state is State.PENDING and started:
             return "its cluster begins it again by itself; nothing to requeue"
-        if state in UNSTARTED | WITH_US:
+        if state in UNSTARTED | QUEUED_OR_HELD:
             return f"it is {state} and has not begun; nothing to requeue"
         if state is State.UNKNOWN:
             return "nobody knows whether it runs; resolve it first"
         return "" if state in FINAL else "it runs again as soon as it has been ended"
-    if wish in ("lost", "ran"):
-        plain = f"it is {state}; only what is unknown needs to be resolved"
-        return "" if state is State.UNKNOWN else plain
+    if action in ("lost", "ran"):
+        message = f"it is {state}; only what is unknown needs to be resolved"
+        return "" if state is State.UNKNOWN else message
     if state in FINAL:
-        return f"it has ended ({state}); nothing to {wish}"
-    if wish == "hold" and state is State.PENDING and begun:
+        return f"it has ended ({state}); nothing to {action}"
+    if action == "hold" and state is State.PENDING and started:
         return "its cluster begins it again by itself; only what has not begun can be held"
-    if wish == "hold" and state not in UNSTARTED | {State.QUEUED, State.HELD}:
+    if action == "hold" and state not in UNSTARTED | {State.QUEUED, State.HELD}:
         return f"it is {state}; only what has not begun can be held"
-    if wish == "release" and state is not State.HELD:
+    if action == "release" and state is not State.HELD:
         return "it is with its cluster; a hold under way is taken back"
-    if wish == "cancel" and state is State.UNKNOWN:
+    if action == "cancel" and state is State.UNKNOWN:
         return "it is cancelled when its cluster shows it again; resolve it if that never will"
     return ""

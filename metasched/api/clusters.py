@@ -8,19 +8,19 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
 
-from metasched.api.request import Running, Who
-from metasched.client.job_request import LONGEST_NAME
-from metasched.core.events import Drained, Resumed
-from metasched.daemon.circuit_breaker import Breaker
-from metasched.daemon.service import Engine
-from metasched.errors import Wrong
+from metasched.api.request import CurrentCaller, CurrentService
+from metasched.client.job_request import MAX_NAME_LENGTH
+from metasched.core.events import ClusterDrained, ClusterResumed
+from metasched.daemon.circuit_breaker import CircuitBreaker
+from metasched.daemon.service import SchedulerService
+from metasched.errors import ApiError
 from metasched.units import iso
 
 router = APIRouter()
 
 
 @dataclass(frozen=True)
-class Drain:
+class DrainOptions:
     """How a cluster is drained: why, and whether jobs that wait there may stay."""
 
     reason: str = ""
@@ -29,72 +29,83 @@ class Drain:
 
 
 @router.get("/clusters")
-async def clusters(_: Who, running: Running) -> list[dict[str, Any]]:
-    return [_cluster(running, c.name, c.adapter) for c in running.core.clusters]
+async def clusters(_: CurrentCaller, service: CurrentService) -> list[dict[str, Any]]:
+    return [
+        _cluster_row(service, cluster.name, cluster.adapter) for cluster in service.core.clusters
+    ]
 
 
 @router.post("/clusters/{name}/drain")
 async def drain(
-    who: Who, running: Running, name: str, how: Annotated[Drain, Body()]
+    caller: CurrentCaller,
+    service: CurrentService,
+    name: str,
+    options: Annotated[DrainOptions, Body()],
 ) -> dict[str, Any]:
-    who.must_operate("drain clusters")
-    adapter = _adapter(running, name)
-    if len(how.reason) > LONGEST_NAME or not how.reason.isprintable():
-        raise Wrong(422, f"reason: unprintable or more than {LONGEST_NAME}; write a line")
-    running.take(Drained(time.time(), name, who.user, how.reason, how.keep_pending))
-    return _cluster(running, name, adapter)
+    caller.require_operator("drain clusters")
+    adapter = _adapter_of(service, name)
+    if len(options.reason) > MAX_NAME_LENGTH or not options.reason.isprintable():
+        raise ApiError(422, f"reason: unprintable or more than {MAX_NAME_LENGTH}; write a line")
+    service.apply_events(
+        ClusterDrained(time.time(), name, caller.user, options.reason, options.keep_pending)
+    )
+    return _cluster_row(service, name, adapter)
 
 
 @router.post("/clusters/{name}/resume")
-async def resume(who: Who, running: Running, name: str) -> dict[str, Any]:
-    who.must_operate("resume clusters")
-    adapter = _adapter(running, name)
-    if running.core.drain(name) is not None:
-        running.take(Resumed(time.time(), name, who.user))
-    return _cluster(running, name, adapter)
+async def resume(caller: CurrentCaller, service: CurrentService, name: str) -> dict[str, Any]:
+    caller.require_operator("resume clusters")
+    adapter = _adapter_of(service, name)
+    if service.core.find_drain(name) is not None:
+        service.apply_events(ClusterResumed(time.time(), name, caller.user))
+    return _cluster_row(service, name, adapter)
 
 
-def _adapter(engine: Engine, name: str) -> str:
+def _adapter_of(service: SchedulerService, name: str) -> str:
     """The adapter of a cluster. Wrong if there is no such cluster."""
-    found = {cluster.name: cluster.adapter for cluster in engine.core.clusters}
-    if name not in found:
-        raise Wrong(404, f"no cluster {name[:60]!r}; there are {', '.join(found)}")
-    return found[name]
+    adapters = {cluster.name: cluster.adapter for cluster in service.core.clusters}
+    if name not in adapters:
+        raise ApiError(404, f"no cluster {name[:60]!r}; there are {', '.join(adapters)}")
+    return adapters[name]
 
 
-def _cluster(engine: Engine, name: str, adapter: str) -> dict[str, Any]:
-    facts, silent = engine.core.view(name)
-    drain = engine.core.drain(name)
-    link = engine.links[name]
-    state = f"down: {link.breaker.words or silent}" if silent else str(drain or "up")
+def _cluster_row(service: SchedulerService, name: str, adapter: str) -> dict[str, Any]:
+    info, unreachable_reason = service.core.cluster_status(name)
+    drain_state = service.core.find_drain(name)
+    connection = service.connections[name]
+    state = (
+        f"down: {connection.breaker.last_error or unreachable_reason}"
+        if unreachable_reason
+        else str(drain_state or "up")
+    )
     return {
         "cluster": name,
         "adapter": adapter,
-        "access": link.access,
+        "access": connection.access,
         "state": state,
-        "cpus": facts.cpus if facts else 0,
-        "used": facts.used if facts else 0,
-        "pending": facts.pending if facts else 0,
-        "records": facts.records if facts else "",
-        "load": engine.core.dispatch.load(name),
-        "count": engine.core.dispatch.count(name),
-        "drained": drain
+        "cpus": info.cpus if info else 0,
+        "used": info.used_cpus if info else 0,
+        "pending": info.pending_jobs if info else 0,
+        "records": info.accounting_source if info else "",
+        "load": service.core.load_ordering.load(name),
+        "count": service.core.load_ordering.count(name),
+        "drained": drain_state
         and {
-            "by": drain.by,
-            "since": iso(drain.time),
-            "reason": drain.reason,
-            "keep_pending": drain.keep_pending,
+            "by": drain_state.by,
+            "since": iso(drain_state.time),
+            "reason": drain_state.reason,
+            "keep_pending": drain_state.keep_pending,
         },
-        "breaker": breaker_row(link.breaker),
-        "worker": breaker_row(link.deaths),
+        "breaker": breaker_row(connection.breaker),
+        "worker": breaker_row(connection.worker_breaker),
     }
 
 
-def breaker_row(breaker: Breaker) -> dict[str, Any]:
+def breaker_row(breaker: CircuitBreaker) -> dict[str, Any]:
     return {
         "state": breaker.state(time.monotonic()),
         "failures": breaker.failures,
-        "since": iso(breaker.since),
-        "next_try": iso(breaker.next_try),
-        "words": breaker.words,
+        "since": iso(breaker.failing_since),
+        "next_try": iso(breaker.next_retry),
+        "words": breaker.last_error,
     }

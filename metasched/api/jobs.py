@@ -11,109 +11,120 @@ import msgspec
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
-from metasched.api.request import Running, Serving, Who
-from metasched.api.selection import RECENT, ids, known, owners, states
-from metasched.daemon.service import Daemon, Engine
-from metasched.errors import Wrong
+from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
+from metasched.api.selection import (
+    RECENTLY_ENDED,
+    find_owners,
+    find_visible_job,
+    parse_job_ids,
+    parse_states,
+)
+from metasched.daemon.service import Daemon, SchedulerService
+from metasched.errors import ApiError
 from metasched.model.job import State
-from metasched.model.output_paths import differs, filled, first_node
+from metasched.model.output_paths import expand_task_fields, first_node, varies_by_task
 from metasched.units import iso
 
-LONGEST_WAIT = 60.0  # seconds
+MAX_WAIT = 60.0  # seconds
 
 router = APIRouter()
 
 
 @router.get("/jobs")
 def status(
-    daemon: Serving,
-    who: Who,
+    daemon: CurrentDaemon,
+    caller: CurrentCaller,
     job: Annotated[list[str] | None, Query()] = None,
     user: str | None = None,
     state: str | None = None,
     since: float | None = None,
     all: bool = False,
 ) -> Response:
-    wanted = ids(job) if job else None
-    if wanted is not None:
-        who.may_see(owners(daemon, wanted))
+    requested = parse_job_ids(job) if job else None
+    if requested is not None:
+        caller.require_visible(find_owners(daemon, requested))
     elif user is not None:
-        who.may_see([user])
-    elif not who.sees_all:
-        user = who.user
+        caller.require_visible([user])
+    elif not caller.sees_all:
+        user = caller.user
     rows = daemon.ledger.status(
-        wanted,
+        requested,
         user=user,
-        states=states(state),
+        states=parse_states(state),
         since=since,
-        ended_since=None if all or wanted else time.time() - RECENT,
+        ended_since=None if all or requested else time.time() - RECENTLY_ENDED,
     )
     # written here, in a thread: it would be checked and written by the one that sends jobs
-    told = msgspec.json.encode([_row(row, daemon.engine) for row in rows])
-    return Response(told, media_type="application/json")
+    body = msgspec.json.encode([_status_row(row, daemon.service) for row in rows])
+    return Response(body, media_type="application/json")
 
 
 @router.get("/jobs/wait")
 async def wait(
-    daemon: Serving,
-    who: Who,
-    running: Running,
+    daemon: CurrentDaemon,
+    caller: CurrentCaller,
+    service: CurrentService,
     job: Annotated[list[str], Query()],
     timeout: Annotated[float, Query(ge=0)] = 30.0,
 ) -> list[dict[str, Any]]:
-    wanted = ids(job)
-    who.may_see(owners(daemon, wanted))
-    async for _change in _changes(daemon, min(timeout, LONGEST_WAIT)):
-        if daemon.engine is not running or not any(
-            running.core.is_open(id, index) for id, index in wanted
+    requested = parse_job_ids(job)
+    caller.require_visible(find_owners(daemon, requested))
+    async for _change in _stored_changes(daemon, min(timeout, MAX_WAIT)):
+        if daemon.service is not service or not any(
+            service.core.is_open(job_id, index) for job_id, index in requested
         ):
             break
-    return [_row(row, daemon.engine) for row in daemon.ledger.status(wanted)]
+    return [_status_row(row, daemon.service) for row in daemon.ledger.status(requested)]
 
 
 @router.get("/jobs/{job}/story")
-def story(daemon: Serving, who: Who, job: str) -> dict[str, Any]:
-    id, index = known(daemon, who, job)
+def story(daemon: CurrentDaemon, caller: CurrentCaller, job: str) -> dict[str, Any]:
+    job_id, index = find_visible_job(daemon, caller, job)
     return {
-        "job": id,
+        "job": job_id,
         "events": [
             {
-                "time": iso(line["time"]),
-                "task": line["task_index"] if line["array"] else None,
-                "attempt": line["attempt"] or None,
-                "event": line["what"],
-                "from": line["before"],
-                "to": line["after"],
-                "cluster": line["cluster"],
-                "reason": line["reason"],
-                "cause": line["cause"],
+                "time": iso(event["time"]),
+                "task": event["task_index"] if event["array"] else None,
+                "attempt": event["attempt"] or None,
+                "event": event["what"],
+                "from": event["before"],
+                "to": event["after"],
+                "cluster": event["cluster"],
+                "reason": event["reason"],
+                "cause": event["cause"],
             }
-            for line in daemon.ledger.story(id, index)
+            for event in daemon.ledger.story(job_id, index)
         ],
     }
 
 
 @router.get("/jobs/{job}/output")
-def output(daemon: Serving, who: Who, job: str) -> dict[str, Any]:
+def output(daemon: CurrentDaemon, caller: CurrentCaller, job: str) -> dict[str, Any]:
     """Where one task writes. Wrong if it must be named first, or its node is not known yet."""
-    id, index = known(daemon, who, job)
-    stored = daemon.ledger.of_job(id)
-    assert stored is not None
-    payload = msgspec.json.decode(stored["payload"])
+    job_id, index = find_visible_job(daemon, caller, job)
+    job_row = daemon.ledger.job_row(job_id)
+    assert job_row is not None
+    payload = msgspec.json.decode(job_row["payload"])
     paths = {"output": payload["output"], "error": payload["error"]}
-    if index is None and any(path and differs(path) for path in paths.values()):
-        first = daemon.ledger.status([(id, None)])[0]["task_index"]
-        raise Wrong(422, f"job {id} has a file for each task; name one, as {id}_{first}")
-    ran_on = [first_node(nodes) for nodes in daemon.ledger.nodes(id, index or 0)]
-    node = (ran_on and ran_on[-1]) or "%N"
-    return {kind: path and filled(path, index or 0, node) for kind, path in paths.items()}
+    if index is None and any(path and varies_by_task(path) for path in paths.values()):
+        first_index = daemon.ledger.status([(job_id, None)])[0]["task_index"]
+        raise ApiError(
+            422, f"job {job_id} has a file for each task; name one, as {job_id}_{first_index}"
+        )
+    first_nodes = [first_node(node_list) for node_list in daemon.ledger.nodes(job_id, index or 0)]
+    node = (first_nodes and first_nodes[-1]) or "%N"
+    return {
+        stream: path and expand_task_fields(path, index or 0, node)
+        for stream, path in paths.items()
+    }
 
 
-def _row(row: dict[str, Any], running: Engine | None) -> dict[str, Any]:
+def _status_row(row: dict[str, Any], service: SchedulerService | None) -> dict[str, Any]:
     """A row of `status --json`."""
-    expected = None
-    if running is not None and row["state"] == State.PENDING:
-        expected = running.expected((row["job"], row["task_index"]))
+    expectation = None
+    if service is not None and row["state"] == State.PENDING:
+        expectation = service.expected_start((row["job"], row["task_index"]))
     return {
         "job": row["job"],
         "array": row["array"],
@@ -126,33 +137,33 @@ def _row(row: dict[str, Any], running: Engine | None) -> dict[str, Any]:
         "cluster": row["cluster"],
         "native_id": row["native_id"],
         "submitted": iso(row["submitted"]),
-        "expected_start": iso(expected.start) if expected else None,
+        "expected_start": iso(expectation.start) if expectation else None,
         "started": iso(row["started"]),
         "ended": iso(row["ended"]),
-        "exit_code": _exit_code(row["exit_code"], row["signal"]),
+        "exit_code": _shell_exit_code(row["exit_code"], row["signal"]),
     }
 
 
-def _exit_code(code: int | None, signal: int | None) -> int | None:
+def _shell_exit_code(code: int | None, signal: int | None) -> int | None:
     """As a shell gives it: 128 + the signal that ended it."""
     return 128 + signal if signal else code
 
 
-async def _changes(daemon: Daemon, timeout: float) -> AsyncIterator[None]:
+async def _stored_changes(daemon: Daemon, timeout: float) -> AsyncIterator[None]:
     """Now, then after each stored change, until the time-out or the daemon's end.
 
     At most ten times a second.
     """
     deadline = time.monotonic() + timeout
     while True:
-        running = daemon.engine
-        changed = running.changed if running else asyncio.Event()
+        service = daemon.service
+        changed = service.state_changed if service else asyncio.Event()
         yield
-        left = deadline - time.monotonic()
-        if left <= 0 or daemon.stopping:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or daemon.stopping:
             return
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(remaining):
                 await changed.wait()
         except TimeoutError:
             continue

@@ -10,23 +10,23 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body
 
 from metasched.api.clusters import breaker_row
-from metasched.api.request import Running, Serving, Who
-from metasched.api.selection import Choice, chosen
+from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
+from metasched.api.selection import JobSelection, select_tasks
 from metasched.core.events import LicenceSet, LicencesReleased
 from metasched.core.scheduler import Core
 from metasched.core.tasks import Task
-from metasched.daemon.licence_monitor import Watch
-from metasched.daemon.service import Engine
-from metasched.errors import Wrong
+from metasched.daemon.licence_monitor import LicenceMonitor
+from metasched.daemon.service import SchedulerService
+from metasched.errors import ApiError
 from metasched.model.job import State
-from metasched.model.licence import MOST, Lease, Standing
+from metasched.model.licence import MAX_TOKENS, Lease, LicenceStatus
 from metasched.units import iso
 
 router = APIRouter()
 
 
 @dataclass(frozen=True)
-class Total:
+class LicenceTotal:
     """How many of a licence there are; None: as configured."""
 
     total: int | None
@@ -34,112 +34,123 @@ class Total:
 
 
 @router.get("/licences")
-async def licences(_: Who, running: Running) -> list[dict[str, Any]]:
-    return [_row(running, one) for one in running.core.licences.standings(time.time())]
+async def licences(_: CurrentCaller, service: CurrentService) -> list[dict[str, Any]]:
+    return [
+        _licence_row(service, standing) for standing in service.core.licences.statuses(time.time())
+    ]
 
 
 @router.get("/licences/servers")
-async def licence_servers(_: Who, running: Running) -> list[dict[str, Any]]:
-    return [_licence_server(watch) for watch in running.watches]
+async def licence_servers(_: CurrentCaller, service: CurrentService) -> list[dict[str, Any]]:
+    return [_server_row(monitor) for monitor in service.licence_monitors]
 
 
 @router.post("/licences/release")
 async def release_licences(
-    daemon: Serving, who: Who, running: Running, choice: Annotated[Choice, Body()]
+    daemon: CurrentDaemon,
+    caller: CurrentCaller,
+    service: CurrentService,
+    selection: Annotated[JobSelection, Body()],
 ) -> dict[str, Any]:
     """Take back what the chosen tasks have leased that are unknown; of others a note."""
-    who.must_operate("take back licences")
-    now, answers = time.time(), []
+    caller.require_operator("take back licences")
+    now, results = time.time(), []
     indices: dict[int, list[int]] = {}
-    for row in chosen(daemon, who, "release", choice):
-        place = (row["job"], row["task_index"])
-        lease = running.core.licences.leases.get(place)
-        unknown = row["state"] == State.UNKNOWN
+    for row in select_tasks(daemon, caller, "release", selection):
+        task_id = (row["job"], row["task_index"])
+        lease = service.core.licences.leases.get(task_id)
+        is_unknown = row["state"] == State.UNKNOWN
         if lease is None:
             note = "it has no licences"
-        elif unknown:
+        elif is_unknown:
             note = ""
-            indices.setdefault(place[0], []).append(place[1])
+            indices.setdefault(task_id[0], []).append(task_id[1])
         else:
             note = f"it is {row['state']}; only what is unknown can lose its licences"
-        answers.append(
+        results.append(
             {
                 "job": row["job"],
                 "task": row["task_index"] if row["array"] else None,
-                "released": dict(lease.tokens) if lease is not None and unknown else {},
+                "released": dict(lease.tokens) if lease is not None and is_unknown else {},
                 "note": note,
             }
         )
-    events = [LicencesReleased(now, id, tuple(of), who.user) for id, of in indices.items()]
+    events = [
+        LicencesReleased(now, job_id, tuple(task_indices), caller.user)
+        for job_id, task_indices in indices.items()
+    ]
     if events:
-        running.take(*events)
-    return {"jobs": answers}
+        service.apply_events(*events)
+    return {"jobs": results}
 
 
 @router.post("/licences/{name}/total")
 async def set_licence(
-    who: Who, running: Running, name: str, how: Annotated[Total, Body()]
+    caller: CurrentCaller,
+    service: CurrentService,
+    name: str,
+    requested: Annotated[LicenceTotal, Body()],
 ) -> dict[str, Any]:
-    who.must_operate("set how many licences there are")
-    tokens = running.core.licences
-    if (why := tokens.refusal({name: 0})) is not None:
-        raise Wrong(404, why)
-    if how.total is not None and not 0 <= how.total <= MOST:
-        raise Wrong(422, f"{how.total} of a licence; give 0 to {MOST}")
+    caller.require_operator("set how many licences there are")
+    pools = service.core.licences
+    if (refusal := pools.refusal({name: 0})) is not None:
+        raise ApiError(404, refusal)
+    if requested.total is not None and not 0 <= requested.total <= MAX_TOKENS:
+        raise ApiError(422, f"{requested.total} of a licence; give 0 to {MAX_TOKENS}")
     now = time.time()
-    running.take(LicenceSet(now, name, how.total, who.user))
-    return _row(running, tokens.standing(name, now))
+    service.apply_events(LicenceSet(now, name, requested.total, caller.user))
+    return _licence_row(service, pools.status(name, now))
 
 
-def _licence_server(watch: Watch) -> dict[str, Any]:
+def _server_row(monitor: LicenceMonitor) -> dict[str, Any]:
     return {
-        "server": watch.settings.name,
-        "kind": watch.settings.kind,
-        "licences": [pool.name for pool in watch.pools],
-        "observed": iso(watch.observed),
-        "lacking": watch.lacking,
-        "breaker": breaker_row(watch.breaker),
+        "server": monitor.settings.name,
+        "kind": monitor.settings.server_type,
+        "licences": [pool.name for pool in monitor.pools],
+        "observed": iso(monitor.observed),
+        "lacking": monitor.missing_licences,
+        "breaker": breaker_row(monitor.breaker),
     }
 
 
-def _row(running: Engine, standing: Standing) -> dict[str, Any]:
+def _licence_row(service: SchedulerService, standing: LicenceStatus) -> dict[str, Any]:
     """A row of `licences --json`."""
-    core = running.core
-    pool = core.licences.pool(standing.licence)
+    core = service.core
+    pool = core.licences.configured_pool(standing.licence)
     return {
         "licence": standing.licence,
-        **_shares(standing),
-        "waiting": standing.waiting,
+        **_token_counts(standing),
+        "waiting": standing.waiting_tokens,
         "rho": standing.rho,
         "lingering": standing.lingering,
         "headroom": pool.headroom if pool else 0,
         "clusters": list(pool.clusters) if pool else [],
         "machines": {
-            cluster.name: cluster.licensed[standing.licence]
+            cluster.name: cluster.licence_features[standing.licence]
             for cluster in core.clusters
-            if standing.licence in cluster.licensed
+            if standing.licence in cluster.licence_features
         },
         "server": pool.server if pool else "",
         "observed": iso(standing.observed),
-        "chosen": standing.chosen,
+        "chosen": standing.operator_total,
         "reserved": standing.reserved,
-        "windows": list(_windows(core, standing.licence)),
-        "managers": list(_managers(running, standing)),
+        "windows": list(_reserved_windows(core, standing.licence)),
+        "managers": list(_manager_rows(service, standing)),
     }
 
 
-def _shares(standing: Standing) -> dict[str, Any]:
+def _token_counts(standing: LicenceStatus) -> dict[str, Any]:
     """Who has how many, and what keeps more from being leased."""
     return {
         "total": standing.total,
-        "ours": standing.ours,
+        "ours": standing.leased_tokens,
         "outside": standing.outside,
         "free": None if standing.free is None else max(standing.free, 0),
-        "state": _state(standing),
+        "state": _pool_state(standing),
     }
 
 
-def _windows(core: Core, licence: str) -> Iterator[dict[str, Any]]:
+def _reserved_windows(core: Core, licence: str) -> Iterator[dict[str, Any]]:
     """The reservations that have some of a licence, by their start."""
     for window in core.licences.windows(licence):
         yield {
@@ -150,37 +161,40 @@ def _windows(core: Core, licence: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def _managers(running: Engine, standing: Standing) -> Iterator[dict[str, Any]]:
+def _manager_rows(service: SchedulerService, standing: LicenceStatus) -> Iterator[dict[str, Any]]:
     """What managers themselves count of a licence; `others` are taken there, and not by us.
 
     `observed` is when the manager was last asked.
     """
-    core = running.core
+    core = service.core
     for cluster in core.clusters:
-        facts, _ = core.view(cluster.name)
-        word = cluster.licence(standing.licence)
-        if facts is None or word not in facts.licences:
+        info, _ = core.cluster_status(cluster.name)
+        manager_name = cluster.manager_licence_name(standing.licence)
+        if info is None or manager_name not in info.licences:
             continue
-        copies, others = facts.licences[word], standing.past_us.get(cluster.name)
+        manager_licences, outside_use = (
+            info.licences[manager_name],
+            standing.used_outside.get(cluster.name),
+        )
         yield {
             "cluster": cluster.name,
-            "total": copies.total,
-            "used": copies.used,
-            "others": others.outside if others is not None else 0,
-            "observed": iso(running.links[cluster.name].listed or None),
+            "total": manager_licences.total,
+            "used": manager_licences.used,
+            "others": outside_use.outside if outside_use is not None else 0,
+            "observed": iso(service.connections[cluster.name].last_listed or None),
         }
 
 
-def _state(standing: Standing) -> str:
+def _pool_state(standing: LicenceStatus) -> str:
     """What keeps a licence from being leased as usual; "ok": nothing."""
-    if standing.word:
-        return f"unknown: {standing.word}"
-    over = standing.ours + standing.outside + standing.reserved - (standing.total or 0)
-    return f"over-committed by {over}" if over > 0 else "ok"
+    if standing.unknown_reason:
+        return f"unknown: {standing.unknown_reason}"
+    excess = standing.leased_tokens + standing.outside + standing.reserved - (standing.total or 0)
+    return f"over-committed by {excess}" if excess > 0 else "ok"
 
 
-def who_has(
-    core: Core, task: Task, now: float, visible: Callable[[str], bool]
+def licence_holders(
+    core: Core, task: Task, now: float, is_visible: Callable[[str], bool]
 ) -> list[dict[str, Any]]:
     """For each licence that keeps a task waiting who has it, and until when.
 
@@ -190,46 +204,52 @@ def who_has(
         {
             "licence": standing.licence,
             "wanted": task.job.licences[standing.licence],
-            "windows": list(_windows(core, standing.licence)),
+            "windows": list(_reserved_windows(core, standing.licence)),
             "holders": [
-                _holder(core, lease, standing.licence, visible)
+                _holder_row(core, lease, standing.licence, is_visible)
                 for lease in core.licences.leases.values()
                 if standing.licence in lease.tokens
             ],
-            **_shares(standing),
+            **_token_counts(standing),
         }
-        for standing in core.lacks(task, now)
+        for standing in core.missing_licences(task, now)
     ]
 
 
-def _holder(
-    core: Core, lease: Lease, licence: str, visible: Callable[[str], bool]
+def _holder_row(
+    core: Core, lease: Lease, licence: str, is_visible: Callable[[str], bool]
 ) -> dict[str, Any]:
     """A lease, and when its job ends by its time limit; None: it has not begun, or is unknown."""
     task = core.tasks.get((lease.job, lease.index))
     job = task.job if task else None
     started = task.attempt.started if task and task.attempt else None
-    seen = job is not None and visible(job.user)
+    disclosed = job is not None and is_visible(job.user)
     return {
-        "job": lease.job if seen else None,
-        "task": lease.index if seen and job and job.array else None,
-        "user": job.user if seen and job else None,
+        "job": lease.job if disclosed else None,
+        "task": lease.index if disclosed and job and job.array else None,
+        "user": job.user if disclosed and job else None,
         "count": lease.tokens[licence],
         "since": iso(lease.since),
         "expected": iso(started + (job.time_limit or job.estimated)) if job and started else None,
     }
 
 
-def told_who_has(lacking: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def describe_holders(shortages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Who has what is lacking, in words."""
-    for lack in lacking:
-        for has in lack["holders"]:
-            task = "" if has["task"] is None else f"_{has['task']}"
-            who = f"job {has['job']}{task} of {has['user']}" if has["job"] else "another user's job"
-            back = f", expected back by {has['expected']}" if has["expected"] else ""
-            yield f"{has['count']} of {lack['licence']} with {who}{back}"
-        for has in lack["windows"]:
-            window = f"reservation {has['reservation']} from {has['start']} to {has['end']}"
-            yield f"{has['count']} of {lack['licence']} kept for {window}"
-        if lack["outside"]:
-            yield f"{lack['outside']} of {lack['licence']} in use by others"
+    for shortage in shortages:
+        for entry in shortage["holders"]:
+            task = "" if entry["task"] is None else f"_{entry['task']}"
+            holder = (
+                f"job {entry['job']}{task} of {entry['user']}"
+                if entry["job"]
+                else "another user's job"
+            )
+            expected_return = f", expected back by {entry['expected']}" if entry["expected"] else ""
+            yield f"{entry['count']} of {shortage['licence']} with {holder}{expected_return}"
+        for entry in shortage["windows"]:
+            reservation = (
+                f"reservation {entry['reservation']} from {entry['start']} to {entry['end']}"
+            )
+            yield f"{entry['count']} of {shortage['licence']} kept for {reservation}"
+        if shortage["outside"]:
+            yield f"{shortage['outside']} of {shortage['licence']} in use by others"

@@ -8,23 +8,23 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from metasched.model.job import Job
-from metasched.units import MOST
+from metasched.units import MAX_NUMBER
 
-LATEST = 1e11  # epoch seconds: the year 5138
-OURS = frozenset({"deadline", "owner_priority", "name"})  # no manager needs to know
+MAX_EPOCH = 1e11  # epoch seconds: the year 5138
+METASCHED_FIELDS = frozenset({"deadline", "owner_priority", "name"})  # no manager needs to know
 
 
-def _line(text: str) -> str:
+def _check_line(text: str) -> str:
     if not text.isprintable() or not 0 < len(text) <= 255:
         raise ValueError("it is no line of 1 to 255 characters")
     return text
 
 
-Line = Annotated[str, AfterValidator(_line)]
-Moment = Annotated[float, Field(ge=0, lt=LATEST, allow_inf_nan=False)]
+Line = Annotated[str, AfterValidator(_check_line)]
+EpochSeconds = Annotated[float, Field(ge=0, lt=MAX_EPOCH, allow_inf_nan=False)]
 
 
-class Changes(BaseModel):
+class JobChanges(BaseModel):
     """What is to be different; what is not given stays, None takes it away.
 
     `time_limit` in seconds, `deadline` and `begin` in epoch seconds; `priority` None: as
@@ -33,9 +33,9 @@ class Changes(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    time_limit: Annotated[float, Field(gt=0, le=MOST)] | None = None
-    deadline: Moment | None = None
-    begin: Moment | None = None
+    time_limit: Annotated[float, Field(gt=0, le=MAX_NUMBER)] | None = None
+    deadline: EpochSeconds | None = None
+    begin: EpochSeconds | None = None
     urgency: Annotated[int, Field(ge=0, le=3)] = 0
     priority: Annotated[int, Field(ge=1, le=100)] | None = None
     name: Line = ""
@@ -45,7 +45,7 @@ class Changes(BaseModel):
     qos: Line | None = None
     constraint: Line | None = None
 
-    def of(self, job: Job, default_time: float) -> Job:
+    def apply_to(self, job: Job, default_time: float) -> Job:
         """The job as it is to be; `default_time` in seconds, for one without a limit.
 
         ValueError if it makes no sense.
@@ -59,21 +59,21 @@ class Changes(BaseModel):
         return replace(job, **values)
 
 
-def different(before: Job, after: Job) -> frozenset[str]:
+def changed_fields(before: Job, after: Job) -> frozenset[str]:
     """The names of the fields in which two jobs differ."""
-    names = {f.name for f in fields(Job)} - {"estimated"}
-    return frozenset(n for n in names if getattr(before, n) != getattr(after, n))
+    names = {field.name for field in fields(Job)} - {"estimated"}
+    return frozenset(name for name in names if getattr(before, name) != getattr(after, name))
 
 
-def told(before: Job, after: Job) -> str:
+def describe_changes(before: Job, after: Job) -> str:
     """The changes in words, for the story."""
     return ", ".join(
-        f"{name.replace('_', ' ')} {_word(getattr(before, name))} -> {_word(getattr(after, name))}"
-        for name in sorted(different(before, after))
+        f"{name.replace('_', ' ')} {_format_value(getattr(before, name))} -> {_format_value(getattr(after, name))}"
+        for name in sorted(changed_fields(before, after))
     )
 
 
-def _word(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "any"
     if isinstance(value, float):
@@ -81,10 +81,10 @@ def _word(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def must_be_sent_anew(before: Job, after: Job, now: float) -> bool:
+def needs_new_dispatch(before: Job, after: Job, now: float) -> bool:
     """Whether a manager that has the job already must get it again.
 
     Other clusters to choose from, and a begin time that has come, take nothing by themselves.
     """
-    changed = different(before, after) - OURS - {"clusters"}
+    changed = changed_fields(before, after) - METASCHED_FIELDS - {"clusters"}
     return bool(changed - {"begin"}) or ("begin" in changed and (after.begin or 0.0) > now)

@@ -6,28 +6,28 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from metasched.api.identity import Caller, caller
-from metasched.daemon.service import Daemon, Engine
-from metasched.errors import Wrong
+from metasched.api.identity import Caller, authenticate
+from metasched.daemon.service import Daemon, SchedulerService
+from metasched.errors import ApiError
 
 
-async def _daemon(request: Request) -> Daemon:
+async def _get_daemon(request: Request) -> Daemon:
     daemon: Daemon = request.app.state.daemon
     return daemon
 
 
-Serving = Annotated[Daemon, Depends(_daemon)]
+CurrentDaemon = Annotated[Daemon, Depends(_get_daemon)]
 
 
-async def _engine(daemon: Serving) -> Engine:
-    if daemon.engine is None:
-        raise Wrong(503, f"{daemon.trouble}; nothing changed, try again soon")
-    return daemon.engine
+async def _get_service(daemon: CurrentDaemon) -> SchedulerService:
+    if daemon.service is None:
+        raise ApiError(503, f"{daemon.unavailable_reason}; nothing changed, try again soon")
+    return daemon.service
 
 
-async def _caller(request: Request, daemon: Serving) -> Caller:
-    return await caller(request, daemon.settings, daemon.ledger)
+async def _get_caller(request: Request, daemon: CurrentDaemon) -> Caller:
+    return await authenticate(request, daemon.settings, daemon.ledger)
 
 
-Running = Annotated[Engine, Depends(_engine)]
-Who = Annotated[Caller, Depends(_caller)]
+CurrentService = Annotated[SchedulerService, Depends(_get_service)]
+CurrentCaller = Annotated[Caller, Depends(_get_caller)]

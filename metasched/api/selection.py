@@ -10,15 +10,15 @@ from typing import Any
 
 from metasched.api.identity import Caller
 from metasched.daemon.service import Daemon
-from metasched.errors import Unreadable, Wrong
-from metasched.model.arrays import parse_tasks
+from metasched.errors import ApiError, ParseError
+from metasched.model.arrays import parse_task_selector
 from metasched.model.job import State
 
-RECENT = 3600.0  # seconds for which ended jobs are listed without being asked for
+RECENTLY_ENDED = 3600.0  # seconds for which ended jobs are listed without being asked for
 
 
 @dataclass(frozen=True)
-class Choice:
+class JobSelection:
     """Which jobs a command is about: by id, or all open ones of a user or in a state."""
 
     jobs: tuple[str, ...] = ()
@@ -27,69 +27,77 @@ class Choice:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
 
 
-def chosen(daemon: Daemon, who: Caller, wish: str, choice: Choice) -> list[dict[str, Any]]:
+def select_tasks(
+    daemon: Daemon, caller: Caller, action: str, selection: JobSelection
+) -> list[dict[str, Any]]:
     """The rows of the chosen tasks: by id, else open ones (to requeue: lately ended ones, too).
 
     An unknown id, or another's, is refused as a whole.
     """
-    if not (choice.jobs or choice.user or choice.state):
-        raise Wrong(422, f"nothing to {wish}; name jobs, --user or --state")
-    wanted = ids(choice.jobs) if choice.jobs else None
-    since: float | None = time.time() - RECENT if wish == "requeue" else math.inf
-    user = choice.user
-    if wanted is not None:
-        who.may_touch(owners(daemon, wanted))
-        since = None
+    if not (selection.jobs or selection.user or selection.state):
+        raise ApiError(422, f"nothing to {action}; name jobs, --user or --state")
+    requested = parse_job_ids(selection.jobs) if selection.jobs else None
+    ended_since: float | None = time.time() - RECENTLY_ENDED if action == "requeue" else math.inf
+    user = selection.user
+    if requested is not None:
+        caller.require_owner(find_owners(daemon, requested))
+        ended_since = None
     elif user is not None:
-        who.may_touch([user])
-    elif not who.operator:
-        user = who.user
-    return daemon.ledger.status(wanted, user=user, states=states(choice.state), ended_since=since)
+        caller.require_owner([user])
+    elif not caller.operator:
+        user = caller.user
+    return daemon.ledger.status(
+        requested, user=user, states=parse_states(selection.state), ended_since=ended_since
+    )
 
 
-def ids(words: Sequence[str]) -> list[tuple[int, int | None]]:
+def parse_job_ids(references: Sequence[str]) -> list[tuple[int, int | None]]:
     """`17`, `17_3` and `17_[3-4]` as (17, None), (17, 3) and (17, 3), (17, 4)."""
-    found: list[tuple[int, int | None]] = []
-    for word in words:
+    task_ids: list[tuple[int, int | None]] = []
+    for reference in references:
         try:
-            job, indices = parse_tasks(word)
-        except Unreadable as error:
-            raise Wrong(422, str(error)) from None
-        found += [(job, None)] if indices is None else [(job, index) for index in indices]
-    return found
+            job_id, indices = parse_task_selector(reference)
+        except ParseError as error:
+            raise ApiError(422, str(error)) from None
+        task_ids += [(job_id, None)] if indices is None else [(job_id, index) for index in indices]
+    return task_ids
 
 
-def owners(daemon: Daemon, wanted: Sequence[tuple[int, int | None]]) -> set[str]:
+def find_owners(daemon: Daemon, requested: Sequence[tuple[int, int | None]]) -> set[str]:
     """Whose the jobs are. Wrong if one was never stored."""
-    if missing := daemon.ledger.unknown(wanted):
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise Wrong(404, f"no job {', '.join(missing[:3])}{more}; see `metasched status --all`")
-    return daemon.ledger.owners(id for id, _ in wanted)
+    if missing := daemon.ledger.missing_jobs(requested):
+        remainder = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ApiError(
+            404, f"no job {', '.join(missing[:3])}{remainder}; see `metasched status --all`"
+        )
+    return daemon.ledger.owners(job_id for job_id, _ in requested)
 
 
-def known(daemon: Daemon, who: Caller, word: str) -> tuple[int, int | None]:
+def find_visible_job(daemon: Daemon, caller: Caller, reference: str) -> tuple[int, int | None]:
     """The job that a word names, if the caller may look into it."""
-    wanted = ids([word])
-    if len(wanted) > 1:
-        raise Wrong(422, f"{word} are several tasks; name one, as {wanted[0][0]}_{wanted[0][1]}")
-    who.may_touch(owners(daemon, wanted))
-    return wanted[0]
+    requested = parse_job_ids([reference])
+    if len(requested) > 1:
+        raise ApiError(
+            422, f"{reference} are several tasks; name one, as {requested[0][0]}_{requested[0][1]}"
+        )
+    caller.require_owner(find_owners(daemon, requested))
+    return requested[0]
 
 
-def states(word: str | None) -> list[str]:
-    if word is None:
+def parse_states(text: str | None) -> list[str]:
+    if text is None:
         return []
-    for state in word.split(","):
+    for state in text.split(","):
         if state not in set(State):
-            raise Wrong(422, f"unknown state {state!r}; there are {', '.join(State)}")
-    return word.split(",")
+            raise ApiError(422, f"unknown state {state!r}; there are {', '.join(State)}")
+    return text.split(",")
 
 
-def answers(
+def change_results(
     daemon: Daemon, rows: Sequence[dict[str, Any]], notes: Sequence[str]
 ) -> list[dict[str, Any]]:
     """What each task was and is, with a note."""
-    after = {
+    states_after = {
         (r["job"], r["task_index"]): r["state"]
         for r in daemon.ledger.status([(row["job"], None) for row in rows])
     }
@@ -98,7 +106,7 @@ def answers(
             "job": row["job"],
             "task": row["task_index"] if row["array"] else None,
             "was": row["state"],
-            "state": after[row["job"], row["task_index"]],
+            "state": states_after[row["job"], row["task_index"]],
             "note": note,
         }
         for row, note in zip(rows, notes, strict=True)

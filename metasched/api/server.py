@@ -18,46 +18,46 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from metasched.api.app import make_app
-from metasched.api.identity import PeerProtocol, bounded
+from metasched.api.app import create_app
+from metasched.api.identity import PeerProtocol, limit_request_size
 from metasched.config.settings import ConfigError, Settings
 from metasched.config.tables import TcpTable
 from metasched.daemon.service import Daemon
 from metasched.db.ledger import Ledger
-from metasched.model.reservation import OPEN, Stage
+from metasched.model.reservation import OPEN_STATES, ReservationState
 
 log = logging.getLogger("metasched")
 
 
 @contextlib.contextmanager
-def _listening(path: Path, everybody: bool) -> Iterator[socket.socket]:
+def _unix_listener(path: Path, world_accessible: bool) -> Iterator[socket.socket]:
     """The unix socket, for its owner only or for `everybody`; a dead one is removed."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o755 if everybody else 0o700)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o755 if world_accessible else 0o700)
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
         raise ConfigError(f"{path} is no socket; name another in [daemon] socket, or remove it")
     with contextlib.suppress(FileNotFoundError):
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(1)
+        with socket.socket(socket.AF_UNIX) as test_socket:
+            test_socket.settimeout(1)
             try:
-                probe.connect(str(path))
+                test_socket.connect(str(path))
             except (ConnectionRefusedError, FileNotFoundError):
                 pass
             else:
                 raise ConfigError(f"another daemon answers at {path}; stop it, or name another")
         path.unlink()
     with socket.socket(socket.AF_UNIX) as listener:
-        before = os.umask(0o111 if everybody else 0o177)
+        previous_umask = os.umask(0o111 if world_accessible else 0o177)
         try:
             listener.bind(str(path))
         finally:
-            os.umask(before)
-        made = path.stat().st_ino
+            os.umask(previous_umask)
+        inode = path.stat().st_ino
         listener.listen(256)
         try:
             yield listener
         finally:
             with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_ino == made:
+                if path.stat().st_ino == inode:
                     path.unlink()
 
 
@@ -74,14 +74,14 @@ def serve(settings: Settings, *, standby: bool = False) -> int:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         with (
-            settings.database.active(standby) as seat,
-            _listening(settings.socket, settings.site is not None) as listener,
-            _listening_far(settings.tcp) as far,
+            settings.database.acquire_writer(standby) as writer_lock,
+            _unix_listener(settings.socket, settings.site is not None) as listener,
+            _tcp_listener(settings.tcp) as tcp_listener,
         ):
-            ledger = Ledger(seat.engine, seat)
-            _same_units(settings, ledger)
+            ledger = Ledger(writer_lock.engine, writer_lock)
+            _check_reservation_units(settings, ledger)
             daemon = Daemon(settings, ledger)
-            asyncio.run(_serve(daemon, listener, far))
+            asyncio.run(_serve_until_stopped(daemon, listener, tcp_listener))
     except OSError as error:
         raise ConfigError(
             f"{error.filename or settings.socket}: {error.strerror}; name another place in [daemon]"
@@ -89,21 +89,25 @@ def serve(settings: Settings, *, standby: bool = False) -> int:
     return 0
 
 
-def _same_units(settings: Settings, ledger: Ledger) -> None:
+def _check_reservation_units(settings: Settings, ledger: Ledger) -> None:
     """ConfigError if a reservation is open that was promised in another unit than its cluster's.
 
     Its size would be read as so many of the new unit.
     """
-    described = {c.cluster.name: c for c in settings.clusters}
-    for one in ledger.reservations(time.time()):
-        cluster = described.get(one.cluster)
-        if cluster is None or one.state not in OPEN:
+    settings_by_name = {entry.cluster.name: entry for entry in settings.clusters}
+    for reservation in ledger.reservations(time.time()):
+        cluster_settings = settings_by_name.get(reservation.cluster)
+        if cluster_settings is None or reservation.state not in OPEN_STATES:
             continue
-        unchosen = cluster.cluster.binds_late and one.state is Stage.CONFIRMED
-        if cluster.names_nodes != bool(one.nodes or unchosen):
-            was = "nodes" if one.nodes else "processors, or of nodes to be chosen late"
+        nodes_pending = (
+            cluster_settings.cluster.binds_late and reservation.state is ReservationState.CONFIRMED
+        )
+        if cluster_settings.names_nodes != bool(reservation.nodes or nodes_pending):
+            reserved_unit = (
+                "nodes" if reservation.nodes else "processors, or of nodes to be chosen late"
+            )
             raise ConfigError(
-                f'reservation {one.id} is of {was}, {settings.origin}, cluster "{one.cluster}"; '
+                f'reservation {reservation.id} is of {reserved_unit}, {settings.config_path}, cluster "{reservation.cluster}"; '
                 "put its reservation_unit and binding back until it is over"
             )
 
@@ -115,27 +119,27 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._daemon = daemon
 
-    def _stop(self, number: signal.Signals) -> None:
+    def _stop(self, stop_signal: signal.Signals) -> None:
         self._daemon.stop()
-        self.handle_exit(number, None)
+        self.handle_exit(stop_signal, None)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        stops = (signal.SIGINT, signal.SIGTERM)
-        for stop in stops:
-            loop.add_signal_handler(stop, self._stop, stop)
+        stop_signals = (signal.SIGINT, signal.SIGTERM)
+        for stop_signal in stop_signals:
+            loop.add_signal_handler(stop_signal, self._stop, stop_signal)
         # a daemon started with & goes on when its terminal closes
         loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP changes nothing")
         try:
             yield
         finally:
-            for stop in stops:
-                loop.remove_signal_handler(stop)
+            for stop_signal in stop_signals:
+                loop.remove_signal_handler(stop_signal)
 
 
 @contextlib.contextmanager
-def _listening_far(tcp: TcpTable | None) -> Iterator[socket.socket | None]:
+def _tcp_listener(tcp: TcpTable | None) -> Iterator[socket.socket | None]:
     """The socket for other hosts, if there is to be one. ConfigError if it cannot be had."""
     if tcp is None:
         yield None
@@ -159,7 +163,7 @@ def _listening_far(tcp: TcpTable | None) -> Iterator[socket.socket | None]:
         yield listener
 
 
-def _served(app: ASGIApp, tcp: TcpTable | None = None) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, tcp: TcpTable | None = None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=PeerProtocol,
@@ -177,19 +181,24 @@ def _served(app: ASGIApp, tcp: TcpTable | None = None) -> uvicorn.Config:
     )
 
 
-async def _serve(daemon: Daemon, listener: socket.socket, far: socket.socket | None) -> None:
-    app = bounded(make_app(daemon))
-    servers = [(_Server(_served(app), daemon), listener)]
-    if far is not None:
-        servers.append((_Server(_served(app, daemon.settings.tcp), daemon), far))
-    engine = asyncio.create_task(daemon.run())
-    serving = [asyncio.create_task(server.serve(sockets=[at])) for server, at in servers]
+async def _serve_until_stopped(
+    daemon: Daemon, listener: socket.socket, tcp_listener: socket.socket | None
+) -> None:
+    app = limit_request_size(create_app(daemon))
+    servers = [(_Server(_uvicorn_config(app), daemon), listener)]
+    if tcp_listener is not None:
+        servers.append((_Server(_uvicorn_config(app, daemon.settings.tcp), daemon), tcp_listener))
+    daemon_task = asyncio.create_task(daemon.run())
+    server_tasks = [
+        asyncio.create_task(server.serve(sockets=[listening_socket]))
+        for server, listening_socket in servers
+    ]
     log.info("metasched serves at %s", daemon.settings.socket)
-    await asyncio.wait({engine, *serving}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({daemon_task, *server_tasks}, return_when=asyncio.FIRST_COMPLETED)
     for server, _ in servers:
         server.should_exit = True
-    await asyncio.gather(*serving)
-    engine.cancel()
+    await asyncio.gather(*server_tasks)
+    daemon_task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
-        await engine
+        await daemon_task
     log.info("metasched stopped")

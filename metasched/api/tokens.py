@@ -9,18 +9,18 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
 
-from metasched.api.identity import Forbidden
-from metasched.api.request import Running, Serving, Who
-from metasched.errors import Wrong
+from metasched.api.identity import ForbiddenError
+from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
+from metasched.errors import ApiError
 from metasched.units import iso
 
-LONGEST_TOKEN = 366 * 86400.0  # seconds
+MAX_LIFETIME = 366 * 86400.0  # seconds
 
 router = APIRouter()
 
 
 @dataclass(frozen=True)
-class Lifetime:
+class TokenLifetime:
     """How long a token is good for."""
 
     seconds: float
@@ -28,30 +28,35 @@ class Lifetime:
 
 @router.post("/tokens")
 async def create_token(
-    daemon: Serving, who: Who, _: Running, wanted: Annotated[Lifetime, Body()]
+    daemon: CurrentDaemon,
+    caller: CurrentCaller,
+    _: CurrentService,
+    lifetime: Annotated[TokenLifetime, Body()],
 ) -> dict[str, Any]:
-    if who.by_token:
-        raise Forbidden("a token makes no tokens; call with MUNGE or from the daemon's host")
+    if caller.by_token:
+        raise ForbiddenError("a token makes no tokens; call with MUNGE or from the daemon's host")
     if daemon.settings.tcp is None or not daemon.settings.tcp.tokens:
-        raise Forbidden("no tokens are taken here; the site allows them in [tcp]")
-    if not 0 < wanted.seconds <= LONGEST_TOKEN:
-        raise Wrong(422, f"a token lasts up to {LONGEST_TOKEN / 86400:g} days; ask for that")
+        raise ForbiddenError("no tokens are taken here; the site allows them in [tcp]")
+    if not 0 < lifetime.seconds <= MAX_LIFETIME:
+        raise ApiError(422, f"a token lasts up to {MAX_LIFETIME / 86400:g} days; ask for that")
     secret, now = f"ms_{secrets.token_urlsafe(32)}", time.time()
-    id = daemon.ledger.add_token(who.user, secret, now, now + wanted.seconds)
-    return {"id": id, "token": secret, "expires": iso(now + wanted.seconds)}
+    token_id = daemon.ledger.add_token(caller.user, secret, now, now + lifetime.seconds)
+    return {"id": token_id, "token": secret, "expires": iso(now + lifetime.seconds)}
 
 
 @router.get("/tokens")
-async def tokens(daemon: Serving, who: Who) -> list[dict[str, Any]]:
-    rows = daemon.ledger.tokens(None if who.operator else who.user)
-    times = ("created", "expires", "revoked")
-    return [row | {name: iso(row[name]) for name in times} for row in rows]
+async def tokens(daemon: CurrentDaemon, caller: CurrentCaller) -> list[dict[str, Any]]:
+    rows = daemon.ledger.tokens(None if caller.operator else caller.user)
+    time_fields = ("created", "expires", "revoked")
+    return [row | {name: iso(row[name]) for name in time_fields} for row in rows]
 
 
 @router.post("/tokens/{id}/revoke")
-async def revoke_token(daemon: Serving, who: Who, _: Running, id: int) -> dict[str, Any]:
-    rows = daemon.ledger.tokens(None if who.operator else who.user)
+async def revoke_token(
+    daemon: CurrentDaemon, caller: CurrentCaller, _: CurrentService, id: int
+) -> dict[str, Any]:
+    rows = daemon.ledger.tokens(None if caller.operator else caller.user)
     if id not in {row["id"] for row in rows}:
-        raise Wrong(404, f"you have no token {id}; see `metasched token list`")
+        raise ApiError(404, f"you have no token {id}; see `metasched token list`")
     daemon.ledger.revoke_token(id, time.time())
     return {"id": id}

@@ -14,15 +14,15 @@ from itertools import count, pairwise
 from math import inf, isfinite
 from operator import ge, lt
 
-from metasched.carts.tree import _FULL, _built, _Inner, _last_start, _Leaf, _Node
+from metasched.carts.tree import NODE_MAX, InnerNode, LeafNode, TreeNode, build_tree, last_start
 
 """Entries of a node before it is split. Measured: 32 to 128 differ by less than a fifth."""
 """Entries below which a node joins a neighbour that has room."""
-_LEVELS = 16
+GAP_LEVELS = 16
 """Parts of the capacity for which longest gaps are remembered: a search for 90 of 128 processors
 passes over what has no gap for 88."""
 
-_PATIENCE = 4
+_LINEAR_SEARCHES = 4
 """Gaps looked at one by one before the longest gaps of nodes are asked for, which are dear to find
 the first time. Measured on 128 processors 60% booked: 12 take twice as long, 3 hardly less."""
 
@@ -46,10 +46,10 @@ class Carts:
 
     def __init__(self, capacity: int, origin: float = 0.0) -> None:
         """`capacity` processors, all free from `origin` (seconds) on."""
-        _positive("capacity", capacity)
+        check_processors("capacity", capacity)
         self.capacity = capacity
-        self._grain = max(1, capacity // _LEVELS)
-        self._root: _Node = _Leaf([_finite("origin", origin)], [capacity])
+        self._grain = max(1, capacity // GAP_LEVELS)
+        self._root: TreeNode = LeafNode([check_time("origin", origin)], [capacity])
 
     @classmethod
     def of(
@@ -66,9 +66,9 @@ class Carts:
             changes += ((start, -size), (end, size))
         changes.sort()
         times, amounts, free = [carts.origin], [capacity], capacity
-        for place, (time, change) in enumerate(changes):
+        for index, (time, change) in enumerate(changes):
             free += change
-            if place + 1 < len(changes) and changes[place + 1][0] == time:
+            if index + 1 < len(changes) and changes[index + 1][0] == time:
                 continue
             if free < 0:
                 raise ValueError(f"{-free} processors too many are reserved at {time}")
@@ -77,7 +77,7 @@ class Carts:
             elif amounts[-1] != free:
                 times.append(time)
                 amounts.append(free)
-        carts._root = _built(times, amounts)
+        carts._root = build_tree(times, amounts)
         return carts
 
     @property
@@ -108,14 +108,16 @@ class Carts:
 
         What begins before the origin, because the past was pruned, is given back from there on.
         """
-        _positive("size", size)
-        start = max(_finite("start", start), self.origin)
-        if not start < _finite("end", end):
+        check_processors("size", size)
+        start = max(check_time("start", start), self.origin)
+        if not start < check_time("end", end):
             raise ValueError(f"[{start}, {end}) is empty")
-        most = self.capacity - size
-        above = self._root.first(start, most + 1, ge)
-        if above is not None and above < end:
-            raise ValueError(f"fewer than {size} processors are reserved at {max(above, start)}")
+        max_free = self.capacity - size
+        excess_at = self._root.first(start, max_free + 1, ge)
+        if excess_at is not None and excess_at < end:
+            raise ValueError(
+                f"fewer than {size} processors are reserved at {max(excess_at, start)}"
+            )
         self._change(start, end, size)
 
     def earliest_start(
@@ -137,18 +139,18 @@ class Carts:
 
     def prune(self, until: float) -> None:
         """Forget what lies before `until`, which becomes the origin."""
-        if _finite("until", until) > self.origin:
+        if check_time("until", until) > self.origin:
             self._root.drop(until)
             self._shrink()
 
     def _gaps(
         self, size: int, duration: float, ready: float, deadline: float | None
     ) -> Iterator[tuple[float, float]]:
-        _positive("size", size)
-        _lasting(duration)
-        end = inf if deadline is None else _finite("deadline", deadline)
-        start = max(_finite("ready", ready), self.origin)
-        for short in count():
+        check_processors("size", size)
+        check_duration(duration)
+        end = inf if deadline is None else check_time("deadline", deadline)
+        start = max(check_time("ready", ready), self.origin)
+        for passed in count():
             if size > self.capacity or start + duration > end:
                 return
             opens = self._root.first(start, size, ge)
@@ -158,19 +160,19 @@ class Carts:
             closes = self._root.first(start, size, lt)
             stop = end if closes is None else min(end, closes)
             if start + duration <= stop:
-                yield start, max(start, _last_start(stop, duration))
+                yield start, max(start, last_start(stop, duration))
             if closes is None:
                 return
             start = closes
-            if short >= _PATIENCE:
-                _, opened = self._root.gap(start, size, duration, None, self._grain)
+            if passed >= _LINEAR_SEARCHES:
+                _, opened = self._root.find_gap(start, size, duration, None, self._grain)
                 start = start if opened is None else opened
 
     def _check_window(self, start: float, end: float, size: int) -> None:
-        _positive("size", size)
-        if not self.origin <= _finite("start", start):
+        check_processors("size", size)
+        if not self.origin <= check_time("start", start):
             raise ValueError(f"{start} lies before the origin {self.origin}")
-        if not start < _finite("end", end):
+        if not start < check_time("end", end):
             raise ValueError(f"[{start}, {end}) is empty")
 
     def _change(self, start: float, end: float, amount: int) -> None:
@@ -179,16 +181,18 @@ class Carts:
             self._split()
         self._root.add(start, end, amount)
         for time in (start, end):
-            if time > self.origin and self._root.at(time) == self._root.at(time, bisect_left):
+            if time > self.origin and self._root.amount_at(time) == self._root.amount_at(
+                time, bisect_left
+            ):
                 self._root.remove(time)
                 self._shrink()
 
     def _split(self) -> None:
-        if len(self._root.times) > _FULL:
-            self._root = _Inner([self._root, self._root.halve()])
+        if len(self._root.times) > NODE_MAX:
+            self._root = InnerNode([self._root, self._root.halve()])
 
     def _shrink(self) -> None:
-        while isinstance(self._root, _Inner) and len(self._root.kids) == 1:
+        while isinstance(self._root, InnerNode) and len(self._root.kids) == 1:
             shift, self._root = self._root.shifts[0], self._root.kids[0]
             self._root.add(-inf, inf, shift)
 
@@ -210,21 +214,21 @@ two such, and where the gap after the last such opens (None if it is the last sl
 there is no such slot."""
 
 
-def _too_many(size: int, start: float, end: float, free: int) -> ValueError:
+def _does_not_fit(size: int, start: float, end: float, free: int) -> ValueError:
     return ValueError(f"{size} processors do not fit into [{start}, {end}): {free} are free")
 
 
-def _lasting(duration: float) -> None:
-    if _finite("duration", duration) <= 0:
+def check_duration(duration: float) -> None:
+    if check_time("duration", duration) <= 0:
         raise ValueError(f"duration must be positive, not {duration}")
 
 
-def _positive(name: str, value: int) -> None:
+def check_processors(name: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be a whole number of processors from 1 on, not {value!r}")
 
 
-def _finite(name: str, value: float) -> float:
+def check_time(name: str, value: float) -> float:
     if not isfinite(value):
         raise ValueError(f"{name} must be a finite time in seconds, not {value}")
     return value

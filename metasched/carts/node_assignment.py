@@ -11,7 +11,7 @@ from metasched.model.survey import Span
 
 
 @dataclass(frozen=True)
-class Need:
+class NodeDemand:
     """A reservation that needs `size` nodes for [start, end).
 
     It would rather keep those that it `has`, and can have none of those that it `leaves`.
@@ -21,13 +21,13 @@ class Need:
     start: float
     end: float
     size: int
-    has: tuple[str, ...] = ()
-    leaves: tuple[str, ...] = ()
+    current: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
 
 
-def assigned(
-    taken: Mapping[str, Sequence[Span]],
-    needs: Iterable[Need],
+def assign_nodes(
+    busy: Mapping[str, Sequence[Span]],
+    demands: Iterable[NodeDemand],
     group: Callable[[str], str] = lambda node: "",
 ) -> dict[int, tuple[str, ...]] | None:
     """Nodes for all needs, or None if none were found; `taken` says when each node is not free.
@@ -40,81 +40,89 @@ def assigned(
     is taken in advance and there is one group this succeeds whenever the amounts allow it (Kurowski
     et al. 2011, Proposition 1); else it may fail though an assignment exists.
     """
-    ordered = sorted(needs, key=lambda need: (need.start, need.id))
-    kept = _placed(taken, ordered, group, keep=True)
-    if kept is not None or not any(need.has for need in ordered):
-        return kept
-    return _placed(taken, ordered, group, keep=False)
+    ordered = sorted(demands, key=lambda demand: (demand.start, demand.id))
+    assignment = _assign_in_order(busy, ordered, group, keep_current=True)
+    if assignment is not None or not any(demand.current for demand in ordered):
+        return assignment
+    return _assign_in_order(busy, ordered, group, keep_current=False)
 
 
-def _placed(
-    taken: Mapping[str, Sequence[Span]],
-    needs: Sequence[Need],
+def _assign_in_order(
+    busy: Mapping[str, Sequence[Span]],
+    demands: Sequence[NodeDemand],
     group: Callable[[str], str],
-    keep: bool,
+    keep_current: bool,
 ) -> dict[int, tuple[str, ...]] | None:
-    spans = {node: sorted(when) for node, when in taken.items()}
-    found: dict[int, tuple[str, ...]] = {}
-    for need in needs:
-        if keep and need.has:
-            own = [n for n in need.has if n in spans and _gap(spans[n], need) is not None]
-            found[need.id] = tuple(own)
-            for node in own:
-                insort(spans[node], (need.start, need.end))
-    for need in needs:
-        own = list(found.get(need.id, ()))
+    spans = {node: sorted(node_spans) for node, node_spans in busy.items()}
+    assignment: dict[int, tuple[str, ...]] = {}
+    for demand in demands:
+        if keep_current and demand.current:
+            nodes = [
+                node
+                for node in demand.current
+                if node in spans and _fit(spans[node], demand) is not None
+            ]
+            assignment[demand.id] = tuple(nodes)
+            for node in nodes:
+                insort(spans[node], (demand.start, demand.end))
+    for demand in demands:
+        nodes = list(assignment.get(demand.id, ()))
         free: dict[str, list[tuple[tuple[float, float], int, str]]] = {}
-        for place, (node, when) in enumerate(spans.items()):
-            allowed = node not in own and node not in need.leaves
-            if allowed and (gap := _gap(when, need)) is not None:
-                free.setdefault(group(node), []).append((gap, place, node))
-        lacking = need.size - len(own)
-        among = dict.fromkeys(group(node) for node in own) or free
-        enough = [here for name in among if len(here := free.get(name, [])) >= lacking]
-        if lacking and not enough:
+        for index, (node, node_spans) in enumerate(spans.items()):
+            allowed = node not in nodes and node not in demand.excluded
+            if allowed and (fit := _fit(node_spans, demand)) is not None:
+                free.setdefault(group(node), []).append((fit, index, node))
+        missing = demand.size - len(nodes)
+        groups = dict.fromkeys(group(node) for node in nodes) or free
+        enough = [candidates for name in groups if len(candidates := free.get(name, [])) >= missing]
+        if missing and not enough:
             return None
-        fewest = min(enough, key=lambda here: len(here)) if lacking else []
-        for _, _, node in sorted(fewest)[:lacking]:
-            own.append(node)
-            insort(spans[node], (need.start, need.end))
-        found[need.id] = tuple(own)
-    return found
+        fewest = min(enough, key=lambda candidates: len(candidates)) if missing else []
+        for _, _, node in sorted(fewest)[:missing]:
+            nodes.append(node)
+            insort(spans[node], (demand.start, demand.end))
+        assignment[demand.id] = tuple(nodes)
+    return assignment
 
 
-def _gap(spans: Sequence[Span], need: Need) -> tuple[float, float] | None:
+def _fit(spans: Sequence[Span], demand: NodeDemand) -> tuple[float, float] | None:
     """How badly the window fits between what is taken: less is better; None: it does not."""
     before, after = inf, inf
     for start, end in spans:
-        if start < need.end and need.start < end:
+        if start < demand.end and demand.start < end:
             return None
-        if end <= need.start:
-            before = min(before, need.start - end)
+        if end <= demand.start:
+            before = min(before, demand.start - end)
         else:
-            after = min(after, start - need.end)
+            after = min(after, start - demand.end)
     return before, after
 
 
-def in_turn(now: Mapping[int, Need], then: Mapping[int, Collection[str]]) -> list[int]:
+def move_order(
+    current: Mapping[int, NodeDemand], target: Mapping[int, Collection[str]]
+) -> list[int]:
     """The order in which reservations move to their nodes, so that none needs one still taken.
 
     `now` is where they are, by id. Where two would have to change places at once one of them goes
     first all the same, and its manager will say no.
     """
-    left, order = dict(then), []
-    while left:
-        ready = [id for id in left if not _blocked(id, left, now)]
-        chosen = min(ready or left)
+    remaining, order = dict(target), []
+    while remaining:
+        ready = [id for id in remaining if not _blocked(id, remaining, current)]
+        chosen = min(ready or remaining)
         order.append(chosen)
-        del left[chosen]
+        del remaining[chosen]
     return order
 
 
-def _blocked(id: int, moving: Mapping[int, Collection[str]], now: Mapping[int, Need]) -> bool:
-    mine = now[id]
+def _blocked(
+    id: int, targets: Mapping[int, Collection[str]], current: Mapping[int, NodeDemand]
+) -> bool:
+    demand = current[id]
     return any(
         other != id
-        and set(moving[id]) & set(now[other].has)
-        and now[other].start < mine.end
-        and mine.start < now[other].end
-        for other in moving
+        and set(targets[id]) & set(current[other].current)
+        and current[other].start < demand.end
+        and demand.start < current[other].end
+        for other in targets
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
-from metasched.carts.carts import _finite, _lasting, _positive, _too_many
+from metasched.carts.carts import _does_not_fit, check_duration, check_processors, check_time
 
 
 class CartsSets:
@@ -18,27 +18,27 @@ class CartsSets:
     """
 
     def __init__(self, processors: int, origin: float = 0.0) -> None:
-        _positive("processors", processors)
-        self.origin = _finite("origin", origin)
+        check_processors("processors", processors)
+        self.origin = check_time("origin", origin)
         self._times = [self.origin]
         self._free = [(1 << processors) - 1]
         self._all = self._free[0]
 
     def slots(self) -> list[tuple[float, frozenset[int]]]:
         """(start, free processors) of every slot in order; the last one has no end."""
-        return [(t, _members(bits)) for t, bits in zip(self._times, self._free, strict=True)]
+        return [(t, _processors_in(bits)) for t, bits in zip(self._times, self._free, strict=True)]
 
     def free(self, start: float, end: float) -> frozenset[int]:
         """The processors that are free through all of [start, end)."""
-        return _members(self._common(start, end))
+        return _processors_in(self._common(start, end))
 
     def reserve(self, start: float, end: float, size: int, highest: bool = False) -> frozenset[int]:
         """The `size` processors taken. ValueError, and no change, if no `size` of them are free."""
-        _positive("size", size)
+        check_processors("size", size)
         common = self._common(start, end)
         if common.bit_count() < size:
-            raise _too_many(size, start, end, common.bit_count())
-        taken = frozenset(sorted(_members(common), reverse=highest)[:size])
+            raise _does_not_fit(size, start, end, common.bit_count())
+        taken = frozenset(sorted(_processors_in(common), reverse=highest)[:size])
         self._flip(start, end, taken)
         return taken
 
@@ -55,11 +55,11 @@ class CartsSets:
         self, size: int, duration: float, ready: float, deadline: float | None = None
     ) -> float | None:
         """The first start from `ready` on with `size` processors free throughout, or None."""
-        _positive("size", size)
-        _lasting(duration)
-        begin = max(_finite("ready", ready), self.origin)
-        later = self._times[bisect_right(self._times, begin) :]
-        for start in (begin, *later):
+        check_processors("size", size)
+        check_duration(duration)
+        earliest = max(check_time("ready", ready), self.origin)
+        later = self._times[bisect_right(self._times, earliest) :]
+        for start in (earliest, *later):
             if deadline is not None and start + duration > deadline:
                 return None
             if self._common(start, start + duration).bit_count() >= size:
@@ -74,26 +74,26 @@ class CartsSets:
         return common
 
     def _window(self, start: float, end: float) -> tuple[int, int]:
-        if not self.origin <= _finite("start", start):
+        if not self.origin <= check_time("start", start):
             raise ValueError(f"{start} lies before the origin {self.origin}")
-        if not start < _finite("end", end):
+        if not start < check_time("end", end):
             raise ValueError(f"[{start}, {end}) is empty")
         return bisect_right(self._times, start) - 1, bisect_left(self._times, end)
 
     def _flip(self, start: float, end: float, processors: frozenset[int]) -> None:
         for time in (start, end):
-            place = bisect_left(self._times, time)
-            if place == len(self._times) or self._times[place] != time:
-                self._times.insert(place, time)
-                self._free.insert(place, self._free[place - 1])
+            index = bisect_left(self._times, time)
+            if index == len(self._times) or self._times[index] != time:
+                self._times.insert(index, time)
+                self._free.insert(index, self._free[index - 1])
         low, high = self._window(start, end)
         bits = sum(1 << processor for processor in processors)
-        for place in range(low, high):
-            self._free[place] ^= bits
-        for place in (high, low):
-            if place and self._free[place] == self._free[place - 1]:
-                del self._times[place], self._free[place]
+        for index in range(low, high):
+            self._free[index] ^= bits
+        for index in (high, low):
+            if index and self._free[index] == self._free[index - 1]:
+                del self._times[index], self._free[index]
 
 
-def _members(bits: int) -> frozenset[int]:
-    return frozenset(place for place in range(bits.bit_length()) if bits >> place & 1)
+def _processors_in(bits: int) -> frozenset[int]:
+    return frozenset(processor for processor in range(bits.bit_length()) if bits >> processor & 1)

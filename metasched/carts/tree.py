@@ -8,20 +8,20 @@ from math import inf, ulp
 from operator import ge
 from typing import Any
 
-_FULL = 64
+NODE_MAX = 64
 
 
-_POOR = _FULL // 4
+NODE_MIN = NODE_MAX // 4
 
 
-class _Leaf:
+class LeafNode:
     """Slots: `times` and the `amounts` free from each on."""
 
     __slots__ = ("amounts", "gaps", "times")
 
     def __init__(self, times: list[float], amounts: list[int]) -> None:
         self.times, self.amounts = times, amounts
-        self.gaps: dict[int, _Gaps] = {}
+        self.gaps: dict[int, GapSummary] = {}
 
     def bounds(self) -> tuple[int, int]:
         return min(self.amounts), max(self.amounts)
@@ -29,7 +29,7 @@ class _Leaf:
     def walk(self, shift: int) -> Iterator[tuple[float, int]]:
         return zip(self.times, (amount + shift for amount in self.amounts), strict=True)
 
-    def at(self, time: float, side: _Side = bisect_right) -> int:
+    def amount_at(self, time: float, side: Bisection = bisect_right) -> int:
         """The amount at `time`; with `bisect_left` the one just before it."""
         return self.amounts[side(self.times, time) - 1]
 
@@ -37,15 +37,15 @@ class _Leaf:
         times = self.times
         return min(self.amounts[max(bisect_right(times, start) - 1, 0) : bisect_left(times, end)])
 
-    def first(self, time: float, limit: int, meets: _Meets) -> float | None:
+    def first(self, time: float, limit: int, meets: LimitTest) -> float | None:
         """The start of the first slot, from the one that contains `time`, that meets the limit."""
         amounts = self.amounts
-        for place in range(max(bisect_right(self.times, time) - 1, 0), len(amounts)):
-            if meets(amounts[place], limit):
-                return self.times[place]
+        for index in range(max(bisect_right(self.times, time) - 1, 0), len(amounts)):
+            if meets(amounts[index], limit):
+                return self.times[index]
         return None
 
-    def gap(
+    def find_gap(
         self, time: float, limit: int, duration: float, opened: float | None, grain: int
     ) -> tuple[bool, float | None]:
         """Whether a gap of `limit` processors for `duration` closes here, and where it opened.
@@ -55,24 +55,24 @@ class _Leaf:
         gap may have too few processors, by what `grain` rounds off, but none is passed over.
         """
         times, amounts = self.times, self.amounts
-        for place in range(max(bisect_right(times, time) - 1, 0), len(times)):
-            if amounts[place] >= limit:
+        for index in range(max(bisect_right(times, time) - 1, 0), len(times)):
+            if amounts[index] >= limit:
                 if opened is None:
-                    opened = max(times[place], time)
+                    opened = max(times[index], time)
             elif opened is not None:
-                if opened + duration <= times[place]:
+                if opened + duration <= times[index]:
                     return True, opened
                 opened = None
         return False, opened
 
-    def summary(self, limit: int, grain: int) -> _Gaps:
+    def summary(self, limit: int, grain: int) -> GapSummary:
         """The gaps of `limit` processors, rounded down to whole grains; remembered."""
         level = limit // grain
         if level not in self.gaps:
             self.gaps[level] = self._summary(level * grain)
         return self.gaps[level]
 
-    def _summary(self, limit: int) -> _Gaps:
+    def _summary(self, limit: int) -> GapSummary:
         closes: float | None = None
         longest, opened = 0.0, None
         for time, amount in zip(self.times, self.amounts, strict=True):
@@ -82,64 +82,64 @@ class _Leaf:
             elif closes is None:
                 closes, opened = time, None
             elif opened is not None:
-                longest, opened = max(longest, _length(opened, time)), None
+                longest, opened = max(longest, gap_length(opened, time)), None
         return None if closes is None else (closes, longest, opened)
 
     def cut(self, time: float) -> None:
         """Begin a slot at `time`, if none begins there."""
-        place = bisect_left(self.times, time)
-        if place == len(self.times) or self.times[place] != time:
-            self.times.insert(place, time)
-            self.amounts.insert(place, self.amounts[place - 1])
+        index = bisect_left(self.times, time)
+        if index == len(self.times) or self.times[index] != time:
+            self.times.insert(index, time)
+            self.amounts.insert(index, self.amounts[index - 1])
 
     def add(self, start: float, end: float, amount: int) -> None:
         """Add to all slots that begin in [start, end)."""
         self.gaps.clear()
         amounts = self.amounts
-        for place in range(bisect_left(self.times, start), bisect_left(self.times, end)):
-            amounts[place] += amount
+        for index in range(bisect_left(self.times, start), bisect_left(self.times, end)):
+            amounts[index] += amount
 
     def remove(self, time: float) -> None:
         """Join the slot that begins at `time` to the one before it."""
         self.gaps.clear()
-        place = bisect_left(self.times, time)
-        del self.times[place], self.amounts[place]
+        index = bisect_left(self.times, time)
+        del self.times[index], self.amounts[index]
 
     def drop(self, until: float) -> None:
         """Let the first slot begin at `until`; what lies before is dropped."""
         self.gaps.clear()
-        place = bisect_right(self.times, until) - 1
-        del self.times[:place], self.amounts[:place]
+        index = bisect_right(self.times, until) - 1
+        del self.times[:index], self.amounts[:index]
         self.times[0] = until
 
-    def halve(self) -> _Leaf:
+    def halve(self) -> LeafNode:
         self.gaps.clear()
         half = len(self.times) // 2
-        right = _Leaf(self.times[half:], self.amounts[half:])
+        right = LeafNode(self.times[half:], self.amounts[half:])
         del self.times[half:], self.amounts[half:]
         return right
 
-    def append(self, other: _Node) -> None:
-        assert isinstance(other, _Leaf)
+    def append(self, other: TreeNode) -> None:
+        assert isinstance(other, LeafNode)
         self.gaps.clear()
         self.times += other.times
         self.amounts += other.amounts
 
     def check(self) -> None:
-        assert 0 < len(self.times) == len(self.amounts) <= _FULL
+        assert 0 < len(self.times) == len(self.amounts) <= NODE_MAX
 
 
-class _Inner:
+class InnerNode:
     """Nodes of one height: where each begins, its shift, and its bounds with that shift."""
 
     __slots__ = ("gaps", "high", "kids", "low", "shifts", "times")
 
-    def __init__(self, kids: list[_Node]) -> None:
-        self.kids = kids
-        self.gaps: dict[int, list[_Gaps]] = {}
-        self.times: list[float] = [kid.times[0] for kid in kids]
-        self.shifts = [0] * len(kids)
-        bounds = [kid.bounds() for kid in kids]
+    def __init__(self, children: list[TreeNode]) -> None:
+        self.kids = children
+        self.gaps: dict[int, list[GapSummary]] = {}
+        self.times: list[float] = [child.times[0] for child in children]
+        self.shifts = [0] * len(children)
+        bounds = [child.bounds() for child in children]
         self.low = [low for low, _ in bounds]
         self.high = [high for _, high in bounds]
 
@@ -147,234 +147,242 @@ class _Inner:
         return min(self.low), max(self.high)
 
     def walk(self, shift: int) -> Iterator[tuple[float, int]]:
-        for kid, own in zip(self.kids, self.shifts, strict=True):
-            yield from kid.walk(shift + own)
+        for child, own_shift in zip(self.kids, self.shifts, strict=True):
+            yield from child.walk(shift + own_shift)
 
-    def at(self, time: float, side: _Side = bisect_right) -> int:
-        place = side(self.times, time) - 1
-        return self.kids[place].at(time, side) + self.shifts[place]
+    def amount_at(self, time: float, side: Bisection = bisect_right) -> int:
+        index = side(self.times, time) - 1
+        return self.kids[index].amount_at(time, side) + self.shifts[index]
 
     def least(self, start: float, end: float) -> int:
         first = max(bisect_right(self.times, start) - 1, 0)
         last = bisect_left(self.times, end) - 1
-        found = self.kids[first].least(start, end) + self.shifts[first]
+        lowest = self.kids[first].least(start, end) + self.shifts[first]
         if first >= last:
-            return found
-        found = min(found, self.kids[last].least(start, end) + self.shifts[last])
-        return min([found, *self.low[first + 1 : last]])
+            return lowest
+        lowest = min(lowest, self.kids[last].least(start, end) + self.shifts[last])
+        return min([lowest, *self.low[first + 1 : last]])
 
-    def first(self, time: float, limit: int, meets: _Meets) -> float | None:
+    def first(self, time: float, limit: int, meets: LimitTest) -> float | None:
         bounds = self.high if meets is ge else self.low
-        for place in range(max(bisect_right(self.times, time) - 1, 0), len(bounds)):
-            if meets(bounds[place], limit):
-                found = self.kids[place].first(time, limit - self.shifts[place], meets)
-                if found is not None:
-                    return found
+        for index in range(max(bisect_right(self.times, time) - 1, 0), len(bounds)):
+            if meets(bounds[index], limit):
+                start = self.kids[index].first(time, limit - self.shifts[index], meets)
+                if start is not None:
+                    return start
         return None
 
-    def gap(
+    def find_gap(
         self, time: float, limit: int, duration: float, opened: float | None, grain: int
     ) -> tuple[bool, float | None]:
         first = max(bisect_right(self.times, time) - 1, 0)
         if self.times[first] < time:  # the gaps of a kid say nothing of a part of it
-            rest = limit - self.shifts[first]
-            found, opened = self.kids[first].gap(time, rest, duration, opened, grain)
+            relative_limit = limit - self.shifts[first]
+            closed, opened = self.kids[first].find_gap(
+                time, relative_limit, duration, opened, grain
+            )
             first += 1
-            if found or first == len(self.kids):
-                return found, opened
-        passed, after = _passed(
+            if closed or first == len(self.kids):
+                return closed, opened
+        skipped, opened_after = pass_over(
             self.tails(limit, grain)[first], self.times[first], opened, duration
         )
-        if passed:
-            return False, after
-        for place in range(first, len(self.kids)):
-            begin = self.times[place]
-            if opened is not None and opened + duration <= begin:
+        if skipped:
+            return False, opened_after
+        for index in range(first, len(self.kids)):
+            start = self.times[index]
+            if opened is not None and opened + duration <= start:
                 return True, opened
-            passed, after = _passed(self._gaps(place, limit, grain), begin, opened, duration)
-            if passed:
-                opened = after
+            skipped, opened_after = pass_over(
+                self._gaps(index, limit, grain), start, opened, duration
+            )
+            if skipped:
+                opened = opened_after
                 continue
-            rest = limit - self.shifts[place]
-            found, opened = self.kids[place].gap(time, rest, duration, opened, grain)
-            if found:
+            relative_limit = limit - self.shifts[index]
+            closed, opened = self.kids[index].find_gap(
+                time, relative_limit, duration, opened, grain
+            )
+            if closed:
                 return True, opened
         return False, opened
 
-    def tails(self, limit: int, grain: int) -> list[_Gaps]:
+    def tails(self, limit: int, grain: int) -> list[GapSummary]:
         """From each kid on, the gaps of `limit` processors to the end; otherwise as `summary`."""
         level = limit // grain
         if level not in self.gaps:
             tails = [self._gaps(len(self.kids) - 1, level * grain, grain)]
-            for place in range(len(self.kids) - 2, -1, -1):
-                ours = self._gaps(place, level * grain, grain)
-                tails.append(_joined(ours, self.times[place + 1], tails[-1]))
+            for index in range(len(self.kids) - 2, -1, -1):
+                own_gaps = self._gaps(index, level * grain, grain)
+                tails.append(join_gaps(own_gaps, self.times[index + 1], tails[-1]))
             self.gaps[level] = tails[::-1]
         return self.gaps[level]
 
-    def summary(self, limit: int, grain: int) -> _Gaps:
+    def summary(self, limit: int, grain: int) -> GapSummary:
         return self.tails(limit, grain)[0]
 
-    def _gaps(self, place: int, limit: int, grain: int) -> _Gaps:
-        if self.low[place] >= limit:
+    def _gaps(self, index: int, limit: int, grain: int) -> GapSummary:
+        if self.low[index] >= limit:
             return None
-        if self.high[place] < limit:
-            return self.times[place], 0.0, None
-        return self.kids[place].summary(limit - self.shifts[place], grain)
+        if self.high[index] < limit:
+            return self.times[index], 0.0, None
+        return self.kids[index].summary(limit - self.shifts[index], grain)
 
     def cut(self, time: float) -> None:
-        place = bisect_right(self.times, time) - 1
-        kid = self.kids[place]
-        kid.cut(time)
-        if len(kid.times) > _FULL:
-            self._insert(place + 1, kid.halve(), self.shifts[place])
-            self._refresh(place)
+        index = bisect_right(self.times, time) - 1
+        child = self.kids[index]
+        child.cut(time)
+        if len(child.times) > NODE_MAX:
+            self._insert(index + 1, child.halve(), self.shifts[index])
+            self._refresh(index)
 
     def add(self, start: float, end: float, amount: int) -> None:
         self.gaps.clear()
         first, stop = bisect_right(self.times, start) - 1, bisect_left(self.times, end)
-        for place in range(max(first, 0), stop):
-            inside = start <= self.times[place] and (
-                place + 1 < len(self.times) and self.times[place + 1] <= end
+        for index in range(max(first, 0), stop):
+            inside = start <= self.times[index] and (
+                index + 1 < len(self.times) and self.times[index + 1] <= end
             )
             if inside:
-                self.shifts[place] += amount
-                self.low[place] += amount
-                self.high[place] += amount
+                self.shifts[index] += amount
+                self.low[index] += amount
+                self.high[index] += amount
             else:
-                self.kids[place].add(start, end, amount)
-                self._refresh(place)
+                self.kids[index].add(start, end, amount)
+                self._refresh(index)
 
     def remove(self, time: float) -> None:
         self.gaps.clear()
-        place = bisect_right(self.times, time) - 1
-        kid = self.kids[place]
-        kid.remove(time)
-        if not kid.times:
-            self._delete(place)
+        index = bisect_right(self.times, time) - 1
+        child = self.kids[index]
+        child.remove(time)
+        if not child.times:
+            self._delete(index)
             return
-        self._refresh(place)
-        if len(kid.times) < _POOR:
-            self._join_neighbours(place)
+        self._refresh(index)
+        if len(child.times) < NODE_MIN:
+            self._join_neighbours(index)
 
     def drop(self, until: float) -> None:
         self.gaps.clear()
-        place = bisect_right(self.times, until) - 1
+        index = bisect_right(self.times, until) - 1
         for column in self._columns():
-            del column[:place]
+            del column[:index]
         self.kids[0].drop(until)
         self._refresh(0)
 
-    def halve(self) -> _Inner:
+    def halve(self) -> InnerNode:
         self.gaps.clear()
         half = len(self.kids) // 2
-        right = _Inner(self.kids[half:])
+        right = InnerNode(self.kids[half:])
         right.shifts, right.low, right.high = self.shifts[half:], self.low[half:], self.high[half:]
         for column in self._columns():
             del column[half:]
         return right
 
-    def append(self, other: _Node) -> None:
-        assert isinstance(other, _Inner)
+    def append(self, other: TreeNode) -> None:
+        assert isinstance(other, InnerNode)
         self.gaps.clear()
-        for column, more in zip(self._columns(), other._columns(), strict=True):
-            column += more
+        for column, addition in zip(self._columns(), other._columns(), strict=True):
+            column += addition
 
     def check(self) -> None:
-        assert 0 < len(self.kids) <= _FULL
-        assert self.times == [kid.times[0] for kid in self.kids]
-        for kid, shift, low, high in zip(self.kids, self.shifts, self.low, self.high, strict=True):
-            kid.check()
-            assert (low - shift, high - shift) == kid.bounds()
+        assert 0 < len(self.kids) <= NODE_MAX
+        assert self.times == [child.times[0] for child in self.kids]
+        for child, shift, low, high in zip(
+            self.kids, self.shifts, self.low, self.high, strict=True
+        ):
+            child.check()
+            assert (low - shift, high - shift) == child.bounds()
 
     def _columns(self) -> tuple[list[Any], ...]:
         return self.times, self.shifts, self.low, self.high, self.kids
 
-    def _refresh(self, place: int) -> None:
-        kid, shift = self.kids[place], self.shifts[place]
-        low, high = kid.bounds()
-        self.times[place] = kid.times[0]
-        self.low[place], self.high[place] = low + shift, high + shift
+    def _refresh(self, index: int) -> None:
+        child, shift = self.kids[index], self.shifts[index]
+        low, high = child.bounds()
+        self.times[index] = child.times[0]
+        self.low[index], self.high[index] = low + shift, high + shift
 
-    def _insert(self, place: int, kid: _Node, shift: int) -> None:
-        self.kids.insert(place, kid)
-        self.shifts.insert(place, shift)
+    def _insert(self, index: int, child: TreeNode, shift: int) -> None:
+        self.kids.insert(index, child)
+        self.shifts.insert(index, shift)
         for column in (self.times, self.low, self.high):
-            column.insert(place, 0)  # until the refresh
-        self._refresh(place)
+            column.insert(index, 0)  # until the refresh
+        self._refresh(index)
 
-    def _delete(self, place: int) -> None:
+    def _delete(self, index: int) -> None:
         for column in self._columns():
-            del column[place]
+            del column[index]
 
-    def _join_neighbours(self, place: int) -> None:
-        left = place - 1 if place else 0
-        if left + 1 == len(self.kids):
+    def _join_neighbours(self, index: int) -> None:
+        left_index = index - 1 if index else 0
+        if left_index + 1 == len(self.kids):
             return
-        kid, right = self.kids[left], self.kids[left + 1]
-        if len(kid.times) + len(right.times) > _FULL - _POOR:
+        left_child, right_child = self.kids[left_index], self.kids[left_index + 1]
+        if len(left_child.times) + len(right_child.times) > NODE_MAX - NODE_MIN:
             return
-        right.add(-inf, inf, self.shifts[left + 1] - self.shifts[left])
-        kid.append(right)
-        self._delete(left + 1)
-        self._refresh(left)
+        right_child.add(-inf, inf, self.shifts[left_index + 1] - self.shifts[left_index])
+        left_child.append(right_child)
+        self._delete(left_index + 1)
+        self._refresh(left_index)
 
 
-_Node = _Leaf | _Inner
+TreeNode = LeafNode | InnerNode
 
 
-_Gaps = tuple[float, float, float | None] | None
+GapSummary = tuple[float, float, float | None] | None
 
 
-_Side = Callable[[list[float], float], int]
+Bisection = Callable[[list[float], float], int]
 
 
-_Meets = Callable[[int, int], bool]
+LimitTest = Callable[[int, int], bool]
 
 
-def _built(times: list[float], amounts: list[int]) -> _Node:
+def build_tree(times: list[float], amounts: list[int]) -> TreeNode:
     """The tree over slots in order, its nodes three quarters full."""
-    width = _FULL * 3 // 4
-    level: list[_Node] = [
-        _Leaf(times[at : at + width], amounts[at : at + width])
+    width = NODE_MAX * 3 // 4
+    level: list[TreeNode] = [
+        LeafNode(times[at : at + width], amounts[at : at + width])
         for at in range(0, len(times), width)
     ]
     while len(level) > 1:
-        level = [_Inner(level[at : at + width]) for at in range(0, len(level), width)]
+        level = [InnerNode(level[at : at + width]) for at in range(0, len(level), width)]
     return level[0]
 
 
-def _joined(ours: _Gaps, begin: float, rest: _Gaps) -> _Gaps:
+def join_gaps(gaps: GapSummary, next_start: float, next_gaps: GapSummary) -> GapSummary:
     """The gaps of some slots and of the rest, which begins at `begin`."""
-    if ours is None:
-        return rest
-    closes, longest, opened = ours
-    opened = begin if opened is None else opened
-    if rest is None:
+    if gaps is None:
+        return next_gaps
+    closes, longest, opened = gaps
+    opened = next_start if opened is None else opened
+    if next_gaps is None:
         return closes, longest, opened
-    return closes, max(longest, rest[1], _length(opened, rest[0])), rest[2]
+    return closes, max(longest, next_gaps[1], gap_length(opened, next_gaps[0])), next_gaps[2]
 
 
-def _passed(
-    gaps: _Gaps, begin: float, opened: float | None, duration: float
+def pass_over(
+    gaps: GapSummary, start: float, opened: float | None, duration: float
 ) -> tuple[bool, float | None]:
     """Whether no gap of that duration closes in slots that begin at `begin`.
 
     `opened` tells since when one is open; the second answer, since when one is at their end.
     """
-    since = begin if opened is None else opened
+    since = start if opened is None else opened
     if gaps is None:
         return True, since
-    closes, longest, after = gaps
-    return closes < since + duration and longest < duration, after
+    closes, longest, opened_after = gaps
+    return closes < since + duration and longest < duration, opened_after
 
 
-def _length(opened: float, closes: float) -> float:
+def gap_length(opened: float, closes: float) -> float:
     """Of a gap: an ulp more, since start + duration <= end may hold by rounding alone."""
     return closes - opened + ulp(closes)
 
 
-def _last_start(end: float, duration: float) -> float:
+def last_start(end: float, duration: float) -> float:
     """The latest start that ends by `end`, in spite of rounding."""
     last = end - duration
     while last + duration > end:

@@ -11,7 +11,7 @@ from io import TextIOWrapper
 from metasched.cli.messages import fail
 from metasched.errors import UserError
 
-INTERRUPTED = 130  # 128 + SIGINT, as a shell would say
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell would say
 
 
 def main() -> int:
@@ -19,10 +19,10 @@ def main() -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name is no reason to fail
     try:
-        code = _run(sys.argv[1:])
+        code = _run_command(sys.argv[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader has gone (`| head`): nothing may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -30,17 +30,17 @@ def main() -> int:
     except UserError as error:
         return fail(str(error), error.exit_code)
     except OSError as error:
-        where = error.filename or "standard output"
-        return fail(f"{error.strerror or error}, {where}; mend that and try again", 1)
+        location = error.filename or "standard output"
+        return fail(f"{error.strerror or error}, {location}; mend that and try again", 1)
     return code
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _run_command(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["submit"] and "_METASCHED_COMPLETE" not in os.environ:
         from metasched.cli.submit import submit
-        from metasched.client.options import read_command
+        from metasched.client.options import parse_command_line
 
-        options, command = read_command(arguments[1:])
+        options, command = parse_command_line(arguments[1:])
         if "help" not in options:
             return submit(options, command)
         arguments = ["submit", "--help"]

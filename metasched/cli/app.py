@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from metasched.cli.messages import fail
-from metasched.units import shown
+from metasched.units import quote_for_error
 
-WRONG_USAGE = 2
+EXIT_USAGE = 2
 
 COMMANDS = {
     "submit": "submit_help",
@@ -48,7 +48,7 @@ COMMANDS = {
 }
 
 
-def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
+def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
     """The application with these commands."""
     app = typer.Typer(
         name="metasched",
@@ -58,7 +58,7 @@ def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback(invoke_without_command=True)(_metasched)
+    app.callback(invoke_without_command=True)(_root)
     for name in names:
         module = import_module(f"metasched.cli.{COMMANDS[name]}")
         command = getattr(module, name)
@@ -71,27 +71,29 @@ def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
     return app
 
 
-def _metasched(
+def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
         from importlib.metadata import version as version_of
         from importlib.util import find_spec
 
-        core = find_spec("metasched.core.scheduler")
-        pure = core is None or str(core.origin).endswith(".py")
-        print(f"metasched {version_of('metasched')}{'' if pure else ' (compiled)'}")
+        core_spec = find_spec("metasched.core.scheduler")
+        is_pure = core_spec is None or str(core_spec.origin).endswith(".py")
+        print(f"metasched {version_of('metasched')}{'' if is_pure else ' (compiled)'}")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; its exit code."""
-    first = arguments[0]
-    if first not in COMMANDS and not first.startswith("-"):
-        close = get_close_matches(first, COMMANDS, n=1)
-        mend = f"did you mean {close[0]}?" if close else "see `metasched --help`"
-        return fail(f"unknown command {shown(first)}, metasched; {mend}", WRONG_USAGE)
+    command_name = arguments[0]
+    if command_name not in COMMANDS and not command_name.startswith("-"):
+        suggestions = get_close_matches(command_name, COMMANDS, n=1)
+        remedy = f"did you mean {suggestions[0]}?" if suggestions else "see `metasched --help`"
+        return fail(
+            f"unknown command {quote_for_error(command_name)}, metasched; {remedy}", EXIT_USAGE
+        )
     completing = "_METASCHED_COMPLETE" in os.environ
-    app = application([first] if first in COMMANDS and not completing else COMMANDS)
+    app = build_app([command_name] if command_name in COMMANDS and not completing else COMMANDS)
     try:
         code = app(list(arguments), prog_name="metasched", standalone_mode=False)
     except typer.Abort:
@@ -100,17 +102,17 @@ def run(arguments: Sequence[str]) -> int:
         # The class of usage errors is no public name of Typer; this method marks them.
         if not hasattr(error, "format_message"):
             raise
-        return fail(_usage(error, first), WRONG_USAGE)
+        return fail(_usage_message(error, command_name), EXIT_USAGE)
     return code if isinstance(code, int) else 0
 
 
-def _usage(error: Any, first: str) -> str:
+def _usage_message(error: Any, command_name: str) -> str:
     """What Typer has to say about wrong usage, in our words: what, where; what to do."""
-    where = f"metasched {first}" if first in COMMANDS else "metasched"
-    mend = f"see `{where} --help`"
+    location = f"metasched {command_name}" if command_name in COMMANDS else "metasched"
+    remedy = f"see `{location} --help`"
     if hasattr(error, "option_name") and hasattr(error, "possibilities"):
-        close = list(error.possibilities or ())
-        mend = f"did you mean {' or '.join(close)}?" if close else mend
-        return f"unknown option {shown(error.option_name)}, {where}; {mend}"
-    told = error.format_message().rstrip(".")
-    return f"{told[:1].lower()}{told[1:]}, {where}; {mend}"
+        suggestions = list(error.possibilities or ())
+        remedy = f"did you mean {' or '.join(suggestions)}?" if suggestions else remedy
+        return f"unknown option {quote_for_error(error.option_name)}, {location}; {remedy}"
+    message = error.format_message().rstrip(".")
+    return f"{message[:1].lower()}{message[1:]}, {location}; {remedy}"

@@ -6,11 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from metasched.cli.connect import Config, Json, connect, filled
-from metasched.cli.explain import number
-from metasched.cli.show import moment, table
+from metasched.cli.connect import ConfigOption, JsonOption, connect, require_value
+from metasched.cli.explain import format_number
+from metasched.cli.show import format_time, print_table
 
-Name = Annotated[str, typer.Argument(metavar="NAME", callback=filled, show_default=False)]
+ClusterArgument = Annotated[
+    str, typer.Argument(metavar="NAME", callback=require_value, show_default=False)
+]
 
 cluster = typer.Typer(
     help="""Close a cluster to new work, and open it again.
@@ -24,7 +26,7 @@ cluster = typer.Typer(
 )
 
 
-def clusters(json: Json = False, config: Config = None) -> None:
+def clusters(json: JsonOption = False, config: ConfigOption = None) -> None:
     """List the clusters, what they have, and what is queued on them.
 
     LOAD is the processor time still owed there at the lowest priority, JOBS counts ours that
@@ -36,18 +38,18 @@ def clusters(json: Json = False, config: Config = None) -> None:
       metasched clusters
       metasched clusters --json
     """
-    _show(connect(config).clusters(), json)
+    _print_clusters(connect(config).clusters(), json)
 
 
 @cluster.command()
 def drain(
-    name: Name,
+    name: ClusterArgument,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why.")] = "",
     keep_pending: Annotated[
         bool, typer.Option("--keep-pending", help="What waits in its queue may stay there.")
     ] = False,
-    json: Json = False,
-    config: Config = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
 ) -> None:
     """Send a cluster nothing new. What runs there goes on.
 
@@ -59,52 +61,52 @@ def drain(
       metasched cluster drain alpha --reason 'new kernel on Friday'
       metasched cluster drain alpha --keep-pending
     """
-    _show_one(connect(config).drain(name, reason, keep_pending), json)
+    _print_cluster(connect(config).drain(name, reason, keep_pending), json)
 
 
 @cluster.command()
-def resume(name: Name, json: Json = False, config: Config = None) -> None:
+def resume(name: ClusterArgument, json: JsonOption = False, config: ConfigOption = None) -> None:
     """Let a drained cluster have work again.
 
     \b
     Examples:
       metasched cluster resume alpha
     """
-    _show_one(connect(config).resume(name), json)
+    _print_cluster(connect(config).resume(name), json)
 
 
-def _show_one(row: Mapping[str, Any], json: bool) -> None:
+def _print_cluster(row: Mapping[str, Any], json: bool) -> None:
     if json:
         print(json_format.dumps(row, indent=2))
     else:
-        _show([row], json=False)
+        _print_clusters([row], json=False)
 
 
-def _show(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
+def _print_clusters(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
     if json:
         print(json_format.dumps(rows, indent=2))
         return
-    table(
+    print_table(
         (
             *("CLUSTER", "ADAPTER", "STATE", "CPUS", "USED", "PENDING", "LOAD", "JOBS"),
             *("SINCE", "NEXT TRY"),
         ),
         (
             (
-                r["cluster"],
-                " by ".join(filter(None, (r["adapter"], r["access"]))),
-                *(r[k] for k in ("state", "cpus", "used", "pending")),
-                *(number(r[k][0]) if r[k] else "" for k in ("load", "count")),
-                *_since(r),
+                row["cluster"],
+                " by ".join(filter(None, (row["adapter"], row["access"]))),
+                *(row[key] for key in ("state", "cpus", "used", "pending")),
+                *(format_number(row[key][0]) if row[key] else "" for key in ("load", "count")),
+                *_trouble_times(row),
             )
-            for r in rows
+            for row in rows
         ),
     )
 
 
-def _since(row: Mapping[str, Any]) -> tuple[str, str]:
+def _trouble_times(row: Mapping[str, Any]) -> tuple[str, str]:
     """Since when it does not answer, else its worker dies, else is drained; and the next try."""
     for trouble in (row.get("breaker"), row.get("worker")):
         if trouble and trouble["failures"]:
-            return moment(trouble["since"]), moment(trouble["next_try"])
-    return moment((row.get("drained") or {}).get("since")), ""
+            return format_time(trouble["since"]), format_time(trouble["next_try"])
+    return format_time((row.get("drained") or {}).get("since")), ""

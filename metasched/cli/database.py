@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from metasched.cli.connect import Json, Nearest
-from metasched.cli.show import table
+from metasched.cli.connect import JsonOption, NearestConfigOption
+from metasched.cli.show import print_table
 from metasched.errors import UserError
-from metasched.units import Unreadable, parse_duration
+from metasched.units import ParseError, parse_duration
 
 if TYPE_CHECKING:
     from metasched.db.store import Database
@@ -30,7 +30,7 @@ db = typer.Typer(
 
 
 @db.command()
-def upgrade(json: Json = False, config: Nearest = None) -> None:
+def upgrade(json: JsonOption = False, config: NearestConfigOption = None) -> None:
     """Bring the database to the schema of this version, as the daemon does when it starts.
 
     \b
@@ -39,14 +39,14 @@ def upgrade(json: Json = False, config: Nearest = None) -> None:
     """
     from metasched.db.schema import REVISION
 
-    database = _database(config)
-    before = database.schema()
-    with database.active():
-        _tell({"database": str(database), "from": before, "to": REVISION}, json)
+    database = _load_database(config)
+    old_revision = database.schema_revision()
+    with database.acquire_writer():
+        _print_result({"database": str(database), "from": old_revision, "to": REVISION}, json)
 
 
 @db.command()
-def check(json: Json = False, config: Nearest = None) -> int:
+def check(json: JsonOption = False, config: NearestConfigOption = None) -> int:
     """Check, as it is at one moment: pages, counters, and whether its events give its state.
 
     Exits with 1 if something is wrong.
@@ -56,15 +56,18 @@ def check(json: Json = False, config: Nearest = None) -> int:
       metasched db check
       metasched db check --json
     """
-    from metasched.db.integrity import check as checked
+    from metasched.db.integrity import check_database as checked
 
-    findings = checked(_database(config))
+    findings = checked(_load_database(config))
     if json:
         print(json_format.dumps([asdict(finding) for finding in findings], indent=2))
     else:
-        table(
+        print_table(
             ("CHECK", "RESULT", "NOTE"),
-            ((f.check, "ok" if f.ok else "wrong", f.text) for f in findings),
+            (
+                (finding.check, "ok" if finding.ok else "wrong", finding.text)
+                for finding in findings
+            ),
         )
     return 0 if all(finding.ok for finding in findings) else 1
 
@@ -72,8 +75,8 @@ def check(json: Json = False, config: Nearest = None) -> int:
 @db.command()
 def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)],
-    json: Json = False,
-    config: Nearest = None,
+    json: JsonOption = False,
+    config: NearestConfigOption = None,
 ) -> None:
     """Copy the database, as it is at one moment, to a new file.
 
@@ -87,8 +90,8 @@ def backup(
       metasched db backup /backup/metasched-$(date +%F).db
       metasched db backup metasched.sql && psql -f metasched.sql EMPTY
     """
-    size = _database(config).backup(file)
-    _tell({"backup": str(file), "bytes": size}, json)
+    size = _load_database(config).backup(file)
+    _print_result({"backup": str(file), "bytes": size}, json)
 
 
 @db.command()
@@ -97,8 +100,8 @@ def prune(
         str | None,
         typer.Option("--older-than", metavar="DUR", help="Ended so long ago [`keep`]."),
     ] = None,
-    json: Json = False,
-    config: Nearest = None,
+    json: JsonOption = False,
+    config: NearestConfigOption = None,
 ) -> None:
     """Forget jobs that ended long ago, with scripts, environments and stories; reservations, too.
 
@@ -109,32 +112,32 @@ def prune(
       metasched db prune
       metasched db prune --older-than 30d
     """
-    from metasched.config.reading import find, load
+    from metasched.config.reading import find_config, load_settings
     from metasched.db.pruning import prune as pruned
 
-    settings = load(find(config))
-    seconds = settings.keep
+    settings = load_settings(find_config(config))
+    age = settings.retention
     if older_than is not None:
         try:
-            seconds = parse_duration(older_than)
-        except Unreadable as error:
-            raise UserError(f"{error.what}, --older-than; {error.mend}") from None
+            age = parse_duration(older_than)
+        except ParseError as error:
+            raise UserError(f"{error.problem}, --older-than; {error.fix}") from None
     engine = settings.database.open_existing()
     try:
-        gone = pruned(engine, time.time() - seconds)
+        deleted = pruned(engine, time.time() - age)
     finally:
         engine.dispose()
-    _tell({"database": str(settings.database), **gone}, json)
+    _print_result({"database": str(settings.database), **deleted}, json)
 
 
-def _database(config: Path | None) -> "Database":
-    from metasched.config.reading import find, load
+def _load_database(config: Path | None) -> "Database":
+    from metasched.config.reading import find_config, load_settings
 
-    return load(find(config)).database
+    return load_settings(find_config(config)).database
 
 
-def _tell(what: dict[str, Any], json: bool) -> None:
+def _print_result(result: dict[str, Any], json: bool) -> None:
     if json:
-        print(json_format.dumps(what))
+        print(json_format.dumps(result))
     else:
-        print(", ".join(f"{key} {value}" for key, value in what.items()))
+        print(", ".join(f"{key} {value}" for key, value in result.items()))

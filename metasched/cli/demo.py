@@ -25,44 +25,44 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from metasched.client.client import Client, ClientError
-from metasched.client.schemas import Request, Submission
+from metasched.client.schemas import JobRequest, SubmitRequest
 from metasched.errors import UserError
 
 CLUSTERS = {"left": (8, 300), "right": (4, 100)}  # processors, benchmark
-ARRIVALS = 15.0  # seconds over which the jobs are submitted
-PATIENCE = 90.0  # seconds after which what has not ended counts as lost
+ARRIVAL_SECONDS = 15.0  # seconds over which the jobs are submitted
+COMPLETION_TIMEOUT = 90.0  # seconds after which what has not ended counts as lost
 # A job keeps its processors busy for a while by sleeping: the machine may have only two.
-WORK = "#!/bin/sh\nsleep $1\n"
-ENDED = ("completed", "failed", "timeout", "cancelled", "rejected")
+SCRIPT = "#!/bin/sh\nsleep $1\n"
+FINAL_STATES = ("completed", "failed", "timeout", "cancelled", "rejected")
 
 
-class DemoFailed(UserError):
+class DemoError(UserError):
     """The demonstration could not run: what, where; what to do."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
-class Planned:
+class DemoJob:
     """One job of the workload: `at` seconds after the start it asks for `seconds` of `cpus`."""
 
-    at: float
+    submit_after: float
     seconds: float
     cpus: int
     urgency: int
     slack: float | None  # seconds between its earliest end and its deadline
 
 
-def workload(jobs: int, seed: int) -> list[Planned]:
+def workload(jobs: int, seed: int) -> list[DemoJob]:
     """A mixed stream: sizes, run times, urgencies and deadlines drawn from the seed."""
-    draw = random.Random(seed)
+    generator = random.Random(seed)
     return [
-        Planned(
-            at=ARRIVALS * number / jobs,
-            seconds=round(draw.uniform(0.5, 4.0), 1),
-            cpus=draw.choice((1, 1, 1, 2, 2, 4)),
-            urgency=draw.choice((0, 0, 0, 1, 2, 3)),
-            slack=draw.choice((None, 3.0, 8.0, 20.0)),
+        DemoJob(
+            submit_after=ARRIVAL_SECONDS * number / jobs,
+            seconds=round(generator.uniform(0.5, 4.0), 1),
+            cpus=generator.choice((1, 1, 1, 2, 2, 4)),
+            urgency=generator.choice((0, 0, 0, 1, 2, 3)),
+            slack=generator.choice((None, 3.0, 8.0, 20.0)),
         )
         for number in range(jobs)
     ]
@@ -78,23 +78,23 @@ def run(*, jobs: int, seed: int, plot: Path | None, json: bool) -> int:
     console = Console(stderr=json)
     planned = workload(jobs, seed)
     with (
-        tempfile.TemporaryDirectory(prefix="metasched-demo-") as name,
-        _daemon(Path(name)) as client,
+        tempfile.TemporaryDirectory(prefix="metasched-demo-") as folder,
+        _running_daemon(Path(folder)) as client,
     ):
-        rows = _watch(client, planned, Path(name), console)
-    summary = _summary(planned, rows)
+        rows = _run_workload(client, planned, Path(folder), console)
+    summary = _summarise(planned, rows)
     if json:
         print(json_text.dumps(summary))
     else:
-        console.print(_told(summary), soft_wrap=True)
+        console.print(_format_summary(summary), soft_wrap=True)
     if plot is not None:
-        _draw(rows, plot)
+        _draw_gantt(rows, plot)
         console.print(f"Gantt chart: {plot}")
     return 0 if summary["completed"] == jobs else 1
 
 
 @contextmanager
-def _daemon(folder: Path) -> Iterator[Client]:
+def _running_daemon(folder: Path) -> Iterator[Client]:
     """A daemon with two local clusters in a folder of its own; it ends with the demonstration."""
     config = folder / "metasched.toml"
     config.write_text(
@@ -116,26 +116,26 @@ def _daemon(folder: Path) -> Iterator[Client]:
         )
     client = Client(folder / "metasched.sock")
     try:
-        _ready(client, process, log)
+        _wait_until_ready(client, process, log)
         yield client
     finally:
-        _stop(client, process)
+        _stop_daemon(client, process)
 
 
-def _ready(client: Client, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until_ready(client: Client, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            if all(c["state"] == "up" for c in client.clusters()):
+            if all(cluster["state"] == "up" for cluster in client.clusters()):
                 return
         except ClientError:
             pass
         time.sleep(0.05)
-    last = log.read_text(errors="replace").strip().rpartition("\n")[2]
-    raise DemoFailed(f"its daemon does not start ({last or 'it says nothing'}); see {log}")
+    last_log_line = log.read_text(errors="replace").strip().rpartition("\n")[2]
+    raise DemoError(f"its daemon does not start ({last_log_line or 'it says nothing'}); see {log}")
 
 
-def _stop(client: Client, process: subprocess.Popen[bytes]) -> None:
+def _stop_daemon(client: Client, process: subprocess.Popen[bytes]) -> None:
     """End what still runs, then the daemon."""
     if process.poll() is None:
         try:
@@ -154,11 +154,11 @@ def _stop(client: Client, process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _submission(job: Planned, number: int, folder: Path) -> Submission:
+def _submission(job: DemoJob, number: int, folder: Path) -> SubmitRequest:
     environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}
-    script, variables = (sha256(t.encode()).hexdigest() for t in (WORK, str(environment)))
+    script, variables = (sha256(text.encode()).hexdigest() for text in (SCRIPT, str(environment)))
     deadline = None if job.slack is None else time.time() + job.seconds + job.slack
-    request = Request(
+    request = JobRequest(
         script=script,
         environment=variables,
         directory=str(folder),
@@ -170,22 +170,22 @@ def _submission(job: Planned, number: int, folder: Path) -> Submission:
         urgency=job.urgency,
         deadline=deadline,
     )
-    return Submission(
-        jobs=(request,), scripts={script: WORK}, environments={variables: environment}
+    return SubmitRequest(
+        jobs=(request,), scripts={script: SCRIPT}, environments={variables: environment}
     )
 
 
-def _watch(
-    client: Client, planned: Sequence[Planned], folder: Path, console: Console
+def _run_workload(
+    client: Client, planned: Sequence[DemoJob], folder: Path, console: Console
 ) -> list[dict[str, Any]]:
     """Submit each job when it is due and show the clusters until all have ended."""
-    begun = time.monotonic()
+    started_at = time.monotonic()
     deadlines: dict[int, float | None] = {}
     rows: list[dict[str, Any]] = []
     waiting = list(enumerate(planned, 1))
     with Live(console=console, refresh_per_second=8, transient=False) as live:
-        while time.monotonic() - begun < ARRIVALS + PATIENCE:
-            while waiting and waiting[0][1].at <= time.monotonic() - begun:
+        while time.monotonic() - started_at < ARRIVAL_SECONDS + COMPLETION_TIMEOUT:
+            while waiting and waiting[0][1].submit_after <= time.monotonic() - started_at:
                 number, job = waiting.pop(0)
                 submission = _submission(job, number, folder)
                 answer = client.submit(submission)[0]
@@ -194,46 +194,52 @@ def _watch(
                 row | {"deadline": deadlines[row["job"]], "cpus": planned[row["job"] - 1].cpus}
                 for row in client.jobs(all="1")
             ]
-            live.update(_view(client.clusters(), rows, len(planned), time.monotonic() - begun))
-            if not waiting and rows and all(row["state"] in ENDED for row in rows):
+            live.update(
+                _render(client.clusters(), rows, len(planned), time.monotonic() - started_at)
+            )
+            if not waiting and rows and all(row["state"] in FINAL_STATES for row in rows):
                 break
             time.sleep(0.2)
     return rows
 
 
-def _seconds(row: dict[str, Any]) -> float:
+def _run_seconds(row: dict[str, Any]) -> float:
     """How long it ran, in seconds."""
     if row["started"] is None or row["ended"] is None:
         return 0.0
-    return _epoch(row["ended"]) - _epoch(row["started"])
+    return _epoch_seconds(row["ended"]) - _epoch_seconds(row["started"])
 
 
-def _epoch(text: str) -> float:
+def _epoch_seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def _work(rows: Sequence[dict[str, Any]]) -> Counter[str]:
+def _processor_seconds(rows: Sequence[dict[str, Any]]) -> Counter[str]:
     """Processor seconds done on each cluster."""
-    done: Counter[str] = Counter()
+    processor_seconds: Counter[str] = Counter()
     for row in rows:
         if row["cluster"]:
-            done[row["cluster"]] += _seconds(row) * row["cpus"]
-    return done
+            processor_seconds[row["cluster"]] += _run_seconds(row) * row["cpus"]
+    return processor_seconds
 
 
-def _met(rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
+def _count_met_deadlines(rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
     """How many deadlines were met, of how many ended jobs that had one."""
-    with_one = [r for r in rows if r["deadline"] is not None and r["ended"] is not None]
-    return sum(_epoch(r["ended"]) <= r["deadline"] for r in with_one), len(with_one)
+    with_deadline = [
+        row for row in rows if row["deadline"] is not None and row["ended"] is not None
+    ]
+    return sum(_epoch_seconds(row["ended"]) <= row["deadline"] for row in with_deadline), len(
+        with_deadline
+    )
 
 
-def _view(
+def _render(
     clusters: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], jobs: int, now: float
 ) -> Group:
     table = Table(title=f"metasched demo, {now:.0f} s", title_justify="left", expand=False)
     for heading in ("cluster", "processors", "in use", "queued", "running", "ended", "share"):
         table.add_column(heading, justify="left" if heading == "cluster" else "right")
-    work = _work(rows)
+    work = _processor_seconds(rows)
     for cluster in clusters:
         name = cluster["cluster"]
         states = Counter(row["state"] for row in rows if row["cluster"] == name)
@@ -244,34 +250,34 @@ def _view(
             str(cluster["used"]),
             str(states["dispatching"] + states["pending"]),
             str(states["running"]),
-            str(sum(states[state] for state in ENDED)),
+            str(sum(states[state] for state in FINAL_STATES)),
             f"{share:.0%}",
         )
-    met, of = _met(rows)
+    met, with_deadline = _count_met_deadlines(rows)
     progress = Progress(
         TextColumn("ended"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
     )
     progress.add_task(
-        f"deadlines met {met} of {of}",
+        f"deadlines met {met} of {with_deadline}",
         total=jobs,
-        completed=sum(row["state"] in ENDED for row in rows),
+        completed=sum(row["state"] in FINAL_STATES for row in rows),
     )
     return Group(table, progress)
 
 
-def _summary(planned: Sequence[Planned], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    met, of = _met(rows)
-    work = _work(rows)
+def _summarise(planned: Sequence[DemoJob], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    met, with_deadline = _count_met_deadlines(rows)
+    work = _processor_seconds(rows)
     started = [row for row in rows if row["started"] is not None]
-    waits = [_epoch(row["started"]) - _epoch(row["submitted"]) for row in started]
+    waits = [_epoch_seconds(row["started"]) - _epoch_seconds(row["submitted"]) for row in started]
     states = Counter(row["state"] for row in rows)
     return {
         "jobs": len(planned),
         "completed": states["completed"],
-        "failed": sum(states[state] for state in ENDED) - states["completed"],
-        "lost": len(planned) - sum(states[state] for state in ENDED),
+        "failed": sum(states[state] for state in FINAL_STATES) - states["completed"],
+        "lost": len(planned) - sum(states[state] for state in FINAL_STATES),
         "deadlines_met": met,
-        "deadlines": of,
+        "deadlines": with_deadline,
         "mean_wait": sum(waits) / len(waits) if waits else None,
         "load_share": {
             name: work[name] / work.total() if work.total() else 0.0 for name in CLUSTERS
@@ -279,8 +285,8 @@ def _summary(planned: Sequence[Planned], rows: Sequence[dict[str, Any]]) -> dict
     }
 
 
-def _told(summary: dict[str, Any]) -> str:
-    share = ", ".join(f"{name} {part:.0%}" for name, part in summary["load_share"].items())
+def _format_summary(summary: dict[str, Any]) -> str:
+    share = ", ".join(f"{name} {fraction:.0%}" for name, fraction in summary["load_share"].items())
     wait = summary["mean_wait"]
     return (
         f"{summary['completed']} of {summary['jobs']} jobs completed, {summary['failed']} failed, "
@@ -295,16 +301,16 @@ def _check_plot(path: Path) -> None:
     try:
         import matplotlib as _  # noqa: F401
     except ImportError:
-        raise DemoFailed(
+        raise DemoError(
             "--plot needs matplotlib; install it with pip install 'metasched[plot]'"
         ) from None
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise DemoFailed(f"--plot {path}: unknown kind of picture; write .png, .svg or .pdf")
+        raise DemoError(f"--plot {path}: unknown kind of picture; write .png, .svg or .pdf")
     if not path.absolute().parent.is_dir():
-        raise DemoFailed(f"--plot {path}: no such folder; make it first")
+        raise DemoError(f"--plot {path}: no such folder; make it first")
 
 
-def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+def _draw_gantt(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """A Gantt chart: a bar a job on the processors that it could have had, by priority."""
     import matplotlib
 
@@ -312,7 +318,7 @@ def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     ran = [row for row in rows if row["started"] is not None and row["ended"] is not None]
-    origin = min((_epoch(row["submitted"]) for row in rows), default=0.0)
+    origin = min((_epoch_seconds(row["submitted"]) for row in rows), default=0.0)
     sizes = [cpus for cpus, _ in CLUSTERS.values()]
     figure, axes = pyplot.subplots(
         len(CLUSTERS), 1, sharex=True, height_ratios=sizes, layout="constrained", figsize=(10, 5)
@@ -320,8 +326,13 @@ def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     colours = matplotlib.colormaps["viridis_r"]
     for axis, (name, (cpus, _)) in zip(axes, CLUSTERS.items(), strict=True):
         free = [0.0] * cpus
-        for row in sorted((r for r in ran if r["cluster"] == name), key=lambda r: r["started"]):
-            start, end = _epoch(row["started"]) - origin, _epoch(row["ended"]) - origin
+        for row in sorted(
+            (row for row in ran if row["cluster"] == name), key=lambda row: row["started"]
+        ):
+            start, end = (
+                _epoch_seconds(row["started"]) - origin,
+                _epoch_seconds(row["ended"]) - origin,
+            )
             # a job's processors are counted, not named: take those that were free longest
             lanes = sorted(range(cpus), key=lambda lane: free[lane])[: row["cpus"]]
             for lane in lanes:

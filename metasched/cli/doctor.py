@@ -3,13 +3,13 @@
 import json as json_format
 from dataclasses import asdict
 
-from metasched.cli.connect import Json, Nearest
-from metasched.cli.show import table
+from metasched.cli.connect import JsonOption, NearestConfigOption
+from metasched.cli.show import print_table
 
 
 def doctor(
-    json: Json = False,
-    config: Nearest = None,
+    json: JsonOption = False,
+    config: NearestConfigOption = None,
 ) -> int:
     """Tell on one page what is wrong, and what to do about it.
 
@@ -22,17 +22,21 @@ def doctor(
       metasched doctor
       metasched doctor --json
     """
-    from metasched.daemon.doctor import examine
+    from metasched.daemon.doctor import run_checks
 
-    findings = examine(config)
+    findings = run_checks(config)
     if json:
         print(json_format.dumps([asdict(finding) for finding in findings], indent=2))
     else:
-        table(
+        print_table(
             ("CHECK", "RESULT", "NOTE"),
             (
-                (f.check, "ok" if f.ok else "wrong", f.text + (f"; {f.mend}" if f.mend else ""))
-                for f in findings
+                (
+                    finding.check,
+                    "ok" if finding.ok else "wrong",
+                    finding.text + (f"; {finding.fix}" if finding.fix else ""),
+                )
+                for finding in findings
             ),
         )
     return 0 if all(finding.ok for finding in findings) else 1

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from metasched.cli.connect import Json
-from metasched.cli.show import table
-from metasched.cli.simulate import _as_json, _bar, _list, _row
+from metasched.cli.connect import JsonOption
+from metasched.cli.show import print_table
+from metasched.cli.simulate import _print_experiments, _progress_bar, _result_row, _table_row
 from metasched.errors import UserError
 
 
@@ -18,7 +18,7 @@ def experiment(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", show_default=False, help="Which; see --list.")
     ] = None,
-    list_them: Annotated[bool, typer.Option("--list", help="List what there is.")] = False,
+    list_experiments: Annotated[bool, typer.Option("--list", help="List what there is.")] = False,
     runs: Annotated[
         int | None, typer.Option("--runs", min=1, max=10000, help="Seeds [as many as the paper].")
     ] = None,
@@ -32,7 +32,7 @@ def experiment(
         str,
         typer.Option("--dask", metavar="ADDRESS", help="Run on the workers of a Dask scheduler."),
     ] = "",
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Run an experiment; print its figures beside the published ones or the baseline's.
 
@@ -45,34 +45,42 @@ def experiment(
       METASCHED_TRACES=traces metasched experiment local-periods --json --plot pictures
     """
     from metasched.experiments import catalogue as experiments
-    from metasched.experiments.plots import check_folder, draw_results
-    from metasched.experiments.report import check_report, report_results
+    from metasched.experiments.plots import check_folder, save_result_plots
+    from metasched.experiments.report import check_report, render_results
 
-    if list_them:
-        _list(list(experiments.EXPERIMENTS.values()), json)
+    if list_experiments:
+        _print_experiments(list(experiments.EXPERIMENTS.values()), json)
         return
     if name is None:
         raise UserError("no NAME, metasched experiment; choose one of metasched experiment --list")
-    chosen = experiments.find(name)
+    selected = experiments.find_experiment(name)
     if plot is not None:
         check_folder(plot)
     if report is not None:
         check_report(report)
-    runs = runs or chosen.runs
-    with _bar("runs", runs * len(chosen.cases())) as progress:
-        results = experiments.run(chosen, runs, progress, dask)
+    runs = runs or selected.runs
+    with _progress_bar("runs", runs * len(selected.cases())) as progress:
+        results = experiments.run_experiment(selected, runs, progress, dask)
     if plot is not None:
-        draw_results(chosen.name, results, plot)
+        save_result_plots(selected.name, results, plot)
     if report is not None:
-        about = {"experiment": chosen.name, "source": chosen.source, "seeds": f"1 to {runs}"}
-        report.write_text(report_results(chosen.about, about, results), encoding="utf-8")
+        parameters = {
+            "experiment": selected.name,
+            "source": selected.source,
+            "seeds": f"1 to {runs}",
+        }
+        report.write_text(render_results(selected.about, parameters, results), encoding="utf-8")
     if json:
-        print(json_format.dumps([_as_json(chosen.name, runs, r) for r in results], indent=2))
+        print(
+            json_format.dumps(
+                [_result_row(selected.name, runs, result) for result in results], indent=2
+            )
+        )
         return
-    print(f"{chosen.about} ({chosen.source}); {runs} of {chosen.runs} runs\n")
+    print(f"{selected.about} ({selected.source}); {runs} of {selected.runs} runs\n")
     published = any(result.published is not None for result in results)
-    beside = ("PUBLISHED", "PERCENT") if published else (f"OVER {chosen.baseline}",)
-    table(
-        ("SETTING", "POLICY", "FIGURE", "OURS", *beside, f"MINUS {chosen.baseline}"),
-        [_row(result, published) for result in results],
+    reference_columns = ("PUBLISHED", "PERCENT") if published else (f"OVER {selected.baseline}",)
+    print_table(
+        ("SETTING", "POLICY", "FIGURE", "OURS", *reference_columns, f"MINUS {selected.baseline}"),
+        [_table_row(result, published) for result in results],
     )

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from metasched.cli.connect import Config, Json, connect, id_of, ids
-from metasched.cli.show import clean, moment, table
+from metasched.cli.connect import ConfigOption, JsonOption, check_job_ids, connect, format_task_id
+from metasched.cli.show import format_time, print_table, printable
 
-Job = Annotated[str, typer.Argument(metavar="JOB", show_default=False)]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", show_default=False)]
 
 
-def story(job: Job, json: Json = False, config: Config = None) -> None:
+def story(job: JobArgument, json: JsonOption = False, config: ConfigOption = None) -> None:
     """Tell every event of a job with its cause.
 
     \b
@@ -20,7 +20,7 @@ def story(job: Job, json: Json = False, config: Config = None) -> None:
       metasched story 17
       metasched story 17_3 --json
     """
-    events = connect(config).story(ids([job])[0])
+    events = connect(config).story(check_job_ids([job])[0])
     if json:
         print(json_format.dumps(events, indent=2))
         return
@@ -29,15 +29,17 @@ def story(job: Job, json: Json = False, config: Config = None) -> None:
         attempt = f" attempt {event['attempt']}" if event.get("attempt") else ""
         before, after = event.get("from"), event.get("to")
         change = f"{before} -> {after}" if before and before != after else after or ""
-        where = f" on {event['cluster']}" if event.get("cluster") else ""
-        why = ": ".join(clean(event[k]) for k in ("reason", "cause") if event.get(k))
+        location = f" on {event['cluster']}" if event.get("cluster") else ""
+        explanation = ": ".join(
+            printable(event[key]) for key in ("reason", "cause") if event.get(key)
+        )
         print(
-            f"{moment(event['time'])}{task}{attempt}  {clean(event['event'])}"
-            f"  {clean(change)}{clean(where)}{'  (' + why + ')' if why else ''}"
+            f"{format_time(event['time'])}{task}{attempt}  {printable(event['event'])}"
+            f"  {printable(change)}{printable(location)}{'  (' + explanation + ')' if explanation else ''}"
         )
 
 
-def explain(job: Job, json: Json = False, config: Config = None) -> None:
+def explain(job: JobArgument, json: JsonOption = False, config: ConfigOption = None) -> None:
     """Tell why a job is where it is, why not yet, and when.
 
     \b
@@ -45,46 +47,52 @@ def explain(job: Job, json: Json = False, config: Config = None) -> None:
       metasched explain 17
       metasched explain 17 --json
     """
-    answer = connect(config).explain(ids([job])[0])
+    answer = connect(config).explain(check_job_ids([job])[0])
     if json:
         print(json_format.dumps(answer, indent=2))
         return
-    reason = f", {clean(answer['reason'])}" if answer.get("reason") else ""
-    print(f"Job {id_of(answer)} is {answer['state']}{reason}, priority {answer['priority']}.")
+    reason = f", {printable(answer['reason'])}" if answer.get("reason") else ""
+    print(
+        f"Job {format_task_id(answer)} is {answer['state']}{reason}, priority {answer['priority']}."
+    )
     if answer.get("text"):
-        print(clean(answer["text"]))
-    print_why(answer)
+        print(printable(answer["text"]))
+    print_explanation(answer)
 
 
-def print_why(answer: Mapping[str, Any]) -> None:
+def print_explanation(answer: Mapping[str, Any]) -> None:
     """Print what made the priority, and what every cluster has to say to the job."""
     if answer.get("parts"):
         print()
-        table(
+        print_table(
             ("HEURISTIC", "CONTRIBUTION", "WEIGHT"),
             (
-                (p["heuristic"], number(p["contribution"]), number(p["weight"]))
-                for p in answer["parts"]
+                (
+                    part["heuristic"],
+                    format_number(part["contribution"]),
+                    format_number(part["weight"]),
+                )
+                for part in answer["parts"]
             ),
         )
     if answer.get("clusters"):
         print()
-        table(
+        print_table(
             ("CLUSTER", "ELIGIBLE", "CHOSEN", "LOAD", "JOBS", "REASON"),
             (
                 (
-                    c["cluster"],
-                    "yes" if c["eligible"] else "no",
-                    "here" if c["chosen"] else "",
-                    number(c["load"]),
-                    number(c["count"]),
-                    ": ".join(str(c[k]) for k in ("reason", "text") if c.get(k)),
+                    cluster["cluster"],
+                    "yes" if cluster["eligible"] else "no",
+                    "here" if cluster["chosen"] else "",
+                    format_number(cluster["load"]),
+                    format_number(cluster["count"]),
+                    ": ".join(str(cluster[key]) for key in ("reason", "text") if cluster.get(key)),
                 )
-                for c in answer["clusters"]
+                for cluster in answer["clusters"]
             ),
         )
 
 
-def number(value: object) -> str:
+def format_number(value: object) -> str:
     """A figure of a table: four digits, no more."""
-    return f"{value:.4g}" if isinstance(value, float) else clean(value)
+    return f"{value:.4g}" if isinstance(value, float) else printable(value)

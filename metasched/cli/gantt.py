@@ -7,89 +7,109 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from metasched.cli.show import clean
+from metasched.cli.show import printable
 
-OPEN = ("requested", "confirmed", "bound", "active")
-NARROWEST = 20  # columns: a chart in fewer shows nothing
-LETTER = 1 / 120  # of the width of a picture
-Row = Mapping[str, Any]
+OPEN_STATES = ("requested", "confirmed", "bound", "active")
+MIN_CHART_WIDTH = 20  # columns: a chart in fewer shows nothing
+CHARACTER_WIDTH = 1 / 120  # of the width of a picture
+ReservationRow = Mapping[str, Any]
 Box = tuple[float, float, int, int]  # start, end, lowest processor, processors
 
 
-def open_rows(rows: Sequence[Row]) -> list[Row]:
+def open_rows(rows: Sequence[ReservationRow]) -> list[ReservationRow]:
     """Those of `reservations --json` that are not over, by cluster and start."""
     return sorted(
-        (row for row in rows if row["state"] in OPEN),
+        (row for row in rows if row["state"] in OPEN_STATES),
         key=lambda row: (row["cluster"], row["start"], row["reservation"]),
     )
 
 
-def chart(rows: Sequence[Row], now: float, width: int, full: str = "█") -> list[str]:
+def render_chart(
+    rows: Sequence[ReservationRow], now: float, width: int, bar_character: str = "█"
+) -> list[str]:
     """A bar for each reservation that is open, on one axis of `width` columns from now on.
 
     None at all if there is nothing to show, or no room for it.
     """
-    shown = open_rows(rows)
-    labels = [clean(f"{r['reservation']} {r['cluster']} {r['size']} {r['user']}") for r in shown]
-    left = max(map(len, labels), default=0) + 1
-    cells = width - left
-    if not shown or cells < NARROWEST:
+    open_reservations = open_rows(rows)
+    labels = [
+        printable(f"{row['reservation']} {row['cluster']} {row['size']} {row['user']}")
+        for row in open_reservations
+    ]
+    label_width = max(map(len, labels), default=0) + 1
+    chart_width = width - label_width
+    if not open_reservations or chart_width < MIN_CHART_WIDTH:
         return []
-    last = max(_seconds(row["end"]) for row in shown)
-    each = max(last - now, 1.0) / cells
+    latest_end = max(_epoch_seconds(row["end"]) for row in open_reservations)
+    seconds_per_column = max(latest_end - now, 1.0) / chart_width
     lines = []
-    for label, row in zip(labels, shown, strict=True):
-        first, stop = (_seconds(row[side]) - now for side in ("start", "end"))
-        begin = min(max(int(first / each), 0), cells - 1)
-        length = max(min(round(stop / each), cells) - begin, 1)
-        lines.append(f"{label:{left}}{'.' * begin}{full * length}".rstrip())
-    ends = [datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M") for time in (now, last)]
-    return [*lines, f"{'':{left}}{ends[0]}{ends[1]:>{cells - len(ends[0])}}".rstrip()]
+    for label, row in zip(labels, open_reservations, strict=True):
+        start_offset, end_offset = (_epoch_seconds(row[key]) - now for key in ("start", "end"))
+        bar_start = min(max(int(start_offset / seconds_per_column), 0), chart_width - 1)
+        bar_length = max(min(round(end_offset / seconds_per_column), chart_width) - bar_start, 1)
+        lines.append(f"{label:{label_width}}{'.' * bar_start}{bar_character * bar_length}".rstrip())
+    axis_labels = [
+        datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M") for time in (now, latest_end)
+    ]
+    return [
+        *lines,
+        f"{'':{label_width}}{axis_labels[0]}{axis_labels[1]:>{chart_width - len(axis_labels[0])}}".rstrip(),
+    ]
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def draw_picture(rows: Sequence[ReservationRow], path: Path) -> None:
     """Write a picture of the open ones: time across, processors up, an axis for each cluster."""
     from matplotlib.figure import Figure
 
-    from metasched.experiments.plots import save
+    from metasched.experiments.plots import save_figure
 
-    shown = open_rows(rows)
-    times = [_seconds(row[side]) for row in shown for side in ("start", "end")]
+    open_reservations = open_rows(rows)
+    times = [_epoch_seconds(row[key]) for row in open_reservations for key in ("start", "end")]
     span = max(times, default=0.0) - min(times, default=0.0)
-    names = sorted({str(row["cluster"]) for row in shown}) or [""]
-    figure = Figure(figsize=(11, 1 + 2 * len(names)), layout="constrained")
-    axes = list(figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0])
-    for axis, name in zip(axes, names, strict=True):
-        here = [row for row in shown if row["cluster"] == name]
-        for row, (start, end, low, size) in zip(here, stacked(here), strict=True):
-            begin, lasts = datetime.fromtimestamp(start), timedelta(seconds=end - start)
+    cluster_names = sorted({str(row["cluster"]) for row in open_reservations}) or [""]
+    figure = Figure(figsize=(11, 1 + 2 * len(cluster_names)), layout="constrained")
+    axes = list(figure.subplots(len(cluster_names), 1, sharex=True, squeeze=False)[:, 0])
+    for axis, name in zip(axes, cluster_names, strict=True):
+        cluster_rows = [row for row in open_reservations if row["cluster"] == name]
+        for row, (start, end, lowest, size) in zip(
+            cluster_rows, stack_boxes(cluster_rows), strict=True
+        ):
+            begin, duration = datetime.fromtimestamp(start), timedelta(seconds=end - start)
             bars = axis.barh(
-                [low],
-                [lasts],
+                [lowest],
+                [duration],
                 left=[begin],
                 height=size,
                 align="edge",
                 alpha=0.7,
                 edgecolor="black",
             )
-            words = clean(f"{row['reservation']} {row['user']}")
-            [label] = axis.bar_label(bars, [words], label_type="center", parse_math=False)
-            if end - start < len(words) * LETTER * span:  # it would cover what is beside it
+            caption = printable(f"{row['reservation']} {row['user']}")
+            [label] = axis.bar_label(bars, [caption], label_type="center", parse_math=False)
+            if (
+                end - start < len(caption) * CHARACTER_WIDTH * span
+            ):  # it would cover what is beside it
                 label.set_rotation(90)
         axis.set(ylabel=f"{name}\nprocessors", ylim=(0, None))
-    save(figure, path)
+    save_figure(figure, path)
 
 
-def stacked(rows: Sequence[Row]) -> list[Box]:
+def stack_boxes(rows: Sequence[ReservationRow]) -> list[Box]:
     """Boxes of a cluster's reservations that do not overlap, each as low as there is room."""
     boxes: list[Box] = []
     for row in rows:
-        start, end, size = _seconds(row["start"]), _seconds(row["end"]), int(row["size"])
-        beside = sorted(
-            (low, low + many) for begin, stop, low, many in boxes if begin < end and start < stop
+        start, end, size = (
+            _epoch_seconds(row["start"]),
+            _epoch_seconds(row["end"]),
+            int(row["size"]),
+        )
+        overlapping = sorted(
+            (low, low + height)
+            for begin, stop, low, height in boxes
+            if begin < end and start < stop
         )
         lowest = 0
-        for low, high in beside:
+        for low, high in overlapping:
             if lowest + size <= low:
                 break
             lowest = max(lowest, high)
@@ -97,5 +117,5 @@ def stacked(rows: Sequence[Row]) -> list[Box]:
     return boxes
 
 
-def _seconds(iso: str) -> float:
-    return datetime.fromisoformat(iso).timestamp()
+def _epoch_seconds(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp).timestamp()

@@ -9,43 +9,52 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from metasched.cli.connect import Config, Json, connect, filled, folded_rows, ids
+from metasched.cli.connect import (
+    ConfigOption,
+    JsonOption,
+    check_job_ids,
+    connect,
+    fold_array_rows,
+    require_value,
+)
 from metasched.cli.messages import fail
-from metasched.cli.show import moment, table
-from metasched.client.client import Broken, Client, NotFound, Unreachable
+from metasched.cli.show import format_time, print_table
+from metasched.client.client import Client, DaemonUnreachable, NotFound, ResponseLost
 from metasched.errors import UserError
-from metasched.units import Unreadable, parse_moment, shown
+from metasched.units import ParseError, parse_moment, quote_for_error
 
-LOOK = 0.2  # seconds between looks at a growing file
-GONE = 300.0  # seconds without an answer after which a wait gives up
-ASK = 1.0  # seconds between questions whether its job goes on
+FOLLOW_INTERVAL = 0.2  # seconds between looks at a growing file
+MAX_OUTAGE = 300.0  # seconds without an answer after which a wait gives up
+POLL_INTERVAL = 1.0  # seconds between questions whether its job goes on
 
 _COLUMNS = ("name", "user", "state", "reason", "priority", "cluster", "native_id")
-_MOMENTS = ("submitted", "expected_start", "started", "ended")
+_TIME_COLUMNS = ("submitted", "expected_start", "started", "ended")
 
-Jobs = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", show_default=False)]
-Named = Annotated[list[str], typer.Argument(metavar="JOB...", show_default=False)]
-User = Annotated[
+JobsArgument = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", show_default=False)]
+RequiredJobs = Annotated[list[str], typer.Argument(metavar="JOB...", show_default=False)]
+UserOption = Annotated[
     str | None,
-    typer.Option("--user", metavar="U", callback=filled, help="Jobs of this user."),
+    typer.Option("--user", metavar="U", callback=require_value, help="Jobs of this user."),
 ]
-InState = Annotated[
+StateOption = Annotated[
     str | None,
-    typer.Option("--state", metavar="S,...", callback=filled, help="Jobs in these states."),
+    typer.Option("--state", metavar="S,...", callback=require_value, help="Jobs in these states."),
 ]
 
 
 def status(
-    jobs: Jobs = None,
-    user: User = None,
-    state: InState = None,
+    jobs: JobsArgument = None,
+    user: UserOption = None,
+    state: StateOption = None,
     since: Annotated[
         str | None,
         typer.Option("--since", metavar="T", help="Submitted since: 2h (ago), 17:30, ISO 8601."),
     ] = None,
-    all: Annotated[bool, typer.Option("--all", help="Also those that ended long ago.")] = False,
-    json: Json = False,
-    config: Config = None,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Also those that ended long ago.")
+    ] = False,
+    json: JsonOption = False,
+    config: ConfigOption = None,
 ) -> None:
     """List jobs: open ones and those that ended in the last hour.
 
@@ -59,52 +68,57 @@ def status(
       metasched status --all --since 2h --json
     """
     rows = connect(config).jobs(
-        ids(jobs or ()),
+        check_job_ids(jobs or ()),
         user=user,
         state=state,
-        since=None if since is None else _since(since),
-        all="true" if all else None,
+        since=None if since is None else _parse_since(since),
+        all="true" if show_all else None,
     )
     if json:
         print(json_format.dumps(rows, indent=2))
         return
-    table(
-        ("JOB", *(name.upper() for name in (*_COLUMNS, *_MOMENTS)), "EXIT"),
-        (_line(id, group) for id, group in folded_rows(rows, _looks)),
+    print_table(
+        ("JOB", *(name.upper() for name in (*_COLUMNS, *_TIME_COLUMNS)), "EXIT"),
+        (_status_line(label, group) for label, group in fold_array_rows(rows, _display_key)),
     )
 
 
-def _looks(row: dict[str, Any]) -> object:
+def _display_key(row: dict[str, Any]) -> object:
     """What tasks must share to stand on one line; one that runs has a line of its own."""
-    runs = row["task"] if row["state"] in ("running", "suspended") else None
-    return runs, *(row[key] for key in ("state", "reason", "cluster", "exit_code"))
+    running_task = row["task"] if row["state"] in ("running", "suspended") else None
+    return running_task, *(row[key] for key in ("state", "reason", "cluster", "exit_code"))
 
 
-def _line(id: str, group: Sequence[dict[str, Any]]) -> tuple[object, ...]:
+def _status_line(label: str, group: Sequence[dict[str, Any]]) -> tuple[object, ...]:
     """A line for tasks that look alike: from the first begin to the last end."""
     first = group[0] if len(group) == 1 else {**group[0], "native_id": None}
-    first_of = {
-        name: min((r[name] for r in group if r.get(name)), default=None)
+    earliest = {
+        name: min((row[name] for row in group if row.get(name)), default=None)
         for name in ("submitted", "expected_start", "started")
     }
-    ended = max((r["ended"] for r in group if r["ended"]), default=None)
-    moments = (*first_of.values(), ended)
-    return (id, *(first[c] for c in _COLUMNS), *map(moment, moments), first["exit_code"])
+    latest_end = max((row["ended"] for row in group if row["ended"]), default=None)
+    times = (*earliest.values(), latest_end)
+    return (
+        label,
+        *(first[column] for column in _COLUMNS),
+        *map(format_time, times),
+        first["exit_code"],
+    )
 
 
-def _since(text: str) -> float:
+def _parse_since(text: str) -> float:
     try:
         return parse_moment(text, time.time(), past=True)
-    except Unreadable as error:
-        raise UserError(f"{error.what}, --since; {error.mend}") from None
+    except ParseError as error:
+        raise UserError(f"{error.problem}, --since; {error.fix}") from None
 
 
 def cancel(
-    jobs: Jobs = None,
-    user: User = None,
-    state: InState = None,
-    json: Json = False,
-    config: Config = None,
+    jobs: JobsArgument = None,
+    user: UserOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
 ) -> None:
     """End jobs, wherever they are.
 
@@ -113,15 +127,15 @@ def cancel(
       metasched cancel 17 18_3 '19_[4-9]'
       metasched cancel --user ada --state pending
     """
-    _change("cancel", jobs, user, state, json, config)
+    _change_jobs("cancel", jobs, user, state, json, config)
 
 
 def hold(
-    jobs: Jobs = None,
-    user: User = None,
-    state: InState = None,
-    json: Json = False,
-    config: Config = None,
+    jobs: JobsArgument = None,
+    user: UserOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
 ) -> None:
     """Keep jobs that have not started from starting.
 
@@ -130,15 +144,15 @@ def hold(
       metasched hold 17
       metasched hold --user ada
     """
-    _change("hold", jobs, user, state, json, config)
+    _change_jobs("hold", jobs, user, state, json, config)
 
 
 def release(
-    jobs: Jobs = None,
-    user: User = None,
-    state: InState = None,
-    json: Json = False,
-    config: Config = None,
+    jobs: JobsArgument = None,
+    user: UserOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
 ) -> None:
     """Let held jobs go.
 
@@ -147,15 +161,15 @@ def release(
       metasched release 17
       metasched release --state held
     """
-    _change("release", jobs, user, state, json, config)
+    _change_jobs("release", jobs, user, state, json, config)
 
 
 def requeue(
-    jobs: Jobs = None,
-    user: User = None,
-    state: InState = None,
-    json: Json = False,
-    config: Config = None,
+    jobs: JobsArgument = None,
+    user: UserOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
 ) -> None:
     """Run jobs again, from their beginning.
 
@@ -167,14 +181,14 @@ def requeue(
       metasched requeue 17
       metasched requeue --state failed,timeout
     """
-    _change("requeue", jobs, user, state, json, config)
+    _change_jobs("requeue", jobs, user, state, json, config)
 
 
 def resolve(
     job: Annotated[str, typer.Argument(metavar="JOB", show_default=False)],
-    word: Annotated[str, typer.Argument(metavar="lost|ran", show_default=False)],
-    json: Json = False,
-    config: Config = None,
+    resolution: Annotated[str, typer.Argument(metavar="lost|ran", show_default=False)],
+    json: JsonOption = False,
+    config: ConfigOption = None,
 ) -> None:
     """Say what became of a job that is unknown: it was lost and never began, or it ran.
 
@@ -186,13 +200,13 @@ def resolve(
       metasched resolve 17 lost
       metasched resolve 18_3 ran
     """
-    if word not in ("lost", "ran"):
-        raise UserError(f"{shown(word)}, metasched resolve; write lost or ran")
-    _change(word, [job], None, None, json, config)
+    if resolution not in ("lost", "ran"):
+        raise UserError(f"{quote_for_error(resolution)}, metasched resolve; write lost or ran")
+    _change_jobs(resolution, [job], None, None, json, config)
 
 
-def _change(
-    wish: str,
+def _change_jobs(
+    action: str,
     jobs: Sequence[str] | None,
     user: str | None,
     state: str | None,
@@ -200,25 +214,27 @@ def _change(
     config: str | None,
 ) -> None:
     if not (jobs or user or state):
-        raise UserError(f"nothing to {wish}, metasched {wish}; name jobs, --user or --state")
-    show_changed(connect(config).change(wish, ids(jobs or ()), user, state), json)
+        raise UserError(f"nothing to {action}, metasched {action}; name jobs, --user or --state")
+    print_changes(connect(config).change(action, check_job_ids(jobs or ()), user, state), json)
 
 
-def show_changed(rows: Sequence[dict[str, Any]], json: bool) -> None:
+def print_changes(rows: Sequence[dict[str, Any]], json: bool) -> None:
     """Print what a change made of each task."""
     if json:
         print(json_format.dumps(rows, indent=2))
         return
-    table(
+    print_table(
         ("JOB", "WAS", "STATE", "NOTE"),
         (
-            (id, group[0]["was"], group[0]["state"], group[0].get("note"))
-            for id, group in folded_rows(rows, lambda r: (r["was"], r["state"], r.get("note")))
+            (label, group[0]["was"], group[0]["state"], group[0].get("note"))
+            for label, group in fold_array_rows(
+                rows, lambda row: (row["was"], row["state"], row.get("note"))
+            )
         ),
     )
 
 
-def wait(jobs: Named, json: Json = False, config: Config = None) -> int:
+def wait(jobs: RequiredJobs, json: JsonOption = False, config: ConfigOption = None) -> int:
     """Wait for the end of jobs; exit with their code.
 
     It is the job's own, of several jobs the highest: 124 if the time limit ended it, 130 if it
@@ -229,44 +245,44 @@ def wait(jobs: Named, json: Json = False, config: Config = None) -> int:
       metasched wait 17
       metasched wait 17 18 19 && metasched submit evaluate.sh
     """
-    rows = until_ended(connect(config), ids(jobs))
+    rows = wait_until_ended(connect(config), check_job_ids(jobs))
     if json:
         print(json_format.dumps(rows, indent=2))
     else:
-        ends = folded_rows(rows, lambda r: (r["state"], r["exit_code"]))
-        table(
+        groups = fold_array_rows(rows, lambda row: (row["state"], row["exit_code"]))
+        print_table(
             ("JOB", "STATE", "EXIT"),
-            ((id, group[0]["state"], group[0]["exit_code"]) for id, group in ends),
+            ((label, group[0]["state"], group[0]["exit_code"]) for label, group in groups),
         )
     return exit_code(rows)
 
 
-def until_ended(client: Client, jobs: Sequence[str]) -> list[dict[str, Any]]:
+def wait_until_ended(client: Client, jobs: Sequence[str]) -> list[dict[str, Any]]:
     """The rows of jobs, once every one has ended; a daemon that restarts meanwhile is awaited."""
     from metasched.core.transitions import FINAL
 
-    answered: float | None = None
+    last_answer: float | None = None
     while True:
         try:
             rows = client.wait(jobs)
-            answered = time.monotonic()
+            last_answer = time.monotonic()
             if all(row["state"] in FINAL for row in rows):
                 return rows
-        except Broken:  # it was there a moment ago
-            answered = answered or time.monotonic()
-            time.sleep(ASK)
-        except Unreachable:
-            if answered is None or time.monotonic() - answered > GONE:
+        except ResponseLost:  # it was there a moment ago
+            last_answer = last_answer or time.monotonic()
+            time.sleep(POLL_INTERVAL)
+        except DaemonUnreachable:
+            if last_answer is None or time.monotonic() - last_answer > MAX_OUTAGE:
                 raise
-            time.sleep(ASK)
+            time.sleep(POLL_INTERVAL)
 
 
 def exit_code(rows: Sequence[dict[str, Any]]) -> int:
     """The highest exit code of jobs that have ended."""
-    return max((_code(row["state"], row["exit_code"]) for row in rows), default=0)
+    return max((_exit_code_for(row["state"], row["exit_code"]) for row in rows), default=0)
 
 
-def _code(state: str, code: int | None) -> int:
+def _exit_code_for(state: str, code: int | None) -> int:
     """The job's own code; of one that was ended by others, what timeout(1) and shells say."""
     from metasched.model.job import State
 
@@ -290,7 +306,7 @@ def output(
     ] = False,
     error: Annotated[bool, typer.Option("--error", "-e", help="The error stream instead.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the paths as JSON.")] = False,
-    config: Config = None,
+    config: ConfigOption = None,
 ) -> int:
     """Print what a job has written.
 
@@ -301,61 +317,61 @@ def output(
       metasched output 17 --error | tail
     """
     client = connect(config)
-    [job] = ids([job])
+    [job] = check_job_ids([job])
     paths = client.output(job)
     if json:
         print(json_format.dumps(paths))
         return 0
     path = (error and paths["error"]) or paths["output"]
-    goes_on = _asking(client, job) if follow else lambda: False
+    is_open = _open_job_check(client, job) if follow else lambda: False
     try:
-        _copy(path, goes_on)
+        _copy_output(path, is_open)
     except FileNotFoundError:
         states = ", ".join(sorted({row["state"] for row in client.jobs([job])}))
-        wait = "wait for it with --follow" if not follow else f"see `metasched story {job}`"
-        raise NotFound(f"nothing written yet, job {job} ({states}), {path}; {wait}") from None
-    except OSError as problem:
-        if isinstance(problem, BrokenPipeError) or problem.filename is None:
+        hint = "wait for it with --follow" if not follow else f"see `metasched story {job}`"
+        raise NotFound(f"nothing written yet, job {job} ({states}), {path}; {hint}") from None
+    except OSError as os_error:
+        if isinstance(os_error, BrokenPipeError) or os_error.filename is None:
             raise
-        return fail(f"{problem.strerror}, {path}; read it where the job ran", 1)
+        return fail(f"{os_error.strerror}, {path}; read it where the job ran", 1)
     return 0
 
 
-def _asking(client: Client, job: str) -> Callable[[], bool]:
+def _open_job_check(client: Client, job: str) -> Callable[[], bool]:
     """Whether the job goes on, asked at most once a second; False from its end on."""
     from metasched.core.transitions import FINAL
 
-    answer, asked = True, 0.0
+    still_open, last_query = True, 0.0
 
-    def goes_on() -> bool:
-        nonlocal answer, asked
-        if answer and time.monotonic() - asked >= ASK:
-            answer = any(row["state"] not in FINAL for row in client.jobs([job]))
-            asked = time.monotonic()
-        return answer
+    def is_open() -> bool:
+        nonlocal still_open, last_query
+        if still_open and time.monotonic() - last_query >= POLL_INTERVAL:
+            still_open = any(row["state"] not in FINAL for row in client.jobs([job]))
+            last_query = time.monotonic()
+        return still_open
 
-    return goes_on
+    return is_open
 
 
-def _copy(path: str, goes_on: Callable[[], bool]) -> None:
+def _copy_output(path: str, is_open: Callable[[], bool]) -> None:
     """Write a file to stdout, and what is added to it for as long as the job goes on."""
-    more = goes_on()
-    while more and not os.path.exists(path):
-        time.sleep(LOOK)
-        more = goes_on()
+    job_open = is_open()
+    while job_open and not os.path.exists(path):
+        time.sleep(FOLLOW_INTERVAL)
+        job_open = is_open()
     with open(path, "rb") as file:
         while True:
             # Asked before reading: what the job wrote last is then in the last round.
-            more = goes_on()
+            job_open = is_open()
             if os.fstat(file.fileno()).st_size < file.tell():
                 file.seek(0)  # the job was started again and began a new file
-            _pour(file)
-            if not more:
+            _copy_available(file)
+            if not job_open:
                 return
-            time.sleep(LOOK)
+            time.sleep(FOLLOW_INTERVAL)
 
 
-def _pour(file: BinaryIO) -> None:
+def _copy_available(file: BinaryIO) -> None:
     while block := file.read(1 << 16):
         sys.stdout.buffer.write(block)
     sys.stdout.buffer.flush()

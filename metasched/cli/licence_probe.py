@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from metasched.cli.connect import Json, Nearest
-from metasched.cli.show import moment, table
+from metasched.cli.connect import JsonOption, NearestConfigOption
+from metasched.cli.show import format_time, print_table
 from metasched.errors import UserError
-from metasched.licence_servers.base import ProbeError, Report
+from metasched.licence_servers.base import LicenceServerError, UsageReport
 
-LONGEST = 2**23  # bytes of a stored answer
+MAX_ANSWER_BYTES = 2**23  # bytes of a stored answer
 
 
 def probe(
@@ -24,11 +24,11 @@ def probe(
         str,
         typer.Option("--from", metavar="FILE", help="Ask nobody: read this answer (-: stdin)."),
     ] = "",
-    kind: Annotated[
+    server_kind: Annotated[
         str, typer.Option("--kind", metavar="KIND", help="Of what kind that answer is.")
     ] = "flexlm",
-    json: Json = False,
-    config: Nearest = None,
+    json: JsonOption = False,
+    config: NearestConfigOption = None,
 ) -> int:
     """Ask a licence server once (all of them: name none) and show what was understood.
 
@@ -41,79 +41,93 @@ def probe(
       lmutil lmstat -a -c 27000@lic1 | metasched licence probe --from -
       metasched licence probe --from answer.json --kind command --json
     """
-    from metasched.licence_servers.process import probe as asked
+    from metasched.licence_servers.process import query_server as asked
 
-    shown: list[dict[str, Any]] = []
-    for name, question in _questions(server, source, kind, config):
+    results: list[dict[str, Any]] = []
+    for name, query in _queries(server, source, server_kind, config):
         try:
-            report, words = asyncio.run(asked(question)), ""
-        except ProbeError as error:
-            report, words = Report(()), str(error)
-        shown.append({"server": name, "error": words, **_told(report)})
+            report, error_message = asyncio.run(asked(query)), ""
+        except LicenceServerError as error:
+            report, error_message = UsageReport(()), str(error)
+        results.append({"server": name, "error": error_message, **_report_row(report)})
     if json:
-        print(json_format.dumps(shown, indent=2))
+        print(json_format.dumps(results, indent=2))
     else:
-        for one in shown:
-            _show(one)
-    return 1 if any(one["error"] for one in shown) else 0
+        for result in results:
+            _print_result(result)
+    return 1 if any(result["error"] for result in results) else 0
 
 
-def _told(report: Report) -> dict[str, Any]:
+def _report_row(report: UsageReport) -> dict[str, Any]:
     """The report with its times as users read them."""
-    told = asdict(report)
-    told["observed"] = _iso(report.observed)
-    told["troubles"] = [str(trouble) for trouble in report.troubles]
-    for feature in told["features"]:
+    row = asdict(report)
+    row["observed"] = _iso_time(report.observed)
+    row["troubles"] = [str(trouble) for trouble in report.troubles]
+    for feature in row["features"]:
         for use in feature["uses"] or ():
-            use["since"] = _iso(use["since"])
-    return told
+            use["since"] = _iso_time(use["since"])
+    return row
 
 
-def _iso(seconds: float | None) -> str | None:
+def _iso_time(seconds: float | None) -> str | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-def _questions(server: str, source: str, kind: str, config: Path | None) -> list[tuple[str, Any]]:
+def _queries(
+    server: str, source: str, server_kind: str, config: Path | None
+) -> list[tuple[str, Any]]:
     """What to ask, by the name of whom. UserError if there is no such server or file."""
-    from metasched.licence_servers.process import Question
+    from metasched.licence_servers.process import ServerQuery
 
     if source and not server:
-        return [(source, Question(kind, {}, 60.0, _read(source)))]
-    from metasched.config.reading import find, load
+        return [(source, ServerQuery(server_kind, {}, 60.0, _read_answer(source)))]
+    from metasched.config.reading import find_config, load_settings
 
-    settings = load(find(config))
-    servers = {one.name: one for one in settings.licence_servers}
+    settings = load_settings(find_config(config))
+    servers = {configured.name: configured for configured in settings.licence_servers}
     if server and server not in servers:
-        known = ", ".join(servers) or "none"
-        raise UserError(f'no licence_server "{server}" in {settings.origin}; it has {known}')
+        names = ", ".join(servers) or "none"
+        raise UserError(f'no licence_server "{server}" in {settings.config_path}; it has {names}')
     if not servers:
-        raise UserError(f"no [[licence_server]] in {settings.origin}; add one, or use --from FILE")
-    text = _read(source) if source else None
+        raise UserError(
+            f"no [[licence_server]] in {settings.config_path}; add one, or use --from FILE"
+        )
+    stored_answer = _read_answer(source) if source else None
     return [
-        (one.name, Question(one.kind, one.options, one.timeout, text))
-        for one in servers.values()
-        if not server or one.name == server
+        (
+            configured.name,
+            ServerQuery(
+                configured.server_type, configured.options, configured.timeout, stored_answer
+            ),
+        )
+        for configured in servers.values()
+        if not server or configured.name == server
     ]
 
 
-def _read(source: str) -> str:
+def _read_answer(source: str) -> str:
     if source == "-":
-        found = sys.stdin.buffer.read(LONGEST + 1)
+        content = sys.stdin.buffer.read(MAX_ANSWER_BYTES + 1)
     else:
         with Path(source).open("rb") as file:
-            found = file.read(LONGEST + 1)
-    if len(found) > LONGEST:
-        raise UserError(f"{source} has more than {LONGEST >> 20} MiB; give one answer of a server")
-    return found.decode(errors="replace")
+            content = file.read(MAX_ANSWER_BYTES + 1)
+    if len(content) > MAX_ANSWER_BYTES:
+        raise UserError(
+            f"{source} has more than {MAX_ANSWER_BYTES >> 20} MiB; give one answer of a server"
+        )
+    return content.decode(errors="replace")
 
 
-def _show(one: dict[str, Any]) -> None:
-    if one["error"]:
-        print(f"{one['server']}: {one['error']}")
+def _print_result(result: dict[str, Any]) -> None:
+    if result["error"]:
+        print(f"{result['server']}: {result['error']}")
         return
-    when = moment(one["observed"])
-    print(f"{one['server']}: {len(one['features'])} licences" + (f", as of {when}" if when else ""))
-    table(
+    observed = format_time(result["observed"])
+    print(
+        f"{result['server']}: {len(result['features'])} licences"
+        + (f", as of {observed}" if observed else "")
+    )
+    print_table(
         ("FEATURE", "ISSUED", "USED", "RESERVED", "QUEUED", "USERS"),
         (
             (
@@ -122,8 +136,8 @@ def _show(one: dict[str, Any]) -> None:
                 *(feature[key] for key in ("used", "reserved", "queued")),
                 "not told" if feature["uses"] is None else len(feature["uses"]),
             )
-            for feature in one["features"]
+            for feature in result["features"]
         ),
     )
-    for trouble in one["troubles"]:
+    for trouble in result["troubles"]:
         print(f"not understood: {trouble}")

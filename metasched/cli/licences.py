@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from metasched.cli.connect import Config, Json, connect, id_of, ids
-from metasched.cli.explain import number
+from metasched.cli.connect import ConfigOption, JsonOption, check_job_ids, connect, format_task_id
+from metasched.cli.explain import format_number
 from metasched.cli.licence_probe import probe
-from metasched.cli.show import moment, table
+from metasched.cli.show import format_time, print_table
 from metasched.errors import UserError
-from metasched.units import Unreadable, parse_count
+from metasched.units import ParseError, parse_count
 
-AGAIN = 2.0  # seconds between two looks of --watch
+WATCH_INTERVAL = 2.0  # seconds between two looks of --watch
 
 licence = typer.Typer(
     help="""Set how many of a licence there are, ask its server, take it back from lost jobs.
@@ -31,9 +31,9 @@ licence = typer.Typer(
 
 
 def licences(
-    json: Json = False,
+    json: JsonOption = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show every change, until ^C.")] = False,
-    config: Config = None,
+    config: ConfigOption = None,
 ) -> None:
     """List the licences: how many there are, who has them, how many are wanted.
 
@@ -48,26 +48,26 @@ def licences(
       metasched licences --json
     """
     client = connect(config)
-    shown: list[dict[str, Any]] | None = None
+    previous: list[dict[str, Any]] | None = None
     while True:
         rows = client.licences()
-        if rows != shown:
+        if rows != previous:
             if watch and sys.stdout.isatty():
                 print("\033[H\033[J", end="")
-            _show(rows, json)
+            _print_licences(rows, json)
             sys.stdout.flush()
         if not watch:
             return
-        shown = rows
-        time.sleep(AGAIN)
+        previous = rows
+        time.sleep(WATCH_INTERVAL)
 
 
 @licence.command("set")
 def set_total(
     name: Annotated[str, typer.Argument(metavar="NAME", show_default=False)],
     total: Annotated[str, typer.Argument(metavar="TOTAL", show_default=False)],
-    json: Json = False,
-    config: Config = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
 ) -> None:
     """Say how many of a licence there are, from now on and over restarts.
 
@@ -80,10 +80,10 @@ def set_total(
       metasched licence set matlab configured
     """
     try:
-        wanted = None if total == "configured" else parse_count(total, least=0)
-    except Unreadable as error:
-        raise UserError(f"{error.what}, TOTAL; {error.mend}, or `configured`") from None
-    _show([connect(config).set_licence(name, wanted)], json)
+        new_total = None if total == "configured" else parse_count(total, minimum=0)
+    except ParseError as error:
+        raise UserError(f"{error.problem}, TOTAL; {error.fix}, or `configured`") from None
+    _print_licences([connect(config).set_licence(name, new_total)], json)
 
 
 licence.command()(probe)
@@ -92,8 +92,8 @@ licence.command()(probe)
 @licence.command()
 def release(
     jobs: Annotated[list[str], typer.Argument(metavar="JOB...", show_default=False)],
-    json: Json = False,
-    config: Config = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
 ) -> None:
     """Take back the licences of jobs of which nobody knows whether they run.
 
@@ -104,32 +104,45 @@ def release(
       metasched licence release 17
       metasched licence release 17_3
     """
-    rows = connect(config).release_licences(ids(jobs))
+    rows = connect(config).release_licences(check_job_ids(jobs))
     if json:
         print(json_format.dumps(rows, indent=2))
         return
-    table(
+    print_table(
         ("JOB", "LICENCES", "NOTE"),
         (
-            (id_of(r), ",".join(f"{n}:{many}" for n, many in r["released"].items()), r["note"])
-            for r in rows
+            (
+                format_task_id(row),
+                ",".join(f"{name}:{count}" for name, count in row["released"].items()),
+                row["note"],
+            )
+            for row in rows
         ),
     )
 
 
-def _show(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
+def _print_licences(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
     if json:
         print(json_format.dumps(rows, indent=2))
         return
     columns = ("licence", "total", "ours", "outside", "reserved", "free", "waiting", "rho", "state")
-    table([c.upper() for c in columns], ([number(r.get(c)) for c in columns] for r in rows))
+    print_table(
+        [column.upper() for column in columns],
+        ([format_number(row.get(column)) for column in columns] for row in rows),
+    )
     windows = [(row["licence"], window) for row in rows for window in row.get("windows", ())]
     if windows:
         print()
-        table(
+        print_table(
             ("RESERVATION", "LICENCE", "COUNT", "START", "END"),
             (
-                (w["reservation"], name, w["count"], moment(w["start"]), moment(w["end"]))
-                for name, w in windows
+                (
+                    window["reservation"],
+                    name,
+                    window["count"],
+                    format_time(window["start"]),
+                    format_time(window["end"]),
+                )
+                for name, window in windows
             ),
         )

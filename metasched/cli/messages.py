@@ -5,13 +5,13 @@ import sys
 
 def fail(message: str, code: int) -> int:
     """Tell an error; returns the exit code."""
-    _tell("error", message)
+    _report("error", message)
     return code
 
 
 def warn(message: str) -> None:
-    _tell("warning", message)
+    _report("warning", message)
 
 
-def _tell(kind: str, message: str) -> None:
-    print(f"metasched: {kind}:", " ".join(message.split()), file=sys.stderr)
+def _report(severity: str, message: str) -> None:
+    print(f"metasched: {severity}:", " ".join(message.split()), file=sys.stderr)

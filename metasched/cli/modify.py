@@ -6,12 +6,19 @@ from typing import Annotated, Any
 
 import typer
 
-from metasched.cli.connect import Config, Json, connect, ids
-from metasched.cli.jobs import InState, Jobs, User, show_changed
+from metasched.cli.connect import ConfigOption, JsonOption, check_job_ids, connect
+from metasched.cli.jobs import JobsArgument, StateOption, UserOption, print_changes
 from metasched.errors import UserError
-from metasched.units import MOST, Unreadable, parse_count, parse_duration, parse_moment, parse_names
+from metasched.units import (
+    MAX_NUMBER,
+    ParseError,
+    parse_count,
+    parse_duration,
+    parse_moment,
+    parse_names,
+)
 
-Text = str | None
+OptionalText = str | None
 
 
 def _option(names: str, metavar: str, help: str) -> Any:
@@ -19,24 +26,32 @@ def _option(names: str, metavar: str, help: str) -> Any:
 
 
 def modify(
-    jobs: Jobs = None,
-    time: Annotated[Text, _option("--time -t", "DUR", "Time limit; bare: minutes.")] = None,
-    deadline: Annotated[Text, _option("--deadline", "TIME", "To be finished by.")] = None,
-    begin: Annotated[Text, _option("--begin -b", "TIME", "Not before.")] = None,
-    urgency: Annotated[Text, _option("--urgency", "0..3", "How urgent.")] = None,
-    priority: Annotated[
-        Text, _option("--priority", "1..10", "Instead of what its class and deadline give.")
+    jobs: JobsArgument = None,
+    time_limit: Annotated[
+        OptionalText, _option("--time -t", "DUR", "Time limit; bare: minutes.")
     ] = None,
-    name: Annotated[Text, _option("--name --job-name -J", "NAME", "Name.")] = None,
-    cluster: Annotated[Text, _option("--cluster", "NAME,...", "Only these clusters.")] = None,
-    account: Annotated[Text, _option("--account -A", "NAME", "Account that pays.")] = None,
-    partition: Annotated[Text, _option("--partition -p", "NAME", "Partition or queue.")] = None,
-    qos: Annotated[Text, _option("--qos -q", "NAME", "Quality of service.")] = None,
-    constraint: Annotated[Text, _option("--constraint -C", "FEATURES", "Of the nodes.")] = None,
-    user: User = None,
-    state: InState = None,
-    json: Json = False,
-    config: Config = None,
+    deadline: Annotated[OptionalText, _option("--deadline", "TIME", "To be finished by.")] = None,
+    begin: Annotated[OptionalText, _option("--begin -b", "TIME", "Not before.")] = None,
+    urgency: Annotated[OptionalText, _option("--urgency", "0..3", "How urgent.")] = None,
+    priority: Annotated[
+        OptionalText, _option("--priority", "1..10", "Instead of what its class and deadline give.")
+    ] = None,
+    name: Annotated[OptionalText, _option("--name --job-name -J", "NAME", "Name.")] = None,
+    cluster: Annotated[
+        OptionalText, _option("--cluster", "NAME,...", "Only these clusters.")
+    ] = None,
+    account: Annotated[OptionalText, _option("--account -A", "NAME", "Account that pays.")] = None,
+    partition: Annotated[
+        OptionalText, _option("--partition -p", "NAME", "Partition or queue.")
+    ] = None,
+    qos: Annotated[OptionalText, _option("--qos -q", "NAME", "Quality of service.")] = None,
+    constraint: Annotated[
+        OptionalText, _option("--constraint -C", "FEATURES", "Of the nodes.")
+    ] = None,
+    user: UserOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
 ) -> None:
     """Change what jobs ask for; `none` takes a wish away.
 
@@ -53,12 +68,12 @@ def modify(
     if not (jobs or user or state):
         raise UserError("nothing to modify, metasched modify; name jobs, --user or --state")
     now = clock.time()
-    given: dict[str, tuple[str, Text, Callable[[str], object]]] = {
-        "time_limit": ("--time", time, lambda text: parse_duration(text, bare=60)),
+    inputs: dict[str, tuple[str, OptionalText, Callable[[str], object]]] = {
+        "time_limit": ("--time", time_limit, lambda text: parse_duration(text, bare_unit=60)),
         "deadline": ("--deadline", deadline, lambda text: parse_moment(text, now)),
         "begin": ("--begin", begin, lambda text: parse_moment(text, now)),
-        "urgency": ("--urgency", urgency, lambda text: _within(text, 0, 3)),
-        "priority": ("--priority", priority, lambda text: _within(text, 1, MOST)),
+        "urgency": ("--urgency", urgency, lambda text: _parse_within(text, 0, 3)),
+        "priority": ("--priority", priority, lambda text: _parse_within(text, 1, MAX_NUMBER)),
         "name": ("--name", name, str),
         "clusters": ("--cluster", cluster, lambda text: list(parse_names(text))),
         "account": ("--account", account, str),
@@ -67,27 +82,27 @@ def modify(
         "constraint": ("--constraint", constraint, str),
     }
     changes = {
-        field: _value(field, option, text, parse)
-        for field, (option, text, parse) in given.items()
+        field: _parse_value(field, option, text, parse)
+        for field, (option, text, parse) in inputs.items()
         if text is not None
     }
     if not changes:
         raise UserError("nothing to change, metasched modify; give --time or another option")
-    show_changed(connect(config).modify(changes, ids(jobs or ()), user, state), json)
+    print_changes(connect(config).modify(changes, check_job_ids(jobs or ()), user, state), json)
 
 
-def _value(field: str, option: str, text: str, parse: Callable[[str], object]) -> object:
+def _parse_value(field: str, option: str, text: str, parse: Callable[[str], object]) -> object:
     """What the user gave, or what takes the wish away."""
     if text == "none" and field != "name":
         return {"urgency": 0, "clusters": []}.get(field)
     try:
         return parse(text)
-    except Unreadable as error:
-        raise UserError(f"{error.what}, {option}; {error.mend}") from None
+    except ParseError as error:
+        raise UserError(f"{error.problem}, {option}; {error.fix}") from None
 
 
-def _within(text: str, least: int, most: int) -> int:
-    number = parse_count(text, least)
-    if number > most:
-        raise Unreadable(f"{number} is too much", f"write {least} to {most}")
-    return number
+def _parse_within(text: str, minimum: int, maximum: int) -> int:
+    count = parse_count(text, minimum)
+    if count > maximum:
+        raise ParseError(f"{count} is too much", f"write {minimum} to {maximum}")
+    return count

@@ -10,12 +10,12 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from metasched.cli.connect import Config, Json, connect, filled
-from metasched.cli.gantt import chart, draw
-from metasched.cli.show import moment, table
+from metasched.cli.connect import ConfigOption, JsonOption, connect, require_value
+from metasched.cli.gantt import draw_picture, render_chart
+from metasched.cli.show import format_time, print_table
 from metasched.errors import UserError
 from metasched.units import (
-    Unreadable,
+    ParseError,
     parse_count,
     parse_duration,
     parse_licences,
@@ -24,7 +24,7 @@ from metasched.units import (
 )
 
 T = TypeVar("T")
-Id = Annotated[str, typer.Argument(metavar="ID", show_default=False)]
+ReservationArgument = Annotated[str, typer.Argument(metavar="ID", show_default=False)]
 
 reservation = typer.Typer(
     help="""Cancel an advance reservation.
@@ -78,7 +78,7 @@ def reserve(
     user: Annotated[
         str | None,
         typer.Option(
-            "--user", metavar="U", callback=filled, help="For this user [operators only]."
+            "--user", metavar="U", callback=require_value, help="For this user [operators only]."
         ),
     ] = None,
     mail: Annotated[
@@ -86,13 +86,13 @@ def reserve(
         typer.Option(
             "--mail",
             metavar="ADDRESS",
-            callback=filled,
+            callback=require_value,
             help="Write there if it breaks [owner's name].",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be possible.")] = False,
-    json: Json = False,
-    config: Config = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
 ) -> None:
     """Reserve processors or nodes for a time; run jobs there by `submit --reservation ID`.
 
@@ -110,102 +110,114 @@ def reserve(
       metasched reserve --size 8 --start +2h --duration 1h --licence matlab:4
     """
     now = time.time()
-    begin, stop = _read("--start", start, now), _read("--end", end, now)
-    within = {"ready": _read("--ready", ready, now), "deadline": _read("--deadline", deadline, now)}
-    lasting = _parsed("--duration", duration, parse_duration)
-    many = _parsed("--size", size, parse_count)
-    if begin is not None and stop is not None and lasting is None:
-        if stop <= begin:
+    start_time, end_time = (
+        _parse_time_option("--start", start, now),
+        _parse_time_option("--end", end, now),
+    )
+    window = {
+        "ready": _parse_time_option("--ready", ready, now),
+        "deadline": _parse_time_option("--deadline", deadline, now),
+    }
+    seconds = _parse_option("--duration", duration, parse_duration)
+    count = _parse_option("--size", size, parse_count)
+    if start_time is not None and end_time is not None and seconds is None:
+        if end_time <= start_time:
             raise UserError("the end is not after the start, --end; give a later one")
-        lasting = stop - begin
+        seconds = end_time - start_time
     elif end is not None:
         raise UserError("--end without --start, or beside --duration; give two of the three")
-    if begin is not None:
-        if any(value is not None for value in (*within.values(), at_least, at_most)):
+    if start_time is not None:
+        if any(value is not None for value in (*window.values(), at_least, at_most)):
             raise UserError("--start fixes the window, --ready or another opens it; choose one")
-        if lasting is None:
+        if seconds is None:
             raise UserError("no end, --start; add --duration or --end")
-        within = {"ready": begin, "deadline": begin + lasting}
-    wish: dict[str, object] = {
-        **_amounts(many, lasting, at_least, at_most),
-        **within,
+        window = {"ready": start_time, "deadline": start_time + seconds}
+    request: dict[str, object] = {
+        **_size_and_duration(count, seconds, at_least, at_most),
+        **window,
         "by_node": nodes,
-        "clusters": list(_parsed("--cluster", cluster, parse_names) or ()),
-        "let_run": 0.0 if let_run == "0" else _parsed("--let-run", let_run, parse_duration),
+        "clusters": list(_parse_option("--cluster", cluster, parse_names) or ()),
+        "let_run": 0.0 if let_run == "0" else _parse_option("--let-run", let_run, parse_duration),
         "dry_run": dry_run,
     }
-    if licences := _parsed("--licence", licence, parse_licences):
-        wish["licences"] = licences  # a daemon of an earlier release knows of none
+    if licences := _parse_option("--licence", licence, parse_licences):
+        request["licences"] = licences  # a daemon of an earlier release knows of none
     if user is not None:
-        wish["user"] = user  # nor of others' reservations
+        request["user"] = user  # nor of others' reservations
     if mail is not None:
-        wish["mail"] = mail  # nor of mail
-    answer = connect(config).reserve(wish)
+        request["mail"] = mail  # nor of mail
+    answer = connect(config).reserve(request)
     if json:
         print(json_format.dumps(answer, indent=2))
     elif dry_run:
         print("Nothing reserved; possible would be")
         columns = ("cluster", "nodes", "processors", "start", "end", "possible starts")
         rows = (
-            (*(o[c] or "" for c in columns[:3]), *_times(o), _spans(o["starts"]))
-            for o in answer["offers"]
+            (
+                *(offer[column] or "" for column in columns[:3]),
+                *_format_window(offer),
+                _format_starts(offer["starts"]),
+            )
+            for offer in answer["offers"]
         )
-        table([c.upper() for c in columns], rows)
+        print_table([column.upper() for column in columns], rows)
     else:
-        _show([answer])
+        _print_reservations([answer])
 
 
-def _amounts(
-    size: int | None, lasting: float | None, at_least: str | None, at_most: str | None
+def _size_and_duration(
+    size: int | None, duration: float | None, at_least: str | None, at_most: str | None
 ) -> dict[str, float]:
     """Size and duration, of which one may be open."""
     if (at_least is None) != (at_most is None):
         raise UserError("only one of --at-least and --at-most; give both")
     if at_least is None:
-        if size is None or lasting is None:
-            lacking = "--size" if size is None else "--duration"
-            raise UserError(f"no {lacking}, metasched reserve; see `metasched reserve --help`")
-        return {"least": size, "most": size, "shortest": lasting, "longest": lasting}
-    if (size is None) == (lasting is None):
+        if size is None or duration is None:
+            missing = "--size" if size is None else "--duration"
+            raise UserError(f"no {missing}, metasched reserve; see `metasched reserve --help`")
+        return {"least": size, "most": size, "shortest": duration, "longest": duration}
+    if (size is None) == (duration is None):
         raise UserError("--at-least opens one of size and duration; give the other one")
     if size is None:
-        assert lasting is not None
+        assert duration is not None
         least, most = (
-            _parsed(name, word, parse_count)
-            for name, word in (("--at-least", at_least), ("--at-most", at_most))
+            _parse_option(name, text, parse_count)
+            for name, text in (("--at-least", at_least), ("--at-most", at_most))
         )
         assert least is not None
         assert most is not None
-        return {"least": least, "most": most, "shortest": lasting, "longest": lasting}
-    short, long = (
-        _parsed(name, word, parse_duration)
-        for name, word in (("--at-least", at_least), ("--at-most", at_most))
+        return {"least": least, "most": most, "shortest": duration, "longest": duration}
+    shortest, longest = (
+        _parse_option(name, text, parse_duration)
+        for name, text in (("--at-least", at_least), ("--at-most", at_most))
     )
-    assert short is not None
-    assert long is not None
-    return {"least": size, "most": size, "shortest": short, "longest": long}
+    assert shortest is not None
+    assert longest is not None
+    return {"least": size, "most": size, "shortest": shortest, "longest": longest}
 
 
-def _parsed(option: str, word: str | None, parse: Callable[[str], T]) -> T | None:
-    if word is None:
+def _parse_option(option: str, text: str | None, parse: Callable[[str], T]) -> T | None:
+    if text is None:
         return None
     try:
-        return parse(word)
-    except Unreadable as error:
-        raise UserError(f"{error.what}, {option}; {error.mend}") from None
+        return parse(text)
+    except ParseError as error:
+        raise UserError(f"{error.problem}, {option}; {error.fix}") from None
 
 
-def _read(option: str, word: str | None, now: float) -> float | None:
-    return _parsed(option, word, lambda text: parse_moment(text, now))
+def _parse_time_option(option: str, value: str | None, now: float) -> float | None:
+    return _parse_option(option, value, lambda text: parse_moment(text, now))
 
 
 def reservations(
-    all: Annotated[bool, typer.Option("--all", help="Also those that ended long ago.")] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Also those that ended long ago.")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="OUT.png", help="Draw those that are open.")
     ] = None,
-    json: Json = False,
-    config: Config = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
 ) -> None:
     """List the reservations that are open, and those that ended in the last hour.
 
@@ -221,46 +233,46 @@ def reservations(
         from metasched.experiments.plots import check_plot
 
         check_plot(plot)
-    rows = connect(config).reservations(all)
+    rows = connect(config).reservations(show_all)
     if plot is not None:
-        draw(rows, plot)
+        draw_picture(rows, plot)
     if json:
         print(json_format.dumps(rows, indent=2))
         return
-    _show(rows)
+    _print_reservations(rows)
     if sys.stdout.isatty():
-        full = "█" if "utf" in (sys.stdout.encoding or "").lower() else "#"
-        for line in chart(rows, time.time(), get_terminal_size().columns, full):
+        bar_character = "█" if "utf" in (sys.stdout.encoding or "").lower() else "#"
+        for line in render_chart(rows, time.time(), get_terminal_size().columns, bar_character):
             print(line)
 
 
 @reservation.command()
-def cancel(id: Id, json: Json = False, config: Config = None) -> None:
+def cancel(id: ReservationArgument, json: JsonOption = False, config: ConfigOption = None) -> None:
     """Cancel a reservation. Jobs that wait for it come back to us; those that run go on.
 
     \b
     Examples:
       metasched reservation cancel 3
     """
-    number = _parsed("ID", id, parse_count)
-    assert number is not None
-    row = connect(config).cancel_reservation(number)
+    reservation_id = _parse_option("ID", id, parse_count)
+    assert reservation_id is not None
+    row = connect(config).cancel_reservation(reservation_id)
     if json:
         print(json_format.dumps(row, indent=2))
     else:
-        _show([row])
+        _print_reservations([row])
 
 
-def _show(rows: Sequence[Mapping[str, Any]]) -> None:
+def _print_reservations(rows: Sequence[Mapping[str, Any]]) -> None:
     columns = ("reservation", "user", "cluster", "size", "state", "start", "end")
-    table(
-        [c.upper() for c in (*columns, "nodes", "licences", "note")],
+    print_table(
+        [column.upper() for column in (*columns, "nodes", "licences", "note")],
         (
             (
-                *(row[c] for c in columns[:5]),
-                *_times(row),
+                *(row[column] for column in columns[:5]),
+                *_format_window(row),
                 ",".join(row["nodes"]),
-                ",".join(f"{name}:{many}" for name, many in row.get("licences", {}).items()),
+                ",".join(f"{name}:{count}" for name, count in row.get("licences", {}).items()),
                 row["cause"],
             )
             for row in rows
@@ -268,11 +280,12 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     )
 
 
-def _spans(starts: Sequence[Sequence[str]]) -> str:
+def _format_starts(starts: Sequence[Sequence[str]]) -> str:
     return ", ".join(
-        moment(first) + ("" if first == last else f" to {moment(last)}") for first, last in starts
+        format_time(first) + ("" if first == last else f" to {format_time(last)}")
+        for first, last in starts
     )
 
 
-def _times(row: Mapping[str, Any]) -> tuple[str, str]:
-    return moment(row["start"]), moment(row["end"])
+def _format_window(row: Mapping[str, Any]) -> tuple[str, str]:
+    return format_time(row["start"]), format_time(row["end"])

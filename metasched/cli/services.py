@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from metasched.cli.connect import Json, Nearest
+from metasched.cli.connect import JsonOption, NearestConfigOption
 
 
 def serve(
-    config: Nearest = None,
+    config: NearestConfigOption = None,
     standby: Annotated[
         bool, typer.Option("--standby", help="Wait while another daemon has the database.")
     ] = False,
@@ -25,9 +25,9 @@ def serve(
       metasched serve -c /etc/metasched/metasched.toml
       metasched serve --check
     """
-    from metasched.config.reading import find, load
+    from metasched.config.reading import find_config, load_settings
 
-    settings = load(find(config))
+    settings = load_settings(find_config(config))
     if check:
         return 0
     from metasched.api.server import serve
@@ -41,7 +41,7 @@ def demo(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Write a Gantt chart.")
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> int:
     """Run a mixed workload on two local clusters and show it live.
 

@@ -15,12 +15,22 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from metasched.cli.connect import Json
+from metasched.cli.connect import JsonOption
 from metasched.cli.messages import warn
-from metasched.cli.show import table
+from metasched.cli.show import print_table
 from metasched.errors import UserError
 
-COLUMNS = ["job", "submit", "start", "end", "cpus", "cluster", "machine", "priority", "reservation"]
+SCHEDULE_COLUMNS = [
+    "job",
+    "submit",
+    "start",
+    "end",
+    "cpus",
+    "cluster",
+    "machine",
+    "priority",
+    "reservation",
+]
 
 
 def simulate(
@@ -69,7 +79,7 @@ def simulate(
     report: Annotated[
         Path | None, typer.Option("--report", metavar="OUT.html", help="Write a page with it all.")
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Run a workload on simulated clusters with the daemon's own core and policies.
 
@@ -87,18 +97,18 @@ def simulate(
     from metasched.simulate.settings import simulate as run
 
     if plot is not None:
-        from metasched.experiments.plots import check_plot, draw_schedule
+        from metasched.experiments.plots import check_plot, save_schedule_plot
 
         check_plot(plot)
     if report is not None:
-        from metasched.experiments.report import check_report, report_run
+        from metasched.experiments.report import check_report, render_run
 
         check_report(report)
     gc.disable()  # nothing here makes cycles, and looking for them takes a third of the time
-    policies, words = policy or [named.DEFAULT], settings or []
-    about: dict[str, object] = {"clusters": clusters} if clusters is not None else {}
-    about |= {"jobs": jobs} if jobs is not None else {}
-    about |= {"set": " ".join(words)} if words else {}
+    policies, overrides = policy or [named.DEFAULT_POLICY], settings or []
+    parameters: dict[str, object] = {"clusters": clusters} if clusters is not None else {}
+    parameters |= {"jobs": jobs} if jobs is not None else {}
+    parameters |= {"set": " ".join(overrides)} if overrides else {}
     if len(policies) > 1 or runs > 1:
         if schedule is not None or over_time is not None or plot is not None:
             raise UserError(
@@ -106,83 +116,94 @@ def simulate(
                 "write --report, or simulate one policy with one seed"
             )
         seeds = range(seed, seed + runs)
-        about["seeds"] = f"{seed} to {seed + runs - 1}" if runs > 1 else seed
-        _compare((workload, policies, words, clusters, jobs, seeds), about, report, json)
+        parameters["seeds"] = f"{seed} to {seed + runs - 1}" if runs > 1 else seed
+        _compare_runs(
+            (workload, policies, overrides, clusters, jobs, seeds), parameters, report, json
+        )
         return
-    chosen = read_settings(policies[0], words, seed, clusters)
-    read, described = read_workload(workload, clusters, jobs, chosen)
-    with _bar("jobs ended", len(read.requests), 1000) as progress:
-        begun = time.perf_counter()
-        done = run(read, described, chosen, progress)
-        wall = time.perf_counter() - begun
-    figures = metrics.summary(done, chosen.policy, wall)
+    simulation_settings = read_settings(policies[0], overrides, seed, clusters)
+    trace, cluster_specs = read_workload(workload, clusters, jobs, simulation_settings)
+    with _progress_bar("jobs ended", len(trace.entries), 1000) as progress:
+        started = time.perf_counter()
+        result = run(trace, cluster_specs, simulation_settings, progress)
+        wall_seconds = time.perf_counter() - started
+    figures = metrics.summary(result, simulation_settings.policy, wall_seconds)
     if schedule is not None:
-        _write(schedule, done)
+        _write_schedule(schedule, result)
     if over_time is not None:
-        _write_moments(over_time, done)
+        _write_over_time(over_time, result)
     if plot is not None:
-        draw_schedule(done, plot)
+        save_schedule_plot(result, plot)
     if report is not None:
-        about = {"policy": policies[0], **about, "seed": seed}
-        report.write_text(report_run(read.name, about, done, figures), encoding="utf-8")
-    for cause, count in done.dropped.items():
+        parameters = {"policy": policies[0], **parameters, "seed": seed}
+        report.write_text(render_run(trace.name, parameters, result, figures), encoding="utf-8")
+    for cause, count in result.dropped.items():
         warn(f"{count} jobs dropped ({cause}), {workload}; they count in no figure")
     if json:
         print(json_format.dumps(figures, indent=2))
     else:
-        _show(figures)
+        _print_figures(figures)
 
 
-def _compare(
-    what: tuple[str, list[str], list[str], str | None, str | None, range],
-    about: dict[str, object],
+def _compare_runs(
+    arguments: tuple[str, list[str], list[str], str | None, str | None, range],
+    parameters: dict[str, object],
     report: Path | None,
     json: bool,
 ) -> None:
     """Several policies, or one with several seeds."""
     from metasched.experiments.comparison import compare
-    from metasched.experiments.report import report_results
+    from metasched.experiments.report import render_results
 
-    workload, policies, *_, seeds = what
-    with _bar("runs", len(policies) * len(seeds)) as progress:
-        results = compare(*what, progress)
+    workload, policies, *_, seeds = arguments
+    with _progress_bar("runs", len(policies) * len(seeds)) as progress:
+        results = compare(*arguments, progress)
     if report is not None:
-        page = report_results(Path(workload).name, about, results)
+        page = render_results(Path(workload).name, parameters, results)
         report.write_text(page, encoding="utf-8")
     if json:
-        rows = [_as_json("", len(seeds), result) for result in results]
-        foreign = ("experiment", "setting", "published", "difference_percent")
+        rows = [_result_row("", len(seeds), result) for result in results]
+        omitted = ("experiment", "setting", "published", "difference_percent")
         print(
             json_format.dumps(
-                [{k: v for k, v in row.items() if k not in foreign} for row in rows], indent=2
+                [{key: value for key, value in row.items() if key not in omitted} for row in rows],
+                indent=2,
             )
         )
         return
-    table(
+    print_table(
         ("POLICY", "FIGURE", "MEAN", f"OVER {policies[0]}", f"MINUS {policies[0]}"),
-        [_row(result, False)[1:] for result in results],
+        [_table_row(result, False)[1:] for result in results],
     )
 
 
-def _list(them: list[Any], json: bool) -> None:
+def _print_experiments(experiments: list[Any], json: bool) -> None:
     if json:
         print(
             json_format.dumps(
                 [
-                    {"experiment": e.name, "about": e.about, "source": e.source, "runs": e.runs}
-                    for e in them
+                    {
+                        "experiment": experiment.name,
+                        "about": experiment.about,
+                        "source": experiment.source,
+                        "runs": experiment.runs,
+                    }
+                    for experiment in experiments
                 ],
                 indent=2,
             )
         )
         return
-    table(
+    print_table(
         ("EXPERIMENT", "RUNS", "ABOUT", "SOURCE"),
-        [(e.name, e.runs, e.about, e.source) for e in them],
+        [
+            (experiment.name, experiment.runs, experiment.about, experiment.source)
+            for experiment in experiments
+        ],
     )
 
 
-def _as_json(name: str, runs: int, result: Any) -> dict[str, Any]:
+def _result_row(name: str, runs: int, result: Any) -> dict[str, Any]:
     paired = result.paired
     return {
         "experiment": name,
@@ -200,34 +221,36 @@ def _as_json(name: str, runs: int, result: Any) -> dict[str, Any]:
     }
 
 
-def _row(result: Any, published: bool) -> list[str]:
-    paired = ""
+def _table_row(result: Any, published: bool) -> list[str]:
+    difference = ""
     if result.paired is not None:
-        mean, half = result.paired
-        paired = f"{mean:+.4g}" + (f" +- {round(half, 6):.2g}" if math.isfinite(half) else "")
+        mean, half_width = result.paired
+        difference = f"{mean:+.4g}" + (
+            f" +- {round(half_width, 6):.2g}" if math.isfinite(half_width) else ""
+        )
     if published:
-        beside = [
+        reference = [
             "" if result.published is None else f"{result.published:g}",
             "" if result.difference is None else f"{result.difference:+.1f}%",
         ]
     else:
-        beside = ["" if result.ratio is None else f"{result.ratio:.2f}"]
+        reference = ["" if result.ratio is None else f"{result.ratio:.2f}"]
     return [
         result.row,
         result.column,
         result.figure,
         f"{result.mean:.4g}" if abs(result.mean) < 1e4 else f"{result.mean:.0f}",
-        *beside,
-        paired,
+        *reference,
+        difference,
     ]
 
 
-class Advance(Protocol):
+class ProgressCallback(Protocol):
     def __call__(self, steps: int, /) -> None: ...
 
 
 @contextmanager
-def _bar(what: str, total: int, every: int = 1) -> Iterator[Advance | None]:
+def _progress_bar(label: str, total: int, every: int = 1) -> Iterator[ProgressCallback | None]:
     """A progress bar on a terminal, nothing in a pipe; drawn again after `every` steps."""
     if not sys.stderr.isatty():
         yield None
@@ -238,72 +261,74 @@ def _bar(what: str, total: int, every: int = 1) -> Iterator[Advance | None]:
     with Progress(
         *Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)
     ) as progress:
-        task = progress.add_task(what, total=total)
-        waiting = 0
+        task = progress.add_task(label, total=total)
+        pending = 0
 
         def advance(steps: int) -> None:
-            nonlocal waiting
-            waiting += steps
-            if waiting >= every:
-                progress.advance(task, waiting)
-                waiting = 0
+            nonlocal pending
+            pending += steps
+            if pending >= every:
+                progress.advance(task, pending)
+                pending = 0
 
         yield advance
-        progress.advance(task, waiting)
+        progress.advance(task, pending)
 
 
-def _write(path: Path, schedule: Any) -> None:
+def _write_schedule(path: Path, schedule: Any) -> None:
     with open(path, "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
-        rows.writerow(COLUMNS)
-        for p in schedule.placed:
-            cluster = schedule.clusters[p.cluster]
+        rows.writerow(SCHEDULE_COLUMNS)
+        for placement in schedule.jobs:
+            cluster = schedule.clusters[placement.cluster]
             rows.writerow(
                 (
-                    p.request.number,
-                    f"{p.job.submitted:.15g}",
-                    f"{p.start:.15g}",
-                    f"{p.end:.15g}",
-                    p.job.cpus,
+                    placement.entry.number,
+                    f"{placement.job.submitted:.15g}",
+                    f"{placement.start:.15g}",
+                    f"{placement.end:.15g}",
+                    placement.job.cpus,
                     cluster.name,
-                    p.machine if cluster.machines else "",
-                    p.priority,
+                    placement.machine if cluster.machines else "",
+                    placement.priority,
                     "",
                 )
             )
 
 
-def _write_moments(path: Path, schedule: Any) -> None:
+def _write_over_time(path: Path, schedule: Any) -> None:
     from metasched.simulate import metrics
 
     with open(path, "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
-        rows.writerow(("cluster", *metrics.Moment._fields))
-        for place, cluster in enumerate(schedule.clusters):
-            there = [p for p in schedule.placed if p.cluster == place]
-            for time, *state in metrics.over_time(there):
-                rows.writerow((cluster.name, f"{time:.15g}", *state))
+        rows.writerow(("cluster", *metrics.UsageSample._fields))
+        for cluster_index, cluster in enumerate(schedule.clusters):
+            placements = [
+                placement for placement in schedule.jobs if placement.cluster == cluster_index
+            ]
+            for seconds, *state in metrics.usage_over_time(placements):
+                rows.writerow((cluster.name, f"{seconds:.15g}", *state))
 
 
-def _show(figures: dict[str, Any]) -> None:
+def _print_figures(figures: dict[str, Any]) -> None:
     rows = []
     for name, value in figures.items():
         if name in ("clusters", "load_share", "dropped"):
             continue
         rows.append((name, f"{value:.6g}" if isinstance(value, float) else value))
-    table(("FIGURE", "VALUE"), rows)
+    print_table(("FIGURE", "VALUE"), rows)
     print()
-    table(
+    print_table(
         ("CLUSTER", "JOBS", "SHARE", "UTILISATION", "MEAN_WAIT", "BOUNDED_SLOWDOWN"),
         [
             (
                 name,
-                of["jobs"],
+                cluster_figures["jobs"],
                 f"{figures['load_share'][name]:.1%}",
-                f"{of['utilisation']:.1%}",
-                f"{of['mean_wait']:.1f}",
-                f"{of['mean_bounded_slowdown']:.2f}",
+                f"{cluster_figures['utilisation']:.1%}",
+                f"{cluster_figures['mean_wait']:.1f}",
+                f"{cluster_figures['mean_bounded_slowdown']:.2f}",
             )
-            for name, of in figures["clusters"].items()
+            for name, cluster_figures in figures["clusters"].items()
         ],
     )

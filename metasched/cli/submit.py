@@ -8,42 +8,42 @@ from collections.abc import Mapping, Sequence
 
 from metasched.cli.messages import warn
 from metasched.client.client import Client
-from metasched.client.job_request import prepare
-from metasched.client.options import BadInput
+from metasched.client.job_request import prepare_submission
+from metasched.client.options import InvalidSubmission
 from metasched.paths import daemon_socket
 
 
 def submit(options: Mapping[str, object], command: Sequence[str]) -> int:
     """Hand in one job and print its id; with --wait, wait and return its own exit code."""
-    submission, warnings = prepare(options, command, environ=os.environ, now=time.time())
+    submission, warnings = prepare_submission(options, command, environ=os.environ, now=time.time())
     if submission.strict and warnings:
-        raise BadInput(f"{warnings[0]}; mend it, or leave out --strict")
-    for told in warnings:
-        warn(told)
+        raise InvalidSubmission(f"{warnings[0]}; mend it, or leave out --strict")
+    for message in warnings:
+        warn(message)
     config = options.get("config")
     client = Client(daemon_socket(None if config is None else str(config)))
     [answer] = client.submit(submission)
-    for told in answer.get("warnings") or ():
-        warn(str(told))
+    for message in answer.get("warnings") or ():
+        warn(str(message))
     if "json" in options:
         keys = ("job", "priority", "cluster", *(("why",) if "why" in answer else ()))
         print(json.dumps({key: answer.get(key) for key in keys}))
     elif "parsable" in options and not submission.dry_run:
         print(answer["job"])
     else:
-        where = f"cluster {answer['cluster']}" if answer["cluster"] else "waiting with us"
+        location = f"cluster {answer['cluster']}" if answer["cluster"] else "waiting with us"
         tasks = f" of {answer['tasks']} tasks" if answer.get("tasks") else ""
-        told = f"Job {answer['job']}{tasks}:"
+        message = f"Job {answer['job']}{tasks}:"
         if submission.dry_run:
-            told = "Nothing submitted; it would be"
-        print(f"{told} priority {answer['priority']}, {where}")
+            message = "Nothing submitted; it would be"
+        print(f"{message} priority {answer['priority']}, {location}")
         if answer.get("why"):
-            from metasched.cli.explain import print_why
+            from metasched.cli.explain import print_explanation
 
-            print_why(answer["why"])
+            print_explanation(answer["why"])
     if "wait" not in options or submission.dry_run:
         return 0
     sys.stdout.flush()
-    from metasched.cli.jobs import exit_code, until_ended
+    from metasched.cli.jobs import exit_code, wait_until_ended
 
-    return exit_code(until_ended(client, [str(answer["job"])]))
+    return exit_code(wait_until_ended(client, [str(answer["job"])]))

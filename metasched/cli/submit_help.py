@@ -10,7 +10,7 @@ import typer
 from metasched.client.options import OPTIONS
 
 
-def submit(**given: Any) -> int:
+def submit(**options: Any) -> int:
     """Submit a job; prints its id.
 
     The options stand before the script, what follows it is passed to it. They may also stand in
@@ -28,20 +28,20 @@ def submit(**given: Any) -> int:
     """
     from metasched.cli.submit import submit
 
-    command = given.pop("command") or ()
-    return submit({dest: value for dest, value in given.items() if value}, command)
+    command = options.pop("command") or ()
+    return submit({dest: value for dest, value in options.items() if value}, command)
 
 
-def _signature() -> inspect.Signature:
+def _build_signature() -> inspect.Signature:
     """What Typer is to know of `submit`: the same table that argparse reads."""
-    kind = inspect.Parameter.KEYWORD_ONLY
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
     parameters = [
         inspect.Parameter(
             option.dest,
-            kind,
+            keyword_only,
             default=None if option.metavar else False,
             annotation=Annotated[
-                (list[str] | None if option.many else str | None) if option.metavar else bool,
+                (list[str] | None if option.repeatable else str | None) if option.metavar else bool,
                 typer.Option(
                     *option.names,
                     metavar=option.metavar or None,
@@ -56,10 +56,10 @@ def _signature() -> inspect.Signature:
     script = typer.Argument(metavar="SCRIPT [ARGS]", show_default=False)
     parameters.append(
         inspect.Parameter(
-            "command", kind, default=None, annotation=Annotated[list[str] | None, script]
+            "command", keyword_only, default=None, annotation=Annotated[list[str] | None, script]
         )
     )
     return inspect.Signature(parameters)
 
 
-submit.__signature__ = _signature()  # type: ignore[attr-defined]
+submit.__signature__ = _build_signature()  # type: ignore[attr-defined]

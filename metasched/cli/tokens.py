@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from metasched.cli.connect import Config, Json, connect
-from metasched.cli.show import moment, table
+from metasched.cli.connect import ConfigOption, JsonOption, connect
+from metasched.cli.show import format_time, print_table
 from metasched.errors import UserError
-from metasched.units import Unreadable, parse_duration
+from metasched.units import ParseError, parse_duration
 
 token = typer.Typer(
     help="""Tokens by which hosts without MUNGE know you.
@@ -34,8 +34,8 @@ def create(
         Path | None,
         typer.Option("--file", metavar="PATH", help="Write it there (0600) instead of printing."),
     ] = None,
-    json: Json = False,
-    config: Config = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
 ) -> None:
     """Make a token. It is shown once: the daemon keeps a hash of it only.
 
@@ -46,28 +46,30 @@ def create(
     """
     try:
         seconds = parse_duration(expires)
-    except Unreadable as error:
-        raise UserError(f"{error.what}, --expires; {error.mend}") from None
+    except ParseError as error:
+        raise UserError(f"{error.problem}, --expires; {error.fix}") from None
     client = connect(config)
     if file is None:
-        made = client.create_token(seconds)
-        print(json_format.dumps(made) if json else made["token"])
+        new_token = client.create_token(seconds)
+        print(json_format.dumps(new_token) if json else new_token["token"])
         return
     # made first, so that a token that cannot be kept is never made
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w", encoding="ascii") as target:
         try:
-            made = client.create_token(seconds)
+            new_token = client.create_token(seconds)
         except BaseException:
             file.unlink()
             raise
-        target.write(f"{made.pop('token')}\n")
-    told = f"Token {made['id']}, good until {moment(made['expires'])}, is in {file}"
-    print(json_format.dumps(made) if json else told)
+        target.write(f"{new_token.pop('token')}\n")
+    message = (
+        f"Token {new_token['id']}, good until {format_time(new_token['expires'])}, is in {file}"
+    )
+    print(json_format.dumps(new_token) if json else message)
 
 
 @token.command(name="list")
-def list_(json: Json = False, config: Config = None) -> None:
+def list_tokens(json: JsonOption = False, config: ConfigOption = None) -> None:
     """List your tokens; operators see everybody's.
 
     \b
@@ -79,16 +81,20 @@ def list_(json: Json = False, config: Config = None) -> None:
     if json:
         print(json_format.dumps(rows, indent=2))
         return
-    times = ("created", "expires", "revoked")
-    table(
-        ("ID", "USER", *(name.upper() for name in times)),
-        ((row["id"], row["user"], *(moment(row[name]) for name in times)) for row in rows),
+    time_fields = ("created", "expires", "revoked")
+    print_table(
+        ("ID", "USER", *(name.upper() for name in time_fields)),
+        (
+            (row["id"], row["user"], *(format_time(row[name]) for name in time_fields))
+            for row in rows
+        ),
     )
 
 
 @token.command()
 def revoke(
-    id: Annotated[int, typer.Argument(metavar="ID", show_default=False)], config: Config = None
+    token_id: Annotated[int, typer.Argument(metavar="ID", show_default=False)],
+    config: ConfigOption = None,
 ) -> None:
     """Make a token worthless, at once.
 
@@ -96,4 +102,4 @@ def revoke(
     Examples:
       metasched token revoke 3
     """
-    connect(config).revoke_token(id)
+    connect(config).revoke_token(token_id)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from metasched.errors import UserError
-from metasched.paths import LONGEST_BODY, LONGEST_SOCKET, is_url
+from metasched.paths import MAX_REQUEST_BYTES, MAX_SOCKET_PATH_BYTES, is_url
 
 if TYPE_CHECKING:
-    from metasched.client.schemas import Submission
+    from metasched.client.schemas import SubmitRequest
 
 TIMEOUT = 60.0  # seconds for an answer
-POLL = 30.0  # seconds that the daemon may keep one question about the end of jobs
+LONG_POLL = 30.0  # seconds that the daemon may keep one question about the end of jobs
 
 
 class ClientError(UserError):
@@ -40,11 +40,11 @@ class BadRequest(ClientError):
     exit_code = 2
 
 
-class Forbidden(ClientError):
+class PermissionDenied(ClientError):
     exit_code = 3
 
 
-class Unreachable(ClientError):
+class DaemonUnreachable(ClientError):
     exit_code = 4
 
 
@@ -52,19 +52,19 @@ class NotFound(ClientError):
     exit_code = 5
 
 
-class Broken(ClientError):
+class ResponseLost(ClientError):
     pass
 
 
-_LENGTH = "content-length"
+_CONTENT_LENGTH = "content-length"
 _BY_STATUS = {
     400: BadRequest,
-    401: Forbidden,
-    403: Forbidden,
+    401: PermissionDenied,
+    403: PermissionDenied,
     404: NotFound,
     422: BadRequest,
-    503: Unreachable,
-    504: Broken,
+    503: DaemonUnreachable,
+    504: ResponseLost,
 }
 
 
@@ -83,33 +83,33 @@ class Client:
                 url = urlsplit(self.path)
                 port = url.port or (443 if url.scheme == "https" else 80)
             except ValueError as error:
-                raise self._nobody(str(error)) from None
+                raise self._unreachable(str(error)) from None
             self._address, self._tls = (url.hostname or "", port), url.scheme == "https"
-        elif len(self.path.encode(errors="surrogateescape")) > LONGEST_SOCKET:
-            raise Unreachable(
-                f"more than {LONGEST_SOCKET} bytes, socket {self.path}; name a shorter path"
+        elif len(self.path.encode(errors="surrogateescape")) > MAX_SOCKET_PATH_BYTES:
+            raise DaemonUnreachable(
+                f"more than {MAX_SOCKET_PATH_BYTES} bytes, socket {self.path}; name a shorter path"
             )
 
-    def submit(self, submission: Submission) -> list[dict[str, Any]]:
+    def submit(self, submission: SubmitRequest) -> list[dict[str, Any]]:
         """Hand in jobs, all or none; an answer each with `job`, `priority`, `cluster`."""
         # not `asdict`, which copies every text of every job
         body = {**vars(submission), "jobs": [vars(job) for job in submission.jobs]}
-        answer = self._call("POST", "/jobs", body=body)
-        return self._rows(answer, "jobs")
+        answer = self._request("POST", "/jobs", body=body)
+        return self._parse_rows(answer, "jobs")
 
     def jobs(self, jobs: Sequence[str] = (), **filters: str | float | None) -> list[dict[str, Any]]:
         """The rows of `status`: of these jobs, or all open ones that pass the filters."""
-        return self._rows(self._call("GET", "/jobs", {"job": jobs, **filters}))
+        return self._parse_rows(self._request("GET", "/jobs", {"job": jobs, **filters}))
 
     def change(
-        self, wish: str, jobs: Sequence[str], user: str | None = None, state: str | None = None
+        self, action: str, jobs: Sequence[str], user: str | None = None, state: str | None = None
     ) -> list[dict[str, Any]]:
         """Ask to `cancel`, `hold`, `release` or `requeue` jobs, or call unknown ones `lost`, `ran`.
 
         The answer tells for each task what was and is.
         """
         body = {"jobs": list(jobs), "user": user, "state": state}
-        return self._rows(self._call("POST", f"/jobs/{wish}", body=body), "jobs")
+        return self._parse_rows(self._request("POST", f"/jobs/{action}", body=body), "jobs")
 
     def modify(
         self,
@@ -123,129 +123,147 @@ class Client:
             "choice": {"jobs": list(jobs), "user": user, "state": state},
             "changes": dict(changes),
         }
-        return self._rows(self._call("POST", "/jobs/modify", body=body), "jobs")
+        return self._parse_rows(self._request("POST", "/jobs/modify", body=body), "jobs")
 
-    def wait(self, jobs: Sequence[str], seconds: float = POLL) -> list[dict[str, Any]]:
+    def wait(self, jobs: Sequence[str], timeout: float = LONG_POLL) -> list[dict[str, Any]]:
         """The rows of the jobs as soon as all have ended, at the latest after so many seconds."""
-        return self._rows(self._call("GET", "/jobs/wait", {"job": jobs, "timeout": seconds}))
+        return self._parse_rows(
+            self._request("GET", "/jobs/wait", {"job": jobs, "timeout": timeout})
+        )
 
     def story(self, job: str) -> list[dict[str, Any]]:
         """Every event of a job, oldest first."""
-        return self._rows(self._call("GET", f"/jobs/{quote(job, safe='')}/story"), "events")
+        return self._parse_rows(
+            self._request("GET", f"/jobs/{quote(job, safe='')}/story"), "events"
+        )
 
     def explain(self, job: str) -> dict[str, Any]:
         """Why a job is where it is."""
-        return self._table(self._call("GET", f"/jobs/{quote(job, safe='')}/explain"))
+        return self._parse_object(self._request("GET", f"/jobs/{quote(job, safe='')}/explain"))
 
     def output(self, job: str) -> dict[str, Any]:
         """The paths of a job's `output` and `error` (None: the same file)."""
-        return self._table(self._call("GET", f"/jobs/{quote(job, safe='')}/output"))
+        return self._parse_object(self._request("GET", f"/jobs/{quote(job, safe='')}/output"))
 
     def clusters(self) -> list[dict[str, Any]]:
-        return self._rows(self._call("GET", "/clusters"))
+        return self._parse_rows(self._request("GET", "/clusters"))
 
     def licence_servers(self) -> list[dict[str, Any]]:
-        return self._rows(self._call("GET", "/licences/servers"))
+        return self._parse_rows(self._request("GET", "/licences/servers"))
 
     def drain(self, cluster: str, reason: str = "", keep_pending: bool = False) -> dict[str, Any]:
         """Keep new work from a cluster; the cluster as it is then."""
         body = {"reason": reason, "keep_pending": keep_pending}
         path = f"/clusters/{quote(cluster, safe='')}/drain"
-        return self._table(self._call("POST", path, body=body))
+        return self._parse_object(self._request("POST", path, body=body))
 
     def resume(self, cluster: str) -> dict[str, Any]:
         """Let a cluster have work again; the cluster as it is then."""
-        return self._table(self._call("POST", f"/clusters/{quote(cluster, safe='')}/resume"))
+        return self._parse_object(
+            self._request("POST", f"/clusters/{quote(cluster, safe='')}/resume")
+        )
 
     def licences(self) -> list[dict[str, Any]]:
-        return self._rows(self._call("GET", "/licences"))
+        return self._parse_rows(self._request("GET", "/licences"))
 
     def set_licence(self, name: str, total: int | None) -> dict[str, Any]:
         """Say how many of a licence there are (None: as configured); how it stands with it then."""
         path = f"/licences/{quote(name, safe='')}/total"
-        return self._table(self._call("POST", path, body={"total": total}))
+        return self._parse_object(self._request("POST", path, body={"total": total}))
 
     def release_licences(self, jobs: Sequence[str]) -> list[dict[str, Any]]:
         """Take back the licences of jobs that are unknown; what each task has given back."""
-        return self._rows(
-            self._call("POST", "/licences/release", body={"jobs": list(jobs)}), "jobs"
+        return self._parse_rows(
+            self._request("POST", "/licences/release", body={"jobs": list(jobs)}), "jobs"
         )
 
-    def reserve(self, wish: Mapping[str, object]) -> dict[str, Any]:
+    def reserve(self, request: Mapping[str, object]) -> dict[str, Any]:
         """Make a reservation (see `reserve.Wish`); its row, or with `dry_run` the `offers`."""
-        return self._table(self._call("POST", "/reservations", body=dict(wish)))
+        return self._parse_object(self._request("POST", "/reservations", body=dict(request)))
 
-    def reservations(self, all: bool = False) -> list[dict[str, Any]]:
+    def reservations(self, include_closed: bool = False) -> list[dict[str, Any]]:
         """Those that are open or ended lately; `all`: every one."""
-        return self._rows(self._call("GET", "/reservations", {"all": all}))
+        return self._parse_rows(self._request("GET", "/reservations", {"all": include_closed}))
 
-    def cancel_reservation(self, id: int) -> dict[str, Any]:
-        return self._table(self._call("POST", f"/reservations/{id}/cancel"))
+    def cancel_reservation(self, reservation_id: int) -> dict[str, Any]:
+        return self._parse_object(self._request("POST", f"/reservations/{reservation_id}/cancel"))
 
-    def create_token(self, seconds: float) -> dict[str, Any]:
+    def create_token(self, lifetime: float) -> dict[str, Any]:
         """A new token for the caller: `id`, `token`, `expires`."""
-        return self._table(self._call("POST", "/tokens", body={"seconds": seconds}))
+        return self._parse_object(self._request("POST", "/tokens", body={"seconds": lifetime}))
 
     def tokens(self) -> list[dict[str, Any]]:
-        return self._rows(self._call("GET", "/tokens"))
+        return self._parse_rows(self._request("GET", "/tokens"))
 
-    def revoke_token(self, id: int) -> None:
-        self._call("POST", f"/tokens/{id}/revoke")
+    def revoke_token(self, token_id: int) -> None:
+        self._request("POST", f"/tokens/{token_id}/revoke")
 
     def health(self) -> dict[str, Any]:
-        return self._table(self._call("GET", "/health"))
+        return self._parse_object(self._request("GET", "/health"))
 
-    def _call(
+    def _request(
         self, method: str, path: str, query: Mapping[str, object] | None = None, body: object = None
     ) -> Any:
-        given = {k: v for k, v in (query or {}).items() if v is not None}
-        encoded = urlencode(given, doseq=True)
-        where = f"{path}?{encoded}" if encoded else path
-        status, content = self._exchange(method, where, b"" if body is None else _json(body))
+        parameters = {key: value for key, value in (query or {}).items() if value is not None}
+        encoded = urlencode(parameters, doseq=True)
+        target = f"{path}?{encoded}" if encoded else path
+        status, content = self._exchange(
+            method, target, b"" if body is None else _encode_json(body)
+        )
         try:
             answer = json.loads(content)
         except ValueError:
-            raise self._broken(f"an answer that is no JSON (status {status})", method) from None
+            raise self._response_lost(
+                f"an answer that is no JSON (status {status})", method
+            ) from None
         if status >= 300:
-            told = answer.get("error") if isinstance(answer, dict) else None
-            message = str(told or f"status {status}, socket {self.path}; see the daemon's log")
+            error = answer.get("error") if isinstance(answer, dict) else None
+            message = str(error or f"status {status}, socket {self.path}; see the daemon's log")
             raise _BY_STATUS.get(status, ClientError)(message)
         return answer
 
-    def _exchange(self, method: str, where: str, body: bytes) -> tuple[int, bytes]:
+    def _exchange(self, method: str, target: str, body: bytes) -> tuple[int, bytes]:
         """One request in HTTP/1.0, so that the answer is one piece and ends the connection."""
-        if len(body) > LONGEST_BODY:
-            raise BadRequest(f"more than {LONGEST_BODY} bytes, the request; submit fewer at once")
-        head = f"{method} {where} HTTP/1.0\r\nContent-Length: {len(body)}\r\n"
+        if len(body) > MAX_REQUEST_BYTES:
+            raise BadRequest(
+                f"more than {MAX_REQUEST_BYTES} bytes, the request; submit fewer at once"
+            )
+        head = f"{method} {target} HTTP/1.0\r\nContent-Length: {len(body)}\r\n"
         if body:
             head += "Content-Type: application/json\r\n"
         if self._remote:
-            from metasched.client.credentials import authorization, name_of_daemon
+            from metasched.client.credentials import authorization_header, daemon_name
 
-            daemon = name_of_daemon(*self._address)
-            head += f"Authorization: {authorization(daemon, method, where, body)}\r\n"
-        with self._connected() as connection:
+            daemon = daemon_name(*self._address)
+            head += f"Authorization: {authorization_header(daemon, method, target, body)}\r\n"
+        with self._connect() as connection:
             try:
                 connection.sendall(f"{head}\r\n".encode("ascii") + body)
                 answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
             except TimeoutError:
-                raise self._broken(f"no answer in {self.timeout:g} s", method) from None
+                raise self._response_lost(f"no answer in {self.timeout:g} s", method) from None
             except OSError as error:
-                raise self._broken(f"the answer broke off ({error.strerror})", method) from None
+                raise self._response_lost(
+                    f"the answer broke off ({error.strerror})", method
+                ) from None
         headers, _, content = answer.partition(b"\r\n\r\n")
-        first, *fields = headers.decode("latin-1").split("\r\n")
-        version, _, rest = first.partition(" ")
-        lengths = [v for k, _, v in (f.partition(":") for f in fields) if k.lower() == _LENGTH]
-        if not version.startswith("HTTP/1.") or not rest[:3].isdecimal():
-            raise self._broken("the answer broke off" if answer else "no answer", method)
+        status_line, *fields = headers.decode("latin-1").split("\r\n")
+        version, _, status = status_line.partition(" ")
+        lengths = [
+            value
+            for name, _, value in (field.partition(":") for field in fields)
+            if name.lower() == _CONTENT_LENGTH
+        ]
+        if not version.startswith("HTTP/1.") or not status[:3].isdecimal():
+            raise self._response_lost("the answer broke off" if answer else "no answer", method)
         if not lengths or lengths[0].strip() != str(len(content)):
-            raise self._broken("the answer broke off", method)
-        return int(rest[:3]), content
+            raise self._response_lost("the answer broke off", method)
+        return int(status[:3]), content
 
-    def _connected(self) -> socket.socket:
-        return self._connected_far() if self._remote else self._connected_here()
+    def _connect(self) -> socket.socket:
+        return self._connect_tcp() if self._remote else self._connect_unix()
 
-    def _connected_far(self) -> socket.socket:
+    def _connect_tcp(self) -> socket.socket:
         try:
             connection = socket.create_connection(self._address, self.timeout)
             if self._tls:
@@ -254,50 +272,50 @@ class Client:
                 context = ssl.create_default_context()
                 connection = context.wrap_socket(connection, server_hostname=self._address[0])
         except (OSError, ValueError) as error:
-            raise self._nobody(getattr(error, "strerror", None) or str(error)) from None
+            raise self._unreachable(getattr(error, "strerror", None) or str(error)) from None
         return connection
 
-    def _nobody(self, told: str) -> Unreachable:
-        return Unreachable(
-            f"no daemon answers ({told}), {self.path}; look at the URL, the daemon's [tcp] "
+    def _unreachable(self, reason: str) -> DaemonUnreachable:
+        return DaemonUnreachable(
+            f"no daemon answers ({reason}), {self.path}; look at the URL, the daemon's [tcp] "
             "and, for https, at SSL_CERT_FILE"
         )
 
-    def _connected_here(self) -> socket.socket:
+    def _connect_unix(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(self.timeout)
         try:
             connection.connect(self.path)
         except PermissionError:
             connection.close()
-            raise Forbidden(
+            raise PermissionDenied(
                 f"not allowed, socket {self.path}; the daemon belongs to somebody else: "
                 "start your own with `metasched serve`"
             ) from None
         except OSError:
             connection.close()
-            raise Unreachable(
+            raise DaemonUnreachable(
                 f"no daemon answers, socket {self.path}; start it with `metasched serve`, "
                 "or name its configuration with --config"
             ) from None
         return connection
 
-    def _broken(self, what: str, method: str) -> Broken:
-        look = "look with `metasched status` or `metasched reservations` whether it is done"
-        mend = "try again" if method == "GET" else look
-        return Broken(f"{what}, socket {self.path}; {mend}")
+    def _response_lost(self, problem: str, method: str) -> ResponseLost:
+        verify = "look with `metasched status` or `metasched reservations` whether it is done"
+        remedy = "try again" if method == "GET" else verify
+        return ResponseLost(f"{problem}, socket {self.path}; {remedy}")
 
-    def _rows(self, answer: Any, key: str | None = None) -> list[dict[str, Any]]:
+    def _parse_rows(self, answer: Any, key: str | None = None) -> list[dict[str, Any]]:
         rows = answer.get(key) if key is not None and isinstance(answer, dict) else answer
         if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
-            raise Broken(f"not a daemon's answer, socket {self.path}; is it a metasched's?")
+            raise ResponseLost(f"not a daemon's answer, socket {self.path}; is it a metasched's?")
         return rows
 
-    def _table(self, answer: Any) -> dict[str, Any]:
+    def _parse_object(self, answer: Any) -> dict[str, Any]:
         if not isinstance(answer, dict):
-            raise Broken(f"not a daemon's answer, socket {self.path}; is it a metasched's?")
+            raise ResponseLost(f"not a daemon's answer, socket {self.path}; is it a metasched's?")
         return answer
 
 
-def _json(body: object) -> bytes:
+def _encode_json(body: object) -> bytes:
     return json.dumps(body).encode()

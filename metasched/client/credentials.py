@@ -17,7 +17,7 @@ from pathlib import Path
 from metasched.errors import UserError
 from metasched.paths import personal_token
 
-SECONDS = 10.0  # for the command munge
+MUNGE_TIMEOUT = 10.0  # for the command munge
 
 
 class NoCredential(UserError):
@@ -26,31 +26,31 @@ class NoCredential(UserError):
     exit_code = 3
 
 
-def name_of_daemon(host: str, port: int) -> str:
+def daemon_name(host: str, port: int) -> str:
     """A daemon as its clients call it: `host:port`."""
     return f"[{host}]:{port}" if ":" in host else f"{host.lower()}:{port}"
 
 
-def request_digest(daemon: str, method: str, where: str, body: bytes) -> str:
+def request_digest(daemon: str, method: str, target: str, body: bytes) -> str:
     """What a MUNGE credential is good for: this daemon, method, path with query, and body."""
-    return hashlib.sha256(f"{daemon}\n{method} {where}\n".encode() + body).hexdigest()
+    return hashlib.sha256(f"{daemon}\n{method} {target}\n".encode() + body).hexdigest()
 
 
-def authorization(daemon: str, method: str, where: str, body: bytes) -> str:
+def authorization_header(daemon: str, method: str, target: str, body: bytes) -> str:
     """The header's value for one request. NoCredential says what can be done."""
     path = personal_token()
     try:
-        return f"Bearer {_token(path)}"
+        return f"Bearer {_read_token(path)}"
     except FileNotFoundError:
-        return f"MUNGE {_munge(request_digest(daemon, method, where, body), path)}"
+        return f"MUNGE {_munge_credential(request_digest(daemon, method, target, body), path)}"
     except OSError as error:
         raise NoCredential(f"{error.strerror}, token file {path}; make it readable") from None
 
 
-def _token(path: Path) -> str:
+def _read_token(path: Path) -> str:
     with path.open(encoding="ascii", errors="replace") as file:
-        found = os.fstat(file.fileno())
-        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        file_status = os.fstat(file.fileno())
+        if file_status.st_uid != os.geteuid() or stat.S_IMODE(file_status.st_mode) & 0o077:
             raise NoCredential(f"others may read or write it, token file {path}; chmod 600 it")
         token = file.read(1000).strip()
     if not re.fullmatch(r"[\w.~+/=-]+", token, re.ASCII):
@@ -58,23 +58,23 @@ def _token(path: Path) -> str:
     return token
 
 
-def _munge(text: str, path: Path) -> str:
-    mend = f"start munged, or put a token of `metasched token create` into {path}"
+def _munge_credential(payload: str, token_path: Path) -> str:
+    remedy = f"start munged, or put a token of `metasched token create` into {token_path}"
     try:
-        done = subprocess.run(
-            ["munge", *_socket(), "-s", text],
+        process = subprocess.run(
+            ["munge", *_socket_arguments(), "-s", payload],
             capture_output=True,
             text=True,
-            timeout=SECONDS,
+            timeout=MUNGE_TIMEOUT,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        raise NoCredential(f"no token and no munge on this host; {mend}") from None
-    if done.returncode != 0:
-        raise NoCredential(f"{done.stderr.strip()}; {mend}")
-    return done.stdout.strip()
+        raise NoCredential(f"no token and no munge on this host; {remedy}") from None
+    if process.returncode != 0:
+        raise NoCredential(f"{process.stderr.strip()}; {remedy}")
+    return process.stdout.strip()
 
 
-def _socket() -> list[str]:
-    given = os.environ.get("METASCHED_MUNGE_SOCKET")
-    return [f"--socket={given}"] if given else []
+def _socket_arguments() -> list[str]:
+    socket_path = os.environ.get("METASCHED_MUNGE_SOCKET")
+    return [f"--socket={socket_path}"] if socket_path else []

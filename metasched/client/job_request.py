@@ -7,102 +7,106 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from metasched.client.directives import (
-    _GPUS,
-    Given,
+    _GPU_OPTIONS,
+    OptionValues,
     _is_utf8,
-    _utf8,
-    _words,
-    _wrapped,
-    directives,
-    over,
+    _require_utf8,
+    _split_arguments,
+    _wrap_command,
+    merge_options,
+    read_directives,
     read_script,
 )
-from metasched.client.options import COMMAND_LINE, BadInput
-from metasched.client.schemas import Request, Submission
+from metasched.client.options import COMMAND_LINE, InvalidSubmission
+from metasched.client.schemas import JobRequest, SubmitRequest
 from metasched.model.arrays import parse_array
 from metasched.model.dependencies import parse_dependency
-from metasched.model.output_paths import check
+from metasched.model.output_paths import check_pattern
 from metasched.units import (
-    MOST,
-    Unreadable,
+    MAX_NUMBER,
+    ParseError,
     parse_count,
     parse_gres,
     parse_licences,
     parse_memory,
     parse_moment,
     parse_names,
-    shown,
+    quote_for_error,
 )
 from metasched.units import parse_duration as parse_duration
 
 T = TypeVar("T")
 
 
-_STRIPPED = ("SLURM_", "SBATCH_", "SGE_", "PBS_", "METASCHED_")
-LONGEST_NAME = 255  # characters
+_STRIPPED_PREFIXES = ("SLURM_", "SBATCH_", "SGE_", "PBS_", "METASCHED_")
+MAX_NAME_LENGTH = 255  # characters
 
 
-def prepare(
+def prepare_submission(
     options: Mapping[str, object],
     command: Sequence[str],
     *,
     environ: Mapping[str, str],
     now: float,
-) -> tuple[Submission, list[str]]:
+) -> tuple[SubmitRequest, list[str]]:
     """The submission of one job that a command line asks for, and the warnings it deserves.
 
     `command` is the script and its arguments; relative paths are taken from the present
     directory; `now` is in epoch seconds. BadInput for what makes no sense or is not built yet.
     """
-    given: Given = {dest: (value, COMMAND_LINE) for dest, value in options.items()}
+    values: OptionValues = {dest: (value, COMMAND_LINE) for dest, value in options.items()}
     warnings: list[str] = []
-    if "wrap" in given:
+    if "wrap" in values:
         if command:
-            raise BadInput(
-                f"both --wrap and the script {shown(command[0])}, {COMMAND_LINE}; give one of them"
+            raise InvalidSubmission(
+                f"both --wrap and the script {quote_for_error(command[0])}, {COMMAND_LINE}; give one of them"
             )
-        script, name = _wrapped(str(options["wrap"])), "wrap"
+        script, name = _wrap_command(str(options["wrap"])), "wrap"
     elif command:
         script, name = read_script(command[0]), os.path.basename(command[0])
-        given = over(directives(script, command[0], warnings), given)
+        values = merge_options(read_directives(script, command[0], warnings), values)
     else:
-        raise BadInput(f"no script, {COMMAND_LINE}; name one, or write --wrap 'COMMAND'")
-    environment = _environment(given, environ, warnings)
-    request = Request(
+        raise InvalidSubmission(f"no script, {COMMAND_LINE}; name one, or write --wrap 'COMMAND'")
+    environment = _exported_environment(values, environ, warnings)
+    request = JobRequest(
         script=_digest(script),
         environment=_digest("\0".join(f"{k}={v}" for k, v in sorted(environment.items()))),
-        directory=_directory(given),
-        umask=_umask(),
-        arguments=tuple(_utf8(word, "an argument of the script") for word in command[1:]),
-        output=_pattern(given, "output"),
-        error=_pattern(given, "error"),
-        name=_name(given, name),
-        **_sizes(given, warnings),
-        exclusive="exclusive" in given,
-        time_limit=_read(given, "time", lambda text: parse_duration(text, bare=60)),
-        begin=_read(given, "begin", lambda text: parse_moment(text, now)),
-        deadline=_read(given, "deadline", lambda text: parse_moment(text, now)),
-        urgency=_read(given, "urgency", _urgency) or 0,
-        held="hold" in given,
-        requeue="requeue" in given,
-        account=_text(given, "account"),
-        partition=_text(given, "partition"),
-        qos=_text(given, "qos"),
-        constraint=_text(given, "constraint"),
-        clusters=_read(given, "cluster", lambda text: parse_names(_plain(text))) or (),
-        native=_native(given),
-        licences=_read(given, "licence", lambda text: parse_licences(_plain(text))) or {},
-        array=_array(given),
-        dependency=_read(given, "dependency", _dependency),
-        kill_on_invalid_dep=_read(given, "kill_on_invalid_dep", _yes) or False,
-        reservation=_read(given, "reservation", parse_count),
+        directory=_working_directory(values),
+        umask=_current_umask(),
+        arguments=tuple(
+            _require_utf8(argument, "an argument of the script") for argument in command[1:]
+        ),
+        output=_output_pattern(values, "output"),
+        error=_output_pattern(values, "error"),
+        name=_job_name(values, name),
+        **_resource_counts(values, warnings),
+        exclusive="exclusive" in values,
+        time_limit=_parse_option(values, "time", lambda text: parse_duration(text, bare_unit=60)),
+        begin=_parse_option(values, "begin", lambda text: parse_moment(text, now)),
+        deadline=_parse_option(values, "deadline", lambda text: parse_moment(text, now)),
+        urgency=_parse_option(values, "urgency", _parse_urgency) or 0,
+        held="hold" in values,
+        requeue="requeue" in values,
+        account=_text_option(values, "account"),
+        partition=_text_option(values, "partition"),
+        qos=_text_option(values, "qos"),
+        constraint=_text_option(values, "constraint"),
+        clusters=_parse_option(values, "cluster", lambda text: parse_names(_check_text(text)))
+        or (),
+        native=_native_options(values),
+        licences=_parse_option(values, "licence", lambda text: parse_licences(_check_text(text)))
+        or {},
+        array=_array_range(values),
+        dependency=_parse_option(values, "dependency", _check_dependency),
+        kill_on_invalid_dep=_parse_option(values, "kill_on_invalid_dep", _parse_yes_no) or False,
+        reservation=_parse_option(values, "reservation", parse_count),
     )
-    return Submission(
+    return SubmitRequest(
         jobs=(request,),
         scripts={request.script: script},
         environments={request.environment: environment},
-        strict="strict" in given,
-        dry_run="dry_run" in given,
+        strict="strict" in values,
+        dry_run="dry_run" in values,
     ), warnings
 
 
@@ -112,65 +116,75 @@ def prepare(
 # Environment
 
 
-def _environment(given: Given, environ: Mapping[str, str], warnings: list[str]) -> dict[str, str]:
+def _exported_environment(
+    values: OptionValues, environ: Mapping[str, str], warnings: list[str]
+) -> dict[str, str]:
     """What the job sees of the present environment: all but other managers' own variables."""
-    wanted = (_text(given, "export") or "ALL").split(",")
-    if wanted == ["NONE"]:
+    entries = (_text_option(values, "export") or "ALL").split(",")
+    if entries == ["NONE"]:
         return {}
-    kept = {k: v for k, v in environ.items() if "ALL" in wanted and not k.startswith(_STRIPPED)}
-    for word in wanted:
-        name, is_set, value = word.partition("=")
-        if word in ("ALL", ""):
+    exported = {
+        variable: content
+        for variable, content in environ.items()
+        if "ALL" in entries and not variable.startswith(_STRIPPED_PREFIXES)
+    }
+    for entry in entries:
+        name, is_set, value = entry.partition("=")
+        if entry in ("ALL", ""):
             continue
-        if not name or word == "NONE":
-            where = given["export"][1]
-            raise BadInput(
-                f"--export {shown(word)}, {where}; write ALL, NONE, or NAME,NAME=value,..."
+        if not name or entry == "NONE":
+            location = values["export"][1]
+            raise InvalidSubmission(
+                f"--export {quote_for_error(entry)}, {location}; write ALL, NONE, or NAME,NAME=value,..."
             )
         if is_set:
-            kept[name] = value
+            exported[name] = value
         elif name in environ:
-            kept[name] = environ[name]
+            exported[name] = environ[name]
         else:
             warnings.append(f"--export: {name} is not set here, the job will not have it")
-    dropped = [k for k, v in kept.items() if not (_is_utf8(k) and _is_utf8(v))]
+    dropped = [
+        variable
+        for variable, content in exported.items()
+        if not (_is_utf8(variable) and _is_utf8(content))
+    ]
     if dropped:
-        names = ", ".join(shown(k) for k in dropped)
+        names = ", ".join(quote_for_error(variable) for variable in dropped)
         warnings.append(f"variables that are not UTF-8 text were left out: {names}")
-    return {k: v for k, v in kept.items() if k not in dropped}
+    return {variable: content for variable, content in exported.items() if variable not in dropped}
 
 
 # Values
 
 
-def _read(given: Given, dest: str, parse: Callable[[str], T]) -> T | None:
+def _parse_option(values: OptionValues, dest: str, parse: Callable[[str], T]) -> T | None:
     """What `parse` makes of an option, None if it was not given. BadInput if it cannot."""
-    if dest not in given:
+    if dest not in values:
         return None
-    value, _ = given[dest]
+    value, _ = values[dest]
     try:
         return parse(str(value))
-    except Unreadable as error:
-        raise BadInput(f"{error.what}, {_place(given, dest)}; {error.mend}") from None
+    except ParseError as error:
+        raise InvalidSubmission(f"{error.problem}, {_locate(values, dest)}; {error.fix}") from None
 
 
-def _place(given: Given, dest: str) -> str:
+def _locate(values: OptionValues, dest: str) -> str:
     """The option and, if it stands in a script, its line."""
-    option, where = f"--{dest.replace('_', '-')}", given[dest][1]
-    return option if where == COMMAND_LINE else f"{option}, {where}"
+    option, location = f"--{dest.replace('_', '-')}", values[dest][1]
+    return option if location == COMMAND_LINE else f"{option}, {location}"
 
 
-def _text(given: Given, dest: str) -> str | None:
-    return _read(given, dest, _plain)
+def _text_option(values: OptionValues, dest: str) -> str | None:
+    return _parse_option(values, dest, _check_text)
 
 
-def _plain(text: str) -> str:
+def _check_text(text: str) -> str:
     if not text.strip():
-        raise Unreadable("an empty word", "leave the option out, or give it a value")
+        raise ParseError("an empty word", "leave the option out, or give it a value")
     if not _is_utf8(text):
-        raise Unreadable(f"{shown(text)} is not UTF-8 text", "write it as UTF-8")
-    if any(ord(c) < 32 or 127 <= ord(c) < 160 for c in text):
-        raise Unreadable(f"control characters in {shown(text)}", "leave them out")
+        raise ParseError(f"{quote_for_error(text)} is not UTF-8 text", "write it as UTF-8")
+    if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in text):
+        raise ParseError(f"control characters in {quote_for_error(text)}", "leave them out")
     return text
 
 
@@ -180,157 +194,167 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _name(given: Given, otherwise: str) -> str:
-    given = {"name": (otherwise, f"the script's own name, {COMMAND_LINE}"), **given}
-    name = _text(given, "name") or otherwise
-    if len(name) > LONGEST_NAME:
-        raise BadInput(
-            f"a name of {len(name)} characters, {_place(given, 'name')}; "
-            f"write at most {LONGEST_NAME}"
+def _job_name(values: OptionValues, default: str) -> str:
+    values = {"name": (default, f"the script's own name, {COMMAND_LINE}"), **values}
+    name = _text_option(values, "name") or default
+    if len(name) > MAX_NAME_LENGTH:
+        raise InvalidSubmission(
+            f"a name of {len(name)} characters, {_locate(values, 'name')}; "
+            f"write at most {MAX_NAME_LENGTH}"
         )
     return name
 
 
-def _directory(given: Given) -> str:
+def _working_directory(values: OptionValues) -> str:
     try:
-        here = os.getcwd()
+        current = os.getcwd()
     except OSError as error:
-        raise BadInput(f"{error.strerror}, the present directory; cd to another") from None
-    wanted = _text(given, "chdir") or ""
-    directory = os.path.normpath(os.path.join(here, wanted))
-    if wanted and not os.path.isdir(directory):
-        raise BadInput(f"no directory {shown(wanted)}, {_place(given, 'chdir')}; make it first")
-    return _utf8(directory, "the present directory")
+        raise InvalidSubmission(f"{error.strerror}, the present directory; cd to another") from None
+    requested = _text_option(values, "chdir") or ""
+    directory = os.path.normpath(os.path.join(current, requested))
+    if requested and not os.path.isdir(directory):
+        raise InvalidSubmission(
+            f"no directory {quote_for_error(requested)}, {_locate(values, 'chdir')}; make it first"
+        )
+    return _require_utf8(directory, "the present directory")
 
 
-def _umask() -> int:
+def _current_umask() -> int:
     """This process's; the kernel tells it only to who sets it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
-def _pattern(given: Given, dest: str) -> str | None:
+def _output_pattern(values: OptionValues, dest: str) -> str | None:
     """An output path whose patterns the daemon can fill in."""
 
     def checked(text: str) -> str:
-        check(_plain(text))
+        check_pattern(_check_text(text))
         return text
 
-    return _read(given, dest, checked)
+    return _parse_option(values, dest, checked)
 
 
-def _array(given: Given) -> str | None:
+def _array_range(values: OptionValues) -> str | None:
     """The range of an array, with the limit that a line of its own may give it."""
-    text = _read(given, "array", _range)
-    limit = _read(given, "task_limit", parse_count)
+    text = _parse_option(values, "array", _check_range)
+    limit = _parse_option(values, "task_limit", parse_count)
     if text is None or limit is None or "%" in text:
         return text
     return f"{text}%{limit}"
 
 
-def _range(text: str) -> str:
+def _check_range(text: str) -> str:
     parse_array(text)
     return text.strip()
 
 
-def _dependency(text: str) -> str:
+def _check_dependency(text: str) -> str:
     parse_dependency(text)
     return text.strip()
 
 
-def _yes(text: str) -> bool:
+def _parse_yes_no(text: str) -> bool:
     if text not in ("yes", "no"):
-        raise Unreadable(f"{shown(text)} is neither", "write yes or no")
+        raise ParseError(f"{quote_for_error(text)} is neither", "write yes or no")
     return text == "yes"
 
 
-def _urgency(text: str) -> int:
+def _parse_urgency(text: str) -> int:
     if text not in ("0", "1", "2", "3"):
-        raise Unreadable(f"{shown(text)} is no urgency", "write 0, 1, 2 or 3")
+        raise ParseError(f"{quote_for_error(text)} is no urgency", "write 0, 1, 2 or 3")
     return int(text)
 
 
-def _native(given: Given) -> dict[str, str]:
-    found: dict[str, list[str]] = {}
-    value, _ = given.get("native", ((), ""))
+def _native_options(values: OptionValues) -> dict[str, str]:
+    by_cluster: dict[str, list[str]] = {}
+    value, _ = values.get("native", ((), ""))
     assert isinstance(value, Sequence)
     for text in value:
-        cluster, colon, options = _plain(text).partition(":")
+        cluster, colon, options = _check_text(text).partition(":")
         if not (cluster and colon and options.strip()):
-            place = _place(given, "native")
-            raise BadInput(f"{shown(text)} is not for one cluster, {place}; write CLUSTER:'ARGS'")
-        _words(options, _place(given, "native"))
-        found.setdefault(cluster, []).append(options)
-    return {cluster: " ".join(options) for cluster, options in found.items()}
+            location = _locate(values, "native")
+            raise InvalidSubmission(
+                f"{quote_for_error(text)} is not for one cluster, {location}; write CLUSTER:'ARGS'"
+            )
+        _split_arguments(options, _locate(values, "native"))
+        by_cluster.setdefault(cluster, []).append(options)
+    return {cluster: " ".join(options) for cluster, options in by_cluster.items()}
 
 
-def _sizes(given: Given, warnings: list[str]) -> dict[str, Any]:
+def _resource_counts(values: OptionValues, warnings: list[str]) -> dict[str, Any]:
     """Tasks, processors, nodes, memory and generic resources, as sbatch completes them.
 
     `--nodes` alone is a task per node; `--ntasks-per-node` gives the tasks of given nodes, or
     the nodes of given tasks. What counts per job or per task is turned into a count per node.
     """
-    tasks = _read(given, "ntasks", parse_count)
-    nodes = _read(given, "nodes", lambda text: _nodes(text, _place(given, "nodes"), warnings))
-    each = _read(given, "ntasks_per_node", parse_count)
-    if nodes is None and each is not None:
-        tasks = tasks or each
-        nodes = -(-tasks // each)
+    tasks = _parse_option(values, "ntasks", parse_count)
+    nodes = _parse_option(
+        values, "nodes", lambda text: _parse_nodes(text, _locate(values, "nodes"), warnings)
+    )
+    tasks_per_node = _parse_option(values, "ntasks_per_node", parse_count)
+    if nodes is None and tasks_per_node is not None:
+        tasks = tasks or tasks_per_node
+        nodes = -(-tasks // tasks_per_node)
     elif nodes is not None:
-        tasks = tasks or nodes * (each or 1)
+        tasks = tasks or nodes * (tasks_per_node or 1)
         if tasks < nodes:
-            raise BadInput(
-                f"{tasks} tasks cannot fill {nodes} nodes, {_place(given, 'nodes')}; "
+            raise InvalidSubmission(
+                f"{tasks} tasks cannot fill {nodes} nodes, {_locate(values, 'nodes')}; "
                 "ask for more tasks or fewer nodes"
             )
-        if each is not None and nodes * each < tasks:
-            raise BadInput(
-                f"{tasks} tasks do not fit on {nodes} nodes with {each} each, "
-                f"{_place(given, 'ntasks_per_node')}; ask for more nodes"
+        if tasks_per_node is not None and nodes * tasks_per_node < tasks:
+            raise InvalidSubmission(
+                f"{tasks} tasks do not fit on {nodes} nodes with {tasks_per_node} each, "
+                f"{_locate(values, 'ntasks_per_node')}; ask for more nodes"
             )
     tasks = tasks or 1
-    cpus = _read(given, "cpus_per_task", parse_count) or 1
-    if tasks * cpus > MOST:
-        raise BadInput(f"{tasks} tasks of {cpus} processors, --ntasks; ask for fewer than {MOST}")
-    if "mem" in given and "mem_per_cpu" in given:
-        raise BadInput(f"both --mem and --mem-per-cpu, {COMMAND_LINE}; give one of them")
-    gres = _read(given, "gres", parse_gres) or {}
-    gpus = {d: given[d] for d in _GPUS if d in given}
+    cpus = _parse_option(values, "cpus_per_task", parse_count) or 1
+    if tasks * cpus > MAX_NUMBER:
+        raise InvalidSubmission(
+            f"{tasks} tasks of {cpus} processors, --ntasks; ask for fewer than {MAX_NUMBER}"
+        )
+    if "mem" in values and "mem_per_cpu" in values:
+        raise InvalidSubmission(f"both --mem and --mem-per-cpu, {COMMAND_LINE}; give one of them")
+    gres = _parse_option(values, "gres", parse_gres) or {}
+    gpus = {dest: values[dest] for dest in _GPU_OPTIONS if dest in values}
     if len(gpus) > 1 or (gpus and any(name.partition(":")[0] == "gpu" for name in gres)):
-        raise BadInput(
-            f"GPUs asked for twice, {_place(given, next(iter(gpus)))}; "
+        raise InvalidSubmission(
+            f"GPUs asked for twice, {_locate(values, next(iter(gpus)))}; "
             "give one of --gpus, --gpus-per-node, --gpus-per-task and --gres"
         )
     for dest in gpus:
-        wanted = _read(given, dest, lambda text: parse_gres(f"gpu:{text}")) or {}
+        requested = _parse_option(values, dest, lambda text: parse_gres(f"gpu:{text}")) or {}
         if dest != "gpus_per_node":
             # Counts are per node, so the nodes must be known for the job's sum to be right.
             nodes = nodes or 1
-        for name, count in wanted.items():
+        for name, count in requested.items():
             total = count * {"gpus": 1, "gpus_per_task": tasks}.get(dest, nodes or 1)
             if total % (nodes or 1):
-                raise BadInput(
+                raise InvalidSubmission(
                     f"{total} GPUs cannot be shared equally by {nodes} nodes, "
-                    f"{_place(given, dest)}; ask for a multiple of {nodes}"
+                    f"{_locate(values, dest)}; ask for a multiple of {nodes}"
                 )
             gres[name] = total // (nodes or 1)
     return {
         "tasks": tasks,
         "cpus_per_task": cpus,
         "nodes": nodes,
-        "memory": _read(given, "mem", parse_memory),
-        "memory_per_cpu": _read(given, "mem_per_cpu", parse_memory),
+        "memory": _parse_option(values, "mem", parse_memory),
+        "memory_per_cpu": _parse_option(values, "mem_per_cpu", parse_memory),
         "gres": gres,
     }
 
 
-def _nodes(text: str, place: str, warnings: list[str]) -> int:
-    least, dash, most = text.partition("-")
-    count = parse_count(least)
+def _parse_nodes(text: str, location: str, warnings: list[str]) -> int:
+    minimum, dash, maximum = text.partition("-")
+    count = parse_count(minimum)
     if dash:
-        if parse_count(most) < count:
-            raise Unreadable(f"{shown(text)} ends before it begins", "write N, or MIN-MAX")
-        if most != least:
-            warnings.append(f"a range of nodes is not built yet, {place}: taken as {count}")
+        if parse_count(maximum) < count:
+            raise ParseError(
+                f"{quote_for_error(text)} ends before it begins", "write N, or MIN-MAX"
+            )
+        if maximum != minimum:
+            warnings.append(f"a range of nodes is not built yet, {location}: taken as {count}")
     return count

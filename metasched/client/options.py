@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from metasched.errors import UserError
-from metasched.units import shown
+from metasched.units import quote_for_error
 
 COMMAND_LINE = "metasched submit"  # where an option stands if not in a script
 
 
-_SEE_HELP = "see `metasched submit --help`"
+_HELP_HINT = "see `metasched submit --help`"
 
 
-class BadInput(UserError):
+class InvalidSubmission(UserError):
     """A submission that makes no sense, in one line: what, where; what to do."""
 
 
@@ -31,16 +31,16 @@ class Option:
     (in `#MS` lines, not in `#SBATCH`) or "call" (on the command line only).
     """
 
-    spelt: str
+    option_strings: str
     metavar: str
     help: str
-    many: bool = False
-    refused: str = ""
+    repeatable: bool = False
+    refusal: str = ""
     scope: str = "job"
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self.spelt.split())
+        return tuple(self.option_strings.split())
 
     @property
     def dest(self) -> str:
@@ -73,7 +73,7 @@ OPTIONS = (
         "--native",
         "CLUSTER:'ARGS'",
         "Options for one cluster, passed on as written; may be repeated.",
-        many=True,
+        repeatable=True,
         scope="ours",
     ),
     Option(
@@ -113,80 +113,80 @@ _SBATCH_REFUSED = (
         "--reservation",
         "x",
         "",
-        refused="is not taken from there; write #MS --reservation ID, or name it by --native",
+        refusal="is not taken from there; write #MS --reservation ID, or name it by --native",
     ),
     Option(
         "--wait -W",
         "",
         "",
-        refused="is not taken from a script; write --wait on the command line of metasched submit",
+        refusal="is not taken from a script; write --wait on the command line of metasched submit",
     ),
     Option(
         "--input -i",
         "x",
         "",
-        refused="is not taken from a script; redirect the input in the script",
+        refusal="is not taken from a script; redirect the input in the script",
     ),
     Option(
         "--test-only",
         "",
         "",
-        refused="is not taken from a script; write --dry-run on the command line",
+        refusal="is not taken from a script; write --dry-run on the command line",
     ),
-    Option("--bb", "x", "", refused="is not taken from a script; use --native CLUSTER:'--bb=...'"),
+    Option("--bb", "x", "", refusal="is not taken from a script; use --native CLUSTER:'--bb=...'"),
     Option(
-        "--bbf", "x", "", refused="is not taken from a script; use --native CLUSTER:'--bbf=...'"
+        "--bbf", "x", "", refusal="is not taken from a script; use --native CLUSTER:'--bbf=...'"
     ),
     Option(
         "--container",
         "x",
         "",
-        refused="is not taken from a script; start the container in the script",
+        refusal="is not taken from a script; start the container in the script",
     ),
     Option(
         "--export-file",
         "x",
         "",
-        refused="is not taken from a script; set the variables in the script",
+        refusal="is not taken from a script; set the variables in the script",
     ),
     Option(
-        "--wrap", "x", "", refused="is not taken from a script; write the command into the script"
+        "--wrap", "x", "", refusal="is not taken from a script; write the command into the script"
     ),
-    Option("--uid", "x", "", refused="is not taken from a script; submit as that user"),
-    Option("--gid", "x", "", refused="is not taken from a script; submit as that group"),
+    Option("--uid", "x", "", refusal="is not taken from a script; submit as that user"),
+    Option("--gid", "x", "", refusal="is not taken from a script; submit as that group"),
 )
 
-MS = tuple(o for o in OPTIONS if o.scope != "call")
-SBATCH = (*(o for o in OPTIONS if o.scope == "job"), *_SBATCH_REFUSED)
+MS_OPTIONS = tuple(o for o in OPTIONS if o.scope != "call")
+SBATCH_OPTIONS = (*(o for o in OPTIONS if o.scope == "job"), *_SBATCH_REFUSED)
 
 
-def read_command(words: Sequence[str]) -> tuple[dict[str, object], list[str]]:
+def parse_command_line(arguments: Sequence[str]) -> tuple[dict[str, object], list[str]]:
     """The options of a command line by `dest`, and the script with its arguments.
 
     Options end at the script. BadInput for an unknown one, a missing value, or one that is not
     built yet.
     """
-    parser = _parser(OPTIONS)
+    parser = _build_parser(OPTIONS)
     parser.add_argument("command", nargs=argparse.REMAINDER)
-    given, unknown = _read(parser, OPTIONS, words, COMMAND_LINE)
+    values, unknown = _parse(parser, OPTIONS, arguments, COMMAND_LINE)
     if unknown:
         raise unknown_option(unknown[0], COMMAND_LINE)
-    command = given.pop("command", [])
+    command = values.pop("command", [])
     assert isinstance(command, list)
-    return given, command[1:] if command[:1] == ["--"] else command
+    return values, command[1:] if command[:1] == ["--"] else command
 
 
-def read_line(
-    options: Sequence[Option], words: Sequence[str], where: str
+def parse_directive(
+    options: Sequence[Option], arguments: Sequence[str], location: str
 ) -> tuple[dict[str, object], list[str]]:
     """The options of a directive by `dest`, and the words that are no known ones.
 
     BadInput for a missing value, or an option that is refused by name.
     """
-    return _read(_parser(options), options, words, where)
+    return _parse(_build_parser(options), options, arguments, location)
 
 
-def _parser(options: Sequence[Option]) -> argparse.ArgumentParser:
+def _build_parser(options: Sequence[Option]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         add_help=False,
         allow_abbrev=False,
@@ -196,37 +196,40 @@ def _parser(options: Sequence[Option]) -> argparse.ArgumentParser:
         formatter_class=lambda prog: argparse.HelpFormatter(prog, width=100),
     )
     for option in options:
-        action = "append" if option.many else "store" if option.metavar else "store_true"
+        action = "append" if option.repeatable else "store" if option.metavar else "store_true"
         parser.add_argument(*option.names, dest=option.dest, action=action)
     return parser
 
 
-def _read(
-    parser: argparse.ArgumentParser, options: Sequence[Option], words: Sequence[str], where: str
+def _parse(
+    parser: argparse.ArgumentParser,
+    options: Sequence[Option],
+    arguments: Sequence[str],
+    location: str,
 ) -> tuple[dict[str, object], list[str]]:
     try:
-        found, others = parser.parse_known_args(words)
+        namespace, unparsed = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         name = (error.argument_name or "").partition("/")[0]
-        raise BadInput(f"{name}: {error.message}, {where}; {_SEE_HELP}") from None
-    given = vars(found)
+        raise InvalidSubmission(f"{name}: {error.message}, {location}; {_HELP_HINT}") from None
+    values = vars(namespace)
     for option in options:
-        if option.refused and option.dest in given:
-            why, _, mend = option.refused.partition("; ")
-            at = "" if where == COMMAND_LINE else f", {where}"
-            raise BadInput(f"{option.names[0]} {why}{at}; {mend}")
-    return given, others
+        if option.refusal and option.dest in values:
+            reason, _, remedy = option.refusal.partition("; ")
+            suffix = "" if location == COMMAND_LINE else f", {location}"
+            raise InvalidSubmission(f"{option.names[0]} {reason}{suffix}; {remedy}")
+    return values, unparsed
 
 
-def unknown_option(word: str, where: str) -> BadInput:
+def unknown_option(argument: str, location: str) -> InvalidSubmission:
     """The error about a word that is no option there."""
     from difflib import get_close_matches
 
-    name = word.partition("=")[0]
-    known = [n for option in OPTIONS for n in option.names]
-    if name in known:
-        mend = f"write it on the command line of `{COMMAND_LINE}`"
+    name = argument.partition("=")[0]
+    option_names = [option_name for option in OPTIONS for option_name in option.names]
+    if name in option_names:
+        remedy = f"write it on the command line of `{COMMAND_LINE}`"
     else:
-        close = get_close_matches(name, known, n=1, cutoff=0.7)
-        mend = f"did you mean {close[0]}?" if close else _SEE_HELP
-    return BadInput(f"unknown option {shown(name)}, {where}; {mend}")
+        suggestions = get_close_matches(name, option_names, n=1, cutoff=0.7)
+        remedy = f"did you mean {suggestions[0]}?" if suggestions else _HELP_HINT
+    return InvalidSubmission(f"unknown option {quote_for_error(name)}, {location}; {remedy}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class JobRequest:
     """One job as the client sends it: times in epoch seconds, durations in seconds, memory in MiB.
 
     `script` and `environment` are digests of texts that travel beside it, once per call.
@@ -53,14 +53,14 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Submission:
+class SubmitRequest:
     """One call: jobs that are all accepted or none, with the texts that they name by digest.
 
     `strict` refuses what is otherwise a warning (a deadline that has passed); `dry_run` answers
     what would happen and stores nothing.
     """
 
-    jobs: tuple[Request, ...]
+    jobs: tuple[JobRequest, ...]
     scripts: Mapping[str, str]
     environments: Mapping[str, Mapping[str, str]]
     strict: bool = False

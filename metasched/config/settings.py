@@ -15,7 +15,7 @@ from metasched.db.store import Database
 from metasched.errors import UserError
 from metasched.model.cluster import Cluster
 from metasched.model.licence import LicencePool
-from metasched.model.reservation_request import Quota
+from metasched.model.reservation_request import ReservationQuota
 from metasched.policies.policy import Policy
 
 
@@ -44,7 +44,7 @@ class LicenceServerSettings:
     """
 
     name: str
-    kind: str
+    server_type: str
     options: dict[str, Any]
     interval: float
     timeout: float
@@ -59,20 +59,20 @@ class Settings:
     ended jobs are remembered.
     """
 
-    origin: Path | None
+    config_path: Path | None
     database: Database
     socket: Path
-    folder: Path
-    keep: float
+    state_folder: Path
+    retention: float
     policy: Policy
     clusters: tuple[ClusterSettings, ...]
-    classes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
+    user_classes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
     licences: tuple[LicencePool, ...] = ()
     max_array_tasks: int = DaemonTable.model_fields["max_array_tasks"].default
     site: SiteTable | None = None  # None: personal mode
     tcp: TcpTable | None = None  # None: unix socket only
     licence_servers: tuple[LicenceServerSettings, ...] = ()
-    quotas: dict[str, Quota] = field(default_factory=lambda: {"": Quota()})
+    quotas: dict[str, ReservationQuota] = field(default_factory=lambda: {"": ReservationQuota()})
     mail_program: Path | None = None  # None: nobody is told by mail
 
     @property
@@ -82,22 +82,22 @@ class Settings:
 
     def is_operator(self, user: str) -> bool:
         """Whether a user may see and change everybody's jobs."""
-        own = pwd.getpwuid(os.geteuid()).pw_name
-        if self.site is None or user in ("root", own, *self.site.operators):
+        daemon_account = pwd.getpwuid(os.geteuid()).pw_name
+        if self.site is None or user in ("root", daemon_account, *self.site.operators):
             return True
         return not groups_of(user).isdisjoint(self.site.operator_groups)
 
-    def quota_of(self, user: str) -> Quota:
+    def quota_of(self, user: str) -> ReservationQuota:
         """What the user may reserve."""
         return self.quotas.get(self.class_of(user), self.quotas[""])
 
     def class_of(self, user: str) -> str:
         """The user's class: the first that names the user, else one of its groups, else regular."""
-        for name, (users, _) in self.classes.items():
+        for name, (users, _) in self.user_classes.items():
             if user in users:
                 return name
         groups = groups_of(user)
-        for name, (_, members) in self.classes.items():
+        for name, (_, members) in self.user_classes.items():
             if groups.intersection(members):
                 return name
         return "regular"
@@ -106,11 +106,11 @@ class Settings:
 def groups_of(user: str) -> set[str]:
     """The names of a user's groups; none if there is no such account."""
     try:
-        gid = pwd.getpwnam(user).pw_gid
+        primary_group = pwd.getpwnam(user).pw_gid
     except KeyError:
         return set()
-    found = set()
-    for number in os.getgrouplist(user, gid):
+    names = set()
+    for group_id in os.getgrouplist(user, primary_group):
         with contextlib.suppress(KeyError):  # a group without a name
-            found.add(grp.getgrgid(number).gr_name)
-    return found
+            names.add(grp.getgrgid(group_id).gr_name)
+    return names

@@ -12,42 +12,42 @@ from pydantic import (
     Field,
 )
 
-from metasched.core.scheduler import MARGINS
-from metasched.model.arrays import MOST_TASKS
+from metasched.core.scheduler import MAX_MARGIN_JOBS
+from metasched.model.arrays import MAX_TASKS
 from metasched.model.cluster import Cluster
-from metasched.model.licence import MOST
-from metasched.model.reservation_request import Quota
+from metasched.model.licence import MAX_TOKENS
+from metasched.model.reservation_request import ReservationQuota
 from metasched.policies.eligible import FEATURE
 from metasched.policies.policy import Policy
 from metasched.units import parse_duration
 
-T = TypeVar("T", bound=BaseModel)
+TableT = TypeVar("TableT", bound=BaseModel)
 
 
-def _duration(value: object) -> object:
+def _parse_duration_text(value: object) -> object:
     return parse_duration(value) if isinstance(value, str) else value
 
 
-def _absolute(path: str) -> str:
+def _require_absolute(path: str) -> str:
     if not path.startswith("/"):
         raise ValueError("write an absolute path, which the nodes see, too")
     return path
 
 
-def _feature(name: str) -> str:
+def _require_feature(name: str) -> str:
     if not FEATURE.fullmatch(name):
         raise ValueError("write the one feature that those machines have")
     return name
 
 
-MAPS = ("partition", "account", "qos", "feature", "licence")  # whose words clusters translate
+MAP_NAMES = ("partition", "account", "qos", "feature", "licence")  # whose words clusters translate
 
 
 # ten years: beyond that a number is a slip, and sums of such numbers are no times any more
-LONGEST = 10 * 366 * 86400.0
+MAX_SECONDS = 10 * 366 * 86400.0
 
 
-Seconds = Annotated[float, BeforeValidator(_duration), Field(gt=0, le=LONGEST)]
+Seconds = Annotated[float, BeforeValidator(_parse_duration_text), Field(gt=0, le=MAX_SECONDS)]
 
 
 _CLUSTER = Cluster(name="", adapter="")  # its defaults
@@ -62,7 +62,7 @@ class DaemonTable(_Table):
     folder: str | None = None
     socket: str | None = None
     keep: Seconds = 365 * 86400.0
-    max_array_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 100_000
+    max_array_tasks: Annotated[int, Field(ge=1, le=MAX_TASKS)] = 100_000
     mail_program: str | None = None
 
 
@@ -91,7 +91,7 @@ class PolicyTable(_Table):
     file: str | None = None
 
 
-class ClassTable(_Table):
+class UserClassTable(_Table):
     name: str
     users: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
@@ -101,11 +101,15 @@ class LicenceTable(_Table):
     """The copies of one licence: a `LicencePool`, or those of machines, of a `model.Cluster`."""
 
     name: str
-    total: Annotated[int, Field(ge=0, le=MOST)] | None = None
+    total: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     clusters: tuple[str, ...] = ()
-    machines: dict[str, Annotated[str, AfterValidator(_feature)]] = Field(default_factory=dict)
-    headroom: Annotated[int, Field(ge=0, le=MOST)] = 0
-    linger: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] | None = None
+    machines: dict[str, Annotated[str, AfterValidator(_require_feature)]] = Field(
+        default_factory=dict
+    )
+    headroom: Annotated[int, Field(ge=0, le=MAX_TOKENS)] = 0
+    linger: (
+        Annotated[float, BeforeValidator(_parse_duration_text), Field(ge=0, le=MAX_SECONDS)] | None
+    ) = None
     server: str = ""
     stale_after: Seconds = 300.0
 
@@ -123,12 +127,14 @@ class ClusterTable(BaseModel):
     poll_interval: Seconds | None = None
     call_timeout: Seconds = 60.0
     move_after: Seconds | None = None
-    fence_dir: Annotated[str, AfterValidator(_absolute)] = ""
+    fence_dir: Annotated[str, AfterValidator(_require_absolute)] = ""
     takes: Literal["both", "jobs", "reservations"] = _CLUSTER.takes
     exclusive: bool = False
     binding: Literal["early", "late"] = "early"
     lead: Seconds = _CLUSTER.lead
-    guard: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] = _CLUSTER.guard
+    guard: Annotated[float, BeforeValidator(_parse_duration_text), Field(ge=0, le=MAX_SECONDS)] = (
+        _CLUSTER.guard
+    )
     python: str | None = None
     environment: dict[str, str] = Field(default_factory=dict)
 
@@ -148,10 +154,12 @@ class LicenceServerTable(BaseModel):
 class QuotaTable(_Table):
     """What a user may reserve; see `reservations.Quota`."""
 
-    horizon: Seconds = Quota.horizon
-    longest: Seconds = Quota.longest
-    most: Annotated[int, Field(ge=0)] | None = Quota.most
-    let_run: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] = Quota.let_run
+    horizon: Seconds = ReservationQuota.horizon
+    longest: Seconds = ReservationQuota.max_duration
+    most: Annotated[int, Field(ge=0)] | None = ReservationQuota.max_size
+    let_run: Annotated[
+        float, BeforeValidator(_parse_duration_text), Field(ge=0, le=MAX_SECONDS)
+    ] = ReservationQuota.let_run
 
 
 class ReservationsTable(QuotaTable):
@@ -160,7 +168,7 @@ class ReservationsTable(QuotaTable):
     classes: dict[str, QuotaTable] = Field(default_factory=dict)
 
 
-class Site(_Table):
+class ConfigFile(_Table):
     """The whole file."""
 
     daemon: DaemonTable = DaemonTable()
@@ -169,7 +177,7 @@ class Site(_Table):
     policy: PolicyTable = PolicyTable()
     cluster: tuple[ClusterTable, ...] = ()
     licence: tuple[LicenceTable, ...] = ()
-    user_class: tuple[ClassTable, ...] = ()
+    user_class: tuple[UserClassTable, ...] = ()
     licence_server: tuple[LicenceServerTable, ...] = ()
     reservations: ReservationsTable = ReservationsTable()
 
@@ -178,7 +186,7 @@ class PolicyFile(_Table):
     """The keys of a policy file; what is not given keeps the default of `core.Policy`."""
 
     max_priority: Annotated[int, Field(ge=1, le=100)] = Policy.max_priority
-    window: Annotated[int, Field(ge=1, le=MARGINS)] = Policy.window
+    window: Annotated[int, Field(ge=1, le=MAX_MARGIN_JOBS)] = Policy.window
     weights: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field(default_factory=dict)
     classes: dict[str, Annotated[int, Field(ge=0, le=1000)]] = Field(
         default_factory=lambda: dict(Policy().classes)
@@ -189,7 +197,9 @@ class PolicyFile(_Table):
     pull: bool = Policy.pull
     pull_after: Seconds = Policy.pull_after
     patience: Seconds = Policy.patience
-    age: Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LONGEST)] = Policy.age
+    age: Annotated[float, BeforeValidator(_parse_duration_text), Field(ge=0, le=MAX_SECONDS)] = (
+        Policy.age
+    )
     default_time: Seconds = Policy.default_time
     seed: int = Policy.seed
     send: str = Policy.send

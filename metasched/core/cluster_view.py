@@ -10,28 +10,28 @@ from functools import reduce
 from itertools import starmap
 from operator import add, itemgetter, mul
 
-from metasched.core.tasks import Place, Task
-from metasched.model.cluster import Cluster, Facts
+from metasched.core.tasks import Task, TaskId
+from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Job, Reason, State
-from metasched.model.listing import Row
-from metasched.policies.eligible import Unfit, translated, unfit
+from metasched.model.listing import JobStatus
+from metasched.policies.eligible import Ineligibility, find_ineligibility, translate_job
 
-Shape = tuple[object, object]  # of partitions, of licences: see `shape`
-_UNDECIDED = Unfit(Reason.PRIORITY, "not looked at yet")
-DECIDED = 10_000  # different needs whose answers are kept, at the most
-FULL_AGAIN = (10.0, 300.0)  # seconds until a full cluster is tried again: first, at the most
+EligibilityKey = tuple[object, object]  # of partitions, of licences: see `shape`
+_UNDECIDED = Ineligibility(Reason.PRIORITY, "not looked at yet")
+MAX_CACHED_DECISIONS = 10_000  # different needs whose answers are kept, at the most
+FULL_RETRY_DELAY = (10.0, 300.0)  # seconds until a full cluster is tried again: first, at the most
 
 
 @dataclass
-class Stray:
+class StaleAttempt:
     """An attempt that is listed although we had given it up; `asked`: when its end was asked for.
 
     `wish` is None (let it be), or the `unstarted` of the withdrawal that is asked for.
     """
 
-    row: Row
-    wish: bool | None = None
-    asked: float = 0.0
+    row: JobStatus
+    withdrawal: bool | None = None
+    withdrawal_requested: float = 0.0
 
 
 @dataclass
@@ -49,33 +49,33 @@ class ClusterView:
     """
 
     cluster: Cluster
-    facts: Facts | None = None
+    info: ClusterInfo | None = None
     up: bool = False
-    word: str = "not heard from since the start"
-    full: str = ""
+    down_reason: str = "not heard from since the start"
+    full_reason: str = ""
     full_since: float = 0.0
-    probe_at: float = 0.0
-    pause: float = 0.0
-    owed: float = 0.0
-    told: float = 0.0
-    busy: int = 0
-    work: float = 0.0
-    since: float = 0.0
-    until: float = -math.inf
-    power: float = math.inf  # unless it has told of processors
-    unstarted: dict[Place, Task] = field(default_factory=dict)
-    live: dict[Place, Task] = field(default_factory=dict)
-    uneasy: dict[Place, Task] = field(default_factory=dict)
-    strays: dict[tuple[int, int, int], Stray] = field(default_factory=dict)
-    withheld: dict[Place, Row] = field(default_factory=dict)
+    retry_at: float = 0.0
+    retry_delay: float = 0.0
+    owed_by_own: float = 0.0
+    owed_by_others: float = 0.0
+    busy_cpus: int = 0
+    busy_work: float = 0.0
+    valid_from: float = 0.0
+    valid_until: float = -math.inf
+    computing_power: float = math.inf  # unless it has told of processors
+    unstarted_tasks: dict[TaskId, Task] = field(default_factory=dict)
+    live_tasks: dict[TaskId, Task] = field(default_factory=dict)
+    needs_attention: dict[TaskId, Task] = field(default_factory=dict)
+    stale_attempts: dict[tuple[int, int, int], StaleAttempt] = field(default_factory=dict)
+    deferred_rows: dict[TaskId, JobStatus] = field(default_factory=dict)
     up_since: float = 0.0  # when its manager last started, as far as it tells
-    shape: Shape | None = None
-    decided: dict[Hashable, Unfit | None] = field(default_factory=dict)
+    eligibility_key: EligibilityKey | None = None
+    decisions: dict[Hashable, Ineligibility | None] = field(default_factory=dict)
     name: str = field(init=False)
     # in seconds of `Books.watch`: for how long it has answered until it last ceased or began to,
     # and when that was
-    _answered: float = 0.0
-    _turned: float = 0.0
+    _answered_seconds: float = 0.0
+    _turned_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.name = self.cluster.name
@@ -83,96 +83,111 @@ class ClusterView:
     # Whether it answers. What expires goes by `watch`, which stands still while nobody could see
     # anything
 
-    def answers(self, watch: float) -> float:
+    def mark_up(self, total_observed: float) -> float:
         """It answers; the seconds of its silence in which another cluster answered."""
-        missed = 0.0
+        silent_seconds = 0.0
         if not self.up:
-            missed, self._turned = watch - self._turned, watch
-        self.up, self.word = True, ""
-        return missed
+            silent_seconds, self._turned_at = total_observed - self._turned_at, total_observed
+        self.up, self.down_reason = True, ""
+        return silent_seconds
 
-    def falls_silent(self, word: str, watch: float) -> None:
+    def mark_down(self, reason: str, total_observed: float) -> None:
         if self.up:
-            self._answered, self._turned = self.watched(watch), watch
-        self.up, self.word = False, word
+            self._answered_seconds, self._turned_at = (
+                self.observed_seconds(total_observed),
+                total_observed,
+            )
+        self.up, self.down_reason = False, reason
 
-    def watched(self, watch: float) -> float:
+    def observed_seconds(self, total_observed: float) -> float:
         """The seconds for which it has answered us."""
-        return self._answered + (watch - self._turned) if self.up else self._answered
+        return (
+            self._answered_seconds + (total_observed - self._turned_at)
+            if self.up
+            else self._answered_seconds
+        )
 
     # What its manager tells
 
-    def learn(self, facts: Facts) -> None:
-        before, self.shape = self.shape, shape(facts)
-        if self.shape != before:
-            self.decided.clear()
-        self.facts, self.told = facts, facts.owed
-        self.power = facts.cpus * self.cluster.benchmark or math.inf
-        self.until = -math.inf
+    def update_info(self, info: ClusterInfo) -> None:
+        previous_key, self.eligibility_key = self.eligibility_key, eligibility_key(info)
+        if self.eligibility_key != previous_key:
+            self.decisions.clear()
+        self.info, self.owed_by_others = info, info.owed_by_others
+        self.computing_power = info.cpus * self.cluster.benchmark or math.inf
+        self.valid_until = -math.inf
 
-    def look_at_running(self, now: float) -> None:
+    def sum_running(self, now: float) -> None:
         """Add up what should not have ended by now."""
-        running = () if self.facts is None else self.facts.running
+        running = () if self.info is None else self.info.running_jobs
         ended = bisect_right(running, now, key=itemgetter(0))
-        self.since = running[ended - 1][0] if ended else -math.inf
-        self.until = running[ended][0] if ended < len(running) else math.inf
-        rest = running[ended:]
-        self.busy = sum(map(itemgetter(1), rest))
-        self.work = reduce(add, starmap(mul, reversed(rest)), 0.0)  # `sum` depends on the Python
+        self.valid_from = running[ended - 1][0] if ended else -math.inf
+        self.valid_until = running[ended][0] if ended < len(running) else math.inf
+        still_running = running[ended:]
+        self.busy_cpus = sum(map(itemgetter(1), still_running))
+        self.busy_work = reduce(
+            add, starmap(mul, reversed(still_running)), 0.0
+        )  # `sum` depends on the Python
 
-    def unfit(self, job: Job) -> Unfit | None:
+    def check_job(self, job: Job) -> Ineligibility | None:
         """Why the cluster cannot run a job, decided once for all that ask for the same."""
-        counted = self.cluster.licensed or (self.facts is not None and self.facts.licences)
-        alike = job.needs if counted else job.needs_but_licences
+        licences_matter = self.cluster.licence_features or (
+            self.info is not None and self.info.licences
+        )
+        cache_key = job.requirements if licences_matter else job.requirements_without_licences
         if self.cluster.filesystems:
-            alike = (alike, job.directory, job.writes)
-        known = self.decided.get(alike, _UNDECIDED)
-        if known is _UNDECIDED:
-            if len(self.decided) >= DECIDED:
-                self.decided.clear()
-            known = self.decided[alike] = unfit(job, self.cluster, self.facts)
-        return known
+            cache_key = (cache_key, job.directory, job.writes)
+        cached = self.decisions.get(cache_key, _UNDECIDED)
+        if cached is _UNDECIDED:
+            if len(self.decisions) >= MAX_CACHED_DECISIONS:
+                self.decisions.clear()
+            cached = self.decisions[cache_key] = find_ineligibility(job, self.cluster, self.info)
+        return cached
 
-    def here(self, job: Job) -> Job:
+    def translate_job(self, job: Job) -> Job:
         """A job that fits the cluster, in the cluster's own words."""
-        return translated(job, self.cluster, self.facts)
+        return translate_job(job, self.cluster, self.info)
 
     # What is ours there
 
-    def add(self, task: Task) -> None:
+    def add_task(self, task: Task) -> None:
         """A task of ours may be there from now on."""
-        self.live[task.place] = self.uneasy[task.place] = task
+        self.live_tasks[task.task_id] = self.needs_attention[task.task_id] = task
 
-    def drop(self, task: Task) -> None:
+    def remove_task(self, task: Task) -> None:
         """Its attempt there has ended."""
-        self.live.pop(task.place, None)
-        self.uneasy.pop(task.place, None)
+        self.live_tasks.pop(task.task_id, None)
+        self.needs_attention.pop(task.task_id, None)
 
-    def end_waiting(self, known_by: tuple[int, int, int]) -> None:
+    def withdraw_pending_stale(self, key: tuple[int, int, int]) -> None:
         """Wish for the end of a stray that is to begin anew, though another has begun."""
-        stray = self.strays.get(known_by)
-        if stray is not None and stray.row.state is State.PENDING and stray.wish is None:
-            stray.wish = False
+        stale_attempt = self.stale_attempts.get(key)
+        if (
+            stale_attempt is not None
+            and stale_attempt.row.state is State.PENDING
+            and stale_attempt.withdrawal is None
+        ):
+            stale_attempt.withdrawal = False
 
     # Whether it takes more
 
-    def takes_no_more(self, word: str, now: float) -> None:
+    def mark_full(self, reason: str, now: float) -> None:
         """Its manager is full; try again later, and ever later."""
-        first, most = FULL_AGAIN
-        self.pause = min(self.pause * 2, most) or first
-        self.full, self.full_since = word, now
-        self.probe_at = now + self.pause
+        initial, maximum = FULL_RETRY_DELAY
+        self.retry_delay = min(self.retry_delay * 2, maximum) or initial
+        self.full_reason, self.full_since = reason, now
+        self.retry_at = now + self.retry_delay
 
-    def may_probe(self, now: float) -> bool:
+    def retry_due(self, now: float) -> bool:
         """Whether it is full, and time to try it again, with one task."""
-        return bool(self.full) and now >= self.probe_at
+        return bool(self.full_reason) and now >= self.retry_at
 
-    def clock_set(self, by: float) -> None:
+    def adjust_clock(self, step: float) -> None:
         """The wall clock went `by` seconds more than time has: see `Core`."""
-        self.full_since += min(by, 0.0)
-        self.probe_at += by
-        for stray in self.strays.values():
-            stray.asked += by
+        self.full_since += min(step, 0.0)
+        self.retry_at += step
+        for stale_attempt in self.stale_attempts.values():
+            stale_attempt.withdrawal_requested += step
 
 
 def loads(views: Collection[ClusterView], now: float) -> list[float]:
@@ -181,22 +196,36 @@ def loads(views: Collection[ClusterView], now: float) -> list[float]:
     All are asked at each submission: O(1) for each, but O(n) in its running jobs after news of it,
     and when one of them should have ended.
     """
-    for v in views:
-        if not v.since <= now < v.until:
-            v.look_at_running(now)
-    owed = [(v.told + (v.work - v.busy * now) + v.owed) / v.power for v in views]
+    for view in views:
+        if not view.valid_from <= now < view.valid_until:
+            view.sum_running(now)
+    owed = [
+        (view.owed_by_others + (view.busy_work - view.busy_cpus * now) + view.owed_by_own)
+        / view.computing_power
+        for view in views
+    ]
     if min(owed, default=0.0) < 0.0:  # by rounding, when all that runs is about to end
         return [max(0.0, seconds) for seconds in owed]
     return owed
 
 
-def shape(facts: Facts | None, *, passing: bool = True) -> Shape | None:
+def eligibility_key(
+    info: ClusterInfo | None, *, include_transient: bool = True
+) -> EligibilityKey | None:
     """What of the facts decides whether a job may be sent: not what is free or running.
 
     Without the `passing`, which nodes and partitions are up, whether it can ever start there.
     """
-    if facts is None:
+    if info is None:
         return None
-    partitions = [p.shape if passing else p.all_up.shape for p in facts.partitions]
-    licences = {n: (c.total, passing and c.used) for n, c in facts.licences.items()}
+    partitions = [
+        partition.eligibility_key
+        if include_transient
+        else partition.with_all_nodes_up.eligibility_key
+        for partition in info.partitions
+    ]
+    licences = {
+        name: (counts.total, include_transient and counts.used)
+        for name, counts in info.licences.items()
+    }
     return partitions, licences

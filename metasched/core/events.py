@@ -12,20 +12,21 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from metasched.core.dependency_status import TargetSummary
 from metasched.core.reservations.events import ReservationAction, ReservationEvent
-from metasched.core.tasks import Attempt, Change, Past, Task
-from metasched.model.cluster import Cluster, Facts
-from metasched.model.dependencies import Fate
+from metasched.core.tasks import Attempt, PastAttempt, Task, TaskChange
+from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Job, State
-from metasched.model.licence import GivenBack, Lease, LicenceCount, LicencePool, Standing
-from metasched.model.listing import Claim, Missing, Row
+from metasched.model.licence import Lease, LicenceCount, LicencePool, LicenceStatus, ReturnedLease
+from metasched.model.listing import JobStatus, MissingTask, TaskClaim
 from metasched.model.reservation import Reservation
-from metasched.policies.classify import Part
-from metasched.policies.eligible import Unfit
+from metasched.model.stored_names import STORED_FIELDS
+from metasched.policies.classify import HeuristicContribution
+from metasched.policies.eligible import Ineligibility
 from metasched.policies.policy import Policy
 
 
-class Booted(msgspec.Struct, frozen=True):
+class DaemonStarted(msgspec.Struct, rename=STORED_FIELDS["DaemonStarted"], frozen=True):
     """The daemon started, or re-read its policy: nothing is known of any cluster any more.
 
     `pools` None: licences are the managers' own affair (simulations), of which there are `licences`
@@ -36,27 +37,27 @@ class Booted(msgspec.Struct, frozen=True):
     instance: str
     policy: Policy
     clusters: tuple[Cluster, ...]
-    licences: int = 0
+    licence_count: int = 0
     pools: tuple[LicencePool, ...] | None = None
 
 
-class Submitted(msgspec.Struct):
+class JobSubmitted(msgspec.Struct, rename=STORED_FIELDS["JobSubmitted"]):
     """A job was accepted; `fates` tell what had become of the jobs that it depends on."""
 
     time: float
     job: Job
-    fates: tuple[Fate, ...] = ()
+    target_summaries: tuple[TargetSummary, ...] = ()
 
 
-class Tried(msgspec.Struct, frozen=True):
+class DispatchStarted(msgspec.Struct, rename=STORED_FIELDS["DispatchStarted"], frozen=True):
     """From now on a sending may be with its manager: stored just before the call is made."""
 
     time: float
     job: int
-    sending: int
+    dispatch_id: int
 
 
-class Accepted(msgspec.Struct, frozen=True):
+class DispatchAccepted(msgspec.Struct, rename=STORED_FIELDS["DispatchAccepted"], frozen=True):
     """The manager took a sending; `natives` maps task index to native id.
 
     `access` is by what it was told, where there is a choice.
@@ -64,38 +65,38 @@ class Accepted(msgspec.Struct, frozen=True):
 
     time: float
     job: int
-    sending: int
-    natives: dict[int, str]
+    dispatch_id: int
+    native_ids: dict[int, str]
     access: str = ""
 
 
-class Declined(msgspec.Struct, frozen=True):
+class DispatchRejected(msgspec.Struct, rename=STORED_FIELDS["DispatchRejected"], frozen=True):
     """The manager certainly did not take a sending; `again`: it may take it later."""
 
     time: float
     job: int
-    sending: int
+    dispatch_id: int
     reason: str
-    again: bool = False
+    retry_later: bool = False
 
 
-class Unsure(msgspec.Struct, frozen=True):
+class DispatchUncertain(msgspec.Struct, rename=STORED_FIELDS["DispatchUncertain"], frozen=True):
     """No answer to a sending: perhaps it is there. Listings will tell."""
 
     time: float
     job: int
-    sending: int
+    dispatch_id: int
     reason: str
 
 
-class Returned(msgspec.Struct, frozen=True):
+class DispatchSkipped(msgspec.Struct, rename=STORED_FIELDS["DispatchSkipped"], frozen=True):
     """Sendings, as (job, sending), that were never tried: their cluster is silent or full."""
 
     time: float
-    sendings: tuple[tuple[int, int], ...]
+    dispatches: tuple[tuple[int, int], ...]
 
 
-class Seen(msgspec.Struct):
+class ListingReceived(msgspec.Struct, rename=STORED_FIELDS["ListingReceived"]):
     """What a complete listing told: rows that are new or changed, rows gone since the last one.
 
     `full`: the rows are all there are (the first listing of a worker, or after a silence).
@@ -106,26 +107,26 @@ class Seen(msgspec.Struct):
 
     time: float
     cluster: str
-    rows: tuple[Row, ...] = ()
+    rows: tuple[JobStatus, ...] = ()
     vanished: tuple[tuple[str, int], ...] = ()
-    facts: Facts | None = None
+    info: ClusterInfo | None = None
     full: bool = False
     since: float = 0.0
     until: float = 0.0
-    before: float = 0.0
+    previous_taken: float = 0.0
     up_since: float = 0.0
 
 
-class Traced(msgspec.Struct, frozen=True):
+class AccountingReceived(msgspec.Struct, rename=STORED_FIELDS["AccountingReceived"], frozen=True):
     """What the accounting of a cluster's manager told of missing tasks (see `model.Trace`)."""
 
     time: float
     cluster: str
-    rows: tuple[Row, ...] = ()
-    unstarted: tuple[tuple[str, int], ...] = ()
+    rows: tuple[JobStatus, ...] = ()
+    never_started: tuple[tuple[str, int], ...] = ()
 
 
-class Revoked(msgspec.Struct, frozen=True):
+class ClaimsRevoked(msgspec.Struct, rename=STORED_FIELDS["ClaimsRevoked"], frozen=True):
     """What became of claims that we wanted to revoke.
 
     Those of `tasks`, as (tag, task), can never begin now; those `begun` have been made before.
@@ -133,32 +134,32 @@ class Revoked(msgspec.Struct, frozen=True):
 
     time: float
     tasks: tuple[tuple[str, int], ...] = ()
-    begun: tuple[tuple[str, int], ...] = ()
+    already_started: tuple[tuple[str, int], ...] = ()
 
 
-class Silent(msgspec.Struct, frozen=True):
+class ClusterUnreachable(msgspec.Struct, frozen=True):
     time: float
     cluster: str
     reason: str
 
 
-Wish = Literal["cancel", "hold", "release", "requeue", "lost", "ran"]
+UserAction = Literal["cancel", "hold", "release", "requeue", "lost", "ran"]
 
 
-class Asked(msgspec.Struct, frozen=True):
+class UserRequested(msgspec.Struct, rename=STORED_FIELDS["UserRequested"], frozen=True):
     """A user's wish for some tasks: `indices` None = all of the job.
 
     `lost` and `ran` are an operator's word on a task that is `unknown`.
     """
 
     time: float
-    wish: Wish
+    action: UserAction
     job: int
     indices: tuple[int, ...] | None = None
     by: str = ""
 
 
-class Again(msgspec.Struct, frozen=True):
+class RequeuedTask(msgspec.Struct, frozen=True):
     """An ended task that is to run again, as the database knows it."""
 
     index: int
@@ -166,19 +167,19 @@ class Again(msgspec.Struct, frozen=True):
     attempts: int
 
 
-class Requeued(msgspec.Struct, frozen=True):
+class JobRequeued(msgspec.Struct, rename=STORED_FIELDS["JobRequeued"], frozen=True):
     """A user wants ended tasks to run again; what the core has forgotten of them comes along."""
 
     time: float
     job: Job
     priority: int
-    last_sending: int
-    tasks: tuple[Again, ...]
+    last_dispatch: int
+    tasks: tuple[RequeuedTask, ...]
     by: str = ""
-    fates: tuple[Fate, ...] = ()  # as in `Submitted`
+    target_summaries: tuple[TargetSummary, ...] = ()  # as in `Submitted`
 
 
-class Modified(msgspec.Struct, frozen=True):
+class JobModified(msgspec.Struct, rename=STORED_FIELDS["JobModified"], frozen=True):
     """A user changed what a job asks for: `job` is how it is sent from now on.
 
     `what` tells the changes; `resend`: a manager that has it already must get it anew;
@@ -187,13 +188,13 @@ class Modified(msgspec.Struct, frozen=True):
 
     time: float
     job: Job
-    what: str
-    resend: bool
+    change_summary: str
+    redispatch: bool
     priority: int | None = None
     by: str = ""
 
 
-class Drained(msgspec.Struct, frozen=True):
+class ClusterDrained(msgspec.Struct, frozen=True):
     """An operator keeps new work from a cluster; `keep_pending`: what waits there may stay."""
 
     time: float
@@ -203,11 +204,11 @@ class Drained(msgspec.Struct, frozen=True):
     keep_pending: bool = False
 
     def __str__(self) -> str:
-        by = f" by {self.by}" if self.by else ""
-        return f"drained{by}{f': {self.reason}' if self.reason else ''}"
+        by_user = f" by {self.by}" if self.by else ""
+        return f"drained{by_user}{f': {self.reason}' if self.reason else ''}"
 
 
-class Resumed(msgspec.Struct, frozen=True):
+class ClusterResumed(msgspec.Struct, frozen=True):
     """An operator lets a drained cluster have work again."""
 
     time: float
@@ -243,51 +244,51 @@ class LicencesReleased(msgspec.Struct, frozen=True):
     by: str = ""
 
 
-class Due(msgspec.Struct, frozen=True):
+class TimerExpired(msgspec.Struct, frozen=True):
     """Time has passed; begin times may have come."""
 
     time: float
 
 
-class ClockSet(msgspec.Struct, frozen=True):
+class ClockSet(msgspec.Struct, rename=STORED_FIELDS["ClockSet"], frozen=True):
     """The wall clock was set: since the last event it has gone `by` seconds more than time has."""
 
     time: float
-    by: float
+    step: float
 
 
 CoreEvent = (
-    Booted
+    DaemonStarted
     | ClockSet
-    | Submitted
-    | Tried
-    | Accepted
-    | Declined
-    | Unsure
-    | Returned
-    | Seen
-    | Traced
-    | Revoked
-    | Silent
-    | Asked
-    | Requeued
-    | Modified
-    | Drained
-    | Resumed
+    | JobSubmitted
+    | DispatchStarted
+    | DispatchAccepted
+    | DispatchRejected
+    | DispatchUncertain
+    | DispatchSkipped
+    | ListingReceived
+    | AccountingReceived
+    | ClaimsRevoked
+    | ClusterUnreachable
+    | UserRequested
+    | JobRequeued
+    | JobModified
+    | ClusterDrained
+    | ClusterResumed
     | LicencesCounted
     | LicenceSet
     | LicencesReleased
     | ReservationEvent
-    | Due
+    | TimerExpired
 )
 
 
 # What comes out.
 
 
-class Send(NamedTuple):
+class Dispatch(NamedTuple):
     job: int
-    sending: int
+    dispatch_id: int
     cluster: str
     indices: tuple[int, ...]
 
@@ -297,18 +298,18 @@ class Withdraw:
     """Ask a manager to end a sending's tasks; `unstarted`: only if they have not begun."""
 
     job: int
-    sending: int
+    dispatch_id: int
     cluster: str
-    natives: dict[int, str | None]
-    unstarted: bool
+    native_ids: dict[int, str | None]
+    only_pending: bool
 
 
 @dataclass(frozen=True)
-class Look:
+class QueryAccounting:
     """Ask a manager's accounting what has become of tasks that its listing lacks."""
 
     cluster: str
-    missing: tuple[Missing, ...]
+    missing_tasks: tuple[MissingTask, ...]
 
 
 @dataclass(frozen=True)
@@ -316,10 +317,10 @@ class Revoke:
     """Take the claims of tasks in their payloads' stead, so that they can never begin."""
 
     cluster: str
-    claims: tuple[Claim, ...]
+    claims: tuple[TaskClaim, ...]
 
 
-Action = Send | Withdraw | Look | Revoke
+Action = Dispatch | Withdraw | QueryAccounting | Revoke
 
 
 @dataclass(slots=True)
@@ -334,24 +335,24 @@ class Outcome:
     `warnings` are for the site's log.
     """
 
-    changes: list[Change] = field(default_factory=list)
+    changes: list[TaskChange] = field(default_factory=list)
     tasks: dict[tuple[int, int], Task] = field(default_factory=dict)
-    closed: list[tuple[Task, Attempt]] = field(default_factory=list)
-    past: dict[tuple[int, int, int], Past] = field(default_factory=dict)
-    leases: list[Lease | GivenBack] = field(default_factory=list)
-    standings: dict[str, Standing] = field(default_factory=dict)
+    closed_attempts: list[tuple[Task, Attempt]] = field(default_factory=list)
+    past_attempts: dict[tuple[int, int, int], PastAttempt] = field(default_factory=dict)
+    leases: list[Lease | ReturnedLease] = field(default_factory=list)
+    licence_statuses: dict[str, LicenceStatus] = field(default_factory=dict)
     reservations: dict[int, Reservation] = field(default_factory=dict)
-    bindings: list[ReservationAction] = field(default_factory=list)
+    reservation_actions: list[ReservationAction] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    priority_parts: list[HeuristicContribution] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClusterAssessment:
     """What was thought of one cluster for a task; `load` in seconds of the whole cluster."""
 
     cluster: str
-    unfit: Unfit | None
+    obstacle: Ineligibility | None
     load: float
-    count: int
+    pending_jobs: int

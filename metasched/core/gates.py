@@ -13,238 +13,266 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, TypeVar
 
-from metasched.core.tasks import Place, Task
+from metasched.core.dependency_status import (
+    DependencyStatus,
+    TargetProgress,
+    TargetSummary,
+    combine_statuses,
+)
+from metasched.core.tasks import Task, TaskId
 from metasched.core.transitions import FINAL, LIVE, UNSTARTED
 from metasched.model.dependencies import (
     SINGLETON,
     Dependency,
-    Fate,
-    Progress,
-    Prospect,
-    Target,
-    Term,
-    combined,
+    DependencyTarget,
+    DependencyTerm,
     parse_dependency,
 )
 from metasched.model.job import Job, Reason, State
 
-Name = tuple[str, str]  # user, name of the job
-_Outlook = tuple[Prospect, float | None]  # of a term, and when time alone lets it come
+JobName = tuple[str, str]  # user, name of the job
+_TermStatus = tuple[DependencyStatus, float | None]  # of a term, and when time alone lets it come
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-_OURS = frozenset({Reason.DEPENDENCY, Reason.BEGIN_TIME, Reason.LIMIT_ARRAY})
-MET: Final = Prospect.MET  # named for every task: see `attempts`
-_ALL = -1  # all the blocked tasks of a job
+_GATE_REASONS = frozenset({Reason.DEPENDENCY, Reason.BEGIN_TIME, Reason.LIMIT_ARRAY})
+SATISFIED: Final = DependencyStatus.SATISFIED  # named for every task: see `attempts`
+_ALL_TASKS = -1  # all the blocked tasks of a job
 NEXT_STEP = 0.0  # when it is due, whatever the clock says
-AT_ONCE = 1000  # tasks that one step lets go on: a daemon must not be lost in it for seconds
+MAX_RELEASED_PER_STEP = (
+    1000  # tasks that one step lets go on: a daemon must not be lost in it for seconds
+)
 
 
-class Gates:
+class SchedulingGates:
     """Where the queued tasks stand; `ready` ones wait for a cluster only."""
 
     def __init__(self) -> None:
-        self.ready: dict[Place, Task] = {}
-        self._let_go_on = 0  # tasks, in this step
-        self.moved: list[Task] = []  # in this step: those that wait for something else
-        self._fresh: dict[Place, Task] = {}
-        self.refreshed = False  # since `take_fresh` was asked last
-        self._later: dict[Place, Task] = {}  # until their begin time, or a later step
-        self._times: list[tuple[float, int, int]] = []  # when to look again at a task, or at all
-        self._dues: dict[int, float] = {}  # by job: the last of `_times` for its dependencies
+        self.ready: dict[TaskId, Task] = {}
+        self._released = 0  # tasks, in this step
+        self.changed_tasks: list[Task] = []  # in this step: those that wait for something else
+        self._newly_ready: dict[TaskId, Task] = {}
+        self.recheck_requested = False  # since `take_fresh` was asked last
+        self._delayed: dict[TaskId, Task] = {}  # until their begin time, or a later step
+        self._timers: list[tuple[float, int, int]] = []  # when to look again at a task, or at all
+        self._dependency_timers: dict[
+            int, float
+        ] = {}  # by job: the last of `_times` for its dependencies
         self._slots: dict[int, set[int]] = {}  # by job: the tasks that count for its limit
-        self._limited: dict[int, dict[int, Task]] = {}
-        self._next: dict[int, list[int]] = {}  # heaps of indices: all of `_limited`, and more
+        self._waiting_for_slot: dict[int, dict[int, Task]] = {}
+        self._next_indices: dict[
+            int, list[int]
+        ] = {}  # heaps of indices: all of `_limited`, and more
         self._blocked: dict[int, dict[int, Task]] = {}  # by job: until their dependencies have come
-        self._hopeless: dict[int, set[int]] = {}  # of these: which never will
-        self._shared: dict[int, list[_Outlook]] = {}  # by job: what its tasks have in common
-        self._progress: dict[int, dict[Target, Progress]] = {}  # by the job that others wait for
+        self._never_satisfied: dict[int, set[int]] = {}  # of these: which never will
+        self._shared_statuses: dict[
+            int, list[_TermStatus]
+        ] = {}  # by job: what its tasks have in common
+        self._progress: dict[
+            int, dict[DependencyTarget, TargetProgress]
+        ] = {}  # by the job that others wait for
         self._dependents: dict[int, dict[int, Job]] = {}  # likewise
-        self._stirred: dict[int, set[int]] = {}  # likewise: what has happened to its tasks
-        self._names: dict[Name, set[int]] = {}  # open jobs
-        self._singles: dict[Name, dict[int, Job]] = {}
-        self._freed: set[Name] = set()
+        self._changed_targets: dict[int, set[int]] = {}  # likewise: what has happened to its tasks
+        self._jobs_by_name: dict[JobName, set[int]] = {}  # open jobs
+        self._singletons: dict[JobName, dict[int, Job]] = {}
+        self._freed_names: set[JobName] = set()
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """Another step begins."""
-        self._let_go_on, self.moved = 0, []
+        self._released, self.changed_tasks = 0, []
 
     # Jobs that come and go
 
-    def opened(self, job: Job) -> None:
+    def add_job(self, job: Job) -> None:
         """A job has open tasks (again)."""
-        self._names.setdefault((job.user, job.name), set()).add(job.id)
+        self._jobs_by_name.setdefault((job.user, job.name), set()).add(job.id)
 
-    def depend(self, job: Job, fates: Iterable[Fate]) -> None:
+    def track_dependencies(self, job: Job, summaries: Iterable[TargetSummary]) -> None:
         """Follow what a job depends on; `fates` tell what had become of its targets by now.
 
         What happens to their open tasks from now on must be told by `happened`.
         """
-        for fate in fates:
-            of_job = self._progress.setdefault(fate.target.job, {})
-            of_job.setdefault(fate.target, Progress.since(fate))
-            self._dependents.setdefault(fate.target.job, {})[job.id] = job
-        if any(term.kind == SINGLETON for term in _dependency(job).terms):
-            self._singles.setdefault((job.user, job.name), {})[job.id] = job
+        for summary in summaries:
+            progress_of_job = self._progress.setdefault(summary.target.job, {})
+            progress_of_job.setdefault(summary.target, TargetProgress.from_summary(summary))
+            self._dependents.setdefault(summary.target.job, {})[job.id] = job
+        if any(term.dependency_type == SINGLETON for term in _dependency(job).terms):
+            self._singletons.setdefault((job.user, job.name), {})[job.id] = job
 
-    def changed(self, before: Job, job: Job) -> None:
+    def replace_job(self, previous: Job, job: Job) -> None:
         """A job with open tasks asks for something else, perhaps under another name."""
-        self._leave_name(before)
-        self.opened(job)
+        self._remove_name(previous)
+        self.add_job(job)
         if job.dependency is not None:
-            self.depend(job, ())
+            self.track_dependencies(job, ())
             for target in _dependency(job).targets:
                 if target.job in self._dependents:
                     self._dependents[target.job][job.id] = job
 
-    def closed(self, job: Job) -> None:
+    def remove_job(self, job: Job) -> None:
         """The last task of a job has ended."""
-        self._leave_name(job)
+        self._remove_name(job)
         self._slots.pop(job.id, None)
-        self._next.pop(job.id, None)
-        self._dues.pop(job.id, None)
-        self._shared.pop(job.id, None)
+        self._next_indices.pop(job.id, None)
+        self._dependency_timers.pop(job.id, None)
+        self._shared_statuses.pop(job.id, None)
         if job.dependency is not None:
-            self._follow_no_more(job)
+            self._untrack_dependencies(job)
 
-    def _follow_no_more(self, job: Job) -> None:
+    def _untrack_dependencies(self, job: Job) -> None:
         """Nothing of a job waits for another any more."""
         for target in _dependency(job).targets:
             self._dependents.get(target.job, {}).pop(job.id, None)
             if not self._dependents.get(target.job):
                 self._dependents.pop(target.job, None)
                 self._progress.pop(target.job, None)
-        _take(self._singles, (job.user, job.name), job.id)
+        _pop_item(self._singletons, (job.user, job.name), job.id)
 
-    def _leave_name(self, job: Job) -> None:
+    def _remove_name(self, job: Job) -> None:
         name = (job.user, job.name)
-        jobs = self._names[name]
+        jobs = self._jobs_by_name[name]
         jobs.discard(job.id)
         if not jobs:
-            del self._names[name]
-        if name in self._singles:
-            _take(self._singles, name, job.id)
-            if name in self._singles:
-                self._freed.add(name)
+            del self._jobs_by_name[name]
+        if name in self._singletons:
+            _pop_item(self._singletons, name, job.id)
+            if name in self._singletons:
+                self._freed_names.add(name)
 
     # Tasks that come and go
 
-    def restart(self, tasks: Sequence[Task]) -> None:
+    def rebuild(self, tasks: Sequence[Task]) -> None:
         """Forget where queued tasks stand: each will be told again. `tasks` are all open ones.
 
         Of what others wait for that is known which a database tells.
         """
-        self.ready, self._fresh, self._later, self._times = {}, {}, {}, []
-        self._slots, self._limited, self._next = {}, {}, {}
-        self._blocked, self._hopeless, self._shared, self._dues = {}, {}, {}, {}
-        waiting = {task.job.id for task in tasks if not task.attempts}
-        jobs = chain(*(of.values() for of in (*self._dependents.values(), *self._singles.values())))
-        follow = {job.id: job for job in jobs}
-        for id in follow.keys() - waiting:
-            self._follow_no_more(follow.pop(id))
-        self._stirred, self._freed = {}, set()
-        wanted = {target for job in follow.values() for target in _dependency(job).targets}
-        for id, of_job in self._progress.items():
-            self._progress[id] = {target: p for target, p in of_job.items() if target in wanted}
-            for progress in self._progress[id].values():
-                progress.restart()
+        self.ready, self._newly_ready, self._delayed, self._timers = {}, {}, {}, []
+        self._slots, self._waiting_for_slot, self._next_indices = {}, {}, {}
+        self._blocked, self._never_satisfied, self._shared_statuses, self._dependency_timers = (
+            {},
+            {},
+            {},
+            {},
+        )
+        not_dispatched = {task.job.id for task in tasks if not task.attempts}
+        dependent_jobs = chain(
+            *(
+                jobs_by_id.values()
+                for jobs_by_id in (*self._dependents.values(), *self._singletons.values())
+            )
+        )
+        tracked = {job.id: job for job in dependent_jobs}
+        for job_id in tracked.keys() - not_dispatched:
+            self._untrack_dependencies(tracked.pop(job_id))
+        self._changed_targets, self._freed_names = {}, set()
+        needed = {target for job in tracked.values() for target in _dependency(job).targets}
+        for job_id, progress_of_job in self._progress.items():
+            self._progress[job_id] = {
+                target: target_progress
+                for target, target_progress in progress_of_job.items()
+                if target in needed
+            }
+            for progress in self._progress[job_id].values():
+                progress.coarsen()
         for task in tasks:
-            self.happened(task)
+            self.update_progress(task)
             if task.attempt is not None and _limit(task.job) is not None:
                 self._slots.setdefault(task.job.id, set()).add(task.index)
 
-    def queued(self, task: Task, now: float) -> Prospect:
+    def enqueue(self, task: Task, now: float) -> DependencyStatus:
         """A task waits with us: find the gate before which it stands, and its reason.
 
         What is said of its dependencies; a task that was sent before waits for none any more.
         """
-        before = task.reason
-        prospect = self._stand(task, now)
-        if task.reason and task.reason != before:  # one without goes on, if not in this step
-            self.moved.append(task)
-        return prospect
+        previous_reason = task.reason
+        status = self._choose_gate(task, now)
+        if (
+            task.reason and task.reason != previous_reason
+        ):  # one without goes on, if not in this step
+            self.changed_tasks.append(task)
+        return status
 
-    def _stand(self, task: Task, now: float) -> Prospect:
+    def _choose_gate(self, task: Task, now: float) -> DependencyStatus:
         job = task.job
-        id, index = key = task.place
-        prospect = MET
+        job_id, index = task_id = task.task_id
+        status = SATISFIED
         if job.dependency is not None and not task.attempts:
-            prospect, due = self._prospect(job, index, now)
-            if prospect is not MET:
+            status, due = self._dependency_status(job, index, now)
+            if status is not SATISFIED:
                 task.reason = Reason.DEPENDENCY
-                self._blocked.setdefault(id, {})[index] = task
-                self._slots.get(id, set()).discard(index)
-                if prospect is Prospect.NEVER:
-                    self._hopeless.setdefault(id, set()).add(index)
-                if due is not None and self._dues.get(id) != due:
-                    self._dues[id] = due
-                    heapq.heappush(self._times, (due, id, _ALL))
-                return prospect
+                self._blocked.setdefault(job_id, {})[index] = task
+                self._slots.get(job_id, set()).discard(index)
+                if status is DependencyStatus.NEVER_SATISFIED:
+                    self._never_satisfied.setdefault(job_id, set()).add(index)
+                if due is not None and self._dependency_timers.get(job_id) != due:
+                    self._dependency_timers[job_id] = due
+                    heapq.heappush(self._timers, (due, job_id, _ALL_TASKS))
+                return status
         if job.begin is not None and job.begin > now:
             task.reason = Reason.BEGIN_TIME
-            self._later[key] = task
-            heapq.heappush(self._times, (job.begin, id, index))
-        elif job.array is not None and not self._takes_slot(task):
+            self._delayed[task_id] = task
+            heapq.heappush(self._timers, (job.begin, job_id, index))
+        elif job.array is not None and not self._take_slot(task):
             task.reason = Reason.LIMIT_ARRAY
-            self._limited.setdefault(id, {})[index] = task
-            heapq.heappush(self._next.setdefault(id, []), index)
+            self._waiting_for_slot.setdefault(job_id, {})[index] = task
+            heapq.heappush(self._next_indices.setdefault(job_id, []), index)
         else:
-            if task.reason in _OURS:
+            if task.reason in _GATE_REASONS:
                 task.reason = ""
-            if self._let_go_on < AT_ONCE:
-                self._let_go_on += 1
-                self.ready[key] = self._fresh[key] = task
+            if self._released < MAX_RELEASED_PER_STEP:
+                self._released += 1
+                self.ready[task_id] = self._newly_ready[task_id] = task
             else:
-                self._later[key] = task
-                heapq.heappush(self._times, (NEXT_STEP, id, index))
-        return prospect
+                self._delayed[task_id] = task
+                heapq.heappush(self._timers, (NEXT_STEP, job_id, index))
+        return status
 
-    def sent(self, task: Task) -> None:
+    def mark_dispatched(self, task: Task) -> None:
         """A task is with a manager: it waits no more, and has a slot.
 
         That is one more than the limit where a manager brought back what it had given up.
         """
-        self.forget(task)
+        self.remove(task)
         if task.job.array is not None and _limit(task.job) is not None:
             self._slots.setdefault(task.job.id, set()).add(task.index)
 
-    def forget(self, task: Task) -> None:
+    def remove(self, task: Task) -> None:
         """A task stands before no gate any more; it keeps its slot."""
-        place = task.place
-        if self.ready.pop(place, None) is not None:
-            self._fresh.pop(place, None)
-        elif self._later or self._limited or self._blocked:
-            id, index = place
-            self._later.pop(place, None)
-            _take(self._limited, id, index)
-            if _take(self._blocked, id, index) is not None:
-                self._hope(id, index)
+        task_id = task.task_id
+        if self.ready.pop(task_id, None) is not None:
+            self._newly_ready.pop(task_id, None)
+        elif self._delayed or self._waiting_for_slot or self._blocked:
+            job_id, index = task_id
+            self._delayed.pop(task_id, None)
+            _pop_item(self._waiting_for_slot, job_id, index)
+            if _pop_item(self._blocked, job_id, index) is not None:
+                self._clear_never_satisfied(job_id, index)
 
-    def gone(self, task: Task, now: float) -> None:
+    def release_slot(self, task: Task, now: float) -> None:
         """A task is held or has ended: its slot is the next one's."""
-        self.forget(task)
+        self.remove(task)
         slots = self._slots.get(task.job.id)
         if slots is not None and task.index in slots:
             slots.discard(task.index)
-            self._let_in(task.job.id, now)
+            self._fill_slots(task.job.id, now)
 
-    def happened(self, task: Task) -> None:
+    def update_progress(self, task: Task) -> None:
         """Tell those that depend on a task's job what has become of it."""
-        following = self._progress.get(task.job.id)
-        if following is None:
+        tracked_targets = self._progress.get(task.job.id)
+        if tracked_targets is None:
             return
-        started = task.attempt.started if task.attempt is not None else None
-        ended = (task.state is State.COMPLETED) if task.state in FINAL else None
-        begun = None
-        if ended is not None:
-            begun = started if started is not None else task.ended
+        attempt_start = task.attempt.started if task.attempt is not None else None
+        succeeded = (task.state is State.COMPLETED) if task.state in FINAL else None
+        start_time = None
+        if succeeded is not None:
+            start_time = attempt_start if attempt_start is not None else task.ended
         elif task.state in LIVE - UNSTARTED:
-            begun = started
-        for target, progress in following.items():
+            start_time = attempt_start
+        for target, progress in tracked_targets.items():
             if target.index in (None, task.index):
-                progress.tell(task.index, ended, begun)
-        self._stirred.setdefault(task.job.id, set()).add(task.index)
+                progress.update(task.index, succeeded, start_time)
+        self._changed_targets.setdefault(task.job.id, set()).add(task.index)
 
-    def _takes_slot(self, task: Task) -> bool:
+    def _take_slot(self, task: Task) -> bool:
         limit = _limit(task.job)
         if limit is None:
             return True
@@ -254,156 +282,169 @@ class Gates:
         slots.add(task.index)
         return True
 
-    def _let_in(self, id: int, now: float) -> None:
+    def _fill_slots(self, job_id: int, now: float) -> None:
         """Give free slots of an array to its next tasks."""
-        limited, indices = self._limited.get(id, {}), self._next.get(id, [])
-        while limited and indices:
-            task = limited.get(indices[0])
-            if task is not None and not self._takes_slot(task):
+        waiting, indices = (
+            self._waiting_for_slot.get(job_id, {}),
+            self._next_indices.get(job_id, []),
+        )
+        while waiting and indices:
+            task = waiting.get(indices[0])
+            if task is not None and not self._take_slot(task):
                 return
             index = heapq.heappop(indices)
             if task is not None:
-                _take(self._limited, id, index)
-                self.queued(task, now)
+                _pop_item(self._waiting_for_slot, job_id, index)
+                self.enqueue(task, now)
 
     # Time and dependencies
 
     @property
     def next_due(self) -> float | None:
         """When time alone lets the next task go on (epoch seconds), or None."""
-        return self._times[0][0] if self._times else None
+        return self._timers[0][0] if self._timers else None
 
     def pass_time(self, now: float) -> None:
         """Let go on what waits for a time that has come, as many as one step may."""
-        while self._times and self._times[0][0] <= now and self._let_go_on < AT_ONCE:
-            _, id, index = heapq.heappop(self._times)
-            if index == _ALL:
-                self._dues.pop(id, None)
-                self._let_go(id, list(self._blocked.get(id, ())), now)
-            elif (task := self._later.pop((id, index), None)) is not None:
-                self.queued(task, now)
+        while self._timers and self._timers[0][0] <= now and self._released < MAX_RELEASED_PER_STEP:
+            _, job_id, index = heapq.heappop(self._timers)
+            if index == _ALL_TASKS:
+                self._dependency_timers.pop(job_id, None)
+                self._recheck_tasks(job_id, list(self._blocked.get(job_id, ())), now)
+            elif (task := self._delayed.pop((job_id, index), None)) is not None:
+                self.enqueue(task, now)
 
     @property
     def settled(self) -> bool:
         """Whether nobody has become ready, nor anything happened that others may wait for."""
-        return not (self._stirred or self._freed or self._fresh)
+        return not (self._changed_targets or self._freed_names or self._newly_ready)
 
-    def settle(self, now: float) -> Iterator[tuple[Task, str]]:
+    def resolve_dependencies(self, now: float) -> Iterator[tuple[Task, str]]:
         """Let go on whose dependencies have come; yield the tasks whose never will, with why.
 
         Goes on until nothing more follows from what was made of these.
         """
-        while self._stirred or self._freed:
-            stirred, self._stirred = self._stirred, {}
-            freed, self._freed = self._freed, set()
-            for target, indices in stirred.items():
+        while self._changed_targets or self._freed_names:
+            changed_targets, self._changed_targets = self._changed_targets, {}
+            freed_names, self._freed_names = self._freed_names, set()
+            for target, indices in changed_targets.items():
                 # by id: a start of ours learns of them in another order
                 for _, job in sorted(self._dependents.get(target, {}).items()):
-                    yield from self._judge(job, target, indices, now)
-            for name in sorted(freed):
-                first = self._singles.get(name, {}).get(min(self._names.get(name, {0})))
-                if first is not None:
-                    yield from self._judge(first, None, set(), now)
+                    yield from self._recheck_job(job, target, indices, now)
+            for job_name in sorted(freed_names):
+                first_job = self._singletons.get(job_name, {}).get(
+                    min(self._jobs_by_name.get(job_name, {0}))
+                )
+                if first_job is not None:
+                    yield from self._recheck_job(first_job, None, set(), now)
 
-    def _judge(
+    def _recheck_job(
         self, job: Job, target: int | None, indices: set[int], now: float
     ) -> Iterator[tuple[Task, str]]:
         """Look again at a job's blocked tasks, after `indices` of the job `target` have changed."""
         blocked = self._blocked.get(job.id)
         if not blocked:
             return
-        shared, paired, first = [], False, next(iter(blocked))
+        shared_statuses, paired, first_index = [], False, next(iter(blocked))
         for term in _dependency(job).terms:
-            if self._pairs(job, term):
+            if self._is_paired(job, term):
                 paired |= term.target is not None and term.target.job == target
             else:
-                shared.append(self._of_term(job, term, first, now))
-        if shared != self._shared.get(job.id):
-            self._shared[job.id] = shared
-            yield from self._let_go(job.id, list(blocked), now)
+                shared_statuses.append(self._term_status(job, term, first_index, now))
+        if shared_statuses != self._shared_statuses.get(job.id):
+            self._shared_statuses[job.id] = shared_statuses
+            yield from self._recheck_tasks(job.id, list(blocked), now)
         elif paired:
-            yield from self._let_go(job.id, sorted(blocked.keys() & indices), now)
+            yield from self._recheck_tasks(job.id, sorted(blocked.keys() & indices), now)
 
-    def _pairs(self, job: Job, term: Term) -> bool:
+    def _is_paired(self, job: Job, term: DependencyTerm) -> bool:
         """Whether each task of a job waits for its like in another."""
-        if term.kind != "aftercorr" or term.target is None or term.target.index is not None:
+        if (
+            term.dependency_type != "aftercorr"
+            or term.target is None
+            or term.target.index is not None
+        ):
             return False
         return job.array is not None and self._progress[term.target.job][term.target].array
 
-    def _let_go(self, id: int, indices: Iterable[int], now: float) -> list[tuple[Task, str]]:
+    def _recheck_tasks(
+        self, job_id: int, indices: Iterable[int], now: float
+    ) -> list[tuple[Task, str]]:
         """Put blocked tasks to their gates again; those that are newly hopeless."""
-        found = []
+        newly_unsatisfiable = []
         for index in indices:
-            task = _take(self._blocked, id, index)
+            task = _pop_item(self._blocked, job_id, index)
             if task is None:
                 continue
-            known = self._hope(id, index)
-            if self.queued(task, now) is Prospect.NEVER and not known:
-                found.append((task, self.told(task, now)))
-        return found
+            reported = self._clear_never_satisfied(job_id, index)
+            if self.enqueue(task, now) is DependencyStatus.NEVER_SATISFIED and not reported:
+                newly_unsatisfiable.append((task, self.describe_dependencies(task, now)))
+        return newly_unsatisfiable
 
-    def _hope(self, id: int, index: int) -> bool:
+    def _clear_never_satisfied(self, job_id: int, index: int) -> bool:
         """Forget that a task was hopeless; whether it was."""
-        hopeless = self._hopeless.get(id, set())
-        was = index in hopeless
-        hopeless.discard(index)
-        if was and not hopeless:
-            del self._hopeless[id]
-        return was
+        never_satisfied = self._never_satisfied.get(job_id, set())
+        was_never_satisfied = index in never_satisfied
+        never_satisfied.discard(index)
+        if was_never_satisfied and not never_satisfied:
+            del self._never_satisfied[job_id]
+        return was_never_satisfied
 
-    def _prospect(self, job: Job, index: int, now: float) -> _Outlook:
+    def _dependency_status(self, job: Job, index: int, now: float) -> _TermStatus:
         dependency = _dependency(job)
-        found = [self._of_term(job, term, index, now) for term in dependency.terms]
-        dues = [due for _, due in found if due is not None]
-        return combined((v for v, _ in found), dependency.any), min(dues, default=None)
+        statuses = [self._term_status(job, term, index, now) for term in dependency.terms]
+        dues = [due for _, due in statuses if due is not None]
+        return combine_statuses((status for status, _ in statuses), dependency.any_term), min(
+            dues, default=None
+        )
 
-    def _of_term(self, job: Job, term: Term, index: int, now: float) -> _Outlook:
+    def _term_status(self, job: Job, term: DependencyTerm, index: int, now: float) -> _TermStatus:
         if term.target is None:
-            first = min(self._names[job.user, job.name]) >= job.id
-            return (Prospect.MET if first else Prospect.WAIT), None
+            is_first = min(self._jobs_by_name[job.user, job.name]) >= job.id
+            return (DependencyStatus.SATISFIED if is_first else DependencyStatus.WAITING), None
         progress = self._progress[term.target.job][term.target]
-        return progress.judge(term, None if job.array is None else index, now)
+        return progress.status_of(term, None if job.array is None else index, now)
 
-    def told(self, task: Task, now: float) -> str:
+    def describe_dependencies(self, task: Task, now: float) -> str:
         """What a task's dependencies wait for, in words."""
         job, dependency = task.job, _dependency(task.job)
         parts = []
         for term in dependency.terms:
-            prospect, _ = self._of_term(job, term, task.index, now)
-            if prospect is Prospect.MET:
+            status, _ = self._term_status(job, term, task.index, now)
+            if status is DependencyStatus.SATISFIED:
                 continue
             if term.target is None:
-                other = min(self._names[job.user, job.name])
-                parts.append(f"{term} {prospect.value}: job {other} of that name has not ended")
+                first_job = min(self._jobs_by_name[job.user, job.name])
+                parts.append(f"{term} {status.value}: job {first_job} of that name has not ended")
             else:
                 progress = self._progress[term.target.job][term.target]
-                parts.append(f"{term} {prospect.value}: {progress.told()}")
+                parts.append(f"{term} {status.value}: {progress.describe()}")
         return "; ".join(parts)
 
-    def refresh(self) -> None:
+    def request_recheck(self) -> None:
         """Something has changed for all that are ready: `take_fresh` gives them all again."""
-        self.refreshed = True
+        self.recheck_requested = True
 
-    def take_fresh(self) -> list[Task]:
+    def take_newly_ready(self) -> list[Task]:
         """The tasks that have become ready, or were refreshed, since this was asked last."""
-        fresh = self.ready if self.refreshed else self._fresh
-        self._fresh, self.refreshed = {}, False
-        return list(fresh.values())
+        tasks = self.ready if self.recheck_requested else self._newly_ready
+        self._newly_ready, self.recheck_requested = {}, False
+        return list(tasks.values())
 
 
-def _take(by_key: dict[K, dict[int, V]], key: K, index: int) -> V | None:
+def _pop_item(by_key: dict[K, dict[int, V]], key: K, index: int) -> V | None:
     """Take a task or job out; nothing stays behind of a key that has no other there."""
-    kept = by_key.get(key, {})
-    one = kept.pop(index, None)
-    if one is not None and not kept:
+    items = by_key.get(key, {})
+    item = items.pop(index, None)
+    if item is not None and not items:
         del by_key[key]
-    return one
+    return item
 
 
 def _limit(job: Job) -> int | None:
-    if job.array is None or job.tasks_of_array is None:
+    if job.array is None or job.parsed_array is None:
         return None
-    return job.tasks_of_array.limit
+    return job.parsed_array.limit
 
 
 def _dependency(job: Job) -> Dependency:

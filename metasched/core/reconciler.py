@@ -3,132 +3,162 @@
 from __future__ import annotations
 
 from metasched.core.cluster_view import ClusterView
-from metasched.core.events import Look, Revoked, Seen, Traced
-from metasched.core.stale_attempts import Comebacks
-from metasched.core.state import Books
-from metasched.core.task_state_machine import Attempts
-from metasched.core.tasks import BACK, Task
-from metasched.core.transitions import Event
+from metasched.core.events import (
+    AccountingReceived,
+    ClaimsRevoked,
+    ListingReceived,
+    QueryAccounting,
+)
+from metasched.core.stale_attempts import StaleAttempts
+from metasched.core.state import SchedulerState
+from metasched.core.task_state_machine import TaskStateMachine
+from metasched.core.tasks import IF_PENDING_INTENTS, Task
+from metasched.core.transitions import TaskEvent
 from metasched.model.job import State
-from metasched.model.listing import Missing
+from metasched.model.listing import MissingTask
 from metasched.model.tags import parse_tag
 
-LOOK_AGAIN = (5.0, 600.0)  # seconds until accounting is asked again: first, at the most
+ACCOUNTING_RETRY_DELAY = (5.0, 600.0)  # seconds until accounting is asked again: first, at the most
 
 
-class Absences:
+class Reconciler:
     """Decides what has become of an attempt that is not there."""
 
-    def __init__(self, books: Books, attempts: Attempts, comebacks: Comebacks) -> None:
-        self._books, self._attempts, self._comebacks = books, attempts, comebacks
+    def __init__(
+        self, state: SchedulerState, state_machine: TaskStateMachine, stale_attempts: StaleAttempts
+    ) -> None:
+        self._state, self._state_machine, self._stale_attempts = (
+            state,
+            state_machine,
+            stale_attempts,
+        )
 
-    def missing(self, task: Task, seen: Seen) -> None:
+    def resolve_missing(self, task: Task, listing: ListingReceived) -> None:
         """A complete listing lacks a live attempt: gone for certain, or nobody knows.
 
         What begins is listed for as long as the listing proves absence. So what was there
         unstarted within that span, and is not there now, never began: a manager may drop such
         tasks without a record (Slurm: tasks of an array).
         """
-        attempt = task.live
+        attempt = task.live_attempt
         if attempt.accepted is None and attempt.native_id is None:
-            if attempt.tried is None or attempt.tried > seen.until:
+            if attempt.tried is None or attempt.tried > listing.until:
                 return  # not tried yet, or a late command of ours may still arrive
-            if seen.since <= attempt.sent:
+            if listing.since <= attempt.dispatched:
                 cause = "a complete listing proves that it never arrived"
-                self._attempts.advance(task, Event.ABSENT, cause)
+                self._state_machine.apply(task, TaskEvent.ABSENT, cause)
                 return
-        elif not attempt.begun:
-            begun, there = attempt.sent, attempt.accepted or attempt.sent
-            if attempt.listed is not None:
-                begun = there = attempt.listed
-            if seen.since <= begun and there <= seen.until:
-                self._gone(task)
+        elif not attempt.has_started:
+            earliest_start, last_present = (
+                attempt.dispatched,
+                attempt.accepted or attempt.dispatched,
+            )
+            if attempt.last_listed is not None:
+                earliest_start = last_present = attempt.last_listed
+            if listing.since <= earliest_start and last_present <= listing.until:
+                self._resolve_never_started(task)
                 return
-        if not attempt.given_up:
-            attempt.given_up, attempt.looks, attempt.look_at = True, 0, self._books.now
-            if (view := self._books.view_of(task)) is not None:
-                view.uneasy[task.place] = task
+        if not attempt.missing:
+            attempt.missing, attempt.accounting_queries, attempt.next_accounting_query = (
+                True,
+                0,
+                self._state.now,
+            )
+            if (view := self._state.view_of(task)) is not None:
+                view.needs_attention[task.task_id] = task
         if attempt.state is not State.UNKNOWN:
             cause = "the manager lists it no more and nothing tells how it ended"
-            self._attempts.advance(task, Event.SILENCE, cause)
+            self._state_machine.apply(task, TaskEvent.SILENCE, cause)
 
-    def _gone(self, task: Task) -> None:
+    def _resolve_never_started(self, task: Task) -> None:
         """A manager that had the attempt has it no more, and it certainly never began.
 
         Either somebody cancelled it, or the manager started anew without it; then it is sent
         again.
         """
-        attempt = task.live
-        there = attempt.listed or attempt.accepted or attempt.sent
-        if there < self._books.views[attempt.cluster].up_since:
+        attempt = task.live_attempt
+        last_present = attempt.last_listed or attempt.accepted or attempt.dispatched
+        if last_present < self._state.views[attempt.cluster].up_since:
             cause = "its manager lost it when it started anew; it certainly never began"
-            self._attempts.advance(task, Event.ABSENT, cause)
+            self._state_machine.apply(task, TaskEvent.ABSENT, cause)
             return
-        event = Event.WITHDRAW if attempt.intent in BACK else Event.KILL
+        event = TaskEvent.WITHDRAW if attempt.intent in IF_PENDING_INTENTS else TaskEvent.KILL
         cause = "gone from the manager; it certainly never began"
-        self._attempts.advance(task, event, cause)
+        self._state_machine.apply(task, event, cause)
 
-    def look(self, view: ClusterView) -> None:
+    def query_accounting(self, view: ClusterView) -> None:
         """Ask the accounting of a cluster's manager for what its listings lack."""
-        now = self._books.now
-        due = [task for task in view.uneasy.values() if task.live.look_due(now)]
-        if not due:
+        now = self._state.now
+        due_tasks = [
+            task
+            for task in view.needs_attention.values()
+            if task.live_attempt.accounting_query_due(now)
+        ]
+        if not due_tasks:
             return
-        missing, unclaimed = [], []
-        records = bool(view.facts is not None and view.facts.records)
-        for task in due:
-            attempt = task.live
-            first, most = LOOK_AGAIN
-            attempt.look_at = now + min(first * 2.0**attempt.looks, most)
-            attempt.looks += 1
-            if not records or attempt.looks > 1:  # accounting may tell more
-                unclaimed.append(task)
-            tag = self._books.tag(task)
-            missing.append(
-                Missing(tag, task.index, attempt.native_id, attempt.sent, attempt.accepted)
+        missing_tasks, to_revoke = [], []
+        has_accounting = bool(view.info is not None and view.info.accounting_source)
+        for task in due_tasks:
+            attempt = task.live_attempt
+            initial, maximum = ACCOUNTING_RETRY_DELAY
+            attempt.next_accounting_query = now + min(
+                initial * 2.0**attempt.accounting_queries, maximum
             )
-        if records:
-            self._books.out.actions.append(Look(view.name, tuple(missing)))
-        self._attempts.revoke(view, unclaimed)
+            attempt.accounting_queries += 1
+            if not has_accounting or attempt.accounting_queries > 1:  # accounting may tell more
+                to_revoke.append(task)
+            tag = self._state.live_tag(task)
+            missing_tasks.append(
+                MissingTask(
+                    tag, task.index, attempt.native_id, attempt.dispatched, attempt.accepted
+                )
+            )
+        if has_accounting:
+            self._state.outcome.actions.append(QueryAccounting(view.name, tuple(missing_tasks)))
+        self._state_machine.revoke_claims(view, to_revoke)
 
-    def traced(self, event: Traced) -> None:
+    def apply_accounting(self, event: AccountingReceived) -> None:
         """What accounting knows of attempts that are missing still."""
         for row in event.rows:
-            task = self._books.of(row.tag, row.task)
-            if task is not None and task.live.given_up:
-                self._books.note(task, "found in the manager's accounting")
-                self._attempts.row(task, row)
-        for tag, index in event.unstarted:
-            task = self._books.of(tag, index)
-            if task is None or not task.live.given_up:
+            task = self._state.task_by_tag(row.tag, row.task)
+            if task is not None and task.live_attempt.missing:
+                self._state.record_note(task, "found in the manager's accounting")
+                self._state_machine.apply_status(task, row)
+        for tag, index in event.never_started:
+            task = self._state.task_by_tag(tag, index)
+            if task is None or not task.live_attempt.missing:
                 continue
-            if task.live.native_id is None:
+            if task.live_attempt.native_id is None:
                 cause = "accounting proves that it never arrived"
-                self._attempts.advance(task, Event.ABSENT, cause)
+                self._state_machine.apply(task, TaskEvent.ABSENT, cause)
             else:
-                self._gone(task)
+                self._resolve_never_started(task)
 
-    def revoked(self, event: Revoked) -> None:
+    def apply_revocations(self, event: ClaimsRevoked) -> None:
         """Claims have been revoked: the tasks can be sent again. Or they were made before."""
         for tag, index in event.tasks:
-            if (task := self._books.of(tag, index)) is not None:
-                task.live.revoking, task.live.revoked = False, True
-                self._books.views[task.live.cluster].withheld.pop(task.place, None)
+            if (task := self._state.task_by_tag(tag, index)) is not None:
+                task.live_attempt.revoking, task.live_attempt.revoked = False, True
+                self._state.views[task.live_attempt.cluster].deferred_rows.pop(task.task_id, None)
                 cause = "its claim is revoked: it can never begin"
-                self._attempts.advance(task, Event.ABSENT, cause)
-            elif (sending := parse_tag(tag, self._books.instance)) is not None:
-                past = self._books.past(sending[0], index).get(sending[1])
-                if past is not None:
-                    past.revoked = True
-                    self._books.out.past[sending[0], index, sending[1]] = past
-        for tag, index in event.begun:
-            if (task := self._books.of(tag, index)) is not None:
-                task.live.revoking, task.live.begun = False, True
-                self._books.note(task, "it has begun: its claim is made")
-                row = self._books.views[task.live.cluster].withheld.pop(task.place, None)
+                self._state_machine.apply(task, TaskEvent.ABSENT, cause)
+            elif (dispatch := parse_tag(tag, self._state.instance)) is not None:
+                past_attempt = self._state.past_attempts_of(dispatch[0], index).get(dispatch[1])
+                if past_attempt is not None:
+                    past_attempt.revoked = True
+                    self._state.outcome.past_attempts[dispatch[0], index, dispatch[1]] = (
+                        past_attempt
+                    )
+        for tag, index in event.already_started:
+            if (task := self._state.task_by_tag(tag, index)) is not None:
+                task.live_attempt.revoking, task.live_attempt.has_started = False, True
+                self._state.record_note(task, "it has begun: its claim is made")
+                row = self._state.views[task.live_attempt.cluster].deferred_rows.pop(
+                    task.task_id, None
+                )
                 if row is not None:
-                    self._attempts.row(task, row)
-            elif (sending := parse_tag(tag, self._books.instance)) is not None:
-                newer = self._books.tasks.get((sending[0], index))
-                if newer is not None and sending[1] in newer.past:
-                    self._comebacks.began(newer, sending[1], live=False)
+                    self._state_machine.apply_status(task, row)
+            elif (dispatch := parse_tag(tag, self._state.instance)) is not None:
+                open_task = self._state.tasks.get((dispatch[0], index))
+                if open_task is not None and dispatch[1] in open_task.past_attempts:
+                    self._stale_attempts.record_start(open_task, dispatch[1], is_live=False)

@@ -23,191 +23,209 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 
-from metasched.core.cluster_view import ClusterView, shape
+from metasched.core.cluster_view import ClusterView, eligibility_key
+from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import (
-    Accepted,
-    Asked,
-    Booted,
+    AccountingReceived,
+    ClaimsRevoked,
     ClockSet,
+    ClusterDrained,
+    ClusterResumed,
+    ClusterUnreachable,
     CoreEvent,
-    Declined,
-    Drained,
-    Due,
+    DaemonStarted,
+    Dispatch,
+    DispatchAccepted,
+    DispatchRejected,
+    DispatchSkipped,
+    DispatchStarted,
+    DispatchUncertain,
+    JobModified,
+    JobRequeued,
+    JobSubmitted,
     LicencesCounted,
     LicenceSet,
     LicencesReleased,
-    Modified,
+    ListingReceived,
     Outcome,
-    Requeued,
-    Resumed,
-    Returned,
-    Revoked,
-    Seen,
-    Send,
-    Silent,
-    Submitted,
-    Traced,
-    Tried,
-    Unsure,
+    TimerExpired,
+    UserRequested,
 )
-from metasched.core.gates import MET, Gates
-from metasched.core.leasing import Leasing
-from metasched.core.placement import Placing
-from metasched.core.reconciler import Absences
+from metasched.core.gates import SATISFIED, SchedulingGates
+from metasched.core.leasing import LicenceLeasing
+from metasched.core.placement import Placement
+from metasched.core.reconciler import Reconciler
 from metasched.core.reservations.book import ReservationBook
-from metasched.core.reservations.events import ReservationAsked
-from metasched.core.stale_attempts import Comebacks
-from metasched.core.state import Books
-from metasched.core.task_state_machine import PURSUE_AGAIN, Attempts
-from metasched.core.tasks import Ended, Place, Task
-from metasched.core.transitions import Event
-from metasched.core.user_requests import Wishes
-from metasched.core.withdrawals import Moving
-from metasched.model.cluster import Cluster, Facts
-from metasched.model.dependencies import Fate
+from metasched.core.reservations.events import ReservationRequested
+from metasched.core.stale_attempts import StaleAttempts
+from metasched.core.state import SchedulerState
+from metasched.core.task_state_machine import WITHDRAWAL_RETRY_SECONDS, TaskStateMachine
+from metasched.core.tasks import EndedTask, Task, TaskId
+from metasched.core.transitions import TaskEvent
+from metasched.core.user_requests import UserRequests
+from metasched.core.withdrawals import Withdrawals
+from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Job, Reason, State
-from metasched.model.licence import Lease, LicenceCount, Lingering
+from metasched.model.licence import Lease, LicenceCount, LingeringTokens
 from metasched.model.reservation import Reservation
 from metasched.model.tags import parse_tag
 from metasched.policies.classify import Classifier, Deadline, Licence, User
 from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.policy import Policy
 
-_NONE: Mapping[int, Task] = {}
-MARGINS = 1000  # jobs whose margins are kept: the largest window
+_NO_TASKS: Mapping[int, Task] = {}
+MAX_MARGIN_JOBS = 1000  # jobs whose margins are kept: the largest window
 
 
 class Core:
     """The state of the whole system, and `step`, the only way to change it."""
 
     def __init__(self) -> None:
-        self.books = Books()
-        self._gates = Gates()
-        self._leasing = Leasing(self.books)
+        self.state = SchedulerState()
+        self._gates = SchedulingGates()
+        self._leasing = LicenceLeasing(self.state)
         self.reservations = ReservationBook(self._leasing.licences)
-        self._attempts = Attempts(self.books, self._leasing, self._gates)
-        self._comebacks = Comebacks(self.books, self._attempts)
-        self._absences = Absences(self.books, self._attempts, self._comebacks)
-        self._placing = Placing(
-            *(self.books, self._attempts, self._leasing, self._gates, self.reservations)
+        self._state_machine = TaskStateMachine(self.state, self._leasing, self._gates)
+        self._stale_attempts = StaleAttempts(self.state, self._state_machine)
+        self._reconciler = Reconciler(self.state, self._state_machine, self._stale_attempts)
+        self._placement = Placement(
+            *(self.state, self._state_machine, self._leasing, self._gates, self.reservations)
         )
-        self._moving = Moving(self.books, self._attempts, self._leasing, self._placing)
-        self._wishes = Wishes(
-            *(self.books, self._attempts, self._leasing, self._gates),
-            *(self._comebacks, self._placing),
+        self._withdrawals = Withdrawals(
+            self.state, self._state_machine, self._leasing, self._placement
         )
-        self._margins: list[Job] = []
-        self._facts: dict[str, Facts] = {}  # also of clusters that are not configured now
+        self._user_requests = UserRequests(
+            *(self.state, self._state_machine, self._leasing, self._gates),
+            *(self._stale_attempts, self._placement),
+        )
+        self._margin_jobs: list[Job] = []
+        self._info: dict[str, ClusterInfo] = {}  # also of clusters that are not configured now
         # What may be asked besides the methods below
-        self.tasks, self.licences = self.books.tasks, self._leasing.licences
-        self.tasks_of, self.is_open = self.books.tasks_of, self.books.is_open
-        self.sending = self.books.sending
-        self.lacks, self.lacking = self._leasing.lacks, self._leasing.lacking
-        self.verdicts, self.refusal = self._placing.verdicts, self._placing.refusal
+        self.tasks, self.licences = self.state.tasks, self._leasing.licences
+        self.tasks_of, self.is_open = self.state.tasks_of, self.state.is_open
+        self.tasks_of_dispatch = self.state.tasks_of_dispatch
+        self.missing_licences, self.licence_obstacle = (
+            self._leasing.missing_licences,
+            self._leasing.licence_obstacle,
+        )
+        self.assess_clusters, self.rejection_reason = (
+            self._placement.assess_clusters,
+            self._placement.rejection_reason,
+        )
 
     # The one entry point
 
     def step(self, event: CoreEvent) -> Outcome:
         """Apply one event; return what changed and what to do. Never raises on a valid event."""
-        out = self.books.begin(event.time, event.by if isinstance(event, ClockSet) else 0.0)
-        self._gates.begin()
+        outcome = self.state.begin_step(
+            event.time, event.step if isinstance(event, ClockSet) else 0.0
+        )
+        self._gates.begin_step()
         if isinstance(event, ClockSet):
-            self.licences.clock_set(event.by)
-        self.licences.pass_time(event.time)
-        if self.reservations.known and not isinstance(event, Booted):
-            self.reservations.pass_time(event.time, out)
-            self._leasing.promise(out.reservations.values())
+            self.licences.adjust_clock(event.step)
+        self.licences.expire_lingering(event.time)
+        if self.reservations.reservations and not isinstance(event, DaemonStarted):
+            self.reservations.advance_time(event.time, outcome)
+            self._leasing.update_windows(outcome.reservations.values())
         match event:
-            case Submitted():
-                self._submitted(event)
-            case Seen():
-                self._seen(event)
-            case Traced():
-                self._absences.traced(event)
-            case Revoked():
-                self._absences.revoked(event)
-            case Accepted():
-                self._accepted(event)
-            case Declined():
-                self._declined(event)
-            case Tried():
-                for task in self.sending(event.job, event.sending):
-                    task.live.tried = event.time
-                    self.books.store(task)
-            case Unsure():
-                for task in self.sending(event.job, event.sending):
-                    task.live.tried = event.time
-                    self.books.note(task, f"no answer: {event.reason}")
-            case Returned():
-                returned = [task for pair in event.sendings for task in self.sending(*pair)]
-                for task in returned:
-                    self._attempts.advance(task, Event.ABSENT, "never tried")
-            case Silent():
-                self._silent(event)
-            case Asked():
-                self._wishes.asked(event)
-            case Requeued():
-                self._wishes.requeued(event)
-            case Modified():
-                self._wishes.modified(event)
-            case Drained():
-                self._moving.drained(event)
-                self._gates.refresh()
-            case Resumed():
-                self._moving.resumed(event)
-                self._moving.reservations_changed(self.reservations.known.values())
-                self._gates.refresh()
+            case JobSubmitted():
+                self._apply_job_submitted(event)
+            case ListingReceived():
+                self._apply_listing(event)
+            case AccountingReceived():
+                self._reconciler.apply_accounting(event)
+            case ClaimsRevoked():
+                self._reconciler.apply_revocations(event)
+            case DispatchAccepted():
+                self._apply_dispatch_accepted(event)
+            case DispatchRejected():
+                self._apply_dispatch_rejected(event)
+            case DispatchStarted():
+                for task in self.tasks_of_dispatch(event.job, event.dispatch_id):
+                    task.live_attempt.tried = event.time
+                    self.state.store(task)
+            case DispatchUncertain():
+                for task in self.tasks_of_dispatch(event.job, event.dispatch_id):
+                    task.live_attempt.tried = event.time
+                    self.state.record_note(task, f"no answer: {event.reason}")
+            case DispatchSkipped():
+                skipped = [
+                    task
+                    for dispatch in event.dispatches
+                    for task in self.tasks_of_dispatch(*dispatch)
+                ]
+                for task in skipped:
+                    self._state_machine.apply(task, TaskEvent.ABSENT, "never tried")
+            case ClusterUnreachable():
+                self._apply_cluster_unreachable(event)
+            case UserRequested():
+                self._user_requests.apply_request(event)
+            case JobRequeued():
+                self._user_requests.apply_requeue(event)
+            case JobModified():
+                self._user_requests.apply_modification(event)
+            case ClusterDrained():
+                self._withdrawals.apply_drain(event)
+                self._gates.request_recheck()
+            case ClusterResumed():
+                self._withdrawals.apply_resume(event)
+                self._withdrawals.recall_from_closed_reservations(
+                    self.reservations.reservations.values()
+                )
+                self._gates.request_recheck()
             case LicencesCounted():
                 for count in event.counts:
-                    if self.licences.counted(count, event.time):
-                        out.standings[count.name] = self.licences.standing(count.name, event.time)
+                    if self.licences.record_count(count, event.time):
+                        outcome.licence_statuses[count.name] = self.licences.status(
+                            count.name, event.time
+                        )
             case LicenceSet():
-                self.licences.choose(event.name, event.total)
-                out.standings[event.name] = self.licences.standing(event.name, event.time)
+                self.licences.set_operator_total(event.name, event.total)
+                outcome.licence_statuses[event.name] = self.licences.status(event.name, event.time)
             case LicencesReleased():
                 for task in self.tasks_of(event.job, event.indices):
                     if task.state is State.UNKNOWN:
-                        self._leasing.give_back(task, f"released by {event.by}")
+                        self._leasing.return_lease(task, f"released by {event.by}")
             case ClockSet():
-                self._clock_set(event)
-            case Booted():
-                self._booted(event)
-                self._gates.refresh()
-            case Due():
+                self._apply_clock_set(event)
+            case DaemonStarted():
+                self._apply_daemon_started(event)
+                self._gates.request_recheck()
+            case TimerExpired():
                 self._gates.pass_time(event.time)
-            case ReservationAsked():
-                self._leasing.look_ahead(event.licences)
-                self.reservations.step(event, out)
+            case ReservationRequested():
+                self._leasing.refresh_expected_ends(event.licences)
+                self.reservations.handle(event, outcome)
             case _:
-                self.reservations.step(event, out)
-        if out.reservations:
-            self._leasing.promise(out.reservations.values())
-            self._moving.reservations_changed(out.reservations.values())
-            self._gates.refresh()
-        if self.reservations.known:
-            self._moving.end_overruns(self.reservations.run_out(event.time))
-        self._placing.place()
-        if isinstance(event, Seen) and self.policy.pulls:
-            self._moving.pull(self.books.views[event.cluster])
-        for task in self._gates.moved:
-            self.books.store(task)
-        return out
+                self.reservations.handle(event, outcome)
+        if outcome.reservations:
+            self._leasing.update_windows(outcome.reservations.values())
+            self._withdrawals.recall_from_closed_reservations(outcome.reservations.values())
+            self._gates.request_recheck()
+        if self.reservations.reservations:
+            self._withdrawals.end_overrunning_tasks(self.reservations.collect_expired(event.time))
+        self._placement.place_ready_tasks()
+        if isinstance(event, ListingReceived) and self.policy.pull_enabled:
+            self._withdrawals.pull(self.state.views[event.cluster])
+        for task in self._gates.changed_tasks:
+            self.state.store(task)
+        return outcome
 
     # Restoring what a database knows
 
     def restore(
         self,
         tasks: Iterable[Task],
-        last_sendings: dict[int, int],
-        facts: dict[str, Facts],
+        last_dispatches: dict[int, int],
+        info: dict[str, ClusterInfo],
         margins: Iterable[Job],
-        drains: Iterable[Drained] = (),
-        ended: Mapping[Place, Ended] | None = None,
-        fates: Mapping[int, Iterable[Fate]] | None = None,
+        drains: Iterable[ClusterDrained] = (),
+        ended: Mapping[TaskId, EndedTask] | None = None,
+        target_summaries: Mapping[int, Iterable[TargetSummary]] | None = None,
         leases: Iterable[Lease] = (),
-        lingering: Iterable[Lingering] = (),
+        lingering: Iterable[LingeringTokens] = (),
         totals: Mapping[str, int] | None = None,
-        past_us: Mapping[str, Mapping[str, LicenceCount]] | None = None,
+        used_outside: Mapping[str, Mapping[str, LicenceCount]] | None = None,
         reservations: Iterable[Reservation] = (),
     ) -> None:
         """Take over stored tasks before the first event, which must be `Booted`.
@@ -220,42 +238,48 @@ class Core:
         cluster, `reservations` those that are open or that a manager may still know.
         """
         self.reservations.restore(reservations)
-        self.licences.restore(leases, lingering, totals or {}, past_us or {})
-        self.books.drains = {drain.cluster: drain for drain in drains}
-        self._margins = list(margins)
-        self._facts = dict(facts)
-        self.books.last_sending = dict(last_sendings)
-        self.books.ended = OrderedDict(ended or {})
+        self.licences.restore(leases, lingering, totals or {}, used_outside or {})
+        self.state.drains = {drain.cluster: drain for drain in drains}
+        self._margin_jobs = list(margins)
+        self._info = dict(info)
+        self.state.last_dispatch = dict(last_dispatches)
+        self.state.ended_tasks = OrderedDict(ended or {})
         for task in tasks:
-            self._attempts.open(task)
-        for id, found in (fates or {}).items():
-            self._attempts.depend(self.tasks_of(id)[0].job, found)
+            self._state_machine.open(task)
+        for job_id, summaries in (target_summaries or {}).items():
+            self._state_machine.track_dependencies(self.tasks_of(job_id)[0].job, summaries)
 
-    def _configure(self, event: Booted) -> None:
+    def _configure(self, event: DaemonStarted) -> None:
         policy, pools = event.policy, event.pools
-        self.books.policy, self.books.instance = policy, event.instance
-        self._leasing.configure(pools, policy.patience, [c.name for c in event.clusters])
-        self._leasing.promise(self.reservations.known.values())
-        self.books.classifier = Classifier(
+        self.state.policy, self.state.instance = policy, event.instance
+        self._leasing.configure(
+            pools, policy.patience, [cluster.name for cluster in event.clusters]
+        )
+        self._leasing.update_windows(self.reservations.reservations.values())
+        self.state.classifier = Classifier(
             max_priority=policy.max_priority,
             heuristics=[
                 Deadline(window=policy.window),
-                Licence(total=max(event.licences if pools is None else len(pools), 1)),
+                Licence(total=max(event.licence_count if pools is None else len(pools), 1)),
                 User(classes=policy.classes),
             ],
             weights=policy.weights,
         )
-        for job in self._margins[-policy.window :]:
+        for job in self._margin_jobs[-policy.window :]:
             self.classifier.remember(job)
-        self.books.views = {c.name: ClusterView(c) for c in event.clusters}
-        self.books.queues, self.books.line, self.books.watch = {}, [], 0.0
+        self.state.views = {cluster.name: ClusterView(cluster) for cluster in event.clusters}
+        (
+            self.state.views_with_unstarted,
+            self.state.unstarted_by_key,
+            self.state.observed_seconds,
+        ) = {}, [], 0.0
         # what passes has passed
-        self._facts = {name: facts.lasting for name, facts in self._facts.items()}
-        for name, view in self.books.views.items():
-            if name in self._facts:
-                view.learn(self._facts[name])
-        self.books.dispatch = LoadOrdering(
-            [c.name for c in event.clusters],
+        self._info = {name: info.without_load for name, info in self._info.items()}
+        for name, view in self.state.views.items():
+            if name in self._info:
+                view.update_info(self._info[name])
+        self.state.load_ordering = LoadOrdering(
+            [cluster.name for cluster in event.clusters],
             max_priority=policy.max_priority,
             seed=policy.seed,
             tolerance=policy.tolerance,
@@ -263,55 +287,65 @@ class Core:
             ordering=policy.ordering,
         )
 
-    def _booted(self, event: Booted) -> None:
+    def _apply_daemon_started(self, event: DaemonStarted) -> None:
         """Forget all that no database keeps: a core that goes on is one that is restored."""
-        copied = self.books.instance not in ("", event.instance)  # a backup has a name of its own
+        is_copy = self.state.instance not in ("", event.instance)  # a backup has a name of its own
         self._configure(event)
-        everything = [self.tasks[place] for place in sorted(self.tasks)]
-        self.books.forget_open()  # from now on in the order in which a database gives them
-        self._gates.restart(everything)
+        open_tasks = [self.tasks[task_id] for task_id in sorted(self.tasks)]
+        self.state.clear_open_tasks()  # from now on in the order in which a database gives them
+        self._gates.rebuild(open_tasks)
         untried: dict[tuple[int, int, str], list[int]] = {}
-        for task in everything:
-            self._attempts.open(task)
-        for task in everything:
-            task.priority = min(task.classified, event.policy.max_priority)
-            task.key = self.books.key(task.job, task.priority)
+        for task in open_tasks:
+            self._state_machine.open(task)
+        for task in open_tasks:
+            task.priority = min(task.classified_priority, event.policy.max_priority)
+            task.queue_key = self.state.queue_key(task.job, task.priority)
             attempt = task.attempt
             if attempt is None:
                 if task.state is State.QUEUED:
-                    self._attempts.wait(task)
+                    self._state_machine.enqueue(task)
                 continue
-            attempt.watched = 0.0
-            attempt.seen, attempt.given_up = False, False
-            attempt.asked = None if attempt.intent is None else 0.0  # it may have been told
-            attempt.listed, attempt.looks, attempt.look_at = None, 0, 0.0
-            if copied or attempt.sent > event.time:
-                attempt.sent = 0.0  # or the clock was set back: no listing proves so much
-                self.books.store(task)
+            attempt.observed_at_dispatch = 0.0
+            attempt.in_last_listing, attempt.missing = False, False
+            attempt.withdrawal_requested = (
+                None if attempt.intent is None else 0.0
+            )  # it may have been told
+            attempt.last_listed, attempt.accounting_queries, attempt.next_accounting_query = (
+                None,
+                0,
+                0.0,
+            )
+            if is_copy or attempt.dispatched > event.time:
+                attempt.dispatched = 0.0  # or the clock was set back: no listing proves so much
+                self.state.store(task)
             never_tried = attempt.untried
-            if (view := self.books.view_of(task)) is not None:
-                view.add(task)
-                self.books.count(task, attempt, attempt.state, +1)
+            if (view := self.state.view_of(task)) is not None:
+                view.add_task(task)
+                self.state.count_unstarted(task, attempt, attempt.state, +1)
                 if attempt.tried is not None:
                     attempt.tried = event.time  # a try may have gone on until now
-                    self.books.store(task)
+                    self.state.store(task)
                 elif never_tried:
-                    untried.setdefault((task.job.id, attempt.sending, attempt.cluster), []).append(
-                        task.index
-                    )
+                    untried.setdefault(
+                        (task.job.id, attempt.dispatch_id, attempt.cluster), []
+                    ).append(task.index)
             elif attempt.state is not State.UNKNOWN:
                 cause = f"cluster {attempt.cluster} is no longer configured"
-                self._attempts.advance(task, Event.ABSENT if never_tried else Event.SILENCE, cause)
-        for (job, sending, cluster), indices in untried.items():
-            self.books.out.actions.append(Send(job, sending, cluster, tuple(indices)))
-        for view in self.books.views.values():
-            self._attempts.revoke(view, [t for t in view.live.values() if t.live.revoking])
-        self._leasing.reconcile()
-        self.reservations.booted(*(event.instance, event.policy, event.clusters, self.books.out))
+                self._state_machine.apply(
+                    task, TaskEvent.ABSENT if never_tried else TaskEvent.SILENCE, cause
+                )
+        for (job, dispatch_id, cluster), indices in untried.items():
+            self.state.outcome.actions.append(Dispatch(job, dispatch_id, cluster, tuple(indices)))
+        for view in self.state.views.values():
+            self._state_machine.revoke_claims(
+                view, [t for t in view.live_tasks.values() if t.live_attempt.revoking]
+            )
+        self._leasing.rebuild()
+        self.reservations.start(*(event.instance, event.policy, event.clusters, self.state.outcome))
         # also those that were over while their cluster was not configured
-        self._moving.reservations_changed(self.reservations.known.values())
+        self._withdrawals.recall_from_closed_reservations(self.reservations.reservations.values())
 
-    def _clock_set(self, event: ClockSet) -> None:
+    def _apply_clock_set(self, event: ClockSet) -> None:
         """Move what durations are counted from: a step of the clock is no time that has passed.
 
         What bounds a proof from below is moved back, never forward: perhaps the time did pass,
@@ -319,197 +353,211 @@ class Core:
         """
         for task in self.tasks.values():
             if task.attempt is not None:
-                task.attempt.clock_set(event.by)
-                self.books.store(task)
-        for view in self.books.views.values():
-            view.clock_set(event.by)
+                task.attempt.adjust_clock(event.step)
+                self.state.store(task)
+        for view in self.state.views.values():
+            view.adjust_clock(event.step)
         self._gates.pass_time(event.time)
-        self._gates.refresh()
+        self._gates.request_recheck()
 
     # 1 and 2. Apply
 
-    def _submitted(self, event: Submitted) -> None:
+    def _apply_job_submitted(self, event: JobSubmitted) -> None:
         job = event.job
-        classifier = self.books.classifier
-        priority, self.books.out.parts = classifier.judge(job)
+        classifier = self.state.classifier
+        priority, self.state.outcome.priority_parts = classifier.classify(job)
         classifier.remember(job)
         if job.deadline is not None and (margin := job.margin) is not None and margin >= 0:
-            self._margins = [*self._margins[1 - MARGINS :], job]
+            self._margin_jobs = [*self._margin_jobs[1 - MAX_MARGIN_JOBS :], job]
         if job.dependency is not None:
-            self._attempts.depend(job, event.fates)
-        key = self.books.key(job, priority)
+            self._state_machine.track_dependencies(job, event.target_summaries)
+        key = self.state.queue_key(job, priority)
         tasks = [Task(job, index, priority, key, held=job.held) for index in job.indices]
         for task in tasks:  # all, before one of them may end
-            self._attempts.open(task)
+            self._state_machine.open(task)
         for task in tasks:
             if job.held:
                 task.state, task.reason = State.HELD, Reason.HELD
-                self.books.record(task, None, None, "submitted")
+                self.state.record_change(task, None, None, "submitted")
                 continue
-            prospect = self._gates.queued(task, event.time)
-            if prospect is MET:
-                self.books.record(task, None, None, "submitted")
+            prospect = self._gates.enqueue(task, event.time)
+            if prospect is SATISFIED:
+                self.state.record_change(task, None, None, "submitted")
             else:
-                waits = self._gates.told(task, event.time)
-                self.books.record(task, None, None, f"submitted; {waits}")
-                self._attempts.despair(task, prospect)
+                waiting_for = self._gates.describe_dependencies(task, event.time)
+                self.state.record_change(task, None, None, f"submitted; {waiting_for}")
+                self._state_machine.cancel_if_never_satisfied(task, prospect)
 
-    def _accepted(self, event: Accepted) -> None:
-        for task in self.sending(event.job, event.sending):
-            attempt, view = task.live, self.books.view_of(task)
-            attempt.native_id = event.natives.get(task.index)
+    def _apply_dispatch_accepted(self, event: DispatchAccepted) -> None:
+        for task in self.tasks_of_dispatch(event.job, event.dispatch_id):
+            attempt, view = task.live_attempt, self.state.view_of(task)
+            attempt.native_id = event.native_ids.get(task.index)
             attempt.accepted = event.time
             attempt.tried = None
             cause = "the manager took it" + (f", by {event.access}" if event.access else "")
-            self._attempts.advance(task, Event.ACCEPT, cause)
-            self._attempts.pursue(task)
-            if view is not None and view.full:
-                view.full, view.pause = "", 0.0
-                self._gates.refresh()
+            self._state_machine.apply(task, TaskEvent.ACCEPT, cause)
+            self._state_machine.request_withdrawal(task)
+            if view is not None and view.full_reason:
+                view.full_reason, view.retry_delay = "", 0.0
+                self._gates.request_recheck()
 
-    def _declined(self, event: Declined) -> None:
-        tasks = self.sending(event.job, event.sending)
-        view = self.books.view_of(tasks[0]) if tasks and event.again else None
+    def _apply_dispatch_rejected(self, event: DispatchRejected) -> None:
+        tasks = self.tasks_of_dispatch(event.job, event.dispatch_id)
+        view = self.state.view_of(tasks[0]) if tasks and event.retry_later else None
         if view is not None:
-            view.takes_no_more(event.reason, event.time)
-            self._placing.look_anew()
+            view.mark_full(event.reason, event.time)
+            self._placement.clear_cache()
         for task in tasks:
             if view is None:
-                if task.live.number > task.forgiven:
-                    task.refused.add(task.live.cluster)
-                task.live.refused = True
-            self._attempts.advance(task, Event.REFUSE, event.reason)
+                if task.live_attempt.number > task.ignore_rejections_until:
+                    task.rejected_by.add(task.live_attempt.cluster)
+                task.live_attempt.rejected = True
+            self._state_machine.apply(task, TaskEvent.REFUSE, event.reason)
 
-    def _silent(self, event: Silent) -> None:
-        view = self.books.views[event.cluster]
-        view.falls_silent(event.reason, self.books.watch)
-        for task in list(view.live.values()):
-            if task.live.state is not State.UNKNOWN and not task.live.untried:
-                self._attempts.advance(task, Event.SILENCE, event.reason)
-        self._gates.refresh()
+    def _apply_cluster_unreachable(self, event: ClusterUnreachable) -> None:
+        view = self.state.views[event.cluster]
+        view.mark_down(event.reason, self.state.observed_seconds)
+        for task in list(view.live_tasks.values()):
+            if task.live_attempt.state is not State.UNKNOWN and not task.live_attempt.untried:
+                self._state_machine.apply(task, TaskEvent.SILENCE, event.reason)
+        self._gates.request_recheck()
 
-    def _seen(self, event: Seen) -> None:
-        view = self.books.views[event.cluster]
-        was_up, before, facts = view.up, view.shape, view.facts
-        missed = view.answers(self.books.watch)
-        if event.facts is not None and event.facts is not facts:
-            view.learn(event.facts)
-            self._facts[event.cluster] = event.facts
+    def _apply_listing(self, event: ListingReceived) -> None:
+        view = self.state.views[event.cluster]
+        was_up, previous_key, previous_info = view.up, view.eligibility_key, view.info
+        silent_seconds = view.mark_up(self.state.observed_seconds)
+        if event.info is not None and event.info is not previous_info:
+            view.update_info(event.info)
+            self._info[event.cluster] = event.info
         view.up_since = event.up_since
-        self._not_listed(view, event, self._listed(view, event))
-        self._leasing.count_past_us(view)
-        reshaped = view.shape != before
-        lasting = reshaped and shape(facts, passing=False) != shape(view.facts, passing=False)
-        if event.facts is not None and (lasting or not was_up):
-            self._moving.recall(view)
-        self._moving.lose_patience(view)
-        self._moving.keep_promises(view)
-        self._moving.keep_windows(view)
-        self._moving.end_overruns(self.reservations.over_on(view.name))
-        if view.cluster.move_after is not None and missed >= view.cluster.move_after:
-            self._moving.leave(view, f"it was silent for {missed:.0f} s")
-        self._absences.look(view)
-        self._comebacks.chase(view)
+        self._check_unlisted_tasks(view, event, self._apply_rows(view, event))
+        self._leasing.count_outside_use(view)
+        eligibility_changed = view.eligibility_key != previous_key
+        permanently_changed = eligibility_changed and eligibility_key(
+            previous_info, include_transient=False
+        ) != eligibility_key(view.info, include_transient=False)
+        if event.info is not None and (permanently_changed or not was_up):
+            self._withdrawals.recall_ineligible(view)
+        self._withdrawals.recall_licence_holders(view)
+        self._withdrawals.recall_late_starters(view)
+        self._withdrawals.recall_window_conflicts(view)
+        self._withdrawals.end_overrunning_tasks(self.reservations.expired_on(view.name))
+        if view.cluster.move_after is not None and silent_seconds >= view.cluster.move_after:
+            self._withdrawals.evacuate(view, f"it was silent for {silent_seconds:.0f} s")
+        self._reconciler.query_accounting(view)
+        self._stale_attempts.request_withdrawals(view)
         self._gates.pass_time(event.time)
-        if reshaped or not was_up or view.may_probe(event.time):
-            self._gates.refresh()
+        if eligibility_changed or not was_up or view.retry_due(event.time):
+            self._gates.request_recheck()
 
-    def _listed(self, view: ClusterView, event: Seen) -> list[tuple[tuple[int, int], int]]:
+    def _apply_rows(
+        self, view: ClusterView, event: ListingReceived
+    ) -> list[tuple[tuple[int, int], int]]:
         """Apply the rows of a listing: (job, sending) and index of each that is ours."""
-        ours, instance, sendings = [], self.instance, self.books.sendings
+        own_rows, instance, dispatches = [], self.instance, self.state.dispatches
         if event.full:
-            view.strays.clear()
-            view.withheld.clear()
+            view.stale_attempts.clear()
+            view.deferred_rows.clear()
         for row in event.rows:
-            sending = parse_tag(row.tag, instance)
-            if sending is None:
+            dispatch = parse_tag(row.tag, instance)
+            if dispatch is None:
                 continue
-            ours.append((sending, row.task))
-            task = sendings.get(sending, _NONE).get(row.task)
+            own_rows.append((dispatch, row.task))
+            task = dispatches.get(dispatch, _NO_TASKS).get(row.task)
             if task is None:
-                self._comebacks.listed(view, *sending, row)
-            elif task.live.cluster == event.cluster:
-                self._attempts.row(task, row)
-        return ours
+                self._stale_attempts.apply_row(view, *dispatch, row)
+            elif task.live_attempt.cluster == event.cluster:
+                self._state_machine.apply_status(task, row)
+        return own_rows
 
-    def _not_listed(
-        self, view: ClusterView, event: Seen, rows: list[tuple[tuple[int, int], int]]
+    def _check_unlisted_tasks(
+        self, view: ClusterView, event: ListingReceived, own_rows: list[tuple[tuple[int, int], int]]
     ) -> None:
         """Look at what the rows of a listing do not name, as far as that may mean something."""
-        if not (event.full or event.vanished or view.uneasy):
+        if not (event.full or event.vanished or view.needs_attention):
             return
-        sendings = self.books.sendings
-        listed = {  # now, as some of them may just have been adopted
-            task.place
-            for sending, index in rows
-            if (task := sendings.get(sending, _NONE).get(index)) is not None
-            and task.live.cluster == event.cluster
+        dispatches = self.state.dispatches
+        listed_tasks = {  # now, as some of them may just have been adopted
+            task.task_id
+            for dispatch, index in own_rows
+            if (task := dispatches.get(dispatch, _NO_TASKS).get(index)) is not None
+            and task.live_attempt.cluster == event.cluster
         }
-        gone = set()
+        vanished = set()
         for tag, index in event.vanished:
-            if (sending := parse_tag(tag, self.instance)) is not None:
-                view.strays.pop((sending[0], index, sending[1]), None)
-            if (task := self.books.of(tag, index)) is not None:
-                gone.add(task.place)
-                view.withheld.pop(task.place, None)
-        back = {place: view.live[place] for place in sorted(gone) if place in view.live}
-        for place, task in list((view.live if event.full else view.uneasy | back).items()):
-            attempt = task.live
-            if attempt.calm:
-                view.uneasy.pop(place, None)
-            if place in listed:
+            if (dispatch := parse_tag(tag, self.instance)) is not None:
+                view.stale_attempts.pop((dispatch[0], index, dispatch[1]), None)
+            if (task := self.state.task_by_tag(tag, index)) is not None:
+                vanished.add(task.task_id)
+                view.deferred_rows.pop(task.task_id, None)
+        vanished_tasks = {
+            task_id: view.live_tasks[task_id]
+            for task_id in sorted(vanished)
+            if task_id in view.live_tasks
+        }
+        for task_id, task in list(
+            (view.live_tasks if event.full else view.needs_attention | vanished_tasks).items()
+        ):
+            attempt = task.live_attempt
+            if attempt.settled:
+                view.needs_attention.pop(task_id, None)
+            if task_id in listed_tasks:
                 continue
-            if attempt.seen and not attempt.given_up and (event.full or place in gone):
-                attempt.listed = event.before
-            if event.full or place in gone or attempt.given_up or not attempt.seen:
-                self._absences.missing(task, event)
-            self._attempts.pursue(task)
+            if (
+                attempt.in_last_listing
+                and not attempt.missing
+                and (event.full or task_id in vanished)
+            ):
+                attempt.last_listed = event.previous_taken
+            if event.full or task_id in vanished or attempt.missing or not attempt.in_last_listing:
+                self._reconciler.resolve_missing(task, event)
+            self._state_machine.request_withdrawal(task)
 
     # What may be asked
 
     @property
     def policy(self) -> Policy:
-        return self.books.policy
+        return self.state.policy
 
     @property
     def instance(self) -> str:
-        return self.books.instance
+        return self.state.instance
 
     @property
     def classifier(self) -> Classifier:
-        return self.books.classifier
+        return self.state.classifier
 
     @property
-    def dispatch(self) -> LoadOrdering:
-        self.books.weigh_all()
-        return self.books.dispatch
+    def load_ordering(self) -> LoadOrdering:
+        self.state.observe_loads()
+        return self.state.load_ordering
 
     @property
     def clusters(self) -> list[Cluster]:
-        return [view.cluster for view in self.books.views.values()]
+        return [view.cluster for view in self.state.views.values()]
 
-    def view(self, cluster: str) -> tuple[Facts | None, str]:
+    def cluster_status(self, cluster: str) -> tuple[ClusterInfo | None, str]:
         """What is known of a cluster, and "" if it answers, else why it does not."""
-        view = self.books.views[cluster]
-        return view.facts, "" if view.up else view.word
+        view = self.state.views[cluster]
+        return view.info, "" if view.up else view.down_reason
 
     def tasks_on(self, cluster: str) -> list[Task]:
         """The tasks that are live on a cluster."""
-        return list(self.books.views[cluster].live.values())
+        return list(self.state.views[cluster].live_tasks.values())
 
     def full_since(self, cluster: str) -> float | None:
         """When the cluster's manager said that it takes no more for now, or None."""
-        view = self.books.views[cluster]
-        return view.full_since if view.full else None
+        view = self.state.views[cluster]
+        return view.full_since if view.full_reason else None
 
-    def drain(self, cluster: str) -> Drained | None:
+    def find_drain(self, cluster: str) -> ClusterDrained | None:
         """Who keeps new work from a cluster, since when and why; None: nobody."""
-        return self.books.drains.get(cluster)
+        return self.state.drains.get(cluster)
 
-    def waits_for(self, task: Task) -> str:
+    def describe_dependencies(self, task: Task) -> str:
         """What a task's dependencies wait for, in words; empty if for nothing."""
-        waits = task.state is State.QUEUED and task.reason == Reason.DEPENDENCY
-        return self._gates.told(task, self.books.now) if waits else ""
+        waiting = task.state is State.QUEUED and task.reason == Reason.DEPENDENCY
+        return self._gates.describe_dependencies(task, self.state.now) if waiting else ""
 
     @property
     def next_due(self) -> float | None:
@@ -518,48 +566,55 @@ class Core:
         return min((due for due in dues if due is not None), default=None)
 
     @property
-    def restless(self) -> bool:
+    def has_unstarted_tasks(self) -> bool:
         """Whether some task of ours has yet to begin with a manager, or waits with us for room."""
         if self.policy.send == "late" and self._gates.ready:
             return True
-        return bool(self.books.queues)
+        return bool(self.state.views_with_unstarted)
 
     @property
     def may_pull(self) -> bool:
         """Whether a listing without news may let a task be pulled, at the time of the last step."""
-        return self.policy.pulls and self._moving.may_pull
+        return self.policy.pull_enabled and self._withdrawals.may_pull
 
-    def expects(self, cluster: str, now: float) -> bool:
+    def unchanged_listing_matters(self, cluster: str, now: float) -> bool:
         """Whether a listing without news may still change something.
 
         A task that it does not show, a wish to repeat, a full cluster to try again, a pull, or a
         recall for licences that others wait for, or a reservation needs.
         """
-        view = self.books.views[cluster]
-        if self._gates.ready and view.may_probe(now):
+        view = self.state.views[cluster]
+        if self._gates.ready and view.retry_due(now):
             return True
-        if any(s.wish is not None and now - s.asked >= PURSUE_AGAIN for s in view.strays.values()):
+        if any(
+            stale_attempt.withdrawal is not None
+            and now - stale_attempt.withdrawal_requested >= WITHDRAWAL_RETRY_SECONDS
+            for stale_attempt in view.stale_attempts.values()
+        ):
             return True
-        if any(self._leasing.impatient(view)):
+        if any(self._leasing.contended_tasks(view)):
             return True
-        if self._placing.late_starters(view) or any(self._leasing.in_the_way(view)):
+        if self._placement.late_starters(view) or any(self._leasing.window_conflicts(view)):
             return True
-        for task in view.uneasy.values():
-            attempt = task.live
-            if attempt.given_up:
-                if attempt.look_due(now):
+        for task in view.needs_attention.values():
+            attempt = task.live_attempt
+            if attempt.missing:
+                if attempt.accounting_query_due(now):
                     return True
                 continue
-            doubtful = attempt.tried is not None or attempt.accepted is not None
-            if doubtful and not attempt.seen:
+            maybe_submitted = attempt.tried is not None or attempt.accepted is not None
+            if maybe_submitted and not attempt.in_last_listing:
                 return True
-            if attempt.asked is not None and now - attempt.asked >= PURSUE_AGAIN:
+            if (
+                attempt.withdrawal_requested is not None
+                and now - attempt.withdrawal_requested >= WITHDRAWAL_RETRY_SECONDS
+            ):
                 return True
-        return self.policy.pulls and any(
+        return self.policy.pull_enabled and any(
             task.state is State.PENDING
-            for name, other in self.books.queues.items()
+            for name, other_view in self.state.views_with_unstarted.items()
             if name != cluster
-            for task in other.unstarted.values()
+            for task in other_view.unstarted_tasks.values()
         )
 
 

@@ -12,18 +12,30 @@ from typing import Final
 from msgspec import structs
 
 from metasched.core.cluster_view import ClusterView
+from metasched.core.dependency_status import DependencyStatus, TargetSummary
 from metasched.core.events import Revoke, Withdraw
-from metasched.core.gates import Gates
-from metasched.core.leasing import Leasing
-from metasched.core.state import Books
-from metasched.core.tasks import BACK, Attempt, Intent, Past, Task
-from metasched.core.transitions import BEGUN, FINAL, LIVE, UNSTARTED, Event, advance, reported
-from metasched.model.dependencies import Fate, Prospect
+from metasched.core.gates import SchedulingGates
+from metasched.core.leasing import LicenceLeasing
+from metasched.core.state import SchedulerState
+from metasched.core.tasks import IF_PENDING_INTENTS, Attempt, Intent, PastAttempt, Task
+from metasched.core.transitions import (
+    FINAL,
+    LIVE,
+    STARTED,
+    UNSTARTED,
+    TaskEvent,
+    event_for_listed_state,
+    find_transition,
+)
 from metasched.model.job import MANAGER_REASON, Job, Reason, State
-from metasched.model.listing import Claim, Row
+from metasched.model.listing import JobStatus, TaskClaim
 
-PURSUE_AGAIN = 60.0  # seconds after which a wish that shows no effect is told to the manager again
-LATER_START = 5.0  # seconds by which a start must differ to be another; managers round their times
+WITHDRAWAL_RETRY_SECONDS = (
+    60.0  # seconds after which a wish that shows no effect is told to the manager again
+)
+START_TOLERANCE = (
+    5.0  # seconds by which a start must differ to be another; managers round their times
+)
 
 # What each event compares with: a look into an enum is a call on Python 3.11, four times as long
 _QUEUED: Final = State.QUEUED
@@ -31,326 +43,341 @@ _HELD: Final = State.HELD
 _PENDING: Final = State.PENDING
 _DUPLICATE: Final = Reason.DUPLICATE
 _REQUEUE: Final = Intent.REQUEUE
-_KILL: Final = Event.KILL
-_WITHDRAW: Final = Event.WITHDRAW
+_KILL: Final = TaskEvent.KILL
+_WITHDRAW: Final = TaskEvent.WITHDRAW
 
 
-class Attempts:
+class TaskStateMachine:
     """Lets events happen to tasks (`advance`), and rows of managers to their attempts (`row`)."""
 
-    def __init__(self, books: Books, leasing: Leasing, gates: Gates) -> None:
-        self._books, self._leasing, self._gates = books, leasing, gates
+    def __init__(
+        self, state: SchedulerState, leasing: LicenceLeasing, gates: SchedulingGates
+    ) -> None:
+        self._state, self._leasing, self._gates = state, leasing, gates
 
     # Tasks that come and go
 
     def open(self, task: Task) -> None:
         """A task is there that has not ended, or that runs again."""
-        self._books.tasks[task.place] = task
-        of_job = self._books.open.get(task.job.id)
-        if of_job is None:
-            self._gates.opened(task.job)
-            of_job = self._books.open[task.job.id] = {}
-        of_job[task.index] = task
+        self._state.tasks[task.task_id] = task
+        tasks_of_job = self._state.open_tasks.get(task.job.id)
+        if tasks_of_job is None:
+            self._gates.add_job(task.job)
+            tasks_of_job = self._state.open_tasks[task.job.id] = {}
+        tasks_of_job[task.index] = task
         if task.attempt is not None:
-            self._books.sent(task, task.attempt)
+            self._state.add_live_attempt(task, task.attempt)
 
-    def depend(self, job: Job, fates: Iterable[Fate]) -> None:
+    def track_dependencies(self, job: Job, summaries: Iterable[TargetSummary]) -> None:
         """Follow what a job depends on, from the `fates` that its targets had by now."""
-        fates = tuple(fates)
-        self._gates.depend(job, fates)
-        for id in {fate.target.job for fate in fates}:
-            for task in self._books.tasks_of(id):
-                self._gates.happened(task)
+        summaries = tuple(summaries)
+        self._gates.track_dependencies(job, summaries)
+        for job_id in {summary.target.job for summary in summaries}:
+            for task in self._state.tasks_of(job_id):
+                self._gates.update_progress(task)
 
-    def wait(self, task: Task) -> None:
+    def enqueue(self, task: Task) -> None:
         """It waits with us: let it stand before its gate."""
-        self.despair(task, self._gates.queued(task, self._books.now))
+        self.cancel_if_never_satisfied(task, self._gates.enqueue(task, self._state.now))
 
-    def despair(self, task: Task, prospect: Prospect) -> None:
+    def cancel_if_never_satisfied(self, task: Task, status: DependencyStatus) -> None:
         """Cancel a task whose dependency can never come, if its owner wants that."""
-        if prospect is Prospect.NEVER and task.job.kill_on_invalid_dep:
-            self.advance(task, Event.CANCEL, self._gates.told(task, self._books.now))
+        if status is DependencyStatus.NEVER_SATISFIED and task.job.kill_on_invalid_dep:
+            self.apply(
+                task, TaskEvent.CANCEL, self._gates.describe_dependencies(task, self._state.now)
+            )
 
-    def reopen(self, task: Task, last: int, cause: str) -> None:
+    def reopen(self, task: Task, last_dispatch: int, cause: str) -> None:
         """Let an ended task wait again, as if no cluster had ever refused it."""
         task.ended, task.attempt, task.target, task.held = None, None, None, False
-        task.forgiven, task.refused = task.attempts, set()
+        task.ignore_rejections_until, task.rejected_by = task.attempts, set()
         task.reason = ""
-        for sending, past in task.past.items():
-            if past.began and not past.requeued:
-                past.requeued = True
-                self._books.out.past[(*task.place, sending)] = past
-        self._books.ended.pop(task.place, None)
+        for dispatch_id, past_attempt in task.past_attempts.items():
+            if past_attempt.has_started and not past_attempt.requeued:
+                past_attempt.requeued = True
+                self._state.outcome.past_attempts[(*task.task_id, dispatch_id)] = past_attempt
+        self._state.ended_tasks.pop(task.task_id, None)
         self.open(task)
-        id = task.job.id
-        if last > self._books.last_sending.get(id, 0):
-            self._books.last_sending[id] = last
-        self.advance(task, Event.REQUEUE, cause)
+        job_id = task.job.id
+        if last_dispatch > self._state.last_dispatch.get(job_id, 0):
+            self._state.last_dispatch[job_id] = last_dispatch
+        self.apply(task, TaskEvent.REQUEUE, cause)
 
     # The one table
 
-    def advance(self, task: Task, event: Event, cause: str) -> None:
+    def apply(self, task: Task, event: TaskEvent, cause: str) -> None:
         """Let `event` happen to a task, and what follows from that."""
-        books, gates, attempt, before = self._books, self._gates, task.attempt, task.state
-        step = advance(before, event, task)
-        after = step.task
-        if attempt is not None and step.attempt is not None:
-            left, joined = before in UNSTARTED, after in UNSTARTED
-            if left and not joined:
-                books.count(task, attempt, before, -1)
-            attempt.state = step.attempt
-            if joined and not left:
-                books.count(task, attempt, after, +1)
+        state, gates, attempt, before = self._state, self._gates, task.attempt, task.state
+        transition = find_transition(before, event, task)
+        after = transition.task
+        if attempt is not None and transition.attempt is not None:
+            was_unstarted, is_unstarted = before in UNSTARTED, after in UNSTARTED
+            if was_unstarted and not is_unstarted:
+                state.count_unstarted(task, attempt, before, -1)
+            attempt.state = transition.attempt
+            if is_unstarted and not was_unstarted:
+                state.count_unstarted(task, attempt, after, +1)
         if task.reason and task.reason != _DUPLICATE:
             task.reason = ""
         if after is _HELD:
             task.reason = task.reason or Reason.HELD
         task.state = after
-        books.record(task, event, before, cause)
+        state.record_change(task, event, before, cause)
         if before is _QUEUED:
             self._leasing.leave(task)
         if after in LIVE:
-            if self._leasing.wanted(task):
-                self._leasing.must_hold(task)
-            gates.happened(task)
-            gates.sent(task)
+            if self._leasing.needs_lease(task):
+                self._leasing.ensure_lease(task)
+            gates.update_progress(task)
+            gates.mark_dispatched(task)
             return
         if attempt is not None:
-            self._close(task, attempt)
+            self._close_attempt(task, attempt)
         if after in FINAL:
-            task.ended = attempt.ended if attempt is not None else books.now
-            books.remember(task)
-            gates.happened(task)
-            last = self._end(task)
+            task.ended = attempt.ended if attempt is not None else state.now
+            state.remember_ended(task)
+            gates.update_progress(task)
+            last_dispatch = self._remove_ended(task)
             if attempt is not None and attempt.intent is _REQUEUE:
-                self.reopen(task, last, "requeued as asked")
+                self.reopen(task, last_dispatch, "requeued as asked")
             return
-        gates.happened(task)
+        gates.update_progress(task)
         if after is _HELD:
-            gates.gone(task, books.now)
+            gates.release_slot(task, state.now)
         elif attempt is not None and attempt.intent is Intent.CANCEL:
-            self.advance(task, Event.CANCEL, "cancelled as asked")
-        elif attempt is not None and attempt.rival in task.past:
-            assert attempt.rival is not None
-            self.adopt(task, attempt.rival, "it goes before the one that left")
+            self.apply(task, TaskEvent.CANCEL, "cancelled as asked")
+        elif attempt is not None and attempt.yields_to in task.past_attempts:
+            assert attempt.yields_to is not None
+            self.adopt(task, attempt.yields_to, "it goes before the one that left")
         elif task.held:
-            self.advance(task, Event.HOLD, "held as asked")
+            self.apply(task, TaskEvent.HOLD, "held as asked")
         else:
-            self.wait(task)
+            self.enqueue(task)
 
-    def _end(self, task: Task) -> int:
+    def _remove_ended(self, task: Task) -> int:
         """A task has ended; with the last one its job is over. The last sending of the job."""
-        books, id = self._books, task.job.id
-        self._gates.gone(task, books.now)
-        del books.tasks[task.place]
-        of_job = books.open[id]
-        del of_job[task.index]
-        last = books.last_sending.get(id, 0)
-        if not of_job:
-            del books.open[id]
-            books.last_sending.pop(id, None)
-            self._gates.closed(task.job)
-        return last
+        state, job_id = self._state, task.job.id
+        self._gates.release_slot(task, state.now)
+        del state.tasks[task.task_id]
+        tasks_of_job = state.open_tasks[job_id]
+        del tasks_of_job[task.index]
+        last_dispatch = state.last_dispatch.get(job_id, 0)
+        if not tasks_of_job:
+            del state.open_tasks[job_id]
+            state.last_dispatch.pop(job_id, None)
+            self._gates.remove_job(task.job)
+        return last_dispatch
 
-    def _close(self, task: Task, attempt: Attempt) -> None:
+    def _close_attempt(self, task: Task, attempt: Attempt) -> None:
         """An attempt has ended; the task goes on without it, or has ended too."""
         if attempt.ended is None:
-            attempt.ended = self._books.now
-        self._books.out.closed.append((task, attempt))
-        requeued = attempt.begun and attempt.intent is _REQUEUE
-        task.past[attempt.sending] = Past(
-            attempt.cluster, attempt.begun, attempt.fence, attempt.revoked, requeued
+            attempt.ended = self._state.now
+        self._state.outcome.closed_attempts.append((task, attempt))
+        requeued = attempt.has_started and attempt.intent is _REQUEUE
+        task.past_attempts[attempt.dispatch_id] = PastAttempt(
+            attempt.cluster, attempt.has_started, attempt.fence, attempt.revoked, requeued
         )
-        view = self._books.views.get(attempt.cluster)
-        tried = attempt.tried is not None or attempt.accepted is not None
-        if view is not None and tried and not (attempt.revoked or attempt.refused):
-            self.revoke(view, [task])  # its manager may bring it back
-        self._books.unsent(task, attempt)
+        view = self._state.views.get(attempt.cluster)
+        maybe_submitted = attempt.tried is not None or attempt.accepted is not None
+        if view is not None and maybe_submitted and not (attempt.revoked or attempt.rejected):
+            self.revoke_claims(view, [task])  # its manager may bring it back
+        self._state.remove_live_attempt(task, attempt)
         if view is not None:
-            view.drop(task)
+            view.remove_task(task)
         if task.state is _QUEUED:
             task.attempt, task.target = None, attempt.target
             if task.target is not None:
                 task.moves += 1
-                self._leasing.pass_on(task)
+                self._leasing.transfer(task)
                 return
-        self._leasing.give_back(task, task.state, attempt)
+        self._leasing.return_lease(task, task.state, attempt)
 
     # What managers tell
 
-    def row(self, task: Task, row: Row) -> None:
+    def apply_status(self, task: Task, status: JobStatus) -> None:
         """What a manager lists of a live attempt.
 
         While its claim is being revoked that may be a payload which only finds its claim taken.
         """
-        attempt = task.live
+        attempt = task.live_attempt
         if attempt.revoking:
-            self._books.views[attempt.cluster].withheld[task.place] = row
+            self._state.views[attempt.cluster].deferred_rows[task.task_id] = status
             return
-        if _restarted(attempt, row):
-            self._restart(task, row)
-            attempt = task.live
-        attempt.seen, attempt.given_up, attempt.tried = True, False, None
-        attempt.native_id = row.native_id
+        if _was_restarted(attempt, status):
+            self._apply_restart(task, status)
+            attempt = task.live_attempt
+        attempt.in_last_listing, attempt.missing, attempt.tried = True, False, None
+        attempt.native_id = status.native_id
         # what waits to begin again has no start of its own yet
-        if row.state is State.PENDING:
+        if status.state is State.PENDING:
             attempt.started = None
-        elif row.started is not None:
-            attempt.started = row.started
-        attempt.begun |= row.started is not None
-        self._leasing.expect(task)
-        attempt.ended = row.ended
-        attempt.exit_code, attempt.signal = row.exit_code, row.signal
-        attempt.word, attempt.node = row.word, row.node
-        attempt.cpu_seconds, attempt.max_memory = row.cpu_seconds, row.max_memory
-        self._books.store(task)
-        event = reported(attempt.state, row.state)
-        moving = attempt.intent in BACK
-        if event is _KILL and moving and row.started is None:
+        elif status.started is not None:
+            attempt.started = status.started
+        attempt.has_started |= status.started is not None
+        self._leasing.update_expected_end(task)
+        attempt.ended = status.ended
+        attempt.exit_code, attempt.signal = status.exit_code, status.signal
+        attempt.manager_reason, attempt.node = status.manager_reason, status.node
+        attempt.cpu_seconds, attempt.max_memory = status.cpu_seconds, status.max_memory
+        self._state.store(task)
+        event = event_for_listed_state(attempt.state, status.state)
+        if_pending = attempt.intent in IF_PENDING_INTENTS
+        if event is _KILL and if_pending and status.started is None:
             event = _WITHDRAW
         if event is _KILL and attempt.intent is Intent.EXPIRE:
-            event, attempt.word = Event.EXPIRE, "its reservation ended"
+            event, attempt.manager_reason = TaskEvent.EXPIRE, "its reservation ended"
         if event is _WITHDRAW:
-            self.advance(task, event, f"gone unstarted, for the {attempt.intent}")
+            self.apply(task, event, f"gone unstarted, for the {attempt.intent}")
         elif event is not None:
-            self.advance(task, event, attempt.word)
-        elif attempt.state is _PENDING and row.word and task.reason != _DUPLICATE:
-            task.reason = MANAGER_REASON + row.word
-        if moving and task.attempt is attempt and attempt.begun:
-            if attempt.intent is Intent.RECALL and attempt.state in BEGUN:
-                self._books.note(task, "it had begun before it could be taken back")
-            if attempt.rival is not None:
-                self.duplicate(task, attempt.rival)
-            attempt.intent = attempt.target = attempt.asked = attempt.rival = None
+            self.apply(task, event, attempt.manager_reason)
+        elif attempt.state is _PENDING and status.manager_reason and task.reason != _DUPLICATE:
+            task.reason = MANAGER_REASON + status.manager_reason
+        if if_pending and task.attempt is attempt and attempt.has_started:
+            if attempt.intent is Intent.RECALL and attempt.state in STARTED:
+                self._state.record_note(task, "it had begun before it could be taken back")
+            if attempt.yields_to is not None:
+                self.report_duplicate(task, attempt.yields_to)
+            attempt.intent = attempt.target = attempt.withdrawal_requested = attempt.yields_to = (
+                None
+            )
             task.held = False
-            self._books.store(task)
-        self.pursue(task)
+            self._state.store(task)
+        self.request_withdrawal(task)
 
-    def _restart(self, task: Task, row: Row) -> None:
+    def _apply_restart(self, task: Task, status: JobStatus) -> None:
         """Open the attempt that the manager has begun by itself; the last one ended with that."""
-        last = task.live
-        before = last.state
-        self._books.count(task, last, before, -1)
-        last.state = State.NODE_FAIL
-        last.ended = last.ended or self._books.now
-        last.word = last.word or row.word
-        self._books.out.closed.append((task, last))
+        previous = task.live_attempt
+        previous_state = previous.state
+        self._state.count_unstarted(task, previous, previous_state, -1)
+        previous.state = State.NODE_FAIL
+        previous.ended = previous.ended or self._state.now
+        previous.manager_reason = previous.manager_reason or status.manager_reason
+        self._state.outcome.closed_attempts.append((task, previous))
         task.attempts += 1
         task.attempt = structs.replace(
-            last,
+            previous,
             number=task.attempts,
             state=State.PENDING,
-            intent=None if last.intent in BACK else last.intent,
+            intent=None if previous.intent in IF_PENDING_INTENTS else previous.intent,
             target=None,
-            rival=None,
-            asked=None,
+            yields_to=None,
+            withdrawal_requested=None,
             started=None,
             ended=None,
-            word="",
-            restarts=row.restarts,
+            manager_reason="",
+            restarts=status.restarts,
         )
-        task.state, task.held = advance(before, Event.RESTART, task).task, False
-        self._books.count(task, task.attempt, task.state, +1)
-        cause = f"the manager restarted it by itself (restart {row.restarts})"
-        self._books.record(task, Event.RESTART, before, cause)
-        self._gates.happened(task)
+        task.state, task.held = find_transition(previous_state, TaskEvent.RESTART, task).task, False
+        self._state.count_unstarted(task, task.attempt, task.state, +1)
+        cause = f"the manager restarted it by itself (restart {status.restarts})"
+        self._state.record_change(task, TaskEvent.RESTART, previous_state, cause)
+        self._gates.update_progress(task)
 
-    def adopt(self, task: Task, sending: int, cause: str) -> None:
+    def adopt(self, task: Task, dispatch_id: int, cause: str) -> None:
         """Go on with an earlier sending, as a new attempt; the task waits with us.
 
         If it has not begun it is only taken back: a withdrawal of ours may still be under way.
         """
-        past = task.past.pop(sending)
+        past_attempt = task.past_attempts.pop(dispatch_id)
         task.attempts += 1
-        task.held &= not past.began
-        view = self._books.views.get(past.cluster)
-        stray = view.strays.pop((*task.place, sending), None) if view else None
-        task.attempt = Attempt(
-            *(task.attempts, sending, past.cluster, State.QUEUED, self._books.now),
-            accepted=self._books.now,
-            begun=past.began,
-            fence=past.fence,
-            restarts=stray.row.restarts if stray else 0,
+        task.held &= not past_attempt.has_started
+        view = self._state.views.get(past_attempt.cluster)
+        stale_attempt = (
+            view.stale_attempts.pop((*task.task_id, dispatch_id), None) if view else None
         )
-        if not past.began:
+        task.attempt = Attempt(
+            *(task.attempts, dispatch_id, past_attempt.cluster, State.QUEUED, self._state.now),
+            accepted=self._state.now,
+            has_started=past_attempt.has_started,
+            fence=past_attempt.fence,
+            restarts=stale_attempt.row.restarts if stale_attempt else 0,
+        )
+        if not past_attempt.has_started:
             task.attempt.intent = Intent.HOLD if task.held else Intent.RECALL
-        elif past.requeued:
+        elif past_attempt.requeued:
             task.attempt.intent = Intent.REQUEUE
-        self._books.sent(task, task.attempt)
-        self.advance(task, Event.ADOPT, cause)
+        self._state.add_live_attempt(task, task.attempt)
+        self.apply(task, TaskEvent.ADOPT, cause)
         if view is not None:
-            view.add(task)
-            if stray is not None:
-                self.row(task, stray.row)
+            view.add_task(task)
+            if stale_attempt is not None:
+                self.apply_status(task, stale_attempt.row)
 
-    def duplicate(self, task: Task, sending: int) -> None:
+    def report_duplicate(self, task: Task, dispatch_id: int) -> None:
         """Two attempts have begun. Both go on; the newer one's end is the task's."""
         task.reason = Reason.DUPLICATE
-        for view in self._books.views.values():
-            view.end_waiting((*task.place, sending))
-        cause = f"DUPLICATE: sending {sending} on {task.past[sending].cluster} has begun, too"
-        self._books.note(task, cause)
-        self._books.out.warnings.append(f"job {task.name}: {cause}")
+        for view in self._state.views.values():
+            view.withdraw_pending_stale((*task.task_id, dispatch_id))
+        cause = f"DUPLICATE: sending {dispatch_id} on {task.past_attempts[dispatch_id].cluster} has begun, too"
+        self._state.record_note(task, cause)
+        self._state.outcome.warnings.append(f"job {task.name}: {cause}")
 
     # What managers are told
 
-    def pursue(self, task: Task) -> None:
+    def request_withdrawal(self, task: Task) -> None:
         """Tell the manager what is wished of a task, once it is certain that it is there."""
         attempt = task.attempt
         if attempt is None or attempt.intent is None or attempt.state not in LIVE:
             return
-        if attempt.state is State.DISPATCHING or attempt.cluster not in self._books.views:
+        if attempt.state is State.DISPATCHING or attempt.cluster not in self._state.views:
             return
-        if attempt.asked is not None and self._books.now - attempt.asked < PURSUE_AGAIN:
+        if (
+            attempt.withdrawal_requested is not None
+            and self._state.now - attempt.withdrawal_requested < WITHDRAWAL_RETRY_SECONDS
+        ):
             return
-        attempt.asked = self._books.now
-        self._books.store(task)
-        unstarted = attempt.intent in BACK
-        key = (task.job.id, attempt.sending, unstarted)
-        if key not in self._books.withdrawals:
-            natives = self._books.withdrawals[key] = {}
-            self._books.out.actions.append(
-                Withdraw(task.job.id, attempt.sending, attempt.cluster, natives, unstarted)
+        attempt.withdrawal_requested = self._state.now
+        self._state.store(task)
+        only_pending = attempt.intent in IF_PENDING_INTENTS
+        key = (task.job.id, attempt.dispatch_id, only_pending)
+        if key not in self._state.step_withdrawals:
+            native_ids = self._state.step_withdrawals[key] = {}
+            self._state.outcome.actions.append(
+                Withdraw(
+                    task.job.id, attempt.dispatch_id, attempt.cluster, native_ids, only_pending
+                )
             )
-        self._books.withdrawals[key][task.index] = attempt.native_id
+        self._state.step_withdrawals[key][task.index] = attempt.native_id
 
-    def want_back(self, task: Task, view: ClusterView, why: str) -> bool:
+    def recall(self, task: Task, view: ClusterView, cause: str) -> bool:
         """Recall a task, unless it has begun or is wished for otherwise."""
-        attempt = task.live
-        if attempt.begun or attempt.intent is not None:
+        attempt = task.live_attempt
+        if attempt.has_started or attempt.intent is not None:
             return False
         attempt.intent = Intent.RECALL
-        self._books.note(task, f"recalled from {view.name}: {why}")
+        self._state.record_note(task, f"recalled from {view.name}: {cause}")
         if view.up:
-            self.pursue(task)
+            self.request_withdrawal(task)
         return True
 
-    def revoke(self, view: ClusterView, tasks: Iterable[Task]) -> None:
+    def revoke_claims(self, view: ClusterView, tasks: Iterable[Task]) -> None:
         """Keep what has claimed nothing yet from ever beginning, as far as there is a fence."""
         claims = []
         for task in tasks:
-            attempt = task.live
-            if not attempt.fence or attempt.begun:
+            attempt = task.live_attempt
+            if not attempt.fence or attempt.has_started:
                 continue
             attempt.revoking = True
-            self._books.store(task)
-            claims.append(Claim(attempt.fence, self._books.tag(task), task.index))
+            self._state.store(task)
+            claims.append(TaskClaim(attempt.fence, self._state.live_tag(task), task.index))
         if claims:
-            self._books.out.actions.append(Revoke(view.name, tuple(claims)))
+            self._state.outcome.actions.append(Revoke(view.name, tuple(claims)))
 
 
-def _restarted(attempt: Attempt, row: Row) -> bool:
+def _was_restarted(attempt: Attempt, status: JobStatus) -> bool:
     """Whether the manager has begun the payload anew since we last saw the attempt.
 
     By its own count, or because what ran waits, or has another start: a controller that
     lost its last seconds no longer counts. It may count while the payload has yet to end:
     then the start is still the one that we know.
     """
-    if row.restarts > attempt.restarts:
-        return row.state is State.PENDING or row.started != attempt.started
+    if status.restarts > attempt.restarts:
+        return status.state is State.PENDING or status.started != attempt.started
     if attempt.started is None:
         return False
-    if row.state is State.PENDING:
+    if status.state is State.PENDING:
         return True
-    again = row.started is not None and row.started > attempt.started + LATER_START
-    return again and row.state is State.RUNNING
+    started_later = (
+        status.started is not None and status.started > attempt.started + START_TOLERANCE
+    )
+    return started_later and status.state is State.RUNNING

@@ -12,10 +12,11 @@ from enum import StrEnum
 
 import msgspec
 
-from metasched.core.transitions import UNSTARTED, Event
+from metasched.core.transitions import UNSTARTED, TaskEvent
 from metasched.model.job import Job, State
+from metasched.model.stored_names import STORED_FIELDS
 
-Place = tuple[int, int]  # of a task: job, index
+TaskId = tuple[int, int]  # of a task: job, index
 
 
 class Intent(StrEnum):
@@ -31,10 +32,10 @@ class Intent(StrEnum):
 
 
 # These are wishes only for as long as it has not begun.
-BACK = frozenset({Intent.HOLD, Intent.PULL, Intent.RECALL, Intent.YIELD})
+IF_PENDING_INTENTS = frozenset({Intent.HOLD, Intent.PULL, Intent.RECALL, Intent.YIELD})
 
 
-class Attempt(msgspec.Struct):
+class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
     """One try in one manager. `sent` is the time of the intent, `tried` of a doubtful try.
 
     `listed` is when the last listing was taken that held it before it was missed; missed, it is
@@ -45,94 +46,94 @@ class Attempt(msgspec.Struct):
     """
 
     number: int
-    sending: int
+    dispatch_id: int
     cluster: str
     state: State
-    sent: float
+    dispatched: float
     accepted: float | None = None
     tried: float | None = None
-    seen: bool = False
-    given_up: bool = False  # complete listings lack it
-    listed: float | None = None
-    looks: int = 0
-    look_at: float = 0.0
+    in_last_listing: bool = False
+    missing: bool = False  # complete listings lack it
+    last_listed: float | None = None
+    accounting_queries: int = 0
+    next_accounting_query: float = 0.0
     native_id: str | None = None
     intent: Intent | None = None
     target: str | None = None
-    asked: float | None = None
+    withdrawal_requested: float | None = None
     started: float | None = None
     ended: float | None = None
     exit_code: int | None = None
     signal: int | None = None
-    word: str = ""
+    manager_reason: str = ""
     node: str = ""
     cpu_seconds: float | None = None
     max_memory: int | None = None
-    refused: bool = False
-    watched: float = 0.0  # reading of its cluster's clock `watched` when it was sent
-    rival: int | None = None
+    rejected: bool = False
+    observed_at_dispatch: float = 0.0  # reading of its cluster's clock `watched` when it was sent
+    yields_to: int | None = None
     restarts: int = 0
-    begun: bool = False
+    has_started: bool = False
     fence: str = ""
     revoking: bool = False
     revoked: bool = False
 
     @property
-    def calm(self) -> bool:
+    def settled(self) -> bool:
         """The last listing held it, and nobody wants anything of it."""
-        return self.seen and self.intent is None and not self.given_up
+        return self.in_last_listing and self.intent is None and not self.missing
 
     @property
     def unstarted(self) -> bool:
         """Whether it can still be moved: what its manager has restarted waits, but has begun."""
-        return self.state in UNSTARTED and not self.begun
+        return self.state in UNSTARTED and not self.has_started
 
     @property
     def untried(self) -> bool:
         """Certainly not with the manager: the call has not been made."""
         return self.state is State.DISPATCHING and self.tried is None
 
-    def look_due(self, now: float) -> bool:
+    def accounting_query_due(self, now: float) -> bool:
         """Whether it is missing, and accounting is to be asked again."""
-        return self.given_up and now >= self.look_at
+        return self.missing and now >= self.next_accounting_query
 
-    def clock_set(self, by: float) -> None:
+    def adjust_clock(self, step: float) -> None:
         """The wall clock went `by` seconds more than time has: see `Core`."""
-        back = min(by, 0.0)
-        self.sent += back
-        self.look_at += by
+        backward_step = min(step, 0.0)
+        self.dispatched += backward_step
+        self.next_accounting_query += step
         if self.accepted is not None:
-            self.accepted += back
-        if self.listed is not None:
-            self.listed += back
+            self.accepted += backward_step
+        if self.last_listed is not None:
+            self.last_listed += backward_step
         if self.tried is not None:
-            self.tried += by
-        if self.asked is not None:
-            self.asked += by
+            self.tried += step
+        if self.withdrawal_requested is not None:
+            self.withdrawal_requested += step
 
 
-class Past(msgspec.Struct):
+class PastAttempt(msgspec.Struct, rename=STORED_FIELDS["PastAttempt"]):
     """An earlier sending of a task: where it went, whether it began. It may come back."""
 
     cluster: str
-    began: bool = False
+    has_started: bool = False
     fence: str = ""
     revoked: bool = False  # it can never begin, whatever its manager says
     requeued: bool = False  # the task is to run anew since: should it go on, it is ended again
 
 
-class Ended(msgspec.Struct):
+class EndedTask(msgspec.Struct, rename=STORED_FIELDS["EndedTask"]):
     """What is remembered of a task that has ended, in case an attempt comes back.
 
     `attempt` is its last one's number, `past` are all of them.
     """
 
     state: State
-    attempt: int
-    past: dict[int, Past]
+    last_attempt: int
+    past_attempts: dict[int, PastAttempt]
 
 
-class Task(msgspec.Struct):
+class Task(msgspec.Struct, rename=STORED_FIELDS["Task"]):
     """One task of a job that has not ended. `key` orders tasks that wait and are pulled.
 
     `classified` is its priority whatever the policy's highest is now.
@@ -141,7 +142,7 @@ class Task(msgspec.Struct):
     job: Job
     index: int
     priority: int
-    key: float
+    queue_key: float
     state: State = State.QUEUED
     reason: str = ""
     held: bool = False
@@ -150,14 +151,14 @@ class Task(msgspec.Struct):
     moves: int = 0
     target: str | None = None  # where a pull wants it
     attempt: Attempt | None = None
-    refused: set[str] = msgspec.field(default_factory=set)
-    forgiven: int = 0  # refusals of attempts up to this number count no more
-    past: dict[int, Past] = msgspec.field(default_factory=dict)  # by sending
-    place: Place = (0, 0)
-    classified: int = 0
+    rejected_by: set[str] = msgspec.field(default_factory=set)
+    ignore_rejections_until: int = 0  # refusals of attempts up to this number count no more
+    past_attempts: dict[int, PastAttempt] = msgspec.field(default_factory=dict)  # by sending
+    task_id: TaskId = (0, 0)
+    classified_priority: int = 0
 
     def __post_init__(self) -> None:
-        self.place, self.classified = (self.job.id, self.index), self.priority
+        self.task_id, self.classified_priority = (self.job.id, self.index), self.priority
 
     def __str__(self) -> str:
         return self.name
@@ -167,20 +168,20 @@ class Task(msgspec.Struct):
         return f"{self.job.id}_{self.index}" if self.job.array else str(self.job.id)
 
     @property
-    def live(self) -> Attempt:
+    def live_attempt(self) -> Attempt:
         """Its attempt, where it is certain that it has one."""
         assert self.attempt is not None, self
         return self.attempt
 
 
 @dataclass(slots=True)
-class Change:
+class TaskChange:
     """One line of a task's story. `attempt` 0: it has none."""
 
     job: int
     index: int
     attempt: int
-    event: Event | None  # None: the reason changed, not the state
+    event: TaskEvent | None  # None: the reason changed, not the state
     before: State | None
     after: State
     cluster: str | None

@@ -15,7 +15,7 @@ from metasched.model.job import State
 S = State
 
 
-class Event(StrEnum):
+class TaskEvent(StrEnum):
     """What can happen to a task, with whose word we have for it."""
 
     __hash__ = str.__hash__  # as of State
@@ -47,29 +47,29 @@ class Event(StrEnum):
     REJECT = "reject"  # we: no cluster is left that could take it
 
 
-E = Event
+E = TaskEvent
 
-WITH_US: Final = frozenset({S.QUEUED, S.HELD})
+QUEUED_OR_HELD: Final = frozenset({S.QUEUED, S.HELD})
 LIVE: Final = frozenset({S.DISPATCHING, S.PENDING, S.RUNNING, S.SUSPENDED, S.UNKNOWN})
 UNSTARTED: Final = frozenset({S.DISPATCHING, S.PENDING})
-BEGUN: Final = frozenset({S.RUNNING, S.SUSPENDED})
+STARTED: Final = frozenset({S.RUNNING, S.SUSPENDED})
 FINAL: Final = frozenset({S.COMPLETED, S.FAILED, S.TIMEOUT, S.CANCELLED, S.REJECTED})
 ATTEMPT_FINAL: Final = (FINAL - {S.REJECTED}) | {S.NODE_FAIL, S.PREEMPTED, S.OUT_OF_MEMORY}
 
 
-class Step(NamedTuple):
+class Transition(NamedTuple):
     """The state of the task after an event, and of its attempt (None: it has none)."""
 
     task: State
     attempt: State | None
 
 
-def _both(state: State) -> Step:
-    return Step(state, state)
+def _both(state: State) -> Transition:
+    return Transition(state, state)
 
 
 # What a manager may report of a live attempt, whatever we last knew: polls skip states.
-_SEEN = {
+_LISTED = {
     E.SEE: _both(S.PENDING),
     E.START: _both(S.RUNNING),
     E.SUSPEND: _both(S.SUSPENDED),
@@ -77,36 +77,36 @@ _SEEN = {
     E.FAIL: _both(S.FAILED),
     E.EXPIRE: _both(S.TIMEOUT),
     E.KILL: _both(S.CANCELLED),
-    E.LOSE_NODE: Step(S.FAILED, S.NODE_FAIL),
-    E.PREEMPT: Step(S.FAILED, S.PREEMPTED),
-    E.EXHAUST: Step(S.FAILED, S.OUT_OF_MEMORY),
+    E.LOSE_NODE: Transition(S.FAILED, S.NODE_FAIL),
+    E.PREEMPT: Transition(S.FAILED, S.PREEMPTED),
+    E.EXHAUST: Transition(S.FAILED, S.OUT_OF_MEMORY),
     E.SILENCE: _both(S.UNKNOWN),
 }
-_GONE_UNSTARTED = Step(S.QUEUED, S.CANCELLED)
+_GONE_UNSTARTED = Transition(S.QUEUED, S.CANCELLED)
 
-TABLE: Final[dict[tuple[State, Event], Step]] = {
+TABLE: Final[dict[tuple[State, TaskEvent], Transition]] = {
     (S.QUEUED, E.SEND): _both(S.DISPATCHING),
-    (S.QUEUED, E.HOLD): Step(S.HELD, None),
-    (S.QUEUED, E.CANCEL): Step(S.CANCELLED, None),
-    (S.QUEUED, E.REJECT): Step(S.REJECTED, None),
-    (S.HELD, E.RELEASE): Step(S.QUEUED, None),
-    (S.HELD, E.CANCEL): Step(S.CANCELLED, None),
+    (S.QUEUED, E.HOLD): Transition(S.HELD, None),
+    (S.QUEUED, E.CANCEL): Transition(S.CANCELLED, None),
+    (S.QUEUED, E.REJECT): Transition(S.REJECTED, None),
+    (S.HELD, E.RELEASE): Transition(S.QUEUED, None),
+    (S.HELD, E.CANCEL): Transition(S.CANCELLED, None),
     (S.QUEUED, E.ADOPT): _both(S.UNKNOWN),
     (S.HELD, E.ADOPT): _both(S.UNKNOWN),
     (S.DISPATCHING, E.ACCEPT): _both(S.PENDING),
-    (S.DISPATCHING, E.REFUSE): Step(S.QUEUED, S.FAILED),
+    (S.DISPATCHING, E.REFUSE): Transition(S.QUEUED, S.FAILED),
     (S.DISPATCHING, E.ABSENT): _GONE_UNSTARTED,
     (S.DISPATCHING, E.WITHDRAW): _GONE_UNSTARTED,
     (S.PENDING, E.ABSENT): _GONE_UNSTARTED,
     (S.PENDING, E.WITHDRAW): _GONE_UNSTARTED,
     (S.UNKNOWN, E.ABSENT): _GONE_UNSTARTED,
     (S.UNKNOWN, E.ACCEPT): _both(S.PENDING),
-    (S.UNKNOWN, E.REFUSE): Step(S.QUEUED, S.FAILED),
+    (S.UNKNOWN, E.REFUSE): Transition(S.QUEUED, S.FAILED),
     (S.UNKNOWN, E.WITHDRAW): _GONE_UNSTARTED,
     (S.UNKNOWN, E.WRITE_OFF): _GONE_UNSTARTED,
     (S.UNKNOWN, E.VOUCH): _both(S.COMPLETED),
-    **{(state, event): step for state in LIVE for event, step in _SEEN.items()},
-    **{(state, E.REQUEUE): Step(S.QUEUED, None) for state in FINAL},
+    **{(state, event): step for state in LIVE for event, step in _LISTED.items()},
+    **{(state, E.REQUEUE): Transition(S.QUEUED, None) for state in FINAL},
     **{(state, E.RESTART): _both(S.PENDING) for state in LIVE},
 }
 # What has begun cannot be unbegun: a manager that says so restarts it, which is E.RESTART.
@@ -119,12 +119,12 @@ del TABLE[S.UNKNOWN, E.SILENCE]
 class IllegalTransition(Exception):
     """An event that cannot happen to a task in its state: a defect of ours, never of the user's."""
 
-    def __init__(self, task: object, state: State, event: Event) -> None:
+    def __init__(self, task: object, state: State, event: TaskEvent) -> None:
         super().__init__(f"task {task}: {event} is impossible in state {state}; see its story")
         self.state, self.event = state, event
 
 
-def advance(state: State, event: Event, task: object = "?") -> Step:
+def find_transition(state: State, event: TaskEvent, task: object = "?") -> Transition:
     """The step that `event` makes from `state`. IllegalTransition if the table has none."""
     try:
         return TABLE[state, event]
@@ -132,7 +132,7 @@ def advance(state: State, event: Event, task: object = "?") -> Step:
         raise IllegalTransition(task, state, event) from None
 
 
-_REPORTED: Final = {
+_EVENT_OF_LISTED_STATE: Final = {
     S.PENDING: E.SEE,
     S.RUNNING: E.START,
     S.SUSPENDED: E.SUSPEND,
@@ -147,10 +147,10 @@ _REPORTED: Final = {
 }
 
 
-def reported(known: State, listed: State) -> Event | None:
+def event_for_listed_state(current: State, listed: State) -> TaskEvent | None:
     """The event by which a manager's `listed` state reaches us in state `known`.
 
     None when it tells nothing new.
     """
-    event = _REPORTED[listed]
-    return event if (known, event) in TABLE else None
+    event = _EVENT_OF_LISTED_STATE[listed]
+    return event if (current, event) in TABLE else None

@@ -6,227 +6,259 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from metasched.core.cluster_view import ClusterView
-from metasched.core.events import Drained, Resumed
-from metasched.core.leasing import Leasing
-from metasched.core.placement import Placing
-from metasched.core.state import Books
-from metasched.core.task_state_machine import Attempts
+from metasched.core.events import ClusterDrained, ClusterResumed
+from metasched.core.leasing import LicenceLeasing
+from metasched.core.placement import Placement
+from metasched.core.state import SchedulerState
+from metasched.core.task_state_machine import TaskStateMachine
 from metasched.core.tasks import Intent, Task
 from metasched.core.transitions import UNSTARTED
 from metasched.model.job import State
-from metasched.model.reservation import OVER, Reservation
-from metasched.policies.eligible import PERMANENT
-from metasched.policies.pull import Room
+from metasched.model.reservation import FINAL_STATES, Reservation
+from metasched.policies.eligible import PERMANENT_REASONS
+from metasched.policies.pull import BackfillCapacity
 
 
-class Moving:
+class Withdrawals:
     """Wants tasks back from clusters where they cannot, may not or need not wait.
 
     What has begun stays, unless the window of its reservation is over.
     """
 
     def __init__(
-        self, books: Books, attempts: Attempts, leasing: Leasing, placing: Placing
+        self,
+        state: SchedulerState,
+        state_machine: TaskStateMachine,
+        leasing: LicenceLeasing,
+        placement: Placement,
     ) -> None:
-        self._books, self._attempts = books, attempts
-        self._leasing, self._placing = leasing, placing
+        self._state, self._state_machine = state, state_machine
+        self._leasing, self._placement = leasing, placement
 
     # Drained and shrunken clusters
 
-    def drained(self, event: Drained) -> None:
-        self._books.drains[event.cluster] = event
-        if (view := self._books.views.get(event.cluster)) is not None:
-            self.recall(view)
+    def apply_drain(self, event: ClusterDrained) -> None:
+        self._state.drains[event.cluster] = event
+        if (view := self._state.views.get(event.cluster)) is not None:
+            self.recall_ineligible(view)
 
-    def resumed(self, event: Resumed) -> None:
+    def apply_resume(self, event: ClusterResumed) -> None:
         """What had been wanted back, and was not told so yet, may stay."""
-        self._books.drains.pop(event.cluster, None)
-        if (view := self._books.views.get(event.cluster)) is None:
+        self._state.drains.pop(event.cluster, None)
+        if (view := self._state.views.get(event.cluster)) is None:
             return
-        for task in list(view.live.values()):
-            if task.live.intent is Intent.RECALL and task.live.asked is None:
-                task.live.intent = None
-                self._books.note(task, f"{event.cluster} resumed: it stays")
+        for task in list(view.live_tasks.values()):
+            if (
+                task.live_attempt.intent is Intent.RECALL
+                and task.live_attempt.withdrawal_requested is None
+            ):
+                task.live_attempt.intent = None
+                self._state.record_note(task, f"{event.cluster} resumed: it stays")
 
-    def recall(self, view: ClusterView) -> None:
+    def recall_ineligible(self, view: ClusterView) -> None:
         """Want back what has not begun on a cluster that may not, or cannot ever, start it."""
-        drain = self._books.drains.get(view.name)
+        drain = self._state.drains.get(view.name)
         drained = drain is not None and not drain.keep_pending
-        for task in list(view.live.values()):
+        for task in list(view.live_tasks.values()):
             if drained:
-                self._attempts.want_back(task, view, str(drain))
-            elif not task.live.begun:
-                never = self._placing.against(task.job, view)
-                if never is not None and never.reason in PERMANENT:
-                    self._attempts.want_back(task, view, never.text)
+                self._state_machine.recall(task, view, str(drain))
+            elif not task.live_attempt.has_started:
+                obstacle = self._placement.check_job(task.job, view)
+                if obstacle is not None and obstacle.reason in PERMANENT_REASONS:
+                    self._state_machine.recall(task, view, obstacle.text)
 
     # Silent clusters
 
-    def leave(self, view: ClusterView, why: str) -> None:
+    def evacuate(self, view: ClusterView, cause: str) -> None:
         """Move what has not begun on a cluster, as far as another one can take it."""
-        self._books.weigh_all()
-        for task in sorted(view.live.values(), key=lambda t: (t.key, *t.place)):
-            others = [
+        self._state.observe_loads()
+        for task in sorted(
+            view.live_tasks.values(), key=lambda item: (item.queue_key, *item.task_id)
+        ):
+            alternatives = [
                 name
-                for name, other in self._books.views.items()
-                if other is not view and self._placing.unfit(task, other) is None
+                for name, other_view in self._state.views.items()
+                if other_view is not view and self._placement.check_task(task, other_view) is None
             ]
-            if others and self._attempts.want_back(task, view, why):
-                choice = self._books.dispatch.choose(task.job, task.priority, others)
-                task.live.target = choice
+            if alternatives and self._state_machine.recall(task, view, cause):
+                choice = self._state.load_ordering.choose(task.job, task.priority, alternatives)
+                task.live_attempt.target = choice
 
     # Windows
 
-    def reservations_changed(self, changed: Iterable[Reservation]) -> None:
+    def recall_from_closed_reservations(self, changed: Iterable[Reservation]) -> None:
         """What waits at its manager for a reservation that is over comes back to us."""
-        for one in changed:
-            view = self._books.views.get(one.cluster)
-            if one.state in OVER and view is not None:
-                for task in list(view.live.values()):
-                    if task.job.reservation == one.id:
-                        why = f"reservation {one.id} is {one.state}"
-                        self._attempts.want_back(task, view, why)
+        for reservation in changed:
+            view = self._state.views.get(reservation.cluster)
+            if reservation.state in FINAL_STATES and view is not None:
+                for task in list(view.live_tasks.values()):
+                    if task.job.reservation == reservation.id:
+                        cause = f"reservation {reservation.id} is {reservation.state}"
+                        self._state_machine.recall(task, view, cause)
 
-    def end_overruns(self, over: Iterable[Reservation]) -> None:
+    def end_overrunning_tasks(self, expired: Iterable[Reservation]) -> None:
         """What still runs in windows that are over is to end: managers may see to it late."""
-        for one in over:
-            if (view := self._books.views.get(one.cluster)) is None:
+        for reservation in expired:
+            if (view := self._state.views.get(reservation.cluster)) is None:
                 continue
-            for task in list(view.live.values()):
-                attempt = task.live
-                if task.job.reservation == one.id and attempt.begun and attempt.intent is None:
+            for task in list(view.live_tasks.values()):
+                attempt = task.live_attempt
+                if (
+                    task.job.reservation == reservation.id
+                    and attempt.has_started
+                    and attempt.intent is None
+                ):
                     attempt.intent = Intent.EXPIRE
-                    self._books.note(task, f"reservation {one.id} is over: it is to end")
-                    self._attempts.pursue(task)
+                    self._state.record_note(
+                        task, f"reservation {reservation.id} is over: it is to end"
+                    )
+                    self._state_machine.request_withdrawal(task)
 
-    def keep_promises(self, view: ClusterView) -> None:
+    def recall_late_starters(self, view: ClusterView) -> None:
         """Want back what did not start at once, and would now run into a reservation."""
-        waiting = self._placing.late_starters(view)
-        if not waiting:
+        late_starters = self._placement.late_starters(view)
+        if not late_starters:
             return
-        promises = self._placing.promises(view, but=waiting)
+        promises = self._placement.reserved_nodes(view, excluding=late_starters)
         if promises is None:
             return
-        for task in waiting:
-            if promises.leaves_enough(task.job):
-                promises.take(task.job)
+        for task in late_starters:
+            if promises.leaves_reserved_nodes(task.job):
+                promises.record_start(task.job)
             else:
-                why = "it did not start at once, and a reservation is near"
-                self._attempts.want_back(task, view, why)
+                cause = "it did not start at once, and a reservation is near"
+                self._state_machine.recall(task, view, cause)
 
     # Licences that others wait for
 
-    def lose_patience(self, view: ClusterView) -> None:
+    def recall_licence_holders(self, view: ClusterView) -> None:
         """Want back what holds licences and does not begin, as far as that serves others.
 
         It then waits behind all who are in line now.
         """
-        now, licences = self._books.now, self._leasing.licences
-        if not licences.waited_for:
+        now, licences = self._state.now, self._leasing.licences
+        if not licences.has_waiting:
             return
         freed: Counter[str] = Counter()
-        for task in view.unstarted.values():
-            if task.live.intent is Intent.RECALL:
+        for task in view.unstarted_tasks.values():
+            if task.live_attempt.intent is Intent.RECALL:
                 freed.update(self._leasing.tokens(task))
-        back: list[Task] = []
-        for task in sorted(self._leasing.impatient(view), key=lambda t: t.key, reverse=True):
-            if licences.serves(freed, now):
+        to_recall: list[Task] = []
+        for task in sorted(
+            self._leasing.contended_tasks(view), key=lambda item: item.queue_key, reverse=True
+        ):
+            if licences.would_unblock(freed, now):
                 break
-            if now - (task.live.accepted or now) >= self._books.policy.patience:
+            if now - (task.live_attempt.accepted or now) >= self._state.policy.patience:
                 freed.update(self._leasing.tokens(task))
-                back.append(task)
-        if not licences.serves(freed, now):
+                to_recall.append(task)
+        if not licences.would_unblock(freed, now):
             return
-        for task in back:
-            why = "others wait for its licences, and it does not begin"
-            if self._attempts.want_back(task, view, why):
-                self._leasing.put_behind(task)
+        for task in to_recall:
+            cause = "others wait for its licences, and it does not begin"
+            if self._state_machine.recall(task, view, cause):
+                self._leasing.demote(task)
 
-    def keep_windows(self, view: ClusterView) -> None:
+    def recall_window_conflicts(self, view: ClusterView) -> None:
         """Want back what does not begin, and would by its limit have licences of a reservation."""
-        now, licences = self._books.now, self._leasing.licences
-        if not licences.windowed:
+        now, licences = self._state.now, self._leasing.licences
+        if not licences.reserved_licences:
             return
-        self._leasing.look_ahead(licences.windowed)
+        self._leasing.refresh_expected_ends(licences.reserved_licences)
         freed: Counter[str] = Counter()
-        for other in self._books.views.values():
-            for task in self._leasing.in_the_way(other):
-                if task.live.intent is Intent.RECALL:
+        for other_view in self._state.views.values():
+            for task in self._leasing.window_conflicts(other_view):
+                if task.live_attempt.intent is Intent.RECALL:
                     freed.update(self._leasing.tokens(task))
-        waiting = [task for task in self._leasing.in_the_way(view) if task.live.calm]
-        for task in sorted(waiting, key=lambda task: (task.key, *task.place), reverse=True):
-            if (id := licences.delays(task.place, freed, now)) is not None:
-                why = f"it has not begun, and reservation {id} needs its licences"
-                if self._attempts.want_back(task, view, why):
+        waiting = [
+            task for task in self._leasing.window_conflicts(view) if task.live_attempt.settled
+        ]
+        for task in sorted(waiting, key=lambda task: (task.queue_key, *task.task_id), reverse=True):
+            if (
+                reservation_id := licences.delayed_reservation(task.task_id, freed, now)
+            ) is not None:
+                cause = f"it has not begun, and reservation {reservation_id} needs its licences"
+                if self._state_machine.recall(task, view, cause):
                     freed.update(self._leasing.tokens(task))
 
     # Pulling
 
     def pull(self, view: ClusterView) -> None:
         """Withdraw pending tasks elsewhere that would start on this cluster now."""
-        facts = view.facts
-        if facts is None or facts.cpus <= facts.used:
+        info = view.info
+        if info is None or info.cpus <= info.used_cpus:
             return
-        waiting = [other for other in self._books.queues.values() if other.up and other is not view]
-        if not any(self._may_move(task) for other in waiting for task in other.unstarted.values()):
+        other_queues = [
+            other_view
+            for other_view in self._state.views_with_unstarted.values()
+            if other_view.up and other_view is not view
+        ]
+        if not any(
+            self._may_be_pulled(task)
+            for other_view in other_queues
+            for task in other_view.unstarted_tasks.values()
+        ):
             return
         on_their_way = [
             task.job
-            for task in view.uneasy.values()
-            if task.state in UNSTARTED and not task.live.seen
+            for task in view.needs_attention.values()
+            if task.state in UNSTARTED and not task.live_attempt.in_last_listing
         ] + [
             task.job
-            for other in self._books.views.values()
-            if other is not view
-            for task in other.uneasy.values()
-            if task.live.target == view.name
+            for other_view in self._state.views.values()
+            if other_view is not view
+            for task in other_view.needs_attention.values()
+            if task.live_attempt.target == view.name
         ]
         incoming = [(job.cpus, job.time_limit or job.estimated) for job in on_their_way]
-        room = Room(facts, self._books.now, incoming, view.here)
-        if room.free <= 0:
+        room = BackfillCapacity(info, self._state.now, incoming, view.translate_job)
+        if room.free_cpus <= 0:
             return
         for task in self._pullable(view, room):
-            if self._placing.unfit(task, view) is not None or not room.admits(task.job):
+            if self._placement.check_task(task, view) is not None or not room.can_start(task.job):
                 continue
-            room.take(task.job)
-            task.live.intent, task.live.target = Intent.PULL, view.name
-            self._books.note(task, f"would start on {view.name} now")
-            self._attempts.pursue(task)
-            if room.free <= 0:
+            room.record_start(task.job)
+            task.live_attempt.intent, task.live_attempt.target = Intent.PULL, view.name
+            self._state.record_note(task, f"would start on {view.name} now")
+            self._state_machine.request_withdrawal(task)
+            if room.free_cpus <= 0:
                 return
 
-    def _pullable(self, view: ClusterView, room: Room) -> Iterator[Task]:
+    def _pullable(self, view: ClusterView, room: BackfillCapacity) -> Iterator[Task]:
         """What may leave other clusters that are up for this room, in the order in which it waits.
 
         There may be thousands at every listing: most often the first ones fill the room, and others
         are ruled out by numbers alone, so that is asked first.
         """
-        for _, _, task in self._books.line:
-            if room.spares(task.job) and self._may_move(task):
-                home = self._books.views[task.live.cluster]
-                if home.up and home is not view:
+        for _, _, task in self._state.unstarted_by_key:
+            if room.delays_no_head(task.job) and self._may_be_pulled(task):
+                current_view = self._state.views[task.live_attempt.cluster]
+                if current_view.up and current_view is not view:
                     yield task
 
-    def _may_move(self, task: Task) -> bool:
-        attempt = task.live
+    def _may_be_pulled(self, task: Task) -> bool:
+        attempt = task.live_attempt
         return (
             task.state is State.PENDING
-            and attempt.seen
+            and attempt.in_last_listing
             and attempt.intent is None
-            and not attempt.begun
+            and not attempt.has_started
             and self._has_waited(task)
         )
 
     def _has_waited(self, task: Task) -> bool:
-        attempt = task.live
-        waited = self._books.views[attempt.cluster].watched(self._books.watch) - attempt.watched
-        return waited >= self._books.policy.pull_after * 2.0**task.moves
+        attempt = task.live_attempt
+        waited = (
+            self._state.views[attempt.cluster].observed_seconds(self._state.observed_seconds)
+            - attempt.observed_at_dispatch
+        )
+        return waited >= self._state.policy.pull_after * 2.0**task.moves
 
     @property
     def may_pull(self) -> bool:
         """Whether some task that nobody wants back has waited for long enough to be pulled."""
         return any(
-            task.live.intent is None and self._has_waited(task)
-            for view in self._books.queues.values()
-            for task in view.unstarted.values()
+            task.live_attempt.intent is None and self._has_waited(task)
+            for view in self._state.views_with_unstarted.values()
+            for task in view.unstarted_tasks.values()
         )

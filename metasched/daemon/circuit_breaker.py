@@ -11,7 +11,7 @@ from typing import Literal
 
 
 @dataclass
-class Breaker:
+class CircuitBreaker:
     """Waits of `first` seconds after a failure, doubled by each further one, `most` at the most.
 
     `words` are what was said last, `since` the epoch seconds of the first failure in a row,
@@ -19,28 +19,35 @@ class Breaker:
     the monotonic clock, which decides.
     """
 
-    first: float
-    most: float
+    initial_delay: float
+    max_delay: float
     failures: int = 0
-    words: str = ""
-    since: float | None = None
-    next_try: float | None = None
-    until: float = 0.0
+    last_error: str = ""
+    failing_since: float | None = None
+    next_retry: float | None = None
+    open_until: float = 0.0
 
-    def fail(self, words: str, now: float, monotonic: float, least: float = 0.0) -> float:
+    def record_failure(
+        self, error: str, now: float, monotonic: float, minimum: float = 0.0
+    ) -> float:
         """Count a failure; the seconds until the next try, `least` or more."""
-        delay = max(min(self.first * 2.0 ** min(self.failures, 30), self.most), least)
+        delay = max(
+            min(self.initial_delay * 2.0 ** min(self.failures, 30), self.max_delay), minimum
+        )
         self.failures += 1
-        self.words, self.since = words, now if self.since is None else self.since
-        self.next_try, self.until = now + delay, monotonic + delay
+        self.last_error, self.failing_since = (
+            error,
+            now if self.failing_since is None else self.failing_since,
+        )
+        self.next_retry, self.open_until = now + delay, monotonic + delay
         return delay
 
-    def succeed(self) -> None:
+    def record_success(self) -> None:
         """All is well again."""
-        self.failures, self.words = 0, ""
-        self.since, self.next_try, self.until = None, None, 0.0
+        self.failures, self.last_error = 0, ""
+        self.failing_since, self.next_retry, self.open_until = None, None, 0.0
 
     def state(self, monotonic: float) -> Literal["closed", "open", "half_open"]:
         if not self.failures:
             return "closed"
-        return "open" if monotonic < self.until else "half_open"
+        return "open" if monotonic < self.open_until else "half_open"

@@ -15,82 +15,82 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import DBAPIError
 
 from metasched.adapters.errors import Refused, Unreachable
-from metasched.adapters.launcher_client import Launcher
+from metasched.adapters.launcher_client import LauncherClient
 from metasched.adapters.registry import adapter_class
 from metasched.client.client import Client
-from metasched.config.reading import find, load
+from metasched.config.reading import find_config, load_settings
 from metasched.config.settings import ClusterSettings, Settings
-from metasched.core.transitions import Event
+from metasched.core.transitions import TaskEvent
 from metasched.db.schema import attempt, change
-from metasched.db.sqlite import NETWORK_FILESYSTEMS, Sqlite, filesystem
-from metasched.db.store import Database, words
+from metasched.db.sqlite import NETWORK_FILESYSTEMS, Sqlite, filesystem_type
+from metasched.db.store import Database, driver_message
 from metasched.errors import UserError
 
-ROOM = 256 * 1024 * 1024  # bytes that must be free beside the database
-SKEW = 2.0  # seconds by which clocks may differ; managers tell whole seconds
-LATELY = 10_000  # changes that are looked at for the clocks
-DYING = 3  # deaths of a worker in a row that are worth a word
-NAMED = 5  # unknown jobs that are named one by one
+MIN_FREE_BYTES = 256 * 1024 * 1024  # bytes that must be free beside the database
+MAX_CLOCK_SKEW = 2.0  # seconds by which clocks may differ; managers tell whole seconds
+RECENT_CHANGES = 10_000  # changes that are looked at for the clocks
+WORKER_FAILURES = 3  # deaths of a worker in a row that are worth a word
+MAX_LISTED_JOBS = 5  # unknown jobs that are named one by one
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """One thing that was looked at; `mend` says what to do if it is not `ok`."""
 
     check: str
     ok: bool
     text: str
-    mend: str = ""
+    fix: str = ""
 
 
-def examine(config: Path | None) -> list[Finding]:
+def run_checks(config: Path | None) -> list[Diagnosis]:
     """Look at everything that can be looked at; what cannot is itself a finding."""
     try:
-        settings = load(find(config))
+        settings = load_settings(find_config(config))
     except UserError as error:
-        return [_wrong("configuration", error)]
-    origin = settings.origin or "none: the defaults"
+        return [_failed_check("configuration", error)]
+    origin = settings.config_path or "none: the defaults"
     return [
-        Finding("configuration", True, f"{origin}, {len(settings.clusters)} clusters"),
-        *_database(settings.database),
-        *_launcher(settings.launcher),
-        *_mail_program(settings.mail_program),
-        *_daemon(settings),
-        *(finding for cluster in settings.clusters for finding in _manager(cluster)),
+        Diagnosis("configuration", True, f"{origin}, {len(settings.clusters)} clusters"),
+        *_check_database(settings.database),
+        *_check_launcher(settings.launcher),
+        *_check_mail_program(settings.mail_program),
+        *_check_daemon(settings),
+        *(result for cluster in settings.clusters for result in _check_manager(cluster)),
     ]
 
 
-def _wrong(check: str, error: UserError) -> Finding:
+def _failed_check(check: str, error: UserError) -> Diagnosis:
     """A finding of one of our own errors: what, where; what to do."""
-    text, _, mend = str(error).rpartition("; ")
-    return Finding(check, False, text or mend, mend if text else "")
+    text, _, fix = str(error).rpartition("; ")
+    return Diagnosis(check, False, text or fix, fix if text else "")
 
 
-def _disk(folder: Path) -> Iterator[Finding]:
+def _check_disk(folder: Path) -> Iterator[Diagnosis]:
     if not folder.is_dir():
-        yield Finding("filesystem", False, f"no folder {folder}", "start the daemon once")
+        yield Diagnosis("filesystem", False, f"no folder {folder}", "start the daemon once")
         return
-    kind, free = filesystem(folder.resolve()), shutil.disk_usage(folder).free
-    told = f"{folder} is on {kind or 'an unknown filesystem'}, {free >> 20} MiB free"
-    if kind in NETWORK_FILESYSTEMS:
-        yield Finding("filesystem", False, told, "move the database to a local disk")
+    fs_type, free = filesystem_type(folder.resolve()), shutil.disk_usage(folder).free
+    message = f"{folder} is on {fs_type or 'an unknown filesystem'}, {free >> 20} MiB free"
+    if fs_type in NETWORK_FILESYSTEMS:
+        yield Diagnosis("filesystem", False, message, "move the database to a local disk")
     else:
-        mend = "" if free >= ROOM else "make room, or `metasched db prune`"
-        yield Finding("filesystem", free >= ROOM, told, mend)
+        fix = "" if free >= MIN_FREE_BYTES else "make room, or `metasched db prune`"
+        yield Diagnosis("filesystem", free >= MIN_FREE_BYTES, message, fix)
 
 
-def _database(database: Database) -> Iterator[Finding]:
+def _check_database(database: Database) -> Iterator[Diagnosis]:
     if isinstance(database, Sqlite):
-        yield from _disk(database.path.parent)
+        yield from _check_disk(database.path.parent)
     try:
         engine = database.open_existing()
     except UserError as error:
-        yield _wrong("database", error)
+        yield _failed_check("database", error)
         return
     try:
         with engine.connect() as connection:
-            weak, bytes = database.weakness(connection), database.size(connection)
-            last = select(func.max(change.c.id)).scalar_subquery()
+            weakness, size = database.quick_check(connection), database.size(connection)
+            last_change = select(func.max(change.c.id)).scalar_subquery()
             clocks = connection.execute(
                 select(
                     attempt.c.cluster,
@@ -103,154 +103,162 @@ def _database(database: Database) -> Iterator[Finding]:
                     & (change.c.task_index == attempt.c.task_index)
                     & (change.c.attempt == attempt.c.number),
                 )
-                .where(change.c.id > last - LATELY, change.c.what == Event.START)
+                .where(change.c.id > last_change - RECENT_CHANGES, change.c.what == TaskEvent.START)
                 .group_by(attempt.c.cluster)
             ).all()
     except DBAPIError as error:
-        yield Finding("database", False, f"{database}: {words(error)}", "restore a backup")
+        yield Diagnosis(
+            "database", False, f"{database}: {driver_message(error)}", "restore a backup"
+        )
         return
     finally:
         engine.dispose()
-    told = f"{database}, {bytes >> 10} KiB"
-    if weak is None:
-        yield Finding("database", True, told)
+    message = f"{database}, {size >> 10} KiB"
+    if weakness is None:
+        yield Diagnosis("database", True, message)
     else:
-        yield Finding("database", False, f"{told}: {weak[0]}", weak[1])
+        yield Diagnosis("database", False, f"{message}: {weakness[0]}", weakness[1])
     for name, behind, ahead in clocks:
-        yield _clock(name, behind, ahead)
+        yield _check_clock(name, behind, ahead)
 
 
-def _clock(name: str, behind: float | None, ahead: float | None) -> Finding:
+def _check_clock(name: str, behind: float | None, ahead: float | None) -> Diagnosis:
     """Jobs cannot begin before they were sent, nor after they were seen running."""
-    for seconds, word in ((behind or 0.0, "behind"), (ahead or 0.0, "ahead of")):
-        if seconds > SKEW:
-            told = f"its clock is at least {seconds:.0f} s {word} this host's, by its jobs' starts"
-            return Finding(f"clock of {name}", False, told, "set both by NTP")
-    return Finding(f"clock of {name}", True, f"within {SKEW:g} s of this host's")
+    for seconds, direction in ((behind or 0.0, "behind"), (ahead or 0.0, "ahead of")):
+        if seconds > MAX_CLOCK_SKEW:
+            message = f"its clock is at least {seconds:.0f} s {direction} this host's, by its jobs' starts"
+            return Diagnosis(f"clock of {name}", False, message, "set both by NTP")
+    return Diagnosis(f"clock of {name}", True, f"within {MAX_CLOCK_SKEW:g} s of this host's")
 
 
-def _launcher(path: Path | None) -> Iterator[Finding]:
+def _check_launcher(path: Path | None) -> Iterator[Diagnosis]:
     if path is None:
         return
     try:
-        Launcher(path, "").enter(pwd.getpwuid(os.geteuid()).pw_name, "/")
+        LauncherClient(path, "").check_access(pwd.getpwuid(os.geteuid()).pw_name, "/")
     except Refused:
         pass  # it answers: the daemon's account may have no jobs
     except Unreachable as error:
-        mend = "run this as the daemon's account; look at the log of metasched-launcher"
-        yield Finding("launcher", False, error.reason, mend)
+        fix = "run this as the daemon's account; look at the log of metasched-launcher"
+        yield Diagnosis("launcher", False, error.reason, fix)
         return
-    yield Finding("launcher", True, f"answers at {path}")
+    yield Diagnosis("launcher", True, f"answers at {path}")
 
 
-def _mail_program(path: Path | None) -> Iterator[Finding]:
+def _check_mail_program(path: Path | None) -> Iterator[Diagnosis]:
     if path is not None and not os.access(path, os.X_OK):
-        mend = "install it, or name another as mail_program in [daemon]"
-        yield Finding("mail program", False, f"no program {path}", mend)
+        fix = "install it, or name another as mail_program in [daemon]"
+        yield Diagnosis("mail program", False, f"no program {path}", fix)
 
 
-def _daemon(settings: Settings) -> Iterator[Finding]:
+def _check_daemon(settings: Settings) -> Iterator[Diagnosis]:
     client = Client(settings.socket)
     try:
         health, clusters = client.health(), client.clusters()
         servers, licences = client.licence_servers(), client.licences()
-        unknown, reserved = client.jobs(state="unknown"), client.reservations()
+        unknown, reservations = client.jobs(state="unknown"), client.reservations()
     except UserError as error:
-        yield _wrong("daemon", error)
+        yield _failed_check("daemon", error)
         return
-    ours, theirs = version("metasched"), health.get("version")
-    told = f"version {theirs} since {health.get('started')}"
-    if ours == theirs:
-        yield Finding("daemon", True, told)
+    command_version, daemon_version = version("metasched"), health.get("version")
+    message = f"version {daemon_version} since {health.get('started')}"
+    if command_version == daemon_version:
+        yield Diagnosis("daemon", True, message)
     else:
-        mend = "restart the daemon, or use its own commands"
-        yield Finding("daemon", False, f"{told}, this command is {ours}", mend)
-    if trouble := health.get("mail"):
-        mend = "run it by hand as the daemon's account; its own words are in the daemon's log"
-        yield Finding("mail", False, f"an owner was not told: {trouble}", mend)
+        fix = "restart the daemon, or use its own commands"
+        yield Diagnosis("daemon", False, f"{message}, this command is {command_version}", fix)
+    if mail_error := health.get("mail"):
+        fix = "run it by hand as the daemon's account; its own words are in the daemon's log"
+        yield Diagnosis("mail", False, f"an owner was not told: {mail_error}", fix)
     for row in clusters:
-        yield _cluster(row)
+        yield _check_cluster(row)
     for row in servers:
-        yield _licence_server(row)
+        yield _check_licence_server(row)
     for row in licences:
-        yield from _drift(row)
+        yield from _check_manager_licences(row)
     names = {row["cluster"] for row in clusters}
-    for row in reserved:
+    for row in reservations:
         if row["closed"] is None and row["cluster"] not in names:
-            yield _homeless(row)
+            yield _unconfigured_reservation(row)
     down = {row["cluster"] for row in clusters if row["state"].startswith("down")}
-    for job in unknown[:NAMED]:
-        yield _unknown(job, str(health.get("instance")), down)
-    if len(unknown) > NAMED:
-        more = f"{len(unknown) - NAMED} more"
-        yield Finding("unknown jobs", False, more, "see `metasched status --state unknown`")
+    for job in unknown[:MAX_LISTED_JOBS]:
+        yield _unknown_job(job, str(health.get("instance")), down)
+    if len(unknown) > MAX_LISTED_JOBS:
+        remaining = f"{len(unknown) - MAX_LISTED_JOBS} more"
+        yield Diagnosis("unknown jobs", False, remaining, "see `metasched status --state unknown`")
 
 
-def _cluster(row: dict[str, Any]) -> Finding:
+def _check_cluster(row: dict[str, Any]) -> Diagnosis:
     check, worker, breaker = f"cluster {row['cluster']}", row["worker"], row["breaker"]
     if row["state"].startswith("down"):
-        told = f"{row['state']}, since {breaker['since']}, next try {breaker['next_try']}"
-        return Finding(check, False, told, "ask its manager on this host by its own commands")
-    if worker["failures"] >= DYING:
-        mend = "see the daemon's log; check the cluster's `python` and `library`"
-        return Finding(check, False, worker["words"], mend)
-    return Finding(check, True, row["state"])
+        message = f"{row['state']}, since {breaker['since']}, next try {breaker['next_try']}"
+        return Diagnosis(check, False, message, "ask its manager on this host by its own commands")
+    if worker["failures"] >= WORKER_FAILURES:
+        fix = "see the daemon's log; check the cluster's `python` and `library`"
+        return Diagnosis(check, False, worker["words"], fix)
+    return Diagnosis(check, True, row["state"])
 
 
-def _manager(settings: ClusterSettings) -> Iterator[Finding]:
+def _check_manager(settings: ClusterSettings) -> Iterator[Diagnosis]:
     """What the manager's own configuration has against ours, if it answers."""
-    kind = adapter_class(settings.cluster.adapter)
+    adapter_type = adapter_class(settings.cluster.adapter)
     try:
-        doubts = kind.doubts(kind.Options(**settings.options))
+        configuration_warnings = adapter_type.configuration_warnings(
+            adapter_type.Options(**settings.options)
+        )
     except Unreachable:
         return  # if that is no matter of a moment the daemon says so
-    for text, mend in doubts:
-        yield Finding(f"manager of {settings.cluster.name}", False, text, mend)
+    for text, fix in configuration_warnings:
+        yield Diagnosis(f"manager of {settings.cluster.name}", False, text, fix)
 
 
-def _licence_server(row: dict[str, Any]) -> Finding:
+def _check_licence_server(row: dict[str, Any]) -> Diagnosis:
     check, breaker = f"licence server {row['server']}", row["breaker"]
     if breaker["failures"]:
-        told = f"{breaker['words']}, since {breaker['since']}, next try {breaker['next_try']}"
-        return Finding(check, False, told, f"try `metasched licence probe {row['server']}`")
+        message = f"{breaker['words']}, since {breaker['since']}, next try {breaker['next_try']}"
+        return Diagnosis(check, False, message, f"try `metasched licence probe {row['server']}`")
     if row["lacking"]:
-        told = "; ".join(f"does not tell of {name}: {why}" for name, why in row["lacking"].items())
-        return Finding(check, False, told, "see `features`, or the server's own log")
+        message = "; ".join(
+            f"does not tell of {name}: {reason}" for name, reason in row["lacking"].items()
+        )
+        return Diagnosis(check, False, message, "see `features`, or the server's own log")
     if not row["licences"]:
-        return Finding(check, True, "counts no licence of the configuration")
-    return Finding(check, True, f"answered at {row['observed'] or 'no time yet'}")
+        return Diagnosis(check, True, "counts no licence of the configuration")
+    return Diagnosis(check, True, f"answered at {row['observed'] or 'no time yet'}")
 
 
-def _drift(row: dict[str, Any]) -> Iterator[Finding]:
+def _check_manager_licences(row: dict[str, Any]) -> Iterator[Diagnosis]:
     """Where a manager's own counter of a licence says something else than the ledger."""
     name = row["licence"]
-    for own in row["managers"]:
-        check = f"licence {name} on {own['cluster']}"
-        if own["others"]:
-            yield Finding(check, True, f"{own['others']} are taken there past us")
-        if row["total"] is not None and own["total"] != row["total"]:
-            yield Finding(check, True, f"it gives out {own['total']}, there are {row['total']}")
+    for counter in row["managers"]:
+        check = f"licence {name} on {counter['cluster']}"
+        if counter["others"]:
+            yield Diagnosis(check, True, f"{counter['others']} are taken there past us")
+        if row["total"] is not None and counter["total"] != row["total"]:
+            yield Diagnosis(
+                check, True, f"it gives out {counter['total']}, there are {row['total']}"
+            )
 
 
-def _homeless(row: dict[str, Any]) -> Finding:
+def _unconfigured_reservation(row: dict[str, Any]) -> Diagnosis:
     """An open reservation whose cluster the daemon does not know."""
     id, cluster = row["reservation"], row["cluster"]
-    told = f"of {row['user']}, {row['state']} from {row['start']}: cluster {cluster}"
-    mend = (
+    message = f"of {row['user']}, {row['state']} from {row['start']}: cluster {cluster}"
+    fix = (
         f"put {cluster} back into the configuration and restart the daemon, "
         f"or `metasched reservation cancel {id}`"
     )
-    return Finding(f"reservation {id}", False, f"{told} is not configured", mend)
+    return Diagnosis(f"reservation {id}", False, f"{message} is not configured", fix)
 
 
-def _unknown(row: dict[str, Any], instance: str, down: set[str]) -> Finding:
+def _unknown_job(row: dict[str, Any], instance: str, down: set[str]) -> Diagnosis:
     id = row["job"] if row["task"] is None else f"{row['job']}_{row['task']}"
-    told = f"unknown on {row['cluster']} (there {row['native_id'] or 'without an id'})"
+    message = f"unknown on {row['cluster']} (there {row['native_id'] or 'without an id'})"
     if row["cluster"] in down:
-        mend = f"nothing: {row['cluster']} will tell when it answers"
+        fix = f"nothing: {row['cluster']} will tell when it answers"
     else:
-        mend = (
+        fix = (
             f"look for ms-{instance}-{row['job']}-* in the records of {row['cluster']}, "
             f"then `metasched resolve {id} lost` or `ran`"
         )
-    return Finding(f"job {id}", False, told, mend)
+    return Diagnosis(f"job {id}", False, message, fix)

@@ -12,124 +12,134 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from metasched.clock import Clock
+from metasched.clock import ClockStepDetector
 from metasched.config.settings import LicenceServerSettings
 from metasched.core.events import LicencesCounted
 from metasched.core.scheduler import Core
-from metasched.daemon.circuit_breaker import Breaker
-from metasched.licence_servers.base import ProbeError, Report
-from metasched.licence_servers.matching import Held, hosts_of, outside
-from metasched.licence_servers.process import Question, probe
+from metasched.daemon.circuit_breaker import CircuitBreaker
+from metasched.licence_servers.base import LicenceServerError, UsageReport
+from metasched.licence_servers.matching import LeasedTokens, count_outside, expand_hosts
+from metasched.licence_servers.process import ServerQuery, query_server
 from metasched.model.licence import LicenceCount, LicencePool
 
 if TYPE_CHECKING:
-    from metasched.daemon.service import Engine
+    from metasched.daemon.service import SchedulerService
 
 log = logging.getLogger("metasched")
 
-SLOWEST = 600.0  # seconds between tries of a server that does not answer, at the most
-AHEAD = 120.0  # seconds by which the clock of a server may be ahead of ours
-MINUTE = 60.0  # servers tell whole minutes: what is told of the last one is told of now
-AGAIN = 3  # so often within the margin what has not changed is told again
+MAX_RETRY_DELAY = 600.0  # seconds between tries of a server that does not answer, at the most
+MAX_CLOCK_LEAD = 120.0  # seconds by which the clock of a server may be ahead of ours
+REPORT_RESOLUTION = 60.0  # servers tell whole minutes: what is told of the last one is told of now
+REPEATS_WITHIN_MARGIN = 3  # so often within the margin what has not changed is told again
 
 
-class Watch:
+class LicenceMonitor:
     """One server; `pools` are the licences that it counts."""
 
     def __init__(
-        self, engine: Engine, settings: LicenceServerSettings, pools: Sequence[LicencePool]
+        self,
+        service: SchedulerService,
+        settings: LicenceServerSettings,
+        pools: Sequence[LicencePool],
     ) -> None:
         self.settings, self.pools = settings, pools
-        self.breaker = Breaker(settings.interval, SLOWEST)
+        self.breaker = CircuitBreaker(settings.interval, MAX_RETRY_DELAY)
         self.observed: float | None = None  # of the last answer
-        self.lacking: dict[str, str] = {}  # licences that it did not tell of, and why
-        self._engine = engine
-        self._told: dict[str, LicenceCount] = {}
+        self.missing_licences: dict[str, str] = {}  # licences that it did not tell of, and why
+        self._service = service
+        self._last_counts: dict[str, LicenceCount] = {}
 
     async def run(self) -> None:
         """Probe for ever."""
         while True:
-            begun = time.monotonic()
-            await self._probe()
-            due = max(begun + self.settings.interval, self.breaker.until)
+            started_at = time.monotonic()
+            await self._query_server()
+            due = max(started_at + self.settings.interval, self.breaker.open_until)
             await asyncio.sleep(max(due - time.monotonic(), 0.0))
 
-    async def _probe(self) -> None:
-        settings, core = self.settings, self._engine.core
-        held = [held_of(core, pool.name) for pool in self.pools]
-        clock, asked = Clock(), time.time()
+    async def _query_server(self) -> None:
+        settings, core = self.settings, self._service.core
+        leased_before = [leased_tokens(core, pool.name) for pool in self.pools]
+        clock_detector, queried_at = ClockStepDetector(), time.time()
         try:
-            report = await probe(Question(settings.kind, settings.options, settings.timeout))
-            observed = observed_at(report, asked)
-            if by := clock.step():
-                raise ProbeError(f"the clock was set by {by:+.0f} s meanwhile")
-        except ProbeError as error:
-            self._failed(str(error))
+            report = await query_server(
+                ServerQuery(settings.server_type, settings.options, settings.timeout)
+            )
+            observed = observation_time(report, queried_at)
+            if clock_step := clock_detector.detect_step():
+                raise LicenceServerError(f"the clock was set by {clock_step:+.0f} s meanwhile")
+        except LicenceServerError as error:
+            self._record_failure(str(error))
             return
         if self.breaker.failures:
             log.info("licence server %s answers", settings.name)
-        self.breaker.succeed()
+        self.breaker.record_success()
         self.observed = observed
-        counts, lacking = [], {}
-        for pool, before in zip(self.pools, held, strict=True):
+        counts, missing = [], {}
+        for pool, leased in zip(self.pools, leased_before, strict=True):
             name = settings.features.get(pool.name, pool.name)
             feature = report.feature(name)
             if feature is None:
-                why = [str(t) for t in report.troubles if name in t.text]
-                lacking[pool.name] = why[0] if why else f"it has no {name}"
+                messages = [str(trouble) for trouble in report.troubles if name in trouble.text]
+                missing[pool.name] = messages[0] if messages else f"it has no {name}"
                 continue
             # what was given back meanwhile lingers as ours: it was when the server was asked
-            ours = before | held_of(core, pool.name)
-            used = outside(feature, ours.values())
+            leased_during_query = leased | leased_tokens(core, pool.name)
+            used = count_outside(feature, leased_during_query.values())
             counts.append(LicenceCount(pool.name, feature.issued, used, observed))
-        for licence, why_not in lacking.items():
-            if self.lacking.get(licence) != why_not:
-                told = (settings.name, licence, why_not)
-                log.warning("licence server %s does not tell of %s: %s", *told)
-        self.lacking = lacking
-        self._tell([count for count in counts if self._is_news(count)])
+        for licence_name, reason in missing.items():
+            if self.missing_licences.get(licence_name) != reason:
+                arguments = (settings.name, licence_name, reason)
+                log.warning("licence server %s does not tell of %s: %s", *arguments)
+        self.missing_licences = missing
+        self._report_counts([count for count in counts if self._must_report(count)])
 
-    def _failed(self, words: str) -> None:
-        delay = self.breaker.fail(words, time.time(), time.monotonic())
-        told = (self.settings.name, words, delay)
-        log.warning("licence server %s does not answer (%s); next try in %g s", *told)
+    def _record_failure(self, error: str) -> None:
+        delay = self.breaker.record_failure(error, time.time(), time.monotonic())
+        arguments = (self.settings.name, error, delay)
+        log.warning("licence server %s does not answer (%s); next try in %g s", *arguments)
 
-    def _is_news(self, count: LicenceCount) -> bool:
+    def _must_report(self, count: LicenceCount) -> bool:
         """Whether something may follow from it; an idle daemon writes little."""
-        last = self._told.get(count.name)
-        if last is None or (count.total, count.outside) != (last.total, last.outside):
+        last_count = self._last_counts.get(count.name)
+        if last_count is None or (count.total, count.outside) != (
+            last_count.total,
+            last_count.outside,
+        ):
             return True
-        core = self._engine.core
-        lingers = core.licences.standing(count.name, count.observed).lingering > 0
+        core = self._service.core
+        lingers = core.licences.status(count.name, count.observed).lingering > 0
         margin = min(pool.stale_after for pool in self.pools if pool.name == count.name)
-        return lingers or count.observed - last.observed >= margin / AGAIN
+        return lingers or count.observed - last_count.observed >= margin / REPEATS_WITHIN_MARGIN
 
-    def _tell(self, counts: Sequence[LicenceCount]) -> None:
+    def _report_counts(self, counts: Sequence[LicenceCount]) -> None:
         if counts:
-            self._engine.take(LicencesCounted(time.time(), tuple(counts)))
-            self._told |= {count.name: count for count in counts}
+            self._service.apply_events(LicencesCounted(time.time(), tuple(counts)))
+            self._last_counts |= {count.name: count for count in counts}
 
 
-def observed_at(report: Report, asked: float) -> float:
+def observation_time(report: UsageReport, queried_at: float) -> float:
     """Of when the figures are: the asking, or earlier if the answer says so. ProbeError: later."""
     if report.observed is None:
-        return asked
-    if report.observed > asked + AHEAD:
-        ahead = report.observed - asked
-        raise ProbeError(f"its answer is of {ahead:.0f} s in the future; set both clocks by NTP")
-    return asked if report.observed > asked - MINUTE else report.observed
+        return queried_at
+    if report.observed > queried_at + MAX_CLOCK_LEAD:
+        ahead = report.observed - queried_at
+        raise LicenceServerError(
+            f"its answer is of {ahead:.0f} s in the future; set both clocks by NTP"
+        )
+    return queried_at if report.observed > queried_at - REPORT_RESOLUTION else report.observed
 
 
-def held_of(core: Core, licence: str) -> dict[tuple[int, int, int], Held]:
+def leased_tokens(core: Core, licence: str) -> dict[tuple[int, int, int], LeasedTokens]:
     """What attempts that have begun have leased of a licence, by job, index and attempt."""
-    found = {}
+    tokens = {}
     for lease in core.licences.leases.values():
         task = core.tasks.get((lease.job, lease.index))
         attempt = task.attempt if task is not None else None
         if task is None or attempt is None or licence not in lease.tokens:
             continue
         if attempt.started is not None:
-            found[lease.job, lease.index, lease.attempt] = Held(
-                *(task.job.user, hosts_of(attempt.node), attempt.started, lease.tokens[licence])
+            tokens[lease.job, lease.index, lease.attempt] = LeasedTokens(
+                *(task.job.user, expand_hosts(attempt.node), attempt.started, lease.tokens[licence])
             )
-    return found
+    return tokens

@@ -14,143 +14,164 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from metasched.adapters.protocol import Answer, Call
+from metasched.adapters.protocol import WorkerCall, WorkerReply
 from metasched.core.reservations.events import (
     Bind,
-    LookAround,
     ReservationAction,
     ReservationBound,
-    ReservationDeclined,
+    ReservationRejected,
     ReservationReleased,
-    Surveyed,
+    SurveyCluster,
+    SurveyReceived,
     Unbind,
 )
-from metasched.daemon.circuit_breaker import Breaker
+from metasched.daemon.circuit_breaker import CircuitBreaker
 from metasched.model.cluster import Cluster
-from metasched.model.reservation import OPEN, name_of
-from metasched.model.survey import Window
+from metasched.model.reservation import OPEN_STATES, manager_name
+from metasched.model.survey import ReservationSpec
 
 if TYPE_CHECKING:
-    from metasched.daemon.service import Engine
+    from metasched.daemon.service import SchedulerService
 
 log = logging.getLogger("metasched")
 
-LOOK_EVERY = 5.0  # seconds between surveys while there are reservations
-AGAIN = (1.0, 30.0)  # seconds until what was not answered is told again: first, at the most
+SURVEY_INTERVAL = 5.0  # seconds between surveys while there are reservations
+RETRY_DELAYS = (1.0, 30.0)  # seconds until what was not answered is told again: first, at the most
 
 
-class ReservationLink:
+class ReservationSync:
     """What one cluster's manager is to be told of reservations, and asked."""
 
     def __init__(
-        self, cluster: Cluster, engine: Engine, call: Callable[[Call], Awaitable[Answer]]
+        self,
+        cluster: Cluster,
+        service: SchedulerService,
+        call: Callable[[WorkerCall], Awaitable[WorkerReply]],
     ) -> None:
-        self._cluster, self._engine, self._call = cluster, engine, call
-        self._todo: dict[int, Bind | Unbind] = {}
-        self._breakers: dict[int, Breaker] = {}
+        self._cluster, self._service, self._call = cluster, service, call
+        self._pending: dict[int, Bind | Unbind] = {}
+        self._breakers: dict[int, CircuitBreaker] = {}
         # what a crash of the daemon or of the manager has left behind is found by the first
-        self._next_look = 0.0 if cluster.reserves else math.inf
-        self._waiting: list[asyncio.Future[None]] = []
-        self._told: object = None
+        self._next_survey = 0.0 if cluster.supports_reservations else math.inf
+        self._survey_waiters: list[asyncio.Future[None]] = []
+        self._last_survey: object = None
 
-    def add(self, action: ReservationAction) -> None:
-        if isinstance(action, LookAround):
-            self._next_look = 0.0
+    def enqueue(self, action: ReservationAction) -> None:
+        if isinstance(action, SurveyCluster):
+            self._next_survey = 0.0
         else:
-            self._todo.pop(action.id, None)  # in the order in which they were decided
-            self._todo[action.id] = action
-            self._next_look = min(self._next_look, time.monotonic() + LOOK_EVERY)
+            self._pending.pop(action.id, None)  # in the order in which they were decided
+            self._pending[action.id] = action
+            self._next_survey = min(self._next_survey, time.monotonic() + SURVEY_INTERVAL)
 
-    async def look(self) -> None:
+    async def request_survey(self) -> None:
         """Have a survey from now on before one decides; it may not come if nobody answers."""
-        waiting = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiting)
-        self._engine.links[self._cluster.name].stir()
-        await waiting
+        survey_done = asyncio.get_running_loop().create_future()
+        self._survey_waiters.append(survey_done)
+        self._service.connections[self._cluster.name].poll_soon()
+        await survey_done
 
     @property
-    def due(self) -> float:
+    def next_due(self) -> float:
         """When there is something to do (monotonic)."""
-        if self._waiting:
+        if self._survey_waiters:
             return 0.0
-        told = (self._until(id) for id in self._todo)
-        return min(self._next_look, min(told, default=math.inf))
+        retry_times = (self._retry_at(id) for id in self._pending)
+        return min(self._next_survey, min(retry_times, default=math.inf))
 
-    def _until(self, id: int) -> float:
+    def _retry_at(self, id: int) -> float:
         breaker = self._breakers.get(id)
-        return 0.0 if breaker is None else breaker.until
+        return 0.0 if breaker is None else breaker.open_until
 
-    async def act(self) -> None:
+    async def run_next(self) -> None:
         """Do what is due, one thing; what was decided goes before what is asked."""
         now = time.monotonic()
-        ready = next((todo for id, todo in self._todo.items() if self._until(id) <= now), None)
-        if isinstance(ready, Bind):
-            await self._bind(ready)
-        elif ready is not None:
-            await self._unbind(ready)
+        ready_action = next(
+            (action for id, action in self._pending.items() if self._retry_at(id) <= now), None
+        )
+        if isinstance(ready_action, Bind):
+            await self._bind(ready_action)
+        elif ready_action is not None:
+            await self._unbind(ready_action)
         else:
             await self._survey()
 
-    async def _bind(self, todo: Bind) -> None:
-        one = self._engine.core.reservations.known.get(todo.id)
-        if one is None or one.state not in OPEN:
-            self._done(todo)
+    async def _bind(self, action: Bind) -> None:
+        reservation = self._service.core.reservations.reservations.get(action.id)
+        if reservation is None or reservation.state not in OPEN_STATES:
+            self._complete(action)
             return
-        name = name_of(self._engine.core.instance, one.id)
-        licences = {self._cluster.licence(word): many for word, many in one.licences.items()}
-        window = Window(name, one.user, one.start, one.until, one.nodes, one.size, licences)
-        answer = await self._call(Call("reserve", window=window))
+        name = manager_name(self._service.core.instance, reservation.id)
+        licences = {
+            self._cluster.manager_licence_name(licence): count
+            for licence, count in reservation.licences.items()
+        }
+        spec = ReservationSpec(
+            name,
+            reservation.user,
+            reservation.start,
+            reservation.until,
+            reservation.nodes,
+            reservation.size,
+            licences,
+        )
+        reply = await self._call(WorkerCall("reserve", reservation=spec))
         now = time.time()
-        if answer.error == "":
-            self._done(todo)
-            self._engine.take(ReservationBound(now, one.id, window.nodes))
-        elif answer.error == "refused":
-            self._done(todo)
-            self._engine.take(ReservationDeclined(now, one.id, answer.reason))
+        if reply.error == "":
+            self._complete(action)
+            self._service.apply_events(ReservationBound(now, reservation.id, spec.nodes))
+        elif reply.error == "refused":
+            self._complete(action)
+            self._service.apply_events(ReservationRejected(now, reservation.id, reply.reason))
         else:
-            self._failed(todo, answer.reason)
+            self._record_failure(action, reply.reason)
 
-    async def _unbind(self, todo: Unbind) -> None:
-        name = name_of(self._engine.core.instance, todo.id)
-        answer = await self._call(Call("unreserve", name=name))
-        if answer.error == "":
-            self._done(todo)
-            self._engine.take(ReservationReleased(time.time(), todo.id))
+    async def _unbind(self, action: Unbind) -> None:
+        name = manager_name(self._service.core.instance, action.id)
+        reply = await self._call(WorkerCall("unreserve", reservation_name=name))
+        if reply.error == "":
+            self._complete(action)
+            self._service.apply_events(ReservationReleased(time.time(), action.id))
         else:
-            self._failed(todo, answer.reason)
+            self._record_failure(action, reply.reason)
 
-    def _done(self, todo: Bind | Unbind) -> None:
-        if self._todo.get(todo.id) is todo:
-            del self._todo[todo.id]
-        self._breakers.pop(todo.id, None)
+    def _complete(self, action: Bind | Unbind) -> None:
+        if self._pending.get(action.id) is action:
+            del self._pending[action.id]
+        self._breakers.pop(action.id, None)
 
-    def _failed(self, todo: Bind | Unbind, reason: str) -> None:
-        breaker = self._breakers.setdefault(todo.id, Breaker(*AGAIN))
-        delay = breaker.fail(reason, time.time(), time.monotonic())
-        if isinstance(todo, Bind):
-            told = f"reservation {todo.id} not kept yet: {reason}; again in {delay:g} s"
-            log.warning("cluster %s: %s", self._cluster.name, told)
+    def _record_failure(self, action: Bind | Unbind, reason: str) -> None:
+        breaker = self._breakers.setdefault(action.id, CircuitBreaker(*RETRY_DELAYS))
+        delay = breaker.record_failure(reason, time.time(), time.monotonic())
+        if isinstance(action, Bind):
+            message = f"reservation {action.id} not kept yet: {reason}; again in {delay:g} s"
+            log.warning("cluster %s: %s", self._cluster.name, message)
         elif breaker.failures == 1:  # jobs may be let run in it for hours
-            told = f"reservation {todo.id} not forgotten yet: {reason}; it is tried again"
-            log.info("cluster %s: %s", self._cluster.name, told)
+            message = f"reservation {action.id} not forgotten yet: {reason}; it is tried again"
+            log.info("cluster %s: %s", self._cluster.name, message)
 
     async def _survey(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        answer = await self._call(Call("survey"))
-        concerned = self._engine.core.reservations.concerns(self._cluster.name)
-        wanted = bool(waiting) or self._next_look == 0.0
-        self._next_look = time.monotonic() + LOOK_EVERY if concerned else math.inf
-        if answer.survey is None:
-            log.warning("cluster %s tells no windows: %s", self._cluster.name, answer.reason)
-            self._next_look = time.monotonic() + (LOOK_EVERY if concerned else AGAIN[1])
+        waiters, self._survey_waiters = self._survey_waiters, []
+        reply = await self._call(WorkerCall("survey"))
+        has_reservations = self._service.core.reservations.has_reservations_on(self._cluster.name)
+        must_record = bool(waiters) or self._next_survey == 0.0
+        self._next_survey = time.monotonic() + SURVEY_INTERVAL if has_reservations else math.inf
+        if reply.survey is None:
+            log.warning("cluster %s tells no windows: %s", self._cluster.name, reply.reason)
+            self._next_survey = time.monotonic() + (
+                SURVEY_INTERVAL if has_reservations else RETRY_DELAYS[1]
+            )
         else:
-            survey = answer.survey
+            survey = reply.survey
             # where our sending keeps the promises it must know where all that runs is
-            told = (survey.held, survey.nodes if self._cluster.binds_late else survey.up)
-            wanted |= self._engine.core.reservations.lacks(self._cluster.name)
-            if wanted or self._told != told:
-                self._told = told
-                self._engine.take(Surveyed(time.time(), self._cluster.name, survey))
-        for future in waiting:
+            relevant_state = (
+                survey.reservations,
+                survey.nodes if self._cluster.binds_late else survey.usable_nodes,
+            )
+            must_record |= self._service.core.reservations.needs_nodes_on(self._cluster.name)
+            if must_record or self._last_survey != relevant_state:
+                self._last_survey = relevant_state
+                self._service.apply_events(SurveyReceived(time.time(), self._cluster.name, survey))
+        for future in waiters:
             if not future.done():
                 future.set_result(None)

@@ -10,63 +10,69 @@ from random import Random
 from typing import NamedTuple, get_args
 
 from metasched.experiments.harness import Experiment
-from metasched.experiments.reserved_providers import Binding, slots_of
+from metasched.experiments.reserved_providers import ProcessorBinding, make_timeline
 from metasched.model.job import Job
-from metasched.simulate.cluster_specs import parse
-from metasched.simulate.engine import Placed, Schedule
-from metasched.simulate.synthetic import Grid
-from metasched.simulate.workload import Request, Workload
+from metasched.simulate.cluster_specs import parse_clusters
+from metasched.simulate.engine import Schedule, ScheduledJob
+from metasched.simulate.synthetic import Scenario
+from metasched.simulate.workload import Workload, WorkloadEntry
 
 _HOUR, _WEEK = 3600.0, 7 * 24 * 3600.0
 _HOURS = (1, 2, 4, 8, 24)
 _SIZES = {4: (1,), 16: (1, 2, 4), 64: (1, 2, 4, 8, 16)}
 _LOADS = (0.5, 0.8, 1.2, 2.0)
-_REFUSED = "refused"
+_REJECTED = "refused"
 
 
 class AdmissionCase(NamedTuple):
     """Requests for `load` times the hours that so many `units` (nodes, processors) have in all."""
 
     row: str
-    column: Binding
+    column: ProcessorBinding
     units: int
     load: float
     published: dict[str, float] = {}  # noqa: RUF012 - read only
 
-    def grid(self, seed: int) -> Grid:
+    def scenario(self, seed: int) -> Scenario:
         """The requests in the order in which they are asked, with the start wanted as `begin`."""
-        draw, asked, requests = Random(seed), 0.0, list[Request]()
-        while asked < self.load * self.units * _WEEK:
-            size, lasts = draw.choice(_SIZES[self.units]), draw.choice(_HOURS) * _HOUR
-            begin = draw.uniform(0.0, _WEEK - lasts)
-            id = len(requests) + 1
-            job = Job(id=id, submitted=0.0, estimated=lasts, cpus=size, begin=begin)
-            requests.append(Request(job, lasts, id))
-            asked += size * lasts
-        return Grid(Workload("windows", tuple(requests)), parse(str(self.units)))
+        rng, requested_seconds, entries = Random(seed), 0.0, list[WorkloadEntry]()
+        while requested_seconds < self.load * self.units * _WEEK:
+            size, duration = rng.choice(_SIZES[self.units]), rng.choice(_HOURS) * _HOUR
+            start = rng.uniform(0.0, _WEEK - duration)
+            job_id = len(entries) + 1
+            job = Job(id=job_id, submitted=0.0, estimated=duration, cpus=size, begin=start)
+            entries.append(WorkloadEntry(job, duration, job_id))
+            requested_seconds += size * duration
+        return Scenario(Workload("windows", tuple(entries)), parse_clusters(str(self.units)))
 
-    def play(self, seed: int) -> Schedule:
-        workload, clusters = self.grid(seed)
-        slots, kept = slots_of(self.column, self.units, 0.0), []
-        for request in workload.requests:
-            job, begin = request.job, request.job.begin
-            assert begin is not None
-            end = begin + request.ran
-            if slots.free(begin, end) >= job.cpus:
-                slots.book(job.id, begin, end, job.cpus)
-                kept.append(Placed(request, begin, end, job.cpus, 0, 0, priority=0, moves=0))
-        refused = len(workload.requests) - len(kept)
-        return Schedule(clusters, tuple(kept), {_REFUSED: refused}, len(workload.requests), 0)
+    def run(self, seed: int) -> Schedule:
+        workload, clusters = self.scenario(seed)
+        timeline, accepted = make_timeline(self.column, self.units, 0.0), []
+        for entry in workload.entries:
+            job, start = entry.job, entry.job.begin
+            assert start is not None
+            end = start + entry.run_time
+            if timeline.free(start, end) >= job.cpus:
+                timeline.book(job.id, start, end, job.cpus)
+                accepted.append(
+                    ScheduledJob(entry, start, end, job.cpus, 0, 0, priority=0, moves=0)
+                )
+        rejected_count = len(workload.entries) - len(accepted)
+        return Schedule(
+            clusters, tuple(accepted), {_REJECTED: rejected_count}, len(workload.entries), 0
+        )
 
 
-def _refused(run: Schedule) -> float:
+def _rejected_share(schedule: Schedule) -> float:
     """The share of requests that were."""
-    return run.dropped[_REFUSED] / run.events
+    return schedule.dropped[_REJECTED] / schedule.event_count
 
 
-def _booked(run: Schedule) -> float:
+def _booked_share(schedule: Schedule) -> float:
     """The share of the week that is booked."""
-    return sum(p.cpus * (p.end - p.start) for p in run.placed) / (run.clusters[0].cpus * _WEEK)
+    return sum(
+        scheduled.cpus * (scheduled.end - scheduled.start) for scheduled in schedule.jobs
+    ) / (schedule.clusters[0].cpus * _WEEK)
 
 
 def _cases() -> list[AdmissionCase]:
@@ -74,7 +80,7 @@ def _cases() -> list[AdmissionCase]:
         AdmissionCase(f"{units} units, {load:.0%} asked for", binding, units, load)
         for units in _SIZES
         for load in _LOADS
-        for binding in get_args(Binding)[:2]
+        for binding in get_args(ProcessorBinding)[:2]
     ]
 
 
@@ -84,6 +90,6 @@ ADMISSION = Experiment(
     "drawn requests",
     60,
     "late",
-    {"refused": _refused, "booked": _booked},
+    {"refused": _rejected_share, "booked": _booked_share},
     _cases,
 )

@@ -9,31 +9,33 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 
 from metasched.experiments.admission import ADMISSION
-from metasched.experiments.federated import BETTER
-from metasched.experiments.harness import Experiment, ExperimentError, Playable, Result
+from metasched.experiments.federated import FEDERATED
+from metasched.experiments.harness import Experiment, ExperimentCase, ExperimentError, FigureResult
 from metasched.experiments.kurowski2011 import RESERVATIONS
 from metasched.experiments.pasquali2008 import PUBLISHED
 
-ANSWERS = 30.0  # seconds in which a Dask scheduler must have answered
-LOST_WORKERS = 3  # times that a run may lose its worker
-EXPERIMENTS = {e.name: e for e in (*PUBLISHED, *RESERVATIONS, ADMISSION, *BETTER)}
+DASK_TIMEOUT = 30.0  # seconds in which a Dask scheduler must have answered
+MAX_LOST_WORKERS = 3  # times that a run may lose its worker
+EXPERIMENTS = {e.name: e for e in (*PUBLISHED, *RESERVATIONS, ADMISSION, *FEDERATED)}
 
 
-def find(name: str) -> Experiment:
+def find_experiment(name: str) -> Experiment:
     """The experiment of that name. ExperimentError if there is none."""
     if name not in EXPERIMENTS:
-        close = get_close_matches(name, EXPERIMENTS, n=1)
-        mend = f"write {close[0]}" if close else "see metasched experiment --list"
-        raise ExperimentError(f'unknown experiment "{name}"; {mend}')
+        close_matches = get_close_matches(name, EXPERIMENTS, n=1)
+        suggestion = (
+            f"write {close_matches[0]}" if close_matches else "see metasched experiment --list"
+        )
+        raise ExperimentError(f'unknown experiment "{name}"; {suggestion}')
     return EXPERIMENTS[name]
 
 
-def run(
+def run_experiment(
     experiment: Experiment,
     runs: int,
     progress: Callable[[int], None] | None = None,
     dask: str = "",
-) -> list[Result]:
+) -> list[FigureResult]:
     """Run every case with seeds 1..runs; in the order of the cases.
 
     On all cores it may use, or on the Dask cluster whose scheduler has the address `dask`: its
@@ -42,23 +44,27 @@ def run(
     """
     cases = experiment.cases()
     for case in cases[:1]:
-        case.grid(1)  # what is missing is told before processes are started
+        case.scenario(1)  # what is missing is told before processes are started
     values: dict[tuple[int, int], dict[str, float]] = {}
-    with _on_dask(dask) if dask else ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        waiting = {
-            pool.submit(_one, experiment.name, place, seed): (place, seed)
+    with (
+        _dask_executor(dask)
+        if dask
+        else ProcessPoolExecutor(len(os.sched_getaffinity(0))) as executor
+    ):
+        pending = {
+            executor.submit(_run_case, experiment.name, index, seed): (index, seed)
             for seed in range(1, runs + 1)
-            for place in range(len(cases))
+            for index in range(len(cases))
         }
-        for done in as_completed(waiting):
-            values[waiting[done]] = done.result()
+        for future in as_completed(pending):
+            values[pending[future]] = future.result()
             if progress is not None:
                 progress(1)
     return list(_results(experiment, cases, runs, values))
 
 
 @contextmanager
-def _on_dask(address: str) -> Iterator[Executor]:
+def _dask_executor(address: str) -> Iterator[Executor]:
     """The workers of a Dask cluster; a task whose worker is lost is run by another."""
     try:
         from distributed import Client
@@ -67,42 +73,47 @@ def _on_dask(address: str) -> Iterator[Executor]:
             "no distributed, --dask; install it with pip install 'metasched[dask]'"
         ) from None
     try:
-        client = Client(address, timeout=ANSWERS, set_as_default=False)
+        client = Client(address, timeout=DASK_TIMEOUT, set_as_default=False)
     except (OSError, TimeoutError, ValueError):
         raise ExperimentError(
             f"no Dask scheduler answers at {address}, --dask; name one as tcp://HOST:PORT"
         ) from None
     with client:
-        yield client.get_executor(pure=False, retries=LOST_WORKERS)
+        yield client.get_executor(pure=False, retries=MAX_LOST_WORKERS)
 
 
-def _one(name: str, place: int, seed: int) -> dict[str, float]:
+def _run_case(name: str, index: int, seed: int) -> dict[str, float]:
     """The figures of one case with one seed, in a process of the pool."""
     experiment = EXPERIMENTS[name]
-    schedule = experiment.cases()[place].play(seed)
+    schedule = experiment.cases()[index].run(seed)
     return {name: figure(schedule) for name, figure in experiment.figures.items()}
 
 
 def _results(
     experiment: Experiment,
-    cases: Sequence[Playable],
+    cases: Sequence[ExperimentCase],
     runs: int,
     values: Mapping[tuple[int, int], Mapping[str, float]],
-) -> Iterator[Result]:
+) -> Iterator[FigureResult]:
     seeds = range(1, runs + 1)
-    for place, case in enumerate(cases):
-        base = next(
+    for index, case in enumerate(cases):
+        baseline_index = next(
             (
-                p
-                for p, other in enumerate(cases)
-                if other.row == case.row and other.column == experiment.baseline
+                position
+                for position, candidate in enumerate(cases)
+                if candidate.row == case.row and candidate.column == experiment.baseline
             ),
-            place,
+            index,
         )
         for figure in experiment.figures:
-            ours = tuple(values[place, seed][figure] for seed in seeds)
-            theirs = tuple(values[base, seed][figure] for seed in seeds)
+            case_values = tuple(values[index, seed][figure] for seed in seeds)
+            baseline_values = tuple(values[baseline_index, seed][figure] for seed in seeds)
             published = case.published.get(figure)
-            yield Result(
-                case.row, case.column, figure, ours, published, None if base == place else theirs
+            yield FigureResult(
+                case.row,
+                case.column,
+                figure,
+                case_values,
+                published,
+                None if baseline_index == index else baseline_values,
             )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from metasched.experiments.harness import Result
+from metasched.experiments.harness import FigureResult
 from metasched.simulate import metrics
 from metasched.simulate.settings import SettingError, read_settings, read_workload, simulate
 
-COMPARED = (
+COMPARED_FIGURES = (
     "makespan",
     "mean_wait",
     "mean_flow",
@@ -26,36 +26,40 @@ COMPARED = (
 def compare(
     workload: str,
     policies: Sequence[str],
-    words: Sequence[str],
+    assignments: Sequence[str],
     clusters: str | None,
     jobs: str | None,
     seeds: Sequence[int],
     progress: Callable[[int], None] | None = None,
-) -> list[Result]:
+) -> list[FigureResult]:
     """The figures of each policy with each seed; the first policy is what others are set beside.
 
     The words are those of the command. UserError if one is wrong, or a policy is named twice.
     """
-    if twice := next((name for name in policies if policies.count(name) > 1), None):
-        raise SettingError(f"{twice} is named twice, --policy; name each once")
+    if duplicate := next((name for name in policies if policies.count(name) > 1), None):
+        raise SettingError(f"{duplicate} is named twice, --policy; name each once")
     values: dict[str, list[dict[str, Any]]] = {name: [] for name in policies}
-    chosen = [
-        (name, read_settings(name, words, seed, clusters)) for name in policies for seed in seeds
+    simulations = [
+        (name, read_settings(name, assignments, seed, clusters))
+        for name in policies
+        for seed in seeds
     ]
-    for name, settings in chosen:
-        read, described = read_workload(workload, clusters, jobs, settings)
-        schedule = simulate(read, described, settings)
+    for name, settings in simulations:
+        loaded_workload, loaded_clusters = read_workload(workload, clusters, jobs, settings)
+        schedule = simulate(loaded_workload, loaded_clusters, settings)
         values[name].append(metrics.summary(schedule, name, 0.0))
         if progress is not None:
             progress(1)
-    first = policies[0]
+    baseline = policies[0]
     return [
-        Result(
+        FigureResult(
             *("", name, figure),
             tuple(float(figures[figure]) for figures in values[name]),
             None,
-            None if name == first else tuple(float(figures[figure]) for figures in values[first]),
+            None
+            if name == baseline
+            else tuple(float(figures[figure]) for figures in values[baseline]),
         )
-        for figure in COMPARED
+        for figure in COMPARED_FIGURES
         for name in policies
     ]

@@ -10,125 +10,133 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from metasched.experiments.federations import SITES, Federation
-from metasched.experiments.harness import Case, Experiment, late
-from metasched.experiments.pasquali2008 import Drawn
+from metasched.experiments.harness import Experiment, SimulationCase, late_percent
+from metasched.experiments.pasquali2008 import SeededScenario
 from metasched.policies.policy import Policy
 from metasched.simulate import metrics, synthetic
-from metasched.simulate.engine import Placed, Schedule
-from metasched.simulate.schemes import Scheme
-from metasched.simulate.settings import Settings
-from metasched.simulate.synthetic import Grid
+from metasched.simulate.engine import Schedule, ScheduledJob
+from metasched.simulate.schemes import SubmissionScheme
+from metasched.simulate.settings import SimulationSettings
+from metasched.simulate.synthetic import Scenario
 
 JOBS, SEEDS = 3000, 20
 LOADS = (0.70, 0.85, 0.95)
-_PAPER, _OBSERVED = Policy(load="paper"), Policy(load="observed")
-COMPETITORS: Mapping[str, tuple[Policy, Scheme]] = {
+_PAPER_LOAD, _OBSERVED_LOAD = Policy(load="paper"), Policy(load="observed")
+SCHEMES: Mapping[str, tuple[Policy, SubmissionScheme]] = {
     # users, without a meta-scheduler
-    "sbatch -M": (_PAPER, Scheme(choice="slurm")),
-    "foreseen": (_PAPER, Scheme(choice="foreseen")),
-    "home": (_PAPER, Scheme(choice="home")),
-    "random": (_PAPER, Scheme(choice="random")),
-    "duplicates": (_PAPER, Scheme(choice="duplicates")),
+    "sbatch -M": (_PAPER_LOAD, SubmissionScheme(user_choice="slurm")),
+    "foreseen": (_PAPER_LOAD, SubmissionScheme(user_choice="foreseen")),
+    "home": (_PAPER_LOAD, SubmissionScheme(user_choice="home")),
+    "random": (_PAPER_LOAD, SubmissionScheme(user_choice="random")),
+    "duplicates": (_PAPER_LOAD, SubmissionScheme(user_choice="duplicates")),
     # the meta-scheduler
-    "paper": (replace(_PAPER, pull=False), Scheme()),
-    "observed": (replace(_OBSERVED, pull=False), Scheme()),
-    "plan": (replace(_PAPER, pull=False), Scheme(plan=True)),
-    "paper+pull": (_PAPER, Scheme()),
-    "observed+pull": (_OBSERVED, Scheme()),
-    "plan+pull": (_PAPER, Scheme(plan=True)),
-    "late": (replace(_OBSERVED, pull=False), Scheme(late=True)),
+    "paper": (replace(_PAPER_LOAD, pull=False), SubmissionScheme()),
+    "observed": (replace(_OBSERVED_LOAD, pull=False), SubmissionScheme()),
+    "plan": (replace(_PAPER_LOAD, pull=False), SubmissionScheme(planned_dispatch=True)),
+    "paper+pull": (_PAPER_LOAD, SubmissionScheme()),
+    "observed+pull": (_OBSERVED_LOAD, SubmissionScheme()),
+    "plan+pull": (_PAPER_LOAD, SubmissionScheme(planned_dispatch=True)),
+    "late": (replace(_OBSERVED_LOAD, pull=False), SubmissionScheme(late_binding=True)),
 }
 _BASELINE = "sbatch -M"
-_TABLE_6 = tuple(
-    name for name in COMPETITORS if name not in ("foreseen", "home", "plan", "plan+pull")
+_TABLE_6_SCHEMES = tuple(
+    name for name in SCHEMES if name not in ("foreseen", "home", "plan", "plan+pull")
 )
-_LEASED = ("paper", "observed", "paper+pull", "observed+pull")
+_LEASED_SCHEMES = ("paper", "observed", "paper+pull", "observed+pull")
 
 
 def _cases(
-    rows: Mapping[str, Callable[[int], Grid]], local: Settings, names: Sequence[str]
-) -> list[Case]:
+    rows: Mapping[str, Callable[[int], Scenario]], local: SimulationSettings, names: Sequence[str]
+) -> list[SimulationCase]:
     return [
-        Case(row, name, grid, replace(local, meta=COMPETITORS[name][0]), {}, COMPETITORS[name][1])
-        for row, grid in rows.items()
+        SimulationCase(
+            row, name, scenario, replace(local, meta_policy=SCHEMES[name][0]), {}, SCHEMES[name][1]
+        )
+        for row, scenario in rows.items()
         for name in names
     ]
 
 
-def _federations() -> list[Case]:
+def _federations() -> list[SimulationCase]:
     rows = {
         f"{name} {load:.2f}": Federation(name, tuple(sites), JOBS, load)
         for name, sites in SITES.items()
         for load in LOADS
     }
-    return _cases(rows, Settings(policy="easy"), list(COMPETITORS))
+    return _cases(rows, SimulationSettings(policy="easy"), list(SCHEMES))
 
 
-def _half_direct() -> list[Case]:
+def _half_direct() -> list[SimulationCase]:
     rows = {
-        f"{name} {LOADS[1]:.2f}": Federation(name, tuple(sites), JOBS, LOADS[1], direct=0.5)
+        f"{name} {LOADS[1]:.2f}": Federation(name, tuple(sites), JOBS, LOADS[1], direct_share=0.5)
         for name, sites in SITES.items()
     }
-    return _cases(rows, Settings(policy="easy"), list(COMPETITORS))
+    return _cases(rows, SimulationSettings(policy="easy"), list(SCHEMES))
 
 
-def _machines() -> list[Case]:
+def _machine_clusters() -> list[SimulationCase]:
     """The copies of a licence belong to each cluster; where they are leased all clusters share
     them."""
     rows = {
-        f"inter-arrival {gap}": Drawn(replace(synthetic.TWO_LEVEL, inter_arrival=gap))
-        for gap in (5, 10)
+        f"inter-arrival {seconds}": SeededScenario(
+            replace(synthetic.TWO_LEVEL, inter_arrival=seconds)
+        )
+        for seconds in (5, 10)
     }
-    local = Settings(policy="fb-unmod", parameters={"lead": 2.0})
+    local = SimulationSettings(policy="fb-unmod", parameters={"lead": 2.0})
     leased = [
         case._replace(column=f"{case.column}, leased", settings=replace(case.settings, pooled=True))
-        for case in _cases(rows, local, _LEASED)
+        for case in _cases(rows, local, _LEASED_SCHEMES)
     ]
-    return [*_cases(rows, local, _TABLE_6), *leased]
+    return [*_cases(rows, local, _TABLE_6_SCHEMES), *leased]
 
 
-def _late_by(least: float, most: float) -> Callable[[Schedule], float]:
+def _late_percent_by_margin(lowest: float, highest: float) -> Callable[[Schedule], float]:
     """Percent late of the jobs whose margin is so many times their limit."""
 
-    def within(placed: Placed) -> bool:
-        margin = placed.job.margin
-        return margin is not None and least <= margin / placed.job.estimated < most
+    def in_range(scheduled: ScheduledJob) -> bool:
+        margin = scheduled.job.margin
+        return margin is not None and lowest <= margin / scheduled.job.estimated < highest
 
     def figure(schedule: Schedule) -> float:
-        return 100 * metrics.mean(metrics.tardiness(p) > 0 for p in schedule.placed if within(p))
+        return 100 * metrics.mean(
+            metrics.tardiness(scheduled) > 0 for scheduled in schedule.jobs if in_range(scheduled)
+        )
 
     return figure
 
 
-def _wait(direct: bool) -> Callable[[Schedule], float]:
+def _mean_wait(direct: bool) -> Callable[[Schedule], float]:
     def figure(schedule: Schedule) -> float:
-        return metrics.mean(p.wait for p in schedule.placed if p.request.direct == direct)
+        return metrics.mean(
+            scheduled.wait for scheduled in schedule.jobs if scheduled.entry.direct == direct
+        )
 
     return figure
 
 
-_WAITING: dict[str, Callable[[Schedule], float]] = {
-    "wait, s": lambda s: metrics.mean(p.wait for p in s.placed),
-    "bounded slowdown": lambda s: metrics.mean(map(metrics.bounded_slowdown, s.placed)),
-    "late, %": late,
+_WAIT_FIGURES: dict[str, Callable[[Schedule], float]] = {
+    "wait, s": lambda s: metrics.mean(p.wait for p in s.jobs),
+    "bounded slowdown": lambda s: metrics.mean(map(metrics.bounded_slowdown, s.jobs)),
+    "late, %": late_percent,
 }
-_REST: dict[str, Callable[[Schedule], float]] = {
-    "longest wait, h": lambda s: max(p.wait for p in s.placed) / 3600,
-    "moves per job": lambda s: metrics.mean(p.moves for p in s.placed),
+_OTHER_FIGURES: dict[str, Callable[[Schedule], float]] = {
+    "longest wait, h": lambda s: max(p.wait for p in s.jobs) / 3600,
+    "moves per job": lambda s: metrics.mean(p.moves for p in s.jobs),
 }
-_BY_MARGIN = {
-    "late, margin < 2 limits, %": _late_by(0.0, 2.0),
-    "late, margin 2-5 limits, %": _late_by(2.0, 5.0),
-    "late, margin > 5 limits, %": _late_by(5.0, 1e9),
+_MARGIN_FIGURES = {
+    "late, margin < 2 limits, %": _late_percent_by_margin(0.0, 2.0),
+    "late, margin 2-5 limits, %": _late_percent_by_margin(2.0, 5.0),
+    "late, margin > 5 limits, %": _late_percent_by_margin(5.0, 1e9),
 }
-BETTER = (
+FEDERATED = (
     Experiment(
         "better",
         "Ways to choose a cluster, on federations of real traces at three loads",
         "federations of SDSC-SP2 and KTH-SP2, of CERIT, of LCG",
         SEEDS,
         _BASELINE,
-        {**_WAITING, **_BY_MARGIN, **_REST},
+        {**_WAIT_FIGURES, **_MARGIN_FIGURES, **_OTHER_FIGURES},
         _federations,
     ),
     Experiment(
@@ -138,10 +146,10 @@ BETTER = (
         SEEDS,
         _BASELINE,
         {
-            **_WAITING,
-            "wait of those through us, s": _wait(False),
-            "wait of those past us, s": _wait(True),
-            **_REST,
+            **_WAIT_FIGURES,
+            "wait of those through us, s": _mean_wait(False),
+            "wait of those past us, s": _mean_wait(True),
+            **_OTHER_FIGURES,
         },
         _half_direct,
     ),
@@ -151,7 +159,7 @@ BETTER = (
         "Pasquali 2008, Table 6",
         SEEDS,
         _BASELINE,
-        {**_WAITING, **_REST},
-        _machines,
+        {**_WAIT_FIGURES, **_OTHER_FIGURES},
+        _machine_clusters,
     ),
 )

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from metasched.experiments.harness import trace
+from metasched.experiments.harness import load_trace
 from metasched.simulate.clusters import SimulatedCluster
-from metasched.simulate.synthetic import Grid
-from metasched.simulate.workload import Overlay, Request, Workload, merged
+from metasched.simulate.synthetic import Scenario
+from metasched.simulate.workload import Overlay, Workload, WorkloadEntry, merge_workloads
 
 # 70% of the jobs get a deadline at submission + limit * (1 + u), u uniform in 0.5..8
-LAID_OVER = Overlay(deadlines=0.7, margin=(0.5, 8.0), gold=0.1, silver=0.3)
+OVERLAY = Overlay(deadlines=0.7, margin=(0.5, 8.0), gold=0.1, silver=0.3)
 
 
 @dataclass(frozen=True)
-class Site:
+class TraceSite:
     """The jobs of one trace (of one `partition` of it) and the clusters that they had.
 
     Where these are several, each user's home is drawn among them by their processors: the trace
@@ -24,10 +24,10 @@ class Site:
     beside the jobs themselves.
     """
 
-    trace: str
+    trace_name: str
     clusters: Mapping[str, int]  # processors, by name
     partition: str = ""
-    thinned: int = 1
+    keep_one_in: int = 1
 
     @property
     def cpus(self) -> int:
@@ -44,23 +44,26 @@ class Federation:
     """
 
     name: str
-    sites: tuple[Site, ...]
+    sites: tuple[TraceSite, ...]
     jobs: int
     load: float
-    direct: float = 0.0
+    direct_share: float = 0.0
 
-    def __call__(self, seed: int) -> Grid:
+    def __call__(self, seed: int) -> Scenario:
         """The workload and the clusters of one seed."""
         windows = [self._window(site, seed) for site in self.sites]
-        end = min(window.requests[-1].job.submitted for window in windows)
-        cut = [
-            replace(w, requests=tuple(r for r in w.requests if r.job.submitted <= end))
-            for w in windows
+        end = min(window.entries[-1].job.submitted for window in windows)
+        truncated = [
+            replace(
+                window,
+                entries=tuple(entry for entry in window.entries if entry.job.submitted <= end),
+            )
+            for window in windows
         ]
-        federation = merged(self.name, cut)
-        homes = [
-            request._replace(home=self._home(request, seed), direct=self._direct(request, seed))
-            for request in federation.requests
+        federation = merge_workloads(self.name, truncated)
+        entries = [
+            entry._replace(home=self._draw_home(entry, seed), direct=self._draw_direct(entry, seed))
+            for entry in federation.entries
         ]
         clusters = [
             SimulatedCluster(name=name, cpus=cpus)
@@ -68,58 +71,60 @@ class Federation:
             for name, cpus in site.clusters.items()
         ]
         clusters.sort(key=lambda cluster: -cluster.cpus)
-        workload = replace(federation, requests=tuple(homes))
-        return Grid(LAID_OVER.over(workload, seed), tuple(clusters))
+        workload = replace(federation, entries=tuple(entries))
+        return Scenario(OVERLAY.apply(workload, seed), tuple(clusters))
 
-    def _window(self, site: Site, seed: int) -> Workload:
+    def _window(self, site: TraceSite, seed: int) -> Workload:
         """Jobs of one site, from 0 on, at the load."""
         largest = max(site.clusters.values())
         log = [
-            request
-            for request in trace(site.trace, bool(site.partition)).requests
-            if request.home == site.partition
-            and request.job.cpus <= largest
-            and request.number % site.thinned == seed % site.thinned
+            entry
+            for entry in load_trace(site.trace_name, bool(site.partition)).entries
+            if entry.home == site.partition
+            and entry.job.cpus <= largest
+            and entry.number % site.keep_one_in == seed % site.keep_one_in
         ]
-        number = min(self.jobs // len(self.sites), len(log) // 2)  # there must be several windows
+        count = min(self.jobs // len(self.sites), len(log) // 2)  # there must be several windows
         name = "+".join(site.clusters)
-        first = int(Random(f"{seed}/window/{name}").random() * (len(log) - number))
-        window = log[first : first + number]
+        first = int(Random(f"{seed}/window/{name}").random() * (len(log) - count))
+        window = log[first : first + count]
         origin = window[0].job.submitted
         span = window[-1].job.submitted - origin
-        work = sum(request.job.cpus * request.ran for request in window)
-        pace = work / (site.cpus * span * self.load)
-        requests = [
-            r._replace(job=replace(r.job, submitted=(r.job.submitted - origin) * pace))
-            for r in window
+        work = sum(entry.job.cpus * entry.run_time for entry in window)
+        time_scale = work / (site.cpus * span * self.load)
+        entries = [
+            entry._replace(
+                job=replace(entry.job, submitted=(entry.job.submitted - origin) * time_scale)
+            )
+            for entry in window
         ]
-        return Workload(name, tuple(requests), site.cpus)
+        return Workload(name, tuple(entries), site.cpus)
 
-    def _home(self, request: Request, seed: int) -> str:
-        site = next(site for site in self.sites if "+".join(site.clusters) == request.home)
+    def _draw_home(self, entry: WorkloadEntry, seed: int) -> str:
+        site = next(site for site in self.sites if "+".join(site.clusters) == entry.home)
         names, sizes = list(site.clusters), list(site.clusters.values())
-        draw = Random(f"{seed}/home/{_owner(request)}")
-        able = [n for n, size in zip(names, sizes, strict=True) if size >= request.job.cpus]
-        chosen = draw.choices(names, sizes)[0]
-        return chosen if chosen in able else able[0]
+        rng = Random(f"{seed}/home/{_owner_key(entry)}")
+        fitting = [name for name, size in zip(names, sizes, strict=True) if size >= entry.job.cpus]
+        drawn = rng.choices(names, sizes)[0]
+        return drawn if drawn in fitting else fitting[0]
 
-    def _direct(self, request: Request, seed: int) -> bool:
-        return Random(f"{seed}/direct/{_owner(request)}").random() < self.direct
+    def _draw_direct(self, entry: WorkloadEntry, seed: int) -> bool:
+        return Random(f"{seed}/direct/{_owner_key(entry)}").random() < self.direct_share
 
 
-def _owner(request: Request) -> str:
+def _owner_key(entry: WorkloadEntry) -> str:
     """Who decides for the job: its user, or where the trace tells none, nobody else."""
-    return request.job.user or f"job {request.job.id}"
+    return entry.job.user or f"job {entry.job.id}"
 
 
-SITES: dict[str, Sequence[Site]] = {
-    "SP2": (Site("SDSC-SP2.swf.gz", {"sdsc": 128}), Site("KTH-SP2.swf.gz", {"kth": 100})),
-    "CERIT": (Site("CERIT-wagap-2013.swf.gz", {"zewura": 1600, "zegox": 576}),),
+SITES: dict[str, Sequence[TraceSite]] = {
+    "SP2": (TraceSite("SDSC-SP2.swf.gz", {"sdsc": 128}), TraceSite("KTH-SP2.swf.gz", {"kth": 100})),
+    "CERIT": (TraceSite("CERIT-wagap-2013.swf.gz", {"zewura": 1600, "zegox": 576}),),
     # the log does not tell how many processors the sites had: here as many as make .7 of the mean
     # load of the three with the most work, a fifth of it
     "LCG": (
-        Site("LCG-2005-1.swf.gz", {"site40": 104}, "40", 5),
-        Site("LCG-2005-1.swf.gz", {"site52": 71}, "52", 5),
-        Site("LCG-2005-1.swf.gz", {"site41": 52}, "41", 5),
+        TraceSite("LCG-2005-1.swf.gz", {"site40": 104}, "40", 5),
+        TraceSite("LCG-2005-1.swf.gz", {"site52": 71}, "52", 5),
+        TraceSite("LCG-2005-1.swf.gz", {"site41": 52}, "41", 5),
     ),
 }

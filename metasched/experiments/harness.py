@@ -13,15 +13,15 @@ from typing import NamedTuple, Protocol
 
 from metasched.errors import UserError
 from metasched.simulate import metrics, swf
-from metasched.simulate.engine import THROUGH_US, Schedule
-from metasched.simulate.schemes import Scheme
-from metasched.simulate.settings import Settings, simulate
-from metasched.simulate.synthetic import Grid
+from metasched.simulate.engine import THROUGH_METASCHED, Schedule
+from metasched.simulate.schemes import SubmissionScheme
+from metasched.simulate.settings import SimulationSettings, simulate
+from metasched.simulate.synthetic import Scenario
 from metasched.simulate.workload import Workload, from_trace
 
-TRACES = "METASCHED_TRACES"  # the folder of traces that are no part of the project
+TRACES_VARIABLE = "METASCHED_TRACES"  # the folder of traces that are no part of the project
 # Student's t: standard errors on both sides of a mean that hold 95 of 100, by degrees of freedom
-_STUDENT = (
+_STUDENT_T = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
@@ -32,7 +32,7 @@ class ExperimentError(UserError):
     """An experiment that cannot be run; the message says why and what to do."""
 
 
-class Case(NamedTuple):
+class SimulationCase(NamedTuple):
     """One cell of a table: a setting (`row`) run with a policy (`column`).
 
     `published` has the paper's figures by the names of the experiment's.
@@ -40,19 +40,21 @@ class Case(NamedTuple):
 
     row: str
     column: str
-    grid: Callable[[int], Grid]  # of a seed
-    settings: Settings
+    scenario: Callable[[int], Scenario]  # of a seed
+    settings: SimulationSettings
     published: Mapping[str, float] = {}
-    scheme: Scheme = THROUGH_US
+    scheme: SubmissionScheme = THROUGH_METASCHED
 
-    def play(self, seed: int) -> Schedule:
+    def run(self, seed: int) -> Schedule:
         """One run: the seed is the grid's, the policy's and the settings'."""
-        workload, clusters = self.grid(seed)
-        settings = replace(self.settings, meta=replace(self.settings.meta, seed=seed), seed=seed)
+        workload, clusters = self.scenario(seed)
+        settings = replace(
+            self.settings, meta_policy=replace(self.settings.meta_policy, seed=seed), seed=seed
+        )
         return simulate(workload, clusters, settings, scheme=self.scheme)
 
 
-class Playable(Protocol):
+class ExperimentCase(Protocol):
     """What an experiment needs of a case: where it stands in the table, its grid and its runs."""
 
     @property
@@ -62,8 +64,8 @@ class Playable(Protocol):
     @property
     def published(self) -> Mapping[str, float]: ...
 
-    def grid(self, seed: int) -> Grid: ...
-    def play(self, seed: int) -> Schedule: ...
+    def scenario(self, seed: int) -> Scenario: ...
+    def run(self, seed: int) -> Schedule: ...
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,10 @@ class Experiment:
     runs: int
     baseline: str
     figures: Mapping[str, Callable[[Schedule], float]]
-    cases: Callable[[], Sequence[Playable]]
+    cases: Callable[[], Sequence[ExperimentCase]]
 
 
-class Result(NamedTuple):
+class FigureResult(NamedTuple):
     """A figure of one case over all seeds; `baseline` has the baseline's values of the same
     seeds, None for the baseline itself."""
 
@@ -108,42 +110,48 @@ class Result(NamedTuple):
         95% interval."""
         if self.baseline is None:
             return None
-        return interval([a - b for a, b in zip(self.values, self.baseline, strict=True)])
+        return confidence_interval([a - b for a, b in zip(self.values, self.baseline, strict=True)])
 
     @property
     def ratio(self) -> float | None:
         """Of the mean to the baseline's; None if that is 0."""
-        below = statistics.fmean(self.baseline) if self.baseline else 0.0
-        return self.mean / below if below else None
+        baseline_mean = statistics.fmean(self.baseline) if self.baseline else 0.0
+        return self.mean / baseline_mean if baseline_mean else None
 
 
-def interval(differences: Sequence[float]) -> tuple[float, float]:
+def confidence_interval(differences: Sequence[float]) -> tuple[float, float]:
     """The mean of paired differences, and half the width of its 95% interval (inf for one)."""
     mean = statistics.fmean(differences)
     if len(differences) < 2:
         return mean, math.inf
-    free = len(differences) - 1
-    errors = _STUDENT[free - 1] if free <= len(_STUDENT) else 1.96 + 2.5 / free
-    return mean, errors * statistics.stdev(differences) / math.sqrt(len(differences))
+    degrees_of_freedom = len(differences) - 1
+    t_value = (
+        _STUDENT_T[degrees_of_freedom - 1]
+        if degrees_of_freedom <= len(_STUDENT_T)
+        else 1.96 + 2.5 / degrees_of_freedom
+    )
+    return mean, t_value * statistics.stdev(differences) / math.sqrt(len(differences))
 
 
-def trace(name: str, partitions: bool = False) -> Workload:
+def load_trace(name: str, partitions: bool = False) -> Workload:
     """The jobs of a trace that is no part of the project. ExperimentError if it is not there."""
-    path = Path(os.environ.get(TRACES, "traces")) / name
+    path = Path(os.environ.get(TRACES_VARIABLE, "traces")) / name
     if not path.is_file():
-        raise ExperimentError(f"no trace {path}; name the folder that has {name} in {TRACES}")
-    return _read(path, partitions)
+        raise ExperimentError(
+            f"no trace {path}; name the folder that has {name} in {TRACES_VARIABLE}"
+        )
+    return _read_trace(path, partitions)
 
 
 @cache
-def _read(path: Path, partitions: bool) -> Workload:
-    return from_trace(path.name, swf.read(path), partitions)
+def _read_trace(path: Path, partitions: bool) -> Workload:
+    return from_trace(path.name, swf.read_trace(path), partitions)
 
 
 # Figures, in the papers' units.
 
 
-def late(schedule: Schedule) -> float:
+def late_percent(schedule: Schedule) -> float:
     """Percent of the jobs with a deadline that end after it."""
-    bound = [p for p in schedule.placed if p.job.deadline is not None]
-    return 100 * metrics.mean(metrics.tardiness(p) > 0 for p in bound)
+    with_deadline = [scheduled for scheduled in schedule.jobs if scheduled.job.deadline is not None]
+    return 100 * metrics.mean(metrics.tardiness(scheduled) > 0 for scheduled in with_deadline)

@@ -13,27 +13,35 @@ from functools import cache
 from random import Random
 from typing import NamedTuple, get_args
 
-from metasched.experiments.harness import Experiment, trace
-from metasched.experiments.pasquali2008 import PUSH, flow, utilisation
-from metasched.experiments.reserved_providers import Binding, schedule
-from metasched.model.reservation_request import Request as Reservation
-from metasched.policies.reservation_choice import Chooser, MinimumCompletionTime, ResourcePriority
+from metasched.experiments.harness import Experiment, load_trace
+from metasched.experiments.pasquali2008 import PUSH_POLICY, mean_flow, utilisation
+from metasched.experiments.reserved_providers import ProcessorBinding, schedule_reservations
+from metasched.model.reservation_request import ReservationRequest as Reservation
+from metasched.policies.reservation_choice import (
+    ClusterChooser,
+    MinimumCompletionTime,
+    ResourcePriority,
+)
 from metasched.simulate import metrics
-from metasched.simulate.cluster_specs import parse
+from metasched.simulate.cluster_specs import parse_clusters
 from metasched.simulate.engine import Schedule
-from metasched.simulate.settings import Settings, simulate
-from metasched.simulate.synthetic import Grid
+from metasched.simulate.settings import SimulationSettings, simulate
+from metasched.simulate.synthetic import Scenario
 
-_LOG, _PROCESSORS, _PROVIDERS = "SDSC-SP2.swf.gz", "128", "2x64"
-_SET = "68000-69000"
+_TRACE, _PROCESSORS, _PROVIDERS = "SDSC-SP2.swf.gz", "128", "2x64"
+_TASKS = "68000-69000"
 _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 
 
 @cache
-def _waits(policy: str) -> Mapping[int, float]:
+def _trace_waits(policy: str) -> Mapping[int, float]:
     """Seconds that each task of the log waits under a local policy: the trace tells none."""
-    run = simulate(trace(_LOG), parse(_PROCESSORS), Settings(policy=policy, meta=PUSH))
-    return {placed.request.number: placed.wait for placed in run.placed}
+    simulated = simulate(
+        load_trace(_TRACE),
+        parse_clusters(_PROCESSORS),
+        SimulationSettings(policy=policy, meta_policy=PUSH_POLICY),
+    )
+    return {scheduled.entry.number: scheduled.wait for scheduled in simulated.jobs}
 
 
 class ReservedCase(NamedTuple):
@@ -54,55 +62,76 @@ class ReservedCase(NamedTuple):
     period: float = 0.0
     reserved_first: bool = True
     largest_first: bool = False
-    binding: Binding = "late"
+    binding: ProcessorBinding = "late"
 
-    def grid(self, seed: int) -> Grid:
+    def scenario(self, seed: int) -> Scenario:
         """The tasks, cut to the size of a provider; the window of a reservation is [begin,
         deadline] of its job."""
-        workload, clusters = trace(f"S1-jobs-{self.tasks}.swf"), parse(_PROVIDERS)
-        size, waits = clusters[0].cpus, _waits(self.waits)
-        number = round(self.share * len(workload.requests))
-        drawn = set(Random(seed).sample(range(len(workload.requests)), number))
-        requests = []
-        for place, request in enumerate(workload.requests):
-            job = replace(request.job, cpus=min(request.job.cpus, size))
-            ran = max(request.ran, 1.0)
-            if place in drawn:
-                begin, last = (job.submitted + of * waits[request.number] for of in self.window)
-                job = replace(job, begin=begin, deadline=last + ran)
-            requests.append(request._replace(job=job, ran=ran))
-        return Grid(replace(workload, requests=tuple(requests)), clusters)
+        workload, clusters = load_trace(f"S1-jobs-{self.tasks}.swf"), parse_clusters(_PROVIDERS)
+        size, waits = clusters[0].cpus, _trace_waits(self.waits)
+        count = round(self.share * len(workload.entries))
+        reserved = set(Random(seed).sample(range(len(workload.entries)), count))
+        entries = []
+        for index, entry in enumerate(workload.entries):
+            job = replace(entry.job, cpus=min(entry.job.cpus, size))
+            run_time = max(entry.run_time, 1.0)
+            if index in reserved:
+                begin, latest_start = (
+                    job.submitted + factor * waits[entry.number] for factor in self.window
+                )
+                job = replace(job, begin=begin, deadline=latest_start + run_time)
+            entries.append(entry._replace(job=job, run_time=run_time))
+        return Scenario(replace(workload, entries=tuple(entries)), clusters)
 
-    def play(self, seed: int) -> Schedule:
+    def run(self, seed: int) -> Schedule:
         """One run; ties between providers are drawn by the same seed."""
-        workload, clusters = self.grid(seed)
-        windows = {
-            job.id: Reservation.flexible(job.cpus, ran, job.begin, job.deadline)
-            for job, ran, *_ in workload.requests
+        workload, clusters = self.scenario(seed)
+        reservations = {
+            job.id: Reservation.flexible(job.cpus, run_time, job.begin, job.deadline)
+            for job, run_time, *_ in workload.entries
             if job.begin is not None and job.deadline is not None
         }
-        every = tuple(range(len(clusters)))
-        batch, reserved = (every[1:], every[:1]) if self.column == "static" else (every, every)
-        chooser: Chooser = MinimumCompletionTime(seed)
+        all_clusters = tuple(range(len(clusters)))
+        batch_clusters, reserved_clusters = (
+            (all_clusters[1:], all_clusters[:1])
+            if self.column == "static"
+            else (all_clusters, all_clusters)
+        )
+        chooser: ClusterChooser = MinimumCompletionTime(seed)
         if self.column == "priority":
             chooser = ResourcePriority([cluster.name for cluster in clusters])
-        strategy = (chooser, batch, reserved, self.period, self.reserved_first, self.largest_first)
-        return schedule(workload, clusters, windows, *strategy, self.binding)
+        strategy = (
+            chooser,
+            batch_clusters,
+            reserved_clusters,
+            self.period,
+            self.reserved_first,
+            self.largest_first,
+        )
+        return schedule_reservations(workload, clusters, reservations, *strategy, self.binding)
 
 
-def _tardiness(run: Schedule) -> float:
+def _mean_tardiness(result: Schedule) -> float:
     """D of Kurowski et al.: seconds past the window, mean over reservations only."""
-    return metrics.mean(metrics.tardiness(p) for p in run.placed if p.job.deadline is not None)
+    return metrics.mean(
+        metrics.tardiness(scheduled)
+        for scheduled in result.jobs
+        if scheduled.job.deadline is not None
+    )
 
 
-def _batch_flow(run: Schedule) -> float:
-    return metrics.mean(p.flow for p in run.placed if p.job.deadline is None)
+def _mean_batch_flow(result: Schedule) -> float:
+    return metrics.mean(
+        scheduled.flow for scheduled in result.jobs if scheduled.job.deadline is None
+    )
 
 
-def _delayed(run: Schedule) -> float:
+def _delayed_share(result: Schedule) -> float:
     """The share of reservations that did not fit into their windows."""
     return metrics.mean(
-        float(metrics.tardiness(p) > 0) for p in run.placed if p.job.deadline is not None
+        float(metrics.tardiness(scheduled) > 0)
+        for scheduled in result.jobs
+        if scheduled.job.deadline is not None
     )
 
 
@@ -129,40 +158,46 @@ _TABLE_6 = {
     "MCT": (0.679, 107383, 5666),
     "priority": (0.695, 99714, 5576),
 }
-_FIGURES = {"U": utilisation, "F": flow, "D": _tardiness}
+_FIGURES = {"U": utilisation, "F": mean_flow, "D": _mean_tardiness}
 
 
-def _named(values: tuple[float, float, float]) -> dict[str, float]:
+def _by_figure(values: tuple[float, float, float]) -> dict[str, float]:
     return dict(zip(_FIGURES, values, strict=True))
 
 
-def _shares() -> list[ReservedCase]:
+def _reservation_shares() -> list[ReservedCase]:
     return [
-        ReservedCase(f"{tasks}, {share:.0%}", "MCT", tasks, share, _named(values))
-        for tasks, of_set in _TABLE_5.items()
-        for share, values in of_set.items()
+        ReservedCase(f"{tasks}, {share:.0%}", "MCT", tasks, share, _by_figure(values))
+        for tasks, rows in _TABLE_5.items()
+        for share, values in rows.items()
     ]
 
 
 def _strategies() -> list[ReservedCase]:
     cases = [
         ReservedCase(
-            *(f"{share:.0%}", column, _SET, share),
-            _named(published) if share == 0.3 else {},
+            *(f"{share:.0%}", column, _TASKS, share),
+            _by_figure(published) if share == 0.3 else {},
         )
         for share in _SHARES
         for column, published in _TABLE_6.items()
     ]
-    other = "30%, waits of first fit"
+    row = "30%, waits of first fit"
     return cases + [
-        ReservedCase(other, column, _SET, 0.3, waits="first-fit") for column in _TABLE_6
+        ReservedCase(row, column, _TASKS, 0.3, waits="first-fit") for column in _TABLE_6
     ]
 
 
 def _windows() -> list[ReservedCase]:
     return [
-        ReservedCase(f"{share:.0%} in [{low}, {high}]", column, _SET, share, window=(low, high))
-        for low, high, shares in (
+        ReservedCase(
+            f"{share:.0%} in [{earliest}, {latest}]",
+            column,
+            _TASKS,
+            share,
+            window=(earliest, latest),
+        )
+        for earliest, latest, shares in (
             *((1, 1, (0.3, 0.5)), (1, 2, (0.3, 0.5))),
             *((1, 4, _SHARES), (2, 8, _SHARES)),  # Figures 15 and 16
         )
@@ -173,9 +208,11 @@ def _windows() -> list[ReservedCase]:
 
 def _periods() -> list[ReservedCase]:
     return [
-        ReservedCase(f"{share:.0%}", column, _SET, share, period=period, reserved_first=first)
+        ReservedCase(
+            f"{share:.0%}", column, _TASKS, share, period=period, reserved_first=reserved_first
+        )
         for share in (0.3, 0.5)
-        for column, period, first in (
+        for column, period, reserved_first in (
             ("at once", 0.0, True),
             ("60 s", 60.0, True),
             ("300 s", 300.0, True),
@@ -189,7 +226,7 @@ def _periods() -> list[ReservedCase]:
 
 def _orders() -> list[ReservedCase]:
     return [
-        ReservedCase(f"{share:.0%}", column, _SET, share, largest_first=column == "LSF")
+        ReservedCase(f"{share:.0%}", column, _TASKS, share, largest_first=column == "LSF")
         for share in (0.0, 0.3, 0.5)
         for column in ("first fit", "LSF")
     ]
@@ -197,9 +234,9 @@ def _orders() -> list[ReservedCase]:
 
 def _bindings() -> list[ReservedCase]:
     return [
-        ReservedCase(f"{share:.0%}", binding, _SET, share, binding=binding)
+        ReservedCase(f"{share:.0%}", binding, _TASKS, share, binding=binding)
         for share in _SHARES
-        for binding in get_args(Binding)
+        for binding in get_args(ProcessorBinding)
     ]
 
 
@@ -211,7 +248,7 @@ RESERVATIONS = (
         20,
         "MCT",
         _FIGURES,
-        _shares,
+        _reservation_shares,
     ),
     Experiment(
         "reservation-strategies",
@@ -255,7 +292,12 @@ RESERVATIONS = (
         "Kurowski et al. 2011, section 4.1",
         60,
         "late",
-        {"U": utilisation, "F of batch": _batch_flow, "delayed": _delayed, "D": _tardiness},
+        {
+            "U": utilisation,
+            "F of batch": _mean_batch_flow,
+            "delayed": _delayed_share,
+            "D": _mean_tardiness,
+        },
         _bindings,
     ),
 )

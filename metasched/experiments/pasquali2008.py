@@ -10,37 +10,41 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from metasched.experiments.harness import Case, Experiment, late, trace
+from metasched.experiments.harness import Experiment, SimulationCase, late_percent, load_trace
 from metasched.policies.policy import Policy
 from metasched.simulate import metrics, synthetic
-from metasched.simulate.cluster_specs import parse
+from metasched.simulate.cluster_specs import parse_clusters
 from metasched.simulate.engine import Schedule
-from metasched.simulate.settings import Settings
-from metasched.simulate.synthetic import Grid
+from metasched.simulate.settings import SimulationSettings
+from metasched.simulate.synthetic import Scenario
 
-PUSH = Policy(load="paper", pull=False)
+PUSH_POLICY = Policy(load="paper", pull=False)
 
 # Figures, in the papers' units.
 
 
-def flow(schedule: Schedule) -> float:
-    return metrics.mean(p.flow for p in schedule.placed)
+def mean_flow(schedule: Schedule) -> float:
+    return metrics.mean(scheduled.flow for scheduled in schedule.jobs)
 
 
 def utilisation(schedule: Schedule) -> float:
     """U of Kurowski et al.: of each provider until the last ending of all, their mean."""
-    span = metrics.makespan(schedule.placed)
+    span = metrics.makespan(schedule.jobs)
     return metrics.mean(
-        sum((p.end - p.start) * p.cpus for p in schedule.placed if p.cluster == place)
+        sum(
+            (scheduled.end - scheduled.start) * scheduled.cpus
+            for scheduled in schedule.jobs
+            if scheduled.cluster == index
+        )
         / (cluster.cpus * span)
-        for place, cluster in enumerate(schedule.clusters)
+        for index, cluster in enumerate(schedule.clusters)
     )
 
 
-def _share(place: int) -> Callable[[Schedule], float]:
+def _load_share(index: int) -> Callable[[Schedule], float]:
     def share(schedule: Schedule) -> float:
         figures = metrics.summary(schedule, "", 1.0)
-        return 100 * float(list(figures["load_share"].values())[place])
+        return 100 * float(list(figures["load_share"].values())[index])
 
     return share
 
@@ -65,77 +69,79 @@ _TABLE_3 = {  # jobs past their deadline, percent
 }
 
 
-def _licence_ratios() -> list[Case]:
+def _licence_ratios() -> list[SimulationCase]:
     return [
-        Case(
+        SimulationCase(
             f"ratio {low}-{high}%",
             column,
-            Drawn(replace(synthetic.FLEXIBLE, ratio=_percent(low, high))),
-            Settings(policy=column, meta=PUSH),
-            {"licence_usage": _TABLE_2[low, high][place], "late": _TABLE_3[low, high][place]},
+            SeededScenario(replace(synthetic.FLEXIBLE, ratio=_percent(low, high))),
+            SimulationSettings(policy=column, meta_policy=PUSH_POLICY),
+            {"licence_usage": _TABLE_2[low, high][index], "late": _TABLE_3[low, high][index]},
         )
         for low, high in _TABLE_2
-        for place, column in enumerate(_COLUMNS)
+        for index, column in enumerate(_COLUMNS)
     ]
 
 
-def _contention() -> list[Case]:
+def _contention() -> list[SimulationCase]:
     return [
-        Case(
-            f"inter-arrival {gap}",
+        SimulationCase(
+            f"inter-arrival {seconds}",
             column,
-            Drawn(replace(synthetic.FLEXIBLE, inter_arrival=gap)),
-            Settings(policy=column, meta=PUSH),
+            SeededScenario(replace(synthetic.FLEXIBLE, inter_arrival=seconds)),
+            SimulationSettings(policy=column, meta_policy=PUSH_POLICY),
         )
-        for gap in (4, 6, 12, 24, 48)
+        for seconds in (4, 6, 12, 24, 48)
         for column in _COLUMNS
     ]
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SeededScenario:
     """The grid of a seed, drawn from uniform ranges."""
 
-    uniform: synthetic.Uniform
+    generator: synthetic.UniformGenerator
 
-    def __call__(self, seed: int) -> Grid:
-        return self.uniform.grid("uniform", seed)
+    def __call__(self, seed: int) -> Scenario:
+        return self.generator.generate("uniform", seed)
 
 
-_UNDER = {"lead": 2.0}  # k under the meta-scheduler
-_CASES = {
-    "MS": Settings(policy="priority", meta=PUSH),
-    "LS": Settings(policy="fb-unmod", meta=PUSH, parameters=dict(_UNDER)),
-    "NO": Settings(policy="easy", meta=replace(PUSH, max_priority=1)),
+_LOCAL_PARAMETERS = {"lead": 2.0}  # k under the meta-scheduler
+_CASE_SETTINGS = {
+    "MS": SimulationSettings(policy="priority", meta_policy=PUSH_POLICY),
+    "LS": SimulationSettings(
+        policy="fb-unmod", meta_policy=PUSH_POLICY, parameters=dict(_LOCAL_PARAMETERS)
+    ),
+    "NO": SimulationSettings(policy="easy", meta_policy=replace(PUSH_POLICY, max_priority=1)),
 }
 
 
-def _shares() -> list[Case]:
-    even = {f"share_c{place}": 25.0 for place in range(1, 5)}
-    power = {"share_c1": 53.0, "share_c2": 27.0, "share_c3": 13.0, "share_c4": 7.0}
-    published = {0: even, 5: power, 15: {"share_c1": 70.0}}
+def _load_shares() -> list[SimulationCase]:
+    equal = {f"share_c{number}": 25.0 for number in range(1, 5)}
+    by_power = {"share_c1": 53.0, "share_c2": 27.0, "share_c3": 13.0, "share_c4": 7.0}
+    published = {0: equal, 5: by_power, 15: {"share_c1": 70.0}}
     return [
-        Case(
-            f"inter-arrival {gap}",
+        SimulationCase(
+            f"inter-arrival {seconds}",
             "LS",
-            Drawn(replace(synthetic.TWO_LEVEL, inter_arrival=gap)),
-            _CASES["LS"],
-            published.get(gap, {}),
+            SeededScenario(replace(synthetic.TWO_LEVEL, inter_arrival=seconds)),
+            _CASE_SETTINGS["LS"],
+            published.get(seconds, {}),
         )
-        for gap in (0, 5, 10, 15)
+        for seconds in (0, 5, 10, 15)
     ]
 
 
-def _three_cases() -> list[Case]:
+def _two_level() -> list[SimulationCase]:
     return [
-        Case(
-            f"inter-arrival {gap}",
+        SimulationCase(
+            f"inter-arrival {seconds}",
             column,
-            Drawn(replace(synthetic.TWO_LEVEL, inter_arrival=gap)),
+            SeededScenario(replace(synthetic.TWO_LEVEL, inter_arrival=seconds)),
             settings,
         )
-        for gap in (5, 10)
-        for column, settings in _CASES.items()
+        for seconds in (5, 10)
+        for column, settings in _CASE_SETTINGS.items()
     ]
 
 
@@ -143,71 +149,73 @@ def _three_cases() -> list[Case]:
 
 
 @dataclass(frozen=True)
-class _Queues:
+class _RandomQueues:
     """The trace on so many equal queues, each job sent to one at random; jobs are cut to fit."""
 
     clusters: str
 
-    def __call__(self, seed: int) -> Grid:
-        workload, clusters = trace("S1-jobs-0-1000.swf"), parse(self.clusters)
+    def __call__(self, seed: int) -> Scenario:
+        workload, clusters = load_trace("S1-jobs-0-1000.swf"), parse_clusters(self.clusters)
         size = clusters[0].cpus
         names = [cluster.name for cluster in clusters]
-        requests = tuple(
-            request._replace(
+        entries = tuple(
+            entry._replace(
                 job=replace(
-                    request.job,
-                    cpus=min(request.job.cpus, size),
-                    clusters=(Random(f"{seed}/{request.number}").choice(names),),
+                    entry.job,
+                    cpus=min(entry.job.cpus, size),
+                    clusters=(Random(f"{seed}/{entry.number}").choice(names),),
                 )
             )
-            for request in workload.requests
+            for entry in workload.entries
         )
-        return Grid(replace(workload, requests=requests), clusters)
+        return Scenario(replace(workload, entries=entries), clusters)
 
 
-def _local(policy: str, period: int = 0) -> Settings:
-    return Settings(
-        policy=policy, meta=PUSH, parameters={"period": float(period)} if period else {}
+def _local_settings(policy: str, period: int = 0) -> SimulationSettings:
+    return SimulationSettings(
+        policy=policy,
+        meta_policy=PUSH_POLICY,
+        parameters={"period": float(period)} if period else {},
     )
 
 
-def _periods() -> list[Case]:
+def _local_periods() -> list[SimulationCase]:
     published = {0: (0.587, 16228), 10: (0.587, 15314), 60: (0.587, 15956), 600: (0.58, 19051)}
     published[3600] = (0.532, 141727)
     return [
-        Case(
+        SimulationCase(
             "1 x 128",
             f"LSF-{period}" if period else "FCFS",
-            _Queues("128"),
-            _local("lsf" if period else "first-fit", period),
-            {"U": usage, "F": flow},
+            _RandomQueues("128"),
+            _local_settings("lsf" if period else "first-fit", period),
+            {"U": published_use, "F": published_flow},
         )
-        for period, (usage, flow) in published.items()
+        for period, (published_use, published_flow) in published.items()
     ]
 
 
-def _queues() -> list[Case]:
+def _random_queues() -> list[SimulationCase]:
     published = {
         2: ((0.592, 44559), (0.644, 64175)),
         4: ((0.391, 17481), (0.391, 15287)),
         8: ((0.203, 9865), (0.209, 10675)),
     }
     return [
-        Case(
-            f"{number} x 64",
+        SimulationCase(
+            f"{count} x 64",
             column,
-            _Queues(f"{number}x64"),
-            _local(policy, period),
-            {"U": published[number][place][0], "F": published[number][place][1]},
+            _RandomQueues(f"{count}x64"),
+            _local_settings(policy, period),
+            {"U": published[count][index][0], "F": published[count][index][1]},
         )
-        for number in published
-        for place, (column, policy, period) in enumerate(
+        for count in published
+        for index, (column, policy, period) in enumerate(
             [("FCFS", "first-fit", 0), ("LSF-600", "lsf", 600)]
         )
     ]
 
 
-_LATE_AND_LICENCES = {"licence_usage": lambda s: 100 * metrics.licence_usage(s), "late": late}
+_LICENCE_FIGURES = {"licence_usage": lambda s: 100 * metrics.licence_usage(s), "late": late_percent}
 PUBLISHED = (
     Experiment(
         "licence-ratios",
@@ -215,7 +223,7 @@ PUBLISHED = (
         "Pasquali 2008, Tables 1, 2, 3",
         20,
         "easy",
-        _LATE_AND_LICENCES,
+        _LICENCE_FIGURES,
         _licence_ratios,
     ),
     Experiment(
@@ -225,9 +233,9 @@ PUBLISHED = (
         20,
         "easy",
         {
-            "late": late,
+            "late": late_percent,
             "system_usage": lambda s: 100 * metrics.system_usage(s),
-            "slowdown": lambda s: metrics.mean(map(metrics.slowdown, s.placed)),
+            "slowdown": lambda s: metrics.mean(map(metrics.slowdown, s.jobs)),
         },
         _contention,
     ),
@@ -237,8 +245,8 @@ PUBLISHED = (
         "Pasquali 2008, Table 6, Figure 25",
         20,
         "LS",
-        {f"share_c{place + 1}": _share(place) for place in range(4)},
-        _shares,
+        {f"share_c{place + 1}": _load_share(place) for place in range(4)},
+        _load_shares,
     ),
     Experiment(
         "two-level",
@@ -247,11 +255,11 @@ PUBLISHED = (
         20,
         "NO",
         {
-            "late": late,
+            "late": late_percent,
             "system_usage": lambda s: 100 * metrics.system_usage(s),
             "slowdown_without_deadline": metrics.slowdown_without_deadline,
         },
-        _three_cases,
+        _two_level,
     ),
     Experiment(
         "local-periods",
@@ -259,8 +267,8 @@ PUBLISHED = (
         "Kurowski et al. 2011, Table 2",
         1,
         "FCFS",
-        {"U": utilisation, "F": flow},
-        _periods,
+        {"U": utilisation, "F": mean_flow},
+        _local_periods,
     ),
     Experiment(
         "random-queues",
@@ -268,7 +276,7 @@ PUBLISHED = (
         "Kurowski et al. 2011, Table 3",
         20,
         "FCFS",
-        {"U": utilisation, "F": flow},
-        _queues,
+        {"U": utilisation, "F": mean_flow},
+        _random_queues,
     ),
 )

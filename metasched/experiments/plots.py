@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metasched.errors import UserError
-from metasched.experiments.harness import Result, interval
-from metasched.simulate.engine import Placed, Schedule
-from metasched.simulate.metrics import Moment, over_time, sampled
+from metasched.experiments.harness import FigureResult, confidence_interval
+from metasched.simulate.engine import Schedule, ScheduledJob
+from metasched.simulate.metrics import UsageSample, average_usage, usage_over_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-KINDS = (".png", ".svg", ".pdf")
-MOST_BARS = 3000  # jobs: beyond that a Gantt chart shows nothing
-MOST_LINES = 8  # clusters: beyond that only all of them together have a line
-PARTS = 300  # of the time, for means over time
+SUFFIXES = (".png", ".svg", ".pdf")
+MAX_BARS = 3000  # jobs: beyond that a Gantt chart shows nothing
+MAX_LINES = 8  # clusters: beyond that only all of them together have a line
+TIME_INTERVALS = 300  # of the time, for means over time
 
 
 class PlotError(UserError):
@@ -29,8 +29,8 @@ class PlotError(UserError):
 def check_plot(path: Path) -> None:
     """Find out before a long run whether its picture can be drawn after it. PlotError if not."""
     check_library("--plot")
-    if path.suffix.lower() not in KINDS:
-        raise PlotError(f"{path} is no known kind of picture, --plot; write {', '.join(KINDS)}")
+    if path.suffix.lower() not in SUFFIXES:
+        raise PlotError(f"{path} is no known kind of picture, --plot; write {', '.join(SUFFIXES)}")
     if not path.absolute().parent.is_dir():
         raise PlotError(f"{path} is in no folder, --plot; make it first")
 
@@ -52,7 +52,7 @@ def check_library(option: str) -> None:
         raise PlotError(f"no matplotlib, {option}; install it with pip install 'metasched[plot]'")
 
 
-def save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     """Write a picture; the name says of what kind. The same picture gives the same bytes."""
     import matplotlib
 
@@ -72,7 +72,7 @@ def _figure(rows: int, *, height: float) -> tuple[Figure, list[Axes]]:
 _SECONDS = ("makespan", "mean_wait", "mean_flow", "mean_tardiness", "longest_wait")
 
 
-def in_words(figure: str) -> str:
+def describe_figure(figure: str) -> str:
     """The name of a figure as a reader wants it, with its unit."""
     return figure.replace("_", " ") + (", s" if figure in _SECONDS else "")
 
@@ -80,135 +80,167 @@ def in_words(figure: str) -> str:
 # Several policies
 
 
-def of_results(name: str, results: Sequence[Result]) -> Iterator[tuple[str, Figure]]:
+def plot_results(name: str, results: Sequence[FigureResult]) -> Iterator[tuple[str, Figure]]:
     """A picture of each figure: bars by setting, the published ones marked.
 
     Whiskers are 95% intervals of the mean over the seeds.
     """
     for figure in dict.fromkeys(result.figure for result in results):
-        of_figure = [result for result in results if result.figure == figure]
-        rows = list(dict.fromkeys(result.row for result in of_figure))
-        columns = list(dict.fromkeys(result.column for result in of_figure))
+        figure_results = [result for result in results if result.figure == figure]
+        rows = list(dict.fromkeys(result.row for result in figure_results))
+        columns = list(dict.fromkeys(result.column for result in figure_results))
         picture, (axis,) = _figure(1, height=3.5)
         width = 0.8 / len(columns)
-        for place, column in enumerate(columns):
-            of_column = [result for result in of_figure if result.column == column]
-            at = [rows.index(r.row) + (place - (len(columns) - 1) / 2) * width for r in of_column]
-            means = [interval(r.values) for r in of_column]
-            halves = [half if math.isfinite(half) else 0.0 for _, half in means]
+        for index, column in enumerate(columns):
+            column_results = [result for result in figure_results if result.column == column]
+            positions = [
+                rows.index(result.row) + (index - (len(columns) - 1) / 2) * width
+                for result in column_results
+            ]
+            means = [confidence_interval(result.values) for result in column_results]
+            half_widths = [
+                half_width if math.isfinite(half_width) else 0.0 for _, half_width in means
+            ]
             heights = [mean for mean, _ in means]
-            axis.bar(at, heights, width * 0.9, yerr=halves, label=column, capsize=2)
-            published = [(x, r.published) for x, r in zip(at, of_column, strict=True)]
+            axis.bar(positions, heights, width * 0.9, yerr=half_widths, label=column, capsize=2)
+            published = [
+                (x, result.published) for x, result in zip(positions, column_results, strict=True)
+            ]
             marks = [(x, value) for x, value in published if value is not None]
-            axis.scatter([x for x, _ in marks], [v for _, v in marks], marker="x", color="black")
+            axis.scatter(
+                [x for x, _ in marks], [value for _, value in marks], marker="x", color="black"
+            )
         axis.set_xticks(range(len(rows)), rows)
-        if not any(any(result.values) for result in of_figure):
+        if not any(any(result.values) for result in figure_results):
             axis.set_ylim(0, 1)
-        marked = any(result.published is not None for result in of_figure)
-        axis.set(ylabel=in_words(figure), title=f"{name} (x: published)" if marked else name)
+        has_published = any(result.published is not None for result in figure_results)
+        axis.set(
+            ylabel=describe_figure(figure),
+            title=f"{name} (x: published)" if has_published else name,
+        )
         picture.legend(loc="outside lower center", ncols=min(len(columns), 6))
         yield figure, picture
 
 
-def draw_results(name: str, results: Sequence[Result], folder: Path) -> None:
+def save_result_plots(name: str, results: Sequence[FigureResult], folder: Path) -> None:
     """Write a picture `<name>-<figure>.png` of each figure."""
-    for figure, picture in of_results(name, results):
-        word = "".join(letter if letter.isalnum() else "_" for letter in figure).strip("_")
-        save(picture, folder / f"{name}-{word}.png")
+    for figure, picture in plot_results(name, results):
+        stem = "".join(character if character.isalnum() else "_" for character in figure).strip("_")
+        save_figure(picture, folder / f"{name}-{stem}.png")
 
 
 # One run
 
 
-def draw_schedule(schedule: Schedule, path: Path) -> None:
+def save_schedule_plot(schedule: Schedule, path: Path) -> None:
     """A run over time: the Gantt chart if it is small, processors in use, the queue."""
-    small = len(schedule.placed) <= MOST_BARS
+    small = len(schedule.jobs) <= MAX_BARS
     figure, axes = _figure(3 if small else 2, height=3)
-    moments = over_time(schedule.placed)
-    times = [moment.time for moment in moments]
+    samples = usage_over_time(schedule.jobs)
+    times = [sample.time for sample in samples]
     used, queue = axes[-2:]
-    used.step(times, [moment.used for moment in moments], where="post", linewidth=0.8)
+    used.step(times, [sample.used for sample in samples], where="post", linewidth=0.8)
     used.axhline(sum(cluster.cpus for cluster in schedule.clusters), color="grey", linestyle=":")
     used.set(ylabel="processors in use", ylim=(0, None))
-    queue.step(times, [moment.waiting for moment in moments], where="post", linewidth=0.8)
+    queue.step(times, [sample.waiting for sample in samples], where="post", linewidth=0.8)
     queue.set(ylabel="jobs waiting", xlabel="seconds", ylim=(0, None))
     if small:
-        _gantt(schedule, axes[0])
-    save(figure, path)
+        _draw_gantt(schedule, axes[0])
+    save_figure(figure, path)
 
 
-def gantt(schedule: Schedule) -> Figure:
+def plot_gantt(schedule: Schedule) -> Figure:
     """What ran when, on which processors."""
     figure, (axis,) = _figure(1, height=5)
-    _gantt(schedule, axis)
+    _draw_gantt(schedule, axis)
     axis.set(xlabel="seconds")
     return figure
 
 
-def _gantt(schedule: Schedule, axis: Axes) -> None:
+def _draw_gantt(schedule: Schedule, axis: Axes) -> None:
     """Processors are counted, not named: a job takes the lowest that are free when it starts."""
     from matplotlib.collections import PolyCollection
 
-    bars, colours, base = [], [], 0
-    for place, cluster in enumerate(schedule.clusters):
+    bars, colours, offset = [], [], 0
+    for index, cluster in enumerate(schedule.clusters):
         free_at = [0.0] * cluster.cpus
-        for p in sorted((p for p in schedule.placed if p.cluster == place), key=lambda p: p.start):
-            lanes = [lane for lane, free in enumerate(free_at) if free <= p.start][: p.cpus]
-            for lane in lanes:
-                free_at[lane] = p.end
-            for first, last in _runs(lanes):
-                low, high = base + first, base + last + 1
-                bars.append([(p.start, low), (p.end, low), (p.end, high), (p.start, high)])
-                colours.append(p.job.id % 20)
-        axis.text(1.005, base + cluster.cpus / 2, cluster.name, transform=_beside(axis))
-        base += cluster.cpus
-        axis.axhline(base, color="black", linewidth=0.6)
+        for scheduled in sorted(
+            (scheduled for scheduled in schedule.jobs if scheduled.cluster == index),
+            key=lambda scheduled: scheduled.start,
+        ):
+            processors = [
+                processor
+                for processor, free_time in enumerate(free_at)
+                if free_time <= scheduled.start
+            ][: scheduled.cpus]
+            for processor in processors:
+                free_at[processor] = scheduled.end
+            for first, last in _contiguous_runs(processors):
+                low, high = offset + first, offset + last + 1
+                bars.append(
+                    [
+                        (scheduled.start, low),
+                        (scheduled.end, low),
+                        (scheduled.end, high),
+                        (scheduled.start, high),
+                    ]
+                )
+                colours.append(scheduled.job.id % 20)
+        axis.text(
+            1.005, offset + cluster.cpus / 2, cluster.name, transform=_right_margin_transform(axis)
+        )
+        offset += cluster.cpus
+        axis.axhline(offset, color="black", linewidth=0.6)
     shapes = PolyCollection(bars, array=colours, cmap="tab20", edgecolors="white", linewidths=0.2)
     shapes.set_rasterized(True)
     axis.add_collection(shapes)
-    axis.set(ylabel="processor", ylim=(0, base))
+    axis.set(ylabel="processor", ylim=(0, offset))
     axis.autoscale_view(scaley=False)
 
 
-def _beside(axis: Axes) -> object:
+def _right_margin_transform(axis: Axes) -> object:
     """Where x is a share of the axis and y counts processors."""
     return axis.get_yaxis_transform()
 
 
-def _runs(lanes: list[int]) -> list[tuple[int, int]]:
+def _contiguous_runs(numbers: list[int]) -> list[tuple[int, int]]:
     """(first, last) of each unbroken stretch of ascending numbers."""
     runs: list[tuple[int, int]] = []
-    for lane in lanes:
-        if runs and runs[-1][1] == lane - 1:
-            runs[-1] = (runs[-1][0], lane)
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = (runs[-1][0], number)
         else:
-            runs.append((lane, lane))
+            runs.append((number, number))
     return runs
 
 
-def load_over_time(schedule: Schedule) -> Figure:
+def plot_load(schedule: Schedule) -> Figure:
     """Utilisation and queue, means over equal parts of the time; of each cluster if these are few.
 
     Where jobs ask for licences also the copies in use.
     """
-    placed = schedule.placed
-    first = min((p.job.submitted for p in placed), default=0.0)
-    last = max((p.end for p in placed), default=0.0)
-    licensed = any(p.job.licences for p in placed)
+    jobs = schedule.jobs
+    first = min((scheduled.job.submitted for scheduled in jobs), default=0.0)
+    last = max((scheduled.end for scheduled in jobs), default=0.0)
+    licensed = any(scheduled.job.licences for scheduled in jobs)
     figure, axes = _figure(3 if licensed else 2, height=3)
-    few = len(schedule.clusters) <= MOST_LINES
-    lines: list[tuple[str, int, Sequence[Placed]]] = (
+    show_each_cluster = len(schedule.clusters) <= MAX_LINES
+    lines: list[tuple[str, int, Sequence[ScheduledJob]]] = (
         [
-            (cluster.name, cluster.cpus, [p for p in placed if p.cluster == place])
-            for place, cluster in enumerate(schedule.clusters)
+            (
+                cluster.name,
+                cluster.cpus,
+                [scheduled for scheduled in jobs if scheduled.cluster == index],
+            )
+            for index, cluster in enumerate(schedule.clusters)
         ]
-        if few
-        else [("all clusters", sum(c.cpus for c in schedule.clusters), placed)]
+        if show_each_cluster
+        else [("all clusters", sum(c.cpus for c in schedule.clusters), jobs)]
     )
-    for name, cpus, there in lines:
-        means = sampled(over_time(there), first, last, PARTS)
-        times = [moment.time for moment in means]
-        for axis, values in zip(axes, _values(means, cpus), strict=False):
+    for name, cpus, cluster_jobs in lines:
+        means = average_usage(usage_over_time(cluster_jobs), first, last, TIME_INTERVALS)
+        times = [sample.time for sample in means]
+        for axis, values in zip(axes, _plotted_values(means, cpus), strict=False):
             axis.step(times, values, where="post", linewidth=1, label=name)
     axes[0].set(ylabel="utilisation, %", ylim=(0, 105))
     axes[1].set(ylabel="jobs waiting", ylim=(0, max(axes[1].get_ylim()[1], 1)))
@@ -216,19 +248,19 @@ def load_over_time(schedule: Schedule) -> Figure:
         axes[2].set(ylabel="licences in use", ylim=(0, None))
     axes[-1].set(xlabel="seconds")
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=MOST_LINES)
+    figure.legend(handles, labels, loc="outside upper right", ncols=MAX_LINES)
     return figure
 
 
-def _values(means: Sequence[Moment], cpus: int) -> tuple[list[float], ...]:
+def _plotted_values(means: Sequence[UsageSample], cpus: int) -> tuple[list[float], ...]:
     return (
-        [100 * moment.used / cpus for moment in means],
-        [moment.waiting for moment in means],
-        [moment.licences for moment in means],
+        [100 * sample.used / cpus for sample in means],
+        [sample.waiting for sample in means],
+        [sample.licences for sample in means],
     )
 
 
-def load_shares(shares: dict[str, float]) -> Figure:
+def plot_load_shares(shares: dict[str, float]) -> Figure:
     """The share of the work that each cluster did, in percent."""
     figure, (axis,) = _figure(1, height=1 + 0.3 * min(len(shares), 30))
     names = list(shares)[:30]
@@ -240,11 +272,11 @@ def load_shares(shares: dict[str, float]) -> Figure:
     return figure
 
 
-def waits(schedule: Schedule) -> Figure:
+def plot_waits(schedule: Schedule) -> Figure:
     """The share of the jobs that waited at most so long."""
     figure, (axis,) = _figure(1, height=3.5)
-    ordered = sorted(p.wait for p in schedule.placed)
-    shares = [100 * (place + 1) / len(ordered) for place in range(len(ordered))]
+    ordered = sorted(scheduled.wait for scheduled in schedule.jobs)
+    shares = [100 * (index + 1) / len(ordered) for index in range(len(ordered))]
     axis.step(ordered, shares, where="post", linewidth=1)
     axis.set_xscale("symlog", linthresh=10)
     axis.set(xlabel="wait, seconds", ylabel="jobs, %", ylim=(0, 101))

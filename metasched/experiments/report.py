@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metasched.experiments import plots
-from metasched.experiments.harness import Result, interval
+from metasched.experiments.harness import FigureResult, confidence_interval
 from metasched.experiments.plots import PlotError, check_library
 from metasched.simulate.engine import Schedule
 
@@ -42,109 +42,131 @@ def check_report(path: Path) -> None:
         raise PlotError(f"{path} is in no folder, --report; make it first")
 
 
-def report_run(
+def render_run(
     title: str, about: Mapping[str, object], schedule: Schedule, figures: Mapping[str, Any]
 ) -> str:
     """The page about one run; `figures` are those of `metrics.summary`."""
-    small = len(schedule.placed) <= plots.MOST_BARS
+    small = len(schedule.jobs) <= plots.MAX_BARS
     parts = [
-        _section("Figures", _table(("figure", "value"), _figures(figures))),
-        _section("Clusters", _clusters(schedule, figures)),
+        _section("Figures", _html_table(("figure", "value"), _figure_rows(figures))),
+        _section("Clusters", _cluster_table(schedule, figures)),
         _section(
             "Utilisation and queue",
-            _image(plots.load_over_time(schedule), "utilisation and queue over time"),
-            f"Means over {plots.PARTS} equal parts of the time. A job that was moved counts where "
+            _image(plots.plot_load(schedule), "utilisation and queue over time"),
+            f"Means over {plots.TIME_INTERVALS} equal parts of the time. A job that was moved counts where "
             "it ran.",
         ),
-        _section("Load share", _image(plots.load_shares(figures["load_share"]), "load shares")),
-        _section("Waits", _image(plots.waits(schedule), "distribution of waits")),
+        _section(
+            "Load share", _image(plots.plot_load_shares(figures["load_share"]), "load shares")
+        ),
+        _section("Waits", _image(plots.plot_waits(schedule), "distribution of waits")),
     ]
     if small:
         text = "Processors are counted, not named: a job is shown on the lowest that are free."
-        parts.append(_section("Schedule", _image(plots.gantt(schedule), "Gantt chart"), text))
+        parts.append(_section("Schedule", _image(plots.plot_gantt(schedule), "Gantt chart"), text))
     if figures["dropped"]:
         rows = [(cause, str(count)) for cause, count in figures["dropped"].items()]
-        parts.append(_section("Jobs left out", _table(("cause", "jobs"), rows)))
+        parts.append(_section("Jobs left out", _html_table(("cause", "jobs"), rows)))
     return _page(title, about, parts)
 
 
-def report_results(title: str, about: Mapping[str, object], results: Sequence[Result]) -> str:
+def render_results(title: str, about: Mapping[str, object], results: Sequence[FigureResult]) -> str:
     """The page about several policies, side by side; intervals are over the seeds."""
     columns = list(dict.fromkeys(result.column for result in results))
-    beside = next(result.column for result in results if result.baseline is None)
-    number = len(results[0].values)
+    baseline_column = next(result.column for result in results if result.baseline is None)
+    seed_count = len(results[0].values)
     rows = []
     for row, figure in dict.fromkeys((result.row, result.figure) for result in results):
-        cells = {r.column: r for r in results if (r.row, r.figure) == (row, figure)}
-        named = f"{row}: {plots.in_words(figure)}" if row else plots.in_words(figure)
-        rows.append((named, *(_cell(cells[c]) if c in cells else "" for c in columns)))
-    seeds = f"{number} seeds: mean ± half of its 95% interval" if number > 1 else "One seed"
-    text = f"{seeds}; in brackets, minus {beside} with the same seed."
+        cells = {
+            result.column: result
+            for result in results
+            if (result.row, result.figure) == (row, figure)
+        }
+        label = f"{row}: {plots.describe_figure(figure)}" if row else plots.describe_figure(figure)
+        rows.append(
+            (
+                label,
+                *(_format_result(cells[column]) if column in cells else "" for column in columns),
+            )
+        )
+    seeds = f"{seed_count} seeds: mean ± half of its 95% interval" if seed_count > 1 else "One seed"
+    text = f"{seeds}; in brackets, minus {baseline_column} with the same seed."
     if any(result.published is not None for result in results):
         text += " After a stroke, the published figure."
-    parts = [_section("Figures", _table(("figure", *columns), rows), text)]
-    for figure, picture in plots.of_results("", results):
-        parts.append(_section(plots.in_words(figure), _image(picture, figure)))
+    parts = [_section("Figures", _html_table(("figure", *columns), rows), text)]
+    for figure, picture in plots.plot_results("", results):
+        parts.append(_section(plots.describe_figure(figure), _image(picture, figure)))
     return _page(title, about, parts)
 
 
-def _figures(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _figure_rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for name, value in figures.items():
         if name in _HIDDEN:
             continue
-        shown = f"{value:.2%}" if name in _SHARES else _number(value)
-        rows.append((plots.in_words(name), shown))
+        text = f"{value:.2%}" if name in _SHARES else _format_number(value)
+        rows.append((plots.describe_figure(name), text))
     return rows
 
 
-def _clusters(schedule: Schedule, figures: Mapping[str, Any]) -> str:
-    heads = [
+def _cluster_table(schedule: Schedule, figures: Mapping[str, Any]) -> str:
+    headings = [
         *("cluster", "processors", "jobs", "share of the work", "utilisation", "mean wait, s"),
         *("bounded slowdown", "longest wait, s", "missed deadlines", "licence usage"),
     ]
     rows = []
     for cluster in schedule.clusters:
-        of = figures["clusters"][cluster.name]
+        cluster_figures = figures["clusters"][cluster.name]
         rows.append(
             (
-                *(cluster.name, str(cluster.cpus), str(of["jobs"])),
-                *(f"{figures['load_share'][cluster.name]:.1%}", f"{of['utilisation']:.1%}"),
-                *(_number(of["mean_wait"]), _number(of["mean_bounded_slowdown"])),
-                *(_number(of["longest_wait"]), f"{of['missed_deadlines']:.1%}"),
-                f"{of['licence_usage']:.1%}",
+                *(cluster.name, str(cluster.cpus), str(cluster_figures["jobs"])),
+                *(
+                    f"{figures['load_share'][cluster.name]:.1%}",
+                    f"{cluster_figures['utilisation']:.1%}",
+                ),
+                *(
+                    _format_number(cluster_figures["mean_wait"]),
+                    _format_number(cluster_figures["mean_bounded_slowdown"]),
+                ),
+                *(
+                    _format_number(cluster_figures["longest_wait"]),
+                    f"{cluster_figures['missed_deadlines']:.1%}",
+                ),
+                f"{cluster_figures['licence_usage']:.1%}",
             )
         )
-    return _table(heads, rows)
+    return _html_table(headings, rows)
 
 
-def _cell(result: Result) -> str:
-    text = _within(*interval(result.values))
+def _format_result(result: FigureResult) -> str:
+    text = _format_interval(*confidence_interval(result.values))
     if result.paired is not None:
         difference, half = result.paired
-        text += f" ({'+' if difference >= 0 else '−'}{_within(abs(difference), half)})"
+        text += f" ({'+' if difference >= 0 else '−'}{_format_interval(abs(difference), half)})"
     if result.published is not None:
         text += f" / {result.published:g}"
     return text
 
 
-def _within(mean: float, half: float) -> str:
+def _format_interval(mean: float, half: float) -> str:
     """A mean, and the half of its interval if there is one, which is told in two digits."""
-    return _number(mean) + (f" ± {_number(float(f'{half:.2g}'))}" if math.isfinite(half) else "")
+    return _format_number(mean) + (
+        f" ± {_format_number(float(f'{half:.2g}'))}" if math.isfinite(half) else ""
+    )
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     if isinstance(value, int) or abs(value) >= 1e4:
         return f"{value:,.0f}"
     return f"{value:.4g}"
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(word)}</th>" for word in heads)
+def _html_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    header = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows
     )
-    return f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>'
+    return f'<div class="wide"><table><tr>{header}</tr>\n{body}</table></div>'
 
 
 def _image(figure: Figure, about: str) -> str:
@@ -159,16 +181,16 @@ def _image(figure: Figure, about: str) -> str:
 
 
 def _section(title: str, body: str, text: str = "") -> str:
-    told = f"<p>{escape(text)}</p>\n" if text else ""
-    return f"<h2>{escape(title)}</h2>\n{told}{body}\n"
+    paragraph = f"<p>{escape(text)}</p>\n" if text else ""
+    return f"<h2>{escape(title)}</h2>\n{paragraph}{body}\n"
 
 
 def _page(title: str, about: Mapping[str, object], parts: Iterable[str]) -> str:
-    told = " · ".join(f"{escape(key)} {escape(str(value))}" for key, value in about.items())
+    subtitle = " · ".join(f"{escape(key)} {escape(str(value))}" for key, value in about.items())
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        f'<h1>{escape(title)}</h1>\n<p class="about">{told}</p>\n{"".join(parts)}'
+        f'<h1>{escape(title)}</h1>\n<p class="about">{subtitle}</p>\n{"".join(parts)}'
         "</body>\n</html>\n"
     )

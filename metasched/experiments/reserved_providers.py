@@ -19,19 +19,19 @@ from typing import Literal, Protocol
 from metasched.carts.carts import Carts
 from metasched.carts.sets import CartsSets
 from metasched.model.reservation_request import Offer
-from metasched.model.reservation_request import Request as Reservation
-from metasched.policies.reservation_choice import Chooser
+from metasched.model.reservation_request import ReservationRequest as Reservation
+from metasched.policies.reservation_choice import ClusterChooser
 from metasched.simulate.clusters import SimulatedCluster
-from metasched.simulate.engine import Placed, Schedule
-from metasched.simulate.workload import Request, Workload
+from metasched.simulate.engine import Schedule, ScheduledJob
+from metasched.simulate.workload import Workload, WorkloadEntry
 
 _END, _ARRIVAL = 0, 1  # what ends at a moment ends before what arrives
 
 
-Binding = Literal["late", "early", "early, apart"]
+ProcessorBinding = Literal["late", "early", "early, apart"]
 
 
-class Slots(Protocol):
+class ProcessorTimeline(Protocol):
     """What is free of a cluster over time; tasks are known by their ids.
 
     Reservations are booked, batch jobs start, and stop before `end`, their limit.
@@ -47,7 +47,7 @@ class Slots(Protocol):
     def prune(self, until: float) -> None: ...
 
 
-class _Amounts(Carts):
+class _CountedTimeline(Carts):
     """Processors are chosen as each task starts: amounts are enough."""
 
     def book(self, id: int, start: float, end: float, size: int) -> None:
@@ -59,7 +59,7 @@ class _Amounts(Carts):
         self.release(now, end, size)
 
 
-class _Named:
+class _AssignedTimeline:
     """Processors are chosen when a task is booked or started, and stay: the lowest free ones.
 
     `apart`: batch jobs have the highest, which reservations want last.
@@ -86,61 +86,61 @@ class _Named:
         """The past stays: a search begins by bisection, after it."""
 
 
-def slots_of(binding: Binding, processors: int, origin: float) -> Slots:
+def make_timeline(binding: ProcessorBinding, processors: int, origin: float) -> ProcessorTimeline:
     if binding == "late":
-        return _Amounts(processors, origin)
-    return _Named(processors, origin, binding == "early, apart")
+        return _CountedTimeline(processors, origin)
+    return _AssignedTimeline(processors, origin, binding == "early, apart")
 
 
 @dataclass
 class _Provider:
     """One cluster: what it has promised, what waits, when what runs must end by its limit."""
 
-    slots: Slots
+    timeline: ProcessorTimeline
     largest_first: bool
-    queue: dict[int, Request] = field(default_factory=dict)
-    limits: dict[int, float] = field(default_factory=dict)
+    queue: dict[int, WorkloadEntry] = field(default_factory=dict)
+    limit_ends: dict[int, float] = field(default_factory=dict)
 
-    def pass_queue(self, now: float) -> list[Request]:
+    def start_waiting(self, now: float) -> list[WorkloadEntry]:
         """Start, first fit, what ends by its limit before a reservation needs its processors."""
-        begun = []
-        free = self.slots.free(now, nextafter(now, now + 1))
+        started = []
+        free = self.timeline.free(now, nextafter(now, now + 1))
         waiting = list(self.queue.values())
         if self.largest_first:
-            waiting.sort(key=lambda request: -request.job.cpus)
-        for request in waiting:
-            cpus, end = request.job.cpus, now + limit(request)
-            if cpus <= free and self.slots.free(now, end) >= cpus:
-                self.slots.start(request.job.id, now, end, cpus)
+            waiting.sort(key=lambda entry: -entry.job.cpus)
+        for entry in waiting:
+            cpus, end = entry.job.cpus, now + batch_limit(entry)
+            if cpus <= free and self.timeline.free(now, end) >= cpus:
+                self.timeline.start(entry.job.id, now, end, cpus)
                 free -= cpus
-                self.limits[request.job.id] = end
-                del self.queue[request.job.id]
-                begun.append(request)
-        return begun
+                self.limit_ends[entry.job.id] = end
+                del self.queue[entry.job.id]
+                started.append(entry)
+        return started
 
-    def end(self, now: float, request: Request) -> None:
+    def end_job(self, now: float, entry: WorkloadEntry) -> None:
         """A batch job has ended: what it held until its limit is free."""
-        until = self.limits.pop(request.job.id)
-        if now < until:
-            self.slots.stop(request.job.id, now, until, request.job.cpus)
+        limit_end = self.limit_ends.pop(entry.job.id)
+        if now < limit_end:
+            self.timeline.stop(entry.job.id, now, limit_end, entry.job.cpus)
 
 
-def limit(request: Request) -> float:
+def batch_limit(entry: WorkloadEntry) -> float:
     """Seconds for which a batch job is taken to run: one that ran longer was let run."""
-    return max(request.job.estimated, request.ran)
+    return max(entry.job.estimated, entry.run_time)
 
 
-def schedule(
+def schedule_reservations(
     workload: Workload,
     clusters: Sequence[SimulatedCluster],
-    windows: Mapping[int, Reservation],
-    chooser: Chooser,
-    batch: Sequence[int],
-    reserved: Sequence[int],
+    reservations: Mapping[int, Reservation],
+    chooser: ClusterChooser,
+    batch_clusters: Sequence[int],
+    reserved_clusters: Sequence[int],
     period: float = 0.0,
     reserved_first: bool = True,
     largest_first: bool = False,
-    binding: Binding = "late",
+    binding: ProcessorBinding = "late",
 ) -> Schedule:
     """Run it all. `windows` maps those jobs to their requests, of one size, that are reservations.
 
@@ -152,73 +152,82 @@ def schedule(
     the lowest for reservations, the highest for batch jobs.
     Deterministic but for the chooser's own draws.
     """
-    first = workload.requests[0].job.submitted if workload.requests else 0.0
+    origin = workload.entries[0].job.submitted if workload.entries else 0.0
     providers = [
-        _Provider(slots_of(binding, cluster.cpus, first), largest_first) for cluster in clusters
+        _Provider(make_timeline(binding, cluster.cpus, origin), largest_first)
+        for cluster in clusters
     ]
-    names = {cluster.name: place for place, cluster in enumerate(clusters)}
-    by_id = {request.job.id: request for request in workload.requests}
-    placed: dict[int, Placed] = {}
+    index_by_name = {cluster.name: index for index, cluster in enumerate(clusters)}
+    by_id = {entry.job.id: entry for entry in workload.entries}
+    scheduled: dict[int, ScheduledJob] = {}
 
-    def decided(arrived: float) -> float:
-        return first + ceil((arrived - first) / period) * period if period else arrived
+    def decision_time(arrival: float) -> float:
+        return origin + ceil((arrival - origin) / period) * period if period else arrival
 
-    events = [(decided(r.job.submitted), _ARRIVAL, r.job.id) for r in workload.requests]
+    events = [
+        (decision_time(entry.job.submitted), _ARRIVAL, entry.job.id) for entry in workload.entries
+    ]
     events.sort()
-    handled = passes = 0
+    event_count = pass_count = 0
 
-    def pass_queues(some: set[int], now: float) -> None:
-        nonlocal passes
-        for place in sorted(some):
-            provider = providers[place]
-            provider.slots.prune(now)
-            passes += 1
-            for request in provider.pass_queue(now):
-                job, end = request.job, now + request.ran
-                placed[job.id] = Placed(request, now, end, job.cpus, place, 0, priority=0, moves=0)
+    def start_waiting(indexes: set[int], now: float) -> None:
+        nonlocal pass_count
+        for index in sorted(indexes):
+            provider = providers[index]
+            provider.timeline.prune(now)
+            pass_count += 1
+            for entry in provider.start_waiting(now):
+                job, end = entry.job, now + entry.run_time
+                scheduled[job.id] = ScheduledJob(
+                    entry, now, end, job.cpus, index, 0, priority=0, moves=0
+                )
                 heappush(events, (end, _END, job.id))
-        some.clear()
+        indexes.clear()
 
     while events:
         now = events[0][0]
-        stirred: set[int] = set()
+        changed: set[int] = set()
         while events and events[0][0] <= now:
-            _, kind, id = heappop(events)
-            request, window = by_id[id], windows.get(id)
-            handled += 1
-            if kind == _END:
-                place = placed[id].cluster
-                if window is None:
-                    providers[place].end(now, request)
-                stirred.add(place)
-            elif window is None:
-                place = min(batch, key=lambda place: len(providers[place].queue))
-                providers[place].queue[id] = request
-                stirred.add(place)
+            _, event_kind, id = heappop(events)
+            entry, reservation = by_id[id], reservations.get(id)
+            event_count += 1
+            if event_kind == _END:
+                index = scheduled[id].cluster
+                if reservation is None:
+                    providers[index].end_job(now, entry)
+                changed.add(index)
+            elif reservation is None:
+                index = min(batch_clusters, key=lambda index: len(providers[index].queue))
+                providers[index].queue[id] = entry
+                changed.add(index)
             else:
                 if not reserved_first:
-                    pass_queues(stirred, now)
+                    start_waiting(changed, now)
                 offers = {
-                    clusters[place].name: _offer(providers[place].slots, window, now)
-                    for place in reserved
+                    clusters[index].name: _make_offer(providers[index].timeline, reservation, now)
+                    for index in reserved_clusters
                 }
-                name = chooser.choose(offers, window.deadline)
-                offer, place = offers[name], names[name]
-                providers[place].slots.book(id, offer.start, offer.end, offer.size)
-                placed[id] = Placed(
-                    request, offer.start, offer.end, offer.size, place, 0, priority=0, moves=0
+                name = chooser.choose(offers, reservation.deadline)
+                offer, index = offers[name], index_by_name[name]
+                providers[index].timeline.book(id, offer.start, offer.end, offer.size)
+                scheduled[id] = ScheduledJob(
+                    entry, offer.start, offer.end, offer.size, index, 0, priority=0, moves=0
                 )
                 heappush(events, (offer.end, _END, id))
-        pass_queues(stirred, now)
-    rows = tuple(placed[request.job.id] for request in workload.requests)
-    return Schedule(tuple(clusters), rows, dict(workload.dropped), handled, passes)
+        start_waiting(changed, now)
+    jobs = tuple(scheduled[entry.job.id] for entry in workload.entries)
+    return Schedule(tuple(clusters), jobs, dict(workload.dropped), event_count, pass_count)
 
 
-def _offer(slots: Slots, window: Reservation, now: float) -> Offer:
+def _make_offer(timeline: ProcessorTimeline, reservation: Reservation, now: float) -> Offer:
     """The window asked for, or the first one after its start that there is from now on."""
-    size, lasts, ready = window.least, window.shortest, max(window.ready, now)
-    start = slots.earliest_start(size, lasts, ready, window.deadline)
+    size, duration, ready = (
+        reservation.min_size,
+        reservation.min_duration,
+        max(reservation.ready, now),
+    )
+    start = timeline.earliest_start(size, duration, ready, reservation.deadline)
     if start is None:
-        start = slots.earliest_start(size, lasts, ready)
+        start = timeline.earliest_start(size, duration, ready)
     assert start is not None, "a reservation larger than its cluster"
-    return Offer(start, start + lasts, size)
+    return Offer(start, start + duration, size)

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
-GROUP = "metasched.licence_servers"
-MOST = 10**9 - 1  # tokens, of anything
+LICENCE_SERVER_GROUP = "metasched.licence_servers"
+MAX_TOKENS = 10**9 - 1  # tokens, of anything
 
 
-class ProbeError(Exception):
+class LicenceServerError(Exception):
     """A probe that learnt nothing; in one line, why. No licence is counted by it."""
 
-    def __init__(self, words: str) -> None:
-        super().__init__(_one_line(words))
+    def __init__(self, message: str) -> None:
+        super().__init__(_one_line(message))
 
 
 @dataclass(frozen=True)
-class Use:
+class LicenceUse:
     """Tokens that somebody holds: `count` of them on `host` since `since` (epoch seconds).
 
     `host` "": not told, `since` None: not told. `linger` are the seconds for which they stay out
@@ -38,7 +38,7 @@ class Use:
     linger: float | None = None
 
     def __post_init__(self) -> None:
-        _count("count", self.count, 1)
+        _check_range("count", self.count, 1)
         if self.since is not None and not math.isfinite(self.since):
             raise ValueError(f"since is {self.since!r}; it must be a time")
 
@@ -56,15 +56,15 @@ class Feature:
     name: str
     issued: int | None
     used: int
-    uses: tuple[Use, ...] | None = None
+    uses: tuple[LicenceUse, ...] | None = None
     reserved: int = 0
     queued: int = 0
 
     def __post_init__(self) -> None:
-        for what in ("issued", "used", "reserved", "queued"):
-            value = getattr(self, what)
+        for field_name in ("issued", "used", "reserved", "queued"):
+            value = getattr(self, field_name)
             if value is not None:
-                _count(f"{what} of {self.name}", value, 0)
+                _check_range(f"{field_name} of {self.name}", value, 0)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Trouble:
 
 
 @dataclass(frozen=True)
-class Report:
+class UsageReport:
     """What was understood of one answer. A licence that it lacks is not counted.
 
     `observed` is the time of which the answer itself says that it is true (epoch seconds).
@@ -115,7 +115,7 @@ class LicenceServer(ABC):
         self.options, self.timeout = options, timeout
 
     @abstractmethod
-    def ask(self) -> str:
+    def query(self) -> str:
         """The server's whole answer as text. ProbeError: it gave none.
 
         May block and may crash; runs with TZ=UTC and LC_ALL=C.
@@ -123,27 +123,29 @@ class LicenceServer(ABC):
 
     @staticmethod
     @abstractmethod
-    def read(answer: str, now: float) -> Report:
+    def parse(output: str, now: float) -> UsageReport:
         """What an answer says; pure. ProbeError, with the line, if it says nothing of licences.
 
         `now` (epoch seconds) is when it was asked for, for times without a year.
         """
 
 
-def server_class(kind: str) -> type[LicenceServer]:
+def licence_server_class(name: str) -> type[LicenceServer]:
     """The kind of licence server registered under a name. KeyError if there is none."""
-    found = entry_points(group=GROUP, name=kind)
-    if not found:
-        raise KeyError(kind)
-    loaded: type[LicenceServer] = next(iter(found)).load()
-    return loaded
+    matching_entry_points = entry_points(group=LICENCE_SERVER_GROUP, name=name)
+    if not matching_entry_points:
+        raise KeyError(name)
+    server_type: type[LicenceServer] = next(iter(matching_entry_points)).load()
+    return server_type
 
 
-def _one_line(words: str) -> str:
+def _one_line(text: str) -> str:
     """What a server printed, as far as it may stand on a terminal or in a log."""
-    return " ".join("".join(c if c.isprintable() else " " for c in words[:1000]).split())
+    return " ".join(
+        "".join(character if character.isprintable() else " " for character in text[:1000]).split()
+    )
 
 
-def _count(what: str, value: int, least: int) -> None:
-    if not least <= value <= MOST:
-        raise ValueError(f"{what} is {value}; it must be from {least} to {MOST}")
+def _check_range(field_name: str, value: int, minimum: int) -> None:
+    if not minimum <= value <= MAX_TOKENS:
+        raise ValueError(f"{field_name} is {value}; it must be from {minimum} to {MAX_TOKENS}")

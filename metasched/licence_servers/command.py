@@ -16,11 +16,18 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from metasched.licence_servers.base import MOST, Feature, LicenceServer, ProbeError, Report, Use
-from metasched.licence_servers.running import answer_of
+from metasched.licence_servers.base import (
+    MAX_TOKENS,
+    Feature,
+    LicenceServer,
+    LicenceServerError,
+    LicenceUse,
+    UsageReport,
+)
+from metasched.licence_servers.running import query_command
 
-_Natural = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
-_Positive = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
 
 
 class _Use(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,44 +59,48 @@ class CommandOptions:
 
     def __post_init__(self) -> None:
         if not self.command or not os.path.isabs(self.command[0]):
-            words = ", ".join(self.command) or "empty"
-            raise ValueError(f"command is {words}; write the absolute path of a program first")
+            shown_command = ", ".join(self.command) or "empty"
+            raise ValueError(
+                f"command is {shown_command}; write the absolute path of a program first"
+            )
 
 
-class Command(LicenceServer):
+class CommandServer(LicenceServer):
     """A command of the site's."""
 
     Options: ClassVar[type[Any]] = CommandOptions
 
-    def ask(self) -> str:
-        answer = answer_of(self.options.command, self.timeout)
-        if answer.code != 0:
-            words = f"{self.options.command[0]} ended with {answer.code}: {answer.complaint}"
-            raise ProbeError(words)
-        return answer.out
+    def query(self) -> str:
+        completed = query_command(self.options.command, self.timeout)
+        if completed.exit_code != 0:
+            message = f"{self.options.command[0]} ended with {completed.exit_code}: {completed.error_message}"
+            raise LicenceServerError(message)
+        return completed.stdout
 
     @staticmethod
-    def read(answer: str, now: float) -> Report:
-        return read(answer)
+    def parse(output: str, now: float) -> UsageReport:
+        return parse_report(output)
 
 
-def read(answer: str) -> Report:
+def parse_report(output: str) -> UsageReport:
     """What the JSON says; ProbeError, with the place, if it has not that shape."""
     try:
-        found = msgspec.json.decode(answer.encode("utf-8", "replace"), type=_Answer)
+        usage = msgspec.json.decode(output.encode("utf-8", "replace"), type=_Answer)
         features = tuple(
             Feature(
-                one.name,
-                one.total,
-                one.used,
+                licence.name,
+                licence.total,
+                licence.used,
                 None
-                if one.uses is None
-                else tuple(Use(use.user, use.host, use.count, use.since) for use in one.uses),
-                one.reserved,
-                one.queued,
+                if licence.uses is None
+                else tuple(
+                    LicenceUse(use.user, use.host, use.count, use.since) for use in licence.uses
+                ),
+                licence.reserved,
+                licence.queued,
             )
-            for one in found.licences
+            for licence in usage.licences
         )
-        return Report(features, observed=found.observed)
+        return UsageReport(features, observed=usage.observed)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        raise ProbeError(f"the answer cannot be read: {error}") from None
+        raise LicenceServerError(f"the answer cannot be read: {error}") from None

@@ -15,11 +15,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from metasched.licence_servers.base import Feature, LicenceServer, ProbeError, Report, Trouble, Use
-from metasched.licence_servers.running import answer_of
+from metasched.licence_servers.base import (
+    Feature,
+    LicenceServer,
+    LicenceServerError,
+    LicenceUse,
+    Trouble,
+    UsageReport,
+)
+from metasched.licence_servers.running import query_command
 
-TROUBLES = 20  # that are told one by one
-_LONGEST = 4096  # characters of a line that makes sense
+MAX_TROUBLES = 20  # that are told one by one
+_MAX_LINE = 4096  # characters of a line that makes sense
 _DAY = 86400.0
 
 _STATUS = "License Manager status on "
@@ -61,178 +68,180 @@ class FlexlmOptions:
             raise ValueError(f"lmutil is {self.lmutil!r}; write an absolute path, or a bare name")
 
 
-class Flexlm(LicenceServer):
+class FlexlmServer(LicenceServer):
     """A FlexLM server, or a list of them."""
 
     Options: ClassVar[type[Any]] = FlexlmOptions
 
-    def ask(self) -> str:
+    def query(self) -> str:
         """lmstat ends with 0 whether or not a server answered, so that only its words count."""
         command = [self.options.lmutil, "lmstat", "-a", "-c", self.options.servers]
-        answer = answer_of(command, self.timeout)
-        return answer.out or answer.err
+        completed = query_command(command, self.timeout)
+        return completed.stdout or completed.stderr
 
     @staticmethod
-    def read(answer: str, now: float) -> Report:
-        return read(answer, now)
+    def parse(output: str, now: float) -> UsageReport:
+        return parse_lmstat(output, now)
 
 
 @dataclass
-class _Found:
+class _FeatureBlock:
     """One `Users of` block."""
 
     name: str
     issued: int | None
     used: int
-    uses: list[Use] = field(default_factory=list)
+    uses: list[LicenceUse] = field(default_factory=list)
     reserved: int = 0
     queued: int = 0
     issues: int = 0
     expired: int = 0
 
 
-def read(answer: str, now: float) -> Report:
+def parse_lmstat(output: str, now: float) -> UsageReport:
     """What `lmstat -a` says of every feature; ProbeError, with the line, if of none.
 
     Times are those of UTC (lmutil is run so), `now` epoch seconds; a start without a year is the
     last such day. Blocks of one feature (several servers, several vendor daemons) are added up; a
     server that is listed twice counts once.
     """
-    return _Reader(now).read(answer)
+    return _LmstatParser(now).parse(output)
 
 
-class _Reader:
+class _LmstatParser:
     def __init__(self, now: float) -> None:
         self._now = now
         self._observed: float | None = None
-        self._found: list[_Found] = []
-        self._block: _Found | None = None  # what the lines that follow tell of
+        self._blocks: list[_FeatureBlock] = []
+        self._block: _FeatureBlock | None = None  # what the lines that follow tell of
         self._troubles: list[Trouble] = []
         self._sections: set[str] = set()
-        self._repeated = False  # this section tells of a server that has been told of
-        self._place = ""  # "servers", "daemons", "usage"
+        self._is_repeated = False  # this section tells of a server that has been told of
+        self._output_part = ""  # "servers", "daemons", "usage"
 
-    def read(self, answer: str) -> Report:
-        for number, line in enumerate(answer.splitlines(), 1):
-            if len(line) > _LONGEST:
+    def parse(self, output: str) -> UsageReport:
+        for number, line in enumerate(output.splitlines(), 1):
+            if len(line) > _MAX_LINE:
                 self._block = None
-                self._complain(number, f"a line of {len(line)} characters")
+                self._add_trouble(number, f"a line of {len(line)} characters")
             elif line.strip():
-                self._line(number, line.expandtabs(1).rstrip())
-        if not self._found:
+                self._parse_line(number, line.expandtabs(1).rstrip())
+        if not self._blocks:
             first = next(iter(self._troubles), None)
-            raise ProbeError(str(first) if first else "this is no answer of lmstat -a")
+            raise LicenceServerError(str(first) if first else "this is no answer of lmstat -a")
         features = tuple(self._features())
-        more = len(self._troubles) - TROUBLES
-        told = self._troubles[:TROUBLES]
-        if more > 0:
-            told.append(Trouble(0, f"and {more} more lines"))
-        return Report(features, tuple(told), self._observed)
+        omitted = len(self._troubles) - MAX_TROUBLES
+        troubles = self._troubles[:MAX_TROUBLES]
+        if omitted > 0:
+            troubles.append(Trouble(0, f"and {omitted} more lines"))
+        return UsageReport(features, tuple(troubles), self._observed)
 
-    def _line(self, number: int, line: str) -> None:
+    def _parse_line(self, number: int, line: str) -> None:
         if line.startswith("Users of "):
-            self._place = "usage"
-            self._header(number, line)
+            self._output_part = "usage"
+            self._parse_header(number, line)
         elif _STATUS in line:
-            told = line.partition(_STATUS)[2].strip()
-            self._observed = self._moment(told)
+            moment = line.partition(_STATUS)[2].strip()
+            self._observed = self._parse_moment(moment)
             if self._observed is None:
-                self._complain(number, f"no time: {told[:60]!r}")
+                self._add_trouble(number, f"no time: {moment[:60]!r}")
         elif match := _SECTION.match(line):
-            self._section(number, match[1])
+            self._parse_section(number, match[1])
         elif line.startswith("Error getting status"):
             self._block = None
-            self._complain(number, line)
+            self._add_trouble(number, line)
         elif line.startswith("Vendor daemon status"):
-            self._place = "daemons"
+            self._output_part = "daemons"
         elif line.startswith("Feature usage info"):
-            self._place = "usage"
-        elif self._place in ("servers", "daemons"):
-            self._state(number, line)
+            self._output_part = "usage"
+        elif self._output_part in ("servers", "daemons"):
+            self._parse_state(number, line)
         elif self._block is not None:
-            self._detail(number, line, self._block)
+            self._parse_detail(number, line, self._block)
 
-    def _section(self, number: int, servers: str) -> None:
+    def _parse_section(self, number: int, server_list: str) -> None:
         """What follows is told by these servers; it is no news if one of them was told before."""
-        names = {name.strip().casefold() for name in servers.split(",")}
-        self._place, self._block = "servers", None
-        self._repeated = not names.isdisjoint(self._sections)
+        names = {name.strip().casefold() for name in server_list.split(",")}
+        self._output_part, self._block = "servers", None
+        self._is_repeated = not names.isdisjoint(self._sections)
         self._sections |= names
-        if self._repeated:
-            self._complain(number, f"{servers} is told of twice; the second one is left out")
+        if self._is_repeated:
+            self._add_trouble(number, f"{server_list} is told of twice; the second one is left out")
 
-    def _state(self, number: int, line: str) -> None:
+    def _parse_state(self, number: int, line: str) -> None:
         """A server or vendor daemon that is not up: its features are lacking, or are in error."""
         match = _SERVER.match(line)
-        down = match is not None and match[2] == "DOWN"
-        if self._place == "daemons":
-            down = ": " in line and not line.partition(": ")[2].lstrip().startswith("UP")
-        if down or (match is None and _ERROR.search(line)):
-            self._complain(number, line.strip())
+        is_down = match is not None and match[2] == "DOWN"
+        if self._output_part == "daemons":
+            is_down = ": " in line and not line.partition(": ")[2].lstrip().startswith("UP")
+        if is_down or (match is None and _ERROR.search(line)):
+            self._add_trouble(number, line.strip())
 
-    def _header(self, number: int, line: str) -> None:
-        name, colon, told = line.removeprefix("Users of ").partition(":")
-        name, told, self._block = name.strip(), told.strip(), None
-        if self._repeated:
+    def _parse_header(self, number: int, line: str) -> None:
+        name, colon, count_text = line.removeprefix("Users of ").partition(":")
+        name, count_text, self._block = name.strip(), count_text.strip(), None
+        if self._is_repeated:
             return
-        block: _Found | None = None
-        if match := _COUNTED.match(told):
-            block = _Found(name, int(match[1]), int(match[2]))
-        elif _UNCOUNTED.match(told):
-            block = _Found(name, None, 0)
+        block: _FeatureBlock | None = None
+        if match := _COUNTED.match(count_text):
+            block = _FeatureBlock(name, int(match[1]), int(match[2]))
+        elif _UNCOUNTED.match(count_text):
+            block = _FeatureBlock(name, None, 0)
         if block is None or not name or not colon:
-            self._complain(number, f"feature {name[:60]!r}: {told[:200] or 'nothing is told'}")
+            self._add_trouble(
+                number, f"feature {name[:60]!r}: {count_text[:200] or 'nothing is told'}"
+            )
             return
         self._block = block
-        self._found.append(block)
+        self._blocks.append(block)
 
-    def _detail(self, number: int, line: str, block: _Found) -> None:
+    def _parse_detail(self, number: int, line: str, block: _FeatureBlock) -> None:
         if match := _RESERVED.match(line):
             block.reserved += int(match[1])
         elif _ISSUE.match(line):
             block.issues += 1
-            block.expired += self._expired(number, line)
+            block.expired += self._is_expired(number, line)
         elif " (v" in line or ", start " in line:
-            self._use(number, line, block)
+            self._parse_use(number, line, block)
 
-    def _expired(self, number: int, line: str) -> bool:
+    def _is_expired(self, number: int, line: str) -> bool:
         match = _EXPIRY.search(line)
         if match is None or match[1].startswith("permanent"):
             return False
         date = _DATE.fullmatch(match[1].strip())
         if date is None or date[2].lower() not in _MONTHS:
-            self._complain(number, f"no date: {match[1][:60]!r}")
+            self._add_trouble(number, f"no date: {match[1][:60]!r}")
             return False
         if int(date[3]) == 0:
             return False  # 1-jan-0 never expires
-        end = _epoch(int(date[3]), _MONTHS.index(date[2].lower()) + 1, int(date[1]), 0, 0)
-        if end is None or self._now < end + _DAY:
+        expiry = _epoch(int(date[3]), _MONTHS.index(date[2].lower()) + 1, int(date[1]), 0, 0)
+        if expiry is None or self._now < expiry + _DAY:
             return False
-        self._complain(number, f"expired on {match[1].strip()}: {line.strip()[:100]}")
+        self._add_trouble(number, f"expired on {match[1].strip()}: {line.strip()[:100]}")
         return True
 
-    def _use(self, number: int, line: str, block: _Found) -> None:
+    def _parse_use(self, number: int, line: str, block: _FeatureBlock) -> None:
         """`user host display (version) (server/port handle), start ...`, or `queued for`."""
-        who, _, rest = line.partition(" (v")
+        identity, _, rest = line.partition(" (v")
         _, _, rest = rest.partition(") (")
-        _, closed, rest = rest.partition(")")
-        words = who.split()
+        _, closing_bracket, rest = rest.partition(")")
+        identity_fields = identity.split()
         if match := _QUEUED.match(rest):
             block.queued += int(match[1])
             return
         match = _STARTED.match(rest)
-        since = self._moment(match[1].strip()) if match else None
+        since = self._parse_moment(match[1].strip()) if match else None
         count = int(match[2] or 1) if match else 0
-        told = since is not None and since <= self._now + _DAY
-        if not (closed and told and len(words) > 1 and count):
-            self._complain(number, f"no user of a licence: {line.strip()[:200]!r}")
+        is_plausible = since is not None and since <= self._now + _DAY
+        if not (closing_bracket and is_plausible and len(identity_fields) > 1 and count):
+            self._add_trouble(number, f"no user of a licence: {line.strip()[:200]!r}")
             return
         linger = _LINGER.search(rest)
         seconds = float(linger[1]) if linger else None
         # a name with a space in it is nobody of ours: managers know no such account
-        block.uses.append(Use(words[0], words[1], count, since, seconds))
+        block.uses.append(LicenceUse(identity_fields[0], identity_fields[1], count, since, seconds))
 
-    def _moment(self, text: str) -> float | None:
+    def _parse_moment(self, text: str) -> float | None:
         """Epoch seconds of `Fri 5/29 12:46` or `Fri 5/29/2026 12:46`; None if it is none.
 
         Without a year the last such day that is that weekday; one day ahead may be now elsewhere.
@@ -240,16 +249,16 @@ class _Reader:
         match = _MOMENT.fullmatch(text)
         if match is None:
             return None
-        month, day, hour, minute = (int(match[i]) for i in (2, 3, 5, 6))
+        month, day, hour, minute = (int(match[group]) for group in (2, 3, 5, 6))
         if match[4]:
             return _epoch(int(match[4]), month, day, hour, minute)
-        moments = list(self._last(month, day, hour, minute))
+        moments = list(self._past_moments(month, day, hour, minute))
         weekday = (match[1] or "")[:3].lower()
         if weekday in _WEEKDAYS:
-            moments = [m for m in moments if _weekday(m) == _WEEKDAYS.index(weekday)]
+            moments = [moment for moment in moments if _weekday(moment) == _WEEKDAYS.index(weekday)]
         return moments[0] if moments else None
 
-    def _last(self, month: int, day: int, hour: int, minute: int) -> Iterator[float]:
+    def _past_moments(self, month: int, day: int, hour: int, minute: int) -> Iterator[float]:
         """That moment of the year in the last twelve years (29 February), latest first."""
         this_year = 1970 + int(self._now // (365.2425 * _DAY))
         for year in range(this_year + 1, this_year - 12, -1):
@@ -258,30 +267,32 @@ class _Reader:
                 yield moment
 
     def _features(self) -> Iterator[Feature]:
-        blocks: dict[str, list[_Found]] = {}
-        for block in self._found:
+        blocks: dict[str, list[_FeatureBlock]] = {}
+        for block in self._blocks:
             blocks.setdefault(block.name, []).append(block)
-        for name, some in blocks.items():
-            uses = tuple(use for block in some for use in block.uses)
-            counted = [block for block in some if block.issued is not None]
+        for name, feature_blocks in blocks.items():
+            uses = tuple(use for block in feature_blocks for use in block.uses)
+            counted = [block for block in feature_blocks if block.issued is not None]
             issued = sum(
                 0 if block.issues and block.expired == block.issues else block.issued or 0
                 for block in counted
             )
-            free = (use.count for block in some if block.issued is None for use in block.uses)
+            uncounted_uses = (
+                use.count for block in feature_blocks if block.issued is None for use in block.uses
+            )
             try:
                 yield Feature(
                     name,
-                    issued if len(counted) == len(some) else None,
-                    sum(block.used for block in counted) + sum(free),
+                    issued if len(counted) == len(feature_blocks) else None,
+                    sum(block.used for block in counted) + sum(uncounted_uses),
                     uses,
-                    sum(block.reserved for block in some),
-                    sum(block.queued for block in some),
+                    sum(block.reserved for block in feature_blocks),
+                    sum(block.queued for block in feature_blocks),
                 )
             except ValueError as error:
-                self._complain(0, f"{error}; it is left out")
+                self._add_trouble(0, f"{error}; it is left out")
 
-    def _complain(self, line: int, text: str) -> None:
+    def _add_trouble(self, line: int, text: str) -> None:
         self._troubles.append(Trouble(line, text))
 
 
@@ -290,8 +301,8 @@ def _epoch(year: int, month: int, day: int, hour: int, minute: int) -> float | N
     if not (1970 <= year <= 9999 and 1 <= month <= 12 and hour < 24 and minute < 60):
         return None
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-    longest = (31, 28 + leap, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)[month - 1]
-    return float(timegm((year, month, day, hour, minute, 0))) if 1 <= day <= longest else None
+    days_in_month = (31, 28 + leap, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)[month - 1]
+    return float(timegm((year, month, day, hour, minute, 0))) if 1 <= day <= days_in_month else None
 
 
 def _weekday(moment: float) -> int:

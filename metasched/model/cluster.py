@@ -10,10 +10,11 @@ from typing import Literal
 import msgspec
 from msgspec import structs
 
-from metasched.model.job import _positive
+from metasched.model.job import _require_positive
+from metasched.model.stored_names import STORED_FIELDS
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+class Cluster(msgspec.Struct, rename=STORED_FIELDS["Cluster"], frozen=True, kw_only=True):
     """A cluster as the site describes it; what it says of itself is `Facts`.
 
     `benchmark` is the speed of one processor relative to the other clusters; `maps` translates
@@ -32,28 +33,28 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str
     benchmark: float = 1.0
     filesystems: tuple[str, ...] = ()
-    chunk: int = 1000  # tasks of an array in one sending, at the most
+    max_tasks_per_dispatch: int = 1000  # tasks of an array in one sending, at the most
     maps: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
     move_after: float | None = None
     fence_dir: str = ""
-    reserves: bool = False
+    supports_reservations: bool = False
     takes: Literal["both", "jobs", "reservations"] = "both"
     binds_late: bool = False
     lead: float = 60.0
     guard: float = 60.0
     granularity: float = 1.0
-    licensed: Mapping[str, str] = msgspec.field(default_factory=dict)
+    licence_features: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _positive(f"cluster {self.name}: benchmark", self.benchmark)
+        _require_positive(f"cluster {self.name}: benchmark", self.benchmark)
 
-    def licence(self, name: str) -> str:
+    def manager_licence_name(self, name: str) -> str:
         """What its manager calls a licence."""
         return self.maps.get("licence", {}).get(name, name)
 
 
 @dataclass(frozen=True)
-class Nodes:
+class NodeCapacity:
     """`count` like nodes: what each has and what is free on it now (processors, MiB, gres).
 
     Nodes that are down or drained are listed too, with `up` False and nothing free: a job that
@@ -76,7 +77,7 @@ class Partition:
     """A queue of a cluster; limits in seconds, None = no limit."""
 
     name: str
-    nodes: tuple[Nodes, ...]
+    nodes: tuple[NodeCapacity, ...]
     default: bool = False
     up: bool = True
     max_time: float | None = None
@@ -85,44 +86,44 @@ class Partition:
 
     @property
     def free_cpus(self) -> int:
-        return sum(n.count * n.free_cpus for n in self.nodes)
+        return sum(group.count * group.free_cpus for group in self.nodes)
 
     @cached_property
-    def shape(self) -> object:
+    def eligibility_key(self) -> object:
         """What of it decides whether a job may be sent: not what is free."""
-        nodes: dict[object, int] = {}
-        for n in self.nodes:
-            gres = tuple(sorted(n.gres.items())) if n.gres else ()
-            kind = (n.cpus, n.memory, gres, n.features, n.up)
-            nodes[kind] = nodes.get(kind, 0) + n.count
-        return self.name, self.default, self.up, self.max_time, self.max_nodes, nodes
+        counts: dict[object, int] = {}
+        for group in self.nodes:
+            gres = tuple(sorted(group.gres.items())) if group.gres else ()
+            node_type = (group.cpus, group.memory, gres, group.features, group.up)
+            counts[node_type] = counts.get(node_type, 0) + group.count
+        return self.name, self.default, self.up, self.max_time, self.max_nodes, counts
 
     @property
-    def all_up(self) -> Partition:
+    def with_all_nodes_up(self) -> Partition:
         """As it would be with all of its nodes up."""
-        return replace(self, up=True, nodes=tuple(replace(n, up=True) for n in self.nodes))
+        return replace(self, up=True, nodes=tuple(replace(group, up=True) for group in self.nodes))
 
     @property
-    def lasting(self) -> Partition:
+    def without_load(self) -> Partition:
         """Its nodes by kind, whatever of them is free."""
-        kinds: dict[str, Nodes] = {}
-        for nodes in self.nodes:
-            kind = replace(nodes, count=0, free_cpus=0, free_memory=None, free_gres={})
-            key = repr(kind)
-            counted = kinds.get(key, kind)
-            kinds[key] = replace(counted, count=counted.count + nodes.count)
-        return replace(self, nodes=tuple(kinds[key] for key in sorted(kinds)))
+        groups: dict[str, NodeCapacity] = {}
+        for group in self.nodes:
+            node_type = replace(group, count=0, free_cpus=0, free_memory=None, free_gres={})
+            key = repr(node_type)
+            merged = groups.get(key, node_type)
+            groups[key] = replace(merged, count=merged.count + group.count)
+        return replace(self, nodes=tuple(groups[key] for key in sorted(groups)))
 
 
 @dataclass(frozen=True)
-class Copies:
+class ManagerLicences:
     """How many copies of a licence a manager itself gives out, and how many of them are taken."""
 
     total: int
     used: int = 0
 
 
-class Facts(msgspec.Struct):
+class ClusterInfo(msgspec.Struct, rename=STORED_FIELDS["ClusterInfo"]):
     """What a cluster says of itself, reduced to what decisions need.
 
     `cpus` and `used` count usable nodes once even where partitions share them. `running` is
@@ -136,34 +137,36 @@ class Facts(msgspec.Struct):
     """
 
     cpus: int
-    used: int
+    used_cpus: int
     partitions: tuple[Partition, ...]
-    running: tuple[tuple[float, int], ...] = ()
-    owed: float = 0.0
-    pending: int = 0
-    head: tuple[int, float] | None = None
-    coming: tuple[tuple[float, int], ...] = ()
-    records: str = ""
-    licences: Mapping[str, Copies] = msgspec.field(default_factory=dict)
+    running_jobs: tuple[tuple[float, int], ...] = ()
+    owed_by_others: float = 0.0
+    pending_jobs: int = 0
+    queue_head: tuple[int, float] | None = None
+    upcoming_windows: tuple[tuple[float, int], ...] = ()
+    accounting_source: str = ""
+    licences: Mapping[str, ManagerLicences] = msgspec.field(default_factory=dict)
 
     @property
-    def lasting(self) -> Facts:
+    def without_load(self) -> ClusterInfo:
         """What decides which jobs can ever run there: not what is free, running or pending now."""
         return structs.replace(
             self,
-            used=0,
-            partitions=tuple(partition.lasting for partition in self.partitions),
-            running=(),
-            owed=0.0,
-            pending=0,
-            head=None,
-            coming=(),
-            licences={name: replace(copies, used=0) for name, copies in self.licences.items()},
+            used_cpus=0,
+            partitions=tuple(partition.without_load for partition in self.partitions),
+            running_jobs=(),
+            owed_by_others=0.0,
+            pending_jobs=0,
+            queue_head=None,
+            upcoming_windows=(),
+            licences={name: replace(counts, used=0) for name, counts in self.licences.items()},
         )
 
     def partition(self, name: str | None) -> Partition | None:
         """The partition of that name; for None the default one, else the first."""
         if name is not None:
-            return next((p for p in self.partitions if p.name == name), None)
+            return next(
+                (partition for partition in self.partitions if partition.name == name), None
+            )
         first = self.partitions[0] if self.partitions else None
-        return next((p for p in self.partitions if p.default), first)
+        return next((partition for partition in self.partitions if partition.default), first)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cache, cached_property
 from operator import attrgetter
 
-from metasched.model.arrays import Array, parse_array
+from metasched.model.arrays import JobArray, parse_array
 from metasched.model.dependencies import parse_dependency
 
 MAX_PRIORITY = 10
@@ -67,21 +67,21 @@ class Reason(StrEnum):
 MANAGER_REASON = "manager:"  # prefix of a reason in the manager's own words
 
 
-def _positive(name: str, value: float) -> None:
+def _require_positive(name: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} is {value!r}; it must be a positive number")
 
 
-def _natural(name: str, value: int, least: int = 1) -> None:
-    if value < least:
-        raise ValueError(f"{name} is {value}; it must be {least} or more")
+def _require_at_least(name: str, value: int, minimum: int = 1) -> None:
+    if value < minimum:
+        raise ValueError(f"{name} is {value}; it must be {minimum} or more")
 
 
 # what the nodes of a job must have, and what else decides which clusters can run it
-_SHAPE = attrgetter(
+_NODE_REQUIREMENTS = attrgetter(
     *("cpus", "tasks", "nodes", "exclusive", "memory", "memory_per_cpu", "partition", "constraint")
 )
-_NEEDS = attrgetter("clusters", "time_limit", "account", "qos", "reservation")
+_OTHER_REQUIREMENTS = attrgetter("clusters", "time_limit", "account", "qos", "reservation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,35 +131,35 @@ class Job:
     def __post_init__(self) -> None:
         # few jobs ask for more than the first three: nothing is called for what they leave out
         if not 0 < self.estimated < math.inf:
-            _positive("estimated", self.estimated)
+            _require_positive("estimated", self.estimated)
         if self.cpus < 1:
-            _natural("cpus", self.cpus)
+            _require_at_least("cpus", self.cpus)
         if self.benchmark != 1.0:
-            _positive("benchmark", self.benchmark)
+            _require_positive("benchmark", self.benchmark)
         if self.deadline is not None and not math.isfinite(self.deadline):
             raise ValueError(f"deadline is {self.deadline}; it must be a time")
         if self.begin is not None and not math.isfinite(self.begin):
             raise ValueError(f"begin time is {self.begin}; it must be a time")
         if self.tasks != 1:
-            _natural("tasks", self.tasks)
+            _require_at_least("tasks", self.tasks)
             if self.cpus % self.tasks:
                 raise ValueError(f"{self.cpus} cpus cannot be shared equally by {self.tasks} tasks")
         if self.nodes is not None:
-            _natural("nodes", self.nodes)
+            _require_at_least("nodes", self.nodes)
             if self.nodes > self.tasks:
                 raise ValueError(f"{self.tasks} tasks cannot fill {self.nodes} nodes")
         if self.time_limit is not None:
-            _positive("time limit", self.time_limit)
+            _require_positive("time limit", self.time_limit)
         if self.memory is not None:
-            _natural("memory", self.memory)
+            _require_at_least("memory", self.memory)
         if self.memory_per_cpu is not None:
-            _natural("memory per cpu", self.memory_per_cpu)
+            _require_at_least("memory per cpu", self.memory_per_cpu)
         if self.licences:
             for name, count in self.licences.items():
-                _natural(f"licence {name}", count)
+                _require_at_least(f"licence {name}", count)
         if self.gres:
             for name, count in self.gres.items():
-                _natural(f"gres {name}", count)
+                _require_at_least(f"gres {name}", count)
         if not 0 <= self.owner_priority <= 3:
             raise ValueError(f"owner priority is {self.owner_priority}; it must be 0..3")
         if self.array is not None:
@@ -168,7 +168,7 @@ class Job:
             parse_dependency(self.dependency)
 
     @classmethod
-    def plain(cls, *, id: int, submitted: float, estimated: float, cpus: int, user: str) -> Job:
+    def minimal(cls, *, id: int, submitted: float, estimated: float, cpus: int, user: str) -> Job:
         """A job that asks for nothing else: as the constructor, in a fifth of its time and space.
 
         A trace has a hundred thousand of them, and a frozen class sets its fields one by one. The
@@ -184,37 +184,37 @@ class Job:
             licences={},
             gres={},
             native={},
-            needs=_plain_needs(cpus),
+            needs=_minimal_requirements(cpus),
         )
         job.__post_init__()
         return job
 
     @cached_property
-    def tasks_of_array(self) -> Array | None:
+    def parsed_array(self) -> JobArray | None:
         return None if self.array is None else parse_array(self.array)
 
     @cached_property
-    def shape(self) -> Hashable:
+    def node_requirements(self) -> Hashable:
         """What its nodes must have: equal for jobs that the same nodes hold."""
-        return (*_SHAPE(self), *self.gres.items())
+        return (*_NODE_REQUIREMENTS(self), *self.gres.items())
 
     @cached_property
-    def needs(self) -> Hashable:
+    def requirements(self) -> Hashable:
         """All that decides which clusters can run it, but for its paths: equal for jobs that
         find the same answer everywhere."""
-        return self.needs_but_licences, *self.licences.items()
+        return self.requirements_without_licences, *self.licences.items()
 
     @cached_property
-    def needs_but_licences(self) -> Hashable:
+    def requirements_without_licences(self) -> Hashable:
         """The same where no licence makes a difference."""
-        return (*_SHAPE(self), *_NEEDS(self), *self.gres.items())
+        return (*_NODE_REQUIREMENTS(self), *_OTHER_REQUIREMENTS(self), *self.gres.items())
 
     @property
     def indices(self) -> tuple[int, ...]:
         """One for each task; (0,) of a job that is no array."""
-        if self.array is None or self.tasks_of_array is None:
+        if self.array is None or self.parsed_array is None:
             return (0,)
-        return self.tasks_of_array.indices
+        return self.parsed_array.indices
 
     @property
     def cpus_per_task(self) -> int:
@@ -227,9 +227,9 @@ class Job:
 
 
 @cache
-def _plain_needs(cpus: int) -> Hashable:
+def _minimal_requirements(cpus: int) -> Hashable:
     """What `Job.plain` gives all jobs of that size, rather than that each makes it anew."""
-    return Job(id=0, submitted=0.0, estimated=1.0, cpus=cpus).needs
+    return Job(id=0, submitted=0.0, estimated=1.0, cpus=cpus).requirements
 
 
 @dataclass(frozen=True, kw_only=True)

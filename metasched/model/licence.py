@@ -12,18 +12,20 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}")
-MOST = 1_000_000_000  # tokens: what every database holds, and more than any site has
+from metasched.model.stored_names import STORED_FIELDS
+
+LICENCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}")
+MAX_TOKENS = 1_000_000_000  # tokens: what every database holds, and more than any site has
 
 
-def _amount(what: str, value: int) -> None:
-    if not 0 <= value <= MOST:
-        raise ValueError(f"{what} is {value}; it must be 0..{MOST}")
+def _check_amount(label: str, value: int) -> None:
+    if not 0 <= value <= MAX_TOKENS:
+        raise ValueError(f"{label} is {value}; it must be 0..{MAX_TOKENS}")
 
 
-def _duration(what: str, value: float) -> None:
+def _check_duration(label: str, value: float) -> None:
     if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{what} is {value}; it must be 0 or more seconds")
+        raise ValueError(f"{label} is {value}; it must be 0 or more seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,7 @@ class LicencePool:
     stale_after: float = 300.0
 
     def __post_init__(self) -> None:
-        if not NAME.fullmatch(self.name):
+        if not LICENCE_NAME.fullmatch(self.name):
             raise ValueError(
                 f"licence {self.name!r} is no name; write letters, digits and _.+- after a letter "
                 "or a digit, 63 at the most"
@@ -54,10 +56,10 @@ class LicencePool:
         if self.total is None and not self.server:
             raise ValueError(f"licence {self.name} has neither a total nor a server; give one")
         if self.total is not None:
-            _amount(f"total of licence {self.name}", self.total)
-        _amount(f"headroom of licence {self.name}", self.headroom)
-        _duration(f"linger of licence {self.name}", self.linger)
-        _duration(f"stale_after of licence {self.name}", self.stale_after)
+            _check_amount(f"total of licence {self.name}", self.total)
+        _check_amount(f"headroom of licence {self.name}", self.headroom)
+        _check_duration(f"linger of licence {self.name}", self.linger)
+        _check_duration(f"stale_after of licence {self.name}", self.stale_after)
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,14 @@ class LicenceCount:
 
     def __post_init__(self) -> None:
         if self.total is not None:
-            _amount(f"counted total of licence {self.name}", self.total)
-        _amount(f"outside use of licence {self.name}", self.outside)
+            _check_amount(f"counted total of licence {self.name}", self.total)
+        _check_amount(f"outside use of licence {self.name}", self.outside)
         if not math.isfinite(self.observed):
             raise ValueError(f"licence {self.name} was observed at {self.observed}; give a time")
 
-    def set_back(self, by: float) -> LicenceCount:
+    def adjusted_for_clock(self, shift: float) -> LicenceCount:
         """The same told no later, after the clock was set: perhaps it is older than it seems."""
-        return replace(self, observed=self.observed + min(by, 0.0))
+        return replace(self, observed=self.observed + min(shift, 0.0))
 
 
 @dataclass(frozen=True)
@@ -101,26 +103,26 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class GivenBack:
+class ReturnedLease:
     """A lease that has ended, and why. Until `lingers` its tokens count as in use, by licence."""
 
     lease: Lease
     until: float
-    why: str
-    lingers: Mapping[str, float] = field(default_factory=dict)
+    reason: str
+    lingering_until: Mapping[str, float] = field(default_factory=dict)
 
 
-class Lingering(msgspec.Struct, frozen=True):
+class LingeringTokens(msgspec.Struct, rename=STORED_FIELDS["LingeringTokens"], frozen=True):
     """Tokens that were given back, and count as in use for some time."""
 
     licence: str
     count: int
-    given_back: float
+    returned: float
     until: float
 
 
 @dataclass(frozen=True)
-class Standing:
+class LicenceStatus:
     """How many tokens of a licence there are, and whose they are.
 
     `total` None: nobody has said yet. `free` is what may be taken now, below 0 if more is in use
@@ -132,19 +134,19 @@ class Standing:
 
     licence: str
     total: int | None
-    ours: int
+    leased_tokens: int
     outside: int
     lingering: int
     free: int | None
-    waiting: int
-    word: str
+    waiting_tokens: int
+    unknown_reason: str
     observed: float | None
-    chosen: int | None
-    asking: int = 0
-    past_us: Mapping[str, LicenceCount] = field(default_factory=dict)
+    operator_total: int | None
+    requests: int = 0
+    used_outside: Mapping[str, LicenceCount] = field(default_factory=dict)
     reserved: int = 0
 
     @property
     def rho(self) -> float | None:
         """Tasks in line per copy (Pasquali 2008, §3.2.1); above 1 the licence is critical."""
-        return self.asking / self.total if self.total else None
+        return self.requests / self.total if self.total else None

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import structs
 
-from metasched.model.cluster import Facts
+from metasched.model.cluster import ClusterInfo
 from metasched.model.job import State
+from metasched.model.stored_names import STORED_FIELDS
 
 
-class Row(msgspec.Struct):
+class JobStatus(msgspec.Struct, rename=STORED_FIELDS["JobStatus"]):
     """One task of ours as a manager lists it.
 
     `started` is None until it began, and stays None if it ended without ever having begun: that
@@ -31,7 +32,7 @@ class Row(msgspec.Struct):
     ended: float | None = None
     exit_code: int | None = None
     signal: int | None = None
-    word: str = ""
+    manager_reason: str = ""
     node: str = ""
     cpu_seconds: float | None = None
     max_memory: int | None = None
@@ -40,7 +41,7 @@ class Row(msgspec.Struct):
     expected: float | None = None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Row) and (
+        return isinstance(other, JobStatus) and (
             structs.astuple(self)[:-1] == structs.astuple(other)[:-1]
         )
 
@@ -58,12 +59,12 @@ class Listing:
     taken: float
     since: float
     until: float
-    rows: tuple[Row, ...]
-    facts: Facts
+    rows: tuple[JobStatus, ...]
+    info: ClusterInfo
     up_since: float = 0.0
 
 
-class Missing(msgspec.Struct, frozen=True):
+class MissingTask(msgspec.Struct, rename=STORED_FIELDS["MissingTask"], frozen=True):
     """A task of ours that a complete listing lacks: intended at `sent`.
 
     `native_id` None: the manager never said that it took it. `accepted` is when it did. `user` is
@@ -73,13 +74,13 @@ class Missing(msgspec.Struct, frozen=True):
     tag: str
     task: int
     native_id: str | None
-    sent: float
+    dispatched: float
     accepted: float | None = None
     user: str = ""
 
 
 @dataclass(frozen=True)
-class Claim:
+class TaskClaim:
     """What the payload of one task takes before it begins, in the folder `fence`."""
 
     fence: str
@@ -87,12 +88,12 @@ class Claim:
     task: int
 
 
-class Trace(msgspec.Struct, frozen=True):
+class AccountingAnswer(msgspec.Struct, rename=STORED_FIELDS["AccountingAnswer"], frozen=True):
     """What a manager's accounting tells of missing tasks.
 
     `rows` have ended. `unstarted`, as (tag, task), never began and cannot begin any more: that is
     proved, not supposed. Of all others it tells nothing, or nothing yet.
     """
 
-    rows: tuple[Row, ...] = ()
-    unstarted: tuple[tuple[str, int], ...] = ()
+    rows: tuple[JobStatus, ...] = ()
+    never_started: tuple[tuple[str, int], ...] = ()

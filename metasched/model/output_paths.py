@@ -7,79 +7,84 @@ a task's when it is sent or read (`filled`).
 import re
 from pathlib import PurePosixPath
 
-from metasched.errors import Unreadable, shown
+from metasched.errors import ParseError, quote_for_error
 
 DEFAULT, DEFAULT_OF_ARRAY = "metasched-%j.out", "metasched-%A_%a.out"
-KNOWN = "%A job, %a task, %j job and task, %x name, %u user, %N node, %t rank and %%"
+PATTERN_HELP = "%A job, %a task, %j job and task, %x name, %u user, %N node, %t rank and %%"
 _PATTERN = re.compile(r"%(\d{0,2})([AajxuNt%])?")
 
 
-def check(pattern: str) -> None:
+def check_pattern(pattern: str) -> None:
     """Unreadable if the pattern names no file, or a word that we cannot fill in."""
-    for found in _PATTERN.finditer(pattern):
-        if found[2] is None or (found[1] and found[2] not in "Aaj"):
-            told = pattern[found.start() : found.end() + 1]
-            raise Unreadable(f"unknown pattern {shown(told)} in {shown(pattern)}", f"use {KNOWN}")
+    for match in _PATTERN.finditer(pattern):
+        if match[2] is None or (match[1] and match[2] not in "Aaj"):
+            unknown = pattern[match.start() : match.end() + 1]
+            raise ParseError(
+                f"unknown pattern {quote_for_error(unknown)} in {quote_for_error(pattern)}",
+                f"use {PATTERN_HELP}",
+            )
     if pattern.endswith("/"):
-        raise Unreadable(f"{shown(pattern)} is a directory", "name a file in it")
+        raise ParseError(f"{quote_for_error(pattern)} is a directory", "name a file in it")
 
 
-def settled(pattern: str, job: int, array: bool, name: str, user: str, directory: str) -> str:
+def expand_job_fields(
+    pattern: str, job: int, array: bool, name: str, user: str, directory: str
+) -> str:
     """The absolute path, in which only `%a`, `%N` and `%%` still mean something."""
 
-    def word(found: re.Match[str]) -> str:
-        width, letter = found[1], found[2]
+    def replacement(match: re.Match[str]) -> str:
+        width, letter = match[1], match[2]
         match letter:
             case "A":
                 return str(job).zfill(int(width or 0))
             case "j":
                 return str(job).zfill(int(width or 0)) + ("_%a" if array else "")
             case "x":
-                return _literal(name.replace("/", "_"))
+                return _escape(name.replace("/", "_"))
             case "u":
-                return _literal(user)
+                return _escape(user)
             case "t":
                 return "0"  # a batch script is its job's first rank
             case _:
-                return found[0]
+                return match[0]
 
-    return str(PurePosixPath(_literal(directory), _PATTERN.sub(word, pattern)))
+    return str(PurePosixPath(_escape(directory), _PATTERN.sub(replacement, pattern)))
 
 
-def filled(path: str, index: int, node: str) -> str:
+def expand_task_fields(path: str, index: int, node: str) -> str:
     """The path of one task, as `settled` left it; `node` is the name of its first node."""
-    return node.join(pieces(path, index))
+    return node.join(split_at_node(path, index))
 
 
-def pieces(path: str, index: int) -> list[str]:
+def split_at_node(path: str, index: int) -> list[str]:
     """The literal parts of a task's path; the name of its node belongs between them."""
-    found, done = [""], 0
-    for pattern in _PATTERN.finditer(path):
-        found[-1] += path[done : pattern.start()]
-        done = pattern.end()
-        match pattern[2]:
+    parts, position = [""], 0
+    for match in _PATTERN.finditer(path):
+        parts[-1] += path[position : match.start()]
+        position = match.end()
+        match match[2]:
             case "N":
-                found.append("")
+                parts.append("")
             case "a":
-                found[-1] += str(index).zfill(int(pattern[1] or 0))
+                parts[-1] += str(index).zfill(int(match[1] or 0))
             case "%":
-                found[-1] += "%"
+                parts[-1] += "%"
             case _:
-                found[-1] += pattern[0]
-    found[-1] += path[done:]
-    return found
+                parts[-1] += match[0]
+    parts[-1] += path[position:]
+    return parts
 
 
-def differs(path: str) -> bool:
+def varies_by_task(path: str) -> bool:
     """Whether a settled path is another one for every task."""
-    return any(found[2] == "a" for found in _PATTERN.finditer(path))
+    return any(match[2] == "a" for match in _PATTERN.finditer(path))
 
 
 def first_node(nodes: str) -> str:
     """The short name of the first of a manager's nodes: `a3` of `a[3-5,7]` or `a3.site.org`."""
-    found = re.match(r"([^\[,.]*)(?:\[(\d+))?", nodes)
-    return "".join(part or "" for part in found.groups()) if found else ""
+    match = re.match(r"([^\[,.]*)(?:\[(\d+))?", nodes)
+    return "".join(part or "" for part in match.groups()) if match else ""
 
 
-def _literal(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("%", "%%")

@@ -11,9 +11,10 @@ from enum import StrEnum
 import msgspec
 
 from metasched.model.reservation_request import Offer
+from metasched.model.stored_names import STORED_FIELDS
 
 
-class Stage(StrEnum):
+class ReservationState(StrEnum):
     """Where a reservation is."""
 
     REQUESTED = "requested"  # stored, and its nodes are kept for it; its manager has not answered
@@ -25,7 +26,7 @@ class Stage(StrEnum):
     BROKEN = "broken"  # it could not be kept
 
 
-class Turn(StrEnum):
+class ReservationTransition(StrEnum):
     """What can happen to a reservation, with whose word we have for it."""
 
     BIND = "bind"  # manager: it keeps the nodes
@@ -36,22 +37,29 @@ class Turn(StrEnum):
     BREAK = "break"  # we: it cannot be kept
 
 
-OPEN = frozenset({Stage.REQUESTED, Stage.CONFIRMED, Stage.BOUND, Stage.ACTIVE})
-OVER = frozenset(Stage) - OPEN
+OPEN_STATES = frozenset(
+    {
+        ReservationState.REQUESTED,
+        ReservationState.CONFIRMED,
+        ReservationState.BOUND,
+        ReservationState.ACTIVE,
+    }
+)
+FINAL_STATES = frozenset(ReservationState) - OPEN_STATES
 
-TABLE: dict[tuple[Stage, Turn], Stage] = {
-    (Stage.REQUESTED, Turn.BIND): Stage.BOUND,
-    (Stage.CONFIRMED, Turn.BIND): Stage.BOUND,
-    (Stage.BOUND, Turn.LOSE): Stage.CONFIRMED,
-    (Stage.ACTIVE, Turn.LOSE): Stage.CONFIRMED,
-    (Stage.BOUND, Turn.BEGIN): Stage.ACTIVE,
-    (Stage.ACTIVE, Turn.END): Stage.ENDED,
-    **{(stage, Turn.CANCEL): Stage.CANCELLED for stage in OPEN},
-    **{(stage, Turn.BREAK): Stage.BROKEN for stage in OPEN},
+TRANSITIONS: dict[tuple[ReservationState, ReservationTransition], ReservationState] = {
+    (ReservationState.REQUESTED, ReservationTransition.BIND): ReservationState.BOUND,
+    (ReservationState.CONFIRMED, ReservationTransition.BIND): ReservationState.BOUND,
+    (ReservationState.BOUND, ReservationTransition.LOSE): ReservationState.CONFIRMED,
+    (ReservationState.ACTIVE, ReservationTransition.LOSE): ReservationState.CONFIRMED,
+    (ReservationState.BOUND, ReservationTransition.BEGIN): ReservationState.ACTIVE,
+    (ReservationState.ACTIVE, ReservationTransition.END): ReservationState.ENDED,
+    **{(stage, ReservationTransition.CANCEL): ReservationState.CANCELLED for stage in OPEN_STATES},
+    **{(stage, ReservationTransition.BREAK): ReservationState.BROKEN for stage in OPEN_STATES},
 }
 
 
-class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+class Reservation(msgspec.Struct, rename=STORED_FIELDS["Reservation"], frozen=True, kw_only=True):
     """`size` nodes (`cpus` processors together) of a cluster for its owner, in [start, end).
 
     `nodes` are those that it is to have, `placed` those that its manager has said to keep; none
@@ -70,13 +78,13 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     end: float
     size: int
     cpus: int
-    made: float
+    created: float
     nodes: tuple[str, ...]
-    state: Stage = Stage.REQUESTED
+    state: ReservationState = ReservationState.REQUESTED
     cause: str = ""
-    placed: tuple[str, ...] = ()
-    held: bool = True
-    tries: int = 0
+    bound_nodes: tuple[str, ...] = ()
+    known_to_manager: bool = True
+    rejections: int = 0
     closed: float | None = None
     offers: tuple[Offer, ...] = ()
     let_run: float = 0.0
@@ -89,33 +97,33 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
         return self.end + self.let_run
 
 
-class IllegalTurn(Exception):
+class IllegalReservationTransition(Exception):
     """Something that cannot happen to a reservation in its state: a defect of ours."""
 
-    def __init__(self, reservation: Reservation, turn: Turn) -> None:
+    def __init__(self, reservation: Reservation, transition: ReservationTransition) -> None:
         super().__init__(
-            f"reservation {reservation.id}: {turn} is impossible in state {reservation.state}"
+            f"reservation {reservation.id}: {transition} is impossible in state {reservation.state}"
         )
 
 
-def turned(reservation: Reservation, turn: Turn) -> Stage:
+def next_state(reservation: Reservation, transition: ReservationTransition) -> ReservationState:
     """The state after a turn. IllegalTurn if the table has none."""
     try:
-        return TABLE[reservation.state, turn]
+        return TRANSITIONS[reservation.state, transition]
     except KeyError:
-        raise IllegalTurn(reservation, turn) from None
+        raise IllegalReservationTransition(reservation, transition) from None
 
 
-def name_of(instance: str, id: int) -> str:
+def manager_name(instance: str, id: int) -> str:
     """By which a manager knows it: `ms-<instance>-r<id>`."""
     return f"ms-{instance}-r{id}"
 
 
-def id_of(name: str, instance: str) -> int | None:
+def reservation_id(name: str, instance: str) -> int | None:
     """The id in a name if the reservation is this instance's, else None."""
-    begin = f"ms-{instance}-r"
-    number = name.removeprefix(begin)
-    return int(number) if name.startswith(begin) and number.isdecimal() else None
+    prefix = f"ms-{instance}-r"
+    number = name.removeprefix(prefix)
+    return int(number) if name.startswith(prefix) and number.isdecimal() else None
 
 
 # What a manager tells.

@@ -11,8 +11,10 @@ from math import isfinite, nextafter
 
 import msgspec
 
+from metasched.model.stored_names import STORED_FIELDS
 
-class Request(msgspec.Struct, frozen=True):
+
+class ReservationRequest(msgspec.Struct, rename=STORED_FIELDS["ReservationRequest"], frozen=True):
     """`least` to `most` processors for `shortest` to `longest` seconds in [ready, deadline].
 
     The four kinds of the source are its special cases, and are made by the four class methods.
@@ -21,35 +23,39 @@ class Request(msgspec.Struct, frozen=True):
 
     ready: float
     deadline: float
-    least: int
-    most: int
-    shortest: float
-    longest: float
+    min_size: int
+    max_size: int
+    min_duration: float
+    max_duration: float
 
     def __post_init__(self) -> None:
-        for name in ("ready", "deadline", "shortest", "longest"):
+        for name in ("ready", "deadline", "min_duration", "max_duration"):
             if not isfinite(getattr(self, name)):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be a finite number")
-        if self.least < 1:
-            raise ValueError(f"size {self.least} is too small; ask for 1 or more")
-        if self.most < self.least:
-            raise ValueError(f"at most {self.most} is below at least {self.least}")
-        if self.shortest <= 0:
-            raise ValueError(f"a duration of {self.shortest:g} s is none; ask for a positive one")
-        if self.longest < self.shortest:
-            raise ValueError(f"at most {self.longest:g} s is below at least {self.shortest:g} s")
+        if self.min_size < 1:
+            raise ValueError(f"size {self.min_size} is too small; ask for 1 or more")
+        if self.max_size < self.min_size:
+            raise ValueError(f"at most {self.max_size} is below at least {self.min_size}")
+        if self.min_duration <= 0:
+            raise ValueError(
+                f"a duration of {self.min_duration:g} s is none; ask for a positive one"
+            )
+        if self.max_duration < self.min_duration:
+            raise ValueError(
+                f"at most {self.max_duration:g} s is below at least {self.min_duration:g} s"
+            )
         if self.deadline <= self.ready:
             raise ValueError("the end is not after the start")
-        if self.ready + self.shortest > self.deadline:
+        if self.ready + self.min_duration > self.deadline:
             raise ValueError(
-                f"{self.shortest:g} s do not fit between ready and deadline, which are "
+                f"{self.min_duration:g} s do not fit between ready and deadline, which are "
                 f"{self.deadline - self.ready:g} s apart"
             )
-        if self.least < self.most and self.shortest < self.longest:
+        if self.min_size < self.max_size and self.min_duration < self.max_duration:
             raise ValueError("either the size or the duration may be open, not both")
 
     @classmethod
-    def fixed(cls, size: int, start: float, end: float) -> Request:
+    def fixed(cls, size: int, start: float, end: float) -> ReservationRequest:
         """That size for that window, or nothing."""
         duration = end - start
         while start + duration > end:  # by rounding
@@ -57,27 +63,29 @@ class Request(msgspec.Struct, frozen=True):
         return cls(start, end, size, size, duration, duration)
 
     @classmethod
-    def flexible(cls, size: int, duration: float, ready: float, deadline: float) -> Request:
+    def flexible(
+        cls, size: int, duration: float, ready: float, deadline: float
+    ) -> ReservationRequest:
         """As soon as possible within [ready, deadline]."""
         return cls(ready, deadline, size, size, duration, duration)
 
     @classmethod
     def best_size(
-        cls, at_least: int, at_most: int, duration: float, ready: float, deadline: float
-    ) -> Request:
+        cls, min_size: int, max_size: int, duration: float, ready: float, deadline: float
+    ) -> ReservationRequest:
         """Best effort per size: as many as there are, then as soon as possible."""
-        return cls(ready, deadline, at_least, at_most, duration, duration)
+        return cls(ready, deadline, min_size, max_size, duration, duration)
 
     @classmethod
     def best_time(
-        cls, size: int, at_least: float, at_most: float, ready: float, deadline: float
-    ) -> Request:
+        cls, size: int, min_duration: float, max_duration: float, ready: float, deadline: float
+    ) -> ReservationRequest:
         """Best effort per time: for as long as possible, then as soon as possible."""
-        return cls(ready, deadline, size, size, at_least, at_most)
+        return cls(ready, deadline, size, size, min_duration, max_duration)
 
 
 @dataclass(frozen=True)
-class Quota:
+class ReservationQuota:
     """What a user may reserve: until `horizon` seconds from now, `longest` seconds each.
 
     `most` processors (or nodes, as they are asked for) in all that are open at a time; None: all.
@@ -85,15 +93,15 @@ class Quota:
     """
 
     horizon: float = 365 * 86400.0
-    longest: float = 30 * 86400.0
-    most: int | None = None
+    max_duration: float = 30 * 86400.0
+    max_size: int | None = None
     let_run: float = 0.0
 
-    def exceeded(self, size: int, others: int) -> str | None:
+    def refusal(self, size: int, reserved: int) -> str | None:
         """Why `size` more are too many beside the `others` that the user has, or None."""
-        if self.most is None or size + others <= self.most:
+        if self.max_size is None or size + reserved <= self.max_size:
             return None
-        return f"{size} more, beside {others}, exceed the {self.most} that you may reserve"
+        return f"{size} more, beside {reserved}, exceed the {self.max_size} that you may reserve"
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from metasched.model.stored_names import STORED_FIELDS
+
 Span = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class NodesInUse:
+class NodeUsage:
     """Nodes that are alike: `cpus` of each, whether they are `up`, when they are taken.
 
     `spans` are others' reservations, and jobs until their limits; they may overlap.
@@ -24,7 +26,7 @@ class NodesInUse:
 
 
 @dataclass(frozen=True)
-class Pool:
+class ProcessorPool:
     """`size` units on nodes that are up, over all of which one reservation may spread.
 
     A unit is a processor, or a core that has several (`cpus`). `uses` are what takes some of them:
@@ -39,7 +41,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Held:
+class ManagerReservation:
     """A reservation of this instance as its manager keeps it; `size` is told of those in pools."""
 
     name: str
@@ -49,7 +51,7 @@ class Held:
     size: int | None = None
 
 
-class Survey(msgspec.Struct, frozen=True):
+class Survey(msgspec.Struct, rename=STORED_FIELDS["Survey"], frozen=True):
     """What a manager tells of its nodes over time, begun at `taken`.
 
     One that promises processors and chooses the nodes by itself tells of `pools`, and no `nodes`.
@@ -57,21 +59,21 @@ class Survey(msgspec.Struct, frozen=True):
     it does not tell.
     """
 
-    taken: float
-    nodes: tuple[NodesInUse, ...]
-    held: tuple[Held, ...] = ()
-    pools: tuple[Pool, ...] = ()
+    observed: float
+    nodes: tuple[NodeUsage, ...]
+    reservations: tuple[ManagerReservation, ...] = ()
+    pools: tuple[ProcessorPool, ...] = ()
     guard: float | None = None
 
     @property
-    def up(self) -> frozenset[str]:
+    def usable_nodes(self) -> frozenset[str]:
         """The nodes that can be used."""
         groups = [use.nodes for use in self.nodes if use.up] + [pool.nodes for pool in self.pools]
         return frozenset(node for group in groups for node in group)
 
 
 @dataclass(frozen=True)
-class Window:
+class ReservationSpec:
     """What a manager is to keep for a user: exactly these nodes, or `size` units of a pool.
 
     With it go those `licences`, in its own names, that it can reserve. At `end` it kills what runs.

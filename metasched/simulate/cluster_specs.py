@@ -13,97 +13,99 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from metasched.model.licence import LicencePool
 from metasched.simulate.clusters import (
-    MOST_CLUSTERS,
-    MOST_CPUS,
-    REFERENCE,
+    MAX_CLUSTERS,
+    MAX_CPUS,
+    REFERENCE_BENCHMARK,
     ClusterError,
     Machine,
     SimulatedCluster,
 )
 
 
-class _Table(BaseModel):
+class _TableModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class MachineTable(_Table):
+class MachineTable(_TableModel):
     count: Annotated[int, Field(ge=1, le=10**5)] = 1
-    cpus: Annotated[int, Field(ge=1, le=MOST_CPUS)]
-    benchmark: Annotated[float, Field(gt=0, le=1e9)] = REFERENCE
+    cpus: Annotated[int, Field(ge=1, le=MAX_CPUS)]
+    benchmark: Annotated[float, Field(gt=0, le=1e9)] = REFERENCE_BENCHMARK
     licences: frozenset[str] | None = None
 
 
-class ClusterTable(_Table):
+class SimulatedClusterTable(_TableModel):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]{0,62}$")]
-    cpus: Annotated[int, Field(ge=1, le=MOST_CPUS)] | None = None
-    benchmark: Annotated[float, Field(gt=0, le=1e9)] = REFERENCE
+    cpus: Annotated[int, Field(ge=1, le=MAX_CPUS)] | None = None
+    benchmark: Annotated[float, Field(gt=0, le=1e9)] = REFERENCE_BENCHMARK
     shared: bool = True
     licences: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     policy: str = ""
     machine: tuple[MachineTable, ...] = ()
 
 
-class LicenceTable(_Table):
+class SimulatedLicenceTable(_TableModel):
     name: str
     total: Annotated[int, Field(ge=1)]
     clusters: tuple[str, ...] = ()
     linger: Annotated[float, Field(ge=0)] = 0.0
 
 
-class ClustersFile(_Table):
-    cluster: Annotated[tuple[ClusterTable, ...], Field(min_length=1, max_length=MOST_CLUSTERS)]
-    licence: tuple[LicenceTable, ...] = ()
+class ClustersFile(_TableModel):
+    cluster: Annotated[
+        tuple[SimulatedClusterTable, ...], Field(min_length=1, max_length=MAX_CLUSTERS)
+    ]
+    licence: tuple[SimulatedLicenceTable, ...] = ()
 
 
-def read(path: Path) -> tuple[SimulatedCluster, ...]:
+def read_clusters(path: Path) -> tuple[SimulatedCluster, ...]:
     """The clusters of a TOML file of [[cluster]] tables. ClusterError if it makes no sense."""
-    return tuple(_cluster(t, path) for t in _tables(path).cluster)
+    return tuple(_build_cluster(table, path) for table in _read_file(path).cluster)
 
 
-def read_pools(path: Path) -> tuple[LicencePool, ...]:
+def read_licence_pools(path: Path) -> tuple[LicencePool, ...]:
     """The licences of its [[licence]] tables, which all clusters share. ClusterError as `read`."""
-    tables = _tables(path)
-    names = {t.name for t in tables.cluster}
+    tables = _read_file(path)
+    names = {table.name for table in tables.cluster}
     pools: dict[str, LicencePool] = {}
-    for t in tables.licence:
-        where = f'licence "{t.name}", {path}'
-        if t.name in pools:
-            raise ClusterError(f"described twice, {where}; leave out one")
-        if unknown := [name for name in t.clusters if name not in names]:
-            raise ClusterError(f'there is no cluster "{unknown[0]}", {where}; mend its clusters')
+    for table in tables.licence:
+        location = f'licence "{table.name}", {path}'
+        if table.name in pools:
+            raise ClusterError(f"described twice, {location}; leave out one")
+        if unknown := [name for name in table.clusters if name not in names]:
+            raise ClusterError(f'there is no cluster "{unknown[0]}", {location}; mend its clusters')
         try:
-            pools[t.name] = LicencePool(
-                name=t.name, total=t.total, clusters=t.clusters, linger=t.linger
+            pools[table.name] = LicencePool(
+                name=table.name, total=table.total, clusters=table.clusters, linger=table.linger
             )
         except ValueError as error:
             raise ClusterError(f"{error}, {path}") from None
-    if pools and (own := [t.name for t in tables.cluster if t.licences]):
+    if pools and (with_licences := [table.name for table in tables.cluster if table.licences]):
         raise ClusterError(
-            f'cluster "{own[0]}" has licences of its own beside [[licence]] tables, {path}; '
+            f'cluster "{with_licences[0]}" has licences of its own beside [[licence]] tables, {path}; '
             "describe all in one of the two ways"
         )
     return tuple(pools.values())
 
 
-def _tables(path: Path) -> ClustersFile:
+def _read_file(path: Path) -> ClustersFile:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        tables = ClustersFile.model_validate(table)
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = ClustersFile.model_validate(content)
     except OSError as error:
         raise ClusterError(f"{error.strerror}, {path}; name a readable file") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ClusterError(f"no TOML ({error}), {path}; mend that line") from None
     except ValidationError as error:
-        wrong = error.errors()[0]
-        where = ".".join(str(step) for step in wrong["loc"])
-        raise ClusterError(f"{where}: {wrong['msg'].lower()}, {path}; mend it") from None
+        first_error = error.errors()[0]
+        location = ".".join(str(step) for step in first_error["loc"])
+        raise ClusterError(f"{location}: {first_error['msg'].lower()}, {path}; mend it") from None
     names = [t.name for t in tables.cluster]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ClusterError(f'two clusters are called "{twice}", {path}; rename one')
+    if duplicate := next((name for name in names if names.count(name) > 1), None):
+        raise ClusterError(f'two clusters are called "{duplicate}", {path}; rename one')
     return tables
 
 
-def _cluster(table: ClusterTable, path: Path) -> SimulatedCluster:
+def _build_cluster(table: SimulatedClusterTable, path: Path) -> SimulatedCluster:
     if bool(table.machine) == (table.cpus is not None):
         raise ClusterError(
             f'cluster "{table.name}" needs either cpus or [[cluster.machine]] tables, {path}; '
@@ -118,7 +120,9 @@ def _cluster(table: ClusterTable, path: Path) -> SimulatedCluster:
             policy=table.policy,
         )
     machines = [
-        Machine(m.cpus, m.benchmark, m.licences) for m in table.machine for _ in range(m.count)
+        Machine(machine.cpus, machine.benchmark, machine.licences)
+        for machine in table.machine
+        for _ in range(machine.count)
     ]
     return SimulatedCluster.of_machines(
         table.name,
@@ -129,16 +133,16 @@ def _cluster(table: ClusterTable, path: Path) -> SimulatedCluster:
     )
 
 
-def parse_pools(text: str) -> tuple[LicencePool, ...]:
+def parse_licence_pools(text: str) -> tuple[LicencePool, ...]:
     """The licences that all clusters of such a word share: only a file has any."""
     if text.endswith(".toml") or Path(text).is_file():
-        from metasched.simulate.cluster_specs import read_pools
+        from metasched.simulate.cluster_specs import read_licence_pools
 
-        return read_pools(Path(text))
+        return read_licence_pools(Path(text))
     return ()
 
 
-def pooled(
+def pool_licences(
     clusters: Sequence[SimulatedCluster],
 ) -> tuple[tuple[SimulatedCluster, ...], tuple[LicencePool, ...]]:
     """The clusters without licences of their own, and what they had, shared by those who had it."""
@@ -154,15 +158,15 @@ def pooled(
     return tuple(replace(cluster, licences={}) for cluster in clusters), pools
 
 
-def parse(text: str) -> tuple[SimulatedCluster, ...]:
+def parse_clusters(text: str) -> tuple[SimulatedCluster, ...]:
     """The clusters of a word (`128`, `2x64`, `64,32,32`) or of a TOML file. ClusterError if none.
 
     They are named c1, c2, ... in that order.
     """
     if text.endswith(".toml") or Path(text).is_file():
-        from metasched.simulate.cluster_specs import read
+        from metasched.simulate.cluster_specs import read_clusters
 
-        return read(Path(text))
+        return read_clusters(Path(text))
     sizes: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(?:([0-9]{1,4})x)?([0-9]{1,8})\s*", part, re.ASCII)
@@ -172,12 +176,12 @@ def parse(text: str) -> tuple[SimulatedCluster, ...]:
                 "write 128, 2x64, 64,32,32 or the name of a TOML file"
             )
         count, size = int(match[1] or 1), int(match[2])
-        if not 1 <= size <= MOST_CPUS or not 1 <= count <= MOST_CLUSTERS - len(sizes):
+        if not 1 <= size <= MAX_CPUS or not 1 <= count <= MAX_CLUSTERS - len(sizes):
             raise ClusterError(
                 f'"{part.strip()}" makes no clusters, --clusters; '
-                f"write 1 to {MOST_CPUS} processors and at most {MOST_CLUSTERS} clusters"
+                f"write 1 to {MAX_CPUS} processors and at most {MAX_CLUSTERS} clusters"
             )
         sizes += [size] * count
     return tuple(
-        SimulatedCluster(name=f"c{place}", cpus=size) for place, size in enumerate(sizes, 1)
+        SimulatedCluster(name=f"c{number}", cpus=size) for number, size in enumerate(sizes, 1)
     )

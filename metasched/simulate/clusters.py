@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from metasched.errors import UserError
 
-MOST_CLUSTERS, MOST_CPUS = 1000, 10**7
-REFERENCE = 1.0  # the speed of a processor where nothing else is said
+MAX_CLUSTERS, MAX_CPUS = 1000, 10**7
+REFERENCE_BENCHMARK = 1.0  # the speed of a processor where nothing else is said
 
 
 class ClusterError(UserError):
@@ -20,7 +20,7 @@ class Machine:
     """One machine: processors, speed, and the licences that can be used on it (None: all)."""
 
     cpus: int
-    benchmark: float = REFERENCE
+    benchmark: float = REFERENCE_BENCHMARK
     licences: frozenset[str] | None = None
 
 
@@ -35,7 +35,7 @@ class SimulatedCluster:
 
     name: str
     cpus: int
-    benchmark: float = REFERENCE
+    benchmark: float = REFERENCE_BENCHMARK
     machines: tuple[Machine, ...] = ()
     shared: bool = True
     licences: Mapping[str, int] = field(default_factory=dict)

@@ -7,95 +7,114 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 
-from metasched.model.cluster import Facts, Nodes, Partition
+from metasched.model.cluster import ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job
 from metasched.policies.local.capacity import earliest_fit
 from metasched.policies.local.conservative import planned_start
-from metasched.policies.local.queueing import NEVER, NOTHING, Free, Policy, Running, Waiting
+from metasched.policies.local.queueing import (
+    EMPTY,
+    NEVER,
+    FreeResources,
+    LocalPolicy,
+    RunningJob,
+    WaitingJob,
+)
 from metasched.simulate.clusters import SimulatedCluster
 
 # A job that has just started, its machine, and for how many seconds it will really run.
-Begun = tuple[int, int, float]
+StartedJob = tuple[int, int, float]
 
 
-class Manager:
+class SimulatedManager:
     """One simulated cluster. Its clock is given; it never looks at true run times to decide."""
 
-    def __init__(self, cluster: SimulatedCluster, policy: Policy, *, leased: bool = False) -> None:
+    def __init__(
+        self, cluster: SimulatedCluster, policy: LocalPolicy, *, licences_leased: bool = False
+    ) -> None:
         """`leased`: licences are counted above, and a job that comes here has them."""
-        self.cluster, self.policy, self._leased = cluster, policy, leased
-        self.queue: dict[int, Waiting] = {}
-        self.running: dict[int, Running] = {}
-        self.free = cluster.cpus
-        self._counts = dict(cluster.licences)
-        self._sizes = [machine.cpus for machine in cluster.machines]
-        self._machines = list(self._sizes) if cluster.machines else None  # what is free of each
-        self._ends: list[tuple[float, int]] = []  # of what runs, by estimates, with its processors
-        self._ran: dict[int, float] = {}  # of what waits
+        self.cluster, self.policy, self._licences_leased = cluster, policy, licences_leased
+        self.queue: dict[int, WaitingJob] = {}
+        self.running: dict[int, RunningJob] = {}
+        self.free_cpus = cluster.cpus
+        self._free_licences = dict(cluster.licences)
+        self._machine_sizes = [machine.cpus for machine in cluster.machines]
+        self._free_by_machine = (
+            list(self._machine_sizes) if cluster.machines else None
+        )  # what is free of each
+        self._releases: list[
+            tuple[float, int]
+        ] = []  # of what runs, by estimates, with its processors
+        self._true_run_times: dict[int, float] = {}  # of what waits
         self._true_ends: dict[int, float] = {}  # of what runs
-        self._owed: dict[int, float] = {}  # cpu seconds of other people's jobs that wait
-        usable = [m.licences for m in cluster.machines if m.licences is not None]
-        self._everywhere = frozenset[str]().union(*usable).intersection(*usable)  # usable licences
-        self._able: dict[tuple[int, frozenset[str]], tuple[int, ...]] = {}
-        self._refused = 0  # so many at the head of the queue do not start before something ends
-        self._facts: Facts | None = None  # until something changes
-        self._partitions: dict[int, Partition] = {}  # by what is free of counted processors
+        self._work_of_others: dict[int, float] = {}  # cpu seconds of other people's jobs that wait
+        usable = [machine.licences for machine in cluster.machines if machine.licences is not None]
+        self._universal_licences = (
+            frozenset[str]().union(*usable).intersection(*usable)
+        )  # usable licences
+        self._machines_by_needs: dict[tuple[int, frozenset[str]], tuple[int, ...]] = {}
+        self._blocked_count = (
+            0  # so many at the head of the queue do not start before something ends
+        )
+        self._info: ClusterInfo | None = None  # until something changes
+        self._partitions_by_free: dict[int, Partition] = {}  # by what is free of counted processors
 
-    def able(self, job: Job) -> bool:
+    def can_run(self, job: Job) -> bool:
         """Whether the cluster could run the job if it were empty."""
         licences = self.cluster.licences
-        if not self._leased and any(
+        if not self._licences_leased and any(
             licences.get(name, 0) < count for name, count in job.licences.items()
         ):
             return False
-        if self._machines is None:
+        if self._free_by_machine is None:
             return job.cpus <= self.cluster.cpus
         return bool(self._machines_for(job))
 
     def _machines_for(self, job: Job) -> tuple[int, ...]:
         """The machines that meet the job's minimal requirements (Pasquali 2008, §3.2.1)."""
-        needs = (job.cpus, frozenset(job.licences) - self._everywhere)
-        known = self._able.get(needs)
-        if known is None:
+        needs = (job.cpus, frozenset(job.licences) - self._universal_licences)
+        cached = self._machines_by_needs.get(needs)
+        if cached is None:
             cpus, licences = needs
-            known = self._able[needs] = tuple(
-                place
-                for place, machine in enumerate(self.cluster.machines)
+            cached = self._machines_by_needs[needs] = tuple(
+                index
+                for index, machine in enumerate(self.cluster.machines)
                 if machine.cpus >= cpus
                 and (machine.licences is None or licences <= machine.licences)
             )
-        return known
+        return cached
 
-    def submit(self, job: Job, priority: int, ran: float, *, ours: bool = True) -> None:
+    def submit(
+        self, job: Job, priority: int, run_time: float, *, through_metasched: bool = True
+    ) -> None:
         """Queue a job that runs `ran` seconds on a machine of its own benchmark.
 
         `ours`: the meta-scheduler sent it; else it is told of the job only in sums.
         """
-        counted = self._machines is None
+        counted = self._free_by_machine is None
         speed = job.benchmark / self.cluster.benchmark if counted else job.benchmark
-        self._ran[job.id] = ran * speed
-        self._facts = None
-        self.queue[job.id] = self._waiting(job, priority)
-        if not ours:
-            self._owed[job.id] = job.cpus * job.estimated
+        self._true_run_times[job.id] = run_time * speed
+        self._info = None
+        self.queue[job.id] = self._waiting_job(job, priority)
+        if not through_metasched:
+            self._work_of_others[job.id] = job.cpus * job.estimated
 
-    def _waiting(self, job: Job, priority: int) -> Waiting:
+    def _waiting_job(self, job: Job, priority: int) -> WaitingJob:
         """The job as this cluster's local policy sees it."""
-        machines: Mapping[int, float] = NOTHING
+        machines: Mapping[int, float] = EMPTY
         estimated = job.estimated
-        if self._machines is None:
+        if self._free_by_machine is None:
             estimated *= job.benchmark / self.cluster.benchmark
         else:
             work = job.estimated * job.benchmark
             machines = {
-                place: work / self.cluster.machines[place].benchmark
-                for place in self._machines_for(job)
+                index: work / self.cluster.machines[index].benchmark
+                for index in self._machines_for(job)
             }
-        return Waiting(
+        return WaitingJob(
             job.id,
             job.cpus,
             estimated,
-            NOTHING if self._leased else job.licences,
+            EMPTY if self._licences_leased else job.licences,
             machines,
             job.submitted,
             job.deadline,
@@ -103,124 +122,135 @@ class Manager:
             job.user,
         )
 
-    def withdraw(self, job: int) -> None:
+    def withdraw(self, job_id: int) -> None:
         """Let go of a job that waits. KeyError if it does not."""
-        del self.queue[job], self._ran[job]
-        self._facts, self._refused = None, 0
-        self._owed.pop(job, None)
+        del self.queue[job_id], self._true_run_times[job_id]
+        self._info, self._blocked_count = None, 0
+        self._work_of_others.pop(job_id, None)
 
-    def schedule(self, now: float) -> list[Begun]:
+    def run_policy(self, now: float) -> list[StartedJob]:
         """One pass of the local policy: what it starts now."""
         queue = self.queue
-        if not queue or self.free <= 0:
+        if not queue or self.free_cpus <= 0:
             return []
-        begun = []
-        asked: Collection[Waiting] = queue.values()
-        if self._refused and self._ends and self._ends[0][0] > now:
-            jobs = list(asked)
-            asked = [jobs[0], *jobs[self._refused :]]
-        for start in self.policy.starts(now, asked, self.running.values(), self._free()):
+        started = []
+        candidates: Collection[WaitingJob] = queue.values()
+        if self._blocked_count and self._releases and self._releases[0][0] > now:
+            jobs = list(candidates)
+            candidates = [jobs[0], *jobs[self._blocked_count :]]
+        for start in self.policy.choose_starts(
+            now, candidates, self.running.values(), self._free_resources()
+        ):
             job = queue.pop(start.id)
-            self._facts = None
-            seconds, cpus, ran = job.estimated, job.cpus, self._ran.pop(job.id)
-            self._owed.pop(job.id, None)
-            if self._machines is not None:
+            self._info = None
+            seconds, cpus, run_time = job.estimated, job.cpus, self._true_run_times.pop(job.id)
+            self._work_of_others.pop(job.id, None)
+            if self._free_by_machine is not None:
                 machine = self.cluster.machines[start.machine]
-                seconds, ran = job.machines[start.machine], ran / machine.benchmark
+                seconds, run_time = job.machines[start.machine], run_time / machine.benchmark
                 if not self.cluster.shared:
-                    cpus = self._machines[start.machine]
-                self._machines[start.machine] -= cpus
-            self.free -= cpus
-            for name, amount in job.counts.items():
-                self._counts[name] -= amount
-            self._true_ends[job.id] = now + ran
+                    cpus = self._free_by_machine[start.machine]
+                self._free_by_machine[start.machine] -= cpus
+            self.free_cpus -= cpus
+            for name, amount in job.resources.items():
+                self._free_licences[name] -= amount
+            self._true_ends[job.id] = now + run_time
             end = now + seconds
-            self.running[job.id] = Running(job.id, cpus, end, job.counts, start.machine, job.user)
-            insort(self._ends, (end, cpus))
-            begun.append((job.id, start.machine, ran))
-        if self.policy.steady:
-            self._refused = len(queue)
-        return begun
+            self.running[job.id] = RunningJob(
+                job.id, cpus, end, job.resources, start.machine, job.user
+            )
+            insort(self._releases, (end, cpus))
+            started.append((job.id, start.machine, run_time))
+        if self.policy.incremental:
+            self._blocked_count = len(queue)
+        return started
 
-    def end(self, job: int) -> None:
+    def end_job(self, job_id: int) -> None:
         """A running job has ended: what it held is free."""
-        gone = self.running.pop(job)
-        self._facts, self._refused = None, 0
-        del self._true_ends[job]
-        self.free += gone.cpus
-        if self._machines is not None:
-            self._machines[gone.machine] += gone.cpus
-        for name, amount in gone.counts.items():
-            self._counts[name] += amount
-        del self._ends[bisect_left(self._ends, (gone.end, gone.cpus))]
+        ended = self.running.pop(job_id)
+        self._info, self._blocked_count = None, 0
+        del self._true_ends[job_id]
+        self.free_cpus += ended.cpus
+        if self._free_by_machine is not None:
+            self._free_by_machine[ended.machine] += ended.cpus
+        for name, amount in ended.resources.items():
+            self._free_licences[name] += amount
+        del self._releases[bisect_left(self._releases, (ended.end, ended.cpus))]
 
-    def _free(self) -> Free:
-        return Free(self.free, self._counts, self._machines, self.cluster.shared)
+    def _free_resources(self) -> FreeResources:
+        return FreeResources(
+            self.free_cpus, self._free_licences, self._free_by_machine, self.cluster.shared
+        )
 
     # When a job that is not here would start: what those go by who choose a cluster
 
-    def fits_at(self, job: Job, now: float) -> float:
+    def fit_time(self, job: Job, now: float) -> float:
         """When the job would fit if nothing waited, by the limits of what runs; NEVER if never."""
-        if self._machines is None:
-            return earliest_fit(job.cpus, self.free, self._ends, now)[0]
+        if self._free_by_machine is None:
+            return earliest_fit(job.cpus, self.free_cpus, self._releases, now)[0]
         ends: dict[int, list[tuple[float, int]]] = {}
         for r in self.running.values():
             ends.setdefault(r.machine, []).append((r.end, r.cpus))
-        able = self._machines_for(job)
-        fits = (earliest_fit(job.cpus, self._machines[m], ends.get(m, ()), now)[0] for m in able)
-        return min(fits, default=NEVER)
+        eligible = self._machines_for(job)
+        fit_times = (
+            earliest_fit(job.cpus, self._free_by_machine[m], ends.get(m, ()), now)[0]
+            for m in eligible
+        )
+        return min(fit_times, default=NEVER)
 
-    def waiting_work(self) -> float:
+    def pending_work(self) -> float:
         """Seconds of the whole cluster that what waits asks for."""
         return sum(job.cpus * job.estimated for job in self.queue.values()) / self.cluster.cpus
 
-    def plans_at(self, job: Job, now: float, *, ran: float | None = None) -> float:
+    def plan_start(self, job: Job, now: float, *, run_time: float | None = None) -> float:
         """Its start in a plan in which all that waits has its place, by limits.
 
         With `ran`, its own true run time, by the true run times of all: an oracle, which no
         scheduler has, where processors are counted; machines go by estimates.
         """
         queue, running = list(self.queue.values()), list(self.running.values())
-        own = self._waiting(job, 1)
-        if ran is not None:
-            queue = [_lasting(waiting, self._ran[waiting.id]) for waiting in queue]
+        candidate = self._waiting_job(job, 1)
+        if run_time is not None:
+            queue = [_with_estimate(waiting, self._true_run_times[waiting.id]) for waiting in queue]
             running = [r._replace(end=self._true_ends[r.id]) for r in running]
-            own = _lasting(own, ran * job.benchmark / self.cluster.benchmark)
-        return planned_start(now, queue, running, self._free(), own)
+            candidate = _with_estimate(candidate, run_time * job.benchmark / self.cluster.benchmark)
+        return planned_start(now, queue, running, self._free_resources(), candidate)
 
-    def facts(self) -> Facts:
+    def cluster_info(self) -> ClusterInfo:
         """What the cluster says of itself to the meta-scheduler."""
-        if self._facts is None:
-            self._facts = self._told()
-        return self._facts
+        if self._info is None:
+            self._info = self._build_info()
+        return self._info
 
-    def _told(self) -> Facts:
-        if self._machines is not None:
-            shapes = Counter(zip(self._sizes, self._machines, strict=True))
-            nodes = tuple([_nodes(count, *shape) for shape, count in shapes.items()])
+    def _build_info(self) -> ClusterInfo:
+        if self._free_by_machine is not None:
+            shapes = Counter(zip(self._machine_sizes, self._free_by_machine, strict=True))
+            nodes = tuple([_make_nodes(count, *shape) for shape, count in shapes.items()])
             partition = Partition("all", nodes, default=True)
-        elif (known := self._partitions.get(self.free)) is not None:
-            partition = known
+        elif (cached := self._partitions_by_free.get(self.free_cpus)) is not None:
+            partition = cached
         else:
-            nodes = (_nodes(1, self.cluster.cpus, self.free),)
-            partition = self._partitions[self.free] = Partition("all", nodes, default=True)
+            nodes = (_make_nodes(1, self.cluster.cpus, self.free_cpus),)
+            partition = self._partitions_by_free[self.free_cpus] = Partition(
+                "all", nodes, default=True
+            )
         head = next(iter(self.queue.values()), None)
-        return Facts(
+        return ClusterInfo(
             cpus=self.cluster.cpus,
-            used=self.cluster.cpus - self.free,
+            used_cpus=self.cluster.cpus - self.free_cpus,
             partitions=(partition,),
-            running=tuple(self._ends),
-            owed=sum(self._owed.values()),
-            pending=len(self.queue),
-            head=None if head is None else (head.cpus, head.estimated),
+            running_jobs=tuple(self._releases),
+            owed_by_others=sum(self._work_of_others.values()),
+            pending_jobs=len(self.queue),
+            queue_head=None if head is None else (head.cpus, head.estimated),
         )
 
 
 @lru_cache(maxsize=10_000)
-def _nodes(count: int, cpus: int, free: int) -> Nodes:
-    return Nodes(count, cpus, free)
+def _make_nodes(count: int, cpus: int, free: int) -> NodeCapacity:
+    return NodeCapacity(count, cpus, free)
 
 
-def _lasting(job: Waiting, seconds: float) -> Waiting:
+def _with_estimate(job: WaitingJob, estimated: float) -> WaitingJob:
     """The job as if it had asked for so long where processors are counted."""
-    return job._replace(estimated=seconds)
+    return job._replace(estimated=estimated)

@@ -7,20 +7,20 @@ from collections.abc import Collection, Sequence
 from metasched.model.job import Job
 from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.policy import Policy
-from metasched.simulate.manager import Manager
+from metasched.simulate.manager import SimulatedManager
 
 
-class Planned(LoadOrdering):
+class PlannedDispatch(LoadOrdering):
     """The cluster where the job starts first in a plan of all that runs and waits there.
 
     `now` and `managers` are the simulation's own: this sees each cluster's whole queue.
     """
 
-    def __init__(self, managers: Sequence[Manager], policy: Policy) -> None:
+    def __init__(self, managers: Sequence[SimulatedManager], policy: Policy) -> None:
         names = [manager.cluster.name for manager in managers]
         super().__init__(names, max_priority=policy.max_priority, seed=policy.seed)
         self.now, self._managers = 0.0, dict(zip(names, managers, strict=True))
 
     def choose(self, job: Job, priority: int, eligible: Collection[str] | None = None) -> str:
         names = [name for name in self.clusters if eligible is None or name in eligible]
-        return min(names, key=lambda name: self._managers[name].plans_at(job, self.now))
+        return min(names, key=lambda name: self._managers[name].plan_start(job, self.now))

@@ -14,99 +14,117 @@ from random import Random
 
 from metasched.model.job import Job
 from metasched.policies.classify import Classifier
-from metasched.policies.late_binding import LateSending
-from metasched.policies.pull import Room
-from metasched.simulate.manager import Manager
-from metasched.simulate.workload import Request
+from metasched.policies.late_binding import LateBinding
+from metasched.policies.pull import BackfillCapacity
+from metasched.simulate.manager import SimulatedManager
+from metasched.simulate.workload import WorkloadEntry
 
 # Of a job, the time, the seed and all managers: where it is submitted, by their places.
-Choice = Callable[[Request, float, int, Sequence[Manager]], Sequence[int]]
+UserChoice = Callable[[WorkloadEntry, float, int, Sequence[SimulatedManager]], Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Scheme:
+class SubmissionScheme:
     """`choice`: users choose by themselves; "": the meta-scheduler does. Of its clusters it
     chooses by Load and Ordering, or by a `plan`; `late`: it sends only what starts at once.
     ValueError for a choice that there is not.
     """
 
-    choice: str = ""
-    plan: bool = False
-    late: bool = False
+    user_choice: str = ""
+    planned_dispatch: bool = False
+    late_binding: bool = False
 
     def __post_init__(self) -> None:
-        if self.choice and self.choice not in CHOICES:
-            raise ValueError(f"choice is {self.choice}; it must be one of {', '.join(CHOICES)}")
+        if self.user_choice and self.user_choice not in USER_CHOICES:
+            raise ValueError(
+                f"choice is {self.user_choice}; it must be one of {', '.join(USER_CHOICES)}"
+            )
 
-    def places(
-        self, request: Request, now: float, seed: int, managers: Sequence[Manager]
+    def bypass_targets(
+        self, entry: WorkloadEntry, now: float, seed: int, managers: Sequence[SimulatedManager]
     ) -> Sequence[int]:
         """Where the job goes past the meta-scheduler; nowhere if it goes through it."""
-        if request.direct:
-            return home(request, now, seed, managers)
-        return CHOICES[self.choice](request, now, seed, managers) if self.choice else ()
+        if entry.direct:
+            return choose_home(entry, now, seed, managers)
+        return (
+            USER_CHOICES[self.user_choice](entry, now, seed, managers) if self.user_choice else ()
+        )
 
 
 # What users do
 
 
-def _able(job: Job, managers: Sequence[Manager]) -> list[int]:
-    return [place for place, manager in enumerate(managers) if manager.able(job)]
+def _eligible_indexes(job: Job, managers: Sequence[SimulatedManager]) -> list[int]:
+    return [index for index, manager in enumerate(managers) if manager.can_run(job)]
 
 
-def _at_home(request: Request, managers: Sequence[Manager], place: int) -> bool:
-    return managers[place].cluster.name == request.home
+def _is_home(entry: WorkloadEntry, managers: Sequence[SimulatedManager], index: int) -> bool:
+    return managers[index].cluster.name == entry.home
 
 
-def home(request: Request, now: float, seed: int, managers: Sequence[Manager]) -> Sequence[int]:
+def choose_home(
+    entry: WorkloadEntry, now: float, seed: int, managers: Sequence[SimulatedManager]
+) -> Sequence[int]:
     """The cluster that its owner always uses; the first that can run it, for want of one."""
-    able = _able(request.job, managers)
-    return [next((p for p in able if _at_home(request, managers, p)), able[0])]
+    eligible = _eligible_indexes(entry.job, managers)
+    return [next((index for index in eligible if _is_home(entry, managers, index)), eligible[0])]
 
 
-def drawn(request: Request, now: float, seed: int, managers: Sequence[Manager]) -> Sequence[int]:
+def choose_random(
+    entry: WorkloadEntry, now: float, seed: int, managers: Sequence[SimulatedManager]
+) -> Sequence[int]:
     """A cluster drawn among those that can run it."""
-    return [Random(f"{seed}/choice/{request.job.id}").choice(_able(request.job, managers))]
+    return [Random(f"{seed}/choice/{entry.job.id}").choice(_eligible_indexes(entry.job, managers))]
 
 
-def everywhere(
-    request: Request, now: float, seed: int, managers: Sequence[Manager]
+def choose_all(
+    entry: WorkloadEntry, now: float, seed: int, managers: Sequence[SimulatedManager]
 ) -> Sequence[int]:
     """All clusters that can run it: what begins first stays, the others are cancelled."""
-    return _able(request.job, managers)
+    return _eligible_indexes(entry.job, managers)
 
 
-def slurm(request: Request, now: float, seed: int, managers: Sequence[Manager]) -> Sequence[int]:
+def choose_like_slurm(
+    entry: WorkloadEntry, now: float, seed: int, managers: Sequence[SimulatedManager]
+) -> Sequence[int]:
     """`sbatch -M a,b`: the cluster that promises the earliest start, the home one among equals.
 
     Slurm's promise is the earliest fit among what runs, plus the work (processors x limit) of all
     that waits over the processors of the partition.
     """
-    job = request.job
+    job = entry.job
 
-    def promise(place: int) -> float:
-        return managers[place].fits_at(job, now) + managers[place].waiting_work()
+    def estimated_start(index: int) -> float:
+        return managers[index].fit_time(job, now) + managers[index].pending_work()
 
-    return [_least(promise, request, managers)]
+    return [_choose_earliest(estimated_start, entry, managers)]
 
 
-def foreseen(request: Request, now: float, seed: int, managers: Sequence[Manager]) -> Sequence[int]:
+def choose_foreseen(
+    entry: WorkloadEntry, now: float, seed: int, managers: Sequence[SimulatedManager]
+) -> Sequence[int]:
     """Where it would start first if all knew how long each job will really run."""
-    job, ran = request.job, request.ran
-    return [_least(lambda place: managers[place].plans_at(job, now, ran=ran), request, managers)]
+    job, run_time = entry.job, entry.run_time
+    return [
+        _choose_earliest(
+            lambda index: managers[index].plan_start(job, now, run_time=run_time), entry, managers
+        )
+    ]
 
 
-def _least(promise: Callable[[int], float], request: Request, managers: Sequence[Manager]) -> int:
-    able = _able(request.job, managers)
-    return min(able, key=lambda place: (promise(place), not _at_home(request, managers, place)))
+def _choose_earliest(
+    start_on: Callable[[int], float], entry: WorkloadEntry, managers: Sequence[SimulatedManager]
+) -> int:
+    eligible = _eligible_indexes(entry.job, managers)
+    return min(eligible, key=lambda index: (start_on(index), not _is_home(entry, managers, index)))
 
 
-CHOICES: dict[str, Choice] = {
-    "home": home,
-    "random": drawn,
-    "duplicates": everywhere,
-    "slurm": slurm,
-    "foreseen": foreseen,
+USER_CHOICES: dict[str, UserChoice] = {
+    "home": choose_home,
+    "random": choose_random,
+    "duplicates": choose_all,
+    "slurm": choose_like_slurm,
+    "foreseen": choose_foreseen,
 }
 
 
@@ -114,32 +132,37 @@ CHOICES: dict[str, Choice] = {
 
 
 @dataclass
-class Late:
+class LateBindingQueue:
     """One queue for all clusters, in the order of the aged key (`policies.late`)."""
 
-    managers: Sequence[Manager]
+    managers: Sequence[SimulatedManager]
     classifier: Classifier
     age: float
-    held: dict[int, tuple[float, Request]] = field(default_factory=dict)
+    waiting: dict[int, tuple[float, WorkloadEntry]] = field(default_factory=dict)
 
-    def hold(self, request: Request) -> None:
+    def add(self, entry: WorkloadEntry) -> None:
         """Take a job that has just been submitted."""
-        job = request.job
+        job = entry.job
         key = job.submitted - self.age * (self.classifier.peek(job) - 1)
-        self.held[job.id] = (key, request)
+        self.waiting[job.id] = (key, entry)
 
-    def sendable(self, now: float) -> list[tuple[Request, int]]:
+    def take_startable(self, now: float) -> list[tuple[WorkloadEntry, int]]:
         """What is sent now, and where, in order; it is held no longer."""
-        if not self.held or not any(manager.free > 0 for manager in self.managers):
+        if not self.waiting or not any(manager.free_cpus > 0 for manager in self.managers):
             return []
-        sending = LateSending({p: Room(m.facts(), now) for p, m in enumerate(self.managers)})
-        sent: list[tuple[Request, int]] = []
-        for _, request in sorted(self.held.values(), key=itemgetter(0)):
-            place = sending.choose(request.job, _able(request.job, self.managers))
-            if place is not None:
-                sent.append((request, place))
-            if sending.full:
+        late_binding = LateBinding(
+            {
+                position: BackfillCapacity(manager.cluster_info(), now)
+                for position, manager in enumerate(self.managers)
+            }
+        )
+        startable: list[tuple[WorkloadEntry, int]] = []
+        for _, entry in sorted(self.waiting.values(), key=itemgetter(0)):
+            index = late_binding.choose(entry.job, _eligible_indexes(entry.job, self.managers))
+            if index is not None:
+                startable.append((entry, index))
+            if late_binding.full:
                 break
-        for request, _ in sent:
-            del self.held[request.job.id]
-        return sent
+        for entry, _ in startable:
+            del self.waiting[entry.job.id]
+        return startable

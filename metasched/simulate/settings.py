@@ -12,23 +12,23 @@ from metasched.errors import UserError
 from metasched.model.licence import LicencePool
 from metasched.policies.local import queueing
 from metasched.policies.local import registry as named
-from metasched.policies.local.registry import make
-from metasched.policies.policy import WORDS, Policy
+from metasched.policies.local.registry import make_policy
+from metasched.policies.policy import POLICY_CHOICES, Policy
 from metasched.simulate import swf, synthetic
-from metasched.simulate.cluster_specs import parse, parse_pools, pooled
+from metasched.simulate.cluster_specs import parse_clusters, parse_licence_pools, pool_licences
 from metasched.simulate.clusters import SimulatedCluster
-from metasched.simulate.engine import THROUGH_US, Engine, Local, Schedule
-from metasched.simulate.schemes import Scheme
+from metasched.simulate.engine import THROUGH_METASCHED, LocalPolicyFactory, Schedule, Simulation
+from metasched.simulate.schemes import SubmissionScheme
 from metasched.simulate.workload import Overlay, Workload, from_trace
-from metasched.units import Unreadable, parse_duration, shown
+from metasched.units import ParseError, parse_duration, quote_for_error
 
 LUBLIN = "lublin"
-GENERATED = (*synthetic.TABLES, LUBLIN)
-_META = {f.name: f for f in fields(Policy) if f.name not in ("weights", "classes", "seed")}
-_OVERLAY = {f.name: f for f in fields(Overlay)}
-_UNIFORM = {
+GENERATORS = (*synthetic.TABLES, LUBLIN)
+_META_FIELDS = {f.name: f for f in fields(Policy) if f.name not in ("weights", "classes", "seed")}
+_OVERLAY_FIELDS = {f.name: f for f in fields(Overlay)}
+_GENERATOR_FIELDS = {
     f.name: f
-    for f in fields(synthetic.Uniform)
+    for f in fields(synthetic.UniformGenerator)
     if f.name not in ("machines", "licences", "each", "shared")
 }
 _DURATIONS = ("pull_after", "age", "default_time", "period", "half_life")
@@ -39,26 +39,26 @@ class SettingError(UserError):
 
 
 @dataclass(frozen=True)
-class Settings:
+class SimulationSettings:
     """A whole simulation, before its workload is read. `seed` is of everything that is drawn.
 
     `pools` are licences that the meta-scheduler leases, for all clusters; `pooled` makes such of
     those that clusters have of their own.
     """
 
-    policy: str = named.DEFAULT
-    meta: Policy = field(default_factory=Policy)
+    policy: str = named.DEFAULT_POLICY
+    meta_policy: Policy = field(default_factory=Policy)
     parameters: dict[str, float | str] = field(default_factory=dict)
     overlay: Overlay = field(default_factory=Overlay)
-    generated: dict[str, Any] = field(default_factory=dict)
+    generator_settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     pooled: bool = False
-    pools: tuple[LicencePool, ...] = ()
+    licence_pools: tuple[LicencePool, ...] = ()
 
-    def local(self) -> Local:
+    def policy_factory(self) -> LocalPolicyFactory:
         """What makes the policy object of a cluster. SettingError if a word is wrong."""
 
-        def made(cluster: SimulatedCluster) -> queueing.Policy:
+        def make_local_policy(cluster: SimulatedCluster) -> queueing.LocalPolicy:
             name = cluster.policy or self.policy
             parameters = {
                 key: value
@@ -66,98 +66,115 @@ class Settings:
                 if not cluster.policy or key in named.PARAMETERS.get(name, ())
             }
             try:
-                return make(name, parameters, cluster.licences)
+                return make_policy(name, parameters, cluster.licences)
             except ValueError as error:
                 raise SettingError(f"{error}, --policy or --set") from None
 
-        return made
+        return make_local_policy
 
 
 def read_settings(
-    policy: str | None, words: Sequence[str], seed: int, clusters: str | None = None
-) -> Settings:
+    policy: str | None, assignments: Sequence[str], seed: int, clusters: str | None = None
+) -> SimulationSettings:
     """Settings from the command line: `policy` is a name or a policy file. SettingError."""
-    name, meta = policy or named.DEFAULT, Policy()
+    name, meta_policy = policy or named.DEFAULT_POLICY, Policy()
     if name.endswith(".toml"):
         from metasched.config.reading import read_policy
 
-        name, meta = named.DEFAULT, read_policy(Path(name))
-    pools = parse_pools(clusters) if clusters is not None else ()
-    settings = Settings(policy=name, meta=replace(meta, seed=seed), seed=seed, pools=pools)
-    for word in words:
-        settings = _set(settings, word)
-    settings.local()(SimulatedCluster(name="c1", cpus=1))
+        name, meta_policy = named.DEFAULT_POLICY, read_policy(Path(name))
+    licence_pools = parse_licence_pools(clusters) if clusters is not None else ()
+    settings = SimulationSettings(
+        policy=name,
+        meta_policy=replace(meta_policy, seed=seed),
+        seed=seed,
+        licence_pools=licence_pools,
+    )
+    for assignment in assignments:
+        settings = _apply_assignment(settings, assignment)
+    settings.policy_factory()(SimulatedCluster(name="c1", cpus=1))
     return settings
 
 
-def _set(settings: Settings, word: str) -> Settings:
-    key, equals, text = word.partition("=")
-    if not equals or not text:
-        raise SettingError(f"{shown(word)} sets nothing, --set; write it as load=paper")
-    own = named.PARAMETERS.get(settings.policy, ())
+def _apply_assignment(settings: SimulationSettings, assignment: str) -> SimulationSettings:
+    key, separator, text = assignment.partition("=")
+    if not separator or not text:
+        raise SettingError(
+            f"{quote_for_error(assignment)} sets nothing, --set; write it as load=paper"
+        )
+    policy_parameters = named.PARAMETERS.get(settings.policy, ())
     try:
-        if key in own:
-            value: Any = text if key in ("run", "late") else _number(key, text)
+        if key in policy_parameters:
+            value: Any = text if key in ("run", "late") else _parse_number(key, text)
             return replace(settings, parameters={**settings.parameters, key: value})
         if key == "pooled":
-            return replace(settings, pooled=_value("bool", key, text))
-        if key in _META:
-            return replace(settings, meta=_changed(settings.meta, key, text))
-        if key in _OVERLAY:
-            return replace(settings, overlay=_changed(settings.overlay, key, text))
-        if key in _UNIFORM or key in ("jobs", "cpus"):
-            value = _value(_UNIFORM[key].type if key in _UNIFORM else "int", key, text)
-            return replace(settings, generated={**settings.generated, key: value})
-    except (ValueError, Unreadable) as error:
+            return replace(settings, pooled=_parse_value("bool", key, text))
+        if key in _META_FIELDS:
+            return replace(settings, meta_policy=_replace_field(settings.meta_policy, key, text))
+        if key in _OVERLAY_FIELDS:
+            return replace(settings, overlay=_replace_field(settings.overlay, key, text))
+        if key in _GENERATOR_FIELDS or key in ("jobs", "cpus"):
+            value = _parse_value(
+                _GENERATOR_FIELDS[key].type if key in _GENERATOR_FIELDS else "int", key, text
+            )
+            return replace(settings, generator_settings={**settings.generator_settings, key: value})
+    except (ValueError, ParseError) as error:
         raise SettingError(f"{error}, --set {key}") from None
-    known = (*own, "pooled", *_META, *_OVERLAY, *_UNIFORM)
-    close = get_close_matches(key, known, n=1)
-    mend = f"write {close[0]}" if close else f"known are {', '.join(sorted(set(known)))}"
-    raise SettingError(f"unknown key {shown(key)}, --set; {mend}")
+    known_keys = (*policy_parameters, "pooled", *_META_FIELDS, *_OVERLAY_FIELDS, *_GENERATOR_FIELDS)
+    close_matches = get_close_matches(key, known_keys, n=1)
+    suggestion = (
+        f"write {close_matches[0]}"
+        if close_matches
+        else f"known are {', '.join(sorted(set(known_keys)))}"
+    )
+    raise SettingError(f"unknown key {quote_for_error(key)}, --set; {suggestion}")
 
 
 T = TypeVar("T", Policy, Overlay)
 
 
-def _changed(of: T, key: str, text: str) -> T:
-    kind = {f.name: f.type for f in fields(of)}[key]
-    return replace(of, **{key: _value(kind, key, text)})
+def _replace_field(record: T, key: str, text: str) -> T:
+    annotation = {f.name: f.type for f in fields(record)}[key]
+    return replace(record, **{key: _parse_value(annotation, key, text)})
 
 
-def _value(kind: object, key: str, text: str) -> Any:
+def _parse_value(annotation: object, key: str, text: str) -> Any:
     """The word as what the field holds; `kind` is the annotation as written."""
-    match str(kind):
+    match str(annotation):
         case "bool":
             if text not in ("true", "false"):
-                raise ValueError(f'{shown(text)} is neither "true" nor "false"; write one of them')
+                raise ValueError(
+                    f'{quote_for_error(text)} is neither "true" nor "false"; write one of them'
+                )
             return text == "true"
         case "int":
-            number = _number(key, text)
+            number = _parse_number(key, text)
             if number != int(number):
-                raise ValueError(f"{shown(text)} is no whole number; write one")
+                raise ValueError(f"{quote_for_error(text)} is no whole number; write one")
             return int(number)
         case "float":
-            return _number(key, text)
+            return _parse_number(key, text)
         case "Range" | "tuple[float, float]" | "tuple[int, int]":
-            low, mark, high = text.partition(":")
-            bounds = (_number(key, low), _number(key, high if mark else low))
-            whole = "int" in str(kind)
-            return (int(bounds[0]), int(bounds[1])) if whole else bounds
+            low, separator, high = text.partition(":")
+            bounds = (_parse_number(key, low), _parse_number(key, high if separator else low))
+            are_whole = "int" in str(annotation)
+            return (int(bounds[0]), int(bounds[1])) if are_whole else bounds
         case _:
-            if text not in WORDS[key]:
-                raise ValueError(f"{shown(text)} is unknown; write {' or '.join(WORDS[key])}")
+            if text not in POLICY_CHOICES[key]:
+                raise ValueError(
+                    f"{quote_for_error(text)} is unknown; write {' or '.join(POLICY_CHOICES[key])}"
+                )
             return text
 
 
-def _number(key: str, text: str) -> float:
+def _parse_number(key: str, text: str) -> float:
     if key in _DURATIONS and not text.replace(".", "", 1).isdecimal():
         return parse_duration(text)
     try:
         number = float(text)
     except ValueError:
-        raise ValueError(f"{shown(text)} is no number; write one") from None
+        raise ValueError(f"{quote_for_error(text)} is no number; write one") from None
     if not 0 <= number < 1e12:
-        raise ValueError(f"{shown(text)} is no sensible number; write 0 or more")
+        raise ValueError(f"{quote_for_error(text)} is no sensible number; write 0 or more")
     return number
 
 
@@ -165,35 +182,37 @@ def _number(key: str, text: str) -> float:
 
 
 def read_workload(
-    word: str, clusters: str | None, jobs: str | None, settings: Settings
+    source: str, clusters: str | None, jobs: str | None, settings: SimulationSettings
 ) -> tuple[Workload, tuple[SimulatedCluster, ...]]:
     """The workload that a word means, a file or a generator, and what it runs on.
 
     UserError in one line if there is none, or nothing to run it on.
     """
-    if word in GENERATED and not Path(word).exists():
-        workload, own = _generated(word, settings)
+    if source in GENERATORS and not Path(source).exists():
+        workload, default_clusters = _generate(source, settings)
     else:
-        if settings.generated:
-            key = next(iter(settings.generated))
+        if settings.generator_settings:
+            key = next(iter(settings.generator_settings))
             raise SettingError(
-                f"{key} belongs to generated workloads, --set; {word} is a trace, leave it out"
+                f"{key} belongs to generated workloads, --set; {source} is a trace, leave it out"
             )
-        workload, own = from_trace(Path(word).name, swf.read(Path(word))), ()
+        workload, default_clusters = from_trace(Path(source).name, swf.read_trace(Path(source))), ()
         if workload.processors is not None:
-            own = (SimulatedCluster(name="c1", cpus=workload.processors),)
-    chosen = parse(clusters) if clusters is not None else own
-    if not chosen:
+            default_clusters = (SimulatedCluster(name="c1", cpus=workload.processors),)
+    selected = parse_clusters(clusters) if clusters is not None else default_clusters
+    if not selected:
         raise SettingError(
-            f"{word} does not say how many processors its machine had; add --clusters"
+            f"{source} does not say how many processors its machine had; add --clusters"
         )
-    workload = workload.part(*_slice(jobs)) if jobs is not None else workload
-    if not workload.requests:
-        raise SettingError(f"no job is left of {word}, --jobs {jobs}; choose others")
-    return settings.overlay.over(workload, settings.seed), _with_licences(chosen, settings.overlay)
+    workload = workload.subset(*_parse_range(jobs)) if jobs is not None else workload
+    if not workload.entries:
+        raise SettingError(f"no job is left of {source}, --jobs {jobs}; choose others")
+    return settings.overlay.apply(workload, settings.seed), _add_licences(
+        selected, settings.overlay
+    )
 
 
-def _with_licences(
+def _add_licences(
     clusters: tuple[SimulatedCluster, ...], overlay: Overlay
 ) -> tuple[SimulatedCluster, ...]:
     """Licences that are laid over a workload have, on each cluster, a copy for 16 processors."""
@@ -203,7 +222,10 @@ def _with_licences(
         replace(
             cluster,
             licences={
-                **{f"l{n}": max(1, cluster.cpus // 16) for n in range(1, overlay.licences + 1)},
+                **{
+                    f"l{number}": max(1, cluster.cpus // 16)
+                    for number in range(1, overlay.licences + 1)
+                },
                 **cluster.licences,
             },
         )
@@ -211,28 +233,32 @@ def _with_licences(
     )
 
 
-def _generated(word: str, settings: Settings) -> tuple[Workload, tuple[SimulatedCluster, ...]]:
-    given = settings.generated
-    if word == LUBLIN:
-        if unknown := [key for key in given if key not in ("jobs", "cpus")]:
+def _generate(
+    name: str, settings: SimulationSettings
+) -> tuple[Workload, tuple[SimulatedCluster, ...]]:
+    arguments = settings.generator_settings
+    if name == LUBLIN:
+        if unknown := [key for key in arguments if key not in ("jobs", "cpus")]:
             raise SettingError(f"lublin has no {unknown[0]}, --set; it has jobs and cpus")
-        jobs, cpus = given.get("jobs", 10000), given.get("cpus", 128)
+        jobs, cpus = arguments.get("jobs", 10000), arguments.get("cpus", 128)
         if isinstance(cpus, tuple):
             cpus = cpus[1]
         if not 1 <= cpus <= 10**6:
             raise SettingError(f"{cpus} processors, --set cpus; write 1 to 1000000")
-        workload, clusters = synthetic.lublin(jobs, cpus, settings.seed)
+        workload, clusters = synthetic.generate_lublin(jobs, cpus, settings.seed)
         return workload, clusters
-    uniform = replace(synthetic.TABLES[word], **given)
-    workload, clusters = uniform.grid(word, settings.seed)
+    generator = replace(synthetic.TABLES[name], **arguments)
+    workload, clusters = generator.generate(name, settings.seed)
     return workload, clusters
 
 
-def _slice(text: str) -> tuple[int | None, int | None]:
-    first, colon, last = text.partition(":")
-    if not colon or not all(w == "" or (w.isascii() and w.isdecimal()) for w in (first, last)):
+def _parse_range(text: str) -> tuple[int | None, int | None]:
+    first, separator, last = text.partition(":")
+    if not separator or not all(
+        bound == "" or (bound.isascii() and bound.isdecimal()) for bound in (first, last)
+    ):
         raise SettingError(
-            f"{shown(text)} is no range, --jobs; write 0:1000 for the first thousand"
+            f"{quote_for_error(text)} is no range, --jobs; write 0:1000 for the first thousand"
         )
     return int(first) if first else None, int(last) if last else None
 
@@ -240,18 +266,24 @@ def _slice(text: str) -> tuple[int | None, int | None]:
 def simulate(
     workload: Workload,
     clusters: Sequence[SimulatedCluster],
-    settings: Settings,
+    settings: SimulationSettings,
     progress: Callable[[int], None] | None = None,
-    scheme: Scheme = THROUGH_US,
+    scheme: SubmissionScheme = THROUGH_METASCHED,
 ) -> Schedule:
     """One run. UserError if it cannot be."""
-    pools = settings.pools
+    licence_pools = settings.licence_pools
     if settings.pooled:
-        clusters, pools = pooled(clusters)
-        if not pools:
+        clusters, licence_pools = pool_licences(clusters)
+        if not licence_pools:
             raise SettingError(
                 "no cluster has licences of its own, --set pooled; leave it out or add licences"
             )
-    return Engine(
-        workload, clusters, settings.meta, settings.local(), progress, scheme, pools
+    return Simulation(
+        workload,
+        clusters,
+        settings.meta_policy,
+        settings.policy_factory(),
+        progress,
+        scheme,
+        licence_pools,
     ).run()

@@ -18,20 +18,20 @@ from typing import IO, NamedTuple
 from metasched.errors import UserError
 
 GZIP_MAGIC = b"\x1f\x8b"
-BATCH = 1000  # lines that are read at a time
+LINES_PER_BATCH = 1000  # lines that are read at a time
 
 
 class WorkloadError(UserError):
     """A workload that cannot be run; the message names the file and the line."""
 
 
-class Record(NamedTuple):
+class SwfRecord(NamedTuple):
     """One job of a trace, as written: seconds, processors, kilobytes; -1 where not known."""
 
     number: int
     submitted: float
-    waited: float
-    ran: float
+    wait_time: float
+    run_time: float
     allocated: float
     cpu_time: float
     memory: float
@@ -44,7 +44,7 @@ class Record(NamedTuple):
     application: float
     queue: float
     partition: float
-    preceding: float
+    preceding_job: float
     think_time: float
 
     @property
@@ -55,17 +55,17 @@ class Record(NamedTuple):
     @property
     def estimated(self) -> float:
         """Seconds asked for, else the run time."""
-        return self.requested_time if self.requested_time > 0 else self.ran
+        return self.requested_time if self.requested_time > 0 else self.run_time
 
 
-FIELDS = len(Record._fields)
+FIELD_COUNT = len(SwfRecord._fields)
 
 
-class Trace(NamedTuple):
+class SwfTrace(NamedTuple):
     """A trace: `header` maps each label of the header to its values, in order."""
 
     header: dict[str, list[str]]
-    records: list[Record]
+    records: list[SwfRecord]
 
     @property
     def processors(self) -> int | None:
@@ -77,29 +77,31 @@ class Trace(NamedTuple):
         return None
 
 
-def read(path: Path) -> Trace:
+def read_trace(path: Path) -> SwfTrace:
     """The trace in a file. WorkloadError, with the line, if it is no sorted SWF."""
     header: dict[str, list[str]] = {}
-    records: list[Record] = []
-    for number, lines in _batches(path):
-        last = records[-1].submitted if records else 0.0
-        records += _jobs(lines, last) or _mixed(lines, last, header, path, number)
+    records: list[SwfRecord] = []
+    for number, lines in _read_batches(path):
+        last_submission = records[-1].submitted if records else 0.0
+        records += _parse_job_lines(lines, last_submission) or _parse_mixed_lines(
+            lines, last_submission, header, path, number
+        )
     if not records:
         raise WorkloadError(f"no job, {path}; give a trace in the Standard Workload Format")
-    return Trace(header, records)
+    return SwfTrace(header, records)
 
 
-def _batches(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _read_batches(path: Path) -> Iterator[tuple[int, list[str]]]:
     """The lines of a file, many at a time, with the number of the first."""
     number = 1
     lines: list[str] = []
     try:
         with open(path, "rb") as file:
-            zipped = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-        opened: IO[str]
-        with (gzip.open if zipped else open)(path, "rt", encoding="latin-1") as opened:
+            gzipped = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        stream: IO[str]
+        with (gzip.open if gzipped else open)(path, "rt", encoding="latin-1") as stream:
             while True:
-                lines.extend(islice(opened, BATCH))
+                lines.extend(islice(stream, LINES_PER_BATCH))
                 if not lines:
                     return
                 yield number, lines
@@ -113,30 +115,30 @@ def _batches(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise WorkloadError(f"{error.strerror or error}, {path}; name a readable trace") from None
 
 
-def _jobs(lines: list[str], last: float) -> list[Record] | None:
+def _parse_job_lines(lines: list[str], last_submission: float) -> list[SwfRecord] | None:
     """The records of lines that are nothing but jobs, in order after `last`; else None.
 
     All numbers of a batch are made and checked together, which takes a third of the time.
     """
     rows = [line.split() for line in lines]
-    if {len(row) for row in rows} != {FIELDS}:
+    if {len(row) for row in rows} != {FIELD_COUNT}:
         return None
     try:
         values = [*map(float, chain.from_iterable(rows))]
     except ValueError:
         return None
-    columns: list[list[float]] = [values[field::FIELDS] for field in range(FIELDS)]
+    columns: list[list[float]] = [values[field::FIELD_COUNT] for field in range(FIELD_COUNT)]
     times = columns[1]
-    if not math.isfinite(sum(values)) or any(map(gt, [last, *times], times)):
+    if not math.isfinite(sum(values)) or any(map(gt, [last_submission, *times], times)):
         return None
-    return [*map(Record._make, zip(map(int, columns[0]), *columns[1:], strict=True))]
+    return [*map(SwfRecord._make, zip(map(int, columns[0]), *columns[1:], strict=True))]
 
 
-def _mixed(
-    lines: list[str], last: float, header: dict[str, list[str]], path: Path, first: int
-) -> list[Record]:
+def _parse_mixed_lines(
+    lines: list[str], last_submission: float, header: dict[str, list[str]], path: Path, first: int
+) -> list[SwfRecord]:
     """The records of any lines, and what they add to the header. WorkloadError as `read`."""
-    records: list[Record] = []
+    records: list[SwfRecord] = []
     for number, line in enumerate(lines, first):
         if line.startswith(";"):
             label, colon, text = line[1:].partition(":")
@@ -145,26 +147,26 @@ def _mixed(
             continue
         if not line or line.isspace():
             continue
-        record = _record(line, path, number)
-        if record.submitted < last:
+        record = _parse_job_line(line, path, number)
+        if record.submitted < last_submission:
             raise WorkloadError(
                 f"job {record.number} was submitted before the one above it, {path} line {number}; "
                 "sort the jobs by their submission"
             )
-        last = record.submitted
+        last_submission = record.submitted
         records.append(record)
     return records
 
 
-def _record(line: str, path: Path, number: int) -> Record:
-    words = line.split()
-    if len(words) < FIELDS:
+def _parse_job_line(line: str, path: Path, number: int) -> SwfRecord:
+    texts = line.split()
+    if len(texts) < FIELD_COUNT:
         raise WorkloadError(
-            f"{len(words)} fields instead of {FIELDS}, {path} line {number}; "
+            f"{len(texts)} fields instead of {FIELD_COUNT}, {path} line {number}; "
             "the file is no SWF trace, or is cut off"
         )
     try:
-        values = [float(word) for word in words[:FIELDS]]
+        values = [float(text) for text in texts[:FIELD_COUNT]]
     except ValueError:
         raise WorkloadError(
             f"a field that is no number, {path} line {number}; the file is no SWF trace"
@@ -173,15 +175,15 @@ def _record(line: str, path: Path, number: int) -> Record:
         raise WorkloadError(f"a field that is no finite number, {path} line {number}; mend it")
     if values[1] < 0:
         raise WorkloadError(f"a submission before the origin, {path} line {number}; mend it")
-    return Record(int(values[0]), *values[1:])
+    return SwfRecord(int(values[0]), *values[1:])
 
 
-def write(path: Path, records: Iterable[Record], header: dict[str, list[str]]) -> None:
+def write_trace(path: Path, records: Iterable[SwfRecord], header: dict[str, list[str]]) -> None:
     """Write a trace; gzipped if the name ends in .gz."""
-    opened: IO[str]
-    with (gzip.open if path.suffix == ".gz" else open)(path, "wt", encoding="latin-1") as opened:
+    stream: IO[str]
+    with (gzip.open if path.suffix == ".gz" else open)(path, "wt", encoding="latin-1") as stream:
         for label, texts in header.items():
             for text in texts:
-                opened.write(f"; {label}: {text}\n")
+                stream.write(f"; {label}: {text}\n")
         for record in records:
-            opened.write(" ".join(f"{value:.15g}" for value in record) + "\n")
+            stream.write(" ".join(f"{value:.15g}" for value in record) + "\n")

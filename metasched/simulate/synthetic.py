@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from metasched.model.job import Job
 from metasched.simulate.clusters import Machine, SimulatedCluster
-from metasched.simulate.workload import Request, Workload
+from metasched.simulate.workload import Workload, WorkloadEntry
 
 Range = tuple[float, float]
 
 
-class Grid(NamedTuple):
+class Scenario(NamedTuple):
     """A workload and the clusters that it runs on."""
 
     workload: Workload
@@ -28,7 +28,7 @@ class Grid(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Uniform:
+class UniformGenerator:
     """Jobs and machines drawn from uniform ranges, with exponential times between submissions.
 
     `machines` is the size of each cluster, the most powerful first. `estimated` and `margin`
@@ -55,66 +55,70 @@ class Uniform:
     no_deadline: float = 0.0
     shared: bool = False
 
-    def grid(self, name: str, seed: int) -> Grid:
+    def generate(self, name: str, seed: int) -> Scenario:
         """The workload and the clusters of one seed."""
         clusters = tuple(
-            self._cluster(f"c{place}", size, Random(f"{seed}/cluster/{place}"))
-            for place, size in enumerate(self.machines, 1)
+            self._draw_cluster(f"c{number}", size, Random(f"{seed}/cluster/{number}"))
+            for number, size in enumerate(self.machines, 1)
         )
-        return Grid(Workload(name, self._requests(Random(f"{seed}/jobs"))), clusters)
+        return Scenario(Workload(name, self._draw_entries(Random(f"{seed}/jobs"))), clusters)
 
-    def _cluster(self, called: str, size: int, draw: Random) -> SimulatedCluster:
+    def _draw_cluster(self, cluster_name: str, size: int, rng: Random) -> SimulatedCluster:
         machines = [
             Machine(
-                draw.randint(*self.machine_cpus),
-                draw.uniform(*self.benchmark),
-                frozenset(name for name in self._names() if draw.random() < self.suitability),
+                rng.randint(*self.machine_cpus),
+                rng.uniform(*self.benchmark),
+                frozenset(
+                    name for name in self._licence_names() if rng.random() < self.suitability
+                ),
             )
             for _ in range(size)
         ]
         # the largest job must fit somewhere, whatever was drawn
-        largest = max(range(size), key=lambda place: machines[place].cpus)
+        largest = max(range(size), key=lambda index: machines[index].cpus)
         if machines[largest].cpus < self.cpus[1]:
             machines[largest] = replace(machines[largest], cpus=self.cpus[1])
         usable = Counter(licence for machine in machines for licence in machine.licences or ())
         copies = {
-            licence: max(1, round(draw.uniform(*self.ratio) * usable[licence]))
-            for licence in self._names()
+            licence: max(1, round(rng.uniform(*self.ratio) * usable[licence]))
+            for licence in self._licence_names()
         }
-        return SimulatedCluster.of_machines(called, machines, shared=self.shared, licences=copies)
+        return SimulatedCluster.of_machines(
+            cluster_name, machines, shared=self.shared, licences=copies
+        )
 
-    def _requests(self, draw: Random) -> tuple[Request, ...]:
-        requests, now = [], 0.0
-        for place in range(1, self.jobs + 1):
-            estimated, margin = draw.uniform(*self.estimated), draw.uniform(*self.margin)
-            bound = draw.random() >= self.no_deadline
+    def _draw_entries(self, rng: Random) -> tuple[WorkloadEntry, ...]:
+        entries, now = [], 0.0
+        for number in range(1, self.jobs + 1):
+            estimated, margin = rng.uniform(*self.estimated), rng.uniform(*self.margin)
+            has_deadline = rng.random() >= self.no_deadline
             job = Job(
-                id=place,
+                id=number,
                 submitted=now,
                 estimated=estimated,
-                cpus=draw.randint(*self.cpus),
-                deadline=now + estimated + margin if bound else None,
-                benchmark=draw.uniform(*self.benchmark),
-                licences=self._asked(draw),
+                cpus=rng.randint(*self.cpus),
+                deadline=now + estimated + margin if has_deadline else None,
+                benchmark=rng.uniform(*self.benchmark),
+                licences=self._draw_licences(rng),
             )
-            requests.append(Request(job, estimated, place))
-            now += draw.expovariate(1 / self.inter_arrival) if self.inter_arrival > 0 else 0.0
-        return tuple(requests)
+            entries.append(WorkloadEntry(job, estimated, number))
+            now += rng.expovariate(1 / self.inter_arrival) if self.inter_arrival > 0 else 0.0
+        return tuple(entries)
 
-    def _asked(self, draw: Random) -> Mapping[str, int]:
-        names = self._names()
+    def _draw_licences(self, rng: Random) -> Mapping[str, int]:
+        names = self._licence_names()
         if self.each:
-            return {name: 1 for name in names if draw.random() < self.needs}
-        if draw.random() >= self.needs:
+            return {name: 1 for name in names if rng.random() < self.needs}
+        if rng.random() >= self.needs:
             return {}
-        return dict.fromkeys(draw.sample(names, draw.randint(1, len(names))), 1)
+        return dict.fromkeys(rng.sample(names, rng.randint(1, len(names))), 1)
 
-    def _names(self) -> list[str]:
+    def _licence_names(self) -> list[str]:
         return [f"l{number}" for number in range(1, self.licences + 1)]
 
 
 # Pasquali 2008; what the tables leave open is said in docs/experiments.md.
-FLEXIBLE = Uniform(  # Table 1
+FLEXIBLE = UniformGenerator(  # Table 1
     machines=(100,),
     licences=20,
     jobs=1000,
@@ -123,7 +127,7 @@ FLEXIBLE = Uniform(  # Table 1
     benchmark=(100, 500),
     margin=(30, 250),
 )
-CONVERGENT = Uniform(  # Table 4
+CONVERGENT = UniformGenerator(  # Table 4
     machines=(150,),
     licences=20,
     jobs=1500,
@@ -135,7 +139,7 @@ CONVERGENT = Uniform(  # Table 4
     ratio=(0.55, 0.65),
     no_deadline=0.3,
 )
-TWO_LEVEL = Uniform(  # Table 6
+TWO_LEVEL = UniformGenerator(  # Table 6
     machines=(120, 60, 30, 15),
     licences=20,
     jobs=5000,
@@ -149,7 +153,7 @@ TWO_LEVEL = Uniform(  # Table 6
     no_deadline=0.3,
     shared=True,
 )
-PLANS = Uniform(  # Table 13
+PLANS = UniformGenerator(  # Table 13
     machines=(150,),
     licences=0,
     jobs=3000,
@@ -172,46 +176,46 @@ _SHORT, _LONG = (4.2, 0.94), (312.0, 0.03)  # gamma (shape, scale) of the logari
 _LONGEST, _LONGEST_GAP = 12.0, 13.0  # logarithms of seconds: 45 hours, 5 days
 _SLOPE, _INTERCEPT = -0.0054, 0.78  # of the share of short jobs, by processors
 _GAP = (10.2303, 0.4871)  # gamma of the logarithm of the time to the next submission
-_SLOTS = (8.1737, 3.9631)  # gamma of the half hour of the day, from _DAYBREAK on
+_DAYTIME = (8.1737, 3.9631)  # gamma of the half hour of the day, from _DAYBREAK on
 _DAYBREAK, _HALF_HOURS = 11, 48
 
 
-def lublin(jobs: int, cpus: int, seed: int) -> Grid:
+def generate_lublin(jobs: int, cpus: int, seed: int) -> Scenario:
     """`jobs` jobs for one cluster of `cpus` counted processors; estimates are exact.
 
     Lublin and Feitelson 2003: sizes two-stage uniform in their logarithm with serial jobs and
     powers of two favoured, run times hyper-gamma in their logarithm and correlated with the size,
     times between submissions gamma in their logarithm with a daily cycle.
     """
-    draw = Random(f"{seed}/lublin")
+    rng = Random(f"{seed}/lublin")
     cycle = _daily_cycle()
-    requests, now = [], 0.0
-    for place in range(1, jobs + 1):
-        size = _size(draw, math.log2(cpus)) if cpus > 1 else 1
-        share = min(max(_SLOPE * size + _INTERCEPT, 0.0), 1.0)
-        shape_and_scale = _SHORT if draw.random() < share else _LONG
-        ran = max(1.0, round(math.exp(min(draw.gammavariate(*shape_and_scale), _LONGEST))))
-        job = Job.plain(id=place, submitted=now, estimated=ran, cpus=size, user="")
-        requests.append(Request(job, ran, place))
-        now += _next_gap(draw, cycle, now)
+    entries, now = [], 0.0
+    for number in range(1, jobs + 1):
+        size = _draw_size(rng, math.log2(cpus)) if cpus > 1 else 1
+        short_share = min(max(_SLOPE * size + _INTERCEPT, 0.0), 1.0)
+        shape_and_scale = _SHORT if rng.random() < short_share else _LONG
+        run_time = max(1.0, round(math.exp(min(rng.gammavariate(*shape_and_scale), _LONGEST))))
+        job = Job.minimal(id=number, submitted=now, estimated=run_time, cpus=size, user="")
+        entries.append(WorkloadEntry(job, run_time, number))
+        now += _draw_gap(rng, cycle, now)
     cluster = SimulatedCluster(name="c1", cpus=cpus)
-    return Grid(Workload("lublin", tuple(requests), cpus), (cluster,))
+    return Scenario(Workload("lublin", tuple(entries), cpus), (cluster,))
 
 
-def _size(draw: Random, highest: float) -> int:
-    if draw.random() < _SERIAL:
+def _draw_size(rng: Random, highest: float) -> int:
+    if rng.random() < _SERIAL:
         return 1
     middle = max(highest - _MIDDLE_BELOW_HIGH, _LOW)
-    low, high = (_LOW, middle) if draw.random() < _PROBABILITY_LOW else (middle, highest)
-    exponent = draw.uniform(low, high)
-    if draw.random() < _POWER_OF_TWO:
+    low, high = (_LOW, middle) if rng.random() < _PROBABILITY_LOW else (middle, highest)
+    exponent = rng.uniform(low, high)
+    if rng.random() < _POWER_OF_TWO:
         exponent = round(exponent)
     return max(1, min(round(2**exponent), int(2**highest)))
 
 
 def _daily_cycle() -> list[float]:
     """How fast the clock of submissions runs in each half hour of the day: its mean is 1."""
-    shape, scale = _SLOTS
+    shape, scale = _DAYTIME
     weights = [0.0] * _HALF_HOURS
     for slot in range(_HALF_HOURS):
         x = slot + 0.5
@@ -220,13 +224,13 @@ def _daily_cycle() -> list[float]:
     return [weight * _HALF_HOURS / total for weight in weights]
 
 
-def _next_gap(draw: Random, cycle: list[float], now: float) -> float:
+def _draw_gap(rng: Random, cycle: list[float], now: float) -> float:
     """Seconds to the next submission: the drawn gap, passed at the speed of the time of day."""
-    left, passed = math.exp(min(draw.gammavariate(*_GAP), _LONGEST_GAP)), 0.0
+    remaining, elapsed = math.exp(min(rng.gammavariate(*_GAP), _LONGEST_GAP)), 0.0
     while True:
-        inside = 1800.0 - (now + passed) % 1800.0
-        speed = cycle[int((now + passed) // 1800.0) % _HALF_HOURS]
-        if left <= inside * speed:
-            return passed + left / speed
-        left -= inside * speed
-        passed += inside
+        rest_of_slot = 1800.0 - (now + elapsed) % 1800.0
+        speed = cycle[int((now + elapsed) // 1800.0) % _HALF_HOURS]
+        if remaining <= rest_of_slot * speed:
+            return elapsed + remaining / speed
+        remaining -= rest_of_slot * speed
+        elapsed += rest_of_slot

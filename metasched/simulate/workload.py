@@ -9,12 +9,12 @@ from random import Random
 from typing import NamedTuple
 
 from metasched.model.job import Job
-from metasched.simulate.swf import Record, Trace
+from metasched.simulate.swf import SwfRecord, SwfTrace
 
-LEAST = 1.0  # seconds: the estimate of a job that asks for no time and took none
+MIN_ESTIMATE = 1.0  # seconds: the estimate of a job that asks for no time and took none
 
 
-class Request(NamedTuple):
+class WorkloadEntry(NamedTuple):
     """One job to simulate. `job.id` counts from 1 in the order of the workload.
 
     `number` is its name in the trace; it runs `ran` seconds on a machine of its `benchmark`;
@@ -23,7 +23,7 @@ class Request(NamedTuple):
     """
 
     job: Job
-    ran: float
+    run_time: float
     number: int
     home: str = ""
     direct: bool = False
@@ -34,79 +34,83 @@ class Workload:
     """Jobs in the order of their submission. `dropped` counts those left out, by cause."""
 
     name: str
-    requests: tuple[Request, ...]
+    entries: tuple[WorkloadEntry, ...]
     processors: int | None = None  # of the machine that the trace comes from
     dropped: Mapping[str, int] = field(default_factory=dict)
 
-    def part(self, first: int | None, last: int | None) -> Workload:
+    def subset(self, first: int | None, last: int | None) -> Workload:
         """The jobs at places first..last-1, counted from 0 as Python's slices are."""
-        return replace(self, requests=tuple(_renumbered(self.requests[first:last])))
+        return replace(self, entries=tuple(_renumber(self.entries[first:last])))
 
 
-def from_trace(name: str, trace: Trace, partitions: bool = False) -> Workload:
+def from_trace(name: str, trace: SwfTrace, partitions: bool = False) -> Workload:
     """The jobs of a trace; those without processors or with a negative run time are dropped.
 
     `partitions`: each job's home is the partition that the trace names.
     """
     dropped: Counter[str] = Counter()
-    requests: list[Request] = []
-    names: dict[float, str] = {}  # of users
+    entries: list[WorkloadEntry] = []
+    user_names: dict[float, str] = {}  # of users
     for record in trace.records:
         cpus = record.cpus
         if cpus <= 0:
             dropped["no processors"] += 1
-        elif record.ran < 0:
+        elif record.run_time < 0:
             dropped["negative run time"] += 1
         else:
-            user = names.get(record.user)
+            user = user_names.get(record.user)
             if user is None:
-                user = names[record.user] = f"{record.user:.0f}" if record.user >= 0 else ""
-            requests.append(_request(record, cpus, len(requests) + 1, user, partitions))
-    return Workload(name, tuple(requests), trace.processors, dict(dropped))
+                user = user_names[record.user] = f"{record.user:.0f}" if record.user >= 0 else ""
+            entries.append(_make_entry(record, cpus, len(entries) + 1, user, partitions))
+    return Workload(name, tuple(entries), trace.processors, dict(dropped))
 
 
-def _request(record: Record, cpus: int, place: int, user: str, partitions: bool) -> Request:
-    estimated = record.estimated or LEAST
-    job = Job.plain(id=place, submitted=record.submitted, estimated=estimated, cpus=cpus, user=user)
+def _make_entry(
+    record: SwfRecord, cpus: int, job_id: int, user: str, partitions: bool
+) -> WorkloadEntry:
+    estimated = record.estimated or MIN_ESTIMATE
+    job = Job.minimal(
+        id=job_id, submitted=record.submitted, estimated=estimated, cpus=cpus, user=user
+    )
     home = f"{record.partition:.0f}" if partitions and record.partition >= 0 else ""
-    return Request(job, record.ran, record.number, home)
+    return WorkloadEntry(job, record.run_time, record.number, home)
 
 
-def to_trace(workload: Workload) -> Trace:
+def to_trace(workload: Workload) -> SwfTrace:
     """The workload as records of a trace; what SWF has no field for is lost."""
     records = [
-        Record(
-            number=request.number,
-            submitted=request.job.submitted,
-            waited=-1,
-            ran=request.ran,
+        SwfRecord(
+            number=entry.number,
+            submitted=entry.job.submitted,
+            wait_time=-1,
+            run_time=entry.run_time,
             allocated=-1,
             cpu_time=-1,
             memory=-1,
-            requested_cpus=request.job.cpus,
-            requested_time=request.job.estimated,
+            requested_cpus=entry.job.cpus,
+            requested_time=entry.job.estimated,
             requested_memory=-1,
             status=1,
-            user=int(request.job.user) if request.job.user.isdecimal() else -1,
+            user=int(entry.job.user) if entry.job.user.isdecimal() else -1,
             group=-1,
             application=-1,
             queue=-1,
-            partition=int(request.home) if request.home.isdecimal() else -1,
-            preceding=-1,
+            partition=int(entry.home) if entry.home.isdecimal() else -1,
+            preceding_job=-1,
             think_time=-1,
         )
-        for request in workload.requests
+        for entry in workload.entries
     ]
     header = {"Version": ["2.2"], "MaxJobs": [str(len(records))]}
     if workload.processors is not None:
         header["MaxProcs"] = [str(workload.processors)]
-    return Trace(header, records)
+    return SwfTrace(header, records)
 
 
-def _renumbered(requests: Iterable[Request]) -> list[Request]:
+def _renumber(entries: Iterable[WorkloadEntry]) -> list[WorkloadEntry]:
     return [
-        request if request.job.id == place else request._replace(job=replace(request.job, id=place))
-        for place, request in enumerate(requests, 1)
+        entry if entry.job.id == number else entry._replace(job=replace(entry.job, id=number))
+        for number, entry in enumerate(entries, 1)
     ]
 
 
@@ -142,56 +146,60 @@ class Overlay:
         if not 0 < self.pace < 1e6:
             raise ValueError(f"pace is {self.pace}; it must be a positive number")
 
-    def over(self, workload: Workload, seed: int) -> Workload:
+    def apply(self, workload: Workload, seed: int) -> Workload:
         """The workload with these rules laid over it."""
         if self == Overlay():
             return workload
-        origin = workload.requests[0].job.submitted if workload.requests else 0.0
-        requests = [
-            request._replace(job=self._changed(request, seed, origin))
-            for request in workload.requests
+        origin = workload.entries[0].job.submitted if workload.entries else 0.0
+        entries = [
+            entry._replace(job=self._apply_to_job(entry, seed, origin))
+            for entry in workload.entries
         ]
-        return replace(workload, requests=tuple(requests))
+        return replace(workload, entries=tuple(entries))
 
-    def _changed(self, request: Request, seed: int, origin: float) -> Job:
-        job = request.job
-        draw = Random(f"{seed}/{request.number}")
+    def _apply_to_job(self, entry: WorkloadEntry, seed: int, origin: float) -> Job:
+        job = entry.job
+        rng = Random(f"{seed}/{entry.number}")
         submitted = origin + (job.submitted - origin) * self.pace
         deadline = None if job.deadline is None else job.deadline + submitted - job.submitted
-        if draw.random() < self.deadlines:
-            deadline = submitted + job.estimated * (1 + draw.uniform(*self.margin))
+        if rng.random() < self.deadlines:
+            deadline = submitted + job.estimated * (1 + rng.uniform(*self.margin))
         licences = dict(job.licences)
         licences.update(
-            {f"l{n}": 1 for n in range(1, self.licences + 1) if draw.random() < self.needs}
+            {f"l{number}": 1 for number in range(1, self.licences + 1) if rng.random() < self.needs}
         )
-        owner = Random(f"{seed}/user/{job.user}") if job.user else draw
-        rank = owner.random()
-        belongs = (
-            "gold" if rank < self.gold else "silver" if rank < self.gold + self.silver else None
+        owner = Random(f"{seed}/user/{job.user}") if job.user else rng
+        class_draw = owner.random()
+        drawn_class = (
+            "gold"
+            if class_draw < self.gold
+            else "silver"
+            if class_draw < self.gold + self.silver
+            else None
         )
         return replace(
             job,
             submitted=submitted,
             deadline=deadline,
             licences=licences,
-            user_class=belongs or job.user_class,
+            user_class=drawn_class or job.user_class,
         )
 
 
-def merged(name: str, workloads: Iterable[Workload]) -> Workload:
+def merge_workloads(name: str, workloads: Iterable[Workload]) -> Workload:
     """Several workloads as one federation: each starts at 0, its jobs' home is its name."""
-    requests = [
-        request._replace(
+    entries = [
+        entry._replace(
             job=replace(
-                request.job,
-                submitted=request.job.submitted - workload.requests[0].job.submitted,
-                user=f"{workload.name}/{request.job.user}" if request.job.user else "",
+                entry.job,
+                submitted=entry.job.submitted - workload.entries[0].job.submitted,
+                user=f"{workload.name}/{entry.job.user}" if entry.job.user else "",
             ),
             home=workload.name,
         )
         for workload in workloads
-        if workload.requests
-        for request in workload.requests
+        if workload.entries
+        for entry in workload.entries
     ]
-    requests.sort(key=lambda request: request.job.submitted)
-    return Workload(name, tuple(_renumbered(requests)))
+    entries.sort(key=lambda entry: entry.job.submitted)
+    return Workload(name, tuple(_renumber(entries)))

@@ -7,12 +7,19 @@ from heapq import heapify, heappop
 from itertools import chain
 from operator import attrgetter
 
-from metasched.policies.local.queueing import NEVER, NOWHERE, Free, Running, Start, Waiting
+from metasched.policies.local.queueing import (
+    NEVER,
+    NO_MACHINE,
+    FreeResources,
+    JobStart,
+    RunningJob,
+    WaitingJob,
+)
 
-OVERRUN = 1.0  # seconds from now until a job past its estimate is taken to end
+OVERRUN_SECONDS = 1.0  # seconds from now until a job past its estimate is taken to end
 
 
-_RELEASE = attrgetter("end", "cpus")
+_END_AND_CPUS = attrgetter("end", "cpus")
 
 
 def earliest_fit(
@@ -27,12 +34,12 @@ def earliest_fit(
     """
     if need <= free:
         return now, free - need
-    late = now + OVERRUN
+    overrun_end = now + OVERRUN_SECONDS
     shadow = NEVER
-    order = sorted(releases)
-    if order and order[0][0] <= now:
-        order = sorted([(end if end > now else late, amount) for end, amount in order])
-    for end, amount in order:
+    ordered = sorted(releases)
+    if ordered and ordered[0][0] <= now:
+        ordered = sorted([(end if end > now else overrun_end, amount) for end, amount in ordered])
+    for end, amount in ordered:
         if end > shadow:
             break
         free += amount
@@ -41,17 +48,17 @@ def earliest_fit(
     return (shadow, free - need) if shadow < NEVER else (shadow, 0)
 
 
-class Room:
+class Capacity:
     """What is still free while one pass hands it out, where processors are counted.
 
     `begun` is what this pass has started.
     """
 
-    def __init__(self, now: float, running: Collection[Running], free: Free) -> None:
+    def __init__(self, now: float, running: Collection[RunningJob], free: FreeResources) -> None:
         self.now, self.running, self.cpus = now, running, free.cpus
-        self.counts, self.rho = dict(free.counts), free.rho
-        self.begun: list[Running] = []
-        self.starts: list[Start] = []
+        self.resources, self.rho = dict(free.resources), free.rho
+        self.started: list[RunningJob] = []
+        self.starts: list[JobStart] = []
 
     @property
     def full(self) -> bool:
@@ -62,242 +69,248 @@ class Room:
         """Processors that are free for one job: none that needs more starts."""
         return self.cpus
 
-    def place(self, job: Waiting) -> int:
+    def find_machine(self, job: WaitingJob) -> int:
         """Where the job can start now (a machine), or NOWHERE."""
-        if job.cpus > self.cpus or (job.counts and not self._counted(job)):
-            return NOWHERE
+        if job.cpus > self.cpus or (job.resources and not self._has_resources(job)):
+            return NO_MACHINE
         return 0
 
-    def start(self, job: Waiting, machine: int) -> None:
+    def start(self, job: WaitingJob, machine: int) -> None:
         """Hand what the job needs to it."""
         self.cpus -= job.cpus
-        self._begin(job, job.cpus, machine, job.estimated)
+        self._record_start(job, job.cpus, machine, job.estimated)
 
-    def reserve(self, head: Waiting) -> Reservation:
+    def reserve(self, head: WaitingJob) -> HeadReservation:
         """The earliest start of a job that does not fit now."""
-        return Reservation(head, self)
+        return HeadReservation(head, self)
 
-    def take_back(self, ended: Running) -> None:
+    def release(self, ended: RunningJob) -> None:
         """What it held is free again."""
         self.cpus += ended.cpus
-        for name, amount in ended.counts.items():
-            if name in self.counts:
-                self.counts[name] += amount
+        for name, amount in ended.resources.items():
+            if name in self.resources:
+                self.resources[name] += amount
 
-    def left(self) -> object:
+    def snapshot(self) -> object:
         """All that is free, to be compared."""
-        return self.cpus, self.counts
+        return self.cpus, self.resources
 
-    def held(self) -> Iterator[Running]:
+    def all_running(self) -> Iterator[RunningJob]:
         """All that runs, with what this pass has started."""
-        return chain(self.running, self.begun)
+        return chain(self.running, self.started)
 
-    def _counted(self, job: Waiting) -> bool:
-        counts = self.counts
-        return all(amount <= counts.get(name, amount) for name, amount in job.counts.items())
+    def _has_resources(self, job: WaitingJob) -> bool:
+        resources = self.resources
+        return all(amount <= resources.get(name, amount) for name, amount in job.resources.items())
 
-    def _begin(self, job: Waiting, cpus: int, machine: int, seconds: float) -> None:
-        for name, amount in job.counts.items():
-            if name in self.counts:
-                self.counts[name] -= amount
-        self.begun.append(Running(job.id, cpus, self.now + seconds, job.counts, machine, job.user))
-        self.starts.append(Start(job.id, machine))
+    def _record_start(self, job: WaitingJob, cpus: int, machine: int, seconds: float) -> None:
+        for name, amount in job.resources.items():
+            if name in self.resources:
+                self.resources[name] -= amount
+        self.started.append(
+            RunningJob(job.id, cpus, self.now + seconds, job.resources, machine, job.user)
+        )
+        self.starts.append(JobStart(job.id, machine))
 
 
-class MachineRoom(Room):
+class MachineCapacity(Capacity):
     """What is still free on machines: a job starts on the most powerful one that can take it."""
 
-    def __init__(self, now: float, running: Collection[Running], free: Free) -> None:
+    def __init__(self, now: float, running: Collection[RunningJob], free: FreeResources) -> None:
         super().__init__(now, running, free)
         assert free.machines is not None
         self.machines, self.shared = list(free.machines), free.shared
-        self.open = [m for m, cpus in enumerate(self.machines) if cpus > 0]
+        self.open_machines = [machine for machine, cpus in enumerate(self.machines) if cpus > 0]
 
     @property
     def full(self) -> bool:
-        return not self.open
+        return not self.open_machines
 
     @property
     def largest(self) -> int:
-        return max([self.machines[machine] for machine in self.open], default=0)
+        return max([self.machines[machine] for machine in self.open_machines], default=0)
 
-    def place(self, job: Waiting) -> int:
-        return next(self.places(job), NOWHERE)
+    def find_machine(self, job: WaitingJob) -> int:
+        return next(self.find_machines(job), NO_MACHINE)
 
-    def places(self, job: Waiting) -> Iterator[int]:
+    def find_machines(self, job: WaitingJob) -> Iterator[int]:
         """Every machine on which the job can start now, the most powerful first."""
-        if job.counts and not self._counted(job):
+        if job.resources and not self._has_resources(job):
             return
-        need, able, machines = job.cpus, job.machines, self.machines
-        for machine in self.open:
-            if machines[machine] >= need and machine in able:
+        cpus, allowed, free_cpus = job.cpus, job.machines, self.machines
+        for machine in self.open_machines:
+            if free_cpus[machine] >= cpus and machine in allowed:
                 yield machine
 
-    def start(self, job: Waiting, machine: int) -> None:
-        taken = job.cpus if self.shared else self.machines[machine]
-        self.machines[machine] -= taken
+    def start(self, job: WaitingJob, machine: int) -> None:
+        used_cpus = job.cpus if self.shared else self.machines[machine]
+        self.machines[machine] -= used_cpus
         if self.machines[machine] <= 0:
-            self.open.remove(machine)
-        self._begin(job, taken, machine, job.machines[machine])
+            self.open_machines.remove(machine)
+        self._record_start(job, used_cpus, machine, job.machines[machine])
 
-    def take_back(self, ended: Running) -> None:
-        super().take_back(ended)
+    def release(self, ended: RunningJob) -> None:
+        super().release(ended)
         self.machines[ended.machine] += ended.cpus
 
-    def left(self) -> object:
-        return self.machines, self.counts
+    def snapshot(self) -> object:
+        return self.machines, self.resources
 
-    def reserve(self, head: Waiting) -> Reservation:
-        return MachineReservation(head, self)
+    def reserve(self, head: WaitingJob) -> HeadReservation:
+        return MachineHeadReservation(head, self)
 
 
-def room(now: float, running: Collection[Running], free: Free) -> Room:
+def make_capacity(now: float, running: Collection[RunningJob], free: FreeResources) -> Capacity:
     """The room of one pass over a cluster of counted processors or of machines."""
-    kind = Room if free.machines is None else MachineRoom
-    return kind(now, running, free)
+    capacity_class = Capacity if free.machines is None else MachineCapacity
+    return capacity_class(now, running, free)
 
 
-class Reservation:
+class HeadReservation:
     """EASY's promise to the head of the queue: when it starts, and what is left over then.
 
     With several resources the time is the earliest at which all of the head's needs fit, and only
     resources that the head needs can be short then. O(r log r) for r running jobs. Lifka 1995.
     """
 
-    def __init__(self, head: Waiting, room: Room) -> None:
-        self.head, self.room = head, room
-        self.shadow, self.cpus = earliest_fit(
-            head.cpus, room.cpus, map(_RELEASE, room.held()), room.now
+    def __init__(self, head: WaitingJob, capacity: Capacity) -> None:
+        self.head, self.capacity = head, capacity
+        self.shadow_time, self.extra_cpus = earliest_fit(
+            head.cpus, capacity.cpus, map(_END_AND_CPUS, capacity.all_running()), capacity.now
         )
-        self.counts: dict[str, int] = {}
-        if not (head.counts and room.counts):
+        self.extra_resources: dict[str, int] = {}
+        if not (head.resources and capacity.resources):
             return
-        scarce = {name: need for name, need in head.counts.items() if name in room.counts}
+        scarce = {name: need for name, need in head.resources.items() if name in capacity.resources}
         if not scarce:
             return
-        held = list(room.held())
+        running = list(capacity.all_running())
         for name, need in scarce.items():
-            releases = [(r.end, r.counts[name]) for r in held if name in r.counts]
-            fit, _ = earliest_fit(need, room.counts[name], releases, room.now)
-            self.shadow = max(self.shadow, fit)
-        back = [r for r in held if _ends(r, room.now) <= self.shadow]
-        self.cpus = room.cpus - head.cpus + sum(r.cpus for r in back)
-        self.counts = {
-            name: room.counts[name] - need + sum(r.counts.get(name, 0) for r in back)
+            releases = [(r.end, r.resources[name]) for r in running if name in r.resources]
+            fit_time, _ = earliest_fit(need, capacity.resources[name], releases, capacity.now)
+            self.shadow_time = max(self.shadow_time, fit_time)
+        released = [r for r in running if _expected_end(r, capacity.now) <= self.shadow_time]
+        self.extra_cpus = capacity.cpus - head.cpus + sum(r.cpus for r in released)
+        self.extra_resources = {
+            name: capacity.resources[name] - need + sum(r.resources.get(name, 0) for r in released)
             for name, need in scarce.items()
         }
 
     @property
-    def widest(self) -> int:
+    def max_overlapping_cpus(self) -> int:
         """Processors of the largest job that may end later than the head begins."""
-        return self.cpus
+        return self.extra_cpus
 
-    def settle(self) -> None:
+    def end_pass(self) -> None:
         """The pass is over: remember what runs, to see in a later one whether all went as planned.
 
         Then the promise still holds as it is: what was started since leaves the head its due.
         """
-        self._held = list(self.room.held())
+        self._expected_running = list(self.capacity.all_running())
 
-    def holds_in(self, room: Room) -> bool:
+    def still_valid(self, capacity: Capacity) -> bool:
         """Whether just that has ended which was to end by now, and nothing else has changed.
 
         Then this is the promise in the new room, else it is void. O(r), in C for the most part.
         """
-        now, before = room.now, self.room
-        if [r for r in self._held if r.end > now] != list(room.running):
+        now, previous = capacity.now, self.capacity
+        if [r for r in self._expected_running if r.end > now] != list(capacity.running):
             return False
-        for ended in [r for r in self._held if r.end <= now]:
-            if ended.end <= before.now:  # it was late already, so no end was promised
+        for ended in [r for r in self._expected_running if r.end <= now]:
+            if ended.end <= previous.now:  # it was late already, so no end was promised
                 return False
-            before.take_back(ended)
-        self.room = room
-        return before.left() == room.left()
+            previous.release(ended)
+        self.capacity = capacity
+        return previous.snapshot() == capacity.snapshot()
 
-    def admit(self, job: Waiting) -> bool:
+    def admit(self, job: WaitingJob) -> bool:
         """Start the job if it fits now and does not delay the head."""
-        room = self.room
-        if job.cpus > room.cpus or (job.counts and room.place(job) == NOWHERE):
+        capacity = self.capacity
+        if job.cpus > capacity.cpus or (job.resources and capacity.find_machine(job) == NO_MACHINE):
             return False
-        if room.now + job.estimated > self.shadow:
-            if job.cpus > self.cpus or not self._spared(job):
+        if capacity.now + job.estimated > self.shadow_time:
+            if job.cpus > self.extra_cpus or not self._fits_extra(job):
                 return False
-            self.cpus -= job.cpus
-            self._use(job)
-        room.start(job, 0)
+            self.extra_cpus -= job.cpus
+            self._use_extra(job)
+        capacity.start(job, 0)
         return True
 
-    def _spared(self, job: Waiting) -> bool:
-        counts = self.counts
-        if not counts:
+    def _fits_extra(self, job: WaitingJob) -> bool:
+        extra = self.extra_resources
+        if not extra:
             return True
-        return all(amount <= counts.get(n, amount) for n, amount in job.counts.items())
+        return all(amount <= extra.get(name, amount) for name, amount in job.resources.items())
 
-    def _use(self, job: Waiting) -> None:
-        for name, amount in job.counts.items():
-            if name in self.counts:
-                self.counts[name] -= amount
+    def _use_extra(self, job: WaitingJob) -> None:
+        for name, amount in job.resources.items():
+            if name in self.extra_resources:
+                self.extra_resources[name] -= amount
 
 
-class MachineReservation(Reservation):
+class MachineHeadReservation(HeadReservation):
     """The same on machines: the head is promised one machine, other ones are not its concern."""
 
-    def __init__(self, head: Waiting, room: MachineRoom) -> None:
-        self.head, self.room = head, room
-        self.shadow, self.machine, self.cpus = NEVER, NOWHERE, 0
-        free, counts = list(room.machines), dict(room.counts)
-        scarce = [(name, need) for name, need in head.counts.items() if name in counts]
-        able = {m for m in head.machines if free[m] >= head.cpus}
-        now, late = room.now, room.now + OVERRUN
-        held = room.held()
-        ends = [(r.end if r.end > now else late, place, r) for place, r in enumerate(held)]
+    def __init__(self, head: WaitingJob, capacity: MachineCapacity) -> None:
+        self.head, self.capacity = head, capacity
+        self.shadow_time, self.machine, self.extra_cpus = NEVER, NO_MACHINE, 0
+        free_cpus, resources = list(capacity.machines), dict(capacity.resources)
+        scarce = [(name, need) for name, need in head.resources.items() if name in resources]
+        usable = {m for m in head.machines if free_cpus[m] >= head.cpus}
+        now, overrun_end = capacity.now, capacity.now + OVERRUN_SECONDS
+        running = capacity.all_running()
+        ends = [
+            (r.end if r.end > now else overrun_end, index, r) for index, r in enumerate(running)
+        ]
         heapify(ends)  # most often the head fits soon
         while ends:
             end, _, r = heappop(ends)
-            free[r.machine] += r.cpus
-            if free[r.machine] >= head.cpus and r.machine in head.machines:
-                able.add(r.machine)
-            for name, amount in r.counts.items():
-                if name in counts:
-                    counts[name] += amount
+            free_cpus[r.machine] += r.cpus
+            if free_cpus[r.machine] >= head.cpus and r.machine in head.machines:
+                usable.add(r.machine)
+            for name, amount in r.resources.items():
+                if name in resources:
+                    resources[name] += amount
             if ends and ends[0][0] == end:
                 continue
-            if able and all(counts[name] >= need for name, need in scarce):
-                self.shadow, self.machine = end, min(able)
-                self.cpus = free[self.machine] - head.cpus if room.shared else 0
+            if usable and all(resources[name] >= need for name, need in scarce):
+                self.shadow_time, self.machine = end, min(usable)
+                self.extra_cpus = free_cpus[self.machine] - head.cpus if capacity.shared else 0
                 break
-        self.counts = {name: counts[name] - need for name, need in scarce}
+        self.extra_resources = {name: resources[name] - need for name, need in scarce}
 
     @property
-    def _machines(self) -> MachineRoom:
+    def _machine_capacity(self) -> MachineCapacity:
         """Its room, which is another one in each pass in which the promise holds."""
-        assert isinstance(self.room, MachineRoom)
-        return self.room
+        assert isinstance(self.capacity, MachineCapacity)
+        return self.capacity
 
     @property
-    def widest(self) -> int:
-        machines = self._machines.machines
+    def max_overlapping_cpus(self) -> int:
+        free_cpus = self._machine_capacity.machines
         return max(
             [
-                min(self.cpus, machines[m]) if m == self.machine else machines[m]
-                for m in self._machines.open
+                min(self.extra_cpus, free_cpus[machine])
+                if machine == self.machine
+                else free_cpus[machine]
+                for machine in self._machine_capacity.open_machines
             ],
             default=0,
         )
 
-    def admit(self, job: Waiting) -> bool:
-        room = self._machines
-        for machine in room.places(job):
-            if room.now + job.machines[machine] > self.shadow:
-                theirs = machine == self.machine
-                if (theirs and job.cpus > self.cpus) or not self._spared(job):
+    def admit(self, job: WaitingJob) -> bool:
+        capacity = self._machine_capacity
+        for machine in capacity.find_machines(job):
+            if capacity.now + job.machines[machine] > self.shadow_time:
+                on_head_machine = machine == self.machine
+                if (on_head_machine and job.cpus > self.extra_cpus) or not self._fits_extra(job):
                     continue
-                self.cpus -= job.cpus if theirs else 0
-                self._use(job)
-            room.start(job, machine)
+                self.extra_cpus -= job.cpus if on_head_machine else 0
+                self._use_extra(job)
+            capacity.start(job, machine)
             return True
         return False
 
 
-def _ends(job: Running, now: float) -> float:
-    return job.end if job.end > now else now + OVERRUN
+def _expected_end(job: RunningJob, now: float) -> float:
+    return job.end if job.end > now else now + OVERRUN_SECONDS

@@ -11,11 +11,23 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable
 from typing import ClassVar, NamedTuple
 
-from metasched.policies.local.capacity import OVERRUN, MachineRoom, Room, room
-from metasched.policies.local.queueing import NEVER, NOWHERE, Free, Running, Start, Waiting
+from metasched.policies.local.capacity import (
+    OVERRUN_SECONDS,
+    Capacity,
+    MachineCapacity,
+    make_capacity,
+)
+from metasched.policies.local.queueing import (
+    NEVER,
+    NO_MACHINE,
+    FreeResources,
+    JobStart,
+    RunningJob,
+    WaitingJob,
+)
 
 
-class Profile:
+class AvailabilityProfile:
     """How much of one resource is free from now on: a step function of time.
 
     `releases` holds (time, amount) of what comes back. With v steps, `take` and `earliest` are
@@ -32,20 +44,20 @@ class Profile:
                 self.times.append(time)
                 self.free.append(free)
 
-    def take(self, start: float, end: float, amount: int) -> None:
+    def hold(self, start: float, end: float, amount: int) -> None:
         """Hold `amount` from `start` (not before now) to `end`; a negative one gives it back."""
-        first, last = self._step(start), self._step(end)
-        for place in range(first, last):
-            self.free[place] -= amount
+        first_step, last_step = self._step_at(start), self._step_at(end)
+        for step in range(first_step, last_step):
+            self.free[step] -= amount
 
-    def earliest(self, amount: int, seconds: float, after: float) -> float:
+    def earliest_start(self, amount: int, seconds: float, after: float) -> float:
         """The first time, from `after` on, from which `amount` stays free for `seconds`.
 
         `NEVER` if it never does.
         """
-        place = max(bisect_right(self.times, after) - 1, 0)
+        first_step = max(bisect_right(self.times, after) - 1, 0)
         start = NEVER
-        for step in range(place, len(self.times)):
+        for step in range(first_step, len(self.times)):
             if self.free[step] < amount:
                 start = NEVER
                 continue
@@ -54,17 +66,17 @@ class Profile:
                 return start
         return start
 
-    def _step(self, time: float) -> int:
+    def _step_at(self, time: float) -> int:
         """The place of the step that begins at `time`, which is made if there is none."""
-        place = bisect_right(self.times, time)
-        if self.times[place - 1] == time:
-            return place - 1
-        self.times.insert(place, time)
-        self.free.insert(place, self.free[place - 1])
-        return place
+        step = bisect_right(self.times, time)
+        if self.times[step - 1] == time:
+            return step - 1
+        self.times.insert(step, time)
+        self.free.insert(step, self.free[step - 1])
+        return step
 
 
-class _Promise(NamedTuple):
+class _PlannedRun(NamedTuple):
     start: float
     end: float
     machine: int
@@ -73,73 +85,77 @@ class _Promise(NamedTuple):
 class _Plan:
     """Profiles of the processors (of each machine, if there are such) and of what is counted."""
 
-    def __init__(self, space: Room) -> None:
-        now, held = space.now, list(space.held())
+    def __init__(self, capacity: Capacity) -> None:
+        now, running = capacity.now, list(capacity.all_running())
         self.now = now
-        self.whole: dict[int, int] = {}  # what a job takes of a machine that is not shared
-        self.machines: dict[int, Profile] = {}
-        free = space.machines if isinstance(space, MachineRoom) else [space.cpus]
-        for machine, cpus in enumerate(free):
-            there = [(_end(r, now), r.cpus) for r in held if r.machine == machine]
-            self.machines[machine] = Profile(now, cpus, there)
-            if isinstance(space, MachineRoom) and not space.shared:
-                self.whole[machine] = cpus + sum(amount for _, amount in there)
+        self.whole_machines: dict[int, int] = {}  # what a job takes of a machine that is not shared
+        self.machines: dict[int, AvailabilityProfile] = {}
+        free_cpus = capacity.machines if isinstance(capacity, MachineCapacity) else [capacity.cpus]
+        for machine, cpus in enumerate(free_cpus):
+            releases = [(_expected_end(r, now), r.cpus) for r in running if r.machine == machine]
+            self.machines[machine] = AvailabilityProfile(now, cpus, releases)
+            if isinstance(capacity, MachineCapacity) and not capacity.shared:
+                self.whole_machines[machine] = cpus + sum(amount for _, amount in releases)
         self.counts = {
-            name: Profile(now, amount, [(_end(r, now), r.counts.get(name, 0)) for r in held])
-            for name, amount in space.counts.items()
+            name: AvailabilityProfile(
+                now, amount, [(_expected_end(r, now), r.resources.get(name, 0)) for r in running]
+            )
+            for name, amount in capacity.resources.items()
         }
 
-    def take(self, job: Waiting, promise: _Promise, sign: int = 1) -> None:
-        start, end, machine = promise
-        self.machines[machine].take(start, end, sign * self._cpus(job, machine))
-        for name, amount in job.counts.items():
+    def hold(self, job: WaitingJob, planned: _PlannedRun, direction: int = 1) -> None:
+        start, end, machine = planned
+        self.machines[machine].hold(start, end, direction * self._cpus_on(job, machine))
+        for name, amount in job.resources.items():
             if name in self.counts:
-                self.counts[name].take(start, end, sign * amount)
+                self.counts[name].hold(start, end, direction * amount)
 
-    def earliest(self, job: Waiting) -> _Promise:
+    def earliest_run(self, job: WaitingJob) -> _PlannedRun:
         """The earliest place for the job, on the most powerful machine among equals."""
-        best = _Promise(NEVER, NEVER, NOWHERE)
+        best = _PlannedRun(NEVER, NEVER, NO_MACHINE)
         for machine, seconds in (job.machines or {0: job.estimated}).items():
-            start = self._start(job, machine, seconds, best.start)
+            start = self._earliest_start(job, machine, seconds, best.start)
             if (start, machine) < (best.start, best.machine):
-                best = _Promise(start, start + seconds, machine)
+                best = _PlannedRun(start, start + seconds, machine)
         return best
 
-    def _start(self, job: Waiting, machine: int, seconds: float, limit: float) -> float:
+    def _earliest_start(
+        self, job: WaitingJob, machine: int, run_time: float, latest: float
+    ) -> float:
         """The earliest start there at which all that the job needs is free together."""
-        profiles = [(self.machines[machine], self._cpus(job, machine))]
+        profiles = [(self.machines[machine], self._cpus_on(job, machine))]
         if profiles[0][1] < job.cpus:
             return NEVER
-        profiles += [(self.counts[n], a) for n, a in job.counts.items() if n in self.counts]
-        start, agreed = self.now, 0
-        while agreed < len(profiles) and start < NEVER and start <= limit:
+        profiles += [(self.counts[n], a) for n, a in job.resources.items() if n in self.counts]
+        start, agreeing = self.now, 0
+        while agreeing < len(profiles) and start < NEVER and start <= latest:
             for profile, amount in profiles:
-                fit = profile.earliest(amount, seconds, start)
-                agreed = agreed + 1 if fit == start else 1
-                start = fit
+                fit_time = profile.earliest_start(amount, run_time, start)
+                agreeing = agreeing + 1 if fit_time == start else 1
+                start = fit_time
         return start
 
-    def _cpus(self, job: Waiting, machine: int) -> int:
-        return self.whole.get(machine, job.cpus)
+    def _cpus_on(self, job: WaitingJob, machine: int) -> int:
+        return self.whole_machines.get(machine, job.cpus)
 
 
 def planned_start(
     now: float,
-    queue: Iterable[Waiting],
-    running: Collection[Running],
-    free: Free,
-    job: Waiting,
+    queue: Iterable[WaitingJob],
+    running: Collection[RunningJob],
+    free: FreeResources,
+    job: WaitingJob,
 ) -> float:
     """When `job` would start behind the jobs of `queue`, each planned as early as it can be.
 
     `NEVER` if it does not fit at all. O(q v) for q jobs and v steps of the plan.
     """
-    plan = _Plan(room(now, running, free))
+    plan = _Plan(make_capacity(now, running, free))
     for waiting in queue:
-        promise = plan.earliest(waiting)
-        if promise.start < NEVER:
-            plan.take(waiting, promise)
-    return plan.earliest(job).start
+        planned = plan.earliest_run(waiting)
+        if planned.start < NEVER:
+            plan.hold(waiting, planned)
+    return plan.earliest_run(job).start
 
 
 class Conservative:
@@ -147,57 +163,65 @@ class Conservative:
 
     name: ClassVar[str] = "conservative"
     period: float = 0.0
-    steady: ClassVar[bool] = False
+    incremental: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self._promises: dict[int, _Promise] = {}
-        self._expected: dict[int, float] = {}  # the end of each job that ran after the last pass
+        self._planned: dict[int, _PlannedRun] = {}
+        self._expected_ends: dict[
+            int, float
+        ] = {}  # the end of each job that ran after the last pass
 
-    def starts(
-        self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
-    ) -> list[Start]:
-        space = room(now, running, free)
-        plan = _Plan(space)
-        promises = self._kept(now, queue, running)
+    def choose_starts(
+        self,
+        now: float,
+        queue: Collection[WaitingJob],
+        running: Collection[RunningJob],
+        free: FreeResources,
+    ) -> list[JobStart]:
+        capacity = make_capacity(now, running, free)
+        plan = _Plan(capacity)
+        planned = self._valid_runs(now, queue, running)
         for job in queue:
-            if job.id in promises:
-                plan.take(job, promises[job.id])
+            if job.id in planned:
+                plan.hold(job, planned[job.id])
         # as long as all goes to plan, only what is new needs a place
-        settled = promises.keys() == self._promises.keys() and self._to_plan(now, running)
-        moved = True
-        while moved:  # a place that one job leaves may be better for one that was asked before
-            moved = False
+        unchanged = planned.keys() == self._planned.keys() and self._ran_as_planned(now, running)
+        improved = True
+        while improved:  # a place that one job leaves may be better for one that was asked before
+            improved = False
             for job in queue:
-                old = promises.get(job.id)
-                if old is not None and (settled or old.start <= now):
+                previous = planned.get(job.id)
+                if previous is not None and (unchanged or previous.start <= now):
                     continue
-                if old is not None:
-                    plan.take(job, old, -1)
-                found = plan.earliest(job)
-                if found.start < NEVER:
-                    plan.take(job, found)
-                    promises[job.id] = found
-                    moved = moved or (old is not None and found.start < old.start)
+                if previous is not None:
+                    plan.hold(job, previous, -1)
+                earliest = plan.earliest_run(job)
+                if earliest.start < NEVER:
+                    plan.hold(job, earliest)
+                    planned[job.id] = earliest
+                    improved = improved or (
+                        previous is not None and earliest.start < previous.start
+                    )
         for job in queue:
-            if job.id in promises and promises[job.id].start <= now:
-                space.start(job, promises.pop(job.id).machine)
-        self._promises = promises
-        self._expected = {r.id: r.end for r in space.held()}
-        return space.starts
+            if job.id in planned and planned[job.id].start <= now:
+                capacity.start(job, planned.pop(job.id).machine)
+        self._planned = planned
+        self._expected_ends = {r.id: r.end for r in capacity.all_running()}
+        return capacity.starts
 
-    def _kept(
-        self, now: float, queue: Collection[Waiting], running: Collection[Running]
-    ) -> dict[int, _Promise]:
+    def _valid_runs(
+        self, now: float, queue: Collection[WaitingJob], running: Collection[RunningJob]
+    ) -> dict[int, _PlannedRun]:
         """The promises that can still be kept: none while something runs past its estimate."""
-        promises = {job.id: self._promises[job.id] for job in queue if job.id in self._promises}
-        broken = any(promise.start < now for promise in promises.values())
-        return {} if broken or any(r.end <= now for r in running) else promises
+        planned = {job.id: self._planned[job.id] for job in queue if job.id in self._planned}
+        overdue = any(planned_run.start < now for planned_run in planned.values())
+        return {} if overdue or any(r.end <= now for r in running) else planned
 
-    def _to_plan(self, now: float, running: Collection[Running]) -> bool:
+    def _ran_as_planned(self, now: float, running: Collection[RunningJob]) -> bool:
         """Whether all that ran after the last pass still does, or ends now as expected."""
-        ended = {job: end for job, end in self._expected.items() if end == now}
-        return self._expected == ended | {r.id: r.end for r in running}
+        ended = {job_id: end for job_id, end in self._expected_ends.items() if end == now}
+        return self._expected_ends == ended | {r.id: r.end for r in running}
 
 
-def _end(job: Running, now: float) -> float:
-    return job.end if job.end > now else now + OVERRUN
+def _expected_end(job: RunningJob, now: float) -> float:
+    return job.end if job.end > now else now + OVERRUN_SECONDS

@@ -16,24 +16,40 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from metasched.policies.local.capacity import Reservation, Room, room
-from metasched.policies.local.queueing import NOWHERE, Free, Running, Start, Waiting
+from metasched.policies.local.capacity import Capacity, HeadReservation, make_capacity
+from metasched.policies.local.queueing import (
+    NO_MACHINE,
+    FreeResources,
+    JobStart,
+    RunningJob,
+    WaitingJob,
+)
 from metasched.policies.local.weights import MODIFIED, UNMODIFIED, Weights
 
-Floats = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-_NONE: Mapping[str, float] = MappingProxyType({})
-_FIRST_SIZE = 64  # jobs for which a table has room at first
-_ID, _CPUS, _QUICKEST, _RANK, _SHORTNESS, _RISE, _SLOPE, _FALL, _FIXED = range(9)  # rows of one
+_NO_RHO: Mapping[str, float] = MappingProxyType({})
+_INITIAL_COLUMNS = 64  # jobs for which a table has room at first
+(
+    _ID,
+    _CPUS,
+    _SHORTEST_RUN,
+    _BASE_PRIORITY,
+    _INVERSE_ESTIMATE,
+    _RISE_START,
+    _SLOPE,
+    _LATEST_START,
+    _FIXED_ROWS,
+) = range(9)  # rows of one
 
 
-class _Leased(NamedTuple):
+class _LeasedLicence(NamedTuple):
     """A licence of the whole site, which is not counted here."""
 
     name: str
 
 
-class _Table:
+class _QueueTable:
     """The queue in its order, a column for each job: what stays as it is while it waits.
 
     Six rows give its priority and two what it needs: `rank` is the part of the priority that does
@@ -44,107 +60,131 @@ class _Table:
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self.jobs: list[Waiting] = []
-        self.named: dict[str | _Leased, int] = {}
-        self.asked: dict[str | _Leased, int] = {}  # by the same: how many of the jobs ask for it
-        self._most: dict[str | _Leased, int] = {}  # that a job ever asked for
-        self._cells: Floats = np.empty((_FIXED, _FIRST_SIZE))
+        self.jobs: list[WaitingJob] = []
+        self.resource_rows: dict[str | _LeasedLicence, int] = {}
+        self.request_counts: dict[
+            str | _LeasedLicence, int
+        ] = {}  # by the same: how many of the jobs ask for it
+        self._max_amounts: dict[str | _LeasedLicence, int] = {}  # that a job ever asked for
+        self._cells: FloatArray = np.empty((_FIXED_ROWS, _INITIAL_COLUMNS))
 
-    def row(self, row: int) -> Floats:
-        cells: Floats = self._cells[row, : len(self.jobs)]
+    def row(self, row: int) -> FloatArray:
+        cells: FloatArray = self._cells[row, : len(self.jobs)]
         return cells
 
-    def columns(self, places: NDArray[np.intp] | None) -> Floats:
+    def columns(self, positions: NDArray[np.intp] | None) -> FloatArray:
         """All rows at these places of the queue; None: at all."""
-        if places is None:
+        if positions is None:
             return self._cells[:, : len(self.jobs)]
-        return self._cells.take(places, axis=1)
+        return self._cells.take(positions, axis=1)
 
-    def place(self, id: int | None) -> int | None:
+    def find_position(self, id: int | None) -> int | None:
         """Where in the queue, which is not empty, a job is, if it is there."""
-        found = self.row(_ID) == id
-        place = int(found.argmax())
-        return place if found[place] else None
+        matches = self.row(_ID) == id
+        position = int(matches.argmax())
+        return position if matches[position] else None
 
     # What has come and gone
 
-    def follow(self, queue: Collection[Waiting]) -> None:
+    def update(self, queue: Collection[WaitingJob]) -> None:
         """Take over the queue as it is now. O(1) per job that was there before, in C."""
         jobs = list(queue)
         if jobs[: len(self.jobs)] != self.jobs:
-            here = {job.id: job for job in jobs}
-            self.drop([p for p, job in enumerate(self.jobs) if here.get(job.id) != job])
+            jobs_by_id = {job.id: job for job in jobs}
+            self.remove(
+                [
+                    position
+                    for position, job in enumerate(self.jobs)
+                    if jobs_by_id.get(job.id) != job
+                ]
+            )
             if jobs[: len(self.jobs)] != self.jobs:  # in another order
-                self.drop(range(len(self.jobs)))
+                self.remove(range(len(self.jobs)))
         for job in jobs[len(self.jobs) :]:
             self._append(job)
 
-    def drop(self, places: Collection[int]) -> None:
+    def remove(self, positions: Collection[int]) -> None:
         """Forget the jobs at some places, which leave the queue."""
-        gone, size = sorted(places), len(self.jobs)
-        for place in reversed(gone):
-            for name in _wants(self.jobs.pop(place)):
-                self.asked[name] -= 1
-        for moved, (place, end) in enumerate(pairwise([*gone, size]), 1):
-            self._cells[:, place + 1 - moved : end - moved] = self._cells[:, place + 1 : end]
+        removed, size = sorted(positions), len(self.jobs)
+        for position in reversed(removed):
+            for name in _requested_resources(self.jobs.pop(position)):
+                self.request_counts[name] -= 1
+        for removed_count, (position, end) in enumerate(pairwise([*removed, size]), 1):
+            self._cells[:, position + 1 - removed_count : end - removed_count] = self._cells[
+                :, position + 1 : end
+            ]
 
-    def _append(self, job: Waiting) -> None:
-        wants, place = _wants(job), len(self.jobs)
-        for name in wants:
-            if name not in self.named:
-                self.named[name] = _FIXED + len(self.named)
-                self.asked[name] = self._most[name] = 0
+    def _append(self, job: WaitingJob) -> None:
+        requested, column = _requested_resources(job), len(self.jobs)
+        for name in requested:
+            if name not in self.resource_rows:
+                self.resource_rows[name] = _FIXED_ROWS + len(self.resource_rows)
+                self.request_counts[name] = self._max_amounts[name] = 0
         rows, size = self._cells.shape
-        if place == size or len(self.named) > rows - _FIXED:
-            cells = np.zeros((_FIXED + len(self.named), 2 * size if place == size else size))
+        if column == size or len(self.resource_rows) > rows - _FIXED_ROWS:
+            cells = np.zeros(
+                (_FIXED_ROWS + len(self.resource_rows), 2 * size if column == size else size)
+            )
             cells[:rows, :size] = self._cells
             self._cells = cells
         self.jobs.append(job)
-        self._cells[:_FIXED, place] = self._look_at(job)
-        self._cells[_FIXED:, place] = 0.0
-        for name, amount in wants.items():
-            self._cells[self.named[name], place] = amount
-            self.asked[name] += 1
-            self._most[name] = max(self._most[name], amount)
+        self._cells[:_FIXED_ROWS, column] = self._column_values(job)
+        self._cells[_FIXED_ROWS:, column] = 0.0
+        for name, amount in requested.items():
+            self._cells[self.resource_rows[name], column] = amount
+            self.request_counts[name] += 1
+            self._max_amounts[name] = max(self._max_amounts[name], amount)
 
-    def _look_at(self, job: Waiting) -> tuple[float, ...]:
-        weights, quickest = self._weights, job.estimated
+    def _column_values(self, job: WaitingJob) -> tuple[float, ...]:
+        weights, shortest_run = self._weights, job.estimated
         if job.machines:
-            quickest = min(job.machines.values())
-        rise = fall = math.inf
+            shortest_run = min(job.machines.values())
+        rise_start = latest_start = math.inf
         slope = 0.0
         if job.deadline is not None:
-            seconds = quickest if weights.run == "best" else job.estimated
-            fall = job.deadline - seconds
-            rise = fall - weights.lead * seconds
-            slope = (weights.most - weights.least) / (fall - rise)
-        rank = -weights.age_factor * job.since
-        return job.id, job.cpus, quickest, rank, 1 / job.estimated, rise, slope, fall
+            run_time = shortest_run if weights.run == "best" else job.estimated
+            latest_start = job.deadline - run_time
+            rise_start = latest_start - weights.lead * run_time
+            slope = (weights.most - weights.least) / (latest_start - rise_start)
+        base_priority = -weights.age_factor * job.waiting_since
+        return (
+            job.id,
+            job.cpus,
+            shortest_run,
+            base_priority,
+            1 / job.estimated,
+            rise_start,
+            slope,
+            latest_start,
+        )
 
     # Who can start
 
-    def small(self, space: Room) -> Mask:
+    def fitting_now(self, capacity: Capacity) -> Mask:
         """The jobs that are not too large for what is free: no other can start now."""
-        return self._within(space.largest, space.counts)
+        return self._at_most(capacity.largest, capacity.resources)
 
-    def hopeful(self, small: Mask, promise: Reservation) -> Mask:
+    def startable(self, fitting: Mask, reservation: HeadReservation) -> Mask:
         """Those of the small ones that might start beside the promise to the head."""
-        in_time = promise.room.now + self.row(_QUICKEST) <= promise.shadow
-        return small & (in_time | self._within(promise.widest, promise.counts))
+        ends_in_time = reservation.capacity.now + self.row(_SHORTEST_RUN) <= reservation.shadow_time
+        return fitting & (
+            ends_in_time
+            | self._at_most(reservation.max_overlapping_cpus, reservation.extra_resources)
+        )
 
-    def _within(self, cpus: float, counts: Mapping[str, int]) -> Mask:
-        within: Mask = self.row(_CPUS) <= cpus
-        for name, amount in counts.items():
-            if amount < self._most.get(name, 0):
-                within &= self.row(self.named[name]) <= amount
-        return within
+    def _at_most(self, cpus: float, resources: Mapping[str, int]) -> Mask:
+        mask: Mask = self.row(_CPUS) <= cpus
+        for name, amount in resources.items():
+            if amount < self._max_amounts.get(name, 0):
+                mask &= self.row(self.resource_rows[name]) <= amount
+        return mask
 
 
-def _wants(job: Waiting) -> Mapping[str | _Leased, int]:
+def _requested_resources(job: WaitingJob) -> Mapping[str | _LeasedLicence, int]:
     """What a job asks for of each resource; of a licence that it has leased, one."""
-    wants: dict[str | _Leased, int] = {_Leased(name): 1 for name in job.licences}
-    wants.update(job.counts)
-    return wants
+    requested: dict[str | _LeasedLicence, int] = {_LeasedLicence(name): 1 for name in job.licences}
+    requested.update(job.resources)
+    return requested
 
 
 class FlexibleBackfilling:
@@ -159,111 +199,129 @@ class FlexibleBackfilling:
 
     name: ClassVar[str] = MODIFIED
     period: float = 0.0
-    steady: ClassVar[bool] = False
+    incremental: ClassVar[bool] = False
 
     def __init__(
         self, weights: Weights | None = None, licences: Mapping[str, int] | None = None
     ) -> None:
         self.weights = weights or Weights()
         self.licences = dict(licences or {})
-        self._queue = _Table(self.weights)
-        self._promise: Reservation | None = None  # to the head of the last pass that had one
+        self._queue = _QueueTable(self.weights)
+        self._reservation: HeadReservation | None = (
+            None  # to the head of the last pass that had one
+        )
 
-    def starts(
-        self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
-    ) -> list[Start]:
-        self._queue.follow(queue)
-        space = room(now, running, free)
-        if self._queue.jobs and not space.full:
-            self._pass(space)
-        return space.starts
+    def choose_starts(
+        self,
+        now: float,
+        queue: Collection[WaitingJob],
+        running: Collection[RunningJob],
+        free: FreeResources,
+    ) -> list[JobStart]:
+        self._queue.update(queue)
+        capacity = make_capacity(now, running, free)
+        if self._queue.jobs and not capacity.full:
+            self._run_pass(capacity)
+        return capacity.starts
 
-    def _pass(self, space: Room) -> None:
-        small = self._queue.small(space)
-        if small.any():
-            self._backfill(space, small, self._descending(space))
+    def _run_pass(self, capacity: Capacity) -> None:
+        fitting = self._queue.fitting_now(capacity)
+        if fitting.any():
+            self._backfill(capacity, fitting, self._positions_by_priority(capacity))
 
-    def _backfill(self, space: Room, small: Mask, order: Iterable[int]) -> Waiting | None:
+    def _backfill(
+        self, capacity: Capacity, fitting: Mask, order: Iterable[int]
+    ) -> WaitingJob | None:
         """EASY on the queue in an order of places: who is first and does not fit, if any."""
-        jobs, begun = self._queue.jobs, []
-        head: Waiting | None = None
-        for place in order:
-            small[place] = False
-            machine = space.place(jobs[place])
-            if machine == NOWHERE:
-                head = jobs[place]
+        jobs, started = self._queue.jobs, []
+        head: WaitingJob | None = None
+        for position in order:
+            fitting[position] = False
+            machine = capacity.find_machine(jobs[position])
+            if machine == NO_MACHINE:
+                head = jobs[position]
                 break
-            space.start(jobs[place], machine)
-            begun.append(place)
-        if head is not None and not space.full and small.any():
-            promise = self._promised(head, space)
-            hopeful = self._queue.hopeful(small, promise)
-            for place in self._sorted(hopeful, space):
-                if hopeful[place] and promise.admit(jobs[place]):
-                    begun.append(place)
-                    hopeful = self._queue.hopeful(small, promise)
-            promise.settle()
-        if begun:
-            self._queue.drop(begun)
+            capacity.start(jobs[position], machine)
+            started.append(position)
+        if head is not None and not capacity.full and fitting.any():
+            reservation = self._reservation_for(head, capacity)
+            startable = self._queue.startable(fitting, reservation)
+            for position in self._sort_by_priority(startable, capacity):
+                if startable[position] and reservation.admit(jobs[position]):
+                    started.append(position)
+                    startable = self._queue.startable(fitting, reservation)
+            reservation.end_pass()
+        if started:
+            self._queue.remove(started)
         return head
 
-    def _promised(self, head: Waiting, space: Room) -> Reservation:
+    def _reservation_for(self, head: WaitingJob, capacity: Capacity) -> HeadReservation:
         """What the head was promised in an earlier pass, if that still holds, else anew."""
-        before = self._promise
-        if before is None or before.head != head or not before.holds_in(space):
-            self._promise = before = space.reserve(head)
-        return before
+        previous = self._reservation
+        if previous is None or previous.head != head or not previous.still_valid(capacity):
+            self._reservation = previous = capacity.reserve(head)
+        return previous
 
-    def _descending(self, space: Room, but: int | None = None) -> Iterator[int]:
+    def _positions_by_priority(
+        self, capacity: Capacity, excluded: int | None = None
+    ) -> Iterator[int]:
         """All places but one, the highest priority first, equal ones as queued.
 
         Few are looked at in most passes, so each is sought by itself.
         """
-        ranks = self._ranks(space.now, space.rho)
-        if but is not None:
-            ranks[but] = -math.inf
-        for _ in range(len(ranks) - (but is not None)):
-            place = int(ranks.argmax())
-            yield place
-            ranks[place] = -math.inf
+        priorities = self._compute_priorities(capacity.now, capacity.rho)
+        if excluded is not None:
+            priorities[excluded] = -math.inf
+        for _ in range(len(priorities) - (excluded is not None)):
+            position = int(priorities.argmax())
+            yield position
+            priorities[position] = -math.inf
 
-    def _sorted(self, which: Mask, space: Room) -> list[int]:
+    def _sort_by_priority(self, mask: Mask, capacity: Capacity) -> list[int]:
         """The places of these, the highest priority first, equal ones as queued."""
-        places = np.flatnonzero(which)
-        if len(places) > 1:
-            ranks = self._ranks(space.now, space.rho, places)
-            places = places[np.argsort(-ranks, kind="stable")]
-        ordered: list[int] = places.tolist()
+        positions = np.flatnonzero(mask)
+        if len(positions) > 1:
+            priorities = self._compute_priorities(capacity.now, capacity.rho, positions)
+            positions = positions[np.argsort(-priorities, kind="stable")]
+        ordered: list[int] = positions.tolist()
         return ordered
 
     def priorities(
-        self, now: float, queue: Collection[Waiting], rho: Mapping[str, float] = _NONE
+        self, now: float, queue: Collection[WaitingJob], rho: Mapping[str, float] = _NO_RHO
     ) -> list[float]:
         """P of every job of a queue, in its order; `rho` as in `Free`."""
-        self._queue.follow(queue)
-        ranks: list[float] = self._ranks(now, rho).tolist() if queue else []
-        return ranks
+        self._queue.update(queue)
+        priorities: list[float] = self._compute_priorities(now, rho).tolist() if queue else []
+        return priorities
 
-    def _ranks(
-        self, now: float, rho: Mapping[str, float], places: NDArray[np.intp] | None = None
-    ) -> Floats:
+    def _compute_priorities(
+        self, now: float, rho: Mapping[str, float], positions: NDArray[np.intp] | None = None
+    ) -> FloatArray:
         """P of the jobs at some places of the queue, or at all: it depends on the whole queue."""
         weights, table = self.weights, self._queue
-        columns = table.columns(places)
-        rank, shortness, rise, slope, fall = columns[_RANK:_FIXED]
-        shortest = weights.boost / table.row(_SHORTNESS).max()
-        ranks: Floats = rank + (weights.age_factor * now + shortest * shortness)
-        late = 0.0 if weights.late == "zero" else weights.least
-        since = np.maximum(now - rise, 0.0)
-        pressing = np.where(now > fall, late, weights.least + slope * since)
-        ranks += np.where(fall < math.inf, pressing, 0.0)
-        if table.named:
+        columns = table.columns(positions)
+        base_priority, inverse_estimate, rise_start, slope, latest_start = columns[
+            _BASE_PRIORITY:_FIXED_ROWS
+        ]
+        boost_factor = weights.boost / table.row(_INVERSE_ESTIMATE).max()
+        priorities: FloatArray = base_priority + (
+            weights.age_factor * now + boost_factor * inverse_estimate
+        )
+        late_value = 0.0 if weights.late == "zero" else weights.least
+        rising_seconds = np.maximum(now - rise_start, 0.0)
+        deadline_values = np.where(
+            now > latest_start, late_value, weights.least + slope * rising_seconds
+        )
+        priorities += np.where(latest_start < math.inf, deadline_values, 0.0)
+        if table.resource_rows:
             # with `dot` the last bit of a sum depends on how many jobs are looked at
-            worth = np.einsum("i,ij->j", self._worth(rho), columns[_FIXED:] > 0)
-            ranks += weights.licence * worth
-        return ranks
+            licence_values = np.einsum(
+                "i,ij->j", self._licence_values(rho), columns[_FIXED_ROWS:] > 0
+            )
+            priorities += weights.licence * licence_values
+        return priorities
 
-    def _worth(self, told: Mapping[str, float]) -> Floats:
+    def _licence_values(self, site_rho: Mapping[str, float]) -> FloatArray:
         """What each licence adds for who asks for it: its rho, times d if it is critical (> 1).
 
         rho is the number of queued jobs per copy of what the cluster counts, else it is `told`.
@@ -271,16 +329,18 @@ class FlexibleBackfilling:
         formula of Pasquali 2008, (3.6)-(3.8).
         """
         rho = []
-        for name, asked in self._queue.asked.items():
-            if isinstance(name, _Leased):
-                rho.append(told.get(name.name, 0.0) if asked else 0.0)
+        for name, request_count in self._queue.request_counts.items():
+            if isinstance(name, _LeasedLicence):
+                rho.append(site_rho.get(name.name, 0.0) if request_count else 0.0)
             else:
-                rho.append(asked / max(self.licences[name], 1) if name in self.licences else 0.0)
-        d = max(sum([0 < r <= 1 for r in rho]), 1)
-        return np.array([d * r if r > 1 else r for r in rho])
+                rho.append(
+                    request_count / max(self.licences[name], 1) if name in self.licences else 0.0
+                )
+        critical_factor = max(sum([0 < r <= 1 for r in rho]), 1)
+        return np.array([critical_factor * r if r > 1 else r for r in rho])
 
 
-class KeptReservation(FlexibleBackfilling):
+class UnmodifiedFlexibleBackfilling(FlexibleBackfilling):
     """The variant BF_UNMOD: the first job that could not start stays first until it does."""
 
     name: ClassVar[str] = UNMODIFIED
@@ -289,15 +349,20 @@ class KeptReservation(FlexibleBackfilling):
         self, weights: Weights | None = None, licences: Mapping[str, int] | None = None
     ) -> None:
         super().__init__(weights, licences)
-        self._reserved: int | None = None
+        self._head_id: int | None = None
 
-    def _pass(self, space: Room) -> None:
-        small, first = self._queue.small(space), self._queue.place(self._reserved)
-        if first is None:
-            order = self._descending(space)
-        elif small.any():
-            order = chain((first,), self._descending(space, but=first))
+    def _run_pass(self, capacity: Capacity) -> None:
+        fitting, head_position = (
+            self._queue.fitting_now(capacity),
+            self._queue.find_position(self._head_id),
+        )
+        if head_position is None:
+            order = self._positions_by_priority(capacity)
+        elif fitting.any():
+            order = chain(
+                (head_position,), self._positions_by_priority(capacity, excluded=head_position)
+            )
         else:
             return
-        head = self._backfill(space, small, order)
-        self._reserved = None if head is None else head.id
+        head = self._backfill(capacity, fitting, order)
+        self._head_id = None if head is None else head.id

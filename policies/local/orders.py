@@ -6,9 +6,9 @@ import math
 from collections.abc import Collection
 from typing import ClassVar
 
-from metasched.policies.local.backfilling import backfill, first_fit, strict
-from metasched.policies.local.capacity import room
-from metasched.policies.local.queueing import NEVER, Free, Running, Start, Waiting
+from metasched.policies.local.backfilling import backfill, start_first_fit, start_in_order
+from metasched.policies.local.capacity import make_capacity
+from metasched.policies.local.queueing import NEVER, FreeResources, JobStart, RunningJob, WaitingJob
 
 
 class FCFS:
@@ -16,14 +16,18 @@ class FCFS:
 
     name: ClassVar[str] = "fcfs"
     period: float = 0.0
-    steady: ClassVar[bool] = True
+    incremental: ClassVar[bool] = True
 
-    def starts(
-        self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
-    ) -> list[Start]:
-        space = room(now, running, free)
-        strict(queue, space)
-        return space.starts
+    def choose_starts(
+        self,
+        now: float,
+        queue: Collection[WaitingJob],
+        running: Collection[RunningJob],
+        free: FreeResources,
+    ) -> list[JobStart]:
+        capacity = make_capacity(now, running, free)
+        start_in_order(queue, capacity)
+        return capacity.starts
 
 
 class FirstFit:
@@ -34,16 +38,20 @@ class FirstFit:
 
     name: ClassVar[str] = "first-fit"
     period: float = 0.0
-    steady: ClassVar[bool] = True
+    incremental: ClassVar[bool] = True
 
-    def starts(
-        self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
-    ) -> list[Start]:
-        space = room(now, running, free)
-        first_fit(self.ordered(queue), space)
-        return space.starts
+    def choose_starts(
+        self,
+        now: float,
+        queue: Collection[WaitingJob],
+        running: Collection[RunningJob],
+        free: FreeResources,
+    ) -> list[JobStart]:
+        capacity = make_capacity(now, running, free)
+        start_first_fit(self.sort_queue(queue), capacity)
+        return capacity.starts
 
-    def ordered(self, queue: Collection[Waiting]) -> Collection[Waiting]:
+    def sort_queue(self, queue: Collection[WaitingJob]) -> Collection[WaitingJob]:
         return queue
 
 
@@ -60,7 +68,7 @@ class LSF(FirstFit):
             raise ValueError(f"period is {period}; it must be 0 or more seconds")
         self.period = period
 
-    def ordered(self, queue: Collection[Waiting]) -> Collection[Waiting]:
+    def sort_queue(self, queue: Collection[WaitingJob]) -> Collection[WaitingJob]:
         return sorted(queue, key=lambda job: -job.cpus)
 
 
@@ -69,7 +77,7 @@ class SJF(FirstFit):
 
     name: ClassVar[str] = "sjf"
 
-    def ordered(self, queue: Collection[Waiting]) -> Collection[Waiting]:
+    def sort_queue(self, queue: Collection[WaitingJob]) -> Collection[WaitingJob]:
         return sorted(queue, key=lambda job: job.estimated)
 
 
@@ -78,7 +86,7 @@ class EDF(FirstFit):
 
     name: ClassVar[str] = "edf"
 
-    def ordered(self, queue: Collection[Waiting]) -> Collection[Waiting]:
+    def sort_queue(self, queue: Collection[WaitingJob]) -> Collection[WaitingJob]:
         return sorted(queue, key=lambda job: NEVER if job.deadline is None else job.deadline)
 
 
@@ -87,16 +95,20 @@ class EASY:
 
     name: ClassVar[str] = "easy"
     period: float = 0.0
-    steady: ClassVar[bool] = True
+    incremental: ClassVar[bool] = True
 
-    def starts(
-        self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
-    ) -> list[Start]:
-        space = room(now, running, free)
-        backfill(self.ordered(now, queue), space)
-        return space.starts
+    def choose_starts(
+        self,
+        now: float,
+        queue: Collection[WaitingJob],
+        running: Collection[RunningJob],
+        free: FreeResources,
+    ) -> list[JobStart]:
+        capacity = make_capacity(now, running, free)
+        backfill(self.sort_queue(now, queue), capacity)
+        return capacity.starts
 
-    def ordered(self, now: float, queue: Collection[Waiting]) -> Collection[Waiting]:
+    def sort_queue(self, now: float, queue: Collection[WaitingJob]) -> Collection[WaitingJob]:
         return queue
 
 
@@ -107,9 +119,9 @@ class Priority(EASY):
     """
 
     name: ClassVar[str] = "priority"
-    steady: ClassVar[bool] = False
+    incremental: ClassVar[bool] = False
 
-    def ordered(self, now: float, queue: Collection[Waiting]) -> Collection[Waiting]:
+    def sort_queue(self, now: float, queue: Collection[WaitingJob]) -> Collection[WaitingJob]:
         return sorted(queue, key=lambda job: -job.priority)
 
 
@@ -121,34 +133,38 @@ class FairShare(EASY):
     """
 
     name: ClassVar[str] = "fair-share"
-    steady: ClassVar[bool] = False
+    incremental: ClassVar[bool] = False
 
     def __init__(self, half_life: float = 7 * 86400.0) -> None:
         if not (math.isfinite(half_life) and half_life > 0):
             raise ValueError(f"half_life is {half_life}; it must be a positive number of seconds")
         self.half_life = half_life
-        self._used: dict[str, float] = {}
-        self._holding: list[Running] = []
-        self._then = 0.0
+        self._usage: dict[str, float] = {}
+        self._running: list[RunningJob] = []
+        self._last_pass = 0.0
 
-    def starts(
-        self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
-    ) -> list[Start]:
-        self._consume(now)
-        space = room(now, running, free)
-        backfill(self.ordered(now, queue), space)
-        self._holding = list(space.held())
-        return space.starts
+    def choose_starts(
+        self,
+        now: float,
+        queue: Collection[WaitingJob],
+        running: Collection[RunningJob],
+        free: FreeResources,
+    ) -> list[JobStart]:
+        self._update_usage(now)
+        capacity = make_capacity(now, running, free)
+        backfill(self.sort_queue(now, queue), capacity)
+        self._running = list(capacity.all_running())
+        return capacity.starts
 
-    def ordered(self, now: float, queue: Collection[Waiting]) -> Collection[Waiting]:
-        used = self._used
-        return sorted(queue, key=lambda job: used.get(job.user, 0.0))
+    def sort_queue(self, now: float, queue: Collection[WaitingJob]) -> Collection[WaitingJob]:
+        usage = self._usage
+        return sorted(queue, key=lambda job: usage.get(job.user, 0.0))
 
-    def _consume(self, now: float) -> None:
+    def _update_usage(self, now: float) -> None:
         """Count what ran since the last pass: every start and every end is followed by one."""
-        elapsed, self._then = now - self._then, now
+        elapsed, self._last_pass = now - self._last_pass, now
         decay = 0.5 ** (elapsed / self.half_life)
-        used = {user: seconds * decay for user, seconds in self._used.items()}
-        for job in self._holding:
-            used[job.user] = used.get(job.user, 0.0) + job.cpus * elapsed
-        self._used = used
+        usage = {user: seconds * decay for user, seconds in self._usage.items()}
+        for job in self._running:
+            usage[job.user] = usage.get(job.user, 0.0) + job.cpus * elapsed
+        self._usage = usage

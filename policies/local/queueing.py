@@ -17,16 +17,16 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-NOWHERE = -1
+NO_MACHINE = -1
 NEVER = math.inf
-NOTHING: Mapping[Any, Any] = MappingProxyType({})
+EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 # What a policy is told, anew at each pass: named tuples are as fixed as frozen classes, whose
 # fields are set one by one, and made in about a third of the time.
 
 
-class Waiting(NamedTuple):
+class WaitingJob(NamedTuple):
     """A job that waits: processors, estimated seconds, and how much it needs of what else is
     counted (`counts`: "memory" in MiB, "gpu", a licence).
 
@@ -39,16 +39,16 @@ class Waiting(NamedTuple):
     id: int
     cpus: int
     estimated: float
-    counts: Mapping[str, int] = NOTHING
-    machines: Mapping[int, float] = NOTHING
-    since: float = 0.0
+    resources: Mapping[str, int] = EMPTY
+    machines: Mapping[int, float] = EMPTY
+    waiting_since: float = 0.0
     deadline: float | None = None
     priority: int = 1
     user: str = ""
     licences: tuple[str, ...] = ()
 
 
-class Running(NamedTuple):
+class RunningJob(NamedTuple):
     """A job that runs: `end` is its start + its estimate, in the seconds of the caller's clock.
 
     `cpus` is what it holds: all of its machine where machines are not shared.
@@ -57,12 +57,12 @@ class Running(NamedTuple):
     id: int
     cpus: int
     end: float
-    counts: Mapping[str, int] = NOTHING
+    resources: Mapping[str, int] = EMPTY
     machine: int = 0
     user: str = ""
 
 
-class Free(NamedTuple):
+class FreeResources(NamedTuple):
     """What no job holds. A resource that `counts` does not name is unlimited.
 
     `machines` are the free processors of each, the most powerful machine first; None where
@@ -71,20 +71,20 @@ class Free(NamedTuple):
     """
 
     cpus: int
-    counts: Mapping[str, int] = NOTHING
+    resources: Mapping[str, int] = EMPTY
     machines: Sequence[int] | None = None
     shared: bool = True
-    rho: Mapping[str, float] = NOTHING
+    rho: Mapping[str, float] = EMPTY
 
 
-class Start(NamedTuple):
+class JobStart(NamedTuple):
     """A job to start now; `machine` is 0 where processors are counted."""
 
     id: int
     machine: int = 0
 
 
-class Policy(Protocol):
+class LocalPolicy(Protocol):
     """The one question that is asked of a local policy; an object serves one cluster.
 
     It is asked after every arrival and ending, or only every `period` seconds if that is not 0.
@@ -96,11 +96,15 @@ class Policy(Protocol):
     def period(self) -> float: ...
 
     @property
-    def steady(self) -> bool: ...
+    def incremental(self) -> bool: ...
 
-    def starts(
-        self, now: float, queue: Collection[Waiting], running: Collection[Running], free: Free
-    ) -> list[Start]:
+    def choose_starts(
+        self,
+        now: float,
+        queue: Collection[WaitingJob],
+        running: Collection[RunningJob],
+        free: FreeResources,
+    ) -> list[JobStart]:
         """The jobs of `queue` to start at `now`, together never more than `free`."""
         ...
 

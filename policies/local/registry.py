@@ -9,56 +9,61 @@ from functools import partial
 
 from metasched.policies.local.conservative import Conservative
 from metasched.policies.local.orders import EASY, EDF, FCFS, LSF, SJF, FairShare, FirstFit, Priority
-from metasched.policies.local.queueing import Policy
+from metasched.policies.local.queueing import LocalPolicy
 from metasched.policies.local.weights import MODIFIED, UNMODIFIED, Weights
 
 Parameters = Mapping[str, float | str]
 
-DEFAULT = UNMODIFIED
-WEIGHTS = tuple(field.name for field in fields(Weights))
+DEFAULT_POLICY = UNMODIFIED
+WEIGHT_NAMES = tuple(field.name for field in fields(Weights))
 
 
-def _flexible(
+def _make_flexible(
     name: str, weights: Weights | None = None, licences: Mapping[str, int] | None = None
-) -> Policy:
+) -> LocalPolicy:
     # with numpy, which only these need
-    from metasched.policies.local.flexible_backfilling import FlexibleBackfilling, KeptReservation
+    from metasched.policies.local.flexible_backfilling import (
+        FlexibleBackfilling,
+        UnmodifiedFlexibleBackfilling,
+    )
 
-    kind = KeptReservation if name == UNMODIFIED else FlexibleBackfilling
-    return kind(weights, licences)
+    policy_class = UnmodifiedFlexibleBackfilling if name == UNMODIFIED else FlexibleBackfilling
+    return policy_class(weights, licences)
 
 
-POLICIES: dict[str, Callable[[], Policy]] = {
+POLICIES: dict[str, Callable[[], LocalPolicy]] = {
     **{
         policy.name: policy
         for policy in (FCFS, FirstFit, LSF, SJF, EDF, EASY, Conservative, Priority, FairShare)
     },
-    **{name: partial(_flexible, name) for name in (MODIFIED, UNMODIFIED)},
+    **{name: partial(_make_flexible, name) for name in (MODIFIED, UNMODIFIED)},
 }
 PARAMETERS: dict[str, tuple[str, ...]] = {
     LSF.name: ("period",),
     FairShare.name: ("half_life",),
-    MODIFIED: WEIGHTS,
-    UNMODIFIED: WEIGHTS,
+    MODIFIED: WEIGHT_NAMES,
+    UNMODIFIED: WEIGHT_NAMES,
 }
 
 
-def make(
+def make_policy(
     name: str, parameters: Parameters | None = None, licences: Mapping[str, int] | None = None
-) -> Policy:
+) -> LocalPolicy:
     """A new object of the policy, for one cluster with these copies of licences.
 
     ValueError for an unknown name, a parameter that the policy does not have, or a bad value.
     """
-    given = dict(parameters or {})
+    arguments = dict(parameters or {})
     if name not in POLICIES:
-        close = get_close_matches(name, POLICIES, n=1)
-        mend = f'write "{close[0]}"' if close else f"known are {', '.join(POLICIES)}"
-        raise ValueError(f'unknown policy "{name}"; {mend}')
-    known = PARAMETERS.get(name, ())
-    if foreign := [key for key in given if key not in known]:
-        there = f"it has {', '.join(known)}" if known else "it has none"
-        raise ValueError(f'policy {name} has no parameter "{foreign[0]}"; {there}')
-    if known is WEIGHTS:
-        return _flexible(name, Weights(**given), licences)  # type: ignore[arg-type]
-    return POLICIES[name](**given)
+        close_matches = get_close_matches(name, POLICIES, n=1)
+        suggestion = (
+            f'write "{close_matches[0]}"' if close_matches else f"known are {', '.join(POLICIES)}"
+        )
+        raise ValueError(f'unknown policy "{name}"; {suggestion}')
+    allowed = PARAMETERS.get(name, ())
+    if unknown := [key for key in arguments if key not in allowed]:
+        allowed_names = f"it has {', '.join(allowed)}" if allowed else "it has none"
+        raise ValueError(f'policy {name} has no parameter "{unknown[0]}"; {allowed_names}')
+    if allowed is WEIGHT_NAMES:
+        return _make_flexible(name, Weights(**arguments), licences)  # type: ignore[arg-type]
+    return POLICIES[name](**arguments)

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from metasched.client.client import Client
-from metasched.client.schemas import Request, Submission
+from metasched.client.schemas import JobRequest, SubmitRequest
 from tests.e2e.conftest import COMMAND, Site
 from tests.slurm import SlurmSite
 
@@ -25,11 +25,11 @@ ENVIRONMENT = dict(os.environ)
 ONE_BY_ONE, PROCESSES, BATCH, ROUNDS = 200, 20, 1000, 5
 
 
-def submission(folder: Path, jobs: int = 1, **more: Any) -> Submission:
-    request = Request(
+def submission(folder: Path, jobs: int = 1, **more: Any) -> SubmitRequest:
+    request = JobRequest(
         script="s", environment="e", directory=str(folder), output="/dev/null", **more
     )
-    return Submission(
+    return SubmitRequest(
         jobs=(request,) * jobs, scripts={"s": SCRIPT}, environments={"e": ENVIRONMENT}
     )
 

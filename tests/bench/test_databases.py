@@ -11,12 +11,18 @@ from typing import Any
 
 import pytest
 
-from metasched.core.events import Booted, CoreEvent, Seen, Submitted, Tried
+from metasched.core.events import (
+    CoreEvent,
+    DaemonStarted,
+    DispatchStarted,
+    JobSubmitted,
+    ListingReceived,
+)
 from metasched.core.scheduler import Core
-from metasched.db.backends import database
-from metasched.db.ledger import Ledger, Stored
+from metasched.db.backends import database_from_url
+from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.store import Database
-from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, Payload
 from metasched.policies.policy import Policy
 from tests.conftest import require
@@ -24,7 +30,9 @@ from tests.postgresql import Server, missing
 
 NOW = 1_000_000.0
 ONE_BY_ONE, BATCH, OPEN, ROUNDS = 50, 500, 5_000, 2
-FACTS = Facts(cpus=8, used=0, partitions=(Partition("p", (Nodes(1, 8, 8),), default=True),))
+FACTS = ClusterInfo(
+    cpus=8, used_cpus=0, partitions=(Partition("p", (NodeCapacity(1, 8, 8),), default=True),)
+)
 
 
 def life(ledger: Ledger) -> Core:
@@ -32,8 +40,8 @@ def life(ledger: Ledger) -> Core:
     ledger.restore(core, 100)
     clusters = (Cluster(name="left", adapter="local"),)
     for event in (
-        Booted(NOW, ledger.instance(NOW), Policy(), clusters),
-        Seen(NOW, "left", facts=FACTS),
+        DaemonStarted(NOW, ledger.instance(NOW), Policy(), clusters),
+        ListingReceived(NOW, "left", info=FACTS),
     ):
         ledger.record([(event, core.step(event))])
     return core
@@ -42,9 +50,9 @@ def life(ledger: Ledger) -> Core:
 def submit(core: Core, ledger: Ledger, many: int) -> list[int]:
     """Accept jobs in one transaction, as one call of the API does; their ids."""
     jobs = [Job(id=ledger.next_job(), submitted=NOW, estimated=60.0) for _ in range(many)]
-    events = [Submitted(NOW, job) for job in jobs]
+    events = [JobSubmitted(NOW, job) for job in jobs]
     stored = [
-        Stored(job=job, script="s", environment="e", payload=Payload(script="")) for job in jobs
+        StoredJob(job=job, script="s", environment="e", payload=Payload(script="")) for job in jobs
     ]
     texts = {"s": "#!/bin/sh\n", "e": "{}"}
     ledger.record([(event, core.step(event)) for event in events], stored, texts)
@@ -53,14 +61,14 @@ def submit(core: Core, ledger: Ledger, many: int) -> list[int]:
 
 def measured(place: Database) -> dict[str, float]:
     """Seconds of each, medians; the two databases take turns in the rounds of the caller."""
-    with place.active() as seat:
+    with place.acquire_writer() as seat:
         ledger = Ledger(seat.engine, seat)
         core = life(ledger)
         begun = time.perf_counter()
         ids = [submit(core, ledger, 1)[0] for _ in range(ONE_BY_ONE)]
         alone = time.perf_counter()
         for id in ids:
-            event: CoreEvent = Tried(NOW, id, 1)
+            event: CoreEvent = DispatchStarted(NOW, id, 1)
             ledger.record([(event, core.step(event))])
         tried = time.perf_counter()
         submit(core, ledger, BATCH)
@@ -90,8 +98,8 @@ def test_both_databases(
     runs: dict[str, list[dict[str, float]]] = {"sqlite": [], "postgresql": []}
     with Server(common_folder / "pg-bench", settings=()) as server:
         for turn in range(ROUNDS):
-            runs["sqlite"].append(measured(database(f"sqlite:///{turn}.db", tmp_path)))
-            runs["postgresql"].append(measured(database(server.create(), tmp_path)))
+            runs["sqlite"].append(measured(database_from_url(f"sqlite:///{turn}.db", tmp_path)))
+            runs["postgresql"].append(measured(database_from_url(server.create(), tmp_path)))
     of = {
         kind: {key: median(run[key] for run in found) for key in found[0]}
         for kind, found in runs.items()

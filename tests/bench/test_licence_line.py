@@ -15,8 +15,8 @@ from statistics import fmean
 
 import pytest
 
-from metasched.core.licences.pool import Place
-from metasched.core.licences.queue import Licences
+from metasched.core.licences.pool import TaskId
+from metasched.core.licences.queue import LicenceQueue
 from metasched.model.licence import Lease, LicencePool
 
 TOTAL, JOBS, LOAD, DRAWS = 4, 400, 0.95, 12
@@ -53,19 +53,19 @@ def short(seed: int) -> list[Wish]:
 
 def use(wishes: list[Wish], patience: float) -> tuple[float, float]:
     """The share of the token-seconds used from the first submission to the last end; mean wait."""
-    line = Licences()
+    line = LicenceQueue()
     line.configure([LicencePool(name="a", total=TOTAL)], patience)
-    happens: list[tuple[float, Place]] = [(w.submitted, (n, 0)) for n, w in enumerate(wishes)]
+    happens: list[tuple[float, TaskId]] = [(w.submitted, (n, 0)) for n, w in enumerate(wishes)]
     heapq.heapify(happens)
     waits, now = [], 0.0
     while happens:
         now, place = heapq.heappop(happens)
         wish = wishes[place[0]]
         if place in line.leases:
-            line.give_back(place, now, used=True)
+            line.return_lease(place, now, was_used=True)
         else:
             line.join(place, now, {"a": wish.wanted}, wish.limit)
-        while (goes := line.next(now)) is not None:
+        while (goes := line.next_ready(now)) is not None:
             went = wishes[goes[0]]
             line.take(Lease(*goes, 1, {"a": went.wanted}, now), now + went.limit)
             heapq.heappush(happens, (now + went.runs, goes))

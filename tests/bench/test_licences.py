@@ -13,13 +13,13 @@ import pytest
 from sqlalchemy import select
 
 from metasched.core.events import Outcome
-from metasched.core.licences.pool import Place
-from metasched.core.licences.queue import Licences
+from metasched.core.licences.pool import TaskId
+from metasched.core.licences.queue import LicenceQueue
 from metasched.db import leases
-from metasched.db.backends import database
+from metasched.db.backends import database_from_url
 from metasched.db.schema import licence
 from metasched.db.store import Database
-from metasched.model.licence import GivenBack, Lease, LicencePool
+from metasched.model.licence import Lease, LicencePool, ReturnedLease
 from tests.conftest import require
 from tests.postgresql import Server, missing
 from tests.real.test_leases import NOW, standing, with_attempts
@@ -43,7 +43,7 @@ def test_a_lease_decision(kinds: int, capsys: pytest.CaptureFixture[str]) -> Non
     """
     drawn = random.Random(1)
     names = [f"l{n}" for n in range(POOLS)]
-    line = Licences()
+    line = LicenceQueue()
     line.configure([LicencePool(name=name, total=8) for name in names], 600.0)
 
     def draw() -> dict[str, int]:
@@ -52,10 +52,10 @@ def test_a_lease_decision(kinds: int, capsys: pytest.CaptureFixture[str]) -> Non
     known = [draw() for _ in range(kinds)]
     asked = [drawn.choice(known) if kinds else draw() for _ in range(TASKS + ENDS)]
     limits = [drawn.lognormvariate(7, 1.5) for _ in asked]
-    held: list[Place] = []
+    held: list[TaskId] = []
 
     def settle(now: float) -> None:
-        while (place := line.next(now)) is not None:
+        while (place := line.next_ready(now)) is not None:
             line.take(Lease(*place, 1, asked[place[0]], now), now + limits[place[0]])
             held.append(place)
 
@@ -69,7 +69,7 @@ def test_a_lease_decision(kinds: int, capsys: pytest.CaptureFixture[str]) -> Non
     for turn in range(ENDS):
         place, now = held.pop(drawn.randrange(len(held))), float(turn)
         begun = time.process_time()
-        line.give_back(place, now, used=True)
+        line.return_lease(place, now, was_used=True)
         settle(now)
         join(TASKS + turn, now)
         spent += time.process_time() - begun
@@ -86,7 +86,7 @@ def test_a_lease_decision(kinds: int, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.bench
 def test_leases_stored_in_sqlite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Lease and give back, a transaction each, synchronous FULL; is it flat in the history?"""
-    engine = with_attempts(database("sqlite:///ms.db", tmp_path), 1)
+    engine = with_attempts(database_from_url("sqlite:///ms.db", tmp_path), 1)
     rates = []
     with engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
@@ -96,9 +96,9 @@ def test_leases_stored_in_sqlite(tmp_path: Path, capsys: pytest.CaptureFixture[s
             for turn in range(STORED // 2):
                 now = NOW + part * STORED + turn
                 taken = Lease(1, 0, 1, {"matlab": 2}, now)
-                for change in (taken, GivenBack(taken, now, "ended")):
+                for change in (taken, ReturnedLease(taken, now, "ended")):
                     with connection.begin():
-                        leases.write(connection, Outcome(leases=[change]))
+                        leases.store(connection, Outcome(leases=[change]))
             rates.append(round(STORED / (time.perf_counter() - begun)))
         with connection.begin():
             assert connection.execute(select(licence.c.leased)).scalars().all() == [0, 0]
@@ -122,9 +122,9 @@ def lease_and_give_back(
             if turn == WARM:
                 begun = time.perf_counter()
             taken = Lease(id, 0, 1, {name: 1}, NOW + turn)
-            for change in (taken, GivenBack(taken, NOW + turn, "ended")):
+            for change in (taken, ReturnedLease(taken, NOW + turn, "ended")):
                 with connection.begin():
-                    leases.write(connection, Outcome(leases=[change]))
+                    leases.store(connection, Outcome(leases=[change]))
         rates.put(STORED / (time.perf_counter() - begun))
     engine.dispose()
 
@@ -139,13 +139,13 @@ def test_leases_stored_in_postgresql(
         require("postgresql", reason)
     spawn = multiprocessing.get_context("spawn")
     with Server(common_folder / "pg-leases", settings=()) as server:
-        place = database(server.create(), common_folder)
+        place = database_from_url(server.create(), common_folder)
         engine = with_attempts(place, CONNECTIONS)
         assert server.sql("SHOW fsync") == "on"
         assert server.sql("SHOW synchronous_commit") == "on"
         with engine.begin() as connection:
             told = {f"l{n}": standing(f"l{n}", CONNECTIONS) for n in range(licences)}
-            leases.write(connection, Outcome(standings=told))
+            leases.store(connection, Outcome(licence_statuses=told))
         rates: multiprocessing.Queue[float] = spawn.Queue()
         several = [
             spawn.Process(target=lease_and_give_back, args=(place, id, f"l{id % licences}", rates))
@@ -157,7 +157,7 @@ def test_leases_stored_in_postgresql(
         for process in several:
             process.join()
         with engine.connect() as connection:
-            assert list(leases.wrong(connection)) == []
+            assert list(leases.find_mismatches(connection)) == []
         engine.dispose()
     show(
         capsys,

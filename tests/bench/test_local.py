@@ -10,7 +10,7 @@ from statistics import median
 
 import pytest
 
-from metasched.adapters.base import Order, Withdrawal
+from metasched.adapters.base import Submission, Withdrawal
 from metasched.adapters.local.adapter import Local, LocalOptions
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, State
@@ -20,8 +20,8 @@ from tests import processes
 JOBS, SLEEPERS, ROUNDS = 300, 20, 3
 
 
-def order(number: int, command: str) -> Order:
-    return Order(
+def order(number: int, command: str) -> Submission:
+    return Submission(
         tag=tag_of("bench", number, 1),
         job=Job(id=number, submitted=time.time(), estimated=60),
         payload=Payload(script=f"#!/bin/sh\nexec {command}\n"),
@@ -62,7 +62,7 @@ def test_local(tmp_path: Path) -> None:
             if "supervisor.py" in Path(f"/proc/{pid}/cmdline").read_text()
         ]
         for sleeper in sleepers:
-            adapter.withdraw(Withdrawal(tag=sleeper.tag, natives={0: None}))
+            adapter.withdraw(Withdrawal(tag=sleeper.tag, native_ids={0: None}))
         while any(row.ended is None for row in adapter.poll().rows):
             time.sleep(0.05)
     finally:

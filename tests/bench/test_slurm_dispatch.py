@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from metasched.client.client import Client
-from metasched.client.schemas import Request, Submission
+from metasched.client.schemas import JobRequest, SubmitRequest
 from tests import pyslurm
 from tests.conftest import require
 from tests.e2e.conftest import Site
@@ -93,8 +93,8 @@ def cpu(pid: int) -> float:
     return sum(sum(p.cpu_times()[:4]) for p in [daemon, *daemon.children(recursive=True)])
 
 
-def request(folder: Path, array: str | None = None) -> Request:
-    return Request(
+def request(folder: Path, array: str | None = None) -> JobRequest:
+    return JobRequest(
         script="s",
         environment="e",
         directory=str(folder),
@@ -117,14 +117,14 @@ def ended(site: Site) -> int:
     return int(number)
 
 
-def dispatched(site: Site, client: Client, *requests: Request) -> tuple[float, float, float]:
+def dispatched(site: Site, client: Client, *requests: JobRequest) -> tuple[float, float, float]:
     """From their submission until all are taken: jobs per second, cpu seconds per job.
 
     And the seconds of `metasched cancel` of all of them, until they are seen to be gone.
     """
     before, used, begun = taken(site), cpu(site.pid), time.perf_counter()
     client.submit(
-        Submission(
+        SubmitRequest(
             jobs=requests, scripts={"s": SCRIPT}, environments={"e": {"PATH": "/usr/bin:/bin"}}
         )
     )

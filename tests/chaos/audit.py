@@ -17,7 +17,13 @@ from metasched.db.ledger import Ledger
 from metasched.db.schema import attempt, change, job, lease, task
 from metasched.db.store import Database
 from metasched.model.job import Job, State
-from metasched.model.reservation import OPEN, Reservation, Stage, id_of, name_of
+from metasched.model.reservation import (
+    OPEN_STATES,
+    Reservation,
+    ReservationState,
+    manager_name,
+    reservation_id,
+)
 from metasched.model.tags import parse_tag
 from tests.chaos.stream import TOTALS, Stream, Use, named
 
@@ -78,7 +84,7 @@ def audit(
             found.wrong += _replayed(ledger, reading)
             found.wrong += _orphans(reading, instance, tags, may_fail)
             found.wrong += _leases(reading)
-            found.wrong += leases.wrong(reading)
+            found.wrong += leases.find_mismatches(reading)
             found.wrong += _reservations(reading, instance, stream, reserved, may_fail)
         if not may_fail:  # else what a manager tells as ended may run on for a while
             found.wrong += _overused(stream.used())
@@ -159,7 +165,7 @@ def _replayed(ledger: Ledger, reading: Connection) -> list[str]:
     again = {
         (
             *(task.job.id, task.index, task.state),
-            *((a.number, a.cluster, a.sending, a.native_id) if a else (None,) * 4),
+            *((a.number, a.cluster, a.dispatch_id, a.native_id) if a else (None,) * 4),
             task.priority,
         )
         for task in core.tasks.values()
@@ -172,7 +178,7 @@ def _replayed(ledger: Ledger, reading: Connection) -> list[str]:
         if state in UNSTARTED
     )
     for cluster in core.clusters:
-        counts = core.dispatch.count(cluster.name)
+        counts = core.load_ordering.count(cluster.name)
         recount = [
             sum(n for (name, p), n in waiting.items() if name == cluster.name and p > place)
             for place in range(len(counts))
@@ -232,17 +238,17 @@ def _reservations(
     reading: Connection, instance: str, stream: Stream, reserved: Collection[str], may_fail: bool
 ) -> Iterator[str]:
     """Each that was promised is kept, or was cancelled; no manager keeps another of ours."""
-    yield from reservations.wrong(reading)
-    stored = {one.id: one for one in reservations.listed(reading, 0.0)}
+    yield from reservations.find_conflicts(reading)
+    stored = {one.id: one for one in reservations.open_since(reading, 0.0)}
     for id, cancelled in stream.promised.items():
         state = stored[id].state if id in stored else None
-        over = cancelled and state is Stage.CANCELLED
-        broken = may_fail and state is Stage.BROKEN  # with its node
-        if state not in OPEN and not over and not broken:
+        over = cancelled and state is ReservationState.CANCELLED
+        broken = may_fail and state is ReservationState.BROKEN  # with its node
+        if state not in OPEN_STATES and not over and not broken:
             yield f"reservation {id} was promised and is {state or 'not stored'}"
-    yield from _overpromised([one for one in stored.values() if one.state in OPEN])
-    kept = {name for name in reserved if id_of(name, instance) is not None}
-    wanted = {name_of(instance, one.id) for one in stored.values() if one.state in OPEN}
+    yield from _overpromised([one for one in stored.values() if one.state in OPEN_STATES])
+    kept = {name for name in reserved if reservation_id(name, instance) is not None}
+    wanted = {manager_name(instance, one.id) for one in stored.values() if one.state in OPEN_STATES}
     for name in sorted(kept ^ wanted):
         where = "not in its manager" if name in wanted else "in its manager and over"
         yield f"reservation {name} is {where}"

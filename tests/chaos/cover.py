@@ -19,7 +19,7 @@ from typing import get_args, get_type_hints
 import psutil
 
 import metasched
-from metasched.adapters.protocol import Call
+from metasched.adapters.protocol import WorkerCall
 from metasched.client.client import ClientError
 from metasched.core.events import CoreEvent
 from metasched.core.transitions import FINAL
@@ -52,7 +52,7 @@ def steps() -> set[Step]:
         for name, function in _functions(SOURCES / file):
             if any(_is_transaction(node) for node in ast.walk(function)):
                 found |= {(f".{name}", f"{when} the commit") for when in ("before", "after")}
-    for call in get_args(get_type_hints(Call)["call"]):
+    for call in get_args(get_type_hints(WorkerCall)["call"]):
         found |= {
             (f"Link._tell({call})", when) for when in ("before the message", "after the message")
         } | {(f"Link._hear({call})", "after the answer")}

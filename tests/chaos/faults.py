@@ -23,7 +23,7 @@ from typing import Literal
 import psutil
 
 from metasched.client.client import ClientError
-from metasched.db.postgresql import SILENCE as SILENT
+from metasched.db.postgresql import SILENCE_TIMEOUT as SILENT
 from tests import gridengine, postgresql, slurm
 from tests.chaos.points import Orders, deaths_in
 from tests.chaos.site import PATIENCE, STOP, ChaosSite

@@ -25,8 +25,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from metasched.adapters.protocol import Answer, Call
-from metasched.adapters.worker import Host
+from metasched.adapters.protocol import WorkerCall, WorkerReply
+from metasched.adapters.worker import AdapterHost
 
 FOLDER = "METASCHED_CHAOS"  # the environment variable that names the folder of orders and notes
 ROOT = str(Path(__file__).parents[2])
@@ -36,12 +36,12 @@ _FILES = {"os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.trunc
 # What tells passages through one function apart: the events it stores, the call it makes.
 _MEANING: dict[str, Callable[[dict[str, Any]], str]] = {
     "Ledger.record": lambda seen: "+".join(sorted({type(e).__name__ for e, _ in seen["steps"]})),
-    "Link._tell": lambda seen: str(seen["call"].call),
-    "Link._hear": lambda seen: str(seen["call"].call),
-    "Host.answer": lambda seen: str(seen["call"].call),
+    "ClusterConnection._write_call": lambda seen: str(seen["call"].operation),
+    "ClusterConnection._read_reply": lambda seen: str(seen["call"].operation),
+    "AdapterHost.execute": lambda seen: str(seen["call"].operation),
 }
 
-_ANSWER = "Host.answer"  # a worker carries out a call
+_ANSWER = "AdapterHost.execute"  # a worker carries out a call
 _MAIN = {("metasched.api.server", "serve"), ("metasched.adapters.worker", "main")}
 
 Role = Literal["daemon", "worker"]
@@ -223,15 +223,15 @@ def install(role: Role) -> None:
 
 
 def _wrap_answers(points: Points) -> None:
-    answer = Host.answer
+    answer = AdapterHost.execute
 
-    def answered(self: Host, call: Call) -> Answer:
-        points.passed(f"before {_ANSWER}({call.call})", sys._getframe(1))
+    def answered(self: AdapterHost, call: WorkerCall) -> WorkerReply:
+        points.passed(f"before {_ANSWER}({call.operation})", sys._getframe(1))
         done = answer(self, call)
-        points.passed(f"after {_ANSWER}({call.call})", sys._getframe(1))
+        points.passed(f"after {_ANSWER}({call.operation})", sys._getframe(1))
         return done
 
-    Host.answer = answered  # type: ignore[method-assign]
+    AdapterHost.execute = answered  # type: ignore[method-assign]
 
 
 def _audited(points: Points, event: str, args: tuple[Any, ...]) -> None:

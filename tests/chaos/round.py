@@ -13,8 +13,8 @@ from pathlib import Path
 
 from metasched.adapters.local.host import read_record
 from metasched.client.client import ClientError
-from metasched.model.reservation import OPEN as OPEN_RESERVATIONS
-from metasched.model.reservation import name_of
+from metasched.model.reservation import OPEN_STATES as OPEN_RESERVATIONS
+from metasched.model.reservation import manager_name
 from tests.chaos.audit import audit
 from tests.chaos.faults import Fault, Trial
 from tests.chaos.points import Orders, deaths_in, passed_in
@@ -258,7 +258,7 @@ def _kept(site: ChaosSite) -> set[str]:
     """The names of the reservations that are to be kept."""
     instance = site.client.health()["instance"]
     return {
-        name_of(instance, row["reservation"])
-        for row in site.client.reservations(all=True)
+        manager_name(instance, row["reservation"])
+        for row in site.client.reservations(include_closed=True)
         if row["state"] in OPEN_RESERVATIONS
     }

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from metasched.client.client import Client, ClientError
-from metasched.db.backends import database
+from metasched.db.backends import database_from_url
 from metasched.db.store import Database
 from tests.chaos import victim
 from tests.chaos.points import FOLDER, ROOT, Orders, arm
@@ -108,7 +108,7 @@ class ChaosSite(Site):
     @property
     def store(self) -> Database:
         """What the daemon writes."""
-        return database(self.url, self.folder)
+        return database_from_url(self.url, self.folder)
 
     def arm(self) -> None:
         """Those whose orders say so may die from now on."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from metasched.client.client import Client, ClientError
-from metasched.client.schemas import Request, Submission
+from metasched.client.schemas import JobRequest, SubmitRequest
 from metasched.model.arrays import parse_array
 
 # One appended line for each beginning: two beginnings are two lines, whoever writes them. Who has
@@ -298,9 +298,9 @@ class Stream:
 
     def _request(
         self, name: str, run: float, licences: Mapping[str, int] | None = None, **more: Any
-    ) -> Request:
+    ) -> JobRequest:
         wants = dict(licences or {})
-        return Request(
+        return JobRequest(
             script="s",
             environment="e",
             directory="/",
@@ -311,13 +311,13 @@ class Stream:
             **more,
         )
 
-    def _hand_in(self, requests: tuple[Request, ...], promise: Promise) -> list[int]:
+    def _hand_in(self, requests: tuple[JobRequest, ...], promise: Promise) -> list[int]:
         promises = [_promises(request, promise) for request in requests]
         for of_job in promises:
             self.promises |= of_job
         environment = {"PATH": os.environ.get("PATH", os.defpath)}
         answers = self._client.submit(
-            Submission(jobs=requests, scripts={"s": SCRIPT}, environments={"e": environment})
+            SubmitRequest(jobs=requests, scripts={"s": SCRIPT}, environments={"e": environment})
         )
         for of_job, answer in zip(promises, answers, strict=True):
             for one in of_job.values():
@@ -342,7 +342,7 @@ class Stream:
         return list(uses.values())
 
 
-def _promises(request: Request, promise: Promise) -> dict[str, Promise]:
+def _promises(request: JobRequest, promise: Promise) -> dict[str, Promise]:
     """One for each task, under its name."""
     if request.array is None:
         return {request.name: replace(promise)}

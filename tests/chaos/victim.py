@@ -39,7 +39,7 @@ def daemon(environment: Mapping[str, str], log: str) -> None:
         os.execve(sys.executable, program, dict(environment))
     os.environ.clear()
     os.environ.update(environment)
-    metasched.daemon.service.WATCH = 1.0  # its life may be a short one
+    metasched.daemon.service.DATABASE_CHECK_INTERVAL = 1.0  # its life may be a short one
     sys.argv = ["metasched", "serve"]
     points.install("daemon")
     sys.exit(command())

@@ -21,14 +21,14 @@ from typing import Any
 
 import pytest
 
-from metasched.adapters.base import Adapter, Order, Withdrawal
+from metasched.adapters.base import Adapter, Submission, Withdrawal
 from metasched.adapters.drmaa.adapter import DrmaaOptions
 from metasched.adapters.local.adapter import Local, LocalOptions
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
 from metasched.core.transitions import ATTEMPT_FINAL
-from metasched.model.cluster import Cluster, Facts
+from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Job, Payload, State
-from metasched.model.listing import Listing, Row
+from metasched.model.listing import JobStatus, Listing
 from metasched.model.tags import tag_of
 from tests import gridengine as ge
 from tests import processes, pyslurm
@@ -154,14 +154,14 @@ class Manager:
         self.adapter.close()
         self.adapter = self._connect(instance or self.instance)
 
-    def order(self, commands: str, *, indices: tuple[int, ...] = (0,), **wishes: Any) -> Order:
+    def order(self, commands: str, *, indices: tuple[int, ...] = (0,), **wishes: Any) -> Submission:
         """An order for shell commands; wishes are those of `Job` and of `Payload`."""
         self._jobs += 1
         of_payload = {key: wishes.pop(key) for key in Payload.__annotations__ if key in wishes}
         limit = wishes.setdefault("time_limit", 600.0)
         if indices != (0,):
             wishes["array"] = ",".join(map(str, indices))
-        return Order(
+        return Submission(
             tag=tag_of(self.instance, self._jobs, 1),
             indices=indices,
             job=Job(id=self._jobs, submitted=time.time(), estimated=limit, **wishes),
@@ -175,15 +175,15 @@ class Manager:
             ),
         )
 
-    def submit(self, commands: str, **wishes: Any) -> Order:
+    def submit(self, commands: str, **wishes: Any) -> Submission:
         order = self.order(commands, **wishes)
         natives = self.adapter.submit(order)
         assert set(natives) == set(order.indices)
         return order
 
-    def withdraw(self, order: Order, unstarted: bool = False) -> None:
+    def withdraw(self, order: Submission, unstarted: bool = False) -> None:
         natives = dict.fromkeys(order.indices)
-        self.adapter.withdraw(Withdrawal(tag=order.tag, natives=natives, unstarted=unstarted))
+        self.adapter.withdraw(Withdrawal(tag=order.tag, native_ids=natives, only_pending=unstarted))
 
     def wait(self, what: Callable[[Listing], bool], patience: float = PATIENCE) -> Listing:
         """The first listing of which `what` is true; the test fails if none is in time."""
@@ -195,7 +195,9 @@ class Manager:
             assert time.monotonic() < until, f"still, after {patience:g} s: {listing}"
             time.sleep(0.02)
 
-    def wait_state(self, order: Order, *states: State, patience: float = PATIENCE) -> Row:
+    def wait_state(
+        self, order: Submission, *states: State, patience: float = PATIENCE
+    ) -> JobStatus:
         """The row of the order's first task once it is in one of the states."""
         listing = self.wait(
             lambda found: any(row.state in states for row in rows_of(found, order).values()),
@@ -203,15 +205,15 @@ class Manager:
         )
         return rows_of(listing, order)[order.indices[0]]
 
-    def wait_end(self, order: Order, patience: float = PATIENCE) -> Row:
+    def wait_end(self, order: Submission, patience: float = PATIENCE) -> JobStatus:
         return self.wait_state(order, *ATTEMPT_FINAL, patience=patience)
 
-    def wait_facts(self, what: Callable[[Facts], bool]) -> Facts:
-        return self.wait(lambda listing: what(listing.facts)).facts
+    def wait_facts(self, what: Callable[[ClusterInfo], bool]) -> ClusterInfo:
+        return self.wait(lambda listing: what(listing.info)).info
 
-    def fill(self) -> list[Order]:
+    def fill(self) -> list[Submission]:
         """Jobs that hold every processor of the default partition, running."""
-        partition = self.adapter.poll().facts.partition(None)
+        partition = self.adapter.poll().info.partition(None)
         assert partition is not None
         sizes = [nodes.cpus for nodes in partition.nodes for _ in range(nodes.count)]
         orders = [self.submit("exec sleep 300", cpus=cpus) for cpus in sizes]
@@ -224,13 +226,13 @@ class Manager:
         self.reconnect()
         for row in self.adapter.poll().rows:
             if row.state not in ATTEMPT_FINAL:
-                self.adapter.withdraw(Withdrawal(tag=row.tag, natives={row.task: row.native_id}))
+                self.adapter.withdraw(Withdrawal(tag=row.tag, native_ids={row.task: row.native_id}))
         self.wait(lambda found: all(row.state in ATTEMPT_FINAL for row in found.rows))
-        self.wait_facts(lambda facts: facts.used == 0)
+        self.wait_facts(lambda facts: facts.used_cpus == 0)
         self.adapter.close()
 
 
-def rows_of(listing: Listing, order: Order) -> dict[int, Row]:
+def rows_of(listing: Listing, order: Submission) -> dict[int, JobStatus]:
     return {row.task: row for row in listing.rows if row.tag == order.tag}
 
 

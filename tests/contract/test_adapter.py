@@ -23,13 +23,13 @@ import pytest
 from msgspec import structs
 
 from metasched.adapters.base import Withdrawal
-from metasched.adapters.claims import TAKEN, fenced, revoke
+from metasched.adapters.claims import EXIT_CLAIM_TAKEN, apply_fence, revoke_claim
 from metasched.adapters.errors import Refused
-from metasched.model.cluster import Nodes
+from metasched.model.cluster import NodeCapacity
 from metasched.model.job import State
-from metasched.model.listing import Claim, Listing
-from metasched.model.reservation import name_of
-from metasched.model.survey import Held, Window
+from metasched.model.listing import Listing, TaskClaim
+from metasched.model.reservation import manager_name
+from metasched.model.survey import ManagerReservation, ReservationSpec
 from metasched.model.tags import tag_of
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 SECOND = 1.0  # many managers tell times in whole seconds
 
 
-def nodes_of(manager: Manager) -> tuple[Nodes, ...]:
+def nodes_of(manager: Manager) -> tuple[NodeCapacity, ...]:
     """The machines of the default partition, as the manager tells of them now."""
-    partition = manager.adapter.poll().facts.partition(None)
+    partition = manager.adapter.poll().info.partition(None)
     assert partition is not None
     return partition.nodes
 
@@ -78,7 +78,7 @@ def test_what_waits_is_expected_to_begin_when_the_first_place_is_free(manager: M
     blockers = manager.fill()
     order = manager.submit("exit", cpus=1)
     manager.wait_state(order, State.PENDING)
-    if not manager.adapter.capabilities.estimates:
+    if not manager.adapter.capabilities.estimates_starts:
         assert {row.expected for row in manager.adapter.poll().rows} == {None}
         return
 
@@ -188,17 +188,20 @@ def test_a_task_begins_only_if_its_payload_makes_the_claim(manager: Manager) -> 
     claims.mkdir()
     claims.chmod(0o1777)  # the jobs may be another account's
     plain = manager.order("echo $METASCHED_TASK >> ran; exit 3", indices=(1, 2))
-    order = fenced(structs.replace(plain, fence=str(claims)))
-    assert revoke(Claim(str(claims), order.tag, 2))
+    order = apply_fence(structs.replace(plain, fence=str(claims)))
+    assert revoke_claim(TaskClaim(str(claims), order.tag, 2))
     manager.adapter.submit(order)
 
     def codes(listing: Listing) -> dict[int, int | None]:
         rows = [row for row in listing.rows if row.tag == order.tag]
         return {row.task: row.exit_code for row in rows if row.state is State.FAILED}
 
-    assert codes(manager.wait(lambda listing: len(codes(listing)) == 2)) == {1: 3, 2: TAKEN}
+    assert codes(manager.wait(lambda listing: len(codes(listing)) == 2)) == {
+        1: 3,
+        2: EXIT_CLAIM_TAKEN,
+    }
     assert words(manager.folder / "ran") == ["1"]
-    assert not revoke(Claim(str(claims), order.tag, 1))
+    assert not revoke_claim(TaskClaim(str(claims), order.tag, 1))
 
 
 # Withdrawing.
@@ -241,8 +244,8 @@ def test_withdrawing_what_has_ended_or_never_was_changes_nothing(manager: Manage
     manager.withdraw(order, unstarted=True)
     unknown = tag_of(manager.instance, 999, 1)
     for native in (None, "999999"):
-        manager.adapter.withdraw(Withdrawal(tag=unknown, natives={0: native}))
-        manager.adapter.withdraw(Withdrawal(tag=unknown, natives={0: native}, unstarted=True))
+        manager.adapter.withdraw(Withdrawal(tag=unknown, native_ids={0: native}))
+        manager.adapter.withdraw(Withdrawal(tag=unknown, native_ids={0: native}, only_pending=True))
     listing = manager.adapter.poll()
     assert [(found.tag, found.state, found.exit_code) for found in listing.rows] == [
         (order.tag, row.state, 4)
@@ -262,7 +265,7 @@ def test_a_native_id_of_another_tag_withdraws_nothing(manager: Manager) -> None:
     order = manager.submit("exec sleep 300")
     row = manager.wait_state(order, State.RUNNING)
     other = tag_of(manager.instance, 998, 1)
-    manager.adapter.withdraw(Withdrawal(tag=other, natives={0: row.native_id}))
+    manager.adapter.withdraw(Withdrawal(tag=other, native_ids={0: row.native_id}))
     time.sleep(0.5)
     assert manager.wait_state(order, State.RUNNING).ended is None
 
@@ -275,9 +278,9 @@ def test_many_are_withdrawn_in_one_call_each_by_its_own_tag(manager: Manager) ->
     known, unknown, other = orders
     manager.adapter.withdraw_all(
         [
-            Withdrawal(tag=known.tag, natives={0: natives[known.tag]}),
-            Withdrawal(tag=unknown.tag, natives={0: None}),
-            Withdrawal(tag=tag_of(manager.instance, 998, 1), natives={0: natives[other.tag]}),
+            Withdrawal(tag=known.tag, native_ids={0: natives[known.tag]}),
+            Withdrawal(tag=unknown.tag, native_ids={0: None}),
+            Withdrawal(tag=tag_of(manager.instance, 998, 1), native_ids={0: natives[other.tag]}),
         ]
     )
     assert {manager.wait_end(order).state for order in (known, unknown)} == {State.CANCELLED}
@@ -288,7 +291,7 @@ def test_many_are_withdrawn_in_one_call_each_by_its_own_tag(manager: Manager) ->
 def test_one_task_is_withdrawn_and_the_others_go_on(manager: Manager) -> None:
     order = manager.submit("while [ ! -e go ]; do sleep 0.05; done", indices=(1, 2))
     manager.wait(lambda found: [row.state for row in found.rows] == [State.RUNNING] * 2)
-    manager.adapter.withdraw(Withdrawal(tag=order.tag, natives={2: None}))
+    manager.adapter.withdraw(Withdrawal(tag=order.tag, native_ids={2: None}))
     listing = manager.wait(lambda found: State.CANCELLED in {row.state for row in found.rows})
     assert {row.task: row.state for row in listing.rows} == {
         1: State.RUNNING,
@@ -327,12 +330,12 @@ def test_withdrawing_the_unstarted_races_with_the_start_and_never_loses(manager:
 
 
 def test_a_refused_order_leaves_nothing(manager: Manager) -> None:
-    cpus = 10 * manager.adapter.poll().facts.cpus
+    cpus = 10 * manager.adapter.poll().info.cpus
     order = manager.order("touch ran", cpus=cpus)
     with pytest.raises(Refused) as refusal:
         manager.adapter.submit(order)
     assert refusal.value.reason
-    assert not refusal.value.again
+    assert not refusal.value.retryable
     manager.reconnect()
     assert manager.adapter.poll().rows == ()
 
@@ -366,12 +369,12 @@ def test_another_instance_is_somebody_else(manager: Manager) -> None:
     blockers = manager.fill()
     manager.submit("true", cpus=2, time_limit=1200.0)
     manager.reconnect("another1")
-    listing = manager.wait(lambda found: found.facts.pending == 1)
+    listing = manager.wait(lambda found: found.info.pending_jobs == 1)
     assert listing.rows == ()
-    assert len(listing.facts.running) == len(blockers)
-    assert listing.facts.owed == 2 * 1200.0
+    assert len(listing.info.running_jobs) == len(blockers)
+    assert listing.info.owed_by_others == 2 * 1200.0
     manager.reconnect()
-    assert manager.wait(lambda found: found.facts.pending == 1).facts.owed == 0
+    assert manager.wait(lambda found: found.info.pending_jobs == 1).info.owed_by_others == 0
 
 
 def test_a_listing_proves_absence_for_its_span(manager: Manager) -> None:
@@ -388,8 +391,13 @@ def test_a_listing_proves_absence_for_its_span(manager: Manager) -> None:
 
 
 def test_facts_of_an_idle_manager(manager: Manager) -> None:
-    facts = manager.wait_facts(lambda facts: facts.used == 0)
-    assert (facts.running, facts.owed, facts.pending, facts.head) == ((), 0, 0, None)
+    facts = manager.wait_facts(lambda facts: facts.used_cpus == 0)
+    assert (facts.running_jobs, facts.owed_by_others, facts.pending_jobs, facts.queue_head) == (
+        (),
+        0,
+        0,
+        None,
+    )
     partition = facts.partition(None)
     assert partition is not None
     assert partition.up
@@ -398,13 +406,13 @@ def test_facts_of_an_idle_manager(manager: Manager) -> None:
 
 
 def test_facts_tell_what_runs_and_what_is_free(manager: Manager) -> None:
-    idle = manager.wait_facts(lambda facts: facts.used == 0)
+    idle = manager.wait_facts(lambda facts: facts.used_cpus == 0)
     order = manager.submit("exec sleep 300", cpus=2, time_limit=600.0)
     row = manager.wait_state(order, State.RUNNING)
-    facts = manager.wait_facts(lambda facts: facts.used > 0)
-    assert (facts.cpus, facts.used) == (idle.cpus, 2)
+    facts = manager.wait_facts(lambda facts: facts.used_cpus > 0)
+    assert (facts.cpus, facts.used_cpus) == (idle.cpus, 2)
     assert row.started is not None
-    ((end, cpus),) = facts.running
+    ((end, cpus),) = facts.running_jobs
     assert cpus == 2
     assert end == pytest.approx(row.started + 600, abs=SECOND)
     before, now = idle.partition(None), facts.partition(None)
@@ -415,18 +423,18 @@ def test_facts_tell_what_runs_and_what_is_free(manager: Manager) -> None:
 
 def test_facts_tell_what_waits(manager: Manager) -> None:
     blockers = manager.fill()
-    facts = manager.adapter.poll().facts
-    assert [cpus for _, cpus in facts.running] == [order.job.cpus for order in blockers]
-    assert [end for end, _ in facts.running] == sorted(end for end, _ in facts.running)
+    facts = manager.adapter.poll().info
+    assert [cpus for _, cpus in facts.running_jobs] == [order.job.cpus for order in blockers]
+    assert [end for end, _ in facts.running_jobs] == sorted(end for end, _ in facts.running_jobs)
     partition = facts.partition(None)
     assert partition is not None
     assert partition.free_cpus == 0
     manager.submit("true", cpus=2, time_limit=1200.0)
-    manager.wait_facts(lambda facts: facts.head is not None)
+    manager.wait_facts(lambda facts: facts.queue_head is not None)
     manager.submit("true", cpus=1, time_limit=300.0)
-    facts = manager.wait_facts(lambda facts: facts.pending == 2)
-    assert facts.head == (2, 1200.0)
-    assert facts.owed == 0
+    facts = manager.wait_facts(lambda facts: facts.pending_jobs == 2)
+    assert facts.queue_head == (2, 1200.0)
+    assert facts.owed_by_others == 0
 
 
 def test_counted_gres(manager: Manager) -> None:
@@ -456,14 +464,14 @@ def test_counted_memory(manager: Manager) -> None:
     assert {nodes.memory for nodes in nodes_of(manager)} == sizes  # what there is may not
     with pytest.raises(Refused) as refusal:
         manager.submit("true", memory=2 * idle)
-    assert not refusal.value.again
+    assert not refusal.value.retryable
 
 
 def test_counted_licences(manager: Manager) -> None:
     if not manager.adapter.capabilities.licences:
-        assert not manager.adapter.poll().facts.licences
+        assert not manager.adapter.poll().info.licences
         return
-    ((name, copies),) = manager.adapter.poll().facts.licences.items()
+    ((name, copies),) = manager.adapter.poll().info.licences.items()
     assert (copies.used, copies.total) == (0, 3)
     holder = manager.submit("exec sleep 300", licences={name: 2})
     manager.wait_state(holder, State.RUNNING)
@@ -558,7 +566,7 @@ def test_the_script_of_tasks_is_run_by_its_interpreter_byte_for_byte(manager: Ma
 
 def test_tasks_withdrawn_unstarted_have_run_or_certainly_never_began(manager: Manager) -> None:
     """They start all the time meanwhile; what the listing lacks never began, if it proves so."""
-    size = max(1, manager.adapter.poll().facts.cpus // 4)
+    size = max(1, manager.adapter.poll().info.cpus // 4)
     before = time.time()
     order = manager.submit(
         "sleep 0.05; echo $METASCHED_TASK >> ran", indices=tuple(range(1, 25)), cpus=size
@@ -569,7 +577,7 @@ def test_tasks_withdrawn_unstarted_have_run_or_certainly_never_began(manager: Ma
     for size in (3, 1, 7, 2, 5):
         some = [left.pop() for _ in range(size)]
         natives: dict[int, str | None] = dict.fromkeys(some)
-        manager.adapter.withdraw(Withdrawal(tag=order.tag, natives=natives, unstarted=True))
+        manager.adapter.withdraw(Withdrawal(tag=order.tag, native_ids=natives, only_pending=True))
     done = time.time()
     listing = manager.wait(
         lambda found: found.until >= done and all(row.ended for row in found.rows)
@@ -592,30 +600,34 @@ def test_a_reservation_is_made_as_asked_moved_and_forgotten(manager: Manager) ->
         pytest.skip("keeps no nodes for windows of time")
     free = [n for use in manager.adapter.survey().nodes if use.up for n in use.nodes]
     start = round(time.time()) + 3600.0
-    me, name = getpass.getuser(), name_of(manager.instance, 1)
-    first = Window(name, me, start, start + 600, (free[0],))
+    me, name = getpass.getuser(), manager_name(manager.instance, 1)
+    first = ReservationSpec(name, me, start, start + 600, (free[0],))
     for again in range(2):  # the answer to the first may have been lost
         if again:
             manager.reconnect()
         manager.adapter.reserve(first)
-        assert manager.adapter.survey().held == (Held(name, start, start + 600, (free[0],)),)
+        assert manager.adapter.survey().reservations == (
+            ManagerReservation(name, start, start + 600, (free[0],)),
+        )
     waiting = structs.replace(manager.order("true", user=me, time_limit=60.0), reservation=name)
     manager.adapter.submit(waiting)
     manager.adapter.reserve(replace(first, nodes=(free[1],)))
-    [held] = manager.adapter.survey().held
+    [held] = manager.adapter.survey().reservations
     assert held.nodes == (free[1],)
-    other = Window(name_of(manager.instance, 2), me, start + 60, start + 90, (free[1],))
+    other = ReservationSpec(
+        manager_name(manager.instance, 2), me, start + 60, start + 90, (free[1],)
+    )
     with pytest.raises(Refused):
         manager.adapter.reserve(other)
     with pytest.raises(Refused) as refusal:
-        manager.adapter.unreserve(name)
-    assert refusal.value.again
+        manager.adapter.delete_reservation(name)
+    assert refusal.value.retryable
     assert manager.wait_state(waiting, State.PENDING).started is None
     manager.withdraw(waiting)
     manager.wait_end(waiting)
     for _ in range(2):
-        manager.adapter.unreserve(name)
-    assert manager.adapter.survey().held == ()
+        manager.adapter.delete_reservation(name)
+    assert manager.adapter.survey().reservations == ()
 
 
 def test_what_runs_takes_its_node_until_its_limit(manager: Manager) -> None:
@@ -629,11 +641,11 @@ def test_what_runs_takes_its_node_until_its_limit(manager: Manager) -> None:
     [taken] = [use for use in survey.nodes if use.spans]
     assert [end - row.started for _, end in taken.spans] == [600.0]
     node = taken.nodes[0]
-    soon = Window(
-        name_of(manager.instance, 1),
+    soon = ReservationSpec(
+        manager_name(manager.instance, 1),
         getpass.getuser(),
-        survey.taken + 60,
-        survey.taken + 120,
+        survey.observed + 60,
+        survey.observed + 120,
         (node,),
     )
     with pytest.raises(Refused):
@@ -648,30 +660,32 @@ def test_processors_of_a_pool_are_reserved_once_and_given_back(manager: Manager)
     [pool] = manager.adapter.survey().pools
     assert pool.uses == ()
     start = round(time.time()) + 3600.0
-    me, name = getpass.getuser(), name_of(manager.instance, 1)
-    window = Window(name, me, start, start + 600, (), pool.size)
+    me, name = getpass.getuser(), manager_name(manager.instance, 1)
+    window = ReservationSpec(name, me, start, start + 600, (), pool.size)
     for again in range(2):  # the answer to the first may have been lost
         if again:
             manager.reconnect()
         manager.adapter.reserve(window)
         survey = manager.adapter.survey()
-        assert survey.held == (Held(name, start, start + 600, pool.nodes, pool.size),)
+        assert survey.reservations == (
+            ManagerReservation(name, start, start + 600, pool.nodes, pool.size),
+        )
         assert survey.pools == (replace(pool, uses=((start, start + 600, pool.size),)),)
-    other = Window(name_of(manager.instance, 2), me, start + 60, start + 90, (), 1)
+    other = ReservationSpec(manager_name(manager.instance, 2), me, start + 60, start + 90, (), 1)
     with pytest.raises(Refused):
         manager.adapter.reserve(other)
     waiting = structs.replace(manager.order("true", user=me, time_limit=60.0), reservation=name)
     manager.adapter.submit(waiting)
     with pytest.raises(Refused) as refusal:
-        manager.adapter.unreserve(name)
-    assert refusal.value.again
+        manager.adapter.delete_reservation(name)
+    assert refusal.value.retryable
     assert manager.wait_state(waiting, State.PENDING).started is None
     manager.withdraw(waiting)
     manager.wait_end(waiting)
     for _ in range(2):
-        manager.adapter.unreserve(name)
+        manager.adapter.delete_reservation(name)
     survey = manager.adapter.survey()
-    assert (survey.held, survey.pools) == ((), (pool,))
+    assert (survey.reservations, survey.pools) == ((), (pool,))
 
 
 def test_what_runs_takes_its_processors_until_its_limit_unless_it_is_in_a_reservation(
@@ -683,14 +697,14 @@ def test_what_runs_takes_its_processors_until_its_limit_unless_it_is_in_a_reserv
     batch = manager.submit("sleep 600", time_limit=600.0, cpus=3)
     row = manager.wait_state(batch, State.RUNNING)
     assert row.started is not None
-    name, me = name_of(manager.instance, 1), getpass.getuser()
+    name, me = manager_name(manager.instance, 1), getpass.getuser()
     now = round(time.time())
-    manager.adapter.reserve(Window(name, me, now, now + 300.0, (), 2))
+    manager.adapter.reserve(ReservationSpec(name, me, now, now + 300.0, (), 2))
     order = structs.replace(manager.order("sleep 600", user=me, time_limit=60.0), reservation=name)
     manager.adapter.submit(order)
     manager.wait_state(order, State.RUNNING)
     survey = manager.adapter.survey()
-    [held], [free] = survey.held, survey.pools
+    [held], [free] = survey.reservations, survey.pools
     units = -(-3 // pool.cpus)
     assert set(free.uses) == {
         (row.started, row.started + 600 + (survey.guard or 0), units),
@@ -698,44 +712,48 @@ def test_what_runs_takes_its_processors_until_its_limit_unless_it_is_in_a_reserv
     }
     assert free.size == pool.size
     many = pool.size - units - 1
-    soon = Window(name_of(manager.instance, 2), me, now + 60, now + 120, (), many)
+    soon = ReservationSpec(manager_name(manager.instance, 2), me, now + 60, now + 120, (), many)
     with pytest.raises(Refused):
         manager.adapter.reserve(soon)
     for one in (order, batch):
         manager.withdraw(one)
         manager.wait_end(one)
-    manager.adapter.unreserve(name)
+    manager.adapter.delete_reservation(name)
     assert manager.adapter.survey().pools == (pool,)
 
 
 def test_a_window_that_has_begun_long_ago_is_made_for_what_is_left_of_it(manager: Manager) -> None:
     if not manager.adapter.capabilities.reservations:
         pytest.skip("keeps nothing for windows of time")
-    survey, name, now = manager.adapter.survey(), name_of(manager.instance, 1), round(time.time())
+    survey, name, now = (
+        manager.adapter.survey(),
+        manager_name(manager.instance, 1),
+        round(time.time()),
+    )
     nodes = [n for use in survey.nodes if use.up for n in use.nodes][:1]
-    window = Window(name, getpass.getuser(), now - 3600.0, now + 600.0, tuple(nodes), 1)
+    window = ReservationSpec(name, getpass.getuser(), now - 3600.0, now + 600.0, tuple(nodes), 1)
     manager.adapter.reserve(window)
-    [held] = manager.adapter.survey().held
+    [held] = manager.adapter.survey().reservations
     assert (held.name, held.end) == (name, now + 600.0)
-    manager.adapter.unreserve(name)
+    manager.adapter.delete_reservation(name)
 
 
 def test_what_waits_in_a_reservation_that_ends_never_began(manager: Manager) -> None:
     if not manager.adapter.capabilities.reservations or not manager.adapter.survey().pools:
         pytest.skip("keeps no processors for windows of time")
-    name, me = name_of(manager.instance, 1), getpass.getuser()
+    name, me = manager_name(manager.instance, 1), getpass.getuser()
     now = round(time.time())
-    manager.adapter.reserve(Window(name, me, now, now + 12.0, (), 1))
+    manager.adapter.reserve(ReservationSpec(name, me, now, now + 12.0, (), 1))
     orders = [manager.order("sleep 600", user=me, time_limit=10.0) for _ in range(2)]
     for order in orders:  # there is time for one
         manager.adapter.submit(structs.replace(order, reservation=name))
     manager.wait(
         lambda found: (
             any(row.started and row.ended for row in found.rows)
-            and manager.adapter.survey().held == ()
+            and manager.adapter.survey().reservations == ()
         )
     )
-    manager.adapter.unreserve(name)  # the manager has forgotten it
+    manager.adapter.delete_reservation(name)  # the manager has forgotten it
     for order in orders:  # what waited may wait for ever
         manager.withdraw(order)
     ended = [manager.wait_end(order) for order in orders]
@@ -755,7 +773,7 @@ def test_two_thousand_tasks_in_one_listing(manager: Manager) -> None:
         return {(r.tag, r.task) for r in rows if r.state is state and r.started is None}
 
     assert listed(State.PENDING) == wanted
-    assert manager.adapter.poll().facts.pending == 2000
+    assert manager.adapter.poll().info.pending_jobs == 2000
     for order in orders:
         manager.withdraw(order)
     done = time.time()

@@ -18,7 +18,7 @@ import pytest
 
 from metasched.client.client import Client, ClientError
 from metasched.core.scheduler import replay
-from metasched.db.backends import database
+from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger
 from metasched.paths import daemon_socket
 from tests.slurm import SlurmSite
@@ -196,7 +196,7 @@ class Site:
 
     def replayed(self) -> None:
         """The recorded events, stepped through a fresh core, give the recorded assignments."""
-        ledger = Ledger(database(self.url, self.folder).open_existing())
+        ledger = Ledger(database_from_url(self.url, self.folder).open_existing())
         try:
             told = sorted(
                 (line for job in {r["job"] for r in ledger.status()} for line in ledger.story(job)),

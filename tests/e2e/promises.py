@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from metasched.client.client import Client, Forbidden
-from metasched.client.schemas import Request, Submission
+from metasched.client.client import Client, PermissionDenied
+from metasched.client.schemas import JobRequest, SubmitRequest
 from tests.booted import BootError
 from tests.e2e.conftest import ENDED, Site
 from tests.gridengine import Cell
@@ -176,7 +176,7 @@ class Promises:
         limit: float | None = 60.0,
         reservation: int | None = None,
     ) -> list[int]:
-        request = Request(
+        request = JobRequest(
             script=script,
             environment="e",
             directory=str(self.site.folder),
@@ -186,7 +186,7 @@ class Promises:
             cpus_per_task=cpus,
             reservation=reservation,
         )
-        submission = Submission(
+        submission = SubmitRequest(
             jobs=(request,) * many,
             scripts={script: SCRIPTS[script]},
             environments={"e": ENVIRONMENT},
@@ -208,7 +208,7 @@ class Promises:
         }
         try:
             return self.client.reserve(wish)
-        except Forbidden:
+        except PermissionDenied:
             return None
 
     def _settled(self, jobs: Sequence[int]) -> bool:

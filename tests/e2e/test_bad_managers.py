@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from metasched.client.client import Client
-from metasched.client.schemas import Request, Submission
+from metasched.client.schemas import JobRequest, SubmitRequest
 from tests.e2e.conftest import TWO_LOCAL, Site
 
 T = TypeVar("T")
@@ -140,9 +140,11 @@ def test_orders_on_their_way_to_a_worker_are_left_undone_if_one_before_them_is_n
     told = f"""printf '%s\\n' "$@" | grep '^--comment' >> "{calls}"\n{answer}"""
     site.configure(table("c", site.folder, {"sbatch": told}) + "settle = 600\n")
     site.start()
-    request = Request(script="s", environment="e", directory=str(site.folder), output="/dev/null")
+    request = JobRequest(
+        script="s", environment="e", directory=str(site.folder), output="/dev/null"
+    )
     Client(site.folder / "ms.sock").submit(
-        Submission(jobs=(request,) * 5, scripts={"s": "#!/bin/sh\n"}, environments={"e": {}})
+        SubmitRequest(jobs=(request,) * 5, scripts={"s": "#!/bin/sh\n"}, environments={"e": {}})
     )
     for job in range(2, 6):
         until_in(site, "never tried", story, job)

@@ -8,8 +8,8 @@ from typing import Any
 
 from metasched.core.events import Outcome
 from metasched.db import reservations
-from metasched.db.backends import database
-from metasched.model.reservation import Reservation, Stage
+from metasched.db.backends import database_from_url
+from metasched.model.reservation import Reservation, ReservationState
 from tests.e2e.conftest import Site
 from tests.e2e.test_doctor import findings
 
@@ -19,13 +19,13 @@ ME = getuser()
 
 def write(site: Site, *some: Reservation) -> None:
     """Store reservations as an earlier life of the daemon has left them."""
-    engine = database(site.url, site.folder).open_existing()
+    engine = database_from_url(site.url, site.folder).open_existing()
     with engine.begin() as connection:
-        reservations.write(connection, [Outcome(reservations={one.id: one for one in some})])
+        reservations.store(connection, [Outcome(reservations={one.id: one for one in some})])
     engine.dispose()
 
 
-def on_gone(id: int, state: Stage, start: float) -> Reservation:
+def on_gone(id: int, state: ReservationState, start: float) -> Reservation:
     return Reservation(
         id=id,
         user=ME,
@@ -34,9 +34,9 @@ def on_gone(id: int, state: Stage, start: float) -> Reservation:
         end=start + 3600,
         size=1,
         cpus=4,
-        made=start - 60,
+        created=start - 60,
         nodes=(f"n{id}",),
-        placed=(f"n{id}",),
+        bound_nodes=(f"n{id}",),
         state=state,
         cause=f"its manager keeps n{id}",
     )
@@ -56,9 +56,9 @@ def test_they_are_named_everywhere_and_broken_only_when_they_would_begin(site: S
     now = time.time()
     write(
         site,
-        on_gone(1, Stage.ACTIVE, now - 60),
-        on_gone(2, Stage.BOUND, now + 10),
-        on_gone(3, Stage.BOUND, now + 3600),
+        on_gone(1, ReservationState.ACTIVE, now - 60),
+        on_gone(2, ReservationState.BOUND, now + 10),
+        on_gone(3, ReservationState.BOUND, now + 3600),
     )
     site.start()
     for id in (1, 2, 3):

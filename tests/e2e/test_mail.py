@@ -9,9 +9,9 @@ import pytest
 
 from metasched.core.events import Outcome
 from metasched.db import reservations
-from metasched.db.backends import database
+from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger
-from metasched.model.reservation import Reservation, Stage
+from metasched.model.reservation import Reservation, ReservationState
 from tests.e2e.conftest import Site
 from tests.e2e.test_doctor import findings
 
@@ -37,25 +37,25 @@ def broken(site: Site, id: int, *, closed: float, mail: str = "") -> None:
         end=closed + 60,
         size=1,
         cpus=4,
-        made=closed - 60,
+        created=closed - 60,
         nodes=("n1",),
-        state=Stage.BROKEN,
+        state=ReservationState.BROKEN,
         cause="n1 cannot be used",
-        held=False,
+        known_to_manager=False,
         closed=closed,
         mail=mail,
     )
-    engine = database(site.url, site.folder).open_existing()
+    engine = database_from_url(site.url, site.folder).open_existing()
     with engine.begin() as connection:
-        reservations.write(connection, [Outcome(reservations={id: one})])
+        reservations.store(connection, [Outcome(reservations={id: one})])
     engine.dispose()
 
 
 def told(site: Site) -> list[int]:
     """The reservations whose owners have been told, as it is stored."""
-    ledger = Ledger(database(site.url, site.folder).open_existing())
+    ledger = Ledger(database_from_url(site.url, site.folder).open_existing())
     try:
-        untold = {one.id for one in ledger.untold(0.0)}
+        untold = {one.id for one in ledger.unnotified_reservations(0.0)}
         return [one.id for one in ledger.reservations(0.0) if one.id not in untold]
     finally:
         ledger.close()

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from metasched.client.client import Client
-from metasched.client.schemas import Request, Submission
+from metasched.client.schemas import JobRequest, SubmitRequest
 from tests.e2e.conftest import Site
 
 JOBS = 240
@@ -27,10 +27,10 @@ LICENCES = (
 )
 
 
-def requests(site: Site, draw: Random) -> list[Request]:
+def requests(site: Site, draw: Random) -> list[JobRequest]:
     """Short jobs of all sizes and kinds, more than the clusters can run at once."""
     return [
-        Request(
+        JobRequest(
             script=f"sleep{draw.choice('123')}",
             environment="e",
             directory=str(site.folder),
@@ -56,7 +56,7 @@ def test_a_long_run_with_licences_a_cancel_and_a_drain_is_decided_the_same_again
     drawn = requests(site, Random(4))
     jobs: list[int] = []
     for first in range(0, JOBS, 80):
-        submission = Submission(
+        submission = SubmitRequest(
             jobs=tuple(drawn[first : first + 80]),
             scripts=scripts,
             environments={"e": dict(os.environ)},

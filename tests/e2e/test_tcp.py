@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from metasched.client.credentials import request_digest
-from metasched.paths import LONGEST_BODY
+from metasched.paths import MAX_REQUEST_BYTES
 from tests import accounts
 from tests.accounts import A, B
 from tests.conftest import require
@@ -174,7 +174,7 @@ def test_who_is_not_known_cannot_fill_the_daemons_memory(far: tuple[Site, Far]) 
     with socket.create_connection(("127.0.0.1", there.port), timeout=30) as sender:
         sender.sendall(b"POST /jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
         sender.sendall(b"Content-Length: 99999999999\r\n\r\n")
-        sender.sendall(bytes(LONGEST_BODY + 1))
+        sender.sendall(bytes(MAX_REQUEST_BYTES + 1))
         assert sender.recv(100).startswith(b"HTTP/1.1 413 ")
     assert there.ask({})[0] == 401
 

@@ -10,29 +10,29 @@ from hypothesis.stateful import initialize, precondition, rule
 from msgspec import structs
 
 from metasched.core.events import (
-    Accepted,
-    Again,
-    Asked,
+    ClaimsRevoked,
     ClockSet,
-    Declined,
-    Drained,
-    Due,
+    ClusterDrained,
+    ClusterResumed,
+    ClusterUnreachable,
+    Dispatch,
+    DispatchAccepted,
+    DispatchRejected,
+    DispatchSkipped,
+    DispatchStarted,
+    DispatchUncertain,
+    JobModified,
+    JobRequeued,
+    JobSubmitted,
     LicencesCounted,
     LicenceSet,
     LicencesReleased,
-    Look,
-    Modified,
-    Requeued,
-    Resumed,
-    Returned,
+    ListingReceived,
+    QueryAccounting,
+    RequeuedTask,
     Revoke,
-    Revoked,
-    Seen,
-    Send,
-    Silent,
-    Submitted,
-    Tried,
-    Unsure,
+    TimerExpired,
+    UserRequested,
     Withdraw,
 )
 from metasched.core.transitions import ATTEMPT_FINAL
@@ -119,7 +119,7 @@ class Deeds(Life):
         )
         fates = self.fates_of(job) if job.dependency else ()
         self.jobs[job.id] = self.submitted[job.id] = job
-        self.step(Submitted(self.now, job, fates))
+        self.step(JobSubmitted(self.now, job, fates))
 
     def some_term(self, kind: str, array: str | None, data: Any) -> str | None:
         if kind == "singleton":
@@ -142,7 +142,7 @@ class Deeds(Life):
         some = tuple(data.draw(st.sets(st.sampled_from(self.jobs[job].indices))))
         if wish == "cancel":
             self.cancelled |= {(job, i) for i in some or self.jobs[job].indices}
-        self.step(Asked(self.now, wish, job, some or None, by="ada"))  # type: ignore[arg-type]
+        self.step(UserRequested(self.now, wish, job, some or None, by="ada"))  # type: ignore[arg-type]
 
     @rule(data=st.data())
     def requeue(self, data: st.DataObject) -> None:
@@ -154,13 +154,13 @@ class Deeds(Life):
             sending for _, sending in (self.again.get((job, i), (0, 0)) for i in ended or [0])
         )
         tasks = tuple(
-            Again(i, self.final[job, i], self.again.get((job, i), (0, 0))[0]) for i in ended
+            RequeuedTask(i, self.final[job, i], self.again.get((job, i), (0, 0))[0]) for i in ended
         )
         fates = self.fates_of(self.jobs[job]) if self.jobs[job].dependency else ()
-        self.step(Asked(self.now, "requeue", job, by="ada"))
+        self.step(UserRequested(self.now, "requeue", job, by="ada"))
         if tasks:
             priority = self.priority(job)
-            self.step(Requeued(self.now, self.jobs[job], priority, last, tasks, "ada", fates))
+            self.step(JobRequeued(self.now, self.jobs[job], priority, last, tasks, "ada", fates))
 
     def priority(self, job: int) -> int:
         """Of a job that is to run again."""
@@ -191,7 +191,7 @@ class Deeds(Life):
             begin=None if begin is None else self.now + begin,
         )
         self.jobs[job.id] = job
-        self.step(Modified(self.now, job, "as drawn", resend, by="ada"))
+        self.step(JobModified(self.now, job, "as drawn", resend, by="ada"))
 
     # The shell
 
@@ -201,38 +201,38 @@ class Deeds(Life):
         """Carry out the next action; its answer, or the request itself, may be lost."""
         action = self.actions.pop(0)
         manager = self.managers[action.cluster]
-        if isinstance(action, Look):
+        if isinstance(action, QueryAccounting):
             if fate == "done":
                 self.step(manager.trace(action, self.now))
             return
         if isinstance(action, Revoke):
             self.revoke(manager, action, fate)
             return
-        tag = tag_of(INSTANCE, action.job, action.sending)
+        tag = tag_of(INSTANCE, action.job, action.dispatch_id)
         if isinstance(action, Withdraw):
             if fate in ("done", "lost answer"):
-                manager.withdraw(tag, action.natives, action.unstarted, self.now)
+                manager.withdraw(tag, action.native_ids, action.only_pending, self.now)
             if fate != "done":
                 self.actions.append(action)
             return
         if not self.wanted(action):
-            self.step(Returned(self.now, ((action.job, action.sending),)))
+            self.step(DispatchSkipped(self.now, ((action.job, action.dispatch_id),)))
             return
-        self.step(Tried(self.now, action.job, action.sending))
+        self.step(DispatchStarted(self.now, action.job, action.dispatch_id))
         cpus, indices = self.jobs[action.job].cpus, self.indices(action)
         match fate:
             case "done":
                 natives = manager.submit(tag, indices, cpus)
-                self.step(Accepted(self.now, action.job, action.sending, natives))
+                self.step(DispatchAccepted(self.now, action.job, action.dispatch_id, natives))
             case "lost answer":
                 taken = data.draw(st.integers(1, len(indices)))
                 manager.submit(tag, indices[:taken], cpus)
-                self.step(Unsure(self.now, action.job, action.sending, "time-out"))
+                self.step(DispatchUncertain(self.now, action.job, action.dispatch_id, "time-out"))
             case "lost":
-                self.step(Unsure(self.now, action.job, action.sending, "time-out"))
+                self.step(DispatchUncertain(self.now, action.job, action.dispatch_id, "time-out"))
             case "refused":
                 again = data.draw(st.booleans())
-                self.step(Declined(self.now, action.job, action.sending, "no", again))
+                self.step(DispatchRejected(self.now, action.job, action.dispatch_id, "no", again))
 
     def revoke(self, manager: Manager, action: Revoke, fate: str) -> None:
         if fate in ("done", "lost answer"):
@@ -243,7 +243,7 @@ class Deeds(Life):
             if fate == "done":
                 never = tuple(key for key, revoked in told if revoked)
                 begun = tuple(key for key, revoked in told if not revoked)
-                self.step(Revoked(self.now, never, begun))
+                self.step(ClaimsRevoked(self.now, never, begun))
 
     @rule(
         submitted=st.booleans(),
@@ -259,10 +259,10 @@ class Deeds(Life):
         Its configuration may have changed meanwhile.
         """
         action = self.actions[0] if at_act and self.actions else None
-        if isinstance(action, Send) and self.wanted(action):
-            self.step(Tried(self.now, action.job, action.sending))
+        if isinstance(action, Dispatch) and self.wanted(action):
+            self.step(DispatchStarted(self.now, action.job, action.dispatch_id))
             if submitted:
-                tag = tag_of(INSTANCE, action.job, action.sending)
+                tag = tag_of(INSTANCE, action.job, action.dispatch_id)
                 cpus = self.jobs[action.job].cpus
                 self.managers[action.cluster].submit(tag, self.indices(action), cpus)
         self.actions.clear()
@@ -276,16 +276,16 @@ class Deeds(Life):
             return
         manager = self.managers[name]
         self.step(
-            Seen(
+            ListingReceived(
                 self.now,
                 name,
                 rows=tuple(manager.rows.values()),
                 vanished=tuple(sorted(manager.told - manager.rows.keys())),
-                facts=manager.facts(),
+                info=manager.facts(),
                 full=full,
                 since=manager.up_since,
                 until=self.now,
-                before=manager.told_at,
+                previous_taken=manager.told_at,
                 up_since=manager.boot,
             )
         )
@@ -295,22 +295,24 @@ class Deeds(Life):
     def silence(self, name: str) -> None:
         if name not in self.configured:
             return
-        untried = [a for a in self.actions if isinstance(a, Send) and a.cluster == name]
+        untried = [a for a in self.actions if isinstance(a, Dispatch) and a.cluster == name]
         self.actions = [a for a in self.actions if a not in untried]
-        self.step(Silent(self.now, name, "no answer"))
-        self.step(Returned(self.now, tuple((send.job, send.sending) for send in untried)))
+        self.step(ClusterUnreachable(self.now, name, "no answer"))
+        self.step(
+            DispatchSkipped(self.now, tuple((send.job, send.dispatch_id) for send in untried))
+        )
 
     # Operators
 
     @rule(name=st.sampled_from(sorted(SIZES)), keep=st.booleans())
     def drain(self, name: str, keep: bool) -> None:
         if name in self.configured:
-            self.step(Drained(self.now, name, "op", "new kernel", keep))
+            self.step(ClusterDrained(self.now, name, "op", "new kernel", keep))
 
     @rule(name=st.sampled_from(sorted(SIZES)))
     def resume(self, name: str) -> None:
         if name in self.configured:
-            self.step(Resumed(self.now, name, "op"))
+            self.step(ClusterResumed(self.now, name, "op"))
 
     @rule(name=st.sampled_from(sorted(SIZES)), part=st.sampled_from([1, 2, 4]))
     def resize(self, name: str, part: int) -> None:
@@ -344,7 +346,7 @@ class Deeds(Life):
     @rule(seconds=st.floats(0.1, 100))
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.step(Due(self.now))
+        self.step(TimerExpired(self.now))
 
     @rule(name=st.sampled_from(sorted(SIZES)))
     def start(self, name: str) -> None:
@@ -400,7 +402,7 @@ class Deeds(Life):
         """An operator calls lost what nobody knows of; it may be there."""
         job, index = data.draw(st.sampled_from(self.unknown()))
         self.excused[job, index] += 1
-        self.step(Asked(self.now, "lost", job, (index,), by="root"))
+        self.step(UserRequested(self.now, "lost", job, (index,), by="root"))
 
     @rule(by=st.sampled_from([-3600.0, -5.0, 5.0, 3600.0]))
     def set_clock(self, by: float) -> None:
@@ -410,7 +412,7 @@ class Deeds(Life):
             manager.boot += by
             manager.told_at += by
         self.lingering = [
-            structs.replace(back, given_back=back.given_back + by, until=back.until + by)
+            structs.replace(back, returned=back.returned + by, until=back.until + by)
             for back in self.lingering
         ]
         self.step(ClockSet(self.now, by))

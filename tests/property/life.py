@@ -9,16 +9,17 @@ from dataclasses import replace
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from metasched.core.events import Action, Booted, CoreEvent, Outcome, Send
+from metasched.core.dependency_status import TargetSummary
+from metasched.core.events import Action, CoreEvent, DaemonStarted, Dispatch, Outcome
 from metasched.core.scheduler import Core
 from metasched.core.tasks import Task
-from metasched.core.transitions import ATTEMPT_FINAL, FINAL, Event
-from metasched.model.arrays import folded
+from metasched.core.transitions import ATTEMPT_FINAL, FINAL, TaskEvent
+from metasched.model.arrays import format_indices
 from metasched.model.cluster import Cluster
-from metasched.model.dependencies import KINDS as AFTER
-from metasched.model.dependencies import SINGLETON, Fate, parse_dependency
+from metasched.model.dependencies import DEPENDENCY_TYPES as AFTER
+from metasched.model.dependencies import SINGLETON, parse_dependency
 from metasched.model.job import Job, State
-from metasched.model.licence import Lease, LicencePool, Lingering
+from metasched.model.licence import Lease, LicencePool, LingeringTokens
 from metasched.policies.policy import Policy
 from tests.property.managers import Key, Manager, Place, place_of
 
@@ -74,24 +75,24 @@ class Life(RuleBasedStateMachine):
         self.ended_attempts: dict[tuple[int, int, int], State] = {}
         self.pools: dict[str, list[int]] = {}  # total, leased, beyond it, as the database counts
         self.held: dict[Place, dict[str, int]] = {}  # likewise, by whom
-        self.lingering: list[Lingering] = []
+        self.lingering: list[LingeringTokens] = []
         self.totals: dict[str, int] = {}  # that an operator has set
         self.doubted = False  # an operator has said what was not so
 
-    def booted(self, max_priority: int = 10) -> Booted:
+    def booted(self, max_priority: int = 10) -> DaemonStarted:
         clusters = tuple(
             Cluster(
                 name=name,
                 adapter="local",
                 move_after=20.0,
                 fence_dir=self.managers[name].fence,
-                reserves=True,
+                supports_reservations=True,
                 binds_late=self.binds_late,
             )
             for name in self.configured
         )
         policy = replace(self.policy, max_priority=max_priority)
-        return Booted(self.now, INSTANCE, policy, clusters, pools=self.described)
+        return DaemonStarted(self.now, INSTANCE, policy, clusters, pools=self.described)
 
     def decide(self, event: CoreEvent) -> Outcome:
         return self.core.step(event)
@@ -102,16 +103,16 @@ class Life(RuleBasedStateMachine):
         self.outcomes.append(copy.deepcopy(out))
         self.actions += out.actions
         self.store_licences(out)
-        for task, attempt in out.closed:
+        for task, attempt in out.closed_attempts:
             key = (task.job.id, task.index, attempt.number)
             assert key not in self.ended_attempts, "an ended attempt ended again"
             assert attempt.state in ATTEMPT_FINAL
             self.ended_attempts[key] = attempt.state
             place = (task.job.id, task.index)
-            highest = max(attempt.sending, self.again.get(place, (0, 0))[1])
+            highest = max(attempt.dispatch_id, self.again.get(place, (0, 0))[1])
             self.again[place] = (task.attempts, highest)
         for change in out.changes:
-            if change.event is Event.REQUEUE:
+            if change.event is TaskEvent.REQUEUE:
                 place = (change.job, change.index)
                 self.requeued[place] += 1
                 self.cancelled.discard(place)
@@ -132,13 +133,13 @@ class Life(RuleBasedStateMachine):
             if not task.attempts and task.job.dependency and self.has_come(task.job, task.index):
                 self.came.add(place)
         for action in out.actions:
-            if isinstance(action, Send) and not isinstance(event, Booted):
+            if isinstance(action, Dispatch) and not isinstance(event, DaemonStarted):
                 for index in action.indices:
                     self.may_be_sent(self.core.tasks[action.job, index])
 
     def store_licences(self, out: Outcome) -> None:
         """As the database does it, with its constraint."""
-        for name, told in out.standings.items():
+        for name, told in out.licence_statuses.items():
             pool = self.pools.setdefault(name, [0, 0, 0])
             pool[0] = pool[0] if told.total is None else told.total
             pool[2] = max(pool[1] - pool[0], 0)
@@ -157,8 +158,8 @@ class Life(RuleBasedStateMachine):
             else:
                 assert self.held.pop(place) == lease.tokens
                 self.lingering += [
-                    Lingering(name, lease.tokens[name], change.until, until)
-                    for name, until in change.lingers.items()
+                    LingeringTokens(name, lease.tokens[name], change.until, until)
+                    for name, until in change.lingering_until.items()
                 ]
 
     def may_be_sent(self, task: Task) -> None:
@@ -197,7 +198,7 @@ class Life(RuleBasedStateMachine):
             case _:
                 return all(end is State.COMPLETED for end in ends)
 
-    def fates_of(self, job: Job) -> tuple[Fate, ...]:
+    def fates_of(self, job: Job) -> tuple[TargetSummary, ...]:
         """What the database knows of the jobs that one depends on."""
         found = []
         for target in parse_dependency(job.dependency or "").targets:
@@ -209,28 +210,38 @@ class Life(RuleBasedStateMachine):
             bad = [i for j, i in ended if self.final[j, i] is not State.COMPLETED]
             begun = max((self.begun_at[place] for place in ended), default=0.0)
             array = self.jobs[target.job].array is not None
-            found.append(Fate(target, len(places), array, folded(good), folded(bad), begun))
+            found.append(
+                TargetSummary(
+                    target, len(places), array, format_indices(good), format_indices(bad), begun
+                )
+            )
         return tuple(found)
 
-    def indices(self, send: Send) -> list[int]:
-        return [task.index for task in self.core.sending(send.job, send.sending)]
+    def indices(self, send: Dispatch) -> list[int]:
+        return [task.index for task in self.core.tasks_of_dispatch(send.job, send.dispatch_id)]
 
     def goes_before(self, key: Key) -> bool:
         """Whether the task's newer attempt is to yield to this one, which has begun before."""
         task = self.core.tasks.get(place_of(key))
         sending = int(key[0].split("-")[3])
-        return task is not None and task.attempt is not None and task.attempt.rival == sending
+        return task is not None and task.attempt is not None and task.attempt.yields_to == sending
 
-    def wanted(self, send: Send) -> bool:
-        tasks = self.core.sending(send.job, send.sending)
+    def wanted(self, send: Dispatch) -> bool:
+        tasks = self.core.tasks_of_dispatch(send.job, send.dispatch_id)
         return any(task.attempt and task.attempt.intent is None for task in tasks)
 
     def restored(self) -> Core:
         """As a database does it."""
-        books, core = self.core.books, Core()
+        books, core = self.core.state, Core()
         tasks, last_sending, facts, drains, ended, leases = copy.deepcopy(
             (
-                *(books.tasks, books.last_sending, self.core._facts, books.drains, books.ended),
+                *(
+                    books.tasks,
+                    books.last_dispatch,
+                    self.core._info,
+                    books.drains,
+                    books.ended_tasks,
+                ),
                 self.core.licences.leases,
             )
         )
@@ -241,7 +252,7 @@ class Life(RuleBasedStateMachine):
             [j for j in self.submitted.values() if (j.margin or -1) >= 0],
             drains.values(),
             ended=ended,
-            fates={
+            target_summaries={
                 id: self.fates_of(self.jobs[id])
                 for id in sorted({id for id, _ in tasks})
                 if self.jobs[id].dependency

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from metasched.adapters.claims import TAKEN
-from metasched.core.events import Look, Traced
-from metasched.model.cluster import Copies, Facts, Nodes, Partition
+from metasched.adapters.claims import EXIT_CLAIM_TAKEN
+from metasched.core.events import AccountingReceived, QueryAccounting
+from metasched.model.cluster import ClusterInfo, ManagerLicences, NodeCapacity, Partition
 from metasched.model.job import State
-from metasched.model.listing import Row
+from metasched.model.listing import JobStatus
 
 Key = tuple[str, int]  # tag, task
 Place = tuple[int, int]  # job, task
@@ -29,13 +29,13 @@ class Manager:
     cpus: int
     fence: str = ""
     claims: dict[Key, bool] = field(default_factory=dict)
-    rows: dict[Key, Row] = field(default_factory=dict)
+    rows: dict[Key, JobStatus] = field(default_factory=dict)
     sizes: dict[Key, int] = field(default_factory=dict)
     begun: Counter[Key] = field(default_factory=Counter)
     up_since: float = 0.0
     boot: float = 0.0
-    forgot: dict[Key, Row] = field(default_factory=dict)
-    licences: dict[str, Copies] = field(default_factory=dict)
+    forgot: dict[Key, JobStatus] = field(default_factory=dict)
+    licences: dict[str, ManagerLicences] = field(default_factory=dict)
     ids: int = 0
     told: set[Key] = field(default_factory=set)
     told_at: float = 0.0
@@ -45,7 +45,7 @@ class Manager:
         for index in indices:
             self.ids += 1
             taken[index] = f"n{self.ids}"
-            self.rows[tag, index] = Row(tag, index, taken[index], State.PENDING)
+            self.rows[tag, index] = JobStatus(tag, index, taken[index], State.PENDING)
             self.sizes[tag, index] = cpus
         return taken
 
@@ -57,7 +57,7 @@ class Manager:
             if row.state is State.PENDING and self.sizes[tag] <= self.cpus - self.used():
                 self.rows[tag] = structs.replace(row, state=State.RUNNING, started=now)
                 if self.fence and tag in self.claims:
-                    self.end_one(tag, now, State.FAILED, TAKEN)
+                    self.end_one(tag, now, State.FAILED, EXIT_CLAIM_TAKEN)
                     continue
                 self.claims[tag] = False
                 self.begun[tag] += 1
@@ -91,30 +91,32 @@ class Manager:
         """It was killed and started: its listings prove less now."""
         self.up_since = self.boot = now
 
-    def trace(self, look: Look, now: float) -> Traced:
+    def trace(self, look: QueryAccounting, now: float) -> AccountingReceived:
         known = self.rows.keys() | self.forgot.keys()
-        return Traced(
+        return AccountingReceived(
             now,
             look.cluster,
             tuple(
-                self.forgot[m.tag, m.task] for m in look.missing if (m.tag, m.task) in self.forgot
+                self.forgot[m.tag, m.task]
+                for m in look.missing_tasks
+                if (m.tag, m.task) in self.forgot
             ),
-            tuple((m.tag, m.task) for m in look.missing if (m.tag, m.task) not in known),
+            tuple((m.tag, m.task) for m in look.missing_tasks if (m.tag, m.task) not in known),
         )
 
-    def facts(self) -> Facts:
+    def facts(self) -> ClusterInfo:
         free = max(self.cpus - self.used(), 0)
         waiting = [self.sizes[t] for t, r in self.rows.items() if r.state is State.PENDING]
-        return Facts(
+        return ClusterInfo(
             cpus=self.cpus,
-            used=self.used(),
-            partitions=(Partition("p", (Nodes(1, self.cpus, free),), default=True),),
-            running=tuple(
+            used_cpus=self.used(),
+            partitions=(Partition("p", (NodeCapacity(1, self.cpus, free),), default=True),),
+            running_jobs=tuple(
                 (1e9, self.sizes[t]) for t, r in self.rows.items() if r.state is State.RUNNING
             ),
-            pending=len(waiting),
-            head=(waiting[0], 100.0) if waiting else None,
-            records="all that it forgot",
+            pending_jobs=len(waiting),
+            queue_head=(waiting[0], 100.0) if waiting else None,
+            accounting_source="all that it forgot",
             licences=dict(self.licences),
         )
 

@@ -121,9 +121,11 @@ class CartsMachine(RuleBasedStateMachine):
 def _width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small nodes too, so that a few slots make a tall tree."""
     for part in (module, tree):
-        monkeypatch.setattr(part, "_FULL", request.param)
-    monkeypatch.setattr(tree, "_POOR", request.param // 4)
-    monkeypatch.setattr(module, "_PATIENCE", 0 if request.param == 4 else module._PATIENCE)
+        monkeypatch.setattr(part, "NODE_MAX", request.param)
+    monkeypatch.setattr(tree, "NODE_MIN", request.param // 4)
+    monkeypatch.setattr(
+        module, "_LINEAR_SEARCHES", 0 if request.param == 4 else module._LINEAR_SEARCHES
+    )
 
 
 def test_every_answer_is_that_of_the_naive_model() -> None:

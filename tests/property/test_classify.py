@@ -44,7 +44,7 @@ def test_always_within_range(
 ) -> None:
     meta = classifier(highest, window, weights)
     for job in stream:
-        deadline, licence, _ = meta.parts(job)
+        deadline, licence, _ = meta.contributions(job)
         assert 0 <= deadline.contribution <= highest
         assert 1 <= licence.contribution <= highest
         foreseen = meta.peek(job)

@@ -12,10 +12,10 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis.stateful import invariant
 
-from metasched.core.events import Asked, Booted, Due, Send
+from metasched.core.events import DaemonStarted, Dispatch, TimerExpired, UserRequested
 from metasched.core.scheduler import replay
 from metasched.core.tasks import Task
-from metasched.core.transitions import ATTEMPT_FINAL, LIVE, UNSTARTED, WITH_US
+from metasched.core.transitions import ATTEMPT_FINAL, LIVE, QUEUED_OR_HELD, UNSTARTED
 from metasched.model.job import Reason, State
 from tests.property.deeds import Deeds
 from tests.property.life import POOLS, SIZES
@@ -34,7 +34,7 @@ class World(Deeds):
     def one_place_each(self) -> None:
         for key, task in self.core.tasks.items():
             assert key not in self.final
-            if task.state in WITH_US:
+            if task.state in QUEUED_OR_HELD:
                 assert task.attempt is None
             else:
                 assert task.state in LIVE
@@ -48,7 +48,7 @@ class World(Deeds):
         held = {place: lease.tokens for place, lease in self.core.licences.leases.items()}
         assert held == self.held
         for place, task in self.core.tasks.items():
-            if task.state in WITH_US:
+            if task.state in QUEUED_OR_HELD:
                 assert place not in held, task.name
             elif task.state is not State.UNKNOWN:  # else an operator may have taken them back
                 assert held.get(place, {}) == task.job.licences, task.name
@@ -73,15 +73,15 @@ class World(Deeds):
         for place, task in self.core.tasks.items():
             if place in self.core.licences:
                 assert task.state is State.QUEUED
-                assert self.core.lacks(task, self.core.books.now), task.name
+                assert self.core.missing_licences(task, self.core.state.now), task.name
 
     @invariant()
     def limits_are_kept_over_all_clusters(self) -> None:
         for job in self.jobs.values():
-            limit = job.tasks_of_array.limit if job.tasks_of_array else None
+            limit = job.parsed_array.limit if job.parsed_array else None
             if limit is None:
                 continue
-            ours = [t for t in self.core.tasks_of(job.id) if t.state not in WITH_US]
+            ours = [t for t in self.core.tasks_of(job.id) if t.state not in QUEUED_OR_HELD]
             back = sum(times for key, times in self.excused.items() if key[0] == job.id)
             assert len(ours) <= limit + back, [t.name for t in ours]
             theirs = [
@@ -108,9 +108,9 @@ class World(Deeds):
     def nothing_new_on_a_drained_cluster(self) -> None:
         out = self.outcomes[-1]
         for what in out.actions:
-            assert not (isinstance(what, Send) and self.core.drain(what.cluster)) or isinstance(
-                self.events[-1], Booted
-            ), what
+            assert not (
+                isinstance(what, Dispatch) and self.core.find_drain(what.cluster)
+            ) or isinstance(self.events[-1], DaemonStarted), what
 
     @invariant()
     def loads_equal_a_recount(self) -> None:
@@ -120,7 +120,7 @@ class World(Deeds):
                 sum(t.priority >= p for t in queued)
                 for p in range(1, self.core.policy.max_priority + 1)
             ]
-            assert self.core.dispatch.count(name) == counts
+            assert self.core.load_ordering.count(name) == counts
 
     def teardown(self) -> None:
         """All faults end: every job must end, having begun once, unless cancelled or refused."""
@@ -133,10 +133,10 @@ class World(Deeds):
         for pool in POOLS:
             self.set_licence(pool.name, None)
         for job in self.jobs:
-            self.step(Asked(self.now, "release", job))
+            self.step(UserRequested(self.now, "release", job))
         for _ in range(20 * (len(self.jobs) + 2)):
             self.now += 301.0
-            self.step(Due(self.now))
+            self.step(TimerExpired(self.now))
             self.count(None, 0, 0.0)
             for name in SIZES:
                 self.poll(name, True)
@@ -147,7 +147,9 @@ class World(Deeds):
             while self.actions:
                 self.act(None, "done")
             for _, listed in self.those(State.PENDING):
-                assert self.core.books.of(*listed) or self.goes_before(listed), f"{listed} is left"
+                assert self.core.state.task_by_tag(*listed) or self.goes_before(listed), (
+                    f"{listed} is left"
+                )
             for name, manager in self.managers.items():
                 self.poll(name, False)
                 manager.start(self.now)
@@ -161,13 +163,15 @@ class World(Deeds):
                 task.state,
                 task.reason,
                 task.job.dependency,
-                self.core.waits_for(task),
+                self.core.describe_dependencies(task),
                 self.core.next_due,
                 self.now,
             )
             if task.state is State.UNKNOWN:
                 assert task.attempt is not None
-                assert task.attempt.begun or not task.attempt.fence, task  # else it was sent again
+                assert task.attempt.has_started or not task.attempt.fence, (
+                    task
+                )  # else it was sent again
                 assert key in self.lost or any(m.boot for m in self.managers.values())
         for manager in self.managers.values():
             for listed, row in manager.rows.items():
@@ -198,7 +202,7 @@ class World(Deeds):
         if task.reason == Reason.LICENCE_BUSY:
             return bool(self.held)  # with one that is unknown
         unknown = [t for t in self.core.tasks_of(task.job.id) if t.state is State.UNKNOWN]
-        limit = task.job.tasks_of_array.limit if task.job.tasks_of_array else None
+        limit = task.job.parsed_array.limit if task.job.parsed_array else None
         return task.reason == Reason.LIMIT_ARRAY and limit is not None and len(unknown) >= limit
 
 

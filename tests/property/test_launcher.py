@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.launcher import ENTER, LEAST_UID, MOST_UID, Policy, Refused, understand
+from metasched.launcher import (
+    ENTER,
+    HIGHEST_UID,
+    LOWEST_UID,
+    LauncherError,
+    LauncherPolicy,
+    parse_request,
+)
 
-ORDINARY = [a for a in pwd.getpwall() if LEAST_UID <= a.pw_uid <= MOST_UID and a.pw_gid]
-POLICY = Policy(
+ORDINARY = [a for a in pwd.getpwall() if LOWEST_UID <= a.pw_uid <= HIGHEST_UID and a.pw_gid]
+POLICY = LauncherPolicy(
     socket="/nowhere",
     account=1,
     deny=(ORDINARY[0].pw_name,) if len(ORDINARY) > 1 else (),
@@ -49,12 +56,12 @@ MESSAGES = st.fixed_dictionaries(
 @given(MESSAGES | ANY)
 def test_only_what_the_file_permits(message: object) -> None:
     try:
-        request = understand(json.dumps(message).encode(), POLICY)
-    except Refused:
+        request = parse_request(json.dumps(message).encode(), POLICY)
+    except LauncherError:
         return
     assert isinstance(message, dict)
     assert request.owner.pw_uid == message["uid"]
-    assert LEAST_UID <= request.owner.pw_uid <= MOST_UID
+    assert LOWEST_UID <= request.owner.pw_uid <= HIGHEST_UID
     assert request.owner.pw_gid != 0
     assert request.owner.pw_name not in POLICY.deny
     program = POLICY.programs.get((request.cluster, request.verb), ())
@@ -70,5 +77,5 @@ def test_only_what_the_file_permits(message: object) -> None:
 
 @given(st.binary())
 def test_bytes_that_are_no_message(body: bytes) -> None:
-    with pytest.raises(Refused):
-        understand(body, POLICY)
+    with pytest.raises(LauncherError):
+        parse_request(body, POLICY)

@@ -10,8 +10,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from metasched.licence_servers import command, flexlm
-from metasched.licence_servers.base import Feature, ProbeError, Report, Trouble, Use
-from metasched.licence_servers.matching import Held, hosts_of, outside
+from metasched.licence_servers.base import (
+    Feature,
+    LicenceServerError,
+    LicenceUse,
+    Trouble,
+    UsageReport,
+)
+from metasched.licence_servers.matching import LeasedTokens, count_outside, expand_hosts
 
 NOW = 1_773_135_000.0
 
@@ -54,10 +60,10 @@ def answers(draw: st.DrawFn) -> str:
     return text[: draw(st.integers(0, len(text) + 1))]
 
 
-def understood(answer: str) -> Report | None:
+def understood(answer: str) -> UsageReport | None:
     try:
-        return flexlm.read(answer, NOW)
-    except ProbeError:
+        return flexlm.parse_lmstat(answer, NOW)
+    except LicenceServerError:
         return None
 
 
@@ -91,8 +97,8 @@ def test_a_cut_answer_never_frees_a_token(answer: str) -> None:
                 continue
             assert feature.issued - feature.used <= max(all_of_it.issued, feature.issued)
             if feature.issued == all_of_it.issued and feature.used == all_of_it.used:
-                ours = [Held("solver", None, 0.0, 3)]
-                assert outside(feature, ours) >= outside(all_of_it, ours)
+                ours = [LeasedTokens("solver", None, 0.0, 3)]
+                assert count_outside(feature, ours) >= count_outside(all_of_it, ours)
 
 
 json_values = st.recursive(
@@ -111,19 +117,19 @@ json_values = st.recursive(
 
 @given(st.one_of(st.text(), json_values.map(repr), json_values.map(json.dumps)))
 def test_any_json_is_read_or_refused(answer: str) -> None:
-    with contextlib.suppress(ProbeError):
-        command.read(answer)
+    with contextlib.suppress(LicenceServerError):
+        command.parse_report(answer)
 
 
 @given(st.text())
 def test_what_is_told_is_one_printable_line(words: str) -> None:
-    assert str(ProbeError(words)).isprintable()
+    assert str(LicenceServerError(words)).isprintable()
     assert str(Trouble(1, words)).isprintable()
 
 
 @given(st.text(max_size=40) | st.from_regex(r"[a-z,]*(\[[0-9,-]{0,9}\][a-z,]?){0,3}"))
 def test_any_list_of_hosts_is_read_or_refused(nodes: str) -> None:
-    hosts = hosts_of(nodes)
+    hosts = expand_hosts(nodes)
     assert hosts is None or 0 < len(hosts) <= 100_001
 
 
@@ -132,10 +138,12 @@ hosts = st.sampled_from(["n1", "n2", "n3"])
 
 
 @given(
-    st.lists(st.builds(Use, users, hosts, st.integers(1, 4), st.sampled_from([0.0, 500.0, None]))),
+    st.lists(
+        st.builds(LicenceUse, users, hosts, st.integers(1, 4), st.sampled_from([0.0, 500.0, None]))
+    ),
     st.lists(
         st.builds(
-            Held,
+            LeasedTokens,
             users,
             st.none() | st.frozensets(hosts, min_size=1),
             st.sampled_from([0.0, 400.0, 900.0]),
@@ -146,18 +154,18 @@ hosts = st.sampled_from(["n1", "n2", "n3"])
     st.integers(0, 5),
 )
 def test_nothing_counts_twice_and_nothing_is_lost(
-    uses: list[Use], held: list[Held], more: int
+    uses: list[LicenceUse], held: list[LeasedTokens], more: int
 ) -> None:
     used = sum(use.count for use in uses) + more
-    left = outside(Feature("x", None, used, tuple(uses)), held)
+    left = count_outside(Feature("x", None, used, tuple(uses)), held)
     ours = used - left
     assert 0 <= ours <= sum(one.count for one in held)
     assert left >= more
-    theirs = sum(u.count for u in uses if not any(one.may_be(u) for one in held))
+    theirs = sum(u.count for u in uses if not any(one.may_match(u) for one in held))
     assert left >= theirs + more
     for user in ("ada", "bob"):  # one user's tokens are never laid to another's account
         alone = [one for one in held if one.user == user]
         mine = [use for use in uses if use.user == user]
-        assert used - outside(Feature("x", None, used, tuple(uses)), alone) <= sum(
+        assert used - count_outside(Feature("x", None, used, tuple(uses)), alone) <= sum(
             use.count for use in mine
         )

@@ -18,8 +18,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from metasched.core.licences.pool import Place
-from metasched.core.licences.queue import Licences
+from metasched.core.licences.pool import TaskId
+from metasched.core.licences.queue import LicenceQueue
 from metasched.core.licences.windows import TokenWindow
 from metasched.model.licence import Lease, LicencePool
 
@@ -33,25 +33,25 @@ class Line(RuleBasedStateMachine):
     @initialize(patience=st.sampled_from([0.0, 20.0, 1e9]), linger=st.sampled_from([0.0, 5.0]))
     def boot(self, patience: float, linger: float) -> None:
         self.now, self.jobs = 0.0, 0
-        self.line = Licences()
+        self.line = LicenceQueue()
         pools = [LicencePool(name=name, total=TOTAL, linger=linger) for name in NAMES]
         self.line.configure(pools, patience)
         self.linger = linger
         self.windows: dict[int, TokenWindow] = {}
-        self.inside: dict[Place, int] = {}  # jobs in reservations
+        self.inside: dict[TaskId, int] = {}  # jobs in reservations
         self.spoilt: set[str] = set()  # licences of which there are fewer than there were
-        self.waiting: dict[Place, dict[str, int]] = {}
-        self.held: dict[Place, dict[str, int]] = {}
-        self.keys: dict[Place, float] = {}
-        self.lasts: dict[Place, float] = {}
-        self.ends: dict[Place, float] = {}
+        self.waiting: dict[TaskId, dict[str, int]] = {}
+        self.held: dict[TaskId, dict[str, int]] = {}
+        self.keys: dict[TaskId, float] = {}
+        self.lasts: dict[TaskId, float] = {}
+        self.ends: dict[TaskId, float] = {}
         self.lingering: list[tuple[float, str, int]] = []
         self.used_inside: list[tuple[float, str, int]] = []  # of these: by jobs in reservations
 
-    def settle(self) -> list[Place]:
+    def settle(self) -> list[TaskId]:
         """All who can go, go; in this order."""
         gone = []
-        while (place := self.line.next(self.now)) is not None:
+        while (place := self.line.next_ready(self.now)) is not None:
             wants = self.waiting.pop(place)
             self.ends[place] = self.now + self.lasts[place]
             window = self.inside.get(place)
@@ -64,7 +64,7 @@ class Line(RuleBasedStateMachine):
 
     def free(self, name: str) -> int:
         """What nobody has, be it kept for somebody or not."""
-        told = self.line.standing(name, self.now)
+        told = self.line.status(name, self.now)
         return (told.free or 0) + told.reserved
 
     @rule(
@@ -92,12 +92,12 @@ class Line(RuleBasedStateMachine):
     def reserve(self, wants: dict[str, int], begins: float, lasts: float) -> None:
         """As the book does it: a window is promised where nothing lacks."""
         start, until = self.now + begins, self.now + begins + lasts
-        lacking = self.line.lacking(wants, self.now)
+        lacking = self.line.unavailable_spans(wants, self.now)
         if any(begin < until and start < end for begin, end in lacking):
             return
         self.jobs += 1
         self.windows[self.jobs] = TokenWindow(self.jobs, start, until, wants)
-        self.line.promise(self.windows[self.jobs])
+        self.line.add_window(self.windows[self.jobs])
         self.settle()
 
     @precondition(lambda self: any(w.start <= self.now for w in self.windows.values()))
@@ -122,7 +122,7 @@ class Line(RuleBasedStateMachine):
             if place in self.held:
                 self.end(place)
         del self.windows[id]
-        self.line.keep_no_more(id)
+        self.line.remove_window(id)
         self.settle()
 
     @precondition(lambda self: self.held)
@@ -130,9 +130,9 @@ class Line(RuleBasedStateMachine):
     def give_back(self, data: Any, used: bool) -> None:
         self.end(data.draw(st.sampled_from(sorted(self.held))), used)
 
-    def end(self, place: Place, used: bool = True) -> list[Place]:
+    def end(self, place: TaskId, used: bool = True) -> list[TaskId]:
         wants = self.held.pop(place)
-        for name, until in self.line.give_back(place, self.now, used).items():
+        for name, until in self.line.return_lease(place, self.now, used).items():
             self.lingering.append((until, name, wants[name]))
             if place in self.inside:
                 self.used_inside.append((until, name, wants[name]))
@@ -148,7 +148,7 @@ class Line(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), total=st.sampled_from([None, 0, 1, 9]))
     def choose(self, name: str, total: int | None) -> None:
-        self.line.choose(name, total)
+        self.line.set_operator_total(name, total)
         if total is not None:
             self.spoilt.add(name)
         self.settle()
@@ -159,8 +159,8 @@ class Line(RuleBasedStateMachine):
         """Its time limit counts from now on, unless a reservation needs what it has."""
         place = data.draw(st.sampled_from(sorted(self.held)))
         self.ends[place] = self.now + self.lasts[place]
-        self.line.expect(place, self.ends[place], True, self.inside.get(place))
-        if self.line.delays(place, {}, self.now) is not None:
+        self.line.expect_end(place, self.ends[place], True, self.inside.get(place))
+        if self.line.delayed_reservation(place, {}, self.now) is not None:
             self.end(place, used=False)
         self.settle()
 
@@ -172,7 +172,7 @@ class Line(RuleBasedStateMachine):
             dues += [window.until for window in self.windows.values()]
             self.now = min([*dues, until])
             self.lingering = [back for back in self.lingering if back[0] > self.now]
-            self.line.pass_time(self.now)
+            self.line.expire_lingering(self.now)
             self.settle()
             for place in [place for place in self.held if self.ends[place] <= self.now]:
                 self.end(place)
@@ -186,16 +186,16 @@ class Line(RuleBasedStateMachine):
         if not hasattr(self, "line"):
             return
         for name in NAMES:
-            told = self.line.standing(name, self.now)
-            assert told.ours == sum(wants.get(name, 0) for wants in self.held.values())
-            assert told.waiting == sum(wants.get(name, 0) for wants in self.waiting.values())
+            told = self.line.status(name, self.now)
+            assert told.leased_tokens == sum(wants.get(name, 0) for wants in self.held.values())
+            assert told.waiting_tokens == sum(wants.get(name, 0) for wants in self.waiting.values())
 
-    def order(self, place: Place) -> tuple[object, ...]:
+    def order(self, place: TaskId) -> tuple[object, ...]:
         key, patience = self.keys[place], self.line.patience
         step = key // patience if patience else key
         return step, -sum(self.waiting[place].values()), key, place
 
-    def first(self, name: str) -> Place | None:
+    def first(self, name: str) -> TaskId | None:
         """Who is first in line for a licence."""
         wanting = [place for place, wants in self.waiting.items() if name in wants]
         return min(wanting, key=self.order, default=None)
@@ -239,18 +239,18 @@ class Line(RuleBasedStateMachine):
         moments = [start, *(moment for moment in self.moments() if start < moment < end)]
         return min(self.amount(name, moment, own, sure) for moment in moments)
 
-    def gone(self, place: Place, begun: float) -> float:
+    def gone(self, place: TaskId, begun: float) -> float:
         """When it has given all back if it begins then."""
         window = self.windows.get(self.inside.get(place, 0))
         end = begun + self.lasts[place]
         return end if window is None else min(end, window.until)
 
-    def kept(self, place: Place, name: str) -> bool:
+    def kept(self, place: TaskId, name: str) -> bool:
         """Whether a window needs what one that waits would take."""
         own, end = self.inside.get(place), self.gone(place, self.now) + self.linger
         return self.waiting[place][name] > self.least(name, self.now, end, own, True)
 
-    def would_delay(self, place: Place, name: str) -> bool:
+    def would_delay(self, place: TaskId, name: str) -> bool:
         """Whether one that went now might keep the first in line for that licence waiting."""
         first = self.first(name)
         if (
@@ -303,7 +303,7 @@ class Line(RuleBasedStateMachine):
         if not hasattr(self, "line"):
             return
         for name in NAMES:
-            self.line.choose(name, None)
+            self.line.set_operator_total(name, None)
         while self.waiting or self.held:
             self.wait(21.0)
             assert self.held or self.lingering or self.windows or not self.waiting
@@ -315,10 +315,10 @@ TestLine.settings = settings(max_examples=50, stateful_step_count=40)
 
 def test_one_that_wants_all_waits_only_for_those_who_were_there_before() -> None:
     """Jobs of four seconds that want one each come without end, as many as there are tokens."""
-    line = Licences()
+    line = LicenceQueue()
     line.configure([LicencePool(name="a", total=TOTAL)], patience=60.0)
-    held: list[tuple[float, Place]] = []  # until when
-    passed: list[Place] = []
+    held: list[tuple[float, TaskId]] = []  # until when
+    passed: list[TaskId] = []
     for second in range(100):
         now = float(second)
         line.join((second, 0), now, {"a": 1}, 4.0)
@@ -326,8 +326,8 @@ def test_one_that_wants_all_waits_only_for_those_who_were_there_before() -> None
         if second == 10:
             line.join((5000, 0), now, {"a": TOTAL}, 4.0)
         while held and held[0][0] <= now:
-            line.give_back(held.pop(0)[1], now, used=False)
-        while (place := line.next(now)) is not None:
+            line.return_lease(held.pop(0)[1], now, was_used=False)
+        while (place := line.next_ready(now)) is not None:
             if place == (5000, 0):
                 assert passed  # short ones that were in nobody's way
                 assert second <= 10 + 4

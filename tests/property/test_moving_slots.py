@@ -9,8 +9,8 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.carts.node_assignment import Need
-from metasched.carts.relocation import Places, Slots, Taken
+from metasched.carts.node_assignment import NodeDemand
+from metasched.carts.relocation import PoolMap, SlotCounts, SlotUse
 
 SIZES = {"h1": 2, "h2": 2, "h3": 1}
 TIMES = range(12)
@@ -27,21 +27,23 @@ def one_host(place: str) -> str:
 GROUPS = st.sampled_from((anywhere, one_host))
 
 
-def free(uses: list[Taken], place: str, window: Taken | Need) -> int:
+def free(uses: list[SlotUse], place: str, window: SlotUse | NodeDemand) -> int:
     """The slots of a place that nobody has at any time of a window."""
     times = [t for t in TIMES if window.start <= t < window.end]
     taken = [sum(u.slots.get(place, 0) for u in uses if u.start <= t < u.end) for t in times]
     return SIZES[place] - max(taken)
 
 
-def fits(uses: list[Taken], need: Need, group: Callable[[str], str]) -> bool:
+def fits(uses: list[SlotUse], need: NodeDemand, group: Callable[[str], str]) -> bool:
     left: dict[str, int] = {}
     for place in SIZES:
         left[group(place)] = left.get(group(place), 0) + free(uses, place, need)
     return max(left.values()) >= need.size
 
 
-def choices(uses: list[Taken], need: Need, group: Callable[[str], str]) -> Iterator[Slots]:
+def choices(
+    uses: list[SlotUse], need: NodeDemand, group: Callable[[str], str]
+) -> Iterator[SlotCounts]:
     """Every way in which the slots of one could be chosen."""
     for many in product(*(range(free(uses, place, need) + 1) for place in SIZES)):
         slots = {place: n for place, n in zip(SIZES, many, strict=True) if n}
@@ -50,32 +52,32 @@ def choices(uses: list[Taken], need: Need, group: Callable[[str], str]) -> Itera
 
 
 @st.composite
-def needs(draw: st.DrawFn) -> Need:
+def needs(draw: st.DrawFn) -> NodeDemand:
     start = draw(st.integers(1, 8))
-    return Need(99, start, start + draw(st.integers(1, 3)), draw(st.integers(1, 2)))
+    return NodeDemand(99, start, start + draw(st.integers(1, 3)), draw(st.integers(1, 2)))
 
 
 @st.composite
-def cells(draw: st.DrawFn) -> Places:
+def cells(draw: st.DrawFn) -> PoolMap:
     """What a manager may have granted that chose slots at random, and what jobs take until then."""
     group = draw(GROUPS)
     fixed = []
     for place in draw(st.sets(st.sampled_from([*SIZES]))):
-        fixed.append(Taken(0, draw(st.integers(1, 10)), {place: 1}))
-    movable: dict[int, Taken] = {}
+        fixed.append(SlotUse(0, draw(st.integers(1, 10)), {place: 1}))
+    movable: dict[int, SlotUse] = {}
     for need in draw(st.lists(needs(), max_size=5)):
         ways = [*choices([*fixed, *movable.values()], need, group)]
         if ways:
             slots = draw(st.sampled_from(ways))
-            movable[len(movable)] = Taken(need.start, need.end, slots)
-    return Places(SIZES, fixed, movable, group)
+            movable[len(movable)] = SlotUse(need.start, need.end, slots)
+    return PoolMap(SIZES, fixed, movable, group)
 
 
 @given(cells(), needs())
 def test_who_moves_has_its_new_slots_beside_the_old_and_there_is_room_then(
-    cell: Places, new: Need
+    cell: PoolMap, new: NodeDemand
 ) -> None:
-    moves = cell.moves(new)
+    moves = cell.find_moves(new)
     if moves is None:
         assert not fits([*cell.fixed, *cell.movable.values()], new, cell.group)
         return
@@ -91,25 +93,33 @@ def test_who_moves_has_its_new_slots_beside_the_old_and_there_is_room_then(
 
 
 @given(cells(), needs())
-def test_nobody_moves_where_there_is_room(cell: Places, new: Need) -> None:
+def test_nobody_moves_where_there_is_room(cell: PoolMap, new: NodeDemand) -> None:
     if fits([*cell.fixed, *cell.movable.values()], new, cell.group):
-        assert cell.moves(new) == []
+        assert cell.find_moves(new) == []
 
 
 def test_one_moves_so_that_two_of_another_are_free_throughout() -> None:
     """A has the first host, B the second after it: where both share one there is room for C."""
-    apart = {1: Taken(1, 5, {"h1": 2}), 2: Taken(5, 9, {"h2": 2})}
+    apart = {1: SlotUse(1, 5, {"h1": 2}), 2: SlotUse(5, 9, {"h2": 2})}
     sizes = {"h1": 2, "h2": 2}
-    new = Need(99, 1, 9, 2)
+    new = NodeDemand(99, 1, 9, 2)
     for group in (anywhere, one_host):
-        assert Places(sizes, [], apart, group).moves(new) == [(1, {"h2": 2})]
-        begun = [Taken(0, 2, {"h2": 1})]
-        assert Places(sizes, begun, apart, group).moves(new) is None
+        assert PoolMap(sizes, [], apart, group).find_moves(new) == [(1, {"h2": 2})]
+        begun = [SlotUse(0, 2, {"h2": 1})]
+        assert PoolMap(sizes, begun, apart, group).find_moves(new) is None
 
 
 def test_what_is_taken_beyond_what_there_is_is_nowhere_free() -> None:
-    over = [Taken(0, 9, {"h1": 3}), Taken(0, 2, {"h2": 2}), Taken(0, 9, {"gone": 1})]
-    assert Places(SIZES, over, {1: Taken(2, 4, {"h2": 2})}, anywhere).moves(Need(9, 2, 4, 1)) == []
+    over = [SlotUse(0, 9, {"h1": 3}), SlotUse(0, 2, {"h2": 2}), SlotUse(0, 9, {"gone": 1})]
     assert (
-        Places(SIZES, over, {1: Taken(2, 4, {"h2": 2})}, anywhere).moves(Need(9, 2, 4, 2)) is None
+        PoolMap(SIZES, over, {1: SlotUse(2, 4, {"h2": 2})}, anywhere).find_moves(
+            NodeDemand(9, 2, 4, 1)
+        )
+        == []
+    )
+    assert (
+        PoolMap(SIZES, over, {1: SlotUse(2, 4, {"h2": 2})}, anywhere).find_moves(
+            NodeDemand(9, 2, 4, 2)
+        )
+        is None
     )

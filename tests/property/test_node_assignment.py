@@ -5,45 +5,45 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.carts.node_assignment import Need, assigned, in_turn
+from metasched.carts.node_assignment import NodeDemand, assign_nodes, move_order
 
 NODES = [f"n{i}" for i in range(4)]
 
 
 @st.composite
-def needs(draw: st.DrawFn) -> list[Need]:
+def needs(draw: st.DrawFn) -> list[NodeDemand]:
     found = []
     for id in range(draw(st.integers(1, 8))):
         start = draw(st.integers(0, 10))
         end = start + draw(st.integers(1, 5))
-        found.append(Need(id, start, end, draw(st.integers(1, 3))))
+        found.append(NodeDemand(id, start, end, draw(st.integers(1, 3))))
     return found
 
 
-def most(some: list[Need]) -> int:
+def most(some: list[NodeDemand]) -> int:
     return max(sum(n.size for n in some if n.start <= t < n.end) for t in range(16))
 
 
 @given(needs())
-def test_found_whenever_amounts_allow_it(some: list[Need]) -> None:
-    places = assigned(dict.fromkeys(NODES, ()), some)
+def test_found_whenever_amounts_allow_it(some: list[NodeDemand]) -> None:
+    places = assign_nodes(dict.fromkeys(NODES, ()), some)
     assert (places is not None) == (most(some) <= len(NODES))
 
 
 @given(needs(), st.dictionaries(st.sampled_from(NODES), st.integers(1, 12)))
-def test_what_has_begun_is_in_nobodys_way(some: list[Need], running: dict[str, int]) -> None:
+def test_what_has_begun_is_in_nobodys_way(some: list[NodeDemand], running: dict[str, int]) -> None:
     """All of it shares the present moment: moving what is bound admits what late binding does."""
     taken = {node: [(0.0, float(running[node]))] if node in running else () for node in NODES}
-    begun = [Need(-1, 0, end, 1) for end in running.values()]
-    assert (assigned(taken, some) is not None) == (most([*some, *begun]) <= len(NODES))
+    begun = [NodeDemand(-1, 0, end, 1) for end in running.values()]
+    assert (assign_nodes(taken, some) is not None) == (most([*some, *begun]) <= len(NODES))
 
 
 @given(needs(), st.dictionaries(st.sampled_from(NODES), st.just([(3, 6)])), st.data())
 def test_no_node_twice_nor_where_it_is_taken(
-    some: list[Need], taken: dict[str, list[tuple[float, float]]], data: st.DataObject
+    some: list[NodeDemand], taken: dict[str, list[tuple[float, float]]], data: st.DataObject
 ) -> None:
     kept = [
-        Need(
+        NodeDemand(
             n.id,
             n.start,
             n.end,
@@ -52,7 +52,7 @@ def test_no_node_twice_nor_where_it_is_taken(
         )
         for n in some
     ]
-    places = assigned({node: taken.get(node, ()) for node in NODES}, kept)
+    places = assign_nodes({node: taken.get(node, ()) for node in NODES}, kept)
     if places is None:
         return
     used = {node: list(taken.get(node, ())) for node in NODES}
@@ -64,12 +64,16 @@ def test_no_node_twice_nor_where_it_is_taken(
 
 
 def test_what_fits_stays_where_it_is() -> None:
-    need = Need(1, 0, 1, 2, ("n2", "n3"))
-    assert assigned(dict.fromkeys(NODES, ()), [need]) == {1: ("n2", "n3")}
+    need = NodeDemand(1, 0, 1, 2, ("n2", "n3"))
+    assert assign_nodes(dict.fromkeys(NODES, ()), [need]) == {1: ("n2", "n3")}
 
 
 def test_who_leaves_a_node_goes_before_who_wants_it() -> None:
-    now = {1: Need(1, 0, 5, 1), 2: Need(2, 0, 5, 1, ("n1",)), 3: Need(3, 0, 5, 1, ("n2",))}
-    assert in_turn(now, {1: ("n1",), 2: ("n2",), 3: ("n3",)}) == [3, 2, 1]
+    now = {
+        1: NodeDemand(1, 0, 5, 1),
+        2: NodeDemand(2, 0, 5, 1, ("n1",)),
+        3: NodeDemand(3, 0, 5, 1, ("n2",)),
+    }
+    assert move_order(now, {1: ("n1",), 2: ("n2",), 3: ("n3",)}) == [3, 2, 1]
     swap = {2: now[2], 3: now[3]}
-    assert sorted(in_turn(swap, {2: ("n2",), 3: ("n1",)})) == [2, 3]
+    assert sorted(move_order(swap, {2: ("n2",), 3: ("n1",)})) == [2, 3]

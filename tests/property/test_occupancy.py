@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.adapters.gridengine import listing as text
-from metasched.adapters.gridengine.reservation_listing import Kept, Memory, Occupancy, Rules
+from metasched.adapters.gridengine.reservation_listing import (
+    AdvanceReservation,
+    MemoryConsumable,
+    Occupancy,
+    SchedulingRules,
+)
 
 GIB = 2**30
 SIZES = {"n1": 4, "n2": 6, "n3": 3}
@@ -26,33 +31,35 @@ takes = st.tuples(
 
 def cell(some: list[tuple[str, int, int, int, float | None]], running: int) -> Occupancy:
     """As many of them as fit side by side: the first jobs that run, the others reservations."""
-    memory = Memory("h_vmem", 0.25 * GIB, TOTALS)
+    memory = MemoryConsumable("h_vmem", 0.25 * GIB, TOTALS)
     hosts = [
-        text.Host(name, None, {}, (text.Queue("all.q", size, 0, 0, ""),))
+        text.ExecutionHost(name, None, {}, (text.QueueInstance("all.q", size, 0, 0, ""),))
         for name, size in SIZES.items()
     ]
-    found = Occupancy((), hosts, NOW, Rules(memory, offset=2.0))
+    found = Occupancy((), hosts, NOW, SchedulingRules(memory, duration_offset=2.0))
     for number, (host, begin, lasts, slots, each) in enumerate(some):
         where = f"all.q@{host}"
         if number < running:
             requests = {"h_rt": f"{begin + lasts}"}
             requests |= {} if each is None else {"h_vmem": f"{each * 1024:g}M"}
-            one = text.Job(
+            one = text.QstatJob(
                 f"{number}", "x", "a", "r", slots, None, NOW - begin, where, "", requests
             )
             then = replace(found, jobs=(*found.jobs, one))
         else:
             much = {} if each is None else {"h_vmem": each * GIB}
             start = NOW + begin
-            kept = Kept(f"{number}", "x", "a", "w", start, start + lasts, {where: slots}, "", much)
-            then = replace(found, kept=(*found.kept, kept))
+            kept = AdvanceReservation(
+                f"{number}", "x", "a", "w", start, start + lasts, {where: slots}, "", much
+            )
+            then = replace(found, reservations=(*found.reservations, kept))
         if all(left >= 0 for moment in range(30) for left in both(then, host, moment)):
             found = then
     return found
 
 
 def share(cell: Occupancy) -> int:
-    return cell.rules.memory.share(cell.hosts)
+    return cell.rules.memory.share_per_slot(cell.hosts)
 
 
 def both(cell: Occupancy, host: str, moment: float) -> tuple[int, float]:
@@ -62,11 +69,11 @@ def both(cell: Occupancy, host: str, moment: float) -> tuple[int, float]:
         start = NOW if job.started is None else job.started
         end = max(start + float(job.requests["h_rt"]) + 2, NOW + 1)
         if job.host == host and start <= moment < end:
-            slots, left = slots - job.slots, left - cell.rules.memory.of(job)
-    for one in cell.kept:
+            slots, left = slots - job.slots, left - cell.rules.memory.of_job(job)
+    for one in cell.reservations:
         many = one.slots.get(f"all.q@{host}", 0)
         if one.start <= moment < one.end:
-            slots, left = slots - many, left - many * one.each.get("h_vmem", 0.0)
+            slots, left = slots - many, left - many * one.per_slot.get("h_vmem", 0.0)
     return slots, left
 
 
@@ -92,8 +99,11 @@ def test_what_may_move_keeps_no_memory_from_where_it_could_go(
     some: list[tuple[str, int, int, int, float | None]], running: int
 ) -> None:
     found = cell(some, running)
-    rest = replace(found, kept=())
-    for moving in (found.places(True, {one.id for one in found.kept}), rest.places(True, ())):
+    rest = replace(found, reservations=())
+    for moving in (
+        found.pool_map(True, {one.id for one in found.reservations}),
+        rest.pool_map(True, ()),
+    ):
         for host in SIZES:
             for moment in range(int(NOW), 30):
                 taken = sum(
@@ -107,30 +117,38 @@ def test_what_may_move_keeps_no_memory_from_where_it_could_go(
 
 def test_a_host_that_counts_no_memory_gives_any_amount() -> None:
     found = cell([("n1", 0, 9, 1, 9.0)], running=1)
-    none = replace(found, rules=Rules(Memory("h_vmem", 0.0, {"n1": 17.0 * GIB}), offset=0.0))
-    assert (share(none), Memory().share(found.hosts)) == (4352, 0)
+    none = replace(
+        found,
+        rules=SchedulingRules(
+            MemoryConsumable("h_vmem", 0.0, {"n1": 17.0 * GIB}), duration_offset=0.0
+        ),
+    )
+    assert (share(none), MemoryConsumable().share_per_slot(found.hosts)) == (4352, 0)
     one, *others = none.pools(spread=False)
     assert one.uses == ((NOW, NOW + 9, 1), (NOW, NOW + 9, 2))
     assert [pool.uses for pool in others] == [(), ()]
-    bare = replace(found, rules=Rules(Memory("h_vmem"), offset=0.0))
+    bare = replace(found, rules=SchedulingRules(MemoryConsumable("h_vmem"), duration_offset=0.0))
     assert (share(bare), bare.pools(spread=False)[0].uses) == (0, ((NOW, NOW + 9, 1),))
 
 
 def test_a_slot_has_no_less_than_a_job_that_asks_for_no_memory() -> None:
     """There are fewer such slots at any time, then."""
-    found = replace(cell([], 0), rules=Rules(Memory("h_vmem", 5.0 * GIB, {"n1": 17.0 * GIB})))
+    found = replace(
+        cell([], 0),
+        rules=SchedulingRules(MemoryConsumable("h_vmem", 5.0 * GIB, {"n1": 17.0 * GIB})),
+    )
     assert share(found) == 5120
     [(start, end, short)] = found.pools(spread=False)[0].uses
     assert (start, short) == (NOW, 1)
     assert end > NOW + 10 * 365 * 86400
-    kept = Kept("1", "x", "a", "w", NOW + 5, NOW + 9, {"all.q@n1": 2})
-    uses = replace(found, kept=(kept,)).pools(spread=False)[0].uses
+    kept = AdvanceReservation("1", "x", "a", "w", NOW + 5, NOW + 9, {"all.q@n1": 2})
+    uses = replace(found, reservations=(kept,)).pools(spread=False)[0].uses
     assert (NOW + 5, NOW + 9, 2) in uses  # what was made without -l holds the default, too
     assert sum(many for start, end, many in uses if start <= NOW + 6 < end) == 3
 
 
 def test_a_slot_has_no_more_memory_than_a_queue_gives_it() -> None:
-    hosts = [text.Host("n1", 24_000, {}, (text.Queue("all.q", 4, 0, 0, ""),))]
+    hosts = [text.ExecutionHost("n1", 24_000, {}, (text.QueueInstance("all.q", 4, 0, 0, ""),))]
     for totals, most, share in (
         ({"n1": 64.0 * GIB}, None, 16384),
         ({"n1": 64.0 * GIB}, 4.0 * GIB, 4096),
@@ -139,11 +157,13 @@ def test_a_slot_has_no_more_memory_than_a_queue_gives_it() -> None:
         ({}, 4.0 * GIB, 4096),
         ({}, None, 0),
     ):
-        assert Memory("h_vmem", 0.0, totals, most).share(hosts) == share
+        assert MemoryConsumable("h_vmem", 0.0, totals, most).share_per_slot(hosts) == share
 
 
 def test_the_share_of_memory_is_the_same_when_a_queue_is_down() -> None:
     for states in (("", ""), ("d", ""), ("", "au")):
-        queues = tuple(text.Queue(f"{n}.q", 4, 0, 0, state) for n, state in enumerate(states))
-        hosts = [text.Host("n1", None, {}, queues)]
-        assert Memory("h_vmem", 0.0, {"n1": 64.0 * GIB}).share(hosts) == 8192
+        queues = tuple(
+            text.QueueInstance(f"{n}.q", 4, 0, 0, state) for n, state in enumerate(states)
+        )
+        hosts = [text.ExecutionHost("n1", None, {}, queues)]
+        assert MemoryConsumable("h_vmem", 0.0, {"n1": 64.0 * GIB}).share_per_slot(hosts) == 8192

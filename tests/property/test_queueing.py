@@ -12,10 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.policies.local.backfilling import backfill
-from metasched.policies.local.capacity import room
-from metasched.policies.local.flexible_backfilling import FlexibleBackfilling, KeptReservation
+from metasched.policies.local.capacity import make_capacity
+from metasched.policies.local.flexible_backfilling import (
+    FlexibleBackfilling,
+    UnmodifiedFlexibleBackfilling,
+)
 from metasched.policies.local.orders import EASY, FCFS
-from metasched.policies.local.queueing import Free, Policy, Running, Start, Waiting
+from metasched.policies.local.queueing import (
+    FreeResources,
+    JobStart,
+    LocalPolicy,
+    RunningJob,
+    WaitingJob,
+)
 
 CPUS, MEMORY, GPUS = 8, 20, 2
 AMOUNTS = {"cpus": CPUS, "memory": MEMORY, "gpu": GPUS}
@@ -26,12 +35,12 @@ class Plan:
     """A job of the simulated cluster: what it asks for, and how long it really runs."""
 
     submitted: float
-    waiting: Waiting
+    waiting: WaitingJob
     runs: float
 
 
-def needs(job: Waiting | Running) -> dict[str, int]:
-    return {"cpus": job.cpus, **job.counts}
+def needs(job: WaitingJob | RunningJob) -> dict[str, int]:
+    return {"cpus": job.cpus, **job.resources}
 
 
 counts = st.fixed_dictionaries(
@@ -45,14 +54,14 @@ cpus = st.integers(1, CPUS)
 def plans(draw: st.DrawFn, exact: bool = False) -> list[Plan]:
     found = []
     for number in range(draw(st.integers(1, 14))):
-        waiting = Waiting(number, draw(cpus), draw(seconds), draw(counts))
+        waiting = WaitingJob(number, draw(cpus), draw(seconds), draw(counts))
         runs = waiting.estimated if exact else draw(seconds)
         found.append(Plan(float(draw(st.integers(0, 40))), waiting, runs))
     return sorted(found, key=lambda plan: (plan.submitted, plan.waiting.id))
 
 
 def naive_earliest(
-    job: Waiting, held: Sequence[tuple[float, dict[str, int]]], now: float
+    job: WaitingJob, held: Sequence[tuple[float, dict[str, int]]], now: float
 ) -> tuple[float, dict[str, int]]:
     """When all needs of the job fit and what is left over then, by trying every end in turn."""
     for moment in sorted({now, *(end for end, _ in held)}):
@@ -66,7 +75,7 @@ def naive_earliest(
     raise AssertionError("a job of this test fits an empty cluster")
 
 
-def naive_easy(now: float, queue: Sequence[Waiting], running: Sequence[Running]) -> list[int]:
+def naive_easy(now: float, queue: Sequence[WaitingJob], running: Sequence[RunningJob]) -> list[int]:
     held = [(r.end if r.end > now else now + 1, needs(r)) for r in running]
     chosen: list[int] = []
     waiting = list(queue)
@@ -95,48 +104,48 @@ def naive_easy(now: float, queue: Sequence[Waiting], running: Sequence[Running])
 
 
 @st.composite
-def moments(draw: st.DrawFn) -> tuple[list[Waiting], list[Running], Free]:
+def moments(draw: st.DrawFn) -> tuple[list[WaitingJob], list[RunningJob], FreeResources]:
     """A queue, and running jobs that together fit the cluster."""
     free = dict(AMOUNTS)
     running = []
     for number in range(draw(st.integers(0, 6))):
-        job = Running(100 + number, draw(cpus), float(draw(st.integers(90, 130))), draw(counts))
+        job = RunningJob(100 + number, draw(cpus), float(draw(st.integers(90, 130))), draw(counts))
         if all(amount <= free[name] for name, amount in needs(job).items()):
             free = {name: left - needs(job).get(name, 0) for name, left in free.items()}
             running.append(job)
     queue = [
-        Waiting(number, draw(cpus), draw(seconds), draw(counts))
+        WaitingJob(number, draw(cpus), draw(seconds), draw(counts))
         for number in range(draw(st.integers(0, 8)))
     ]
     left = {name: amount for name, amount in free.items() if name != "cpus"}
-    return queue, running, Free(free["cpus"], left)
+    return queue, running, FreeResources(free["cpus"], left)
 
 
 @given(moments())
 def test_easy_agrees_with_a_naive_implementation(
-    moment: tuple[list[Waiting], list[Running], Free],
+    moment: tuple[list[WaitingJob], list[RunningJob], FreeResources],
 ) -> None:
     queue, running, free = moment
-    chosen = [start.id for start in EASY().starts(100.0, queue, running, free)]
+    chosen = [start.id for start in EASY().choose_starts(100.0, queue, running, free)]
     assert chosen == naive_easy(100.0, queue, running)
 
 
 @given(moments())
 def test_fcfs_starts_the_longest_beginning_of_the_queue_that_fits(
-    moment: tuple[list[Waiting], list[Running], Free],
+    moment: tuple[list[WaitingJob], list[RunningJob], FreeResources],
 ) -> None:
     queue, running, free = moment
-    left = {"cpus": free.cpus, **free.counts}
+    left = {"cpus": free.cpus, **free.resources}
     fitting = 0
     for length in range(1, len(queue) + 1):
         sums = {name: sum(needs(j).get(name, 0) for j in queue[:length]) for name in left}
         if all(sums[name] <= left[name] for name in left):
             fitting = length
-    chosen = [start.id for start in FCFS().starts(100.0, queue, running, free)]
+    chosen = [start.id for start in FCFS().choose_starts(100.0, queue, running, free)]
     assert chosen == [job.id for job in queue[:fitting]]
 
 
-def simulate(policy: Policy, jobs: list[Plan]) -> tuple[dict[int, float], dict[int, float]]:
+def simulate(policy: LocalPolicy, jobs: list[Plan]) -> tuple[dict[int, float], dict[int, float]]:
     """(start of each job, the first promise made to each that ever was the blocked head)."""
     waiting: list[Plan] = []
     running: dict[int, tuple[float, Plan]] = {}
@@ -151,7 +160,7 @@ def simulate(policy: Policy, jobs: list[Plan]) -> tuple[dict[int, float], dict[i
         while ahead and ahead[0].submitted <= now:
             waiting.append(ahead.pop(0))
         views = [
-            Running(n, p.waiting.cpus, s + p.waiting.estimated, p.waiting.counts)
+            RunningJob(n, p.waiting.cpus, s + p.waiting.estimated, p.waiting.resources)
             for n, (s, p) in running.items()
         ]
         free = {
@@ -160,7 +169,7 @@ def simulate(policy: Policy, jobs: list[Plan]) -> tuple[dict[int, float], dict[i
         }
         counted = {name: amount for name, amount in free.items() if name != "cpus"}
         queue = [plan.waiting for plan in waiting]
-        begun = policy.starts(now, queue, views, Free(free["cpus"], counted))
+        begun = policy.choose_starts(now, queue, views, FreeResources(free["cpus"], counted))
         chosen = [start.id for start in begun]
         assert len(set(chosen)) == len(chosen)
         for plan in [plan for plan in waiting if plan.waiting.id in chosen]:
@@ -205,13 +214,13 @@ class Forgetful:
         self.reserved: int | None = None
 
     def starts(
-        self, now: float, queue: list[Waiting], running: list[Running], free: Free
-    ) -> list[Start]:
+        self, now: float, queue: list[WaitingJob], running: list[RunningJob], free: FreeResources
+    ) -> list[JobStart]:
         ranks = self.kind(licences=self.copies).priorities(now, queue, free.rho)
         order = sorted(range(len(queue)), key=lambda n: (-ranks[n], n))
-        if self.kind is KeptReservation:
+        if self.kind is UnmodifiedFlexibleBackfilling:
             order.sort(key=lambda n: queue[n].id != self.reserved)
-        space = room(now, running, free)
+        space = make_capacity(now, running, free)
         if queue and not space.full:
             head = backfill([queue[n] for n in order], space)
             self.reserved = None if head is None else head.id
@@ -228,7 +237,7 @@ def site(draw: Random, machines: bool) -> tuple[dict[str, int], list[int] | None
 
 
 @pytest.mark.parametrize("machines", [False, True])
-@pytest.mark.parametrize("kind", [FlexibleBackfilling, KeptReservation])
+@pytest.mark.parametrize("kind", [FlexibleBackfilling, UnmodifiedFlexibleBackfilling])
 def test_flexible_backfilling_decides_as_if_it_had_no_memory(
     kind: type[FlexibleBackfilling], machines: bool
 ) -> None:
@@ -237,8 +246,8 @@ def test_flexible_backfilling_decides_as_if_it_had_no_memory(
         draw = Random(seed)
         copies, sizes, cpus, shared = site(draw, machines)
         ours, naive = kind(licences=copies), Forgetful(kind, copies)
-        queue: list[Waiting] = []
-        running: dict[int, tuple[Running, float]] = {}  # with its true end
+        queue: list[WaitingJob] = []
+        running: dict[int, tuple[RunningJob, float]] = {}  # with its true end
         punctual = draw.random() < 0.5
         now = 0.0
         for number in range(60):
@@ -251,7 +260,7 @@ def test_flexible_backfilling_decides_as_if_it_had_no_memory(
                 speeds = {m: estimated / draw.choice([1, 2]) for m in range(len(sizes or ()))}
                 able = {m: s for m, s in speeds.items() if draw.random() < 0.8} or speeds
                 queue.append(
-                    Waiting(
+                    WaitingJob(
                         10 * number + place,
                         draw.randint(1, most),
                         estimated,
@@ -268,7 +277,7 @@ def test_flexible_backfilling_decides_as_if_it_had_no_memory(
                 queue.sort(key=lambda job: job.cpus)
             held = [r for r, _ in running.values()]
             left = {
-                name: total - sum(r.counts.get(name, 0) for r in held)
+                name: total - sum(r.resources.get(name, 0) for r in held)
                 for name, total in {**copies, "memory": 12}.items()
             }
             free_on = None
@@ -278,14 +287,14 @@ def test_flexible_backfilling_decides_as_if_it_had_no_memory(
                     used[r.machine] += r.cpus
                 free_on = [size - used[m] for m, size in enumerate(sizes)]
             rho = {"site": draw.choice([0.5, 2.0])}
-            free = Free(cpus - sum(r.cpus for r in held), left, free_on, shared, rho)
-            begun = ours.starts(now, list(queue), held, free)
+            free = FreeResources(cpus - sum(r.cpus for r in held), left, free_on, shared, rho)
+            begun = ours.choose_starts(now, list(queue), held, free)
             assert begun == naive.starts(now, list(queue), held, free), (seed, number)
             for id, machine in begun:
                 job = next(job for job in queue if job.id == id)
                 queue.remove(job)
                 seconds = job.machines.get(machine, job.estimated)
                 took = job.cpus if free_on is None or shared else free_on[machine]
-                row = Running(id, took, now + seconds, job.counts, machine)
+                row = RunningJob(id, took, now + seconds, job.resources, machine)
                 ran = seconds if punctual else seconds * draw.choice([0.5, 1.0, 1.3])
                 running[id] = row, now + ran

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metasched.carts.carts import Carts
-from metasched.core.reservations.offers import best, instead
-from metasched.model.reservation_request import Offer, Request
+from metasched.core.reservations.offers import alternative_offers, best_offer
+from metasched.model.reservation_request import Offer, ReservationRequest
 
 CAPACITY, END = 4, 30
 SIZES = st.integers(1, CAPACITY + 1)
@@ -26,7 +26,7 @@ def booked(draw: st.DrawFn) -> Carts:
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> Request:
+def requests(draw: st.DrawFn) -> ReservationRequest:
     ready = draw(st.integers(0, END))
     window = draw(st.integers(1, END))
     duration = draw(st.integers(1, window))
@@ -34,35 +34,35 @@ def requests(draw: st.DrawFn) -> Request:
     more = draw(st.sampled_from(["fixed", "flexible", "size", "time"]))
     match more:
         case "fixed":
-            return Request.fixed(size, ready, ready + window)
+            return ReservationRequest.fixed(size, ready, ready + window)
         case "flexible":
-            return Request.flexible(size, duration, ready, ready + window)
+            return ReservationRequest.flexible(size, duration, ready, ready + window)
         case "size":
             most = draw(st.integers(size, CAPACITY + 2))
-            return Request.best_size(size, most, duration, ready, ready + window)
+            return ReservationRequest.best_size(size, most, duration, ready, ready + window)
         case _:
             longest = draw(st.integers(duration, END))
-            return Request.best_time(size, duration, longest, ready, ready + window)
+            return ReservationRequest.best_time(size, duration, longest, ready, ready + window)
 
 
-def every_offer(carts: Carts, request: Request) -> list[Offer]:
+def every_offer(carts: Carts, request: ReservationRequest) -> list[Offer]:
     """Each one that meets the request, on whole seconds: all changes of `carts` are there."""
     starts = range(int(request.ready), int(request.deadline))
     ends = range(int(request.ready) + 1, int(request.deadline) + 1)
     return [
         Offer(start, end, size)
         for start, end in product(starts, ends)
-        if request.shortest <= end - start <= request.longest
-        for size in range(request.least, min(request.most, carts.free(start, end)) + 1)
+        if request.min_duration <= end - start <= request.max_duration
+        for size in range(request.min_size, min(request.max_size, carts.free(start, end)) + 1)
     ]
 
 
 @settings(max_examples=600)
 @given(booked(), requests())
-def test_the_best_offer_is_the_best_of_all(carts: Carts, request: Request) -> None:
+def test_the_best_offer_is_the_best_of_all(carts: Carts, request: ReservationRequest) -> None:
     slots = carts.slots()
     ranks = [offer.rank for offer in every_offer(carts, request)]
-    offer = best(carts, request)
+    offer = best_offer(carts, request)
     assert (offer.rank if offer else None) == min(ranks, default=None)
     assert carts.slots() == slots
 
@@ -70,14 +70,14 @@ def test_the_best_offer_is_the_best_of_all(carts: Carts, request: Request) -> No
 @settings(max_examples=400)
 @given(booked(), requests(), st.integers(1, 3 * END))
 def test_what_is_offered_instead_can_be_reserved(
-    carts: Carts, request: Request, until: int
+    carts: Carts, request: ReservationRequest, until: int
 ) -> None:
-    if best(carts, request) is not None:
+    if best_offer(carts, request) is not None:
         return
-    for offer in instead(carts, request, until):
+    for offer in alternative_offers(carts, request, until):
         assert request.ready <= offer.start < offer.end <= max(until, request.deadline)
-        assert offer.size <= request.least
-        assert offer.end - offer.start <= request.shortest
+        assert offer.size <= request.min_size
+        assert offer.end - offer.start <= request.min_duration
         carts.reserve(offer.start, offer.end, offer.size)
         carts.release(offer.start, offer.end, offer.size)
 
@@ -87,7 +87,7 @@ def test_a_fixed_window_is_given_whatever_floats_it_has(
     start: float, length: float, before: float, size: int
 ) -> None:
     carts = Carts(CAPACITY, origin=max(start - before, 0.0))
-    offer = best(carts, Request.fixed(size, start, start + length))
+    offer = best_offer(carts, ReservationRequest.fixed(size, start, start + length))
     assert offer is not None
     assert offer.start == start
     assert offer.end <= start + length

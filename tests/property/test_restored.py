@@ -22,27 +22,28 @@ from msgspec import structs
 from sqlalchemy import create_engine, insert, select
 from sqlalchemy.pool import StaticPool
 
-from metasched.core.events import CoreEvent, Outcome, Submitted
+from metasched.core.dependency_status import TargetSummary
+from metasched.core.events import CoreEvent, JobSubmitted, Outcome
 from metasched.core.reservations.events import (
-    ReservationAsked,
     ReservationBound,
     ReservationCancelled,
-    ReservationDeclined,
+    ReservationRejected,
     ReservationReleased,
-    Surveyed,
+    ReservationRequested,
+    SurveyReceived,
 )
 from metasched.core.scheduler import Core
 from metasched.db import ledger as ledgers
-from metasched.db.ledger import Ledger, Stored
-from metasched.db.recovery import Known
+from metasched.db.ledger import Ledger, StoredJob
+from metasched.db.recovery import RecoveredState
 from metasched.db.schema import checkpoint, epoch, metadata
-from metasched.model.cluster import Copies
-from metasched.model.dependencies import Fate, parse_dependency
+from metasched.model.cluster import ManagerLicences
+from metasched.model.dependencies import parse_dependency
 from metasched.model.job import Job, Payload
-from metasched.model.licence import LicencePool, Standing
-from metasched.model.reservation import OPEN, name_of
-from metasched.model.reservation_request import Request
-from metasched.model.survey import Held, NodesInUse, Survey
+from metasched.model.licence import LicencePool, LicenceStatus
+from metasched.model.reservation import OPEN_STATES, manager_name
+from metasched.model.reservation_request import ReservationRequest
+from metasched.model.survey import ManagerReservation, NodeUsage, Survey
 from tests.property.deeds import BEGINNING
 from tests.property.life import INSTANCE, POOLS, SIZES
 from tests.property.test_core import World
@@ -53,7 +54,10 @@ FEWER = tuple(pool for pool in POOLS if pool.name != "a")
 OTHERS = (replace(POOLS[0], total=3, linger=0.0), *POOLS[1:])
 # what two cores may differ in, by name: counters of their own, and what is computed anew from
 # the rest whenever it is asked for
-OWN = {"_changes", "_serial", "serial", "asked", "reserved", "seen", "slots", "_margins"}
+OWN = {
+    *("_version", "_serial", "serial", "head_cache_key", "head_reservation", "slots_cache_key"),
+    *("slots", "_margin_jobs"),
+}
 
 
 class Restored(World):
@@ -82,7 +86,7 @@ class Restored(World):
         self.ledger = Ledger(engine)
         self.engine = engine
         self.steps: list[tuple[CoreEvent, Outcome]] = []
-        self.stored: list[Stored] = []
+        self.stored: list[StoredJob] = []
         self.life, self.told = 1, 0  # its first event; how many the other core has been told
         self.other = Core()
         self.ledger.restore(Core(), 100)
@@ -94,8 +98,10 @@ class Restored(World):
         return out
 
     def step(self, event: CoreEvent) -> None:
-        if isinstance(event, Submitted):
-            self.stored.append(Stored(job=event.job, script="s", environment="e", payload=PAYLOAD))
+        if isinstance(event, JobSubmitted):
+            self.stored.append(
+                StoredJob(job=event.job, script="s", environment="e", payload=PAYLOAD)
+            )
         super().step(event)
         if len(self.steps) >= self.together:
             self.store()
@@ -106,14 +112,14 @@ class Restored(World):
             self.ledger.record(self.steps, self.stored, {"s": "#!/bin/sh\n", "e": "{}"})
             self.steps, self.stored = [], []
 
-    def fates_of(self, job: Job) -> tuple[Fate, ...]:
+    def fates_of(self, job: Job) -> tuple[TargetSummary, ...]:
         self.store()
         targets = parse_dependency(job.dependency or "").targets
-        return tuple(fate for t in targets if (fate := self.ledger.fate(t)) is not None)
+        return tuple(fate for t in targets if (fate := self.ledger.target_summary(t)) is not None)
 
     def priority(self, job: int) -> int:
         self.store()
-        return self.ledger.asked(job)[1]
+        return self.ledger.current_job(job)[1]
 
     # Starts
 
@@ -177,7 +183,7 @@ class Restored(World):
 
     @rule(name=st.sampled_from(sorted(SIZES)), used=st.integers(0, 3))
     def count_there(self, name: str, used: int) -> None:
-        self.managers[name].licences = {"a": Copies(3, used)} if used else {}
+        self.managers[name].licences = {"a": ManagerLicences(3, used)} if used else {}
 
     # Reservations
 
@@ -189,15 +195,15 @@ class Restored(World):
         nodes = NODES[name]
         spans = ((self.now, self.now + 200.0),) if busy else ()
         uses = (
-            NodesInUse(nodes[:1], 4, not down, spans),
-            NodesInUse(nodes[1:], 4, True),
+            NodeUsage(nodes[:1], 4, not down, spans),
+            NodeUsage(nodes[1:], 4, True),
         )
         kept = tuple(
-            Held(name_of(INSTANCE, one.id), one.start, one.end, one.placed)
-            for one in self.core.reservations.known.values()
-            if held and one.cluster == name and one.placed
+            ManagerReservation(manager_name(INSTANCE, one.id), one.start, one.end, one.bound_nodes)
+            for one in self.core.reservations.reservations.values()
+            if held and one.cluster == name and one.bound_nodes
         )
-        self.step(Surveyed(self.now, name, Survey(self.now, uses, kept)))
+        self.step(SurveyReceived(self.now, name, Survey(self.now, uses, kept)))
 
     @rule(
         size=st.integers(1, 2),
@@ -211,8 +217,8 @@ class Restored(World):
     ) -> None:
         self.store()
         id, clusters = self.ledger.next_reservation(), tuple(self.configured)
-        request = Request.fixed(size, self.now + start, self.now + start + lasts)
-        asked = ReservationAsked(
+        request = ReservationRequest.fixed(size, self.now + start, self.now + start + lasts)
+        asked = ReservationRequested(
             *(self.now, id, "ada", request, True, clusters, self.now + 1e5, let_run),
             licences=wants,
         )
@@ -220,7 +226,7 @@ class Restored(World):
 
     @rule(data=st.data(), what=st.sampled_from(["bound", "bound", "declined", "cancel", "release"]))
     def tell_of_reservation(self, data: Any, what: str) -> None:
-        known = self.core.reservations.known
+        known = self.core.reservations.reservations
         there = [id for id, one in known.items() if one.cluster in self.configured]
         if not there:
             return
@@ -229,15 +235,15 @@ class Restored(World):
             case "bound" if one.nodes:
                 self.step(ReservationBound(self.now, one.id, one.nodes))
             case "declined":
-                self.step(ReservationDeclined(self.now, one.id, "no"))
+                self.step(ReservationRejected(self.now, one.id, "no"))
             case "cancel":
                 self.step(ReservationCancelled(self.now, one.id, "ada"))
-            case "release" if one.state not in OPEN:
+            case "release" if one.state not in OPEN_STATES:
                 self.step(ReservationReleased(self.now, one.id))
 
     @rule(data=st.data(), wants=st.sampled_from([{}, {"a": 1}, {"a": 2}]))
     def submit_reserved(self, data: Any, wants: dict[str, int]) -> None:
-        known = self.core.reservations.known
+        known = self.core.reservations.reservations
         if not known:
             return
         one = known[data.draw(st.sampled_from(sorted(known)))]
@@ -251,7 +257,7 @@ class Restored(World):
             reservation=one.id,
         )
         self.jobs[job.id] = self.submitted[job.id] = job
-        self.step(Submitted(self.now, job))
+        self.step(JobSubmitted(self.now, job))
 
     def teardown(self) -> None:
         """The same once more, from each checkpoint that was stored with a start."""
@@ -262,7 +268,7 @@ class Restored(World):
             rows = connection.execute(select(checkpoint).order_by(checkpoint.c.event)).all()
         for row in rows[:3]:
             core = Core()
-            core.restore(**structs.asdict(Known.unpacked(row.data)))
+            core.restore(**structs.asdict(RecoveredState.unpack(row.data)))
             for number, event in enumerate(self.ledger.events(row.event), row.event - 1):
                 same(core.step(event), self.outcomes[number], event)
         self.ledger.close()
@@ -311,12 +317,12 @@ def differences(a: Any, b: Any, at: str, met: set[tuple[int, int]] | None = None
 
 def _of_managers(thing: Any, at: str) -> bool:
     """When managers were asked last is shown, and decides nothing: it is stored with a change."""
-    return isinstance(thing, Standing) or ".past_us[" in at
+    return isinstance(thing, LicenceStatus) or ".used_outside[" in at
 
 
 def parts_of(thing: Any) -> list[str]:
     if isinstance(thing, msgspec.Struct):
-        return list(thing.__struct_fields__)
+        return [name for name in thing.__struct_fields__ if name != "expected"]
     if is_dataclass(thing):
         return [part.name for part in fields(thing) if part.compare]
     if (compiled := getattr(thing, "__mypyc_attrs__", None)) is not None:

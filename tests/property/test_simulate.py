@@ -14,17 +14,20 @@ from hypothesis import strategies as st
 from metasched.model.job import Job
 from metasched.model.licence import LicencePool
 from metasched.policies.local.conservative import planned_start
-from metasched.policies.local.flexible_backfilling import FlexibleBackfilling, KeptReservation
+from metasched.policies.local.flexible_backfilling import (
+    FlexibleBackfilling,
+    UnmodifiedFlexibleBackfilling,
+)
 from metasched.policies.local.orders import EASY
-from metasched.policies.local.queueing import Free, Running, Waiting
-from metasched.policies.local.queueing import Policy as LocalPolicy
-from metasched.policies.local.registry import POLICIES, make
+from metasched.policies.local.queueing import FreeResources, RunningJob, WaitingJob
+from metasched.policies.local.queueing import LocalPolicy as LocalPolicy
+from metasched.policies.local.registry import POLICIES, make_policy
 from metasched.policies.local.weights import Weights
 from metasched.policies.policy import Policy
 from metasched.simulate.clusters import Machine, SimulatedCluster
-from metasched.simulate.engine import Engine, Schedule
-from metasched.simulate.schemes import CHOICES, Scheme
-from metasched.simulate.workload import Request, Workload
+from metasched.simulate.engine import Schedule, Simulation
+from metasched.simulate.schemes import USER_CHOICES, SubmissionScheme
+from metasched.simulate.workload import Workload, WorkloadEntry
 
 CPUS = 8
 PUSH = Policy(load="paper", pull=False)
@@ -52,7 +55,7 @@ def workload(found: list[Plan]) -> Workload:
     return Workload(
         "random",
         tuple(
-            Request(
+            WorkloadEntry(
                 Job(
                     id=place,
                     submitted=p.submitted,
@@ -75,16 +78,16 @@ def run(
     clusters: tuple[SimulatedCluster, ...] = (SimulatedCluster(name="c1", cpus=CPUS),),
     policy: Policy = PUSH,
 ) -> Schedule:
-    return Engine(workload(found), clusters, policy, lambda _: local()).run()
+    return Simulation(workload(found), clusters, policy, lambda _: local()).run()
 
 
 class Whole:
     """A policy that is asked of the whole queue at every pass."""
 
-    steady = False
+    incremental = False
 
     def __init__(self, policy: LocalPolicy) -> None:
-        self.period, self.starts = policy.period, policy.starts
+        self.period, self.choose_starts = policy.period, policy.choose_starts
 
 
 # A second simulator: no events, no core; it tries every moment at which anything can happen.
@@ -124,8 +127,8 @@ def naive(found: list[Plan], backfilling: bool) -> list[float]:
 @settings(max_examples=400)
 @given(plans, st.sampled_from(["fcfs", "easy"]))
 def test_the_engine_agrees_with_a_naive_simulator(found: list[Plan], name: str) -> None:
-    schedule = run(found, lambda: make(name))
-    assert [p.start for p in schedule.placed] == naive(found, name == "easy")
+    schedule = run(found, lambda: make_policy(name))
+    assert [p.start for p in schedule.jobs] == naive(found, name == "easy")
 
 
 def drawn(seed: int) -> list[Plan]:
@@ -146,8 +149,8 @@ def drawn(seed: int) -> list[Plan]:
 def test_the_engine_agrees_with_it_in_thousands_of_cases(name: str) -> None:
     for seed in range(1500):
         found = drawn(seed)
-        schedule = run(found, lambda: make(name))
-        assert [p.start for p in schedule.placed] == naive(found, name == "easy"), seed
+        schedule = run(found, lambda: make_policy(name))
+        assert [p.start for p in schedule.jobs] == naive(found, name == "easy"), seed
 
 
 # What must hold of every run.
@@ -157,7 +160,7 @@ ONE = (SimulatedCluster(name="c1", cpus=CPUS),)
 SOME = SimulatedCluster.of_machines("c1", [Machine(8, 2.0), Machine(4, 4.0), Machine(4, 1.0)])
 
 
-@pytest.mark.parametrize("name", [name for name in POLICIES if make(name).steady])
+@pytest.mark.parametrize("name", [name for name in POLICIES if make_policy(name).incremental])
 @pytest.mark.parametrize("clusters", [ONE, (SOME,), (replace(SOME, shared=False),)])
 def test_a_steady_policy_starts_what_it_would_if_asked_of_the_whole_queue(
     name: str, clusters: tuple[SimulatedCluster, ...]
@@ -165,19 +168,20 @@ def test_a_steady_policy_starts_what_it_would_if_asked_of_the_whole_queue(
     for seed in range(300):
         found = drawn(seed)
         ours, whole = (
-            run(found, made, clusters) for made in (lambda: make(name), lambda: Whole(make(name)))
+            run(found, made, clusters)
+            for made in (lambda: make_policy(name), lambda: Whole(make_policy(name)))
         )
-        assert ours.placed == whole.placed, seed
+        assert ours.jobs == whole.jobs, seed
 
 
 def check(schedule: Schedule, found: list[Plan]) -> None:
     """Nothing starts early or twice, runs as long as it must, and all fits where it is."""
-    assert len(schedule.placed) + sum(schedule.dropped.values()) == len(found)
-    assert len({p.job.id for p in schedule.placed}) == len(schedule.placed)
-    for p in schedule.placed:
+    assert len(schedule.jobs) + sum(schedule.dropped.values()) == len(found)
+    assert len({p.job.id for p in schedule.jobs}) == len(schedule.jobs)
+    for p in schedule.jobs:
         assert p.start >= p.job.submitted
-    for moment in {p.start for p in schedule.placed}:
-        there = [p for p in schedule.placed if p.start <= moment < p.end]
+    for moment in {p.start for p in schedule.jobs}:
+        there = [p for p in schedule.jobs if p.start <= moment < p.end]
         for place, cluster in enumerate(schedule.clusters):
             here = [p for p in there if p.cluster == place]
             assert sum(p.cpus for p in here) <= cluster.cpus
@@ -202,9 +206,9 @@ def check(schedule: Schedule, found: list[Plan]) -> None:
 @settings(max_examples=60)
 @given(found=plans)
 def test_nothing_is_used_twice_on_counted_processors(name: str, found: list[Plan]) -> None:
-    schedule = run(found, lambda: make(name))
+    schedule = run(found, lambda: make_policy(name))
     check(schedule, found)
-    assert [p.end - p.start for p in schedule.placed] == [plan.ran for plan in found]
+    assert [p.end - p.start for p in schedule.jobs] == [plan.ran for plan in found]
 
 
 machines = st.lists(
@@ -243,7 +247,7 @@ def test_nothing_is_used_twice_on_machines(
     )
     jobs = workload(found)
     requests = [
-        Request(
+        WorkloadEntry(
             Job(
                 id=r.job.id,
                 submitted=r.job.submitted,
@@ -252,13 +256,13 @@ def test_nothing_is_used_twice_on_machines(
                 deadline=r.job.submitted + 50.0,
                 licences=dict.fromkeys(sorted(licences), 1),
             ),
-            r.ran,
+            r.run_time,
             r.number,
         )
-        for r, licences in zip(jobs.requests, asked, strict=False)
+        for r, licences in zip(jobs.entries, asked, strict=False)
     ]
     jobs = Workload("random", tuple(requests))
-    engine = Engine(jobs, clusters, policy, lambda c: make(name, licences=c.licences))
+    engine = Simulation(jobs, clusters, policy, lambda c: make_policy(name, licences=c.licences))
     check(engine.run(), found)
 
 
@@ -289,14 +293,14 @@ def test_licences_that_all_share_are_leased_by_the_core(
 ) -> None:
     requests = [
         r._replace(job=replace(r.job, licences=licences))
-        for r, licences in zip(workload(found).requests, asked, strict=False)
+        for r, licences in zip(workload(found).entries, asked, strict=False)
     ]
-    engine = Engine(
+    engine = Simulation(
         Workload("random", tuple(requests)),
         tuple(SimulatedCluster(name=f"c{n}", cpus=n) for n in sizes),
         Policy(pull=pull, patience=patience),
-        lambda _: make("easy"),
-        pools=POOLS,
+        lambda _: make_policy("easy"),
+        licence_pools=POOLS,
     )
     schedule = engine.run()
     check(schedule, found)
@@ -304,7 +308,7 @@ def test_licences_that_all_share_are_leased_by_the_core(
     assert not engine.core.tasks
     assert not engine.core.licences.leases
     last: dict[str, float] = {}  # what is given back lingers
-    for p in sorted(schedule.placed, key=lambda p: p.start):
+    for p in sorted(schedule.jobs, key=lambda p: p.start):
         if "l1" in p.job.licences:
             assert p.start >= last.get("l1", 0.0)
             last["l1"] = p.end + 5.0
@@ -315,16 +319,20 @@ def test_licences_that_all_share_are_leased_by_the_core(
 def test_a_federation_runs_every_job_once(found: list[Plan], pull: bool, load: str) -> None:
     clusters = tuple(SimulatedCluster(name=f"c{n}", cpus=n) for n in (2, 4, CPUS))
     policy = Policy(load=load, pull=pull)  # type: ignore[arg-type]
-    schedule = run(found, lambda: make("easy"), clusters, policy)
+    schedule = run(found, lambda: make_policy("easy"), clusters, policy)
     check(schedule, found)
     assert not schedule.dropped
-    assert pull or not any(p.moves for p in schedule.placed)
+    assert pull or not any(p.moves for p in schedule.jobs)
 
 
 @pytest.mark.parametrize(
     "scheme",
-    [*(Scheme(choice=name) for name in CHOICES), Scheme(plan=True), Scheme(late=True)],
-    ids=[*CHOICES, "plan", "late"],
+    [
+        *(SubmissionScheme(user_choice=name) for name in USER_CHOICES),
+        SubmissionScheme(planned_dispatch=True),
+        SubmissionScheme(late_binding=True),
+    ],
+    ids=[*USER_CHOICES, "plan", "late"],
 )
 @settings(max_examples=40)
 @given(
@@ -334,25 +342,25 @@ def test_a_federation_runs_every_job_once(found: list[Plan], pull: bool, load: s
     local=st.sampled_from(["easy", "priority", "fb-unmod"]),
 )
 def test_every_scheme_runs_every_job_once(
-    scheme: Scheme, found: list[Plan], past_us: list[bool], pull: bool, local: str
+    scheme: SubmissionScheme, found: list[Plan], past_us: list[bool], pull: bool, local: str
 ) -> None:
     """Also beside users who submit to clusters of their own."""
     clusters = tuple(SimulatedCluster(name=f"c{n}", cpus=n) for n in (2, 4, CPUS))
     jobs = workload(found)
     requests = [
         request._replace(home=f"c{2 << n % 3}", direct=direct)
-        for n, (request, direct) in enumerate(zip(jobs.requests, past_us, strict=False))
+        for n, (request, direct) in enumerate(zip(jobs.entries, past_us, strict=False))
     ]
     jobs = Workload("random", tuple(requests))
     policy = Policy(load="observed", pull=pull)
-    engine = Engine(jobs, clusters, policy, lambda _: make(local), scheme=scheme)
+    engine = Simulation(jobs, clusters, policy, lambda _: make_policy(local), scheme=scheme)
     schedule = engine.run()
     check(schedule, found)
     assert not schedule.dropped
     assert not engine.core.tasks
-    for p in schedule.placed:
-        if p.request.direct and p.job.cpus <= int(p.request.home[1:]):
-            assert clusters[p.cluster].name == p.request.home
+    for p in schedule.jobs:
+        if p.entry.direct and p.job.cpus <= int(p.entry.home[1:]):
+            assert clusters[p.cluster].name == p.entry.home
 
 
 class Flat(FlexibleBackfilling):
@@ -362,38 +370,38 @@ class Flat(FlexibleBackfilling):
         super().__init__(Weights(age_factor=0, boost=0, most=0.1))
 
 
-class FlatKept(KeptReservation):
+class FlatKept(UnmodifiedFlexibleBackfilling):
     def __init__(self) -> None:
         super().__init__(Weights(age_factor=0, boost=0, most=0.1))
 
 
 @given(plans)
 def test_flexible_backfilling_with_equal_priorities_is_easy(found: list[Plan]) -> None:
-    easy = [p.start for p in run(found, EASY).placed]
-    assert [p.start for p in run(found, Flat).placed] == easy
-    assert [p.start for p in run(found, FlatKept).placed] == easy
+    easy = [p.start for p in run(found, EASY).jobs]
+    assert [p.start for p in run(found, Flat).jobs] == easy
+    assert [p.start for p in run(found, FlatKept).jobs] == easy
 
 
 @given(exact_plans)
 def test_conservative_backfilling_delays_nobody_behind_fcfs(found: list[Plan]) -> None:
     """With exact estimates what is planned at submission is what happens: none later than FCFS."""
-    conservative = run(found, lambda: make("conservative")).placed
-    fcfs = run(found, lambda: make("fcfs")).placed
+    conservative = run(found, lambda: make_policy("conservative")).jobs
+    fcfs = run(found, lambda: make_policy("fcfs")).jobs
     assert all(ours.start <= theirs.start for ours, theirs in zip(conservative, fcfs, strict=True))
 
 
 class Watched:
     """Conservative backfilling, with every promise that it ever made."""
 
-    period, steady = 0.0, False
+    period, incremental = 0.0, False
 
     def __init__(self) -> None:
-        self.policy = make("conservative")
+        self.policy = make_policy("conservative")
         self.promised: dict[int, list[float]] = {}
 
-    def starts(self, now, queue, running, free):  # type: ignore[no-untyped-def]
-        begun = self.policy.starts(now, queue, running, free)
-        for job, promise in self.policy._promises.items():  # type: ignore[attr-defined]
+    def choose_starts(self, now, queue, running, free):  # type: ignore[no-untyped-def]
+        begun = self.policy.choose_starts(now, queue, running, free)
+        for job, promise in self.policy._planned.items():  # type: ignore[attr-defined]
             self.promised.setdefault(job, []).append(promise.start)
         return begun
 
@@ -402,7 +410,7 @@ class Watched:
 def test_conservative_promises_only_become_earlier(found: list[Plan]) -> None:
     watched = Watched()
     schedule = run(found, lambda: watched)
-    for p in schedule.placed:
+    for p in schedule.jobs:
         promised = [*watched.promised.get(p.job.id, []), p.start]
         assert promised == sorted(promised, reverse=True)
 
@@ -411,17 +419,17 @@ def test_conservative_promises_only_become_earlier(found: list[Plan]) -> None:
 def test_a_planned_start_is_the_one_that_conservative_backfilling_keeps(found: list[Plan]) -> None:
     """All are submitted at once with exact estimates: each is planned behind those before it."""
     together = [plan._replace(submitted=0.0) for plan in found]
-    kept = [p.start for p in run(together, lambda: make("conservative")).placed]
-    queue = [Waiting(n, plan.cpus, plan.estimated) for n, plan in enumerate(together)]
+    kept = [p.start for p in run(together, lambda: make_policy("conservative")).jobs]
+    queue = [WaitingJob(n, plan.cpus, plan.estimated) for n, plan in enumerate(together)]
     for place, job in enumerate(queue):
-        assert planned_start(0.0, queue[:place], [], Free(CPUS), job) == kept[place]
+        assert planned_start(0.0, queue[:place], [], FreeResources(CPUS), job) == kept[place]
 
 
 # EASY on machines, tried by hand.
 
 
 def naive_on_machines(
-    now: float, queue: list[Waiting], running: list[Running], free: list[int]
+    now: float, queue: list[WaitingJob], running: list[RunningJob], free: list[int]
 ) -> list[tuple[int, int]]:
     """EASY over machines that are shared, without licences, by trying every end in turn."""
     held = [(r.end, r.machine, r.cpus) for r in running]
@@ -432,7 +440,7 @@ def naive_on_machines(
         taken = sum(cpus for _, m, cpus in held[len(running) :] if m == machine)
         return free[machine] + back - taken
 
-    def start(job: Waiting, machine: int) -> None:
+    def start(job: WaitingJob, machine: int) -> None:
         held.append((now + job.machines[machine], machine, job.cpus))
         begun.append((job.id, machine))
 
@@ -462,7 +470,7 @@ def naive_on_machines(
 
 
 @st.composite
-def on_machines(draw: st.DrawFn) -> tuple[list[Waiting], list[Running], list[int]]:
+def on_machines(draw: st.DrawFn) -> tuple[list[WaitingJob], list[RunningJob], list[int]]:
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
     free, running = list(sizes), []
     for number in range(draw(st.integers(0, 5))):
@@ -471,21 +479,21 @@ def on_machines(draw: st.DrawFn) -> tuple[list[Waiting], list[Running], list[int
             cpus = draw(st.integers(1, free[machine]))
             free[machine] -= cpus
             end = float(draw(st.integers(101, 130)))
-            running.append(Running(100 + number, cpus, end, machine=machine))
+            running.append(RunningJob(100 + number, cpus, end, machine=machine))
     queue = []
     for number in range(draw(st.integers(0, 7))):
         cpus = draw(st.integers(1, 4))
         able = {m: float(draw(st.integers(1, 30))) for m in range(len(sizes)) if sizes[m] >= cpus}
         if able:
-            queue.append(Waiting(number, cpus, 10.0, {}, able))
+            queue.append(WaitingJob(number, cpus, 10.0, {}, able))
     return queue, running, free
 
 
 @settings(max_examples=300)
 @given(on_machines())
 def test_easy_on_machines_agrees_with_a_naive_one(
-    moment: tuple[list[Waiting], list[Running], list[int]],
+    moment: tuple[list[WaitingJob], list[RunningJob], list[int]],
 ) -> None:
     queue, running, free = moment
-    chosen = EASY().starts(100.0, queue, running, Free(sum(free), {}, tuple(free)))
+    chosen = EASY().choose_starts(100.0, queue, running, FreeResources(sum(free), {}, tuple(free)))
     assert [tuple(start) for start in chosen] == naive_on_machines(100.0, queue, running, free)

@@ -10,36 +10,36 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from metasched.core.events import (
-    Accepted,
-    Booted,
+    ClusterUnreachable,
     CoreEvent,
-    Due,
-    Seen,
-    Silent,
-    Submitted,
-    Tried,
+    DaemonStarted,
+    DispatchAccepted,
+    DispatchStarted,
+    JobSubmitted,
+    ListingReceived,
+    TimerExpired,
     Withdraw,
 )
 from metasched.core.reservations.events import (
-    ReservationAsked,
     ReservationBound,
     ReservationCancelled,
     ReservationReleased,
-    Surveyed,
+    ReservationRequested,
+    SurveyReceived,
 )
 from metasched.core.scheduler import Core
-from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, State
-from metasched.model.listing import Row
-from metasched.model.reservation import OPEN, Reservation
-from metasched.model.reservation_request import Request
-from metasched.model.survey import NodesInUse, Survey
+from metasched.model.listing import JobStatus
+from metasched.model.reservation import OPEN_STATES, Reservation
+from metasched.model.reservation_request import ReservationRequest
+from metasched.model.survey import NodeUsage, Survey
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
 
 JOBS = 6
-ALPHA = Cluster(name="alpha", adapter="slurm", reserves=True)
-FACTS = Facts(64, 0, (Partition("main", (Nodes(8, 8, 8),), default=True),))
+ALPHA = Cluster(name="alpha", adapter="slurm", supports_reservations=True)
+FACTS = ClusterInfo(64, 0, (Partition("main", (NodeCapacity(8, 8, 8),), default=True),))
 TOLD = "is over: it is to end"
 
 
@@ -56,27 +56,29 @@ class Windows(RuleBasedStateMachine):
     )
     def boot(self, windows: list[tuple[int, int, float]], data: Any) -> None:
         self.now, self.core = 0.0, Core()
-        self.rows: dict[int, Row] = {}  # by job: what the manager has
+        self.rows: dict[int, JobStatus] = {}  # by job: what the manager has
         self.withdrawals: list[Withdraw] = []
         self.told: Counter[tuple[int, int]] = Counter()  # by job and attempt
         self.windows: dict[int, Reservation] = {}
-        self.step(Booted(self.now, "i", Policy(), (ALPHA,)))
+        self.step(DaemonStarted(self.now, "i", Policy(), (ALPHA,)))
         self.poll()
-        nodes = NodesInUse(tuple(f"n{n}" for n in range(8)), 8, True)
-        self.step(Surveyed(self.now, "alpha", Survey(self.now, (nodes,))))
+        nodes = NodeUsage(tuple(f"n{n}" for n in range(8)), 8, True)
+        self.step(SurveyReceived(self.now, "alpha", Survey(self.now, (nodes,))))
         for id, (start, lasts, let_run) in enumerate(windows, 1):
-            request = Request.fixed(1, start, start + lasts)
+            request = ReservationRequest.fixed(1, start, start + lasts)
             self.step(
-                ReservationAsked(self.now, id, "ada", request, True, ("alpha",), 1e6, let_run)
+                ReservationRequested(self.now, id, "ada", request, True, ("alpha",), 1e6, let_run)
             )
-            self.windows[id] = self.core.reservations.known[id]
+            self.windows[id] = self.core.reservations.reservations[id]
             self.step(ReservationBound(self.now, id, self.windows[id].nodes))
         for id in range(1, JOBS + 1):
             within = data.draw(st.sampled_from([None, *self.windows, *self.windows]))
-            self.step(Submitted(self.now, Job(id=id, submitted=0, estimated=9, reservation=within)))
-            self.step(Tried(self.now, id, 1))
-            self.step(Accepted(self.now, id, 1, {0: str(id)}))
-            self.rows[id] = Row(tag_of("i", id, 1), 0, str(id), State.PENDING)
+            self.step(
+                JobSubmitted(self.now, Job(id=id, submitted=0, estimated=9, reservation=within))
+            )
+            self.step(DispatchStarted(self.now, id, 1))
+            self.step(DispatchAccepted(self.now, id, 1, {0: str(id)}))
+            self.rows[id] = JobStatus(tag_of("i", id, 1), 0, str(id), State.PENDING)
 
     def step(self, event: CoreEvent) -> None:
         out = self.core.step(event)
@@ -86,7 +88,7 @@ class Windows(RuleBasedStateMachine):
                 assert self.over(change.job, event.time)
                 self.told[change.job, change.attempt] += 1
         assert set(self.told.values()) <= {1}
-        for task, attempt in out.closed:
+        for task, attempt in out.closed_attempts:
             ended = (task.job.id, attempt.number) in self.told
             assert attempt.state is not (State.CANCELLED if ended else State.TIMEOUT)
 
@@ -99,7 +101,7 @@ class Windows(RuleBasedStateMachine):
         until = self.now + seconds
         while (due := self.core.next_due) is not None and due <= until:
             self.now = max(self.now, due)
-            self.step(Due(self.now))
+            self.step(TimerExpired(self.now))
         self.now = until
 
     @rule(job=st.integers(1, JOBS))
@@ -115,22 +117,22 @@ class Windows(RuleBasedStateMachine):
     def becomes(self, job: int, state: State, **more: float) -> None:
         before = self.rows[job]
         told = {"started": before.started, "ended": before.ended, **more}
-        self.rows[job] = Row(before.tag, 0, before.native_id, state, **told)  # type: ignore[arg-type]
+        self.rows[job] = JobStatus(before.tag, 0, before.native_id, state, **told)  # type: ignore[arg-type]
 
     @rule()
     def poll(self) -> None:
         self.step(
-            Seen(
+            ListingReceived(
                 *(self.now, "alpha", tuple(self.rows.values())),
-                facts=FACTS,
+                info=FACTS,
                 full=True,
                 until=self.now,
             )
         )
         for task in self.core.tasks_on("alpha"):
-            known = task.job.reservation in self.core.reservations.known
-            if known and task.live.begun and self.over(task.job.id, self.now):
-                assert self.told[task.job.id, task.live.number] == 1
+            known = task.job.reservation in self.core.reservations.reservations
+            if known and task.live_attempt.has_started and self.over(task.job.id, self.now):
+                assert self.told[task.job.id, task.live_attempt.number] == 1
 
     @rule()
     def act(self) -> None:
@@ -139,30 +141,30 @@ class Windows(RuleBasedStateMachine):
             return
         wish = self.withdrawals.pop(0)
         running = self.rows[wish.job].state is State.RUNNING
-        if self.rows[wish.job].state is State.PENDING or (running and not wish.unstarted):
+        if self.rows[wish.job].state is State.PENDING or (running and not wish.only_pending):
             self.becomes(wish.job, State.CANCELLED, ended=self.now)
 
     @rule()
     def crash(self) -> None:
         self.withdrawals.clear()
-        self.step(Booted(self.now, "i", Policy(), (ALPHA,)))
+        self.step(DaemonStarted(self.now, "i", Policy(), (ALPHA,)))
         self.poll()
 
     @rule()
     def falls_silent(self) -> None:
-        self.step(Silent(self.now, "alpha", "it is down"))
+        self.step(ClusterUnreachable(self.now, "alpha", "it is down"))
 
     @rule(id=st.integers(1, 3))
     def cancel(self, id: int) -> None:
-        one = self.core.reservations.known.get(id)
-        if one is not None and one.state in OPEN:
+        one = self.core.reservations.reservations.get(id)
+        if one is not None and one.state in OPEN_STATES:
             self.step(ReservationCancelled(self.now, id, "ada"))
 
     @rule(id=st.integers(1, 3))
     def is_forgotten(self, id: int) -> None:
         """A manager deletes none in which jobs are."""
-        one = self.core.reservations.known.get(id)
-        if one is None or one.state in OPEN:
+        one = self.core.reservations.reservations.get(id)
+        if one is None or one.state in OPEN_STATES:
             return
         live = {job for job, row in self.rows.items() if row.ended is None}
         inside = [t for t in self.core.tasks.values() if t.job.reservation == id]

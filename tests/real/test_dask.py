@@ -14,7 +14,7 @@ import pytest
 
 from metasched.cli import main
 from metasched.experiments import catalogue as experiments
-from metasched.experiments.catalogue import EXPERIMENTS, run
+from metasched.experiments.catalogue import EXPERIMENTS, run_experiment
 from tests.traces import trace
 
 LIMIT = 120.0  # seconds for either to start on a busy host
@@ -74,14 +74,17 @@ def test_an_experiment_on_dask_gives_the_same_figures(
     monkeypatch.setenv("METASCHED_TRACES", os.fspath(trace("S1-jobs-0-1000.swf").parent))
     words = ["experiment", "local-periods", "--dask", scheduler, "--json"]
     monkeypatch.setattr("sys.argv", ["metasched", *words])
-    monkeypatch.setattr(experiments, "ANSWERS", LIMIT)
+    monkeypatch.setattr(experiments, "DASK_TIMEOUT", LIMIT)
     monkeypatch.setattr(experiments, "ProcessPoolExecutor", None)  # not on this host
     assert main() == 0
     rows = json.loads(capsys.readouterr().out)
     there = {(row["policy"], row["figure"]): row["values"] for row in rows}
     monkeypatch.undo()
     monkeypatch.setenv("METASCHED_TRACES", os.fspath(trace("S1-jobs-0-1000.swf").parent))
-    here = {(r.column, r.figure): list(r.values) for r in run(EXPERIMENTS["local-periods"], 1)}
+    here = {
+        (r.column, r.figure): list(r.values)
+        for r in run_experiment(EXPERIMENTS["local-periods"], 1)
+    }
     assert there == here
 
 
@@ -89,7 +92,7 @@ def test_an_experiment_on_dask_gives_the_same_figures(
 def test_a_scheduler_that_does_not_answer_is_told_in_one_line(
     address: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(experiments, "ANSWERS", 1.0)
+    monkeypatch.setattr(experiments, "DASK_TIMEOUT", 1.0)
     words = ["experiment", "contention", "--runs", "1", "--dask", address]
     monkeypatch.setattr("sys.argv", ["metasched", *words])
     assert main() == 2

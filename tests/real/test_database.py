@@ -22,21 +22,37 @@ from sqlalchemy import Engine, insert, text, update
 from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.exc import IntegrityError
 
-from metasched.core.events import Accepted, Booted, Declined, Seen, Submitted, Tried
+from metasched.core.events import (
+    DaemonStarted,
+    DispatchAccepted,
+    DispatchRejected,
+    DispatchStarted,
+    JobSubmitted,
+    ListingReceived,
+)
 from metasched.core.scheduler import Core
 from metasched.db import postgresql
-from metasched.db.backends import database
-from metasched.db.ledger import Ledger, Stored
+from metasched.db.backends import database_from_url
+from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.schema import REVISION, attempt, metadata, task
 from metasched.db.sqlite import Sqlite
-from metasched.db.store import Busy, Database, StorageFailed, StorageUncertain, StoreError, scripts
-from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.db.store import (
+    Database,
+    DatabaseInUse,
+    StorageFailed,
+    StorageUncertain,
+    StoreError,
+    migration_config,
+)
+from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, Payload, State
 from metasched.policies.policy import Policy
 from tests.postgresql import Server
 
 NOW = 1_000_000.0
-FACTS = Facts(cpus=8, used=0, partitions=(Partition("p", (Nodes(1, 8, 8),), default=True),))
+FACTS = ClusterInfo(
+    cpus=8, used_cpus=0, partitions=(Partition("p", (NodeCapacity(1, 8, 8),), default=True),)
+)
 
 
 @pytest.fixture
@@ -57,7 +73,7 @@ def test_migrations_make_exactly_the_schema(place: Database) -> None:
         context = MigrationContext.configure(connection)
         assert compare_metadata(context, metadata) == []
     engine.dispose()
-    assert ScriptDirectory.from_config(scripts()).get_current_head() == REVISION
+    assert ScriptDirectory.from_config(migration_config()).get_current_head() == REVISION
 
 
 def test_a_migration_that_is_cut_short_leaves_nothing(place: Database) -> None:
@@ -79,7 +95,7 @@ def test_a_migration_that_is_cut_short_leaves_nothing(place: Database) -> None:
                 place.open().dispose()
                 made = True
                 break
-            assert place.schema() is None
+            assert place.schema_revision() is None
     finally:
         sqlalchemy_event.remove(Engine, "before_cursor_execute", cut)
     assert made
@@ -103,10 +119,10 @@ def test_the_file_is_for_its_owner_and_keeps_what_is_committed(path: Path) -> No
 def stored(core: Core, ledger: Ledger, id: int = 1, **more: object) -> None:
     """Submit one job through core and ledger, as the daemon does."""
     job = Job(id=id, submitted=NOW, estimated=60.0, **more)  # type: ignore[arg-type]
-    event = Submitted(NOW, job)
+    event = JobSubmitted(NOW, job)
     ledger.record(
         [(event, core.step(event))],
-        [Stored(job=job, script="s", environment="e", payload=Payload(script="", output="/o"))],
+        [StoredJob(job=job, script="s", environment="e", payload=Payload(script="", output="/o"))],
         {"s": "#!/bin/sh\n", "e": '{"A":"b"}'},
     )
 
@@ -115,8 +131,10 @@ def booted(ledger: Ledger) -> Core:
     core = Core()
     ledger.restore(core, 100)
     for event in (
-        Booted(NOW, ledger.instance(NOW), Policy(), (Cluster(name="left", adapter="local"),)),
-        Seen(NOW, "left", facts=FACTS),
+        DaemonStarted(
+            NOW, ledger.instance(NOW), Policy(), (Cluster(name="left", adapter="local"),)
+        ),
+        ListingReceived(NOW, "left", info=FACTS),
     ):
         ledger.record([(event, core.step(event))])
     return core
@@ -126,7 +144,7 @@ def test_a_word_that_no_database_can_keep_is_kept_as_far_as_it_can(ledger: Ledge
     """A manager's, with the byte NUL: the life that stores it goes on."""
     core = booted(ledger)
     stored(core, ledger)
-    for event in (Tried(NOW, 1, 1), Declined(NOW, 1, 1, "no\0such account")):
+    for event in (DispatchStarted(NOW, 1, 1), DispatchRejected(NOW, 1, 1, "no\0such account")):
         ledger.record([(event, core.step(event))])
     assert ledger.story(1)[-2]["cause"] == "no\N{REPLACEMENT CHARACTER}such account"
 
@@ -136,18 +154,20 @@ def test_a_restored_core_is_the_one_that_was(ledger: Ledger) -> None:
     stored(core, ledger, 1, deadline=NOW + 100)
     stored(core, ledger, 2, held=True)
     stored(core, ledger, 3, array="1-2")
-    for event in (Tried(NOW, 1, 1), Accepted(NOW, 1, 1, {0: "n7"})):
+    for event in (DispatchStarted(NOW, 1, 1), DispatchAccepted(NOW, 1, 1, {0: "n7"})):
         ledger.record([(event, core.step(event))])
     again = Core()
     ledger.restore(again, 100)
-    boot = Booted(NOW, ledger.instance(NOW), Policy(), (Cluster(name="left", adapter="local"),))
+    boot = DaemonStarted(
+        NOW, ledger.instance(NOW), Policy(), (Cluster(name="left", adapter="local"),)
+    )
     again.step(boot)
     core.step(boot)
     assert again.tasks == core.tasks
-    assert again.dispatch.count("left") == core.dispatch.count("left")
+    assert again.load_ordering.count("left") == core.load_ordering.count("left")
     probe = Job(id=9, submitted=NOW, estimated=60.0, deadline=NOW + 90)
-    assert again.classifier.parts(probe) == core.classifier.parts(probe)
-    assert again.view("left")[0] == FACTS.lasting
+    assert again.classifier.contributions(probe) == core.classifier.contributions(probe)
+    assert again.cluster_status("left")[0] == FACTS.without_load
 
 
 def test_payload_comes_back_with_its_texts(ledger: Ledger) -> None:
@@ -169,11 +189,13 @@ def test_the_tasks_of_an_array_are_stored_as_they_are_by_a_few_statements(
     sqlalchemy_event.listen(Engine, "before_cursor_execute", count_rows)
     try:
         job = Job(id=1, submitted=NOW, estimated=10.0, array="1-299:2,500,501,503,600-1599")
-        stored = Stored(job=job, script="s", environment="e", payload=Payload(script=""))
+        stored = StoredJob(job=job, script="s", environment="e", payload=Payload(script=""))
         ledger.restore(core, 100)
-        booted = Booted(NOW, ledger.instance(NOW), Policy(), (Cluster(name="c", adapter="x"),))
+        booted = DaemonStarted(
+            NOW, ledger.instance(NOW), Policy(), (Cluster(name="c", adapter="x"),)
+        )
         ledger.record([(booted, core.step(booted))])
-        submitted = Submitted(NOW, job)
+        submitted = JobSubmitted(NOW, job)
         out = core.step(submitted)
         ledger.record([(submitted, out)], [stored], {"s": "", "e": "{}"})
     finally:
@@ -227,7 +249,7 @@ def test_states_outside_the_table_are_refused(ledger: Ledger, place: Database) -
 
 
 def _hold(place: Database, held: object, done: object) -> None:
-    with place.active():
+    with place.acquire_writer():
         held.set()  # type: ignore[attr-defined]
         done.wait(30)  # type: ignore[attr-defined]
 
@@ -238,12 +260,15 @@ def test_only_one_daemon_is_active_and_a_standby_waits(place: Database) -> None:
     other = spawn.Process(target=_hold, args=(place, held, done))
     other.start()
     assert held.wait(30)
-    with pytest.raises(Busy, match=f"process {other.pid}.*--standby"), place.active():
+    with (
+        pytest.raises(DatabaseInUse, match=f"process {other.pid}.*--standby"),
+        place.acquire_writer(),
+    ):
         pass
     done.set()
-    with place.active(standby=True):
+    with place.acquire_writer(standby=True):
         other.join()
-    with place.active():
+    with place.acquire_writer():
         pass
 
 
@@ -268,9 +293,9 @@ def test_a_newer_schema_is_left_alone(place: Database) -> None:
     with engine.begin() as other:
         other.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     engine.dispose()
-    with pytest.raises(StoreError, match="schema 9999, newer"), place.active():
+    with pytest.raises(StoreError, match="schema 9999, newer"), place.acquire_writer():
         pass
-    assert place.schema() == "9999"
+    assert place.schema_revision() == "9999"
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -278,7 +303,10 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     closed.mkdir(mode=0o500)
     if os.access(closed, os.W_OK):
         pytest.skip("root may write anywhere")
-    with pytest.raises(StoreError, match="Permission denied"), Sqlite(closed / "ms.db").active():
+    with (
+        pytest.raises(StoreError, match="Permission denied"),
+        Sqlite(closed / "ms.db").acquire_writer(),
+    ):
         pass
 
 
@@ -287,7 +315,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 )
 def test_urls_that_we_cannot_open(url: str, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"sqlite:////path.*postgresql://") as refused:
-        database(url, tmp_path)
+        database_from_url(url, tmp_path)
     assert "secret" not in str(refused.value)
 
 
@@ -301,10 +329,10 @@ def test_an_earlier_life_writes_nothing(ledger: Ledger, place: Database) -> None
     with pytest.raises(StorageFailed, match="another daemon"):
         ledger.add_token("ada", "secret", NOW, NOW + 9)
     with pytest.raises(StorageFailed, match="another daemon"):
-        ledger.look()
+        ledger.check_active()
     assert other.status() == other.tokens() == []
     stored(second, other)
-    other.look()
+    other.check_active()
     other.close()
 
 
@@ -313,7 +341,7 @@ def test_an_earlier_life_writes_nothing(ledger: Ledger, place: Database) -> None
 
 @pytest.fixture
 def served(postgresql_server: Server, tmp_path: Path) -> Database:
-    return database(postgresql_server.create(), tmp_path)
+    return database_from_url(postgresql_server.create(), tmp_path)
 
 
 def cut(server: Server) -> None:
@@ -326,7 +354,7 @@ def cut(server: Server) -> None:
 def test_who_is_cut_and_comes_back_first_goes_on(
     served: Database, postgresql_server: Server
 ) -> None:
-    with served.active() as seat:
+    with served.acquire_writer() as seat:
         ledger = Ledger(seat.engine, seat)
         core = booted(ledger)
         cut(postgresql_server)
@@ -335,25 +363,25 @@ def test_who_is_cut_and_comes_back_first_goes_on(
         assert not seat.held
         with pytest.raises(StorageFailed, match="another daemon may"):
             stored(core, ledger, 2)  # by a new session, without the lock
-        ledger.reach()
+        ledger.acquire_lock()
         stored(booted(ledger), ledger)
         assert len(ledger.status()) == 1
-        with pytest.raises(Busy), served.active():
+        with pytest.raises(DatabaseInUse), served.acquire_writer():
             pass
 
 
 def test_who_is_cut_and_comes_back_second_ends(served: Database, postgresql_server: Server) -> None:
-    with served.active() as seat:
+    with served.acquire_writer() as seat:
         ledger = Ledger(seat.engine, seat)
         core = booted(ledger)
         cut(postgresql_server)
-        with served.active() as taken:
+        with served.acquire_writer() as taken:
             other = Ledger(taken.engine, taken)
             second = booted(other)
             with pytest.raises(StorageFailed):
                 stored(core, ledger)
-            with pytest.raises(Busy, match=f"process {os.getpid()}"):
-                ledger.reach()
+            with pytest.raises(DatabaseInUse, match=f"process {os.getpid()}"):
+                ledger.acquire_lock()
             stored(second, other)
             assert len(other.status()) == 1
 
@@ -361,8 +389,8 @@ def test_who_is_cut_and_comes_back_second_ends(served: Database, postgresql_serv
 def test_a_server_that_says_nothing_is_away_and_what_it_was_asked_is_not_done(
     served: Database, postgresql_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgresql, "SILENCE", 1.0)
-    with served.active() as seat:
+    monkeypatch.setattr(postgresql, "SILENCE_TIMEOUT", 1.0)
+    with served.acquire_writer() as seat:
         ledger = Ledger(seat.engine, seat)
         core = booted(ledger)
         postgresql_server.hang()
@@ -376,7 +404,7 @@ def test_a_server_that_says_nothing_is_away_and_what_it_was_asked_is_not_done(
         while not seat.held:  # the server must notice that our earlier session is gone
             assert time.monotonic() < end
             with suppress(StorageFailed):
-                ledger.reach()
+                ledger.acquire_lock()
         assert ledger.status() == []
         stored(booted(ledger), ledger)
         assert len(ledger.status()) == 1
@@ -387,7 +415,7 @@ def test_a_commit_whose_answer_is_lost_is_told_as_such(
 ) -> None:
     import psycopg
 
-    with served.active() as seat:
+    with served.acquire_writer() as seat:
         ledger = Ledger(seat.engine, seat)
         core = booted(ledger)
 
@@ -400,19 +428,19 @@ def test_a_commit_whose_answer_is_lost_is_told_as_such(
             patched.setattr(seat.engine.dialect, "do_commit", lose)
             with pytest.raises(StorageUncertain):
                 stored(core, ledger)
-        ledger.reach()
+        ledger.acquire_lock()
         again = Core()
         ledger.restore(again, 100)
         assert set(again.tasks) == {(1, 0)}
 
 
 def test_a_server_that_is_too_old(served: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgresql, "OLDEST", 990000)
-    with pytest.raises(StoreError, match="use 99 or newer"), served.active():
+    monkeypatch.setattr(postgresql, "OLDEST_VERSION", 990000)
+    with pytest.raises(StoreError, match="use 99 or newer"), served.acquire_writer():
         pass
 
 
 def test_a_driver_that_is_missing(served: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(StoreError, match=r"metasched\[postgres\]"), served.active():
+    with pytest.raises(StoreError, match=r"metasched\[postgres\]"), served.acquire_writer():
         pass

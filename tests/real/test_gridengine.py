@@ -12,10 +12,10 @@ from typing import Literal
 
 import pytest
 
-from metasched.adapters.base import Adapter, Order
+from metasched.adapters.base import Adapter, Submission
 from metasched.adapters.drmaa.adapter import DrmaaOptions
 from metasched.adapters.errors import Refused, Unreachable
-from metasched.model.cluster import Copies
+from metasched.model.cluster import ManagerLicences
 from metasched.model.job import State
 from tests.contract.conftest import Manager
 from tests.gridengine import LIBRARY, MEMORY, Cell, hosted
@@ -52,7 +52,12 @@ def test_exit_codes_with_a_meaning_of_their_own_run_once_and_are_told(
 ) -> None:
     """Bare, 99 runs the job again whatever -r n says, and 100 keeps it in error."""
     row = manager.wait_end(manager.submit(f"echo ran >> ran; exit {code}"))
-    assert (row.state, row.exit_code, row.signal, row.word) == (State.FAILED, code, None, "")
+    assert (row.state, row.exit_code, row.signal, row.manager_reason) == (
+        State.FAILED,
+        code,
+        None,
+        "",
+    )
     assert (manager.folder / "ran").read_text() == "ran\n"
 
 
@@ -73,7 +78,7 @@ def test_a_job_that_is_killed_leaves_nothing_behind(manager: Manager) -> None:
 @pytest.mark.slow
 def test_a_hundred_withdrawals_around_the_moment_of_the_start(manager: Manager) -> None:
     dice = random.Random(3)
-    orders: list[Order] = []
+    orders: list[Submission] = []
     for _ in range(25):
         some = [manager.submit(f"echo {len(orders) + n} >> ran") for n in range(4)]
         orders += some
@@ -121,10 +126,10 @@ def test_a_job_held_by_others_is_pending_and_no_demand(
     [blocker] = manager.fill()
     order = manager.submit("true")
     row = manager.wait_state(order, State.PENDING)
-    assert manager.adapter.poll().facts.pending == 1
+    assert manager.adapter.poll().info.pending_jobs == 1
     gridengine_cell.run("qhold", row.native_id)
-    listing = manager.wait(lambda found: any(row.word == "hqw" for row in found.rows))
-    assert (listing.facts.pending, listing.facts.head) == (0, None)
+    listing = manager.wait(lambda found: any(row.manager_reason == "hqw" for row in found.rows))
+    assert (listing.info.pending_jobs, listing.info.queue_head) == (0, None)
     manager.withdraw(blocker)
 
 
@@ -211,7 +216,7 @@ def test_a_wrong_library_is_an_unreachable_cluster_that_is_certainly_sent_nothin
             manager.adapter.poll()
         with pytest.raises(Refused, match=said) as refusal:
             manager.submit("true")
-        assert refusal.value.again
+        assert refusal.value.retryable
     finally:
         manager.adapter.close()
 
@@ -242,8 +247,8 @@ def test_the_generic_profile_runs_jobs_by_drmaa_alone(
         assert (tmp_path / "ran").read_text() == "ran\n"
         holder = manager.submit("exec sleep 300", partition="all.q", licences={"matlab": 2})
         manager.wait_state(holder, State.RUNNING)
-        facts = manager.adapter.poll().facts
-        assert facts.licences == {"matlab": Copies(3, 2)}
+        facts = manager.adapter.poll().info
+        assert facts.licences == {"matlab": ManagerLicences(3, 2)}
         assert {partition.name for partition in facts.partitions} == {"drmaa", "all.q"}
         told = gridengine_cell.run("qstat", "-xml", "-r")
         assert ">2</hard_request>" in told

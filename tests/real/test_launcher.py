@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from metasched import launcher
-from metasched.adapters.commands import answer_of
+from metasched.adapters.commands import wait_for_result
 from metasched.adapters.errors import Refused, Unreachable
-from metasched.adapters.launcher_client import Launcher
+from metasched.adapters.launcher_client import LauncherClient
 from tests import accounts
 from tests.accounts import KEEPER, A, B
 from tests.guardian import dying_with
@@ -102,8 +102,8 @@ class Place:
             self.process.wait()
             os.close(self._leak)
 
-    def client(self, cluster: str = "alpha") -> Launcher:
-        return Launcher(self.socket, cluster)
+    def client(self, cluster: str = "alpha") -> LauncherClient:
+        return LauncherClient(self.socket, cluster)
 
     def ask(self, body: bytes, length: int | None = None, fds: Sequence[int] = ()) -> Any:
         """The answer to a message, None if the launcher hangs up."""
@@ -169,9 +169,9 @@ def place(common_folder: Path) -> Iterator[Place]:
 def probe(place: Place, **words: Any) -> dict[str, Any]:
     with acting(KEEPER):
         started = place.client().start(A, "submit", **words)
-    told = answer_of(started, "probe", 30)
-    assert told.code == 0, told
-    found: dict[str, Any] = json.loads(told.out)
+    told = wait_for_result(started, "probe", 30)
+    assert told.exit_code == 0, told
+    found: dict[str, Any] = json.loads(told.stdout)
     return found
 
 
@@ -298,9 +298,9 @@ def test_only_the_daemons_account_is_heard(place: Place) -> None:
         connection.connect(str(place.socket))
         assert connection.recv(100) == b""
     with acting(A), pytest.raises(Unreachable, match="Permission denied"):
-        place.client().enter(A, "/")
+        place.client().check_access(A, "/")
     with acting(KEEPER):
-        place.client().enter(A, "/")
+        place.client().check_access(A, "/")
 
 
 def test_a_link_that_changes_leads_nobody_where_they_may_not_go(place: Place) -> None:
@@ -339,7 +339,7 @@ def test_a_command_ends_with_who_waits_for_it_and_with_the_launcher(common_folde
             second = place.client("slow").start(A, "submit")
             reads, writes = os.pipe()
             nothing = os.open(os.devnull, os.O_RDWR)
-            place.client("slow").detached(A, "supervise", nothing, writes, nothing)
+            place.client("slow").start_detached(A, "supervise", nothing, writes, nothing)
         os.close(writes)
         with first, second, open(reads) as told:
             pids = [int(one.stdout.read(100)) for one in (first, second)]
@@ -410,11 +410,11 @@ def test_a_file_that_others_could_have_written_is_refused(common_folder: Path) -
 def test_the_client_says_who_refused(place: Place) -> None:
     with acting(KEEPER):
         with pytest.raises(Refused, match="no account 'nobody-of-that-name'"):
-            place.client().enter("nobody-of-that-name", "/")
+            place.client().check_access("nobody-of-that-name", "/")
         with pytest.raises(Refused, match="may not have jobs"):
-            place.client().enter("root", "/")
+            place.client().check_access("root", "/")
         with pytest.raises(Unreachable, match="launcher at"):
-            Launcher(place.folder / "none", "alpha").enter(A, "/")
+            LauncherClient(place.folder / "none", "alpha").check_access(A, "/")
         with pytest.raises(Refused, match="not permitted"):
             place.client().run(A, "cancel", ["--help"], 30)
         with pytest.raises(Refused, match="longer than"):

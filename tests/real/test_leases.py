@@ -12,34 +12,36 @@ from sqlalchemy import Engine, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from metasched.core.events import (
-    Accepted,
-    Booted,
     ClockSet,
+    ClusterUnreachable,
     CoreEvent,
-    Due,
+    DaemonStarted,
+    DispatchAccepted,
+    DispatchStarted,
+    JobSubmitted,
     LicenceSet,
     LicencesReleased,
+    ListingReceived,
     Outcome,
-    Seen,
-    Silent,
-    Submitted,
-    Tried,
+    TimerExpired,
 )
 from metasched.core.scheduler import Core
 from metasched.db import leases
-from metasched.db.ledger import Ledger, Stored
+from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.schema import attempt, content, job, lease, licence, task
 from metasched.db.store import Database
-from metasched.model.cluster import Cluster, Copies, Facts, Nodes, Partition
+from metasched.model.cluster import Cluster, ClusterInfo, ManagerLicences, NodeCapacity, Partition
 from metasched.model.job import Job, Payload, Reason, State
-from metasched.model.licence import GivenBack, Lease, LicencePool, Standing
-from metasched.model.listing import Row
+from metasched.model.licence import Lease, LicencePool, LicenceStatus, ReturnedLease
+from metasched.model.listing import JobStatus
 from metasched.policies.policy import Policy
 
 NOW = 1_000_000.0
 TOTAL, PROCESSES, TURNS = 5, 4, 60
 POOLS = (LicencePool(name="matlab", total=TOTAL, linger=50.0),)
-FACTS = Facts(cpus=8, used=0, partitions=(Partition("p", (Nodes(1, 8, 8),), default=True),))
+FACTS = ClusterInfo(
+    cpus=8, used_cpus=0, partitions=(Partition("p", (NodeCapacity(1, 8, 8),), default=True),)
+)
 
 
 @pytest.fixture
@@ -49,8 +51,8 @@ def ledger(place: Database) -> Iterator[Ledger]:
     made.close()
 
 
-def standing(name: str, total: int) -> Standing:
-    return Standing(name, total, 0, 0, 0, total, 0, "", None, None)
+def standing(name: str, total: int) -> LicenceStatus:
+    return LicenceStatus(name, total, 0, 0, 0, total, 0, "", None, None)
 
 
 def with_attempts(place: Database, jobs: int) -> Engine:
@@ -75,7 +77,7 @@ def with_attempts(place: Database, jobs: int) -> Engine:
                 | {"state": "pending", "sent": NOW, "word": "", "node": "", "refused": False},
             )
         told = {name: standing(name, TOTAL) for name in ("matlab", "ansys")}
-        leases.write(connection, Outcome(standings=told))
+        leases.store(connection, Outcome(licence_statuses=told))
     return engine
 
 
@@ -92,12 +94,12 @@ def race(place: Database, id: int, refused: multiprocessing.Queue[int]) -> None:
         taken = Lease(id, 0, 1, wants, NOW + turn)
         try:
             with engine.begin() as connection:
-                leases.write(connection, Outcome(leases=[taken]))
+                leases.store(connection, Outcome(leases=[taken]))
         except IntegrityError:
             denied += 1
             continue
         with engine.begin() as connection:
-            leases.write(connection, Outcome(leases=[GivenBack(taken, NOW + turn, "ended")]))
+            leases.store(connection, Outcome(leases=[ReturnedLease(taken, NOW + turn, "ended")]))
     refused.put(denied)
     engine.dispose()
 
@@ -129,7 +131,7 @@ def test_processes_that_race_never_have_more_than_there_are(place: Database) -> 
     assert most <= TOTAL
     with engine.connect() as reading:
         assert [row.leased for row in reading.execute(select(licence))] == [0, 0]
-        assert list(leases.wrong(reading)) == []
+        assert list(leases.find_mismatches(reading)) == []
         taken = reading.execute(select(func.count()).select_from(lease)).scalar()
     assert taken == 2 * (PROCESSES * TURNS - denied)  # what was refused has left nothing behind
     engine.dispose()
@@ -139,30 +141,30 @@ def test_the_database_refuses_what_is_not_there(place: Database) -> None:
     engine = with_attempts(place, 3)
     first, second = (Lease(id, 0, 1, {"matlab": 3}, NOW) for id in (1, 2))
     with engine.begin() as connection:
-        leases.write(connection, Outcome(leases=[first]))
+        leases.store(connection, Outcome(leases=[first]))
     with pytest.raises(IntegrityError, match="within_total"), engine.begin() as connection:
-        leases.write(connection, Outcome(leases=[second]))
+        leases.store(connection, Outcome(leases=[second]))
     with pytest.raises(IntegrityError), engine.begin() as connection:  # twice the same
-        leases.write(connection, Outcome(leases=[Lease(1, 0, 1, {"matlab": 1}, NOW)]))
+        leases.store(connection, Outcome(leases=[Lease(1, 0, 1, {"matlab": 1}, NOW)]))
     with engine.begin() as connection:  # what is there already is counted all the same
         forced = Lease(2, 0, 1, {"matlab": 3}, NOW, forced=True)
-        leases.write(connection, Outcome(leases=[forced]))
+        leases.store(connection, Outcome(leases=[forced]))
         [row] = connection.execute(select(licence).where(licence.c.name == "matlab"))
         assert (row.total, row.leased, row.excess) == (5, 6, 1)
-        assert leases.live(connection) == [first, Lease(2, 0, 1, {"matlab": 3}, NOW)]
+        assert leases.live_leases(connection) == [first, Lease(2, 0, 1, {"matlab": 3}, NOW)]
     with engine.begin() as connection:
-        leases.write(connection, Outcome(leases=[GivenBack(first, NOW, "ended")]))
+        leases.store(connection, Outcome(leases=[ReturnedLease(first, NOW, "ended")]))
         [row] = connection.execute(select(licence).where(licence.c.name == "matlab"))
         assert (row.total, row.leased, row.excess) == (5, 3, 0)
-        leases.write(connection, Outcome(standings={"matlab": standing("matlab", 1)}))
+        leases.store(connection, Outcome(licence_statuses={"matlab": standing("matlab", 1)}))
     with pytest.raises(IntegrityError, match="within_total"), engine.begin() as connection:
-        leases.write(connection, Outcome(leases=[Lease(3, 0, 1, {"matlab": 1}, NOW)]))
+        leases.store(connection, Outcome(leases=[Lease(3, 0, 1, {"matlab": 1}, NOW)]))
     engine.dispose()
 
 
-def boot() -> Booted:
+def boot() -> DaemonStarted:
     clusters = tuple(Cluster(name=name, adapter="local") for name in ("left", "right"))
-    return Booted(NOW, "cafe", Policy(), clusters, pools=POOLS)
+    return DaemonStarted(NOW, "cafe", Policy(), clusters, pools=POOLS)
 
 
 class Daemon:
@@ -172,23 +174,23 @@ class Daemon:
         self.core, self.ledger = Core(), ledger
         ledger.restore(self.core, 100)
         self.take(boot())
-        self.take(Seen(NOW, "left", facts=FACTS))
+        self.take(ListingReceived(NOW, "left", info=FACTS))
 
     def take(self, event: CoreEvent) -> None:
         stored = []
-        if isinstance(event, Submitted):
+        if isinstance(event, JobSubmitted):
             payload = Payload(script="", output="/o")
-            stored = [Stored(job=event.job, script="s", environment="e", payload=payload)]
+            stored = [StoredJob(job=event.job, script="s", environment="e", payload=payload)]
         texts = {"s": "#!/bin/sh\n", "e": "{}"}
         self.ledger.record([(event, self.core.step(event))], stored, texts if stored else {})
 
     def submit(self, id: int, many: int) -> None:
         asked = Job(id=id, submitted=NOW, estimated=60.0, licences={"matlab": many})
-        self.take(Submitted(NOW, asked))
+        self.take(JobSubmitted(NOW, asked))
 
     @property
     def ours(self) -> int:
-        return self.core.licences.standing("matlab", NOW).ours
+        return self.core.licences.status("matlab", NOW).leased_tokens
 
 
 def test_leases_outlast_the_daemon_with_the_intents_that_they_were_stored_with(
@@ -201,7 +203,7 @@ def test_leases_outlast_the_daemon_with_the_intents_that_they_were_stored_with(
     daemon.take(LicenceSet(NOW, "matlab", 4, "op"))
     again = Daemon(ledger)
     assert again.core.licences.leases == daemon.core.licences.leases
-    assert again.core.licences.standing("matlab", NOW).total == 4
+    assert again.core.licences.status("matlab", NOW).total == 4
     assert again.core.tasks[2, 0].reason == Reason.LICENCE_BUSY
     again.take(LicenceSet(NOW, "matlab", 6, "op"))
     assert (again.ours, again.core.tasks[2, 0].state) == (6, State.DISPATCHING)
@@ -211,24 +213,24 @@ def test_what_lingers_is_stored_anew_when_the_clock_is_set(ledger: Ledger) -> No
     def lingering() -> int:
         again = Core()
         ledger.restore(again, 100)
-        return again.licences.standing("matlab", NOW).lingering
+        return again.licences.status("matlab", NOW).lingering
 
     daemon = Daemon(ledger)
     daemon.submit(1, 2)
-    daemon.take(Tried(NOW, 1, 1))
-    daemon.take(Accepted(NOW, 1, 1, {0: "7"}))
-    row = Row("ms-cafe-1-1", 0, "7", State.COMPLETED, started=NOW, ended=NOW + 10)
-    daemon.take(Seen(NOW + 10, "left", (row,), until=NOW + 10))
-    daemon.take(ClockSet(NOW - 3590, by=-3600.0))
+    daemon.take(DispatchStarted(NOW, 1, 1))
+    daemon.take(DispatchAccepted(NOW, 1, 1, {0: "7"}))
+    row = JobStatus("ms-cafe-1-1", 0, "7", State.COMPLETED, started=NOW, ended=NOW + 10)
+    daemon.take(ListingReceived(NOW + 10, "left", (row,), until=NOW + 10))
+    daemon.take(ClockSet(NOW - 3590, step=-3600.0))
     assert lingering() == 2
-    daemon.take(Due(NOW - 3541))
-    assert lingering() == daemon.core.licences.standing("matlab", NOW).lingering == 2
-    daemon.take(ClockSet(NOW + 59, by=3600.0))
+    daemon.take(TimerExpired(NOW - 3541))
+    assert lingering() == daemon.core.licences.status("matlab", NOW).lingering == 2
+    daemon.take(ClockSet(NOW + 59, step=3600.0))
     assert lingering() == 2
-    daemon.take(Due(NOW + 60))
-    assert lingering() == daemon.core.licences.standing("matlab", NOW).lingering == 0
-    daemon.take(ClockSet(NOW - 3540, by=-3600.0))
-    assert lingering() == daemon.core.licences.standing("matlab", NOW).lingering == 0
+    daemon.take(TimerExpired(NOW + 60))
+    assert lingering() == daemon.core.licences.status("matlab", NOW).lingering == 0
+    daemon.take(ClockSet(NOW - 3540, step=-3600.0))
+    assert lingering() == daemon.core.licences.status("matlab", NOW).lingering == 0
 
 
 def test_what_a_manager_gave_past_us_counts_after_a_restart_until_it_is_heard(
@@ -236,26 +238,30 @@ def test_what_a_manager_gave_past_us_counts_after_a_restart_until_it_is_heard(
 ) -> None:
     daemon = Daemon(ledger)
     daemon.take(
-        Seen(NOW, "right", facts=structs.replace(FACTS, licences={"matlab": Copies(5, used=4)}))
+        ListingReceived(
+            NOW,
+            "right",
+            info=structs.replace(FACTS, licences={"matlab": ManagerLicences(5, used=4)}),
+        )
     )
     daemon = Daemon(ledger)  # which has heard of the other cluster only
-    assert daemon.core.licences.standing("matlab", NOW).free == 1
+    assert daemon.core.licences.status("matlab", NOW).free == 1
     daemon.submit(1, 2)
     assert daemon.core.tasks[1, 0].reason == Reason.LICENCE_BUSY
-    daemon.take(Seen(NOW, "right", facts=FACTS))
+    daemon.take(ListingReceived(NOW, "right", info=FACTS))
     assert daemon.core.tasks[1, 0].state is State.DISPATCHING
-    assert Daemon(ledger).core.licences.standing("matlab", NOW).outside == 0
+    assert Daemon(ledger).core.licences.status("matlab", NOW).outside == 0
 
 
 def test_what_is_unknown_keeps_its_licences_until_an_operator_takes_them(ledger: Ledger) -> None:
     daemon = Daemon(ledger)
     daemon.submit(1, 5)
     daemon.submit(2, 1)
-    daemon.take(Tried(NOW, 1, 1))
-    daemon.take(Accepted(NOW, 1, 1, {0: "7"}))
+    daemon.take(DispatchStarted(NOW, 1, 1))
+    daemon.take(DispatchAccepted(NOW, 1, 1, {0: "7"}))
     daemon.take(LicencesReleased(NOW, 1, (0,), "op"))
     assert daemon.ours == 5  # it is pending: that is no doubt
-    daemon.take(Silent(NOW, "left", "no answer"))
+    daemon.take(ClusterUnreachable(NOW, "left", "no answer"))
     assert (daemon.core.tasks[1, 0].state, daemon.ours) == (State.UNKNOWN, 5)
     daemon = Daemon(ledger)
     assert daemon.ours == 5

@@ -17,10 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
-from metasched.config.reading import load
+from metasched.config.reading import load_settings
 from metasched.config.settings import ConfigError
-from metasched.licence_servers.base import Feature, ProbeError, Report, Use
-from metasched.licence_servers.process import Question, probe
+from metasched.licence_servers.base import Feature, LicenceServerError, LicenceUse, UsageReport
+from metasched.licence_servers.process import ServerQuery, query_server
 
 ANSWER = """\
 Flexible License Manager status on Tue 3/10/2026 09:29
@@ -45,13 +45,13 @@ def script(folder: Path, body: str) -> Path:
     return path
 
 
-def flexlm(folder: Path, body: str, timeout: float = 60.0) -> Question:
+def flexlm(folder: Path, body: str, timeout: float = 60.0) -> ServerQuery:
     options = {"servers": "27000@lic1", "lmutil": str(script(folder, body))}
-    return Question("flexlm", options, timeout)
+    return ServerQuery("flexlm", options, timeout)
 
 
-def asked(question: Question) -> Report:
-    return asyncio.run(probe(question))
+def asked(question: ServerQuery) -> UsageReport:
+    return asyncio.run(query_server(question))
 
 
 def printing(folder: Path, text: str) -> str:
@@ -64,7 +64,7 @@ def test_lmstat_is_asked_for_all_in_utc_and_in_english(tmp_path: Path) -> None:
     report = asked(flexlm(tmp_path, body))
     assert (tmp_path / "said").read_text() == "UTC C lmstat -a -c 27000@lic1\n"
     since = 1773130500.0
-    assert report.features == (Feature("solver", 12, 1, (Use("ada", "n1", 1, since),)),)
+    assert report.features == (Feature("solver", 12, 1, (LicenceUse("ada", "n1", 1, since),)),)
     assert [str(trouble) for trouble in report.troubles] == [
         "line 10: feature 'other': Cannot get users of other: No such feature exists. (-5,222)"
     ]
@@ -80,14 +80,14 @@ def test_lmstat_is_asked_for_all_in_utc_and_in_english(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_answer(tmp_path: Path, body: str, words: str) -> None:
-    with pytest.raises(ProbeError, match=words):
+    with pytest.raises(LicenceServerError, match=words):
         asked(flexlm(tmp_path, body))
 
 
 def test_no_lmutil(tmp_path: Path) -> None:
     options = {"servers": "27000@lic1", "lmutil": str(tmp_path / "absent")}
-    with pytest.raises(ProbeError, match="No such file"):
-        asked(Question("flexlm", options, 60.0))
+    with pytest.raises(LicenceServerError, match="No such file"):
+        asked(ServerQuery("flexlm", options, 60.0))
 
 
 def gone(pid: int) -> bool:
@@ -105,7 +105,7 @@ def until_gone(file: Path) -> None:
 
 def test_one_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     body = f"sleep 1000 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/self; wait"
-    with pytest.raises(ProbeError, match="no answer within 3 s"):
+    with pytest.raises(LicenceServerError, match="no answer within 3 s"):
         asked(flexlm(tmp_path, body, timeout=3.0))
     until_gone(tmp_path / "self")
     until_gone(tmp_path / "child")
@@ -166,32 +166,32 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_plugin_is_asked_likewise(plugin: Path) -> None:
-    assert asked(Question("mine", {}, 60.0)) == Report((Feature("mine", 4, 1),))
-    stored = asked(Question("mine", {"mood": "hangs"}, 60.0, text="9 8"))
-    assert stored == Report((Feature("mine", 9, 8),))
+    assert asked(ServerQuery("mine", {}, 60.0)) == UsageReport((Feature("mine", 4, 1),))
+    stored = asked(ServerQuery("mine", {"mood": "hangs"}, 60.0, output="9 8"))
+    assert stored == UsageReport((Feature("mine", 9, 8),))
 
 
 @pytest.mark.parametrize(
     ("question", "words"),
     [
-        (Question("mine", {"mood": "dies"}, 60.0), "the probe died with exit code 7"),
-        (Question("mine", {"mood": "defect"}, 60.0), "a defect of the probe: ZeroDivisionError"),
-        (Question("mine", {"mood": "refuses"}, 60.0), "^not today$"),
-        (Question("mine", {}, 60.0, text="four"), "a defect of the probe: ValueError"),
-        (Question("yours", {}, 60.0), "no kind of licence server 'yours'"),
+        (ServerQuery("mine", {"mood": "dies"}, 60.0), "the probe died with exit code 7"),
+        (ServerQuery("mine", {"mood": "defect"}, 60.0), "a defect of the probe: ZeroDivisionError"),
+        (ServerQuery("mine", {"mood": "refuses"}, 60.0), "^not today$"),
+        (ServerQuery("mine", {}, 60.0, output="four"), "a defect of the probe: ValueError"),
+        (ServerQuery("yours", {}, 60.0), "no kind of licence server 'yours'"),
     ],
 )
-def test_a_plugin_that_is_not_well(plugin: Path, question: Question, words: str) -> None:
-    with pytest.raises(ProbeError, match=words):
+def test_a_plugin_that_is_not_well(plugin: Path, question: ServerQuery, words: str) -> None:
+    with pytest.raises(LicenceServerError, match=words):
         asked(question)
 
 
 def test_a_plugin_that_hangs_is_killed(plugin: Path) -> None:
-    async def hangs() -> Report:
-        return await probe(Question("mine", {"mood": "hangs"}, 2.0), grace=0.0)
+    async def hangs() -> UsageReport:
+        return await query_server(ServerQuery("mine", {"mood": "hangs"}, 2.0), grace=0.0)
 
     while not (plugin / "said").exists():  # a busy host may need longer to start it
-        with pytest.raises(ProbeError, match="no answer within 2 s"):
+        with pytest.raises(LicenceServerError, match="no answer within 2 s"):
             asyncio.run(hangs())
     until_gone(plugin / "said")
 
@@ -281,7 +281,7 @@ command = ["/bin/false"]
 def test_a_server_that_is_configured_wrongly(tmp_path: Path, table: str, told: str) -> None:
     path = configured(tmp_path, f"[[licence_server]]\n{table}")
     with pytest.raises(ConfigError) as caught:
-        load(path)
+        load_settings(path)
     assert told in str(caught.value)
     assert str(path) in str(caught.value)
     assert "; " in str(caught.value)
@@ -293,7 +293,7 @@ def test_a_server_that_is_configured_rightly(tmp_path: Path) -> None:
         '[[licence_server]]\nname = "a"\nkind = "command"\ncommand = ["/x", "y"]\n'
         'interval = "1m"\nfeatures = { matlab = "MATLAB" }\n',
     )
-    (server,) = load(path).licence_servers
+    (server,) = load_settings(path).licence_servers
     options: dict[str, Any] = {"command": ("/x", "y")}
     assert (server.options, server.interval, server.features) == (
         options,

@@ -20,13 +20,13 @@ import pytest
 from msgspec import structs
 
 from metasched.adapters import supervisor
-from metasched.adapters.base import Order, Withdrawal
+from metasched.adapters.base import Submission, Withdrawal
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.local.adapter import Local, LocalOptions
-from metasched.adapters.local.host import Nursery, read_record
+from metasched.adapters.local.host import ForkServer, read_record
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, State
-from metasched.model.listing import Row
+from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
 from tests import processes
 
@@ -57,7 +57,7 @@ class Site:
 
     def order(
         self, commands: str, *, indices: tuple[int, ...] = (0,), priority: int = 1, **wishes: Any
-    ) -> Order:
+    ) -> Submission:
         self._jobs += 1
         of_payload = {key: wishes.pop(key) for key in Payload.__annotations__ if key in wishes}
         payload = Payload(
@@ -68,7 +68,7 @@ class Site:
         )
         wishes.setdefault("submitted", time.time())
         wishes.setdefault("estimated", wishes.get("time_limit", 60.0))
-        return Order(
+        return Submission(
             tag=tag_of(INSTANCE, self._jobs, 1),
             indices=indices,
             priority=priority,
@@ -76,18 +76,18 @@ class Site:
             payload=replace(payload, **of_payload),
         )
 
-    def submit(self, commands: str, **wishes: Any) -> Order:
+    def submit(self, commands: str, **wishes: Any) -> Submission:
         order = self.order(commands, **wishes)
         self.adapter.submit(order)
         return order
 
-    def cancel(self, order: Order) -> None:
-        self.adapter.withdraw(Withdrawal(tag=order.tag, natives=dict.fromkeys(order.indices)))
+    def cancel(self, order: Submission) -> None:
+        self.adapter.withdraw(Withdrawal(tag=order.tag, native_ids=dict.fromkeys(order.indices)))
 
-    def rows(self) -> dict[str, Row]:
+    def rows(self) -> dict[str, JobStatus]:
         return {row.tag: row for row in self.adapter.poll().rows}
 
-    def row(self, order: Order) -> Row:
+    def row(self, order: Submission) -> JobStatus:
         return self.rows()[order.tag]
 
     def wait(self, what: Callable[[], object], patience: float = PATIENCE) -> None:
@@ -96,7 +96,7 @@ class Site:
             assert time.monotonic() < until, self.adapter.poll()
             time.sleep(0.01)
 
-    def wait_end(self, order: Order) -> Row:
+    def wait_end(self, order: Submission) -> JobStatus:
         self.wait(lambda: self.row(order).ended is not None)
         return self.row(order)
 
@@ -105,19 +105,19 @@ class Site:
         self.wait(lambda: path.exists() and path.read_text().endswith("\n"))
         return path.read_text()
 
-    def claim(self, order: Order) -> dict[str, str]:
+    def claim(self, order: Submission) -> dict[str, str]:
         found = read_record(self.job_folder(order), "claim")
         assert found is not None
         return found
 
-    def job_folder(self, order: Order) -> Path:
+    def job_folder(self, order: Submission) -> Path:
         return self.folder / "jobs" / self.row(order).native_id
 
     def clear(self) -> None:
         self.adapter.close()
         self.adapter = self.new()
         for row in self.adapter.poll().rows:
-            self.adapter.withdraw(Withdrawal(tag=row.tag, natives={row.task: None}))
+            self.adapter.withdraw(Withdrawal(tag=row.tag, native_ids={row.task: None}))
         self.wait(lambda: all(row.ended for row in self.adapter.poll().rows))
         self.adapter.close()
         assert list((self.folder / "jobs").iterdir()) == []
@@ -195,7 +195,7 @@ def test_what_can_never_run_is_refused(site: Site, wishes: dict[str, Any], text:
     site.reopen(memory=100, gres={"gpu": 2}, max_time=500.0)
     with pytest.raises(Refused, match=text) as refusal:
         site.submit("touch ran", **wishes)
-    assert not refusal.value.again
+    assert not refusal.value.retryable
     assert site.adapter.poll().rows == ()
 
 
@@ -207,10 +207,10 @@ def test_native_options_are_refused(site: Site) -> None:
 def test_what_cannot_be_started_fails_with_a_word(site: Site) -> None:
     here = site.wait_end(site.submit("true", output="/no/such/folder/out"))
     assert (here.state, here.exit_code) == (State.FAILED, 127)
-    assert here.word == "/no/such/folder/out: No such file or directory"
+    assert here.manager_reason == "/no/such/folder/out: No such file or directory"
     denied = site.wait_end(site.submit("true", error=str(site.work)))
     assert (denied.state, denied.exit_code) == (State.FAILED, 126)
-    assert denied.word == f"{site.work}: Is a directory"
+    assert denied.manager_reason == f"{site.work}: Is a directory"
 
 
 # What it runs with.
@@ -286,8 +286,8 @@ def test_easy_backfills_and_fcfs_does_not(site: Site) -> None:
     short = site.submit("exit 9", time_limit=50.0)
     assert site.wait_end(short).exit_code == 9
     listing = site.adapter.poll()
-    assert listing.facts.head == (4, 3600.0)
-    assert [row.word for row in listing.rows] == ["", "Resources", "Priority", ""]
+    assert listing.info.queue_head == (4, 3600.0)
+    assert [row.manager_reason for row in listing.rows] == ["", "Resources", "Priority", ""]
     assert site.row(head).state is State.PENDING
     site.reopen(policy="fcfs")
     shorter = site.submit("true", time_limit=10.0)
@@ -331,7 +331,7 @@ def test_memory_is_counted(site: Site) -> None:
     site.wait(lambda: site.row(first).state is State.RUNNING)
     time.sleep(0.2)
     assert site.row(second).state is State.PENDING
-    partition = site.adapter.poll().facts.partition("local")
+    partition = site.adapter.poll().info.partition("local")
     assert partition is not None
     assert partition.nodes[0].free_memory == 40
 
@@ -339,7 +339,7 @@ def test_memory_is_counted(site: Site) -> None:
 def test_an_exclusive_job_has_the_cluster_for_itself(site: Site) -> None:
     order = site.submit("exec sleep 60", exclusive=True)
     site.wait(lambda: site.row(order).state is State.RUNNING)
-    assert site.adapter.poll().facts.used == 4
+    assert site.adapter.poll().info.used_cpus == 4
 
 
 # How it ends.
@@ -351,7 +351,7 @@ def test_at_the_time_limit_a_job_may_end_itself(site: Site) -> None:
     )
     row = site.wait_end(order)
     assert (row.state, row.exit_code, row.signal) == (State.TIMEOUT, 3, None)
-    assert row.word == "over its time limit"
+    assert row.manager_reason == "over its time limit"
     assert site.wait_file("told") == "TERM\n"
 
 
@@ -394,7 +394,7 @@ def test_a_job_over_its_memory_is_ended(site: Site) -> None:
     script = f"#!{PYTHON}\nimport time\nb = b'x' * (120 << 20)\ntime.sleep(60)\n"
     row = site.wait_end(site.submit("", script=script, memory=60))
     assert (row.state, row.signal) == (State.OUT_OF_MEMORY, signal.SIGKILL)
-    assert row.word.endswith("MiB in use")
+    assert row.manager_reason.endswith("MiB in use")
     assert row.max_memory is not None
     assert row.max_memory > 60
 
@@ -448,14 +448,14 @@ def test_a_job_without_its_supervisor_is_ended_and_told(site: Site, watched: boo
             time.sleep(0.01)
         site.adapter = site.new()
     row = site.wait_end(order)
-    assert (row.state, row.word) == (State.NODE_FAIL, "its supervisor was killed")
+    assert (row.state, row.manager_reason) == (State.NODE_FAIL, "its supervisor was killed")
     assert row.started is not None
     site.wait(lambda: all(gone(pid) for pid in pids))
 
 
 def test_a_job_that_signals_its_whole_group_ends_itself_only(site: Site) -> None:
     row = site.wait_end(site.submit("kill -TERM 0; sleep 60"))
-    assert (row.state, row.signal, row.word) == (State.FAILED, signal.SIGTERM, "")
+    assert (row.state, row.signal, row.manager_reason) == (State.FAILED, signal.SIGTERM, "")
 
 
 def test_a_supervisor_told_to_stop_ends_its_job(site: Site) -> None:
@@ -463,7 +463,7 @@ def test_a_supervisor_told_to_stop_ends_its_job(site: Site) -> None:
     site.wait(lambda: site.row(order).state is State.RUNNING)
     os.kill(int(site.claim(order)["pid"]), signal.SIGTERM)
     row = site.wait_end(order)
-    assert (row.state, row.word) == (State.NODE_FAIL, "its supervisor got SIGTERM")
+    assert (row.state, row.manager_reason) == (State.NODE_FAIL, "its supervisor got SIGTERM")
 
 
 def test_another_process_of_that_pid_is_no_supervisor(site: Site) -> None:
@@ -504,7 +504,7 @@ def test_after_a_restart_of_the_host_nothing_runs_and_nothing_is_repeated(site: 
     database.close()
     site.adapter = site.new()
     row = site.wait_end(begun)
-    assert (row.state, row.word) == (State.NODE_FAIL, "the host was restarted")
+    assert (row.state, row.manager_reason) == (State.NODE_FAIL, "the host was restarted")
     assert site.wait_end(waiting).state is State.COMPLETED
     assert (site.work / "ran").read_text() == "begun\nwaiting\n"
 
@@ -514,16 +514,16 @@ def test_supervisors_that_never_come_to_their_claim_are_given_up(
 ) -> None:
     asked: list[Path] = []
 
-    def stillborn(nursery: Nursery, folders: Sequence[Path]) -> list[tuple[int, int]]:
+    def stillborn(nursery: ForkServer, folders: Sequence[Path]) -> list[tuple[int, int]]:
         asked.extend(folders)
         return [(os.getpid(), 0) for _ in folders]
 
-    monkeypatch.setattr(Nursery, "fork", stillborn)
+    monkeypatch.setattr(ForkServer, "fork", stillborn)
     order = site.submit("true")
     row = site.wait_end(order)
     assert len(asked) == 3
     assert (row.state, row.started) == (State.NODE_FAIL, None)
-    assert row.word.startswith("no supervisor can be started: see ")
+    assert row.manager_reason.startswith("no supervisor can be started: see ")
     monkeypatch.undo()
     assert site.wait_end(site.submit("exit 2")).exit_code == 2
 
@@ -534,7 +534,7 @@ def test_two_supervisors_of_one_folder_run_it_once(site: Site, tmp_path: Path) -
     site.wait(lambda: site.row(blocker).state is State.RUNNING)
     order = site.submit("echo ran >> ran; sleep 0.5")
     site.adapter.close()
-    nursery = Nursery(tmp_path / "errors")
+    nursery = ForkServer(tmp_path / "errors")
     adopted = site.new()
     site.adapter = adopted
     site.cancel(blocker)
@@ -646,7 +646,7 @@ def test_a_disk_that_fails_makes_it_unreachable_and_loses_nothing(site: Site) ->
     with pytest.raises(Unreachable, match="database is locked"):
         site.adapter.submit(second)
     blocking.close()
-    site.wait(lambda: not site.adapter._stale)
+    site.wait(lambda: not site.adapter._reload_needed)
     assert second.tag not in site.rows()
     site.adapter.submit(second)
     assert site.wait_end(order).exit_code == 3

@@ -10,38 +10,40 @@ import pytest
 from msgspec import structs
 from sqlalchemy.exc import IntegrityError
 
-from metasched.core.events import Booted, CoreEvent, LicenceSet, Outcome
-from metasched.core.reservations.book import TRIES
+from metasched.core.events import CoreEvent, DaemonStarted, LicenceSet, Outcome
+from metasched.core.reservations.book import MAX_REJECTIONS
 from metasched.core.reservations.events import (
     Bind,
-    ReservationAsked,
     ReservationBound,
     ReservationCancelled,
-    ReservationDeclined,
+    ReservationRejected,
     ReservationReleased,
-    Surveyed,
+    ReservationRequested,
+    SurveyReceived,
     Unbind,
 )
 from metasched.core.scheduler import Core
 from metasched.db import reservations
 from metasched.db.ledger import Ledger
-from metasched.db.pruning import turn
+from metasched.db.pruning import lock_epoch
 from metasched.db.reservations import Overbooked
 from metasched.db.store import Database
 from metasched.model.cluster import Cluster
 from metasched.model.licence import LicencePool
-from metasched.model.reservation import Reservation, Stage
-from metasched.model.reservation_request import Request
-from metasched.model.survey import NodesInUse, Survey
+from metasched.model.reservation import Reservation, ReservationState
+from metasched.model.reservation_request import ReservationRequest
+from metasched.model.survey import NodeUsage, Survey
 from metasched.policies.policy import Policy
 
 NOW = 1_000_000.0
 PROCESSES, TURNS = 4, 40
 SURVEYED, BESIDE = (
-    Surveyed(NOW, name, Survey(NOW, (NodesInUse(("n1", "n2"), 4, True),)))
+    SurveyReceived(NOW, name, Survey(NOW, (NodeUsage(("n1", "n2"), 4, True),)))
     for name in ("alpha", "beta")
 )
-CLUSTERS = tuple(Cluster(name=n, adapter="slurm", reserves=True) for n in ("alpha", "beta"))
+CLUSTERS = tuple(
+    Cluster(name=n, adapter="slurm", supports_reservations=True) for n in ("alpha", "beta")
+)
 POOLS = (LicencePool(name="matlab", total=4),)
 
 
@@ -62,16 +64,18 @@ def life(ledger: Ledger) -> tuple[Core, Outcome]:
     """A daemon's core after a start, and what the start gave to do."""
     core = Core()
     ledger.restore(core, 100)
-    booted = Booted(NOW, ledger.instance(NOW), Policy(), CLUSTERS, pools=POOLS)
+    booted = DaemonStarted(NOW, ledger.instance(NOW), Policy(), CLUSTERS, pools=POOLS)
     return core, step(core, ledger, booted)
 
 
 def asked(
     ledger: Ledger, start: float = 100.0, size: int = 1, cluster: str = "alpha", **licences: int
-) -> ReservationAsked:
-    request = Request.fixed(size, NOW + start, NOW + start + 50)
+) -> ReservationRequested:
+    request = ReservationRequest.fixed(size, NOW + start, NOW + start + 50)
     id = ledger.next_reservation()
-    return ReservationAsked(NOW, id, "ada", request, True, (cluster,), NOW + 1e6, licences=licences)
+    return ReservationRequested(
+        NOW, id, "ada", request, True, (cluster,), NOW + 1e6, licences=licences
+    )
 
 
 def test_a_crash_after_any_step_loses_nothing_and_tells_managers_again(ledger: Ledger) -> None:
@@ -79,23 +83,27 @@ def test_a_crash_after_any_step_loses_nothing_and_tells_managers_again(ledger: L
     step(core, ledger, SURVEYED)
     step(core, ledger, asked(ledger))
     for event, told, state in (
-        (None, [Bind("alpha", 1)], Stage.REQUESTED),
-        (ReservationBound(NOW, 1, core.reservations.known[1].nodes), [], Stage.BOUND),
-        (ReservationCancelled(NOW, 1, "ada"), [Unbind("alpha", 1)], Stage.CANCELLED),
+        (None, [Bind("alpha", 1)], ReservationState.REQUESTED),
+        (
+            ReservationBound(NOW, 1, core.reservations.reservations[1].nodes),
+            [],
+            ReservationState.BOUND,
+        ),
+        (ReservationCancelled(NOW, 1, "ada"), [Unbind("alpha", 1)], ReservationState.CANCELLED),
     ):
         if event is not None:
             step(core, ledger, event)
         core, out = life(ledger)  # the last one is gone without a word
-        assert out.bindings == told
-        assert core.reservations.known[1].state is state
-        assert ledger.reservation(1) == core.reservations.known[1]
+        assert out.reservation_actions == told
+        assert core.reservations.reservations[1].state is state
+        assert ledger.reservation(1) == core.reservations.reservations[1]
     step(core, ledger, ReservationReleased(NOW, 1))
     core, out = life(ledger)
-    assert out.bindings == []
-    assert core.reservations.known == {}
+    assert out.reservation_actions == []
+    assert core.reservations.reservations == {}
     stored = ledger.reservation(1)
     assert stored is not None
-    assert (stored.state, stored.held) == (Stage.CANCELLED, False)
+    assert (stored.state, stored.known_to_manager) == (ReservationState.CANCELLED, False)
     assert ledger.next_reservation() == 2
 
 
@@ -130,14 +138,14 @@ def race(place: Database, first: int, refused: multiprocessing.Queue[int]) -> No
             end=start + 5,
             size=len(nodes),
             cpus=len(nodes),
-            made=NOW,
+            created=NOW,
             nodes=nodes,
-            placed=nodes,  # as if its manager had agreed, so that `wrong` compares it
+            bound_nodes=nodes,  # as if its manager had agreed, so that `wrong` compares it
         )
         try:
             with engine.begin() as connection:
-                turn(connection)
-                reservations.write(connection, [Outcome(reservations={id: one})])
+                lock_epoch(connection)
+                reservations.store(connection, [Outcome(reservations={id: one})])
         except Overbooked:
             denied += 1
     refused.put(denied)
@@ -158,8 +166,8 @@ def test_processes_that_race_never_promise_a_node_twice(place: Database, ledger:
     assert [process.exitcode for process in racing] == [0] * PROCESSES
     engine = place.open_existing()
     with engine.connect() as reading:
-        assert list(reservations.wrong(reading)) == []
-        made = reservations.listed(reading, 0.0)
+        assert list(reservations.find_conflicts(reading)) == []
+        made = reservations.open_since(reading, 0.0)
     engine.dispose()
     assert len(made) == PROCESSES * TURNS - denied
     assert made
@@ -179,7 +187,7 @@ def test_nor_can_they_promise_a_licence_twice_for_two_clusters(ledger: Ledger) -
     step(third, ledger, BESIDE)
     step(third, ledger, asked(ledger, start=150.0, cluster="beta", matlab=1))
     third, _ = life(ledger)
-    assert [one.licences for one in third.reservations.known.values()] == [
+    assert [one.licences for one in third.reservations.reservations.values()] == [
         {"matlab": 3},
         {"matlab": 1},
         {"matlab": 1},
@@ -208,12 +216,12 @@ def test_a_window_or_a_state_that_makes_no_sense_is_not_stored(
         structs.replace(one, id=2, end=one.start),
         structs.replace(one, id=2, size=0),
         structs.replace(one, id=2, closed=NOW),
-        structs.replace(one, id=2, state=Stage.ENDED),
+        structs.replace(one, id=2, state=ReservationState.ENDED),
     ):
         out = Outcome(reservations={2: wrong})
         engine = place.open()
         with pytest.raises(IntegrityError), engine.begin() as connection:
-            reservations.write(connection, [out])
+            reservations.store(connection, [out])
         engine.dispose()
 
 
@@ -239,16 +247,16 @@ def test_who_is_to_be_told_is_known_after_a_crash_and_no_more_once_it_is_stored(
     step(core, ledger, SURVEYED)
     for start in (100.0, 200.0, 300.0):
         step(core, ledger, structs.replace(asked(ledger, start), mail="ada@example.org"))
-    for id, refusals in ((1, TRIES), (2, TRIES), (3, TRIES - 1)):
+    for id, refusals in ((1, MAX_REJECTIONS), (2, MAX_REJECTIONS), (3, MAX_REJECTIONS - 1)):
         for _ in range(refusals):
-            step(core, ledger, ReservationDeclined(NOW + id, id, "busy"))
+            step(core, ledger, ReservationRejected(NOW + id, id, "busy"))
     step(core, ledger, ReservationCancelled(NOW + 3, 3, "ada"))
-    assert [(one.id, one.mail) for one in ledger.untold(NOW)] == [
+    assert [(one.id, one.mail) for one in ledger.unnotified_reservations(NOW)] == [
         (1, "ada@example.org"),
         (2, "ada@example.org"),
     ]
-    assert [one.id for one in ledger.untold(NOW + 2)] == [2]
+    assert [one.id for one in ledger.unnotified_reservations(NOW + 2)] == [2]
     core, _ = life(ledger)
-    ledger.told(1, NOW + 5)
+    ledger.mark_notified(1, NOW + 5)
     step(core, ledger, ReservationReleased(NOW + 6, 1))  # which writes the row again
-    assert [one.id for one in ledger.untold(NOW)] == [2]
+    assert [one.id for one in ledger.unnotified_reservations(NOW)] == [2]

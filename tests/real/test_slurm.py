@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from metasched.adapters.base import Order, Withdrawal
+from metasched.adapters.base import Submission, Withdrawal
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
 from metasched.core.transitions import ATTEMPT_FINAL
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, State
-from metasched.model.listing import Listing, Row
+from metasched.model.listing import JobStatus, Listing
 from metasched.model.tags import tag_of
 from tests.conftest import require
 from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite, missing
@@ -45,9 +45,9 @@ class Client:
 
     def order(
         self, commands: str, *, indices: tuple[int, ...] = (0,), options: str = "", **job: Any
-    ) -> Order:
+    ) -> Submission:
         self._jobs += 1
-        return Order(
+        return Submission(
             tag=tag_of(self.instance, self._jobs, 1),
             job=Job(id=self._jobs, submitted=time.time(), estimated=60.0, **job),
             payload=Payload(
@@ -59,20 +59,24 @@ class Client:
             options=tuple(options.split()),
         )
 
-    def submit(self, commands: str, **wishes: Any) -> Order:
+    def submit(self, commands: str, **wishes: Any) -> Submission:
         order = self.order(commands, **wishes)
         self.adapter.submit(order)
         return order
 
-    def withdraw(self, order: Order, native: str | None = None, unstarted: bool = False) -> None:
-        self.adapter.withdraw(Withdrawal(tag=order.tag, natives={0: native}, unstarted=unstarted))
+    def withdraw(
+        self, order: Submission, native: str | None = None, unstarted: bool = False
+    ) -> None:
+        self.adapter.withdraw(
+            Withdrawal(tag=order.tag, native_ids={0: native}, only_pending=unstarted)
+        )
 
-    def row(self, order: Order) -> Row | None:
+    def row(self, order: Submission) -> JobStatus | None:
         rows = [row for row in self.adapter.poll().rows if row.tag == order.tag]
         assert len(rows) <= 1
         return rows[0] if rows else None
 
-    def wait_row(self, order: Order, *states: State) -> Row:
+    def wait_row(self, order: Submission, *states: State) -> JobStatus:
         def seen(listing: Listing) -> bool:
             return any(row.tag == order.tag and row.state in states for row in listing.rows)
 
@@ -163,7 +167,7 @@ def test_a_restart_in_order_loses_nothing(alpha: SlurmCluster, client: Client) -
     alpha.start_controller()
     assert client.wait_row(running, State.FAILED).exit_code == 3
     row = client.wait_row(waiting, State.PENDING)
-    assert (row.started, row.word) == (None, "BeginTime")
+    assert (row.started, row.manager_reason) == (None, "BeginTime")
 
 
 def test_commands_die_with_the_process_that_called_them(
@@ -217,7 +221,7 @@ def test_output_paths_are_literal(client: Client, name: str) -> None:
         directory="/",
         output=str(client.folder / name).replace("%", "%%"),
     )
-    order = Order(tag=order.tag, job=order.job, payload=payload)
+    order = Submission(tag=order.tag, job=order.job, payload=payload)
     client.adapter.submit(order)
     client.wait_row(order, State.COMPLETED)
     assert [path.name for path in client.folder.iterdir()] == [name]
@@ -270,7 +274,7 @@ def test_variables_say_which_task_runs(client: Client) -> None:
 def test_what_slurm_cannot_do_is_refused_for_good(client: Client, wish: dict[str, Any]) -> None:
     with pytest.raises(Refused) as refusal:
         client.submit("true", **wish)
-    assert refusal.value.again is False
+    assert refusal.value.retryable is False
     assert refusal.value.reason
     assert all(row.started is None for row in client.adapter.poll().rows)
 
@@ -279,8 +283,10 @@ def test_what_slurm_cannot_do_is_refused_for_good(client: Client, wish: dict[str
 def test_what_is_no_script_is_refused(client: Client, script: str) -> None:
     order = client.order("")
     with pytest.raises(Refused) as refusal:
-        client.adapter.submit(Order(tag=order.tag, job=order.job, payload=Payload(script=script)))
-    assert refusal.value.again is False
+        client.adapter.submit(
+            Submission(tag=order.tag, job=order.job, payload=Payload(script=script))
+        )
+    assert refusal.value.retryable is False
     assert client.adapter.poll().rows == ()
 
 
@@ -295,8 +301,8 @@ def test_a_partition_that_is_down_may_take_the_job_later(client: Client) -> None
     try:
         with pytest.raises(Refused) as refusal:
             client.submit("true", partition="short")
-        assert refusal.value.again
-        partition = client.adapter.poll().facts.partition("short")
+        assert refusal.value.retryable
+        partition = client.adapter.poll().info.partition("short")
         assert partition is not None
         assert not partition.up
     finally:
@@ -316,7 +322,7 @@ def test_a_full_queue_refuses_for_now_and_at_once(tmp_path: Path) -> None:
         with pytest.raises(Refused) as refusal:
             client.submit("true", options="--hold")
         assert time.monotonic() - begun < 6  # sbatch itself would try for minutes
-        assert refusal.value.again
+        assert refusal.value.retryable
         rows = client.adapter.poll().rows
         assert [(row.tag, row.task) for row in rows if row.tag == first.tag] in (
             [(first.tag, 1), (first.tag, 2)],
@@ -438,14 +444,14 @@ def test_withdrawn_tasks_of_an_array_each_keep_a_record(client: Client) -> None:
     natives = client.adapter.submit(order)
     array = natives[1].partition("_")[0]
     client.adapter.withdraw(
-        Withdrawal(tag=order.tag, natives={2: natives[2], 3: None}, unstarted=True)
+        Withdrawal(tag=order.tag, native_ids={2: natives[2], 3: None}, only_pending=True)
     )
     client.cluster.run("scancel", f"{array}_5")  # somebody else
     rows = {row.task: row for row in client.adapter.poll().rows}
     assert set(rows) == {1, 2, 3, 4, 6}
     assert {rows[task].state for task in (2, 3)} == {State.CANCELLED}
     assert {rows[task].state for task in (1, 4, 6)} == {State.PENDING}
-    client.adapter.withdraw(Withdrawal(tag=order.tag, natives=natives, unstarted=True))
+    client.adapter.withdraw(Withdrawal(tag=order.tag, native_ids=natives, only_pending=True))
     rows = {row.task: row for row in client.adapter.poll().rows}
     assert {(row.state, row.started) for row in rows.values()} == {(State.CANCELLED, None)}
     assert set(rows) == {1, 2, 3, 4, 6}
@@ -458,7 +464,7 @@ def test_a_withdrawal_that_died_after_its_hold_is_finished_by_the_next(
     order = client.order("true", indices=(1, 2, 3), array="1,2,3", options="--begin=now+1hour")
     natives = client.adapter.submit(order)
     client.cluster.run("scontrol", "hold", f"{natives[1].partition('_')[0]}_[1-2]")
-    wish = Withdrawal(tag=order.tag, natives=dict.fromkeys(natives), unstarted=unstarted)
+    wish = Withdrawal(tag=order.tag, native_ids=dict.fromkeys(natives), only_pending=unstarted)
     client.adapter.withdraw(wish)
     states = {row.task: row.state for row in client.adapter.poll().rows}
     assert states == dict.fromkeys((1, 2, 3), State.CANCELLED)
@@ -482,7 +488,7 @@ def test_a_cluster_without_arrays_is_sent_tasks_one_by_one(tmp_path: Path) -> No
 def test_other_peoples_work_is_in_the_facts(alpha: SlurmCluster, client: Client) -> None:
     for _ in range(4):
         batch(alpha, "--cpus-per-task=16", "--time=30")
-    client.wait(lambda found: found.facts.used == 64)
+    client.wait(lambda found: found.info.used_cpus == 64)
     batch(alpha, "--ntasks=3", "--time=20", "--comment=a|b\nc, with\nlines")
     batch(alpha, "--array=1-9:2%2", "--ntasks=2", "--time=10")
     batch(alpha, "--ntasks=2")  # the partition's default: ten minutes
@@ -496,17 +502,17 @@ def test_other_peoples_work_is_in_the_facts(alpha: SlurmCluster, client: Client)
     ):
         batch(alpha, *cannot_start)
     client.submit("true", cpus=5, time_limit=1200.0)
-    listing = client.wait(lambda found: found.facts.pending == 8)
-    facts = listing.facts
-    assert [cpus for _, cpus in facts.running] == [16] * 4
-    assert all(0 < end - time.time() <= 1800 for end, _ in facts.running)
-    assert facts.owed == 3 * 1200 + 5 * 2 * 600 + 2 * 600
-    assert facts.head == (3, 1200.0)
+    listing = client.wait(lambda found: found.info.pending_jobs == 8)
+    facts = listing.info
+    assert [cpus for _, cpus in facts.running_jobs] == [16] * 4
+    assert all(0 < end - time.time() <= 1800 for end, _ in facts.running_jobs)
+    assert facts.owed_by_others == 3 * 1200 + 5 * 2 * 600 + 2 * 600
+    assert facts.queue_head == (3, 1200.0)
     assert len(listing.rows) == 1
 
 
 def test_partitions_and_their_limits(client: Client) -> None:
-    facts = client.adapter.poll().facts
+    facts = client.adapter.poll().info
     main, short = facts.partition(None), facts.partition("short")
     assert main is not None
     assert short is not None
@@ -531,9 +537,9 @@ def test_a_drained_node_is_listed_but_not_counted(client: Client) -> None:
     client.wait_row(order, State.RUNNING)
     client.cluster.run("scontrol", "update", "nodename=a[3-4]", "state=drain", "reason=test")
     try:
-        facts = client.adapter.poll().facts
-        assert (facts.cpus, facts.used) == (32, 0)
-        assert facts.running[0][1] == 3
+        facts = client.adapter.poll().info
+        assert (facts.cpus, facts.used_cpus) == (32, 0)
+        assert facts.running_jobs[0][1] == 3
         down = [nodes for nodes in facts.partitions[0].nodes if not nodes.up]
         assert {(n.cpus, n.free_cpus, n.free_memory) for n in down} == {(16, 0, 0)}
         assert sorted(n.gres.get("gpu", 0) for n in down) == [0, 2]
@@ -546,10 +552,14 @@ def test_more_than_a_partition_has_is_refused_although_slurm_would_wait(client: 
     client.adapter.poll()
     with pytest.raises(Refused, match="main has 64 processors, not 65") as refusal:
         client.submit("true", cpus=65)
-    assert refusal.value.again is False
+    assert refusal.value.retryable is False
     batch(client.cluster, "--ntasks=65")
     listing = client.wait(lambda _: "PartitionConfig" in client.cluster.run("squeue", "-o%r"))
-    assert (listing.facts.pending, listing.facts.owed, listing.facts.head) == (0, 0, None)
+    assert (listing.info.pending_jobs, listing.info.owed_by_others, listing.info.queue_head) == (
+        0,
+        0,
+        None,
+    )
 
 
 def test_the_tag_may_be_in_the_name(alpha: SlurmCluster, tmp_path: Path) -> None:
@@ -557,7 +567,7 @@ def test_the_tag_may_be_in_the_name(alpha: SlurmCluster, tmp_path: Path) -> None
     order = client.submit("exit 6", name="")
     assert client.wait_row(order, State.FAILED).exit_code == 6
     other = client.submit("sleep 300", name="theirs", indices=(4,))
-    client.adapter.withdraw(Withdrawal(tag=other.tag, natives={4: None}))
+    client.adapter.withdraw(Withdrawal(tag=other.tag, native_ids={4: None}))
     assert client.wait_row(other, State.CANCELLED).task == 4
 
 
@@ -581,5 +591,5 @@ def test_a_cluster_whose_reservations_cannot_be_read_is_not_silent(
         )
         (folder / name).chmod(0o755)
     listing = Client(alpha, tmp_path, bin_dir=str(folder)).adapter.poll()
-    assert listing.facts is not None
-    assert (listing.facts.cpus > 0, listing.facts.coming) == (True, ())
+    assert listing.info is not None
+    assert (listing.info.cpus > 0, listing.info.upcoming_windows) == (True, ())

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from metasched.adapters.base import Order, Withdrawal
+from metasched.adapters.base import Submission, Withdrawal
 from metasched.adapters.errors import Unreachable
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, State
-from metasched.model.listing import Listing, Missing, Trace
+from metasched.model.listing import AccountingAnswer, Listing, MissingTask
 from metasched.model.tags import tag_of
 from tests.conftest import require
 from tests.hosted import Hosted
@@ -62,10 +62,10 @@ class Client:
 
     def submit(
         self, commands: str, array: str | None = None, name: str = "", options: str = ""
-    ) -> Order:
+    ) -> Submission:
         number = len(self.sent) + 1
         job = Job(id=number, submitted=time.time(), estimated=60.0, array=array, name=name)
-        order = Order(
+        order = Submission(
             tag=tag_of(self.instance, number, 1),
             job=job,
             payload=Payload(script=f"#!/bin/sh\n{commands}\n", directory=str(self.folder)),
@@ -77,15 +77,17 @@ class Client:
         self.sent[order.tag] = (begun, natives, time.time())
         return order
 
-    def missing(self, order: Order, acknowledged: bool = True) -> list[Missing]:
+    def missing(self, order: Submission, acknowledged: bool = True) -> list[MissingTask]:
         """The order's tasks as the core would ask for them; or as if no answer had come."""
         begun, natives, taken = self.sent[order.tag]
         if not acknowledged:
-            return [Missing(order.tag, task, None, begun) for task in order.indices]
-        return [Missing(order.tag, task, native, begun, taken) for task, native in natives.items()]
+            return [MissingTask(order.tag, task, None, begun) for task in order.indices]
+        return [
+            MissingTask(order.tag, task, native, begun, taken) for task, native in natives.items()
+        ]
 
-    def withdraw(self, order: Order) -> None:
-        self.adapter.withdraw(Withdrawal(tag=order.tag, natives=self.sent[order.tag][1]))
+    def withdraw(self, order: Submission) -> None:
+        self.adapter.withdraw(Withdrawal(tag=order.tag, native_ids=self.sent[order.tag][1]))
 
     def boot(self) -> float:
         """When the controller started."""
@@ -97,7 +99,7 @@ class Client:
         while time.time() < self.boot() + 4:
             time.sleep(0.2)
 
-    def wait_state(self, order: Order, state: State) -> None:
+    def wait_state(self, order: Submission, state: State) -> None:
         self.wait(lambda found: any(r.tag == order.tag and r.state is state for r in found.rows))
 
     def wait(self, what: Callable[[Listing], bool]) -> Listing:
@@ -107,15 +109,15 @@ class Client:
             time.sleep(0.1)
         return listing
 
-    def forgotten(self, *orders: Order) -> None:
+    def forgotten(self, *orders: Submission) -> None:
         tags = {order.tag for order in orders}
         self.wait(lambda found: tags.isdisjoint(row.tag for row in found.rows))
 
-    def traced(self, asked: Sequence[Missing], rows: int) -> Trace:
+    def traced(self, asked: Sequence[MissingTask], rows: int) -> AccountingAnswer:
         """The answer once it tells of so many: slurmdbd hears of an end a little later."""
         end = time.monotonic() + PATIENCE
         while True:
-            found = self.adapter.trace(asked)
+            found = self.adapter.query_accounting(asked)
             if len(found.rows) == rows:
                 return found
             assert time.monotonic() < end, found
@@ -179,7 +181,7 @@ def test_each_end_is_told_as_the_listing_would_have(client: Client) -> None:
     client.withdraw(running)
     client.forgotten(*orders, array, running)
 
-    assert client.adapter.poll().facts.records == client.kind
+    assert client.adapter.poll().info.accounting_source == client.kind
     asked = [one for order in (*orders, array, running) for one in client.missing(order)]
     rows = {(row.tag, row.task): row for row in client.traced(asked, len(asked)).rows}
     for order, end in zip(orders, ends.values(), strict=True):
@@ -197,24 +199,26 @@ def test_each_end_is_told_as_the_listing_would_have(client: Client) -> None:
     # An id that another job has now is not ours.
     earlier = client.sent[orders[1].tag][0] - 60
     native = client.sent[orders[1].tag][1][0]
-    ours = Missing(tag_of(client.instance, 97, 1), 0, native, earlier, earlier + 1)
-    assert client.adapter.trace([ours]).rows == ()
+    ours = MissingTask(tag_of(client.instance, 97, 1), 0, native, earlier, earlier + 1)
+    assert client.adapter.query_accounting([ours]).rows == ()
     # What runs has not ended (the file says nothing of it, which slurmdbd does).
-    assert client.adapter.trace(client.missing(runs_on)).rows == ()
+    assert client.adapter.query_accounting(client.missing(runs_on)).rows == ()
     if client.cluster.inside:
-        assert client.adapter.trace(client.missing(runs_on)) == Trace()
+        assert client.adapter.query_accounting(client.missing(runs_on)) == AccountingAnswer()
     # Without the manager's answer: only where accounting keeps the tag; what lacks never arrived.
-    lost = Missing(tag_of(client.instance, 99, 1), 0, None, client.sent[orders[1].tag][0])
-    found = client.adapter.trace([*client.missing(orders[1], acknowledged=False), lost])
+    lost = MissingTask(tag_of(client.instance, 99, 1), 0, None, client.sent[orders[1].tag][0])
+    found = client.adapter.query_accounting([*client.missing(orders[1], acknowledged=False), lost])
     if "time of submission" in client.kind:
-        assert found == Trace()
+        assert found == AccountingAnswer()
     else:
         assert [row.exit_code for row in found.rows] == [3]
-        assert found.unstarted == ((lost.tag, 0),)
+        assert found.never_started == ((lost.tag, 0),)
     # Of the time before the controller started nothing is proved: it may have died.
-    before = Missing(tag_of(client.instance, 99, 1), 0, None, client.boot() - 1)
-    known = Missing(tag_of(client.instance, 98, 1), 0, "424242", client.boot() - 1, client.boot())
-    assert client.adapter.trace([before, known]) == Trace()
+    before = MissingTask(tag_of(client.instance, 99, 1), 0, None, client.boot() - 1)
+    known = MissingTask(
+        tag_of(client.instance, 98, 1), 0, "424242", client.boot() - 1, client.boot()
+    )
+    assert client.adapter.query_accounting([before, known]) == AccountingAnswer()
 
 
 @pytest.mark.parametrize("cluster", ["with_slurmdbd", "with_file"])
@@ -230,9 +234,9 @@ def test_what_was_cancelled_while_it_waited_never_began(
     client.cluster.run("scancel", client.sent[array.tag][1][1].partition("_")[0])
     client.forgotten(waiting, array)
     asked = [*client.missing(waiting), *client.missing(array)]
-    found = client.adapter.trace(asked)
+    found = client.adapter.query_accounting(asked)
     assert {row.started for row in found.rows} <= {None}
-    told = {(row.tag, row.task) for row in found.rows} | set(found.unstarted)
+    told = {(row.tag, row.task) for row in found.rows} | set(found.never_started)
     assert told == {(one.tag, one.task) for one in asked}
     client.adapter.close()
 
@@ -247,7 +251,7 @@ def test_accounting_that_does_not_answer_proves_nothing(
         order = client.submit("exit 7")
         client.forgotten(order)
         with pytest.raises(Unreachable, match=r"sacct|sacctmgr"):
-            client.adapter.trace(client.missing(order))
+            client.adapter.query_accounting(client.missing(order))
     finally:
         with_slurmdbd.start_accountant()
     assert client.traced(client.missing(order), 1).rows[0].exit_code == 7
@@ -262,8 +266,8 @@ def test_a_file_that_cannot_be_read_is_no_accounting(
     path = Path(next(line.split()[2] for line in said.splitlines() if "JobCompLoc" in line))
     moved = path.rename(path.with_suffix(".rotated"))
     try:
-        assert client.adapter.poll().facts.records == ""
+        assert client.adapter.poll().info.accounting_source == ""
     finally:
         moved.rename(path)
-    assert client.adapter.poll().facts.records
+    assert client.adapter.poll().info.accounting_source
     client.adapter.close()

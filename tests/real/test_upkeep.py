@@ -9,25 +9,35 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
-from metasched.core.events import Accepted, Asked, Booted, CoreEvent, Seen, Submitted, Tried
+from metasched.core.events import (
+    CoreEvent,
+    DaemonStarted,
+    DispatchAccepted,
+    DispatchStarted,
+    JobSubmitted,
+    ListingReceived,
+    UserRequested,
+)
 from metasched.core.scheduler import Core
 from metasched.db import ledger as ledgers
-from metasched.db.backends import database
-from metasched.db.integrity import check
-from metasched.db.ledger import Ledger, Stored
+from metasched.db.backends import database_from_url
+from metasched.db.integrity import check_database
+from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.pruning import prune
 from metasched.db.schema import attempt, change, checkpoint, content, event, job, metadata, task
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import Database, StoreError
-from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.dependencies import parse_dependency
 from metasched.model.job import Job, Payload, State
-from metasched.model.listing import Row
+from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
 
 NOW = 1_000_000.0
-FACTS = Facts(cpus=8, used=0, partitions=(Partition("p", (Nodes(1, 8, 8),), default=True),))
+FACTS = ClusterInfo(
+    cpus=8, used_cpus=0, partitions=(Partition("p", (NodeCapacity(1, 8, 8),), default=True),)
+)
 
 
 class Life:
@@ -39,7 +49,10 @@ class Life:
         self.ledger.restore(self.core, 100)
         self.name = self.ledger.instance(NOW)
         clusters = (Cluster(name="left", adapter="local"),)
-        self.take(Booted(at, self.name, Policy(), clusters), Seen(at, "left", facts=FACTS))
+        self.take(
+            DaemonStarted(at, self.name, Policy(), clusters),
+            ListingReceived(at, "left", info=FACTS),
+        )
 
     def take(self, *events: CoreEvent) -> None:
         for what in events:
@@ -48,15 +61,19 @@ class Life:
     def submit(self, id: int, at: float, **more: object) -> None:
         new = Job(id=id, submitted=at, estimated=60.0, **more)  # type: ignore[arg-type]
         targets = parse_dependency(new.dependency).targets if new.dependency else []
-        fates = tuple(self.ledger.fate(target) for target in targets)
-        what = Submitted(at, new, tuple(found for found in fates if found is not None))
-        kept = Stored(job=new, script=f"s{id}", environment="e", payload=Payload(script=""))
+        fates = tuple(self.ledger.target_summary(target) for target in targets)
+        what = JobSubmitted(at, new, tuple(found for found in fates if found is not None))
+        kept = StoredJob(job=new, script=f"s{id}", environment="e", payload=Payload(script=""))
         texts = {f"s{id}": f"#!/bin/sh\n# {id}\n", "e": "{}"}
         self.ledger.record([(what, self.core.step(what))], [kept], texts)
 
     def run(self, id: int, at: float) -> None:
-        row = Row(tag_of(self.name, id, 1), 0, "7", State.COMPLETED, started=at, ended=at)
-        self.take(Tried(at, id, 1), Accepted(at, id, 1, {0: "7"}), Seen(at, "left", (row,)))
+        row = JobStatus(tag_of(self.name, id, 1), 0, "7", State.COMPLETED, started=at, ended=at)
+        self.take(
+            DispatchStarted(at, id, 1),
+            DispatchAccepted(at, id, 1, {0: "7"}),
+            ListingReceived(at, "left", (row,)),
+        )
 
 
 @pytest.fixture
@@ -91,7 +108,7 @@ def test_a_sound_database_passes_and_each_kind_of_damage_is_found(
     for id in (1, 2, 3):
         life.submit(id, NOW + id)
     life.run(1, NOW + 10)
-    assert [(f.check, f.ok) for f in check(place)] == [
+    assert [(f.check, f.ok) for f in check_database(place)] == [
         ("integrity", True),
         ("counters", True),
         ("replay", True),
@@ -102,7 +119,7 @@ def test_a_sound_database_passes_and_each_kind_of_damage_is_found(
         ("DELETE FROM content", "integrity"),
     ):
         alter(damage)
-        wrong = {f.check: f.text for f in check(place) if not f.ok}
+        wrong = {f.check: f.text for f in check_database(place) if not f.ok}
         assert found in wrong, (damage, wrong)
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
@@ -112,7 +129,7 @@ def test_a_backup_is_whole_calls_itself_otherwise_and_proves_nothing_absent(
 ) -> None:
     life.submit(1, NOW + 1)
     life.submit(2, NOW + 2)
-    life.take(Tried(NOW + 3, 1, 1))
+    life.take(DispatchStarted(NOW + 3, 1, 1))
     file = tmp_path / "copy"
     assert place.backup(file) == file.stat().st_size
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -120,13 +137,17 @@ def test_a_backup_is_whole_calls_itself_otherwise_and_proves_nothing_absent(
     if isinstance(place, Sqlite):
         copy: Database = Sqlite(file)
     else:
-        copy = database(request.getfixturevalue("postgresql_server").restore(file), tmp_path)
-    assert all(finding.ok for finding in check(copy))
+        copy = database_from_url(
+            request.getfixturevalue("postgresql_server").restore(file), tmp_path
+        )
+    assert all(finding.ok for finding in check_database(copy))
     again = Life(copy)
     try:
         assert again.name != life.name
         assert set(again.core.tasks) == {(1, 0), (2, 0)}
-        again.take(Seen(NOW + 9, "left", facts=FACTS, full=True, since=NOW - 9, until=NOW + 9))
+        again.take(
+            ListingReceived(NOW + 9, "left", info=FACTS, full=True, since=NOW - 9, until=NOW + 9)
+        )
         assert again.core.tasks[1, 0].state is State.UNKNOWN
     finally:
         again.ledger.close()
@@ -146,7 +167,7 @@ def test_what_an_open_job_depends_on_is_kept_as_long_as_that(life: Life, place: 
     assert pruned(place, NOW + 100)["jobs"] == 1
     assert counts(place)["job"] == 3
     again = Life(place, NOW + 50)
-    again.take(Asked(NOW + 60, "release", 4))
+    again.take(UserRequested(NOW + 60, "release", 4))
     again.run(4, NOW + 70)
     again.ledger.close()
     assert pruned(place, NOW + 100)["jobs"] == 2
@@ -180,7 +201,7 @@ def test_pruning_forgets_ended_jobs_whole_and_nothing_else(life: Life, place: Da
     engine.dispose()
     assert texts == {"s2", "s3", "s4", "e"}
     assert pruned(place, NOW + 250) == {"jobs": 0, "reservations": 0, "events": 0}
-    assert {f.check for f in check(place) if not f.ok} == set()
+    assert {f.check for f in check_database(place) if not f.ok} == set()
 
 
 def test_events_go_up_to_a_checkpoint_from_which_they_are_replayed(
@@ -208,11 +229,11 @@ def test_events_go_up_to_a_checkpoint_from_which_they_are_replayed(
         # the story of job 2, which was open then, keeps its events
         assert set(kept) == set(connection.execute(told).scalars()) != set()
     engine.dispose()
-    findings = {finding.check: finding for finding in check(place)}
+    findings = {finding.check: finding for finding in check_database(place)}
     assert all(finding.ok for finding in findings.values()), findings
     assert "from the checkpoint" in findings["replay"].text
     alter("UPDATE task SET state = 'held' WHERE job = 5")
-    assert "task 5_0 is stored held" in {f.check: f.text for f in check(place)}["replay"]
+    assert "task 5_0 is stored held" in {f.check: f.text for f in check_database(place)}["replay"]
     second.ledger.close()
     third.ledger.close()
 

@@ -19,14 +19,19 @@ from types import SimpleNamespace
 from typing import Any
 
 from metasched.adapters.slurm.access import SlurmOptions
-from metasched.adapters.slurm.commands import Commands
-from metasched.adapters.slurm.listing import QueueLine, duration, exit_status, when
+from metasched.adapters.slurm.commands import SlurmCommands
+from metasched.adapters.slurm.listing import (
+    QueueLine,
+    parse_duration,
+    parse_exit_status,
+    parse_time,
+)
 
 _HERE = Path(__file__).parent
 _CONF = os.environ["SLURM_CONF"]
-_COMMANDS = Commands(SlurmOptions(config=_CONF), "stand-in")
+_COMMANDS = SlurmCommands(SlurmOptions(config=_CONF), "stand-in")
 
-__version__ = "{}.{}.0".format(*_COMMANDS.version())
+__version__ = "{}.{}.0".format(*_COMMANDS.release_version())
 
 
 class RPCError(Exception):
@@ -98,13 +103,13 @@ class Job:
 
 
 def _time(text: str) -> int | None:
-    moment = when(text)
+    moment = parse_time(text)
     return None if moment is None else int(moment)
 
 
 def _listed(line: QueueLine) -> SimpleNamespace:
-    code, signal_ = exit_status(line.status)
-    limit = duration(line.limit)
+    code, signal_ = parse_exit_status(line.status)
+    limit = parse_duration(line.limit)
     return SimpleNamespace(
         id=int(line.id),
         array_id=None,

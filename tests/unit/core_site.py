@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from metasched.core.events import Accepted, Action, Booted, CoreEvent, Outcome, Seen, Tried
+from metasched.core.events import (
+    Action,
+    CoreEvent,
+    DaemonStarted,
+    DispatchAccepted,
+    DispatchStarted,
+    ListingReceived,
+    Outcome,
+)
 from metasched.core.scheduler import Core
-from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, State
 from metasched.model.licence import LicencePool
-from metasched.model.listing import Row
+from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
 
 NOW = 1_000_000.0
 
 
-def facts(cpus: int, free: int | None = None, **more: object) -> Facts:
+def facts(cpus: int, free: int | None = None, **more: object) -> ClusterInfo:
     free = cpus if free is None else free
-    partition = Partition("main", (Nodes(1, cpus, free),), default=True)
-    return Facts(cpus=cpus, used=cpus - free, partitions=(partition,), **more)  # type: ignore[arg-type]
+    partition = Partition("main", (NodeCapacity(1, cpus, free),), default=True)
+    return ClusterInfo(cpus=cpus, used_cpus=cpus - free, partitions=(partition,), **more)  # type: ignore[arg-type]
 
 
 def job(id: int = 1, cpus: int = 1, **more: object) -> Job:
@@ -42,7 +50,7 @@ class Site:
             for n in ("left", "right")
         )
         policy = {"pull_after": 5.0, **policy}
-        booted = Booted(NOW, "cafe", Policy(**policy), clusters, pools=pools)  # type: ignore[arg-type]
+        booted = DaemonStarted(NOW, "cafe", Policy(**policy), clusters, pools=pools)  # type: ignore[arg-type]
         self.step(booted)
         if seen:
             self.seen("left", facts(8))
@@ -53,17 +61,22 @@ class Site:
         return self.out.actions
 
     def seen(
-        self, name: str, now: Facts | None = None, *rows: Row, at: float = NOW, **more: object
+        self,
+        name: str,
+        now: ClusterInfo | None = None,
+        *rows: JobStatus,
+        at: float = NOW,
+        **more: object,
     ) -> list[Action]:
         more = {"since": 0.0, "until": at, **more}
-        return self.step(Seen(at, name, rows, facts=now, **more))  # type: ignore[arg-type]
+        return self.step(ListingReceived(at, name, rows, info=now, **more))  # type: ignore[arg-type]
 
     def state(self, id: int = 1) -> State:
         return self.core.tasks[id, 0].state
 
     def sent(self, id: int = 1, cluster: str = "left", sending: int = 1, native: str = "7") -> None:
-        self.step(Tried(NOW, id, sending))
-        self.step(Accepted(NOW, id, sending, {0: native}))
+        self.step(DispatchStarted(NOW, id, sending))
+        self.step(DispatchAccepted(NOW, id, sending, {0: native}))
 
-    def row(self, state: State, id: int = 1, sending: int = 1, **more: object) -> Row:
-        return Row(tag_of("cafe", id, sending), 0, "7", state, **more)  # type: ignore[arg-type]
+    def row(self, state: State, id: int = 1, sending: int = 1, **more: object) -> JobStatus:
+        return JobStatus(tag_of("cafe", id, sending), 0, "7", state, **more)  # type: ignore[arg-type]

@@ -6,9 +6,18 @@ from typing import Literal
 
 import pytest
 
-from metasched.core.events import Asked, Look, Seen, Send, Submitted, Traced, Tried, Unsure
+from metasched.core.events import (
+    AccountingReceived,
+    Dispatch,
+    DispatchStarted,
+    DispatchUncertain,
+    JobSubmitted,
+    ListingReceived,
+    QueryAccounting,
+    UserRequested,
+)
 from metasched.model.job import State
-from metasched.model.listing import Missing
+from metasched.model.listing import MissingTask
 from metasched.model.tags import tag_of
 from tests.unit.core_site import NOW, Site, facts, job
 
@@ -23,19 +32,19 @@ from tests.unit.core_site import NOW, Site, facts, job
 )
 def test_lost_answer(since: float, until: float, state: State, again: bool) -> None:
     site = Site()
-    site.step(Submitted(NOW, job()))
-    site.step(Tried(NOW, 1, 1))
-    site.step(Unsure(NOW + 5, 1, 1, "time-out"))
+    site.step(JobSubmitted(NOW, job()))
+    site.step(DispatchStarted(NOW, 1, 1))
+    site.step(DispatchUncertain(NOW + 5, 1, 1, "time-out"))
     actions = site.seen("left", None, at=NOW + 10, since=since, until=until)
-    assert actions == ([Send(1, 2, "left", (0,))] if again else [])
+    assert actions == ([Dispatch(1, 2, "left", (0,))] if again else [])
     assert site.state() is state
 
 
 def test_lost_answer_but_listed_is_adopted() -> None:
     site = Site()
-    site.step(Submitted(NOW, job()))
-    site.step(Tried(NOW, 1, 1))
-    site.step(Unsure(NOW + 5, 1, 1, "time-out"))
+    site.step(JobSubmitted(NOW, job()))
+    site.step(DispatchStarted(NOW, 1, 1))
+    site.step(DispatchUncertain(NOW + 5, 1, 1, "time-out"))
     assert site.seen("left", None, site.row(State.PENDING), at=NOW + 10) == []
     assert site.state() is State.PENDING
     assert site.core.tasks[1, 0].attempt.native_id == "7"  # type: ignore[union-attr]
@@ -74,7 +83,7 @@ def test_missing_but_what_began_would_be_listed_it_was_cancelled_there(
 def test_withdrawn_without_a_record_it_is_sent_again() -> None:
     site = missed(NOW - 1, NOW + 9, NOW, wish="hold")
     assert site.state() is State.HELD
-    assert site.step(Asked(NOW + 9, "release", 1)) == [Send(1, 2, "left", (0,))]
+    assert site.step(UserRequested(NOW + 9, "release", 1)) == [Dispatch(1, 2, "left", (0,))]
 
 
 def test_missing_after_it_began_is_unknown_whatever_the_listing_proves() -> None:
@@ -93,32 +102,36 @@ def missed(
 ) -> Site:
     """A task that was listed, and that the next listing lacks."""
     site = Site()
-    site.step(Submitted(NOW, job()))
+    site.step(JobSubmitted(NOW, job()))
     site.sent()
-    site.seen("left", facts(8, records=records), site.row(row, **more))  # type: ignore[arg-type]
+    site.seen("left", facts(8, accounting_source=records), site.row(row, **more))  # type: ignore[arg-type]
     if wish is not None:
-        site.step(Asked(NOW, wish, 1))
+        site.step(UserRequested(NOW, wish, 1))
     gone = ((tag_of("cafe", 1, 1), 0),)
-    site.step(Seen(NOW + 9, "left", vanished=gone, since=since, until=until, before=before))
+    site.step(
+        ListingReceived(
+            NOW + 9, "left", vanished=gone, since=since, until=until, previous_taken=before
+        )
+    )
     return site
 
 
 def test_what_listings_lack_is_looked_for_in_accounting_later_and_later() -> None:
     site = missed(NOW + 5, NOW + 9, NOW, row=State.RUNNING, started=NOW, records="sacct")
-    missing = Missing(tag_of("cafe", 1, 1), 0, "7", NOW, NOW)
-    assert site.out.actions == [Look("left", (missing,))]
+    missing = MissingTask(tag_of("cafe", 1, 1), 0, "7", NOW, NOW)
+    assert site.out.actions == [QueryAccounting("left", (missing,))]
     asked = [NOW + 9]
     for second in range(10, 60):
-        if site.core.expects("left", NOW + second):
-            site.step(Seen(NOW + second, "left", since=NOW + second, until=NOW + second))
-            assert site.out.actions == [Look("left", (missing,))]
+        if site.core.unchanged_listing_matters("left", NOW + second):
+            site.step(ListingReceived(NOW + second, "left", since=NOW + second, until=NOW + second))
+            assert site.out.actions == [QueryAccounting("left", (missing,))]
             asked.append(NOW + second)
     assert asked == [NOW + 9, NOW + 14, NOW + 24, NOW + 44]
     assert site.state() is State.UNKNOWN
     ended = site.row(State.FAILED, started=NOW, ended=NOW + 2, exit_code=3)
-    site.step(Traced(NOW + 61, "left", rows=(ended,)))
+    site.step(AccountingReceived(NOW + 61, "left", rows=(ended,)))
     assert [c.after for c in site.out.changes] == [State.UNKNOWN, State.FAILED]
-    assert site.out.closed[0][1].exit_code == 3
+    assert site.out.closed_attempts[0][1].exit_code == 3
 
 
 def test_accounting_is_not_asked_where_there_is_none() -> None:
@@ -127,14 +140,16 @@ def test_accounting_is_not_asked_where_there_is_none() -> None:
 
 def test_what_accounting_proves_never_to_have_arrived_is_sent_again() -> None:
     site = Site()
-    site.seen("left", facts(8, records="sacct"))
-    site.step(Submitted(NOW, job()))
-    site.step(Tried(NOW, 1, 1))
-    site.step(Unsure(NOW + 5, 1, 1, "time-out"))
+    site.seen("left", facts(8, accounting_source="sacct"))
+    site.step(JobSubmitted(NOW, job()))
+    site.step(DispatchStarted(NOW, 1, 1))
+    site.step(DispatchUncertain(NOW + 5, 1, 1, "time-out"))
     looks = site.seen("left", None, at=NOW + 400, since=NOW + 100, until=NOW + 380)
-    assert looks == [Look("left", (Missing(tag_of("cafe", 1, 1), 0, None, NOW),))]
-    sends = site.step(Traced(NOW + 401, "left", unstarted=((tag_of("cafe", 1, 1), 0),)))
-    assert sends == [Send(1, 2, "left", (0,))]
+    assert looks == [QueryAccounting("left", (MissingTask(tag_of("cafe", 1, 1), 0, None, NOW),))]
+    sends = site.step(
+        AccountingReceived(NOW + 401, "left", never_started=((tag_of("cafe", 1, 1), 0),))
+    )
+    assert sends == [Dispatch(1, 2, "left", (0,))]
 
 
 def test_accounting_that_comes_after_the_listing_knows_again_changes_nothing() -> None:
@@ -142,17 +157,17 @@ def test_accounting_that_comes_after_the_listing_knows_again_changes_nothing() -
     site.seen("left", None, site.row(State.RUNNING, started=NOW), at=NOW + 10)
     ended = site.row(State.FAILED, started=NOW, ended=NOW + 2, exit_code=3)
     tag = tag_of("cafe", 1, 1)
-    site.step(Traced(NOW + 11, "left", rows=(ended,), unstarted=((tag, 0),)))
+    site.step(AccountingReceived(NOW + 11, "left", rows=(ended,), never_started=((tag, 0),)))
     assert site.state() is State.RUNNING
 
 
 def test_what_is_acknowledged_and_in_no_listing_is_expected_ever_later() -> None:
     site = Site()
-    site.step(Submitted(NOW, job()))
+    site.step(JobSubmitted(NOW, job()))
     site.sent()
-    assert site.core.expects("left", NOW)
+    assert site.core.unchanged_listing_matters("left", NOW)
     site.seen("left", since=NOW + 1)
     assert site.state() is State.UNKNOWN
-    site.step(Asked(NOW, "cancel", 1))
-    assert not site.core.expects("left", NOW + 1)
-    assert site.core.expects("left", NOW + 5)
+    site.step(UserRequested(NOW, "cancel", 1))
+    assert not site.core.unchanged_listing_matters("left", NOW + 1)
+    assert site.core.unchanged_listing_matters("left", NOW + 5)

@@ -6,26 +6,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.errors import Unreadable
-from metasched.model.arrays import HIGHEST, MOST_TASKS, Array, folded, parse_array, parse_tasks
-from metasched.model.output_paths import check, differs, filled, first_node, pieces, settled
+from metasched.errors import ParseError
+from metasched.model.arrays import (
+    MAX_INDEX,
+    MAX_TASKS,
+    JobArray,
+    format_indices,
+    parse_array,
+    parse_task_selector,
+)
+from metasched.model.output_paths import (
+    check_pattern,
+    expand_job_fields,
+    expand_task_fields,
+    first_node,
+    split_at_node,
+    varies_by_task,
+)
 
 
 @pytest.mark.parametrize(
     ("text", "array"),
     [
-        ("1-5", Array((1, 2, 3, 4, 5))),
-        ("0", Array((0,))),
-        ("1-10:4", Array((1, 5, 9), step=4)),
-        ("1,3,5-9:2", Array((1, 3, 5, 7, 9), step=2)),
-        ("5,1-3,2", Array((1, 2, 3, 5))),
-        ("7-7", Array((7,))),
-        ("1-4%2", Array((1, 2, 3, 4), limit=2)),
-        (" 3,9%1 ", Array((3, 9), step=6, limit=1)),
-        (f"{HIGHEST}", Array((HIGHEST,))),
+        ("1-5", JobArray((1, 2, 3, 4, 5))),
+        ("0", JobArray((0,))),
+        ("1-10:4", JobArray((1, 5, 9), step=4)),
+        ("1,3,5-9:2", JobArray((1, 3, 5, 7, 9), step=2)),
+        ("5,1-3,2", JobArray((1, 2, 3, 5))),
+        ("7-7", JobArray((7,))),
+        ("1-4%2", JobArray((1, 2, 3, 4), limit=2)),
+        (" 3,9%1 ", JobArray((3, 9), step=6, limit=1)),
+        (f"{MAX_INDEX}", JobArray((MAX_INDEX,))),
     ],
 )
-def test_ranges(text: str, array: Array) -> None:
+def test_ranges(text: str, array: JobArray) -> None:
     assert parse_array(text) == array
 
 
@@ -33,17 +47,17 @@ def test_ranges(text: str, array: Array) -> None:
     "text",
     [
         *["", "a", "1-", "-1", "1--2", "5-1", "1-5:0", "1-5:", "1-5%", "1-5%0", "1,,2", "1-5%-1"],
-        *["1:2", "1.5", "١", "1-9999999999", f"0-{MOST_TASKS}", "1-2%3%4", "[1-3]", "9" * 5000],
+        *["1:2", "1.5", "١", "1-9999999999", f"0-{MAX_TASKS}", "1-2%3%4", "[1-3]", "9" * 5000],
     ],
 )
 def test_ranges_that_are_none(text: str) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(ParseError):
         parse_array(text)
 
 
 @given(st.sets(st.integers(0, 60), min_size=1))
 def test_folding_is_undone_by_reading(some: set[int]) -> None:
-    assert parse_array(folded(sorted(some))).indices == tuple(sorted(some))
+    assert parse_array(format_indices(sorted(some))).indices == tuple(sorted(some))
 
 
 @pytest.mark.parametrize(
@@ -59,33 +73,33 @@ def test_folding_is_undone_by_reading(some: set[int]) -> None:
     ],
 )
 def test_folded_as_short_as_can_be(indices: list[int], text: str) -> None:
-    assert folded(indices) == text
+    assert format_indices(indices) == text
 
 
 def test_words_for_jobs_and_tasks() -> None:
-    assert parse_tasks("17") == (17, None)
-    assert parse_tasks("17_3") == (17, (3,))
-    assert parse_tasks("17_[3-5,9]") == (17, (3, 4, 5, 9))
+    assert parse_task_selector("17") == (17, None)
+    assert parse_task_selector("17_3") == (17, (3,))
+    assert parse_task_selector("17_[3-5,9]") == (17, (3, 4, 5, 9))
     for word in ("", "x", "17_", "_3", "17_[3", "17_[]", "17_3-5", "17_[5-3]", "١", "17_[a]"):
-        with pytest.raises(Unreadable, match="is no job"):
-            parse_tasks(word)
+        with pytest.raises(ParseError, match="is no job"):
+            parse_task_selector(word)
 
 
 def test_a_job_fills_in_what_it_knows_and_leaves_the_rest_to_its_tasks() -> None:
     pattern = "log/%x-%u-%4A-%j-%3a-%N-%t-%%"
-    path = settled(pattern, 17, True, "a/b %a", "ada", "/home/50%")
+    path = expand_job_fields(pattern, 17, True, "a/b %a", "ada", "/home/50%")
     assert path == "/home/50%%/log/a_b %%a-ada-0017-17_%a-%3a-%N-0-%%"
-    assert differs(path)
-    assert filled(path, 5, "n1") == "/home/50%/log/a_b %a-ada-0017-17_5-005-n1-0-%"
-    assert pieces(path, 5) == ["/home/50%/log/a_b %a-ada-0017-17_5-005-", "-0-%"]
-    single = settled("%j.out", 17, False, "", "", "/d")
-    assert (single, differs(single)) == ("/d/17.out", False)
+    assert varies_by_task(path)
+    assert expand_task_fields(path, 5, "n1") == "/home/50%/log/a_b %a-ada-0017-17_5-005-n1-0-%"
+    assert split_at_node(path, 5) == ["/home/50%/log/a_b %a-ada-0017-17_5-005-", "-0-%"]
+    single = expand_job_fields("%j.out", 17, False, "", "", "/d")
+    assert (single, varies_by_task(single)) == ("/d/17.out", False)
 
 
 @pytest.mark.parametrize("pattern", ["%z", "50%", "%4", "%4x", "%123a", "dir/", "%"])
 def test_patterns_that_mean_nothing(pattern: str) -> None:
-    with pytest.raises(Unreadable):
-        check(pattern)
+    with pytest.raises(ParseError):
+        check_pattern(pattern)
 
 
 @pytest.mark.parametrize(

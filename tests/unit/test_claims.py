@@ -9,14 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from metasched.adapters.base import Order
-from metasched.adapters.claims import TAKEN, fenced, revoke
+from metasched.adapters.base import Submission
+from metasched.adapters.claims import EXIT_CLAIM_TAKEN, apply_fence, revoke_claim
 from metasched.adapters.errors import Refused
-from metasched.core.events import Asked, Booted, Revoke, Revoked, Send, Submitted, Traced
-from metasched.core.reconciler import LOOK_AGAIN
+from metasched.core.events import (
+    AccountingReceived,
+    ClaimsRevoked,
+    DaemonStarted,
+    Dispatch,
+    JobSubmitted,
+    Revoke,
+    UserRequested,
+)
+from metasched.core.reconciler import ACCOUNTING_RETRY_DELAY
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, Reason, State
-from metasched.model.listing import Claim, Row
+from metasched.model.listing import JobStatus, TaskClaim
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
 from tests.unit.core_site import NOW, Site, facts, job
@@ -24,12 +32,14 @@ from tests.unit.core_site import NOW, Site, facts, job
 TAG = tag_of("cafe", 17, 1)
 
 
-def order(fence: Path, script: str, requeue: bool = False) -> Order:
+def order(fence: Path, script: str, requeue: bool = False) -> Submission:
     made = Job(id=17, submitted=0.0, estimated=1.0, requeue=requeue)
-    return fenced(Order(tag=TAG, job=made, payload=Payload(script=script), fence=str(fence)))
+    return apply_fence(
+        Submission(tag=TAG, job=made, payload=Payload(script=script), fence=str(fence))
+    )
 
 
-def run(sent: Order, *arguments: str, task: int = 0) -> subprocess.CompletedProcess[bytes]:
+def run(sent: Submission, *arguments: str, task: int = 0) -> subprocess.CompletedProcess[bytes]:
     """The script as a manager would run it, without anything in the PATH."""
     script = sent.payload.script.encode("utf-8", "surrogateescape")
     return subprocess.run(
@@ -46,7 +56,7 @@ def test_a_payload_begins_once_and_each_task_by_itself(tmp_path: Path) -> None:
     first = run(sent, "here", task=4)
     assert (first.stdout, first.stderr, first.returncode) == (b"begun here\n", b"", 3)
     second = run(sent, task=4)
-    assert (second.stdout, second.returncode) == (b"", TAKEN)
+    assert (second.stdout, second.returncode) == (b"", EXIT_CLAIM_TAKEN)
     assert second.stderr.count(b"\n") == 1
     assert run(sent, "there", task=5).stdout == b"begun there\n"
 
@@ -59,15 +69,15 @@ def test_what_its_manager_may_rerun_begins_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("requeue", [False, True])
 def test_what_is_revoked_never_begins(tmp_path: Path, requeue: bool) -> None:
     sent = order(tmp_path, "#!/bin/sh\necho begun\n", requeue)
-    claim = Claim(str(tmp_path), TAG, 0)
-    assert [revoke(claim), revoke(claim)] == [True, True]
-    assert [(run(sent).stdout, run(sent).returncode)] == [(b"", TAKEN)]
+    claim = TaskClaim(str(tmp_path), TAG, 0)
+    assert [revoke_claim(claim), revoke_claim(claim)] == [True, True]
+    assert [(run(sent).stdout, run(sent).returncode)] == [(b"", EXIT_CLAIM_TAKEN)]
 
 
 def test_what_has_begun_cannot_be_revoked(tmp_path: Path) -> None:
     run(order(tmp_path, "#!/bin/sh\n"))
-    claim = Claim(str(tmp_path), TAG, 0)
-    assert [revoke(claim), revoke(claim)] == [False, False]
+    claim = TaskClaim(str(tmp_path), TAG, 0)
+    assert [revoke_claim(claim), revoke_claim(claim)] == [False, False]
     assert [path.name for path in Path(tmp_path, "0").iterdir()] == [f"{TAG}.0"]
 
 
@@ -79,7 +89,7 @@ def test_either_it_begins_or_it_is_revoked(tmp_path: Path) -> None:
             target=lambda t=task, b=began: b.append(run(sent, task=t).stdout)
         )
         starting.start()
-        revoked = revoke(Claim(str(tmp_path), TAG, task))
+        revoked = revoke_claim(TaskClaim(str(tmp_path), TAG, task))
         starting.join()
         assert began == [b"" if revoked else b"begun\n"]
 
@@ -96,15 +106,15 @@ def test_the_script_reaches_its_own_interpreter_byte_for_byte(tmp_path: Path) ->
 def test_without_a_place_for_claims_nothing_is_sent_for_now(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="no claim can be made") as refused:
         order(tmp_path / "absent", "#!/bin/sh\n")
-    assert refused.value.again
+    assert refused.value.retryable
 
 
 def test_a_payload_that_cannot_reach_the_place_of_claims_does_not_begin(tmp_path: Path) -> None:
     sent = order(tmp_path, "#!/bin/sh\necho begun\n")
     Path(tmp_path, "0").rmdir()
-    assert (run(sent).stdout, run(sent).returncode) == (b"", TAKEN)
+    assert (run(sent).stdout, run(sent).returncode) == (b"", EXIT_CLAIM_TAKEN)
     with pytest.raises(FileNotFoundError):
-        revoke(Claim(str(tmp_path), TAG, 0))
+        revoke_claim(TaskClaim(str(tmp_path), TAG, 0))
 
 
 def test_folders_of_claims_have_the_mode_of_the_fence(tmp_path: Path) -> None:
@@ -123,10 +133,15 @@ def test_folders_of_claims_have_the_mode_of_the_fence(tmp_path: Path) -> None:
 def lost(records: str = "") -> Site:
     """A job that left, with a fence, lists no more and cannot prove never to have had."""
     site = Site(fence_dir="/fence", pull=False)
-    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.step(JobSubmitted(NOW, job(clusters=("left",))))
     site.sent()
     site.seen(
-        "left", facts(8, records=records), full=True, at=NOW + 9, since=NOW + 5, up_since=NOW + 5
+        "left",
+        facts(8, accounting_source=records),
+        full=True,
+        at=NOW + 9,
+        since=NOW + 5,
+        up_since=NOW + 5,
     )
     assert site.state() is State.UNKNOWN
     return site
@@ -138,41 +153,41 @@ def claimed(sending: int = 1) -> tuple[str, int]:
 
 def test_what_has_claimed_nothing_is_revoked_and_sent_again() -> None:
     site = lost()
-    assert site.out.actions == [Revoke("left", (Claim("/fence", *claimed()),))]
-    assert site.step(Revoked(NOW + 9, (claimed(),))) == [Send(1, 2, "left", (0,))]
+    assert site.out.actions == [Revoke("left", (TaskClaim("/fence", *claimed()),))]
+    assert site.step(ClaimsRevoked(NOW + 9, (claimed(),))) == [Dispatch(1, 2, "left", (0,))]
     # should it come back, it can only find its claim taken
     running = site.row(State.RUNNING, started=NOW + 10)
     assert site.seen("left", None, running, at=NOW + 11) == []
-    assert site.core.tasks[1, 0].attempt.sending == 2  # type: ignore[union-attr]
+    assert site.core.tasks[1, 0].attempt.dispatch_id == 2  # type: ignore[union-attr]
     assert site.core.tasks[1, 0].reason != Reason.DUPLICATE
 
 
 def test_what_has_begun_stays_unknown() -> None:
     site = lost()
-    assert site.step(Revoked(NOW + 9, begun=(claimed(),))) == []
+    assert site.step(ClaimsRevoked(NOW + 9, already_started=(claimed(),))) == []
     assert site.state() is State.UNKNOWN
-    later = NOW + 9 + LOOK_AGAIN[1]
+    later = NOW + 9 + ACCOUNTING_RETRY_DELAY[1]
     assert site.seen("left", None, at=later, since=NOW + 5) == []
 
 
 def test_accounting_is_asked_first() -> None:
     site = lost(records="all")
-    assert [type(action).__name__ for action in site.out.actions] == ["Look"]
-    site.seen("left", None, at=NOW + 9 + LOOK_AGAIN[0], since=NOW + 5)
-    assert [type(action).__name__ for action in site.out.actions] == ["Look", "Revoke"]
+    assert [type(action).__name__ for action in site.out.actions] == ["QueryAccounting"]
+    site.seen("left", None, at=NOW + 9 + ACCOUNTING_RETRY_DELAY[0], since=NOW + 5)
+    assert [type(action).__name__ for action in site.out.actions] == ["QueryAccounting", "Revoke"]
     done = site.row(State.COMPLETED, started=NOW, ended=NOW + 1, exit_code=0)
-    site.step(Traced(NOW + 20, "left", (done,)))
+    site.step(AccountingReceived(NOW + 20, "left", (done,)))
     assert site.state() is State.UNKNOWN  # the claim tells whether it was its payload that ended
-    site.step(Revoked(NOW + 20, begun=(claimed(),)))
+    site.step(ClaimsRevoked(NOW + 20, already_started=(claimed(),)))
     assert not site.core.tasks
 
 
 def test_what_comes_back_while_its_claim_is_taken_waits_for_the_answer() -> None:
     site = lost()
-    failed = site.row(State.FAILED, started=NOW + 9, ended=NOW + 9, exit_code=TAKEN)
+    failed = site.row(State.FAILED, started=NOW + 9, ended=NOW + 9, exit_code=EXIT_CLAIM_TAKEN)
     site.seen("left", None, failed, at=NOW + 10)
     assert site.state() is State.UNKNOWN
-    assert site.step(Revoked(NOW + 11, (claimed(),))) == [Send(1, 2, "left", (0,))]
+    assert site.step(ClaimsRevoked(NOW + 11, (claimed(),))) == [Dispatch(1, 2, "left", (0,))]
 
 
 def test_a_claim_that_was_perhaps_taken_is_taken_again_after_a_restart() -> None:
@@ -180,22 +195,22 @@ def test_a_claim_that_was_perhaps_taken_is_taken_again_after_a_restart() -> None
     clusters = tuple(
         Cluster(name=n, adapter="local", fence_dir="/fence") for n in ("left", "right")
     )
-    revoke_again = [Revoke("left", (Claim("/fence", *claimed()),))]
-    assert site.step(Booted(NOW + 20, "cafe", Policy(), clusters)) == revoke_again
+    revoke_again = [Revoke("left", (TaskClaim("/fence", *claimed()),))]
+    assert site.step(DaemonStarted(NOW + 20, "cafe", Policy(), clusters)) == revoke_again
     site.seen("left", facts(8), site.row(State.PENDING), at=NOW + 21, full=True)
-    assert site.step(Revoked(NOW + 22, (claimed(),))) == [Send(1, 2, "left", (0,))]
+    assert site.step(ClaimsRevoked(NOW + 22, (claimed(),))) == [Dispatch(1, 2, "left", (0,))]
 
 
 def test_what_was_withdrawn_is_revoked_lest_it_come_back() -> None:
     site = Site(fence_dir="/fence")
-    site.step(Submitted(NOW, job()))
+    site.step(JobSubmitted(NOW, job()))
     site.sent()
-    site.step(Asked(NOW, "hold", 1))
+    site.step(UserRequested(NOW, "hold", 1))
     site.seen("left", None, site.row(State.CANCELLED, ended=NOW))
-    assert site.out.actions == [Revoke("left", (Claim("/fence", *claimed()),))]
-    site.step(Revoked(NOW, (claimed(),)))
-    site.step(Asked(NOW, "release", 1))
-    back = Row(*claimed(), "7", State.PENDING)
+    assert site.out.actions == [Revoke("left", (TaskClaim("/fence", *claimed()),))]
+    site.step(ClaimsRevoked(NOW, (claimed(),)))
+    site.step(UserRequested(NOW, "release", 1))
+    back = JobStatus(*claimed(), "7", State.PENDING)
     assert [type(action).__name__ for action in site.seen("left", None, back)] == ["Withdraw"]
     assert site.seen("left", None, site.row(State.RUNNING, started=NOW)) == []
     assert site.core.tasks[1, 0].attempt.intent is None  # type: ignore[union-attr]
@@ -203,13 +218,16 @@ def test_what_was_withdrawn_is_revoked_lest_it_come_back() -> None:
 
 def test_what_an_operator_called_lost_too_early_goes_before() -> None:
     site = Site(fence_dir="/fence", pull=False)
-    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.step(JobSubmitted(NOW, job(clusters=("left",))))
     site.sent()
-    site.seen("left", facts(8, records="all"), full=True, at=NOW + 9, since=NOW + 5)
+    site.seen("left", facts(8, accounting_source="all"), full=True, at=NOW + 9, since=NOW + 5)
     site.core.tasks[1, 0].job = job(clusters=("right",))
-    actions = site.step(Asked(NOW + 9, "lost", 1, by="root"))
-    assert actions == [Revoke("left", (Claim("/fence", *claimed()),)), Send(1, 2, "right", (0,))]
-    site.sent(cluster="right", sending=2, native="8")
-    assert [type(a).__name__ for a in site.step(Revoked(NOW + 9, begun=(claimed(),)))] == [
-        "Withdraw"
+    actions = site.step(UserRequested(NOW + 9, "lost", 1, by="root"))
+    assert actions == [
+        Revoke("left", (TaskClaim("/fence", *claimed()),)),
+        Dispatch(1, 2, "right", (0,)),
     ]
+    site.sent(cluster="right", sending=2, native="8")
+    assert [
+        type(a).__name__ for a in site.step(ClaimsRevoked(NOW + 9, already_started=(claimed(),)))
+    ] == ["Withdraw"]

@@ -11,10 +11,10 @@ from metasched.model.job import Job
 from metasched.policies.classify import (
     Classifier,
     Deadline,
+    HeuristicContribution,
     Licence,
-    Part,
     User,
-    too_late,
+    cannot_meet_deadline,
 )
 from metasched.policies.heuristic import Heuristic
 
@@ -109,7 +109,7 @@ def test_asking_changes_nothing() -> None:
     assert [heuristic.contribution(near(6)) for _ in range(3)] == [8, 8, 8]
     classifier = Classifier(heuristics=[heuristic])
     assert classifier.peek(near(6)) == classifier.peek(near(6)) == 8
-    assert classifier.parts(near(6)) == [Part("deadline", 8, 1)]
+    assert classifier.contributions(near(6)) == [HeuristicContribution("deadline", 8, 1)]
 
 
 def test_priority_remembers_once() -> None:
@@ -182,15 +182,17 @@ def test_weights_decide_what_counts() -> None:
     assert Classifier(weights={"deadline": 0, "licence": 0}).priority(gold) == 7
     assert Classifier(weights={"user": 4}).priority(gold) == 5
     classifier, expected = Classifier(), [("deadline", 1, 1), ("licence", 1, 1), ("user", 7, 1)]
-    assert classifier.parts(gold) == expected
-    classifier.parts(gold).clear()  # whoever asked may do with them what he likes
-    assert classifier.parts(gold) == expected
+    assert classifier.contributions(gold) == expected
+    classifier.contributions(gold).clear()  # whoever asked may do with them what he likes
+    assert classifier.contributions(gold) == expected
 
 
 def test_another_highest_priority_reaches_the_heuristics() -> None:
     classifier = Classifier(max_priority=4)
     assert classifier.priority(job(-1, licences=licences(20), user_class="gold")) == 4
-    assert [part.contribution for part in classifier.parts(job(-1, licences=licences(20)))] == [
+    assert [
+        part.contribution for part in classifier.contributions(job(-1, licences=licences(20)))
+    ] == [
         4,
         4,
         1,
@@ -213,10 +215,10 @@ def test_a_site_adds_its_own_heuristic_and_priorities_stay_in_range() -> None:
 
 
 def test_a_deadline_that_cannot_be_met_is_known() -> None:
-    assert too_late(job(0))
-    assert too_late(job(-1))
-    assert not too_late(job(1))
-    assert not too_late(job(None))
+    assert cannot_meet_deadline(job(0))
+    assert cannot_meet_deadline(job(-1))
+    assert not cannot_meet_deadline(job(1))
+    assert not cannot_meet_deadline(job(None))
 
 
 @pytest.mark.parametrize(

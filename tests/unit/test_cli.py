@@ -23,11 +23,17 @@ import pytest
 
 from metasched import cli
 from metasched.cli import app as cli_app
-from metasched.client.client import Broken, Client, Forbidden, Unreachable
-from metasched.client.job_request import prepare
-from metasched.client.options import OPTIONS, read_command
-from metasched.client.schemas import Submission
-from metasched.paths import BadPlace, daemon_socket, personal_data, personal_socket, socket_of
+from metasched.client.client import Client, DaemonUnreachable, PermissionDenied, ResponseLost
+from metasched.client.job_request import prepare_submission
+from metasched.client.options import OPTIONS, parse_command_line
+from metasched.client.schemas import SubmitRequest
+from metasched.paths import (
+    DaemonAddressError,
+    configured_socket,
+    daemon_socket,
+    personal_data,
+    personal_socket,
+)
 
 
 @dataclass
@@ -179,8 +185,8 @@ def test_submit_sends_what_the_daemon_reads(daemon: Fake, run: Run, home: Path) 
     assert done.out == "Job 17: priority 7, cluster left\n"
     [(method, path, _, body)] = daemon.asked
     assert (method, path) == ("POST", "/jobs")
-    expected, _ = prepare(*read_command(words), environ={}, now=time.time())
-    assert msgspec.json.decode(json.dumps(body), type=Submission) == expected
+    expected, _ = prepare_submission(*parse_command_line(words), environ={}, now=time.time())
+    assert msgspec.json.decode(json.dumps(body), type=SubmitRequest) == expected
 
 
 @pytest.mark.parametrize(
@@ -241,7 +247,7 @@ def test_typer_reads_submit_as_argparse_does(
     words = ["submit", "-n", "2", "--hold", "--native", "a:-x", "--native", "b:-y", "--export=NONE"]
     words += ["--mem", "4G", "job.sh", "--mem", "x"]
     run(*words)
-    cli_app.application()(words, standalone_mode=False)
+    cli_app.build_app()(words, standalone_mode=False)
     assert len(daemon.asked) == 2
     assert daemon.asked[0] == daemon.asked[1]
 
@@ -337,14 +343,14 @@ def test_no_daemon(run: Run) -> None:
 
 def test_a_socket_that_nobody_serves(home: Path) -> None:
     (home / "file").touch()
-    with pytest.raises(Unreachable, match="no daemon answers"):
+    with pytest.raises(DaemonUnreachable, match="no daemon answers"):
         Client(home / "file").health()
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may connect to every socket")
 def test_a_socket_of_somebody_else(daemon: Fake) -> None:
     daemon.path.chmod(0)
-    with pytest.raises(Forbidden, match="belongs to somebody else"):
+    with pytest.raises(PermissionDenied, match="belongs to somebody else"):
         Client(daemon.path).health()
 
 
@@ -387,7 +393,7 @@ def test_a_submission_that_breaks_off_may_have_been_taken(daemon: Fake, run: Run
 
 def test_an_answer_that_does_not_come(daemon: Fake) -> None:
     daemon.answer("/health", None)
-    with pytest.raises(Broken, match=r"no answer in 0\.1 s"):
+    with pytest.raises(ResponseLost, match=r"no answer in 0\.1 s"):
         Client(daemon.path, timeout=0.1).health()
 
 
@@ -439,13 +445,13 @@ def test_the_site_serves_those_without_a_daemon_of_their_own(
 )
 def test_configurations_that_name_no_socket(home: Path, text: str) -> None:
     (home / "bad.toml").write_text(text, encoding="latin-1")
-    with pytest.raises(BadPlace, match=r"bad\.toml.*; "):
-        socket_of(home / "bad.toml")
+    with pytest.raises(DaemonAddressError, match=r"bad\.toml.*; "):
+        configured_socket(home / "bad.toml")
 
 
 def test_a_configuration_without_a_socket_means_the_usual_one(home: Path) -> None:
     (home / "a.toml").write_text("[policy]\nfile = 'p.toml'\n")
-    assert socket_of(home / "a.toml") == personal_socket()
+    assert configured_socket(home / "a.toml") == personal_socket()
 
 
 # status, cancel, hold, release, wait

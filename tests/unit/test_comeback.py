@@ -5,28 +5,28 @@ from __future__ import annotations
 import pytest
 
 from metasched.core.events import (
-    Accepted,
-    Again,
-    Asked,
-    Booted,
+    AccountingReceived,
     ClockSet,
-    Requeued,
-    Returned,
-    Seen,
-    Send,
-    Silent,
-    Submitted,
-    Traced,
-    Tried,
-    Unsure,
+    ClusterUnreachable,
+    DaemonStarted,
+    Dispatch,
+    DispatchAccepted,
+    DispatchSkipped,
+    DispatchStarted,
+    DispatchUncertain,
+    JobRequeued,
+    JobSubmitted,
+    ListingReceived,
+    RequeuedTask,
+    UserRequested,
     Withdraw,
 )
 from metasched.core.scheduler import Core
-from metasched.core.task_state_machine import PURSUE_AGAIN
+from metasched.core.task_state_machine import WITHDRAWAL_RETRY_SECONDS
 from metasched.core.tasks import Intent
 from metasched.model.cluster import Cluster
 from metasched.model.job import Reason, State
-from metasched.model.listing import Row
+from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
 from tests.unit.core_site import NOW, Site, facts, job
@@ -35,27 +35,27 @@ from tests.unit.core_site import NOW, Site, facts, job
 def sent_twice(site: Site | None = None) -> Site:
     """Sending 1 on left was called lost by an operator; sending 2 waits on right."""
     site = site or Site(pull=False)
-    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.step(JobSubmitted(NOW, job(clusters=("left",))))
     site.sent()
-    site.step(Silent(NOW, "left", "no answer"))
+    site.step(ClusterUnreachable(NOW, "left", "no answer"))
     site.core.tasks[1, 0].job = job()
-    site.step(Asked(NOW, "lost", 1, by="root"))
-    assert site.out.actions == [Send(1, 2, "right", (0,))]
-    site.step(Tried(NOW, 1, 2))
-    site.step(Accepted(NOW, 1, 2, {0: "8"}))
+    site.step(UserRequested(NOW, "lost", 1, by="root"))
+    assert site.out.actions == [Dispatch(1, 2, "right", (0,))]
+    site.step(DispatchStarted(NOW, 1, 2))
+    site.step(DispatchAccepted(NOW, 1, 2, {0: "8"}))
     return site
 
 
 def ran_and_called_lost(*, again_on: str = "") -> Site:
     """Sending 1 was seen to run on left, and was called lost; the task waits, or is sent again."""
     site = Site(pull=False)
-    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.step(JobSubmitted(NOW, job(clusters=("left",))))
     site.sent()
     site.seen("left", None, site.row(State.RUNNING, started=NOW))
-    site.step(Silent(NOW, "left", "no answer"))
+    site.step(ClusterUnreachable(NOW, "left", "no answer"))
     if again_on:
         site.core.tasks[1, 0].job = job(clusters=(again_on,))
-    site.step(Asked(NOW, "lost", 1, by="root"))
+    site.step(UserRequested(NOW, "lost", 1, by="root"))
     if again_on:
         site.sent(cluster=again_on, sending=2, native="8")
     return site
@@ -67,51 +67,51 @@ def causes(site: Site) -> list[str]:
 
 def test_one_that_waits_is_withdrawn_and_told_again() -> None:
     site = sent_twice()
-    withdrawal = [Withdraw(1, 1, "left", {0: "7"}, unstarted=True)]
+    withdrawal = [Withdraw(1, 1, "left", {0: "7"}, only_pending=True)]
     assert site.seen("left", facts(8), site.row(State.PENDING), full=True) == withdrawal
     assert causes(site) == ["sending 1 on left is back: it is withdrawn"]
-    assert site.seen("left", None, site.row(State.PENDING, word="Priority")) == []
+    assert site.seen("left", None, site.row(State.PENDING, manager_reason="Priority")) == []
     assert causes(site) == []
-    later = NOW + PURSUE_AGAIN
-    assert site.core.expects("left", later)
+    later = NOW + WITHDRAWAL_RETRY_SECONDS
+    assert site.core.unchanged_listing_matters("left", later)
     assert site.seen("left", None, at=later) == withdrawal
     site.seen("left", None, site.row(State.CANCELLED, ended=later), at=later)
-    assert not site.core.expects("left", later + PURSUE_AGAIN)
-    assert site.core.tasks[1, 0].attempt.sending == 2  # type: ignore[union-attr]
+    assert not site.core.unchanged_listing_matters("left", later + WITHDRAWAL_RETRY_SECONDS)
+    assert site.core.tasks[1, 0].attempt.dispatch_id == 2  # type: ignore[union-attr]
 
 
 def test_one_that_has_begun_goes_before_a_newer_one_that_has_not() -> None:
     site = sent_twice()
     running = site.row(State.RUNNING, started=NOW)
     assert site.seen("left", facts(8), running, full=True) == [
-        Withdraw(1, 2, "right", {0: "8"}, unstarted=True)
+        Withdraw(1, 2, "right", {0: "8"}, only_pending=True)
     ]
-    gone = Row(tag_of("cafe", 1, 2), 0, "8", State.CANCELLED, ended=NOW)
+    gone = JobStatus(tag_of("cafe", 1, 2), 0, "8", State.CANCELLED, ended=NOW)
     assert site.seen("right", None, gone) == []
     task = site.core.tasks[1, 0]
     assert task.attempt is not None
-    assert (task.attempt.number, task.attempt.sending, task.state) == (3, 1, State.RUNNING)
+    assert (task.attempt.number, task.attempt.dispatch_id, task.state) == (3, 1, State.RUNNING)
     site.seen("left", None, site.row(State.COMPLETED, started=NOW, ended=NOW + 9, exit_code=0))
     assert not site.core.tasks
 
 
 def test_two_that_have_begun_go_on_and_are_told_loudly() -> None:
     site = sent_twice()
-    site.seen("right", None, Row(tag_of("cafe", 1, 2), 0, "8", State.RUNNING, started=NOW))
+    site.seen("right", None, JobStatus(tag_of("cafe", 1, 2), 0, "8", State.RUNNING, started=NOW))
     assert site.seen("left", facts(8), site.row(State.RUNNING, started=NOW), full=True) == []
     assert causes(site) == ["DUPLICATE: sending 1 on left has begun, too"]
     assert site.out.warnings == ["job 1: DUPLICATE: sending 1 on left has begun, too"]
     assert site.core.tasks[1, 0].reason == Reason.DUPLICATE
-    site.step(Asked(NOW, "cancel", 1, by="ada"))
-    assert site.out.actions == [Withdraw(1, 2, "right", {0: "8"}, unstarted=False)]
-    assert site.seen("left", None, at=NOW) == [Withdraw(1, 1, "left", {0: "7"}, unstarted=False)]
+    site.step(UserRequested(NOW, "cancel", 1, by="ada"))
+    assert site.out.actions == [Withdraw(1, 2, "right", {0: "8"}, only_pending=False)]
+    assert site.seen("left", None, at=NOW) == [Withdraw(1, 1, "left", {0: "7"}, only_pending=False)]
 
 
 def test_one_that_is_to_begin_anew_is_ended_if_a_newer_one_has_begun() -> None:
     site = sent_twice()
-    site.seen("right", None, Row(tag_of("cafe", 1, 2), 0, "8", State.RUNNING, started=NOW))
+    site.seen("right", None, JobStatus(tag_of("cafe", 1, 2), 0, "8", State.RUNNING, started=NOW))
     again = site.row(State.PENDING, started=NOW, restarts=1)
-    end = [Withdraw(1, 1, "left", {0: "7"}, unstarted=False)]
+    end = [Withdraw(1, 1, "left", {0: "7"}, only_pending=False)]
     assert site.seen("left", facts(8), again, full=True) == end
 
 
@@ -121,20 +121,20 @@ def test_what_was_seen_to_run_and_is_there_after_all_is_gone_on_with(state: Stat
     assert site.seen("left", facts(8), site.row(state, started=NOW, restarts=1), full=True) == []
     task = site.core.tasks[1, 0]
     assert task.attempt is not None
-    assert (task.attempt.sending, task.state) == (1, state)
+    assert (task.attempt.dispatch_id, task.state) == (1, state)
 
 
 @pytest.mark.parametrize("state", [State.PENDING, State.RUNNING])
 def test_what_was_seen_to_run_goes_before_a_newer_one_that_has_not(state: State) -> None:
     site = ran_and_called_lost(again_on="right")
-    yields = [Withdraw(1, 2, "right", {0: "8"}, unstarted=True)]
+    yields = [Withdraw(1, 2, "right", {0: "8"}, only_pending=True)]
     assert site.seen("left", facts(8), site.row(state, started=NOW), full=True) == yields
     assert site.seen("left", facts(8), site.row(state, started=NOW), full=True) == []  # told once
 
 
 def test_what_was_seen_to_run_and_a_newer_one_that_runs_are_told_once() -> None:
     site = ran_and_called_lost(again_on="right")
-    site.seen("right", None, Row(tag_of("cafe", 1, 2), 0, "8", State.RUNNING, started=NOW))
+    site.seen("right", None, JobStatus(tag_of("cafe", 1, 2), 0, "8", State.RUNNING, started=NOW))
     told = "DUPLICATE: sending 1 on left has begun, too"
     for expected in ([told], []):
         site.seen("left", facts(8), site.row(State.RUNNING, started=NOW), full=True)
@@ -144,65 +144,67 @@ def test_what_was_seen_to_run_and_a_newer_one_that_runs_are_told_once() -> None:
 def test_a_newer_one_that_began_before_it_could_yield_makes_two() -> None:
     site = sent_twice()
     site.seen("left", facts(8), site.row(State.RUNNING, started=NOW), full=True)
-    site.seen("right", None, Row(tag_of("cafe", 1, 2), 0, "8", State.RUNNING, started=NOW))
+    site.seen("right", None, JobStatus(tag_of("cafe", 1, 2), 0, "8", State.RUNNING, started=NOW))
     assert "DUPLICATE: sending 1 on left has begun, too" in causes(site)
     assert site.core.tasks[1, 0].attempt.intent is None  # type: ignore[union-attr]
 
 
 def test_one_that_waits_while_its_task_waits_with_us_is_only_taken_back() -> None:
     site = Site(pull=False)
-    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.step(JobSubmitted(NOW, job(clusters=("left",))))
     site.sent()
-    site.step(Silent(NOW, "left", "no answer"))
-    site.step(Asked(NOW, "lost", 1, by="root"))
+    site.step(ClusterUnreachable(NOW, "left", "no answer"))
+    site.step(UserRequested(NOW, "lost", 1, by="root"))
     assert site.state() is State.QUEUED
     actions = site.seen("left", facts(8), site.row(State.PENDING), full=True)
-    assert actions == [Withdraw(1, 1, "left", {0: "7"}, unstarted=True)]
+    assert actions == [Withdraw(1, 1, "left", {0: "7"}, only_pending=True)]
     assert site.core.tasks[1, 0].attempt.intent is Intent.RECALL  # type: ignore[union-attr]
     # a withdrawal of an earlier life may end it; the task is not cancelled by that
     assert site.seen("left", None, site.row(State.CANCELLED, ended=NOW)) == [
-        Send(1, 2, "left", (0,))
+        Dispatch(1, 2, "left", (0,))
     ]
 
 
 @pytest.mark.parametrize("state", [State.PENDING, State.RUNNING])
 def test_a_cancel_that_the_manager_forgot_is_told_again(state: State) -> None:
     site = Site()
-    site.step(Submitted(NOW, job()))
+    site.step(JobSubmitted(NOW, job()))
     site.sent()
-    site.step(Asked(NOW, "cancel", 1))
+    site.step(UserRequested(NOW, "cancel", 1))
     site.seen("left", None, site.row(State.CANCELLED, ended=NOW))
     assert not site.core.tasks
     back = site.row(state, started=None if state is State.PENDING else NOW)
     assert site.seen("left", None, back) == [
-        Withdraw(1, 1, "left", {0: "7"}, unstarted=state is State.PENDING)
+        Withdraw(1, 1, "left", {0: "7"}, only_pending=state is State.PENDING)
     ]
     assert [(c.before, c.after) for c in site.out.changes] == [(State.CANCELLED, State.CANCELLED)]
 
 
 def test_a_tag_that_nobody_sent_is_only_warned_of() -> None:
     site = Site()
-    row = Row(tag_of("cafe", 99, 1), 0, "4", State.RUNNING, started=NOW)
+    row = JobStatus(tag_of("cafe", 99, 1), 0, "4", State.RUNNING, started=NOW)
     assert site.seen("left", None, row) == []
     assert site.out.warnings == ["left lists ms-cafe-99-1, and nobody knows why"]
 
 
 def test_a_restart_by_the_manager_is_a_new_attempt() -> None:
     site = Site()
-    site.step(Submitted(NOW, job()))
+    site.step(JobSubmitted(NOW, job()))
     site.sent()
     site.seen("left", None, site.row(State.RUNNING, started=NOW))
     site.seen("left", None, site.row(State.RUNNING, started=NOW, restarts=1))  # it is ending
-    assert not site.out.closed
+    assert not site.out.closed_attempts
     site.seen("left", None, site.row(State.PENDING, started=NOW + 9, restarts=1))
-    [(_, first)] = site.out.closed
+    [(_, first)] = site.out.closed_attempts
     assert (first.number, first.state, first.started) == (1, State.NODE_FAIL, NOW)
     assert causes(site) == ["the manager restarted it by itself (restart 1)"]
     task = site.core.tasks[1, 0]
     assert task.attempt is not None
-    assert (task.attempt.number, task.attempt.sending, task.state) == (2, 1, State.PENDING)
+    assert (task.attempt.number, task.attempt.dispatch_id, task.state) == (2, 1, State.PENDING)
     assert task.attempt.started is None
-    assert site.step(Asked(NOW, "hold", 1)) == []  # it has begun once: nothing takes it back
+    assert (
+        site.step(UserRequested(NOW, "hold", 1)) == []
+    )  # it has begun once: nothing takes it back
     site.seen("left", None, site.row(State.RUNNING, started=NOW + 20, restarts=1))
     site.seen("left", None, site.row(State.RUNNING, started=NOW + 90, restarts=1))
     assert task.attempt.number == 3  # a manager that does not count has another start
@@ -212,35 +214,37 @@ def test_a_restart_by_the_manager_is_a_new_attempt() -> None:
 
 def test_what_a_manager_lost_with_its_last_seconds_is_sent_again_if_accounting_lacks_it() -> None:
     site = Site()
-    site.step(Submitted(NOW, job()))
+    site.step(JobSubmitted(NOW, job()))
     site.sent()
     site.seen("left", None, at=NOW + 9, since=NOW + 5, until=NOW + 9, up_since=NOW + 5)
     assert site.state() is State.UNKNOWN
     missing = ((tag_of("cafe", 1, 1), 0),)
-    assert site.step(Traced(NOW + 9, "left", unstarted=missing)) == [Send(1, 2, "left", (0,))]
+    assert site.step(AccountingReceived(NOW + 9, "left", never_started=missing)) == [
+        Dispatch(1, 2, "left", (0,))
+    ]
 
 
 def test_what_somebody_cancelled_without_a_record_is_not_sent_again() -> None:
     site = Site()
-    site.step(Submitted(NOW, job()))
+    site.step(JobSubmitted(NOW, job()))
     site.sent()
     site.seen("left", None, at=NOW + 9, since=NOW + 5, until=NOW + 9, up_since=NOW - 5)
     missing = ((tag_of("cafe", 1, 1), 0),)
-    assert site.step(Traced(NOW + 9, "left", unstarted=missing)) == []
+    assert site.step(AccountingReceived(NOW + 9, "left", never_started=missing)) == []
     assert not site.core.tasks
 
 
 @pytest.mark.parametrize("by", [-3600.0, 3600.0])
 def test_a_doubtful_send_does_not_wait_out_a_set_clock(by: float) -> None:
     site = Site()
-    site.step(Submitted(NOW, job(1)))
-    site.step(Tried(NOW, 1, 1))
-    site.step(Unsure(NOW, 1, 1, "time-out"))
+    site.step(JobSubmitted(NOW, job(1)))
+    site.step(DispatchStarted(NOW, 1, 1))
+    site.step(DispatchUncertain(NOW, 1, 1, "time-out"))
     now = NOW + 30 + by
     site.step(ClockSet(now, by))
-    assert site.step(Seen(now, "left", since=NOW - 4000, until=NOW + by - 1)) == []
+    assert site.step(ListingReceived(now, "left", since=NOW - 4000, until=NOW + by - 1)) == []
     assert site.state() is State.DISPATCHING
-    site.step(Seen(now, "left", since=NOW - 4000, until=NOW + by))
+    site.step(ListingReceived(now, "left", since=NOW - 4000, until=NOW + by))
     assert site.state() is State.DISPATCHING  # of the next attempt
     assert site.core.tasks[1, 0].attempts == 2
 
@@ -248,44 +252,44 @@ def test_a_doubtful_send_does_not_wait_out_a_set_clock(by: float) -> None:
 @pytest.mark.parametrize("by", [-3600.0, 3600.0])
 def test_a_wish_is_told_again_as_soon_as_if_the_clock_had_not_been_set(by: float) -> None:
     site = Site()
-    site.step(Submitted(NOW, job()))
+    site.step(JobSubmitted(NOW, job()))
     site.sent()
     site.seen("left", None, site.row(State.PENDING))
-    assert len(site.step(Asked(NOW, "cancel", 1))) == 1
+    assert len(site.step(UserRequested(NOW, "cancel", 1))) == 1
     site.step(ClockSet(NOW + by + 1, by))
-    assert site.seen("left", None, at=NOW + by + PURSUE_AGAIN - 1) == []
-    assert len(site.seen("left", None, at=NOW + by + PURSUE_AGAIN)) == 1
+    assert site.seen("left", None, at=NOW + by + WITHDRAWAL_RETRY_SECONDS - 1) == []
+    assert len(site.seen("left", None, at=NOW + by + WITHDRAWAL_RETRY_SECONDS)) == 1
 
 
 def test_a_set_clock_is_no_time_for_which_a_cluster_has_been_watched() -> None:
     site = Site(pull_after=100.0)
-    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.step(JobSubmitted(NOW, job(clusters=("left",))))
     site.sent()
     site.seen("left", None, site.row(State.PENDING))
     site.core.tasks[1, 0].job = job()
     site.step(ClockSet(NOW + 3601, 3600.0))
     assert site.seen("right", facts(8), at=NOW + 3602) == []
     assert site.seen("right", facts(8), at=NOW + 3710) == [
-        Withdraw(1, 1, "left", {0: "7"}, unstarted=True)
+        Withdraw(1, 1, "left", {0: "7"}, only_pending=True)
     ]
 
 
 def test_what_ran_as_an_operator_said_is_no_duplicate() -> None:
     site = Site(pull=False)
-    site.step(Submitted(NOW, job()))
+    site.step(JobSubmitted(NOW, job()))
     site.sent()
-    site.step(Silent(NOW, "left", "no answer"))
-    site.step(Asked(NOW, "ran", 1, by="root"))
+    site.step(ClusterUnreachable(NOW, "left", "no answer"))
+    site.step(UserRequested(NOW, "ran", 1, by="root"))
     assert site.seen("left", facts(8), site.row(State.RUNNING, started=NOW), full=True) == []
     assert not site.out.warnings
 
 
 def test_an_adopted_one_brings_its_restarts_along() -> None:
     site = Site(pull=False)
-    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.step(JobSubmitted(NOW, job(clusters=("left",))))
     site.sent()
-    site.step(Silent(NOW, "left", "no answer"))
-    site.step(Asked(NOW, "lost", 1, by="root"))
+    site.step(ClusterUnreachable(NOW, "left", "no answer"))
+    site.step(UserRequested(NOW, "lost", 1, by="root"))
     running = site.row(State.RUNNING, started=NOW, restarts=1)
     site.seen("left", facts(8), running, full=True)
     assert (site.state(), site.core.tasks[1, 0].attempts) == (State.RUNNING, 2)
@@ -294,32 +298,32 @@ def test_an_adopted_one_brings_its_restarts_along() -> None:
 def requeued(*, again: State = State.DISPATCHING) -> Site:
     """Sending 1 ran on left and was requeued there; sending 2 is on right, in that state."""
     site = Site(pull=False)
-    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.step(JobSubmitted(NOW, job(clusters=("left",))))
     site.sent()
     site.seen("left", facts(8), site.row(State.RUNNING, started=NOW))
-    site.step(Asked(NOW, "requeue", 1, by="ada"))
+    site.step(UserRequested(NOW, "requeue", 1, by="ada"))
     site.core.tasks[1, 0].job = job(clusters=("right",))
     site.seen("left", None, site.row(State.CANCELLED, started=NOW, ended=NOW, signal=15))
-    assert site.out.actions == [Send(1, 2, "right", (0,))]
+    assert site.out.actions == [Dispatch(1, 2, "right", (0,))]
     if again is not State.DISPATCHING:
         site.sent(cluster="right", sending=2, native="8")
-        row = Row(tag_of("cafe", 1, 2), 0, "8", again, started=NOW)
+        row = JobStatus(tag_of("cafe", 1, 2), 0, "8", again, started=NOW)
         site.seen("right", None, row)
     return site
 
 
-END = [Withdraw(1, 1, "left", {0: "7"}, unstarted=False)]
+END = [Withdraw(1, 1, "left", {0: "7"}, only_pending=False)]
 
 
 def test_what_was_requeued_and_is_back_is_ended_again_and_the_task_still_runs_anew() -> None:
     site = requeued()
-    site.step(Tried(NOW, 1, 2))
+    site.step(DispatchStarted(NOW, 1, 2))
     running = site.row(State.RUNNING, started=NOW)
     site.seen("left", None, running, full=True)
-    site.step(Returned(NOW, ((1, 2),)))
+    site.step(DispatchSkipped(NOW, ((1, 2),)))
     assert (site.state(), site.out.actions) == (State.RUNNING, END)
     site.seen("left", None, site.row(State.CANCELLED, started=NOW, ended=NOW, signal=15))
-    assert site.out.actions == [Send(1, 3, "right", (0,))]
+    assert site.out.actions == [Dispatch(1, 3, "right", (0,))]
 
 
 def test_what_was_requeued_and_is_back_is_ended_though_a_newer_one_runs() -> None:
@@ -341,45 +345,47 @@ def test_what_was_requeued_and_is_back_after_the_end_is_ended() -> None:
 def test_an_ended_job_that_was_requeued_runs_anew_even_if_its_end_was_not_one() -> None:
     """A controller that lost its last seconds lists as running what it had told as ended."""
     site = Site(pull=False)
-    site.step(Submitted(NOW, job(clusters=("left",))))
+    site.step(JobSubmitted(NOW, job(clusters=("left",))))
     site.sent()
     done = site.row(State.COMPLETED, started=NOW, ended=NOW + 9, exit_code=0)
     site.seen("left", facts(8), done)
-    again = (Again(0, State.COMPLETED, 1),)
-    site.step(Requeued(NOW + 9, job(clusters=("right",)), 1, 1, again, "ada"))
-    assert site.out.actions == [Send(1, 2, "right", (0,))]
+    again = (RequeuedTask(0, State.COMPLETED, 1),)
+    site.step(JobRequeued(NOW + 9, job(clusters=("right",)), 1, 1, again, "ada"))
+    assert site.out.actions == [Dispatch(1, 2, "right", (0,))]
     site.seen("left", None, site.row(State.RUNNING, started=NOW), full=True)
-    site.step(Returned(NOW + 10, ((1, 2),)))
+    site.step(DispatchSkipped(NOW + 10, ((1, 2),)))
     assert site.state() is State.RUNNING
     site.seen("left", None, done)
-    assert site.out.actions == [Send(1, 3, "right", (0,))]
+    assert site.out.actions == [Dispatch(1, 3, "right", (0,))]
 
 
 def test_what_was_seen_only_before_a_restart_and_is_lost_by_its_manager_is_sent_again() -> None:
     site = Site(pull=False)
-    site.step(Submitted(NOW, job(clusters=("left",))))
-    site.step(Tried(NOW, 1, 1))
-    site.step(Unsure(NOW, 1, 1, "no answer"))
+    site.step(JobSubmitted(NOW, job(clusters=("left",))))
+    site.step(DispatchStarted(NOW, 1, 1))
+    site.step(DispatchUncertain(NOW, 1, 1, "no answer"))
     site.seen("left", None, site.row(State.PENDING), at=NOW + 1)
     attempt = site.core.tasks[1, 0].attempt
     assert attempt is not None
     assert (attempt.accepted, attempt.native_id) == (None, "7")
-    attempt.listed = None  # when it was there last is not stored
+    attempt.last_listed = None  # when it was there last is not stored
     again = Site.__new__(Site)
     again.core = Core()
     again.core.restore(site.core.tasks.values(), {1: 1}, {}, [])
     left = Cluster(name="left", adapter="local")
-    again.step(Booted(NOW + 60, "cafe", Policy(pull=False), (left,)))
+    again.step(DaemonStarted(NOW + 60, "cafe", Policy(pull=False), (left,)))
     again.seen("left", facts(8), at=NOW + 70, full=True, up_since=NOW + 50)
-    assert again.out.actions == [Send(1, 2, "left", (0,))]
+    assert again.out.actions == [Dispatch(1, 2, "left", (0,))]
 
 
 def test_a_clock_set_back_while_we_were_down_proves_nothing() -> None:
     site = Site()
-    site.step(Submitted(NOW, job()))
-    site.step(Tried(NOW, 1, 1))
+    site.step(JobSubmitted(NOW, job()))
+    site.step(DispatchStarted(NOW, 1, 1))
     earlier = NOW - 3600
     clusters = tuple(Cluster(name=n, adapter="local") for n in ("left", "right"))
-    site.step(Booted(earlier, "cafe", Policy(), clusters))
-    site.step(Seen(earlier + 30, "left", full=True, since=earlier - 9, until=earlier + 10))
+    site.step(DaemonStarted(earlier, "cafe", Policy(), clusters))
+    site.step(
+        ListingReceived(earlier + 30, "left", full=True, since=earlier - 9, until=earlier + 10)
+    )
     assert site.state() is State.UNKNOWN

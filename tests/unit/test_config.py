@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from metasched.adapters.slurm.adapter import Slurm
-from metasched.config.reading import find, load, read_policy
+from metasched.config.reading import find_config, load_settings, read_policy
 from metasched.config.settings import ConfigError
-from metasched.model.reservation_request import Quota
+from metasched.model.reservation_request import ReservationQuota
 from metasched.policies.policy import Policy
 
 WHOLE = """
@@ -61,10 +61,10 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_whole_configuration(file: Path) -> None:
-    settings = load(file)
+    settings = load_settings(file)
     assert str(settings.database) == str(file.parent / "data/ms.db")
     assert settings.socket == file.parent / "run/ms.sock"
-    assert settings.folder == file.parent / "data/ms.clusters"
+    assert settings.state_folder == file.parent / "data/ms.clusters"
     assert settings.policy == Policy(age=7200.0, pull_after=7.0, weights={"user": 2.0})
     left, alpha = settings.clusters
     assert (left.cluster.name, left.cluster.benchmark, left.poll_interval) == ("left", 300, 2)
@@ -79,18 +79,21 @@ def test_a_cluster_whose_abilities_depend_on_its_options(tmp_path: Path) -> None
     path = tmp_path / "metasched.toml"
     cell = '[[cluster]]\nname = "cell"\nadapter = "drmaa"\nlibrary = "/lib/drmaa.so"\n'
     path.write_text(f'{cell}profile = "generic"\ncpus = 4\n{cell.replace("cell", "grid")}')
-    assert [one.cluster.reserves for one in load(path).clusters] == [False, True]
+    assert [one.cluster.supports_reservations for one in load_settings(path).clusters] == [
+        False,
+        True,
+    ]
 
 
 def test_the_first_class_that_names_a_user_wins_then_groups(file: Path) -> None:
-    settings = load(file)
+    settings = load_settings(file)
     assert settings.class_of("ada") == "gold"
     assert settings.class_of(getpass.getuser()) == "silver"
     assert settings.class_of("no such user") == "regular"
 
 
 def test_without_a_file_there_is_one_cluster_of_this_host() -> None:
-    [cluster] = load(None).clusters
+    [cluster] = load_settings(None).clusters
     assert cluster.cluster.adapter == "local"
     assert cluster.options["cpus"] == os.cpu_count()
 
@@ -111,13 +114,13 @@ def test_a_policy_must_keep_the_class_of_everybody_else(tmp_path: Path) -> None:
 def test_only_a_cluster_that_keeps_reservations_can_be_for_them_alone(tmp_path: Path) -> None:
     path = tmp_path / "metasched.toml"
     path.write_text('[[cluster]]\nname = "a"\nadapter = "slurm"\nconfig = "/x"\ntakes = "jobs"\n')
-    assert load(path).clusters[0].cluster.takes == "jobs"
+    assert load_settings(path).clusters[0].cluster.takes == "jobs"
     path.write_text(path.read_text().replace('"jobs"', '"reservations"'))
-    assert load(path).clusters[0].cluster.takes == "reservations"
+    assert load_settings(path).clusters[0].cluster.takes == "reservations"
     local = '[[cluster]]\nname = "a"\nadapter = "local"\ncpus = 1\n'
     path.write_text(local + 'takes = "reservations"\n')
     with pytest.raises(ConfigError, match=r'takes = "reservations", .* "a"; leave it out'):
-        load(path)
+        load_settings(path)
 
 
 def test_what_may_be_reserved_is_said_for_all_and_instead_for_a_class(file: Path) -> None:
@@ -125,13 +128,13 @@ def test_what_may_be_reserved_is_said_for_all_and_instead_for_a_class(file: Path
         f'{file.read_text()}[reservations]\nhorizon = "90d"\nmost = 64\n'
         '[reservations.classes.gold]\nlongest = "60d"\nlet_run = "30m"\n'
     )
-    settings = load(file)
+    settings = load_settings(file)
     day = 86400.0
-    assert settings.quota_of("no such user") == Quota(horizon=90 * day, most=64)
-    assert settings.quota_of("ada") == Quota(longest=60 * day, let_run=1800.0)
+    assert settings.quota_of("no such user") == ReservationQuota(horizon=90 * day, max_size=64)
+    assert settings.quota_of("ada") == ReservationQuota(max_duration=60 * day, let_run=1800.0)
     file.write_text(file.read_text().replace("classes.gold", "classes.golf"))
     with pytest.raises(ConfigError, match='no user class "golf" in the policy'):
-        load(file)
+        load_settings(file)
 
 
 def test_where_it_is_looked_for(
@@ -142,10 +145,10 @@ def test_where_it_is_looked_for(
     personal = tmp_path / "metasched" / "metasched.toml"
     personal.parent.mkdir()
     personal.write_text(WHOLE)
-    assert find(None) == personal
+    assert find_config(None) == personal
     monkeypatch.setenv("METASCHED_CONFIG", str(file))
-    assert find(None) == file
-    assert find(personal) == personal
+    assert find_config(None) == file
+    assert find_config(personal) == personal
 
 
 @pytest.mark.parametrize(
@@ -170,9 +173,9 @@ def test_binding_late_needs_a_cluster_that_only_we_feed_and_feed_late(
     path.write_text(f'[policy]\nfile = "policy.toml"\n[[cluster]]\nname = "alpha"\n{late}')
     if told:
         with pytest.raises(ConfigError, match=told):
-            load(path)
+            load_settings(path)
         return
-    [alpha] = load(path).clusters
+    [alpha] = load_settings(path).clusters
     assert (alpha.cluster.binds_late, alpha.cluster.lead, alpha.cluster.granularity) == (
         *(True, 120.0),
         60.0,
@@ -186,9 +189,9 @@ def test_a_licence_that_only_some_machines_can_use(tmp_path: Path) -> None:
         f'[[cluster]]\nname = "{n}"\nadapter = "slurm"\nconfig = "/x"\n' for n in ("alpha", "beta")
     ]
     path.write_text(licence + "".join(clusters))
-    settings = load(path)
+    settings = load_settings(path)
     assert [pool.clusters for pool in settings.licences] == [("alpha",)]
-    assert [c.cluster.licensed for c in settings.clusters] == [{"nx": "cad"}, {}]
+    assert [c.cluster.licence_features for c in settings.clusters] == [{"nx": "cad"}, {}]
 
 
 @pytest.mark.parametrize(
@@ -208,4 +211,4 @@ def test_other_hosts_are_not_served_without_proof_or_in_clear(
     path = tmp_path / "metasched.toml"
     path.write_text(f"[tcp]\n{table}\n[[cluster]]\nname = 'left'\nadapter = 'local'\ncpus = 4\n")
     with pytest.raises(ConfigError, match=told):
-        load(path)
+        load_settings(path)

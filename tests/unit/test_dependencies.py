@@ -6,50 +6,68 @@ import re
 
 import pytest
 
-from metasched.core.events import Again, Asked, Declined, Due, Requeued, Send, Submitted, Tried
-from metasched.core.gates import Gates
+from metasched.core.dependency_status import (
+    DependencyStatus,
+    TargetProgress,
+    TargetSummary,
+    combine_statuses,
+)
+from metasched.core.events import (
+    Dispatch,
+    DispatchRejected,
+    DispatchStarted,
+    JobRequeued,
+    JobSubmitted,
+    RequeuedTask,
+    TimerExpired,
+    UserRequested,
+)
+from metasched.core.gates import SchedulingGates
 from metasched.core.tasks import Task
-from metasched.errors import Unreadable
+from metasched.errors import ParseError
 from metasched.model.dependencies import (
     Dependency,
-    Fate,
-    Progress,
-    Prospect,
-    Target,
-    Term,
-    combined,
+    DependencyTarget,
+    DependencyTerm,
     parse_dependency,
 )
 from metasched.model.job import Reason, State
 from tests.unit.core_site import NOW, Site, job
 
-WAIT, MET, NEVER = Prospect.WAIT, Prospect.MET, Prospect.NEVER
+WAIT, MET, NEVER = (
+    DependencyStatus.WAITING,
+    DependencyStatus.SATISFIED,
+    DependencyStatus.NEVER_SATISFIED,
+)
 
 
 @pytest.mark.parametrize(
     ("text", "read"),
     [
-        ("afterok:12", Dependency((Term("afterok", Target(12)),))),
+        ("afterok:12", Dependency((DependencyTerm("afterok", DependencyTarget(12)),))),
         (
             "afterok:12:13,AfterAny:14_3",
             Dependency(
                 (
-                    Term("afterok", Target(12)),
-                    Term("afterok", Target(13)),
-                    Term("afterany", Target(14, 3)),
+                    DependencyTerm("afterok", DependencyTarget(12)),
+                    DependencyTerm("afterok", DependencyTarget(13)),
+                    DependencyTerm("afterany", DependencyTarget(14, 3)),
                 )
             ),
         ),
         (
             "after:12+5?singleton",
-            Dependency((Term("after", Target(12), 300.0), Term("singleton")), any=True),
+            Dependency(
+                (DependencyTerm("after", DependencyTarget(12), 300.0), DependencyTerm("singleton")),
+                any_term=True,
+            ),
         ),
-        ("afterok:7:7", Dependency((Term("afterok", Target(7)),))),
+        ("afterok:7:7", Dependency((DependencyTerm("afterok", DependencyTarget(7)),))),
     ],
 )
 def test_what_is_read(text: str, read: Dependency) -> None:
     assert parse_dependency(text) == read
-    assert parse_dependency(("?" if read.any else ",").join(map(str, read.terms))) == read
+    assert parse_dependency(("?" if read.any_term else ",").join(map(str, read.terms))) == read
 
 
 @pytest.mark.parametrize(
@@ -68,7 +86,7 @@ def test_what_is_read(text: str, read: Dependency) -> None:
     ],
 )
 def test_what_cannot_be_read(text: str, told: str) -> None:
-    with pytest.raises(Unreadable, match=re.escape(told)):
+    with pytest.raises(ParseError, match=re.escape(told)):
         parse_dependency(text)
 
 
@@ -84,52 +102,56 @@ def test_what_cannot_be_read(text: str, told: str) -> None:
     ],
 )
 def test_when_each_kind_has_come(
-    ok: str, bad: str, begun: int, prospects: tuple[Prospect, ...]
+    ok: str, bad: str, begun: int, prospects: tuple[DependencyStatus, ...]
 ) -> None:
-    target = Target(12)
-    progress = Progress.since(Fate(target, 3, array=True, ok=ok, bad=bad, begun=NOW))
+    target = DependencyTarget(12)
+    progress = TargetProgress.from_summary(
+        TargetSummary(target, 3, array=True, succeeded=ok, failed=bad, last_start=NOW)
+    )
     for index in range(1, begun + 1):
-        if index not in progress.begun:
-            progress.tell(index, None, NOW)
+        if index not in progress.start_times:
+            progress.update(index, None, NOW)
     kinds = ("after", "afterany", "afterok", "afternotok")
-    found = tuple(progress.judge(Term(kind, target), None, NOW)[0] for kind in kinds)
+    found = tuple(progress.status_of(DependencyTerm(kind, target), None, NOW)[0] for kind in kinds)
     assert found == prospects
 
 
 def test_task_by_task() -> None:
-    progress = Progress.since(Fate(Target(12), 3, array=True, ok="1", bad="2"))
-    term = Term("aftercorr", Target(12))
-    assert [progress.judge(term, index, NOW)[0] for index in (1, 2, 3)] == [MET, NEVER, WAIT]
-    assert progress.judge(term, None, NOW)[0] is NEVER  # of no array: as afterok
-    progress.tell(2, None, None)  # it was requeued
-    assert progress.judge(term, 2, NOW)[0] is WAIT
+    progress = TargetProgress.from_summary(
+        TargetSummary(DependencyTarget(12), 3, array=True, succeeded="1", failed="2")
+    )
+    term = DependencyTerm("aftercorr", DependencyTarget(12))
+    assert [progress.status_of(term, index, NOW)[0] for index in (1, 2, 3)] == [MET, NEVER, WAIT]
+    assert progress.status_of(term, None, NOW)[0] is NEVER  # of no array: as afterok
+    progress.update(2, None, None)  # it was requeued
+    assert progress.status_of(term, 2, NOW)[0] is WAIT
 
 
 def test_a_delay_counts_from_the_last_start() -> None:
-    progress = Progress(Target(12), 2)
-    progress.tell(0, None, NOW)
-    progress.tell(1, None, NOW + 60)
-    term = Term("after", Target(12), 300.0)
-    assert progress.judge(term, None, NOW + 300) == (WAIT, NOW + 360)
-    assert progress.judge(term, None, NOW + 360) == (MET, None)
+    progress = TargetProgress(DependencyTarget(12), 2)
+    progress.update(0, None, NOW)
+    progress.update(1, None, NOW + 60)
+    term = DependencyTerm("after", DependencyTarget(12), 300.0)
+    assert progress.status_of(term, None, NOW + 300) == (WAIT, NOW + 360)
+    assert progress.status_of(term, None, NOW + 360) == (MET, None)
 
 
 def test_all_or_any() -> None:
-    assert combined([MET, WAIT], any_of=False) is WAIT
-    assert combined([MET, WAIT], any_of=True) is MET
-    assert combined([NEVER, WAIT], any_of=False) is NEVER
-    assert combined([NEVER, WAIT], any_of=True) is WAIT
-    assert combined([NEVER, NEVER], any_of=True) is NEVER
+    assert combine_statuses([MET, WAIT], any_of=False) is WAIT
+    assert combine_statuses([MET, WAIT], any_of=True) is MET
+    assert combine_statuses([NEVER, WAIT], any_of=False) is NEVER
+    assert combine_statuses([NEVER, WAIT], any_of=True) is WAIT
+    assert combine_statuses([NEVER, NEVER], any_of=True) is NEVER
 
 
-def fate(id: int, size: int = 1, **more: object) -> Fate:
-    return Fate(Target(id), size, **more)  # type: ignore[arg-type]
+def fate(id: int, size: int = 1, **more: object) -> TargetSummary:
+    return TargetSummary(DependencyTarget(id), size, **more)  # type: ignore[arg-type]
 
 
 def test_every_task_of_an_array_is_cancelled_that_can_never_begin() -> None:
     site = Site()
     hopeless = job(2, array="1-3", dependency="afterok:1", kill_on_invalid_dep=True)
-    assert site.step(Submitted(NOW, hopeless, (fate(1, bad="0"),))) == []
+    assert site.step(JobSubmitted(NOW, hopeless, (fate(1, failed="0"),))) == []
     assert [c.after for c in site.out.changes] == [State.QUEUED, State.CANCELLED] * 3
     assert site.out.changes[1].cause == "afterok:1 can never come: 1 ended without success"
     assert not site.core.tasks
@@ -137,47 +159,51 @@ def test_every_task_of_an_array_is_cancelled_that_can_never_begin() -> None:
 
 def test_what_can_never_come_waits_until_its_owner_decides() -> None:
     site = Site()
-    site.step(Submitted(NOW, job(2, dependency="afterok:1"), (fate(1, bad="0"),)))
+    site.step(JobSubmitted(NOW, job(2, dependency="afterok:1"), (fate(1, failed="0"),)))
     assert (site.state(2), site.core.tasks[2, 0].reason) == (State.QUEUED, Reason.DEPENDENCY)
-    assert "can never come" in site.core.waits_for(site.core.tasks[2, 0])
-    site.step(Asked(NOW, "cancel", 2))
+    assert "can never come" in site.core.describe_dependencies(site.core.tasks[2, 0])
+    site.step(UserRequested(NOW, "cancel", 2))
     assert not site.core.tasks
 
 
 def test_hopelessness_spreads_along_a_chain() -> None:
     site = Site()
-    site.step(Submitted(NOW, job(1, held=True)))
+    site.step(JobSubmitted(NOW, job(1, held=True)))
     for id in (2, 3):
         waits = job(id, dependency=f"afterok:{id - 1}", kill_on_invalid_dep=True)
-        site.step(Submitted(NOW, waits, (fate(id - 1),)))
-    site.step(Asked(NOW, "cancel", 1))
+        site.step(JobSubmitted(NOW, waits, (fate(id - 1),)))
+    site.step(UserRequested(NOW, "cancel", 1))
     assert not site.core.tasks
     assert [c.job for c in site.out.changes if c.after is State.CANCELLED] == [1, 2, 3]
 
 
 def test_a_chain_of_delays_is_due() -> None:
     site = Site()
-    site.step(Submitted(NOW, job(2, dependency="after:1+1"), (fate(1, ok="0", begun=NOW),)))
+    site.step(
+        JobSubmitted(NOW, job(2, dependency="after:1+1"), (fate(1, succeeded="0", last_start=NOW),))
+    )
     assert site.core.next_due == NOW + 60
-    assert site.step(Due(NOW + 59)) == []
-    assert [send.job for send in site.step(Due(NOW + 60))] == [2]  # type: ignore[union-attr]
+    assert site.step(TimerExpired(NOW + 59)) == []
+    assert [send.job for send in site.step(TimerExpired(NOW + 60))] == [2]  # type: ignore[union-attr]
 
 
 def test_one_job_of_a_name_at_a_time() -> None:
     site = Site()
     for id in (1, 2, 3):
         alone = "singleton" if id > 1 else None
-        site.step(Submitted(NOW, job(id, name="solo", held=id == 1, dependency=alone)))
-    site.step(Submitted(NOW, job(4, name="other", dependency="singleton")))
+        site.step(JobSubmitted(NOW, job(id, name="solo", held=id == 1, dependency=alone)))
+    site.step(JobSubmitted(NOW, job(4, name="other", dependency="singleton")))
     assert [site.state(id) for id in (2, 3, 4)] == [State.QUEUED, State.QUEUED, State.DISPATCHING]
-    assert "job 1 of that name has not ended" in site.core.waits_for(site.core.tasks[2, 0])
-    assert [send.job for send in site.step(Asked(NOW, "cancel", 1))] == [2]  # type: ignore[union-attr]
+    assert "job 1 of that name has not ended" in site.core.describe_dependencies(
+        site.core.tasks[2, 0]
+    )
+    assert [send.job for send in site.step(UserRequested(NOW, "cancel", 1))] == [2]  # type: ignore[union-attr]
     assert site.state(3) is State.QUEUED
 
 
 def test_a_slot_of_an_array_goes_to_its_next_task() -> None:
     site = Site()
-    site.step(Submitted(NOW, job(1, array="1-9%2")))
+    site.step(JobSubmitted(NOW, job(1, array="1-9%2")))
     tasks = site.core.tasks
 
     def states() -> list[tuple[State, str]]:
@@ -185,14 +211,14 @@ def test_a_slot_of_an_array_goes_to_its_next_task() -> None:
 
     sent, waits = (State.DISPATCHING, ""), (State.QUEUED, Reason.LIMIT_ARRAY)
     assert states() == [sent] * 2 + [waits] * 7
-    site.step(Asked(NOW, "cancel", 1, (3,)))  # it had no slot
+    site.step(UserRequested(NOW, "cancel", 1, (3,)))  # it had no slot
     assert states() == [sent] * 2 + [waits] * 6
-    site.step(Asked(NOW, "hold", 1, (1,)))
+    site.step(UserRequested(NOW, "hold", 1, (1,)))
     assert states() == [(State.HELD, Reason.HELD), sent, sent] + [waits] * 5
     assert tasks[1, 4].state is State.DISPATCHING
-    site.step(Asked(NOW, "release", 1, (1,)))
+    site.step(UserRequested(NOW, "release", 1, (1,)))
     assert tasks[1, 1].reason == Reason.LIMIT_ARRAY
-    site.step(Asked(NOW, "cancel", 1, (2,)))
+    site.step(UserRequested(NOW, "cancel", 1, (2,)))
     assert tasks[1, 1].state is State.DISPATCHING  # the lowest that waits
 
 
@@ -201,24 +227,24 @@ def test_what_happens_to_one_task_concerns_few(
     dependency: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks, looked = 300, 0
-    queued = Gates.queued
+    queued = SchedulingGates.enqueue
 
-    def counted(gates: Gates, task: Task, now: float) -> Prospect:
+    def counted(gates: SchedulingGates, task: Task, now: float) -> DependencyStatus:
         nonlocal looked
         looked += 1
         return queued(gates, task, now)
 
-    monkeypatch.setattr(Gates, "queued", counted)
+    monkeypatch.setattr(SchedulingGates, "enqueue", counted)
     site = Site()
-    site.step(Submitted(NOW, job(1, array=f"1-{tasks}", held=True)))
+    site.step(JobSubmitted(NOW, job(1, array=f"1-{tasks}", held=True)))
     site.step(
-        Submitted(
+        JobSubmitted(
             NOW, job(2, array=f"1-{tasks}", dependency=dependency), (fate(1, tasks, array=True),)
         )
     )
     for index in range(1, tasks + 1):
-        site.step(Asked(NOW, "cancel", 1, (index,)))
-    site.step(Due(NOW + 300))
+        site.step(UserRequested(NOW, "cancel", 1, (index,)))
+    site.step(TimerExpired(NOW + 300))
     assert looked <= 4 * tasks
     gone = dependency in ("afterany:1", "after:1+5")
     assert {t.reason == Reason.DEPENDENCY for t in site.core.tasks_of(2)} == {not gone}
@@ -227,35 +253,35 @@ def test_what_happens_to_one_task_concerns_few(
 def test_a_task_that_must_wait_again_keeps_no_slot() -> None:
     site = Site()
     pairs = job(2, array="1-3%1", dependency="aftercorr:1", held=True)
-    site.step(Submitted(NOW, pairs, (fate(1, 3, array=True, ok="1-3"),)))
+    site.step(JobSubmitted(NOW, pairs, (fate(1, 3, array=True, succeeded="1-3"),)))
     for index in (2, 1, 3):
-        site.step(Asked(NOW, "release", 2, (index,)))
+        site.step(UserRequested(NOW, "release", 2, (index,)))
     waits = [task.reason for task in site.core.tasks_of(2, (1, 2, 3))]
     assert waits == [Reason.LIMIT_ARRAY, "", Reason.LIMIT_ARRAY]
-    again = (Again(1, State.COMPLETED, 1),)
-    site.step(Requeued(NOW, job(1, array="1-3", held=True), 1, 1, again))
-    site.step(Asked(NOW, "cancel", 2, (2,)))
+    again = (RequeuedTask(1, State.COMPLETED, 1),)
+    site.step(JobRequeued(NOW, job(1, array="1-3", held=True), 1, 1, again))
+    site.step(UserRequested(NOW, "cancel", 2, (2,)))
     assert site.core.tasks[2, 1].reason == Reason.DEPENDENCY
     assert site.core.tasks[2, 3].state is State.DISPATCHING
 
 
 def test_what_waits_for_one_that_no_cluster_takes_goes_in_the_same_step() -> None:
     site = Site()
-    site.step(Submitted(NOW, job(1, clusters=("left",))))
-    site.step(Submitted(NOW, job(2, dependency="afterany:1"), (fate(1),)))
-    site.step(Tried(NOW, 1, 1))
-    assert site.step(Declined(NOW, 1, 1, "never here")) == [Send(2, 1, "left", (0,))]
+    site.step(JobSubmitted(NOW, job(1, clusters=("left",))))
+    site.step(JobSubmitted(NOW, job(2, dependency="afterany:1"), (fate(1),)))
+    site.step(DispatchStarted(NOW, 1, 1))
+    assert site.step(DispatchRejected(NOW, 1, 1, "never here")) == [Dispatch(2, 1, "left", (0,))]
 
 
 def test_a_singleton_that_was_cancelled_unsent_and_is_requeued_waits_for_its_turn_again() -> None:
     site = Site()
-    site.step(Submitted(NOW, job(1, name="x")))
+    site.step(JobSubmitted(NOW, job(1, name="x")))
     site.sent(1)
     single = job(2, name="x", dependency="singleton")
-    site.step(Submitted(NOW, single))
-    site.step(Asked(NOW, "cancel", 2))
-    site.step(Requeued(NOW, single, 1, 0, (Again(0, State.CANCELLED, 0),)))
+    site.step(JobSubmitted(NOW, single))
+    site.step(UserRequested(NOW, "cancel", 2))
+    site.step(JobRequeued(NOW, single, 1, 0, (RequeuedTask(0, State.CANCELLED, 0),)))
     assert site.core.tasks[2, 0].reason == Reason.DEPENDENCY
     [send] = site.seen("left", None, site.row(State.COMPLETED, started=NOW, ended=NOW + 1))
-    assert isinstance(send, Send)
+    assert isinstance(send, Dispatch)
     assert send.job == 2

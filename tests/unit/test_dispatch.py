@@ -127,8 +127,8 @@ def test_paper_load_is_blind_to_what_is_observed() -> None:
 def test_what_is_looked_at_can_be_told() -> None:
     dispatch = LoadOrdering(["left", "right"])
     queue(dispatch, "left", (10, 5), (8, 7))
-    assert dispatch.looked_at(job(), 5) == {"left": (18, 2), "right": (0, 0)}
-    assert dispatch.looked_at(job(), 6) == {"left": (8, 1), "right": (0, 0)}
+    assert dispatch.cluster_loads(job(), 5) == {"left": (18, 2), "right": (0, 0)}
+    assert dispatch.cluster_loads(job(), 6) == {"left": (8, 1), "right": (0, 0)}
 
 
 def test_emptied_queue_leaves_no_residue() -> None:

@@ -13,24 +13,24 @@ from metasched.adapters.local.adapter import LocalOptions
 from metasched.adapters.slurm.adapter import SlurmOptions
 from metasched.cli.app import COMMANDS
 from metasched.config.tables import (
-    ClassTable,
     ClusterTable,
+    ConfigFile,
     DaemonTable,
     LicenceServerTable,
     LicenceTable,
     PolicyTable,
     ReservationsTable,
-    Site,
     SiteTable,
     TcpTable,
+    UserClassTable,
 )
 from metasched.licence_servers.command import CommandOptions
 from metasched.licence_servers.flexlm import FlexlmOptions
 from metasched.model.job import Reason, State
-from metasched.model.reservation import Stage
+from metasched.model.reservation import ReservationState
 from metasched.policies.local import registry as named
 from metasched.policies.policy import Policy
-from metasched.simulate.settings import GENERATED
+from metasched.simulate.settings import GENERATORS
 from metasched.simulate.workload import Overlay
 
 ROOT = Path(__file__).parents[2]
@@ -43,11 +43,11 @@ ADMIN, USER, POLICY, README = (
 @pytest.mark.parametrize(
     "table",
     [
-        *(DaemonTable, SiteTable, TcpTable, PolicyTable, ClassTable, ClusterTable),
-        *(LicenceTable, LicenceServerTable, ReservationsTable, Site),
+        *(DaemonTable, SiteTable, TcpTable, PolicyTable, UserClassTable, ClusterTable),
+        *(LicenceTable, LicenceServerTable, ReservationsTable, ConfigFile),
     ],
 )
-def test_every_key_of_the_configuration(table: type[Site]) -> None:
+def test_every_key_of_the_configuration(table: type[ConfigFile]) -> None:
     for key in table.model_fields:
         assert f"`{key}`" in ADMIN or f"[{key}]" in ADMIN, key
 
@@ -73,13 +73,13 @@ def test_every_command_state_and_reason() -> None:
             assert f"`{state}`" in USER, state
     for reason in Reason:
         assert f"`{reason}`" in USER, reason
-    for stage in Stage:
+    for stage in ReservationState:
         assert f"`{stage}`" in USER, stage
 
 
 def test_every_local_policy_its_parameters_and_the_rules_of_simulate() -> None:
     words = {*named.POLICIES, *(p for own in named.PARAMETERS.values() for p in own)}
-    words |= {field.name for field in fields(Overlay)} | set(GENERATED)
+    words |= {field.name for field in fields(Overlay)} | set(GENERATORS)
     for word in words:
         assert f"`{word}`" in POLICY, word
 

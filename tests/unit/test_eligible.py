@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from metasched.model.cluster import Cluster, Copies, Facts, Nodes, Partition
+from metasched.model.cluster import Cluster, ClusterInfo, ManagerLicences, NodeCapacity, Partition
 from metasched.model.job import Job, Reason
-from metasched.policies.eligible import NoMapping, holds, translated, unfit
+from metasched.policies.eligible import (
+    UnmappedNameError,
+    find_ineligibility,
+    fits_partition,
+    translate_job,
+)
 
 
 def job(**more: Any) -> Job:
@@ -21,10 +26,10 @@ def cluster(**more: Any) -> Cluster:
     return Cluster(name="c", adapter="slurm", **more)
 
 
-def facts(*nodes: Nodes, **partition: Any) -> Facts:
-    nodes = nodes or (Nodes(2, 16, 16, 1000, 1000),)
+def facts(*nodes: NodeCapacity, **partition: Any) -> ClusterInfo:
+    nodes = nodes or (NodeCapacity(2, 16, 16, 1000, 1000),)
     main = Partition("main", nodes, default=True, **partition)
-    return Facts(cpus=sum(n.count * n.cpus for n in nodes), used=0, partitions=(main,))
+    return ClusterInfo(cpus=sum(n.count * n.cpus for n in nodes), used_cpus=0, partitions=(main,))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +44,7 @@ def facts(*nodes: Nodes, **partition: Any) -> Facts:
         ({"memory": 1001}, facts(), {}, Reason.NO_CLUSTER_FITS, "memory"),
         ({"cpus": 4, "memory_per_cpu": 251}, facts(), {}, Reason.NO_CLUSTER_FITS, "memory"),
         ({"gres": {"gpu": 1}}, facts(), {}, Reason.NO_CLUSTER_FITS, "gres"),
-        ({"gres": {"gpu": 2}}, facts(Nodes(1, 4, 4, gres={"gpu": 2})), {}, None, ""),
+        ({"gres": {"gpu": 2}}, facts(NodeCapacity(1, 4, 4, gres={"gpu": 2})), {}, None, ""),
         ({"time_limit": 61.0}, facts(max_time=60.0), {}, Reason.NO_CLUSTER_FITS, "60 s"),
         ({"clusters": ("d",)}, facts(), {}, Reason.NO_CLUSTER_FITS, "only d"),
         ({"partition": "long"}, facts(), {}, Reason.NO_MAPPING, '"long"'),
@@ -47,7 +52,7 @@ def facts(*nodes: Nodes, **partition: Any) -> Facts:
         ({"partition": "main"}, facts(), {}, None, ""),
         ({"account": "aero"}, facts(), {}, Reason.NO_MAPPING, "aero"),
         ({"account": "aero"}, facts(), {"maps": {"account": {"*": "*"}}}, None, ""),
-        ({"constraint": "fast"}, facts(Nodes(1, 4, 4, features=("fast",))), {}, None, ""),
+        ({"constraint": "fast"}, facts(NodeCapacity(1, 4, 4, features=("fast",))), {}, None, ""),
         ({"constraint": "fast"}, facts(), {}, Reason.NO_MAPPING, "fast"),
         ({"directory": "/home/a"}, facts(), {"filesystems": ("home",)}, None, ""),
         (
@@ -58,13 +63,13 @@ def facts(*nodes: Nodes, **partition: Any) -> Facts:
             "/homes",
         ),
         ({}, facts(up=False), {}, Reason.CLUSTER_DRAINED, "closed"),
-        ({}, Facts(0, 0, ()), {}, Reason.CLUSTER_DRAINED, "no partition with nodes"),
+        ({}, ClusterInfo(0, 0, ()), {}, Reason.CLUSTER_DRAINED, "no partition with nodes"),
         ({}, facts(), {"takes": "reservations"}, Reason.NO_CLUSTER_FITS, "in a reservation"),
         ({"reservation": 3}, facts(), {"takes": "reservations"}, None, ""),
         ({}, facts(), {"takes": "jobs"}, None, ""),
         (
             {"cpus": 20, "tasks": 20},
-            facts(Nodes(1, 16, 16), Nodes(1, 16, 0, up=False)),
+            facts(NodeCapacity(1, 16, 16), NodeCapacity(1, 16, 0, up=False)),
             {},
             Reason.CLUSTER_DRAINED,
             "down or drained",
@@ -73,12 +78,12 @@ def facts(*nodes: Nodes, **partition: Any) -> Facts:
 )
 def test_reasons(
     wanted: dict[str, Any],
-    there: Facts | None,
+    there: ClusterInfo | None,
     site: dict[str, Any],
     reason: Reason | None,
     told: str,
 ) -> None:
-    against = unfit(job(**wanted), cluster(**site), there)
+    against = find_ineligibility(job(**wanted), cluster(**site), there)
     assert (against.reason if against else None) == reason
     assert told in (against.text if against else "")
 
@@ -91,11 +96,11 @@ def test_words_become_the_clusters_own() -> None:
         "feature": {"fast": "cascade", "big": "fat"},
     }
     wanted = job(partition="long", account="aero", qos="high", constraint="fast&big|fast")
-    here = translated(wanted, cluster(maps=maps), None)
+    here = translate_job(wanted, cluster(maps=maps), None)
     assert (here.partition, here.account, here.qos) == ("week", "a12", "high")
     assert here.constraint == "cascade&fat|cascade"
-    with pytest.raises(NoMapping, match="slow"):
-        translated(job(constraint="fast&slow"), cluster(maps=maps), None)
+    with pytest.raises(UnmappedNameError, match="slow"):
+        translate_job(job(constraint="fast&slow"), cluster(maps=maps), None)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +118,16 @@ def test_words_become_the_clusters_own() -> None:
     ],
 )
 def test_what_fits_in_what_is_free(wanted: dict[str, Any], free: bool) -> None:
-    nodes = (Nodes(1, 8, 4, 1000, 500), Nodes(1, 8, 2, 1000, 100), Nodes(3, 8, 0, up=False))
-    assert holds(job(**wanted), Partition("main", nodes), free=True) is free
-    assert holds(job(**wanted), Partition("main", nodes))
+    nodes = (
+        NodeCapacity(1, 8, 4, 1000, 500),
+        NodeCapacity(1, 8, 2, 1000, 100),
+        NodeCapacity(3, 8, 0, up=False),
+    )
+    assert fits_partition(job(**wanted), Partition("main", nodes), only_free=True) is free
+    assert fits_partition(job(**wanted), Partition("main", nodes))
 
 
-COUNTED = {"matlab": Copies(total=3, used=2), "abq@flex": Copies(total=9)}
+COUNTED = {"matlab": ManagerLicences(total=3, used=2), "abq@flex": ManagerLicences(total=9)}
 
 
 @pytest.mark.parametrize(
@@ -132,10 +141,10 @@ COUNTED = {"matlab": Copies(total=3, used=2), "abq@flex": Copies(total=9)}
     ],
 )
 def test_where_the_managers_own_counter_is_smaller_it_is_respected(
-    wanted: dict[str, int], there: dict[str, Copies], reason: Reason | None, told: str
+    wanted: dict[str, int], there: dict[str, ManagerLicences], reason: Reason | None, told: str
 ) -> None:
     site = cluster(maps={"licence": {"abaqus": "abq@flex"}})
-    found = unfit(job(licences=wanted), site, structs.replace(facts(), licences=there))
+    found = find_ineligibility(job(licences=wanted), site, structs.replace(facts(), licences=there))
     assert (found.reason if found else None) == reason
     assert told in (found.text if found else "")
 
@@ -143,9 +152,9 @@ def test_where_the_managers_own_counter_is_smaller_it_is_respected(
 def test_a_manager_is_asked_for_the_licences_that_it_counts_by_its_names() -> None:
     site = cluster(maps={"licence": {"abaqus": "abq@flex"}})
     wanted = job(licences={"matlab": 1, "abaqus": 2, "ansys": 3})
-    here = translated(wanted, site, structs.replace(facts(), licences=COUNTED))
+    here = translate_job(wanted, site, structs.replace(facts(), licences=COUNTED))
     assert here.licences == {"matlab": 1, "abq@flex": 2}
-    assert translated(wanted, site, facts()).licences == {}
+    assert translate_job(wanted, site, facts()).licences == {}
 
 
 # What says nothing about the clusters that can run a job; its paths do, where filesystems are told.
@@ -175,10 +184,10 @@ ASKED: dict[str, Any] = {
 
 def test_the_needs_of_a_job_are_all_that_its_clusters_depend_on() -> None:
     assert {field.name for field in fields(Job)} == ELSEWHERE | set(ASKED)
-    asked = [replace(job(cpus=4), **{name: value}).needs for name, value in ASKED.items()]
-    assert len({job(cpus=4).needs, *asked}) == len(ASKED) + 1
+    asked = [replace(job(cpus=4), **{name: value}).requirements for name, value in ASKED.items()]
+    assert len({job(cpus=4).requirements, *asked}) == len(ASKED) + 1
     other = Job(id=2, submitted=1.0, estimated=2.0, cpus=4, user="ada", deadline=9.0)
-    assert other.needs == job(cpus=4).needs
+    assert other.requirements == job(cpus=4).requirements
 
 
 @pytest.mark.parametrize(
@@ -188,17 +197,19 @@ def test_the_needs_of_a_job_are_all_that_its_clusters_depend_on() -> None:
 def test_node_locked_licences_ask_for_the_machines_that_have_them(
     asked: str | None, told: str
 ) -> None:
-    site = cluster(licensed={"nx": "cad", "catia": "cad", "star": "cfd", "other": "gpu"})
+    site = cluster(licence_features={"nx": "cad", "catia": "cad", "star": "cfd", "other": "gpu"})
     wanted = job(licences={"star": 1, "nx": 1, "catia": 2, "matlab": 1}, constraint=asked)
     features = ("fast", "big", "cad", "cfd")
-    there = facts(Nodes(1, 8, 8, features=features), Nodes(1, 16, 16, features=features[:3]))
-    assert translated(wanted, site, there).constraint == told
-    assert unfit(wanted, site, there) is None
-    too_large = unfit(replace(wanted, cpus=16), site, there)
+    there = facts(
+        NodeCapacity(1, 8, 8, features=features), NodeCapacity(1, 16, 16, features=features[:3])
+    )
+    assert translate_job(wanted, site, there).constraint == told
+    assert find_ineligibility(wanted, site, there) is None
+    too_large = find_ineligibility(replace(wanted, cpus=16), site, there)
     assert too_large is not None
     assert too_large.reason is Reason.NO_CLUSTER_FITS
 
 
 def test_without_licences_machines_are_not_asked_for() -> None:
-    site = cluster(licensed={"nx": "cad"})
-    assert translated(job(licences={"matlab": 1}), site, facts()).constraint is None
+    site = cluster(licence_features={"nx": "cad"})
+    assert translate_job(job(licences={"matlab": 1}), site, facts()).constraint is None

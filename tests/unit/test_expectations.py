@@ -8,13 +8,13 @@ from typing import cast
 from msgspec import structs
 
 from metasched.adapters.base import Adapter
-from metasched.adapters.protocol import Call, News
-from metasched.adapters.worker import Host
+from metasched.adapters.protocol import ListingDelta, WorkerCall
+from metasched.adapters.worker import AdapterHost
 from metasched.core.tasks import Attempt
-from metasched.daemon.manager_start_times import Expectation, Expectations
-from metasched.model.cluster import Facts
+from metasched.daemon.manager_start_times import ExpectedStart, ManagerStartTimes
+from metasched.model.cluster import ClusterInfo
 from metasched.model.job import State
-from metasched.model.listing import Listing, Row
+from metasched.model.listing import JobStatus, Listing
 
 OURS = "abcd1234"
 
@@ -25,64 +25,70 @@ class Told:
     access = ""
 
     def __init__(self) -> None:
-        self.rows: tuple[Row, ...] = ()
+        self.rows: tuple[JobStatus, ...] = ()
 
-    def criticality(self, rho: Mapping[str, float]) -> None:
+    def update_licence_demand(self, rho: Mapping[str, float]) -> None:
         """Its queue is not ordered here."""
 
     def poll(self) -> Listing:
-        return Listing(taken=50.0, since=0.0, until=0.0, rows=self.rows, facts=Facts(8, 0, ()))
+        return Listing(taken=50.0, since=0.0, until=0.0, rows=self.rows, info=ClusterInfo(8, 0, ()))
 
 
-def waiting(job: int, expected: float | None) -> Row:
+def waiting(job: int, expected: float | None) -> JobStatus:
     tag = f"ms-{OURS}-{job}-1"
-    return Row(tag=tag, task=0, native_id=str(job), state=State.PENDING, expected=expected)
+    return JobStatus(tag=tag, task=0, native_id=str(job), state=State.PENDING, expected=expected)
 
 
-def poll(host: Host, full: bool = False) -> News:
-    news = host.answer(Call("poll", full=full)).news
+def poll(host: AdapterHost, full: bool = False) -> ListingDelta:
+    news = host.execute(WorkerCall("poll", full=full)).delta
     assert news is not None
     return news
 
 
 def test_a_changed_estimate_alone_is_no_news_of_a_row() -> None:
     manager = Told()
-    host = Host(cast(Adapter, manager))
+    host = AdapterHost(cast(Adapter, manager))
     manager.rows = (waiting(1, 100.0), waiting(2, None))
-    assert poll(host).expected == (("ms-abcd1234-1-1", 0, "", 100.0),)
-    assert poll(host) == structs.replace(poll(host), rows=(), vanished=(), expected=(), facts=None)
+    assert poll(host).expected_starts == (("ms-abcd1234-1-1", 0, "", 100.0),)
+    assert poll(host) == structs.replace(
+        poll(host), rows=(), vanished=(), expected_starts=(), info=None
+    )
     manager.rows = (waiting(1, 200.0), waiting(2, 300.0))
     news = poll(host)
-    assert (news.rows, news.vanished, news.facts) == ((), (), None)
-    assert {(tag[-3:], start) for tag, _, _, start in news.expected} == {
+    assert (news.rows, news.vanished, news.info) == ((), (), None)
+    assert {(tag[-3:], start) for tag, _, _, start in news.expected_starts} == {
         ("1-1", 200.0),
         ("2-1", 300.0),
     }
-    assert len(poll(host, full=True).expected) == 2
+    assert len(poll(host, full=True).expected_starts) == 2
     manager.rows = (waiting(2, None),)
-    assert {start for *_, start in poll(host).expected} == {None}
+    assert {start for *_, start in poll(host).expected_starts} == {None}
 
 
 def test_what_is_expected_is_of_one_sending_that_waits() -> None:
-    manager, expectations = Told(), Expectations("alpha")
-    host = Host(cast(Adapter, manager))
+    manager, expectations = Told(), ManagerStartTimes("alpha")
+    host = AdapterHost(cast(Adapter, manager))
     sent = Attempt(1, 1, "alpha", State.PENDING, 10.0)
     manager.rows = (waiting(1, 100.0), waiting(2, 200.0))
-    expectations.learn(poll(host), OURS)
-    assert expectations.of((1, 0), sent) == Expectation(100.0, "alpha", told=50.0)
-    assert expectations.of((1, 0), structs.replace(sent, sending=2)) is None
-    assert expectations.of((1, 0), structs.replace(sent, state=State.UNKNOWN)) is None
+    expectations.update(poll(host), OURS)
+    assert expectations.expected_start((1, 0), sent) == ExpectedStart(
+        100.0, "alpha", reported_at=50.0
+    )
+    assert expectations.expected_start((1, 0), structs.replace(sent, dispatch_id=2)) is None
+    assert expectations.expected_start((1, 0), structs.replace(sent, state=State.UNKNOWN)) is None
     manager.rows = (waiting(2, 200.0),)
-    expectations.learn(poll(host), OURS)
-    assert expectations.of((1, 0), sent) is None
-    assert expectations.of((2, 0), sent) == Expectation(200.0, "alpha", told=50.0)
+    expectations.update(poll(host), OURS)
+    assert expectations.expected_start((1, 0), sent) is None
+    assert expectations.expected_start((2, 0), sent) == ExpectedStart(
+        200.0, "alpha", reported_at=50.0
+    )
     manager.rows = ()
-    expectations.learn(poll(host, full=True), OURS)
-    assert expectations.of((2, 0), sent) is None
+    expectations.update(poll(host, full=True), OURS)
+    assert expectations.expected_start((2, 0), sent) is None
 
 
 def test_estimates_of_another_instance_are_not_ours() -> None:
-    manager, expectations = Told(), Expectations("alpha")
+    manager, expectations = Told(), ManagerStartTimes("alpha")
     manager.rows = (waiting(1, 100.0),)
-    expectations.learn(poll(Host(cast(Adapter, manager))), "deadbeef")
-    assert expectations.of((1, 0), Attempt(1, 1, "alpha", State.PENDING, 10.0)) is None
+    expectations.update(poll(AdapterHost(cast(Adapter, manager))), "deadbeef")
+    assert expectations.expected_start((1, 0), Attempt(1, 1, "alpha", State.PENDING, 10.0)) is None

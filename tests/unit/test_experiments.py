@@ -10,9 +10,9 @@ import pytest
 
 from metasched.cli import main
 from metasched.experiments import catalogue as experiments
-from metasched.experiments.catalogue import EXPERIMENTS, run
-from metasched.experiments.federations import Federation, Site
-from metasched.experiments.harness import Case, Result, interval
+from metasched.experiments.catalogue import EXPERIMENTS, run_experiment
+from metasched.experiments.federations import Federation, TraceSite
+from metasched.experiments.harness import FigureResult, SimulationCase, confidence_interval
 from tests.traces import trace
 
 
@@ -25,22 +25,24 @@ def test_every_case_can_be_drawn_and_compared(name: str) -> None:
     assert {case.column for case in cases} >= {experiment.baseline}
     for case in cases:
         assert set(case.published) <= set(experiment.figures)
-        assert isinstance(case, Case)
-        case.settings.local()
-    workload, clusters = cases[0].grid(1)
-    assert workload == cases[0].grid(1)[0] != cases[0].grid(2)[0]
-    assert len(workload.requests) in (1000, 5000)
+        assert isinstance(case, SimulationCase)
+        case.settings.policy_factory()
+    workload, clusters = cases[0].scenario(1)
+    assert workload == cases[0].scenario(1)[0] != cases[0].scenario(2)[0]
+    assert len(workload.entries) in (1000, 5000)
     assert sum(len(c.machines) for c in clusters) in (100, 225)
 
 
 def test_intervals_of_paired_differences() -> None:
-    assert interval([1.0, 3.0]) == pytest.approx((2.0, 12.706))
-    assert interval([1.0, 3.0] * 500) == pytest.approx((2.0, 1.962 / math.sqrt(999)), rel=1e-3)
-    assert interval([4.0]) == (4.0, math.inf)
-    result = Result("row", "easy", "late", (10.0, 14.0), 10.0, None)
+    assert confidence_interval([1.0, 3.0]) == pytest.approx((2.0, 12.706))
+    assert confidence_interval([1.0, 3.0] * 500) == pytest.approx(
+        (2.0, 1.962 / math.sqrt(999)), rel=1e-3
+    )
+    assert confidence_interval([4.0]) == (4.0, math.inf)
+    result = FigureResult("row", "easy", "late", (10.0, 14.0), 10.0, None)
     assert (result.mean, result.difference) == (12.0, 20.0)
     assert (result.paired, result.ratio) == (None, None)
-    beside = Result("row", "fcfs", "late", (11.0, 17.0), None, (10.0, 14.0))
+    beside = FigureResult("row", "fcfs", "late", (11.0, 17.0), None, (10.0, 14.0))
     assert beside.paired == pytest.approx((2.0, 12.706))
     assert beside.ratio == 14 / 12
 
@@ -60,7 +62,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METASCHED_TRACES", str(tmp_path))
 
 
-SITES = (Site("a.swf", {"one": 16, "two": 8}), Site("b.swf", {"three": 20}, "1", 3))
+SITES = (TraceSite("a.swf", {"one": 16, "two": 8}), TraceSite("b.swf", {"three": 20}, "1", 3))
 
 
 def test_a_federation_is_windows_at_a_load(logs: None) -> None:
@@ -69,23 +71,23 @@ def test_a_federation_is_windows_at_a_load(logs: None) -> None:
     assert grid == Federation("both", SITES, 300, 0.8)(1)
     assert workload != Federation("both", SITES, 300, 0.8)(3)[0]
     assert [(c.name, c.cpus) for c in clusters] == [("three", 20), ("one", 16), ("two", 8)]
-    end = workload.requests[-1].job.submitted
+    end = workload.entries[-1].job.submitted
     for names, cpus in ((("one", "two"), 24), (("three",), 20)):
-        work = sum(r.ran * r.job.cpus for r in workload.requests if r.home in names)
+        work = sum(r.run_time * r.job.cpus for r in workload.entries if r.home in names)
         assert work / (cpus * end) == pytest.approx(0.8, rel=0.05)
-    submitted = [r.job.submitted for r in workload.requests]
+    submitted = [r.job.submitted for r in workload.entries]
     assert submitted[0] == 0
     assert submitted == sorted(submitted)
-    assert not any(r.direct for r in workload.requests)
-    deadlines = [r.job.margin for r in workload.requests if r.job.margin is not None]
+    assert not any(r.direct for r in workload.entries)
+    deadlines = [r.job.margin for r in workload.entries if r.job.margin is not None]
     assert 0.6 < len(deadlines) / len(submitted) < 0.8
     assert all(0.5 * 900 <= margin <= 8 * 900 for margin in deadlines)
 
 
 def test_a_user_has_one_home_and_one_habit(logs: None) -> None:
-    workload, _ = Federation("both", SITES, 300, 0.8, direct=0.5)(2)
-    habits = {(r.job.user, r.home, r.direct) for r in workload.requests}
-    assert len(habits) == len({r.job.user for r in workload.requests})
+    workload, _ = Federation("both", SITES, 300, 0.8, direct_share=0.5)(2)
+    habits = {(r.job.user, r.home, r.direct) for r in workload.entries}
+    assert len(habits) == len({r.job.user for r in workload.entries})
     assert len({direct for _, _, direct in habits}) == 2
 
 
@@ -158,7 +160,7 @@ def test_flexible_backfilling_misses_fewer_deadlines_than_easy_and_fcfs() -> Non
     late: dict[str, float] = {}
     for case in cases:
         values = [
-            experiments._one("licence-ratios", 8 + cases.index(case), seed) for seed in (1, 2)
+            experiments._run_case("licence-ratios", 8 + cases.index(case), seed) for seed in (1, 2)
         ]
         late[case.column] = sum(v["late"] for v in values)
     assert late["fb-unmod"] < late["easy"] - 2
@@ -169,9 +171,9 @@ def test_flexible_backfilling_misses_fewer_deadlines_than_easy_and_fcfs() -> Non
 def test_runs_are_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METASCHED_TRACES", str(trace("S1-jobs-0-1000.swf").parent))
     done: list[int] = []
-    first = run(EXPERIMENTS["random-queues"], 2, done.append)
+    first = run_experiment(EXPERIMENTS["random-queues"], 2, done.append)
     assert sum(done) == 12
-    again = run(EXPERIMENTS["random-queues"], 1)
+    again = run_experiment(EXPERIMENTS["random-queues"], 1)
     assert [r.values[:1] for r in first] == [r.values for r in again]
     usage = {(r.row, r.column): r.mean for r in first if r.figure == "U"}
     assert usage["2 x 64", "FCFS"] > usage["4 x 64", "FCFS"] > usage["8 x 64", "FCFS"]

@@ -4,40 +4,45 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.policies.local.flexible_backfilling import FlexibleBackfilling, KeptReservation
-from metasched.policies.local.queueing import Free, Running, Waiting
-from metasched.policies.local.registry import POLICIES, make
+from metasched.policies.local.flexible_backfilling import (
+    FlexibleBackfilling,
+    UnmodifiedFlexibleBackfilling,
+)
+from metasched.policies.local.queueing import FreeResources, RunningJob, WaitingJob
+from metasched.policies.local.registry import POLICIES, make_policy
 from metasched.policies.local.weights import Weights
 
 NONE = {"age_factor": 0.0, "least": 0.0, "most": 0.0, "licence": 0.0, "boost": 0.0}
 
 
-def ranks(now: float, *queue: Waiting, licences: dict[str, int] | None = None, **weights: object):  # type: ignore[no-untyped-def]
+def ranks(  # type: ignore[no-untyped-def]
+    now: float, *queue: WaitingJob, licences: dict[str, int] | None = None, **weights: object
+):
     policy = FlexibleBackfilling(Weights(**{**NONE, **weights}), licences)  # type: ignore[arg-type]
     return policy.priorities(now, queue)
 
 
 def test_waiting_counts_by_the_second() -> None:
-    queue = [Waiting(1, 1, 10.0, since=0.0), Waiting(2, 1, 10.0, since=40.0)]
+    queue = [WaitingJob(1, 1, 10.0, waiting_since=0.0), WaitingJob(2, 1, 10.0, waiting_since=40.0)]
     assert ranks(100.0, *queue, age_factor=0.01) == pytest.approx([1.0, 0.6])
 
 
 def test_the_shortest_job_gets_the_whole_boost() -> None:
-    queue = [Waiting(1, 1, 10.0), Waiting(2, 1, 40.0)]
+    queue = [WaitingJob(1, 1, 10.0), WaitingJob(2, 1, 40.0)]
     assert ranks(0.0, *queue, boost=2.0) == [2.0, 0.5]
 
 
 def test_a_deadline_presses_from_lead_run_times_before_it() -> None:
     """Run 100, deadline 1000, k 1.4: T = 860; the run ends by T up to 760, late from 900 on."""
-    job = Waiting(1, 1, 100.0, deadline=1000.0)
+    job = WaitingJob(1, 1, 100.0, deadline=1000.0)
     seen = [ranks(now, job, least=0.1, most=20.0, lead=1.4)[0] for now in (0, 760, 830, 900, 900.1)]
     assert seen == pytest.approx([0.1, 0.1, 10.05, 20.0, 0.0])
     assert ranks(901.0, job, least=0.1, most=20.0, late="least") == [0.1]
-    assert ranks(901.0, Waiting(1, 1, 100.0), least=0.1, most=20.0) == [0.0]
+    assert ranks(901.0, WaitingJob(1, 1, 100.0), least=0.1, most=20.0) == [0.0]
 
 
 def test_the_deadline_counts_the_run_on_the_best_machine_or_the_estimate() -> None:
-    job = Waiting(1, 1, 100.0, {}, {0: 50.0, 1: 200.0}, deadline=1000.0)
+    job = WaitingJob(1, 1, 100.0, {}, {0: 50.0, 1: 200.0}, deadline=1000.0)
     assert ranks(900.0, job, least=0.1, most=20.0)[0] == pytest.approx(0.1 + 19.9 * 20 / 70)
     assert ranks(900.0, job, least=0.1, most=20.0, run="estimate") == pytest.approx([20.0])
 
@@ -45,10 +50,10 @@ def test_the_deadline_counts_the_run_on_the_best_machine_or_the_estimate() -> No
 def test_critical_licences_count_more() -> None:
     """Two jobs ask for one copy of a (rho 2, critical), one for two of b, one for four of c."""
     queue = [
-        Waiting(1, 1, 10.0, {"a": 1}),
-        Waiting(2, 1, 10.0, {"a": 1, "b": 1}),
-        Waiting(3, 1, 10.0, {"c": 1, "memory": 99}),
-        Waiting(4, 1, 10.0),
+        WaitingJob(1, 1, 10.0, {"a": 1}),
+        WaitingJob(2, 1, 10.0, {"a": 1, "b": 1}),
+        WaitingJob(3, 1, 10.0, {"c": 1, "memory": 99}),
+        WaitingJob(4, 1, 10.0),
     ]
     copies = {"a": 1, "b": 2, "c": 4, "d": 1}
     # d = 2: b and c are asked for and not critical
@@ -59,63 +64,68 @@ def test_how_critical_the_licences_of_the_whole_site_are_is_told() -> None:
     """a is critical, b and own are not: d = 2. What this cluster counts itself it counts."""
     policy = FlexibleBackfilling(Weights(**{**NONE, "licence": 1.0}), {"own": 1})  # type: ignore[arg-type]
     queue = [
-        Waiting(1, 1, 10.0, licences=("a",)),
-        Waiting(2, 1, 10.0, licences=("b", "a")),
-        Waiting(3, 1, 10.0, {"own": 1}, licences=("c",)),
+        WaitingJob(1, 1, 10.0, licences=("a",)),
+        WaitingJob(2, 1, 10.0, licences=("b", "a")),
+        WaitingJob(3, 1, 10.0, {"own": 1}, licences=("c",)),
     ]
     told = {"a": 3.0, "b": 0.5, "own": 9.0, "elsewhere": 0.1}
     assert policy.priorities(0.0, queue, told) == [6.0, 6.5, 1.0]
-    begun = policy.starts(0.0, queue, [], Free(1, rho=told))
+    begun = policy.choose_starts(0.0, queue, [], FreeResources(1, rho=told))
     assert [start.id for start in begun] == [2]
 
 
 def test_who_has_left_the_queue_asks_for_nothing() -> None:
     policy = FlexibleBackfilling(Weights(**{**NONE, "licence": 1.0}), {"a": 1})  # type: ignore[arg-type]
-    one, two = Waiting(1, 1, 10.0, {"a": 1}), Waiting(2, 1, 10.0, {"a": 1})
+    one, two = WaitingJob(1, 1, 10.0, {"a": 1}), WaitingJob(2, 1, 10.0, {"a": 1})
     assert policy.priorities(0.0, [one, two])[0] == 2.0
     assert policy.priorities(0.0, [one])[0] == 1.0
 
 
-def started(policy: FlexibleBackfilling, now: float, queue: list[Waiting], free: int) -> list[int]:
-    running = [Running(9, 4 - free, 200.0)] if free < 4 else []
-    return [start.id for start in policy.starts(now, queue, running, Free(free))]
+def started(
+    policy: FlexibleBackfilling, now: float, queue: list[WaitingJob], free: int
+) -> list[int]:
+    running = [RunningJob(9, 4 - free, 200.0)] if free < 4 else []
+    return [start.id for start in policy.choose_starts(now, queue, running, FreeResources(free))]
 
 
 def test_the_reservation_is_kept_or_goes_to_who_comes_first() -> None:
     """Job 1 was first and is blocked; the shorter job 2 comes first now and is blocked, too."""
-    one, two = Waiting(1, 2, 100.0), Waiting(2, 3, 10.0)
-    three = Waiting(3, 1, 201.0)
+    one, two = WaitingJob(1, 2, 100.0), WaitingJob(2, 3, 10.0)
+    three = WaitingJob(3, 1, 201.0)
     weights = Weights(**{**NONE, "boost": 2.0})  # type: ignore[arg-type]
-    kept, given_up = KeptReservation(weights), FlexibleBackfilling(weights)
+    kept, given_up = UnmodifiedFlexibleBackfilling(weights), FlexibleBackfilling(weights)
     for policy in (kept, given_up):
         assert started(policy, 0.0, [one], 1) == []
-    assert kept._reserved == 1
+    assert kept._head_id == 1
     assert started(kept, 100.0, [one, two, three], 1) == [3]
     assert started(given_up, 100.0, [one, two, three], 1) == [3]
-    assert kept._reserved == 1
+    assert kept._head_id == 1
     assert started(kept, 200.0, [one, two], 4) == [1]
     assert started(given_up, 200.0, [one, two], 4) == [2]
 
 
 def test_a_promise_is_made_anew_when_another_job_runs_in_place_of_what_ended_early() -> None:
     """Four processors; job 1 wants three, and job 2 would delay it."""
-    policy = KeptReservation(Weights(**NONE))  # type: ignore[arg-type]
-    queue = [Waiting(1, 3, 10.0), Waiting(2, 2, 160.0)]
-    stays = Running(9, 1, 100.0)
-    assert policy.starts(0.0, queue, [stays, Running(8, 1, 50.0)], Free(2)) == []
-    queue.append(Waiting(3, 1, 60.0))
-    begun = policy.starts(10.0, queue, [stays, Running(7, 1, 200.0)], Free(2))
+    policy = UnmodifiedFlexibleBackfilling(Weights(**NONE))  # type: ignore[arg-type]
+    queue = [WaitingJob(1, 3, 10.0), WaitingJob(2, 2, 160.0)]
+    stays = RunningJob(9, 1, 100.0)
+    assert policy.choose_starts(0.0, queue, [stays, RunningJob(8, 1, 50.0)], FreeResources(2)) == []
+    queue.append(WaitingJob(3, 1, 60.0))
+    begun = policy.choose_starts(10.0, queue, [stays, RunningJob(7, 1, 200.0)], FreeResources(2))
     assert [start.id for start in begun] == [3]  # job 1 begins at 100, not at 50
 
 
 def test_a_promise_is_made_anew_when_what_was_late_has_ended() -> None:
     """Job 8 was taken to end at 21; now that it has, job 1 begins at 20.8."""
-    policy = KeptReservation(Weights(**NONE))  # type: ignore[arg-type]
-    queue = [Waiting(1, 4, 10.0), Waiting(2, 2, 60.0)]
-    punctual = Running(9, 1, 20.8)
-    assert policy.starts(20.0, queue, [punctual, Running(8, 1, 10.0)], Free(2)) == []
-    queue.append(Waiting(3, 1, 0.4))
-    assert policy.starts(20.5, queue, [punctual], Free(3)) == []
+    policy = UnmodifiedFlexibleBackfilling(Weights(**NONE))  # type: ignore[arg-type]
+    queue = [WaitingJob(1, 4, 10.0), WaitingJob(2, 2, 60.0)]
+    punctual = RunningJob(9, 1, 20.8)
+    assert (
+        policy.choose_starts(20.0, queue, [punctual, RunningJob(8, 1, 10.0)], FreeResources(2))
+        == []
+    )
+    queue.append(WaitingJob(3, 1, 0.4))
+    assert policy.choose_starts(20.5, queue, [punctual], FreeResources(3)) == []
 
 
 @pytest.mark.parametrize(
@@ -128,9 +138,9 @@ def test_weights_make_sense(wrong: dict[str, object]) -> None:
 
 def test_policies_have_names() -> None:
     for name in POLICIES:
-        assert make(name).name == name  # type: ignore[attr-defined]
-        assert make(name) is not make(name)
+        assert make_policy(name).name == name  # type: ignore[attr-defined]
+        assert make_policy(name) is not make_policy(name)
     with pytest.raises(ValueError, match='write "conservative"'):
-        make("conservativ")
+        make_policy("conservativ")
     with pytest.raises(ValueError, match="it has none"):
-        make("easy", {"period": 1.0})
+        make_policy("easy", {"period": 1.0})

@@ -7,8 +7,8 @@ from calendar import timegm
 
 import pytest
 
-from metasched.licence_servers.base import Feature, ProbeError, Report, Use
-from metasched.licence_servers.flexlm import FlexlmOptions, read
+from metasched.licence_servers.base import Feature, LicenceServerError, LicenceUse, UsageReport
+from metasched.licence_servers.flexlm import FlexlmOptions, parse_lmstat
 
 NOW = float(timegm((2026, 3, 10, 9, 30, 0)))  # a Tuesday
 
@@ -51,25 +51,25 @@ Users of viewer:  (Total of 1 license issued;  Total of 0 licenses in use)
 """
 
 
-def only(report: Report) -> Feature:
+def only(report: UsageReport) -> Feature:
     (feature,) = report.features
     return feature
 
 
-def told(*lines: str, head: str = HEAD) -> Report:
-    return read(head + "\n".join(lines) + "\n", NOW)
+def told(*lines: str, head: str = HEAD) -> UsageReport:
+    return parse_lmstat(head + "\n".join(lines) + "\n", NOW)
 
 
 def test_users_reservations_and_the_queue() -> None:
-    report = read(HEAD + BODY, NOW)
-    assert report == Report(
+    report = parse_lmstat(HEAD + BODY, NOW)
+    assert report == UsageReport(
         (
             Feature(
                 *("solver", 12, 7),
                 uses=(
-                    Use("ada", "n1.site.example", 1, at(2026, 3, 10, 8, 15)),
-                    Use("bob", "n2", 2, at(2026, 3, 9, 23, 59), 3600.0),
-                    Use("eve", "ws7", 1, at(2025, 12, 31, 7, 0)),
+                    LicenceUse("ada", "n1.site.example", 1, at(2026, 3, 10, 8, 15)),
+                    LicenceUse("bob", "n2", 2, at(2026, 3, 9, 23, 59), 3600.0),
+                    LicenceUse("eve", "ws7", 1, at(2025, 12, 31, 7, 0)),
                 ),
                 reserved=3,
                 queued=3,
@@ -82,7 +82,7 @@ def test_users_reservations_and_the_queue() -> None:
 
 def test_blocks_of_one_feature_are_added_up_and_a_server_counts_once() -> None:
     other = HEAD.replace("lic1", "lic2")
-    report = read(HEAD + BODY + other + BODY + HEAD + BODY, NOW)
+    report = parse_lmstat(HEAD + BODY + other + BODY + HEAD + BODY, NOW)
     solver = report.feature("solver")
     assert solver is not None
     assert (solver.issued, solver.used, solver.reserved, solver.queued) == (24, 14, 6, 6)
@@ -101,7 +101,7 @@ Vendor daemon status (on c):
      orbitd: UP v11.16
 Feature usage info:
 """
-    report = read(head + BODY, NOW)
+    report = parse_lmstat(head + BODY, NOW)
     assert report.features[0].issued == 12
     assert [str(trouble) for trouble in report.troubles] == ["line 3: b: license server DOWN"]
 
@@ -123,7 +123,9 @@ Feature usage info:
 def test_a_header_that_cannot_be_read_counts_nothing(line: str, says: str) -> None:
     row = "    ada n1 n1 (v1) (lic1/27000 1), start Tue 3/10 8:15"
     report = told("Users of y:  (Uncounted, node-locked)", row, line, row)
-    assert only(report) == Feature("y", None, 1, (Use("ada", "n1", 1, at(2026, 3, 10, 8, 15)),))
+    assert only(report) == Feature(
+        "y", None, 1, (LicenceUse("ada", "n1", 1, at(2026, 3, 10, 8, 15)),)
+    )
     (trouble,) = report.troubles
     assert trouble.line == 17
     assert says in trouble.text
@@ -154,9 +156,9 @@ def test_the_year_is_that_of_the_weekday() -> None:
     rows = [f"    u{n} h h (v1) (s/1 1), start {start}" for n, start in enumerate(starts)]
     report = told(block, *rows)
     assert only(report).uses == (
-        Use("u0", "h", 1, at(2026, 3, 11, 9, 0)),  # tomorrow may be now elsewhere
-        Use("u1", "h", 1, at(2020, 3, 12, 9, 0)),
-        Use("u2", "h", 1, at(2020, 2, 29, 10, 0)),
+        LicenceUse("u0", "h", 1, at(2026, 3, 11, 9, 0)),  # tomorrow may be now elsewhere
+        LicenceUse("u1", "h", 1, at(2020, 3, 12, 9, 0)),
+        LicenceUse("u2", "h", 1, at(2020, 2, 29, 10, 0)),
     )
 
 
@@ -205,12 +207,12 @@ def test_what_has_expired_is_no_token(expiries: list[str], issued: int) -> None:
     ],
 )
 def test_an_answer_without_a_licence_is_none(answer: str, says: str) -> None:
-    with pytest.raises(ProbeError, match=re.escape(says)):
-        read(answer, NOW)
+    with pytest.raises(LicenceServerError, match=re.escape(says)):
+        parse_lmstat(answer, NOW)
 
 
 def test_a_time_in_another_language_is_told() -> None:
-    report = read(HEAD.replace("Tue 3/10/2026 09:29", "mar. 10.3.2026 9h29") + BODY, NOW)
+    report = parse_lmstat(HEAD.replace("Tue 3/10/2026 09:29", "mar. 10.3.2026 9h29") + BODY, NOW)
     assert report.observed is None
     assert "no time: 'mar. 10.3.2026 9h29'" in str(report.troubles[0])
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from metasched.cli.gantt import chart, draw, stacked
+from metasched.cli.gantt import draw_picture, render_chart, stack_boxes
 
 NOW = 1_900_000_000.0
 
@@ -32,7 +32,7 @@ def test_bars_lie_where_their_windows_are() -> None:
         row(3, 99.9, 99.95, cluster="beta"),
         row(4, 0, 1000, state="cancelled"),
     ]
-    lines = chart(rows, NOW, 56, "#")
+    lines = render_chart(rows, NOW, 56, "#")
     assert lines[:3] == [
         "1 alpha 4 ada " + "#" * 21,
         "2 alpha 4 ada " + "." * 21 + "#" * 21,
@@ -44,17 +44,17 @@ def test_bars_lie_where_their_windows_are() -> None:
 
 
 def test_nothing_to_show_and_no_room_are_no_chart() -> None:
-    assert chart([row(1, 0, 10, state="ended")], NOW, 80) == []
-    assert chart([row(1, 0, 10)], NOW, 30) == []
+    assert render_chart([row(1, 0, 10, state="ended")], NOW, 80) == []
+    assert render_chart([row(1, 0, 10)], NOW, 30) == []
 
 
 def test_what_others_wrote_cannot_move_the_cursor() -> None:
-    assert "\x1b" not in chart([row(1, 0, 10, user="\x1b[2J")], NOW, 80)[0]
+    assert "\x1b" not in render_chart([row(1, 0, 10, user="\x1b[2J")], NOW, 80)[0]
 
 
 def test_boxes_do_not_overlap_and_fill_gaps_from_below() -> None:
     rows = [row(1, 0, 10), row(2, 0, 20, size=2), row(3, 12, 20, size=5), row(4, 15, 18, size=1)]
-    assert [box[2:] for box in stacked(rows)] == [(0, 4), (4, 2), (6, 5), (0, 1)]
+    assert [box[2:] for box in stack_boxes(rows)] == [(0, 4), (4, 2), (6, 5), (0, 1)]
 
 
 def test_words_of_narrow_boxes_do_not_cover_those_beside(
@@ -62,9 +62,9 @@ def test_words_of_narrow_boxes_do_not_cover_those_beside(
 ) -> None:
     figures: list[Figure] = []
     monkeypatch.setattr(
-        "metasched.experiments.plots.save", lambda figure, _: figures.append(figure)
+        "metasched.experiments.plots.save_figure", lambda figure, _: figures.append(figure)
     )
-    draw([row(10, 0, 150), row(11, 150, 300), row(12, 1800, 7200)], tmp_path / "a.png")
+    draw_picture([row(10, 0, 150), row(11, 150, 300), row(12, 1800, 7200)], tmp_path / "a.png")
     [figure] = figures
     figure.draw_without_rendering()
     boxes = [words.get_window_extent() for words in figure.axes[0].texts]
@@ -74,5 +74,5 @@ def test_words_of_narrow_boxes_do_not_cover_those_beside(
 
 def test_a_picture_of_open_ones_and_of_none(tmp_path: Path) -> None:
     for rows in ([row(1, 0, 10, user="$a$"), row(2, 5, 90, cluster="beta")], []):
-        draw(rows, tmp_path / "out.png")
+        draw_picture(rows, tmp_path / "out.png")
         assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")

@@ -2,62 +2,68 @@
 
 from __future__ import annotations
 
-from metasched.core.events import Asked, ClockSet, Due, Send, Submitted
-from metasched.core.gates import AT_ONCE, NEXT_STEP
+from metasched.core.events import ClockSet, Dispatch, JobSubmitted, TimerExpired, UserRequested
+from metasched.core.gates import MAX_RELEASED_PER_STEP, NEXT_STEP
 from metasched.model.job import Reason, State
 from tests.unit.core_site import NOW, Site, job
 
 
 def test_a_large_array_is_let_go_in_portions_and_others_go_between_them() -> None:
     site = Site()
-    sent = [site.step(Submitted(NOW, job(1, array=f"1-{2 * AT_ONCE + 500}")))]
+    sent = [site.step(JobSubmitted(NOW, job(1, array=f"1-{2 * MAX_RELEASED_PER_STEP + 500}")))]
     assert site.core.next_due == NEXT_STEP
-    [other] = site.step(Submitted(NOW, job(2)))
-    assert isinstance(other, Send)
+    [other] = site.step(JobSubmitted(NOW, job(2)))
+    assert isinstance(other, Dispatch)
     assert other.job == 2
     # nor does a clock that is set back delay it
-    sent.append(site.step(ClockSet(NOW - 3600, by=-3600.0)))
+    sent.append(site.step(ClockSet(NOW - 3600, step=-3600.0)))
     while site.core.next_due is not None:
         assert len(sent) < 10
-        sent.append(site.step(Due(NOW - 3600)))
+        sent.append(site.step(TimerExpired(NOW - 3600)))
     portions = [
-        [index for what in some if isinstance(what, Send) for index in what.indices]
+        [index for what in some if isinstance(what, Dispatch) for index in what.indices]
         for some in sent
     ]
-    assert max(map(len, portions)) == AT_ONCE
-    assert [sorted(some)[0] for some in portions if some] == [1, AT_ONCE + 1, 2 * AT_ONCE + 1]
-    assert sorted(i for some in portions for i in some) == list(range(1, 2 * AT_ONCE + 501))
+    assert max(map(len, portions)) == MAX_RELEASED_PER_STEP
+    assert [sorted(some)[0] for some in portions if some] == [
+        1,
+        MAX_RELEASED_PER_STEP + 1,
+        2 * MAX_RELEASED_PER_STEP + 1,
+    ]
+    assert sorted(i for some in portions for i in some) == list(
+        range(1, 2 * MAX_RELEASED_PER_STEP + 501)
+    )
 
 
 def test_tasks_whose_portion_has_yet_to_come_are_held_and_cancelled_like_all() -> None:
     site = Site()
-    last = AT_ONCE + 2
-    site.step(Submitted(NOW, job(1, array=f"1-{last}")))
-    site.step(Asked(NOW, "cancel", 1, (last,)))
+    last = MAX_RELEASED_PER_STEP + 2
+    site.step(JobSubmitted(NOW, job(1, array=f"1-{last}")))
+    site.step(UserRequested(NOW, "cancel", 1, (last,)))
     assert (1, last) not in site.core.tasks
-    site.step(Asked(NOW, "hold", 1, (last - 1,)))
+    site.step(UserRequested(NOW, "hold", 1, (last - 1,)))
     assert site.core.tasks[1, last - 1].state is State.HELD
-    assert site.step(Due(NOW)) == []
-    [again] = site.step(Asked(NOW, "release", 1, (last - 1,)))
-    assert isinstance(again, Send)
+    assert site.step(TimerExpired(NOW)) == []
+    [again] = site.step(UserRequested(NOW, "release", 1, (last - 1,)))
+    assert isinstance(again, Dispatch)
     assert again.indices == (last - 1,)
 
 
 def test_begin_time_and_hold_wait_with_us() -> None:
     site = Site()
-    assert site.step(Submitted(NOW, job(1, begin=NOW + 60))) == []
+    assert site.step(JobSubmitted(NOW, job(1, begin=NOW + 60))) == []
     assert site.core.next_due == NOW + 60
-    assert site.step(Due(NOW + 59)) == []
-    assert site.step(Due(NOW + 60)) == [Send(1, 1, "left", (0,))]
-    assert site.step(Submitted(NOW, job(2, held=True))) == []
+    assert site.step(TimerExpired(NOW + 59)) == []
+    assert site.step(TimerExpired(NOW + 60)) == [Dispatch(1, 1, "left", (0,))]
+    assert site.step(JobSubmitted(NOW, job(2, held=True))) == []
     assert site.state(2) is State.HELD
-    assert site.step(Asked(NOW, "release", 2)) == [Send(2, 1, "right", (0,))]
+    assert site.step(UserRequested(NOW, "release", 2)) == [Dispatch(2, 1, "right", (0,))]
 
 
 def test_another_reason_to_wait_is_stored_though_nothing_else_has_changed() -> None:
     site = Site()
-    site.step(Submitted(NOW, job(1, array="1-2%1", begin=NOW + 60)))
+    site.step(JobSubmitted(NOW, job(1, array="1-2%1", begin=NOW + 60)))
     assert site.core.tasks[1, 2].reason == Reason.BEGIN_TIME
-    site.step(Due(NOW + 60))
+    site.step(TimerExpired(NOW + 60))
     assert site.core.tasks[1, 2].reason == Reason.LIMIT_ARRAY
     assert site.out.tasks[1, 2] is site.core.tasks[1, 2]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from metasched.simulate import metrics, swf
-from metasched.simulate.cluster_specs import parse
+from metasched.simulate.cluster_specs import parse_clusters
 from metasched.simulate.engine import Schedule
 from metasched.simulate.settings import read_settings, simulate
 from metasched.simulate.workload import from_trace
@@ -17,12 +17,12 @@ from tests.traces import trace
 
 
 def run(name: str, cpus: int, policy: str, *words: str, last: int | None = None) -> Schedule:
-    workload = from_trace(name, swf.read(trace(name))).part(0, last)
-    return simulate(workload, parse(str(cpus)), read_settings(policy, words, 0))
+    workload = from_trace(name, swf.read_trace(trace(name))).subset(0, last)
+    return simulate(workload, parse_clusters(str(cpus)), read_settings(policy, words, 0))
 
 
 def mean_wait(schedule: Schedule) -> float:
-    return metrics.mean(p.wait for p in schedule.placed)
+    return metrics.mean(p.wait for p in schedule.jobs)
 
 
 @pytest.mark.parametrize(
@@ -69,5 +69,5 @@ def test_all_of_kth() -> None:
 def test_the_local_fcfs_of_kurowski_is_first_fit() -> None:
     """F 15658 and wait 7586, against 16228 and 8056 in the paper, whose set differs a little."""
     schedule = run("S1-jobs-0-1000.swf", 128, "first-fit")
-    assert f"{metrics.mean(p.flow for p in schedule.placed):.0f}" == "15658"
+    assert f"{metrics.mean(p.flow for p in schedule.jobs):.0f}" == "15658"
     assert f"{mean_wait(schedule):.0f}" == "7586"

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from metasched.adapters.base import Order
+from metasched.adapters.base import Submission
 from metasched.adapters.drmaa.adapter import DrmaaOptions
-from metasched.adapters.drmaa.generic import Templates
-from metasched.adapters.drmaa.job_script import script
+from metasched.adapters.drmaa.generic import NativeTemplates
+from metasched.adapters.drmaa.job_script import build_job_script
 from metasched.adapters.errors import Refused
 from metasched.adapters.gridengine import cluster_info
 from metasched.adapters.gridengine import listing as text
 from metasched.adapters.gridengine import reservation_listing as windows
-from metasched.adapters.gridengine.accounting import Accounting
-from metasched.adapters.gridengine.submission import native
-from metasched.adapters.interpreter import interpreter
-from metasched.carts.relocation import Taken
-from metasched.model.cluster import Copies
+from metasched.adapters.gridengine.accounting import AccountingFile
+from metasched.adapters.gridengine.submission import native_specification
+from metasched.adapters.interpreter import interpreter_command
+from metasched.carts.relocation import SlotUse
+from metasched.model.cluster import ManagerLicences
 from metasched.model.job import Job, Payload, State
-from metasched.model.survey import Held, Pool, Window
+from metasched.model.survey import ManagerReservation, ProcessorPool, ReservationSpec
 
 INSTANCE = "k3f9"
 TAG = "ms-k3f9-42-1"
@@ -110,10 +110,10 @@ QHOST = """<?xml version='1.0'?>
 </qhost>
 """
 COUNTED = {
-    "gpu": text.Complex("gpu", "JOB"),
-    "lic": text.Complex("lic", "YES"),
-    "h_vmem": text.Complex("h_vmem", "YES"),
-    "arch": text.Complex("arch", "NO"),
+    "gpu": text.ComplexAttribute("gpu", "JOB"),
+    "lic": text.ComplexAttribute("lic", "YES"),
+    "h_vmem": text.ComplexAttribute("h_vmem", "YES"),
+    "arch": text.ComplexAttribute("arch", "NO"),
 }
 
 
@@ -130,7 +130,7 @@ def line(
 
 
 def ended(text_line: str, killed: bool = False) -> tuple[State, int | None, int | None] | None:
-    row = text.ended_row(text.record(text_line), TAG, 0, killed)
+    row = text.ended_status(text.parse_accounting_line(text_line), TAG, 0, killed)
     return None if row is None else (row.state, row.exit_code, row.signal)
 
 
@@ -161,7 +161,7 @@ def test_an_end_by_a_signal_that_we_asked_for_is_a_cancellation() -> None:
 
 
 def test_a_record_tells_times_and_usage() -> None:
-    row = text.ended_row(text.record(line("0", 0)), TAG, 0, False)
+    row = text.ended_status(text.parse_accounting_line(line("0", 0)), TAG, 0, False)
     assert row is not None
     assert (row.started, row.ended, row.native_id) == (1795230191, 1795230194, "5")
     assert (row.node, row.cpu_seconds, row.max_memory) == ("n1", 0.25, 2)
@@ -169,7 +169,7 @@ def test_a_record_tells_times_and_usage() -> None:
 
 def test_half_a_line_is_an_error() -> None:
     with pytest.raises(ValueError, match="fields"):
-        text.record(line("0", 0)[:60])
+        text.parse_accounting_line(line("0", 0)[:60])
 
 
 @pytest.mark.parametrize(
@@ -191,37 +191,44 @@ def test_half_a_line_is_an_error() -> None:
     ],
 )
 def test_states_of_live_jobs(letters: str, state: State, begun: bool) -> None:
-    job = text.Job("7", TAG, "ada", letters, 1, submitted=10.0, started=20.0)
-    row = text.live_row(job, TAG, 0)
+    job = text.QstatJob("7", TAG, "ada", letters, 1, submitted=10.0, started=20.0)
+    row = text.live_status(job, TAG, 0)
     assert row.state is state
     assert (row.started is not None) == begun
     assert row.restarts == ("R" in letters)
 
 
 def test_jobs_of_qstat() -> None:
-    first, second, third = text.jobs(QSTAT)
+    first, second, third = text.parse_jobs(QSTAT)
     assert (first.id, first.name, first.owner, first.slots) == ("7", TAG, "ada", 2)
     assert (first.started, first.host) == (1795230191.0, "n1")
-    assert (second.count, second.submitted) == (18, 1795230335.0)
-    assert [job.waits for job in (first, second, third)] == [False, True, True]
+    assert (second.task_count, second.submitted) == (18, 1795230335.0)
+    assert [job.is_waiting for job in (first, second, third)] == [False, True, True]
 
 
 @pytest.mark.parametrize("broken", ["", QSTAT[:900], "error: commlib error", "<qhost/>"])
 def test_half_an_answer_is_an_error(broken: str) -> None:
     with pytest.raises(ValueError, match=r"XML|qhost"):
-        text.jobs(broken)
+        text.parse_jobs(broken)
 
 
 def test_facts() -> None:
-    limits = {"all.q": text.Limits(time=86400.0)}
+    limits = {"all.q": text.QueueLimits(hard_time=86400.0)}
     totals = {"n1": {"gpu": 2.0, "h_vmem": 32.0 * 2**30}}
-    facts = cluster_info.facts(
-        text.jobs(QSTAT), text.hosts(QHOST), limits, totals, "h_vmem", {"7"}, 1795230200.0, 50.0
+    facts = cluster_info.cluster_info(
+        text.parse_jobs(QSTAT),
+        text.parse_hosts(QHOST),
+        limits,
+        totals,
+        "h_vmem",
+        {"7"},
+        1795230200.0,
+        50.0,
     )
-    assert (facts.cpus, facts.used, facts.pending) == (8, 2, 18)  # n2 is not usable
-    assert facts.owed == 18 * 3 * 3600
-    assert facts.head == (3, 3600.0)
-    assert facts.running == ((1795230191.0 + 600, 2),)
+    assert (facts.cpus, facts.used_cpus, facts.pending_jobs) == (8, 2, 18)  # n2 is not usable
+    assert facts.owed_by_others == 18 * 3 * 3600
+    assert facts.queue_head == (3, 3600.0)
+    assert facts.running_jobs == ((1795230191.0 + 600, 2),)
     partition = facts.partition(None)
     assert partition is not None
     assert (partition.name, partition.max_time, partition.free_cpus) == ("all.q", 86400.0, 6)
@@ -233,16 +240,19 @@ def test_facts() -> None:
 
 
 def test_jobs_without_a_queue_may_go_to_any() -> None:
-    limits = {"short.q": text.Limits(60.0), "all.q": text.Limits(None)}
+    limits = {"short.q": text.QueueLimits(60.0), "all.q": text.QueueLimits(None)}
     hosts = [
-        text.Host(
-            "n1", None, {}, (text.Queue("all.q", 4, 1, 0, ""), text.Queue("short.q", 2, 0, 0, ""))
+        text.ExecutionHost(
+            "n1",
+            None,
+            {},
+            (text.QueueInstance("all.q", 4, 1, 0, ""), text.QueueInstance("short.q", 2, 0, 0, "")),
         )
     ]
-    facts = cluster_info.facts([], hosts, limits, {}, None, set(), 0.0, 1.0)
+    facts = cluster_info.cluster_info([], hosts, limits, {}, None, set(), 0.0, 1.0)
     every = facts.partition(None)
     assert every is not None
-    assert (every.name, every.free_cpus, every.max_time) == (text.EVERYWHERE, 5, None)
+    assert (every.name, every.free_cpus, every.max_time) == (text.ANY_QUEUE, 5, None)
     short = facts.partition("short.q")
     assert short is not None
     assert (short.free_cpus, short.max_time) == (2, 60.0)
@@ -253,7 +263,7 @@ def test_jobs_without_a_queue_may_go_to_any() -> None:
     [("600", 600), ("1:00:00", 3600), ("INFINITY", None), ("00:10:00,[n1=1:0:0]", 600), ("", None)],
 )
 def test_durations(said: str, seconds: float | None) -> None:
-    assert text.seconds(said) == seconds
+    assert text.parse_seconds(said) == seconds
 
 
 @pytest.mark.parametrize(
@@ -265,14 +275,14 @@ def test_durations(said: str, seconds: float | None) -> None:
     ],
 )
 def test_how_long_the_accounting_lags(said: str, delay: float) -> None:
-    assert text.accounting_delay(f"mailer /bin/true\nreporting_params    {said}\n") == delay
+    assert text.parse_accounting_delay(f"mailer /bin/true\nreporting_params    {said}\n") == delay
 
 
 def test_marks() -> None:
-    assert text.read_mark(text.mark(TAG, 0), INSTANCE) == (TAG, 0)
-    assert text.read_mark(text.mark(TAG, 12), INSTANCE) == (TAG, 12)
+    assert text.parse_job_name(text.job_name(TAG, 0), INSTANCE) == (TAG, 0)
+    assert text.parse_job_name(text.job_name(TAG, 12), INSTANCE) == (TAG, 12)
     for other in ("arr", f"{TAG}.x", "ms-other-42-1", "ms-k3f9-42"):
-        assert text.read_mark(other, INSTANCE) is None
+        assert text.parse_job_name(other, INSTANCE) is None
 
 
 # The accounting file.
@@ -281,39 +291,39 @@ def test_marks() -> None:
 def test_the_accounting_is_read_as_it_grows(tmp_path: Path) -> None:
     path = tmp_path / "accounting"
     path.write_text("# Version: 8.1.9\n" + line("0", 1).replace(TAG, "other") + line("0", 0))
-    followed = Accounting(path, f":ms-{INSTANCE}-")
-    assert [record.status for record in followed.news()] == [0]
+    followed = AccountingFile(path, f":ms-{INSTANCE}-")
+    assert [record.exit_status for record in followed.read_new()] == [0]
     assert followed.since == 1795230195.0
     with path.open("a") as file:
         file.write(line("0", 3)[:50])
         file.flush()
-        assert followed.news() == []
+        assert followed.read_new() == []
         file.write(line("0", 3)[50:])
-    assert [record.status for record in followed.news()] == [3]
+    assert [record.exit_status for record in followed.read_new()] == [3]
     path.rename(tmp_path / "accounting.1")
     with (tmp_path / "accounting.1").open("a") as old:
         old.write(line("0", 4))
     path.write_text(line("0", 5))
-    assert [record.status for record in followed.news()] == [4, 5]
+    assert [record.exit_status for record in followed.read_new()] == [4, 5]
     assert followed.since == 1795230195.0
     followed.close()
 
 
 def test_an_accounting_that_is_not_there_yet_is_followed_from_then_on(tmp_path: Path) -> None:
     path = tmp_path / "accounting"
-    followed = Accounting(path, f":ms-{INSTANCE}-")
-    assert followed.news() == []
+    followed = AccountingFile(path, f":ms-{INSTANCE}-")
+    assert followed.read_new() == []
     since = followed.since
     assert since is not None
     path.write_text(line("0", 3, start=int(since) + 100))
-    assert [record.status for record in followed.news()] == [3]
+    assert [record.exit_status for record in followed.read_new()] == [3]
     assert followed.since == since
     followed.close()
 
 
 def test_an_accounting_out_of_reach_proves_nothing(tmp_path: Path) -> None:
-    followed = Accounting(tmp_path / "unmounted" / "accounting", f":ms-{INSTANCE}-")
-    assert followed.news() == []
+    followed = AccountingFile(tmp_path / "unmounted" / "accounting", f":ms-{INSTANCE}-")
+    assert followed.read_new() == []
     assert followed.since is None
 
 
@@ -322,9 +332,9 @@ def test_an_accounting_out_of_reach_proves_nothing(tmp_path: Path) -> None:
 
 def order(
     source: str = "#!/bin/sh\nexit 0\n", options: tuple[str, ...] = (), **job: object
-) -> Order:
+) -> Submission:
     wishes: dict[str, object] = {"id": 42, "submitted": 0.0, "estimated": 60.0, **job}
-    return Order(
+    return Submission(
         tag=TAG,
         job=Job(**wishes),  # type: ignore[arg-type]
         payload=Payload(script=source),
@@ -342,7 +352,7 @@ def test_the_native_specification() -> None:
         account="lab",
         constraint="arch=lx-amd64",
     )
-    said = native(wanted, 3, "mp", "h_vmem", COUNTED)
+    said = native_specification(wanted, 3, "mp", "h_vmem", COUNTED)
     assert said == (
         f"-b n -S /bin/sh -A {TAG}.3 -w e -r n -pe mp 4 "
         "-l h_rt=60,h_vmem=1000M,gpu=1,lic=2,arch=lx-amd64 -q all.q -P lab"
@@ -350,7 +360,9 @@ def test_the_native_specification() -> None:
 
 
 def test_a_parallel_environment_of_the_user_s_own() -> None:
-    said = native(order(cpus=4, tasks=4, nodes=2, options=("-pe", "mpi", "4")), 0, "smp", None, {})
+    said = native_specification(
+        order(cpus=4, tasks=4, nodes=2, options=("-pe", "mpi", "4")), 0, "smp", None, {}
+    )
     assert said.endswith("-r n -pe mpi 4")
 
 
@@ -364,7 +376,9 @@ def test_a_parallel_environment_of_the_user_s_own() -> None:
     ],
 )
 def test_native_options_that_are_passed_on(options: tuple[str, ...]) -> None:
-    assert native(order(options=options), 0, "smp", None, {}).endswith(" ".join(options))
+    assert native_specification(order(options=options), 0, "smp", None, {}).endswith(
+        " ".join(options)
+    )
 
 
 @pytest.mark.parametrize(
@@ -385,7 +399,7 @@ def test_native_options_that_are_passed_on(options: tuple[str, ...]) -> None:
 )
 def test_native_options_that_are_refused(options: tuple[str, ...]) -> None:
     with pytest.raises(Refused, match="native option"):
-        native(order(options=options), 0, "smp", None, {})
+        native_specification(order(options=options), 0, "smp", None, {})
 
 
 @pytest.mark.parametrize(
@@ -398,7 +412,7 @@ def test_native_options_that_are_refused(options: tuple[str, ...]) -> None:
     ],
 )
 def test_the_interpreter_is_the_kernel_s(first: str, command: list[str]) -> None:
-    assert interpreter(f"{first}\nrest\n") == command
+    assert interpreter_command(f"{first}\nrest\n") == command
 
 
 @pytest.mark.parametrize(
@@ -416,7 +430,9 @@ def test_the_interpreter_is_the_kernel_s(first: str, command: list[str]) -> None
     ],
 )
 def test_the_wrapper_ends_as_the_payload_did(tmp_path: Path, commands: str, status: int) -> None:
-    wrapper = script(order(f"#!/bin/sh\n{commands}\n"), 0, "grid", text.HIDDEN_CODES)
+    wrapper = build_job_script(
+        order(f"#!/bin/sh\n{commands}\n"), 0, "grid", text.EXIT_CODE_OF_SIGNAL
+    )
     ran = subprocess.run(
         ["/bin/sh"],
         input=wrapper,
@@ -428,13 +444,15 @@ def test_the_wrapper_ends_as_the_payload_did(tmp_path: Path, commands: str, stat
 
 
 def test_the_generic_templates() -> None:
-    templates = Templates(always="-r n", time="-W {minutes}", cpus="-n {cpus}", tag="-J {tag}")
+    templates = NativeTemplates(
+        always="-r n", time="-W {minutes}", cpus="-n {cpus}", tag="-J {tag}"
+    )
     assert templates.fill(order(cpus=2, time_limit=61.0).job, TAG, ("-x",)) == (
         f"-r n -W 2 -n 2 -J {TAG} -x"
     )
-    assert Templates(time="{clock} {seconds}").fill(order(time_limit=3661.0).job, TAG, ()) == (
-        "1:01:01 3661"
-    )
+    assert NativeTemplates(time="{clock} {seconds}").fill(
+        order(time_limit=3661.0).job, TAG, ()
+    ) == ("1:01:01 3661")
 
 
 JOB = order(
@@ -463,7 +481,7 @@ def test_the_documented_templates_of_other_managers(manager: str) -> None:
         licences={"matlab": 4, "nx": 4},
         native=tomllib.loads(block)["native"],
     )
-    assert Templates(**options.native).fill(JOB, TAG, ()) == DOCUMENTED[manager]
+    assert NativeTemplates(**options.native).fill(JOB, TAG, ()) == DOCUMENTED[manager]
 
 
 GENERIC: dict[str, object] = {"library": "/l.so", "profile": "generic", "cpus": 8}
@@ -489,19 +507,24 @@ def test_options_that_make_no_sense(wrong: dict[str, object], said: str) -> None
 
 
 def test_consumables_of_the_whole_cell() -> None:
-    known = {name: text.Complex(name, kind) for name, kind in (("lic", "JOB"), ("arch", "NO"))}
-    known |= {"memory": text.Complex("memory", "YES"), "lic2": text.Complex("lic2", "JOB")}
+    known = {
+        name: text.ComplexAttribute(name, kind) for name, kind in (("lic", "JOB"), ("arch", "NO"))
+    }
+    known |= {
+        "memory": text.ComplexAttribute("memory", "YES"),
+        "lic2": text.ComplexAttribute("lic2", "JOB"),
+    }
     host = "complex_values  lic=4,arch=7, \\\n    other=3,lic2=INFINITY,memory=1.5T\n"
-    assert text.totals(host, known) == {"lic": 4, "memory": 1.5 * 2**40}
+    assert text.parse_host_totals(host, known) == {"lic": 4, "memory": 1.5 * 2**40}
     totals = {"lic": 4.0}
-    assert text.totals("complex_values NONE\n", known) == {}
+    assert text.parse_host_totals("complex_values NONE\n", known) == {}
     xml = (
         "<qhost><host name='h'><resourcevalue name='lic' dominance='gc'>9</resourcevalue></host>"
         "<host name='global'><resourcevalue name='lic' dominance='gc'>1.000000</resourcevalue>"
         "</host></qhost>"
     )
-    assert text.tokens(xml, totals) == {"lic": Copies(4, 3)}
-    assert text.tokens("<qhost></qhost>", totals) == {}
+    assert text.parse_global_licences(xml, totals) == {"lic": ManagerLicences(4, 3)}
+    assert text.parse_global_licences("<qhost></qhost>", totals) == {}
 
 
 def kept(
@@ -526,42 +549,46 @@ def test_reservations_are_read_and_those_that_end_are_left_out() -> None:
         kept(4, "ms-k3f9-r4", "w", ("n2", 2), owner="eve"),
     )
     xml = f"<qrstat>{''.join(rows)}<ar_unknown><id>9</id></ar_unknown></qrstat>"
-    found = windows.reservations(xml)
+    found = windows.parse_reservations(xml)
     assert [(one.id, one.usable) for one in found] == [("1", True), ("3", False), ("4", True)]
     assert {one.user for one in found} == {"ada"}
-    assert windows.reservation_ids(xml) == ["1", "2", "3", "4"]
-    assert windows.held(found, "root", INSTANCE) == (
-        Held("ms-k3f9-r1", 3600.0, 7200.0, ("n1", "n2"), 3),
-        Held("ms-k3f9-r3", 3600.0, 7200.0, ("all.q@n2",), 2),  # in no pool: it cannot be used
+    assert windows.parse_reservation_ids(xml) == ["1", "2", "3", "4"]
+    assert windows.own_reservations(found, "root", INSTANCE) == (
+        ManagerReservation("ms-k3f9-r1", 3600.0, 7200.0, ("n1", "n2"), 3),
+        ManagerReservation(
+            "ms-k3f9-r3", 3600.0, 7200.0, ("all.q@n2",), 2
+        ),  # in no pool: it cannot be used
     )
     hosts = [
-        text.Host("n1", None, {"slots": 3.0}, (text.Queue("all.q", 4, 1, 2, ""),)),
-        text.Host("n2", None, {}, (text.Queue("all.q", 8, 0, 5, ""),)),
-        text.Host("n3", None, {}, (text.Queue("all.q", 8, 0, 0, "au"),)),
+        text.ExecutionHost("n1", None, {"slots": 3.0}, (text.QueueInstance("all.q", 4, 1, 2, ""),)),
+        text.ExecutionHost("n2", None, {}, (text.QueueInstance("all.q", 8, 0, 5, ""),)),
+        text.ExecutionHost("n3", None, {}, (text.QueueInstance("all.q", 8, 0, 0, "au"),)),
     ]
     jobs = [
-        text.Job("7", "x", "ada", "r", 1, None, 100.0, "all.q@n1", requests={"h_rt": "600"}),
-        text.Job("8", "x", "ada", "r", 2, None, 100.0, "all.q@n2"),
-        text.Job("9", "x", "ada", "qw", 2),
+        text.QstatJob("7", "x", "ada", "r", 1, None, 100.0, "all.q@n1", requests={"h_rt": "600"}),
+        text.QstatJob("8", "x", "ada", "r", 2, None, 100.0, "all.q@n2"),
+        text.QstatJob("9", "x", "ada", "qw", 2),
     ]
-    reserved = windows.reserved_jobs(
+    reserved = windows.parse_reserved_jobs(
         "<detailed_job_info><djob_info>"
         "<element><JB_job_number>7</JB_job_number></element>"
         "<element><JB_job_number>8</JB_job_number><JB_ar>4</JB_ar></element>"
         "</djob_info></detailed_job_info>"
     )
     assert reserved == {"8": "4"}
-    assert windows.reserved_jobs("<unknown_jobs ><ST_name>7</ST_name></unknown_jobs>") == {}
-    rules = windows.Rules(limits={"all.q": text.Limits(None, 50.0)}, offset=10.0)
+    assert windows.parse_reserved_jobs("<unknown_jobs ><ST_name>7</ST_name></unknown_jobs>") == {}
+    rules = windows.SchedulingRules(
+        limits={"all.q": text.QueueLimits(None, 50.0)}, duration_offset=10.0
+    )
     cell = windows.Occupancy(jobs, hosts, 100.0, rules, found, reserved)
     each = cell.pools(spread=False)
     of_n1 = ((100.0, 710.0, 1), (3600.0, 7200.0, 2))
     of_n2 = ((3600.0, 7200.0, 1), (3600.0, 7200.0, 2), (3600.0, 7200.0, 2))
-    assert each == (Pool(("n1",), 4, of_n1), Pool(("n2",), 8, of_n2))
+    assert each == (ProcessorPool(("n1",), 4, of_n1), ProcessorPool(("n2",), 8, of_n2))
     [all] = cell.pools(spread=True)
-    assert all == Pool(("n1", "n2"), 12, tuple(sorted(of_n1 + of_n2)))
-    assert not windows.spreads("pe_name smp\nallocation_rule    $pe_slots\n")
-    assert windows.spreads("pe_name mpi\nallocation_rule    $fill_up\n")
+    assert all == ProcessorPool(("n1", "n2"), 12, tuple(sorted(of_n1 + of_n2)))
+    assert not windows.spans_hosts("pe_name smp\nallocation_rule    $pe_slots\n")
+    assert windows.spans_hosts("pe_name mpi\nallocation_rule    $fill_up\n")
 
 
 def test_what_each_slot_of_a_reservation_has_is_read_and_what_of_it_is_unused_is_kept_free() -> (
@@ -573,17 +600,19 @@ def test_what_each_slot_of_a_reservation_has_is_read_and_what_of_it_is_unused_is
     )
     held = f"<resource_list>{asked}</resource_list>"
     rows = kept(1, "ms-k3f9-r1", "r", ("n1", 3), ("n2", 1), more=held)
-    found = windows.reservations(f"<qrstat>{rows}</qrstat>")
-    assert found[0].each == {"h_vmem": 2.0 * 2**30}
+    found = windows.parse_reservations(f"<qrstat>{rows}</qrstat>")
+    assert found[0].per_slot == {"h_vmem": 2.0 * 2**30}
     hosts = [
-        text.Host(name, None, {"h_vmem": left * 2.0**30}, (text.Queue("all.q", 8, 0, 3, ""),))
+        text.ExecutionHost(
+            name, None, {"h_vmem": left * 2.0**30}, (text.QueueInstance("all.q", 8, 0, 3, ""),)
+        )
         for name, left in (("n1", 9.0), ("n2", 1.0))
     ]
-    inside = text.Job("7", "x", "ada", "r", 1, None, 3600.0, "all.q@n1", "", {"h_vmem": "1G"})
-    rules = windows.Rules(windows.Memory("h_vmem"))
+    inside = text.QstatJob("7", "x", "ada", "r", 1, None, 3600.0, "all.q@n1", "", {"h_vmem": "1G"})
+    rules = windows.SchedulingRules(windows.MemoryConsumable("h_vmem"))
     for taken, kept_back in ((3599.0, (0.0, 0.0)), (3600.0, (5.0, 1.0))):
         cell = windows.Occupancy([inside], hosts, taken, rules, found, {"7": "1"})
-        left = [host.free["h_vmem"] / 2**30 for host in cell.kept_free()]
+        left = [host.free["h_vmem"] / 2**30 for host in cell.hosts_without_reserved()]
         assert left == [9.0 - kept_back[0], 1.0 - kept_back[1]]
 
 
@@ -594,13 +623,15 @@ def test_a_job_has_its_slots_as_long_as_the_qmaster_takes_it_to_run() -> None:
         ("monitor=1;duration_offset=0:1:0", 60.0),
         ("a=1;Duration_Offset=5", 5.0),
     ):
-        assert text.duration_offset(f"algorithm default\nparams  {params}\n") == offset
-    limits = text.queues("qname a.q\nh_rt 1:0:0\ns_rt 0:50:0\nqname b.q\nh_rt INFINITY\n")
-    assert (limits["b.q"].time, limits["b.q"].memory) == (None, {})
+        assert text.parse_duration_offset(f"algorithm default\nparams  {params}\n") == offset
+    limits = text.parse_queue_limits(
+        "qname a.q\nh_rt 1:0:0\ns_rt 0:50:0\nqname b.q\nh_rt INFINITY\n"
+    )
+    assert (limits["b.q"].hard_time, limits["b.q"].memory) == (None, {})
     given = "qname c.q\nh_rt 9\nh_vmem INFINITY,[n1=4G], \\\n  [@few=2G]\ns_data INFINITY\n"
     memory = {"h_vmem": 2.0 * 2**30, "s_data": math.inf}
-    assert text.queues(given)["c.q"].memory == memory
-    rules = windows.Rules(limits=limits, offset=60.0)
+    assert text.parse_queue_limits(given)["c.q"].memory == memory
+    rules = windows.SchedulingRules(limits=limits, duration_offset=60.0)
     for queue, requests, lasts in (
         ("a.q", {"h_rt": "300"}, 360.0),
         ("a.q", {"h_rt": "300", "s_rt": "0:1:40"}, 160.0),
@@ -610,116 +641,132 @@ def test_a_job_has_its_slots_as_long_as_the_qmaster_takes_it_to_run() -> None:
         ("b.q", {"h_rt": "300"}, 360.0),
         ("b.q", {}, 100 * 365 * 86400.0),
     ):
-        job = text.Job("7", "x", "ada", "r", 1, None, 0.0, f"{queue}@n1", "", requests)
-        assert rules.lasts(job) == lasts
+        job = text.QstatJob("7", "x", "ada", "r", 1, None, 0.0, f"{queue}@n1", "", requests)
+        assert rules.job_duration(job) == lasts
 
 
 def test_one_that_is_being_replaced_is_told_with_the_slots_of_both() -> None:
     rows = (kept(1, "ms-k3f9-r1", "w", ("n1", 2)), kept(5, "ms-k3f9-r1", "w", ("n2", 2)))
-    found = windows.reservations(f"<qrstat>{''.join(rows)}</qrstat>")
-    assert windows.held(found, "root", INSTANCE) == (
-        Held("ms-k3f9-r1", 3600.0, 7200.0, ("n2",), 4),
+    found = windows.parse_reservations(f"<qrstat>{''.join(rows)}</qrstat>")
+    assert windows.own_reservations(found, "root", INSTANCE) == (
+        ManagerReservation("ms-k3f9-r1", 3600.0, 7200.0, ("n2",), 4),
     )
 
 
 def test_queues_are_places_of_their_own_unless_their_host_has_fewer_slots() -> None:
-    both = (text.Queue("all.q", 4, 0, 0, ""), text.Queue("second.q", 4, 0, 0, ""))
+    both = (text.QueueInstance("all.q", 4, 0, 0, ""), text.QueueInstance("second.q", 4, 0, 0, ""))
     hosts = [
-        text.Host("n1", None, {"slots": 8.0}, both),
-        text.Host("n2", None, {"slots": 6.0}, both),
-        text.Host("n3", None, {}, (text.Queue("all.q", 4, 0, 0, "d"),)),
+        text.ExecutionHost("n1", None, {"slots": 8.0}, both),
+        text.ExecutionHost("n2", None, {"slots": 6.0}, both),
+        text.ExecutionHost("n3", None, {}, (text.QueueInstance("all.q", 4, 0, 0, "d"),)),
     ]
     here = [
-        windows.Kept("1", "x", "root", "w", 100.0, 200.0, {"all.q@n2": 2, "second.q@n2": 1}),
-        windows.Kept("2", "x", "root", "w", 100.0, 200.0, {"all.q@n1": 3}),
+        windows.AdvanceReservation(
+            "1", "x", "root", "w", 100.0, 200.0, {"all.q@n2": 2, "second.q@n2": 1}
+        ),
+        windows.AdvanceReservation("2", "x", "root", "w", 100.0, 200.0, {"all.q@n1": 3}),
     ]
-    jobs = [text.Job("7", "x", "ada", "r", 2, None, 50.0, "all.q@n1")]
-    rules = windows.Rules(limits={"all.q": text.Limits(50.0)}, offset=10.0)
+    jobs = [text.QstatJob("7", "x", "ada", "r", 2, None, 50.0, "all.q@n1")]
+    rules = windows.SchedulingRules(limits={"all.q": text.QueueLimits(50.0)}, duration_offset=10.0)
     for spread, groups in ((True, {""}), (False, {"n1", "n2"})):
-        cell = windows.Occupancy(jobs, hosts, 100.0, rules, here).places(spread, {"1"})
+        cell = windows.Occupancy(jobs, hosts, 100.0, rules, here).pool_map(spread, {"1"})
         assert cell.slots == {"all.q@n1": 4, "second.q@n1": 4, "n2": 6}
-        assert cell.movable == {1: Taken(100.0, 200.0, {"n2": 3})}
+        assert cell.movable == {1: SlotUse(100.0, 200.0, {"n2": 3})}
         assert cell.fixed == [
-            Taken(50.0, 110.0, {"all.q@n1": 2}),
-            Taken(100.0, 200.0, {"all.q@n1": 3}),
+            SlotUse(50.0, 110.0, {"all.q@n1": 2}),
+            SlotUse(100.0, 200.0, {"all.q@n1": 3}),
         ]
         assert {cell.group(place) for place in cell.slots} == groups
 
 
 def test_only_windows_that_have_begun_keep_slots_from_others_and_the_rest_are_coming() -> None:
-    hosts = [text.Host("n1", None, {}, (text.Queue("all.q", 8, 5, 7, ""),))]
+    hosts = [text.ExecutionHost("n1", None, {}, (text.QueueInstance("all.q", 8, 5, 7, ""),))]
     here = [
-        windows.Kept("1", "x", "ada", "r", 0.0, 1000.0, {"all.q@n1": 3}),
-        windows.Kept("2", "x", "ada", "w", 500.0, 900.0, {"all.q@n1": 4}),
-        windows.Kept("3", "x", "ada", "w", 2000.0, 3000.0, {"all.q@n1": 7}),
+        windows.AdvanceReservation("1", "x", "ada", "r", 0.0, 1000.0, {"all.q@n1": 3}),
+        windows.AdvanceReservation("2", "x", "ada", "w", 500.0, 900.0, {"all.q@n1": 4}),
+        windows.AdvanceReservation("3", "x", "ada", "w", 2000.0, 3000.0, {"all.q@n1": 7}),
     ]
     jobs = [
-        text.Job("7", "x", "ada", "r", 2, None, 50.0, "all.q@n1"),
-        text.Job("8", "x", "ada", "r", 3, None, 50.0, "all.q@n1", requests={"h_rt": "600"}),
-        text.Job("9", "x", "ada", "qw", 8),
+        text.QstatJob("7", "x", "ada", "r", 2, None, 50.0, "all.q@n1"),
+        text.QstatJob("8", "x", "ada", "r", 3, None, 50.0, "all.q@n1", requests={"h_rt": "600"}),
+        text.QstatJob("9", "x", "ada", "qw", 8),
     ]
-    rules = windows.Rules(limits={"all.q": text.Limits(60.0)}, offset=5.0)
+    rules = windows.SchedulingRules(limits={"all.q": text.QueueLimits(60.0)}, duration_offset=5.0)
     cell = windows.Occupancy(jobs, hosts, 100.0, rules, here, {"7": "1"})
-    [now] = cell.kept_free()
+    [now] = cell.hosts_without_reserved()
     assert [(queue.running, queue.reserved) for queue in now.queues] == [(5, 1)]
     # at 500 three slots are reserved beside four, and one of others' three is still taken
-    assert cell.coming() == ((495.0, 0), (1995.0, 1))
-    facts = cluster_info.facts(
-        [], [now], {"all.q": text.Limits(None)}, {}, None, set(), 100.0, 60.0
+    assert cell.upcoming_windows() == ((495.0, 0), (1995.0, 1))
+    facts = cluster_info.cluster_info(
+        [], [now], {"all.q": text.QueueLimits(None)}, {}, None, set(), 100.0, 60.0
     )
-    assert (facts.cpus, facts.used) == (8, 6)
+    assert (facts.cpus, facts.used_cpus) == (8, 6)
 
 
 def test_who_waits_in_a_reservation_is_not_the_head_of_the_line() -> None:
     listed = [
-        text.Job("7", "x", "ada", "qw", 8, requests={"h_rt": "3600"}),
-        text.Job("8", "x", "bob", "qw", 2, requests={"h_rt": "60"}),
+        text.QstatJob("7", "x", "ada", "qw", 8, requests={"h_rt": "3600"}),
+        text.QstatJob("8", "x", "bob", "qw", 2, requests={"h_rt": "60"}),
     ]
-    every = cluster_info.facts(listed, [], {}, {}, None, set(), 100.0, 60.0)
-    assert (every.head, every.pending, every.owed) == ((8, 3600.0), 2, 28_920.0)
-    without = cluster_info.facts(listed, [], {}, {}, None, set(), 100.0, 60.0, {"7"})
-    assert (without.head, without.pending, without.owed) == ((2, 60.0), 1, 120.0)
+    every = cluster_info.cluster_info(listed, [], {}, {}, None, set(), 100.0, 60.0)
+    assert (every.queue_head, every.pending_jobs, every.owed_by_others) == (
+        (8, 3600.0),
+        2,
+        28_920.0,
+    )
+    without = cluster_info.cluster_info(listed, [], {}, {}, None, set(), 100.0, 60.0, {"7"})
+    assert (without.queue_head, without.pending_jobs, without.owed_by_others) == (
+        (2, 60.0),
+        1,
+        120.0,
+    )
 
 
 def test_a_job_that_is_queued_in_a_window_may_ask_for_what_is_left_of_it() -> None:
-    one = windows.Kept("1", "x", "root", "w", 100.0, 200.0, {})
+    one = windows.AdvanceReservation("1", "x", "root", "w", 100.0, 200.0, {})
     for now, left in ((10.0, 100), (99.5, 99), (100.0, 99), (150.5, 48), (198.9, 0), (300.0, -101)):
-        assert one.left(now) == left
+        assert one.remaining_seconds(now) == left
 
 
 def test_a_job_in_a_reservation_names_it_once() -> None:
-    one = windows.Kept("7", "x", "root", "w", 100.0, 200.0, {"all.q@n1": 4})
-    assert "-ar 7" in native(order(), 0, "smp", None, {}, one)
+    one = windows.AdvanceReservation("7", "x", "root", "w", 100.0, 200.0, {"all.q@n1": 4})
+    assert "-ar 7" in native_specification(order(), 0, "smp", None, {}, one)
     with pytest.raises(Refused, match="beside --reservation"):
-        native(order(options=("-ar", "3")), 0, "smp", None, {}, one)
+        native_specification(order(options=("-ar", "3")), 0, "smp", None, {}, one)
 
 
 def test_a_job_may_have_the_licences_of_its_reservation_and_no_others() -> None:
     each = {"lic": 2.0, "gpu": 1.0}  # of lic for each of its two slots
-    one = windows.Kept("7", "x", "root", "w", 0.0, 9.0, {"a@n1": 2}, each=each)
+    one = windows.AdvanceReservation("7", "x", "root", "w", 0.0, 9.0, {"a@n1": 2}, per_slot=each)
     wants = order(cpus=2, licences={"lic": 4}, gres={"gpu": 1})
-    assert "-l gpu=1,lic=2 -ar 7" in native(wants, 0, "smp", None, COUNTED, one)
+    assert "-l gpu=1,lic=2 -ar 7" in native_specification(wants, 0, "smp", None, COUNTED, one)
     with pytest.raises(Refused, match="5 lic are asked for, and its reservation has 4"):
-        native(order(cpus=1, licences={"lic": 5}), 0, "smp", None, COUNTED, one)
+        native_specification(order(cpus=1, licences={"lic": 5}), 0, "smp", None, COUNTED, one)
     with pytest.raises(Refused, match="2 gpu are asked for, and its reservation has 1"):
-        native(order(gres={"gpu": 2}), 0, "smp", None, COUNTED, one)
+        native_specification(order(gres={"gpu": 2}), 0, "smp", None, COUNTED, one)
 
 
 def test_a_reservation_asks_for_its_licences_that_the_cell_counts() -> None:
-    hosts = [text.Host("n1", None, {}, (text.Queue("all.q", 4, 0, 0, ""),))]
-    window = Window("x", "ada", 0.0, 9.0, (), 3, {"lic": 6, "gpu": 1, "nx": 1})
+    hosts = [text.ExecutionHost("n1", None, {}, (text.QueueInstance("all.q", 4, 0, 0, ""),))]
+    window = ReservationSpec("x", "ada", 0.0, 9.0, (), 3, {"lic": 6, "gpu": 1, "nx": 1})
     tokens = {name: COUNTED[name] for name in ("lic", "gpu")}
-    rules = windows.Rules(windows.Memory("h_vmem", 0.0, {"n1": 9.0 * 2**30}), tokens)
-    assert rules.asked(window, hosts) == ["h_vmem=2304M", "lic=2", "gpu=1"]
-    assert windows.Rules().asked(window, hosts) == []
+    rules = windows.SchedulingRules(
+        windows.MemoryConsumable("h_vmem", 0.0, {"n1": 9.0 * 2**30}), tokens
+    )
+    assert rules.resource_requests(window, hosts) == ["h_vmem=2304M", "lic=2", "gpu=1"]
+    assert windows.SchedulingRules().resource_requests(window, hosts) == []
     with pytest.raises(ValueError, match="4 lic cannot be shared equally by 3 slots"):
-        rules.asked(replace(window, licences={"lic": 4}), hosts)
+        rules.resource_requests(replace(window, licences={"lic": 4}), hosts)
 
 
 def test_a_job_may_have_the_memory_of_its_reservation_and_no_more() -> None:
-    one = windows.Kept("7", "x", "root", "w", 0.0, 9.0, {"a@n1": 2}, each={"h_vmem": 2.0 * 2**30})
-    assert "h_vmem=4096M -ar 7" in native(order(memory=4096), 0, "smp", "h_vmem", COUNTED, one)
+    one = windows.AdvanceReservation(
+        "7", "x", "root", "w", 0.0, 9.0, {"a@n1": 2}, per_slot={"h_vmem": 2.0 * 2**30}
+    )
+    assert "h_vmem=4096M -ar 7" in native_specification(
+        order(memory=4096), 0, "smp", "h_vmem", COUNTED, one
+    )
     with pytest.raises(Refused, match="5000 MiB are asked for, and its reservation has 4096 MiB"):
-        native(order(memory=5000), 0, "smp", "h_vmem", COUNTED, one)
-    none = replace(one, each={})  # its hosts may count none, and give any amount
-    assert "h_vmem=1M" in native(order(memory=1), 0, "smp", "h_vmem", COUNTED, none)
+        native_specification(order(memory=5000), 0, "smp", "h_vmem", COUNTED, one)
+    none = replace(one, per_slot={})  # its hosts may count none, and give any amount
+    assert "h_vmem=1M" in native_specification(order(memory=1), 0, "smp", "h_vmem", COUNTED, none)

@@ -5,33 +5,33 @@ from __future__ import annotations
 import pytest
 
 from metasched.core.events import (
-    Accepted,
-    Booted,
     CoreEvent,
-    Due,
+    DaemonStarted,
+    Dispatch,
+    DispatchAccepted,
+    DispatchStarted,
+    JobSubmitted,
     LicenceSet,
+    ListingReceived,
     Outcome,
-    Seen,
-    Send,
-    Submitted,
-    Tried,
+    TimerExpired,
 )
 from metasched.core.reservations.events import (
     Bind,
-    LookAround,
-    ReservationAsked,
     ReservationBound,
-    Surveyed,
+    ReservationRequested,
+    SurveyCluster,
+    SurveyReceived,
     Unbind,
 )
 from metasched.core.scheduler import Core
-from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, Reason, State
 from metasched.model.licence import LicencePool
-from metasched.model.listing import Row
-from metasched.model.reservation import Stage, name_of
-from metasched.model.reservation_request import Request
-from metasched.model.survey import Held, NodesInUse, Survey
+from metasched.model.listing import JobStatus
+from metasched.model.reservation import ReservationState, manager_name
+from metasched.model.reservation_request import ReservationRequest
+from metasched.model.survey import ManagerReservation, NodeUsage, Survey
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
 
@@ -50,10 +50,16 @@ class Site:
         self.now = T
         self.clusters = clusters or ("alpha",)
         described = tuple(
-            Cluster(name=c, adapter="slurm", reserves=True, binds_late=late, granularity=60.0)
+            Cluster(
+                name=c,
+                adapter="slurm",
+                supports_reservations=True,
+                binds_late=late,
+                granularity=60.0,
+            )
             for c in self.clusters
         )
-        self.step(Booted(T, "i", Policy(send="late"), described, pools=pools))
+        self.step(DaemonStarted(T, "i", Policy(send="late"), described, pools=pools))
         for name in self.clusters:
             self.seen(name)
 
@@ -63,42 +69,46 @@ class Site:
 
     def sent(self) -> list[tuple[int, str]]:
         """Job and cluster of what the last step sent."""
-        return [(a.job, a.cluster) for a in self.out.actions if isinstance(a, Send)]
+        return [(a.job, a.cluster) for a in self.out.actions if isinstance(a, Dispatch)]
 
-    def seen(self, cluster: str = "alpha", used: int = 0, *rows: Row, **more: object) -> Outcome:
-        nodes = [Nodes(1, 4, min(max(12 - used - 4 * n, 0), 4)) for n in range(3)]
+    def seen(
+        self, cluster: str = "alpha", used: int = 0, *rows: JobStatus, **more: object
+    ) -> Outcome:
+        nodes = [NodeCapacity(1, 4, min(max(12 - used - 4 * n, 0), 4)) for n in range(3)]
         partition = Partition("main", tuple(nodes), default=True)
-        told = Facts(12, used, (partition,), **more)  # type: ignore[arg-type]
-        return self.step(Seen(self.now, cluster, rows, facts=told, until=self.now))
+        told = ClusterInfo(12, used, (partition,), **more)  # type: ignore[arg-type]
+        return self.step(ListingReceived(self.now, cluster, rows, info=told, until=self.now))
 
     def submit(self, id: int, limit: float, cpus: int = 4, **more: object) -> list[tuple[int, str]]:
         job = Job(id=id, submitted=T + id, estimated=limit, time_limit=limit, cpus=cpus, **more)  # type: ignore[arg-type]
-        self.step(Submitted(self.now, job))
+        self.step(JobSubmitted(self.now, job))
         return self.sent()
 
     def survey(self, **taken: tuple[float, float]) -> Outcome:
         """Which nodes are taken, from when to when after `T`."""
         nodes = tuple(
-            NodesInUse((n,), 4, True, ((T + taken[n][0], T + taken[n][1]),) if n in taken else ())
+            NodeUsage((n,), 4, True, ((T + taken[n][0], T + taken[n][1]),) if n in taken else ())
             for n in NODES
         )
         book = self.core.reservations
         held = tuple(
-            Held(name_of("i", r.id), r.start, r.end, r.placed)
-            for r in book.known.values()
-            if r.placed
+            ManagerReservation(manager_name("i", r.id), r.start, r.end, r.bound_nodes)
+            for r in book.reservations.values()
+            if r.bound_nodes
         )
-        return self.step(Surveyed(self.now, "alpha", Survey(self.now, nodes, held, guard=GUARD)))
+        return self.step(
+            SurveyReceived(self.now, "alpha", Survey(self.now, nodes, held, guard=GUARD))
+        )
 
-    def reserve(self, id: int, start: float, end: float, size: int) -> Stage | None:
-        request = Request.fixed(size, T + start, T + end)
-        asked = ReservationAsked(self.now, id, "ada", request, True, ("alpha",), T + 1e6)
+    def reserve(self, id: int, start: float, end: float, size: int) -> ReservationState | None:
+        request = ReservationRequest.fixed(size, T + start, T + end)
+        asked = ReservationRequested(self.now, id, "ada", request, True, ("alpha",), T + 1e6)
         self.step(asked)
-        made = self.core.reservations.known.get(id)
+        made = self.core.reservations.reservations.get(id)
         return None if made is None else made.state
 
-    def stage(self) -> Stage:
-        return self.core.reservations.known[1].state
+    def stage(self) -> ReservationState:
+        return self.core.reservations.reservations[1].state
 
     def reason(self, id: int) -> str:
         return self.core.tasks[id, 0].reason
@@ -130,16 +140,16 @@ def test_who_has_its_licence_and_no_room_is_asked_once_and_goes_when_there_is_ro
     site.step(LicenceSet(site.now, "matlab", 4, "root"))
     assert site.sent() == []
     site.now += 60
-    site.seen("alpha", 0, Row(tag_of("i", 1, 1), 0, "7", State.COMPLETED, exit_code=0))
+    site.seen("alpha", 0, JobStatus(tag_of("i", 1, 1), 0, "7", State.COMPLETED, exit_code=0))
     assert site.sent() == [(2, "alpha"), (3, "alpha")]
-    assert site.core.licences.standing("matlab", site.now).ours == 2
+    assert site.core.licences.status("matlab", site.now).leased_tokens == 2
 
 
 def test_no_job_may_be_where_a_reservation_begins_unless_enough_is_left() -> None:
     site = Site()
     site.survey()
-    assert site.reserve(1, 1000, 2000, size=2) is Stage.CONFIRMED
-    assert site.out.bindings == []
+    assert site.reserve(1, 1000, 2000, size=2) is ReservationState.CONFIRMED
+    assert site.out.reservation_actions == []
     # one node is left; 16:01 are 17 minutes to the manager, which reach into it with the guard
     assert site.submit(1, 961) == [(1, "alpha")]
     assert site.submit(2, 961) == []
@@ -150,10 +160,10 @@ def test_no_job_may_be_where_a_reservation_begins_unless_enough_is_left() -> Non
 def test_of_nodes_without_a_name_no_more_are_promised_than_there_are() -> None:
     site = Site()
     site.survey()
-    assert site.reserve(1, 1000, 2000, size=2) is Stage.CONFIRMED
+    assert site.reserve(1, 1000, 2000, size=2) is ReservationState.CONFIRMED
     assert site.reserve(2, 1999, 3000, size=2) is None
-    assert site.reserve(3, 1999, 3000, size=1) is Stage.CONFIRMED
-    assert site.reserve(4, 2000, 2100, size=2) is Stage.CONFIRMED
+    assert site.reserve(3, 1999, 3000, size=1) is ReservationState.CONFIRMED
+    assert site.reserve(4, 2000, 2100, size=2) is ReservationState.CONFIRMED
     assert site.reserve(5, 2099, 2200, size=1) is None
 
 
@@ -164,9 +174,9 @@ def test_a_job_of_several_tasks_may_have_a_node_for_each_until_a_survey_shows_it
     assert site.submit(1, 3600, cpus=3, tasks=3) == []
     assert site.submit(2, 3600, cpus=2, tasks=2) == [(2, "alpha")]
     assert site.submit(3, 3600, cpus=2, tasks=2) == []
-    site.step(Tried(T, 2, 1))
-    site.step(Accepted(T, 2, 1, {0: "7"}))
-    site.seen("alpha", 2, Row(tag_of("i", 2, 1), 0, "7", State.RUNNING, T))
+    site.step(DispatchStarted(T, 2, 1))
+    site.step(DispatchAccepted(T, 2, 1, {0: "7"}))
+    site.seen("alpha", 2, JobStatus(tag_of("i", 2, 1), 0, "7", State.RUNNING, T))
     assert site.sent() == []
     site.now = T + 5
     site.survey(n1=(0, 3600))
@@ -179,14 +189,14 @@ def test_what_does_not_start_at_once_is_taken_back_before_it_runs_into_a_reserva
     site.survey()
     site.reserve(1, 1000, 2000, size=3)
     assert site.submit(1, 900) == [(1, "alpha")]
-    site.step(Tried(T, 1, 1))
-    site.step(Accepted(T, 1, 1, {0: "7"}))
-    waiting = Row(tag_of("i", 1, 1), 0, "7", State.PENDING)
+    site.step(DispatchStarted(T, 1, 1))
+    site.step(DispatchAccepted(T, 1, 1, {0: "7"}))
+    waiting = JobStatus(tag_of("i", 1, 1), 0, "7", State.PENDING)
     site.now = T + 90
     assert site.seen("alpha", 0, waiting).actions == []
     site.now = T + 91
     [withdrawn] = site.seen("alpha", 0, waiting).actions
-    assert (withdrawn.cluster, getattr(withdrawn, "unstarted", None)) == ("alpha", True)
+    assert (withdrawn.cluster, getattr(withdrawn, "only_pending", None)) == ("alpha", True)
 
 
 def test_shortly_before_its_start_the_lowest_nodes_that_will_be_free_are_bound() -> None:
@@ -195,18 +205,18 @@ def test_shortly_before_its_start_the_lowest_nodes_that_will_be_free_are_bound()
     site.reserve(1, 1000, 2000, size=2)
     assert site.core.next_due == T + 940
     site.now = T + 940
-    assert site.step(Due(site.now)).bindings == [LookAround("alpha")]
+    assert site.step(TimerExpired(site.now)).reservation_actions == [SurveyCluster("alpha")]
     assert site.core.next_due == T + 1000
     site.survey(n1=(0, 3600), n2=(0, 985))
-    assert site.out.bindings == [Bind("alpha", 1)]
+    assert site.out.reservation_actions == [Bind("alpha", 1)]
     book = site.core.reservations
-    assert book.known[1].nodes == ("n2", "n10")
-    assert site.survey(n1=(0, 3600)).bindings == []
+    assert book.reservations[1].nodes == ("n2", "n10")
+    assert site.survey(n1=(0, 3600)).reservation_actions == []
     site.step(ReservationBound(site.now, 1, ("n2", "n10")))
-    assert site.stage() is Stage.BOUND
+    assert site.stage() is ReservationState.BOUND
     site.now = T + 1000
-    site.step(Due(site.now))
-    assert site.stage() is Stage.ACTIVE
+    site.step(TimerExpired(site.now))
+    assert site.stage() is ReservationState.ACTIVE
 
 
 def test_nodes_that_jobs_hold_past_their_limits_are_taken_only_for_want_of_others() -> None:
@@ -215,9 +225,9 @@ def test_nodes_that_jobs_hold_past_their_limits_are_taken_only_for_want_of_other
         site.survey()
         site.reserve(1, 1000, 2000, size=size)
         site.now = T + 950
-        site.step(Due(site.now))
+        site.step(TimerExpired(site.now))
         site.survey(n1=(0, 995))
-        assert site.core.reservations.known[1].nodes == chosen
+        assert site.core.reservations.reservations[1].nodes == chosen
 
 
 def test_one_that_finds_too_few_nodes_is_tried_until_its_start_and_broken_at_it() -> None:
@@ -225,17 +235,17 @@ def test_one_that_finds_too_few_nodes_is_tried_until_its_start_and_broken_at_it(
     site.survey()
     site.reserve(1, 1000, 2000, size=3)
     site.now = T + 950
-    site.step(Due(site.now))
+    site.step(TimerExpired(site.now))
     site.survey(n1=(0, 3600))  # somebody else's
     book = site.core.reservations
-    assert (book.known[1].state, book.known[1].cause) == (
-        Stage.CONFIRMED,
+    assert (book.reservations[1].state, book.reservations[1].cause) == (
+        ReservationState.CONFIRMED,
         "too few nodes are free for it as yet",
     )
     site.now = T + 1000
-    assert site.step(Due(site.now)).bindings == [LookAround("alpha")]
-    assert site.survey(n1=(0, 3600)).bindings == [Unbind("alpha", 1)]
-    assert book.known[1].state is Stage.BROKEN
+    assert site.step(TimerExpired(site.now)).reservation_actions == [SurveyCluster("alpha")]
+    assert site.survey(n1=(0, 3600)).reservation_actions == [Unbind("alpha", 1)]
+    assert book.reservations[1].state is ReservationState.BROKEN
 
 
 def test_after_a_restart_nothing_is_bound_too_early_and_nothing_sent_that_may_be_in_the_way() -> (
@@ -245,9 +255,13 @@ def test_after_a_restart_nothing_is_bound_too_early_and_nothing_sent_that_may_be
     site.survey()
     site.reserve(1, 1000, 2000, size=1)
     again = Site()
-    again.core.restore([], {}, {}, [], reservations=site.core.reservations.known.values())
-    described = (Cluster(name="alpha", adapter="slurm", reserves=True, binds_late=True),)
-    assert again.step(Booted(T, "i", Policy(send="late"), described)).bindings == []
+    again.core.restore([], {}, {}, [], reservations=site.core.reservations.reservations.values())
+    described = (
+        Cluster(name="alpha", adapter="slurm", supports_reservations=True, binds_late=True),
+    )
+    assert (
+        again.step(DaemonStarted(T, "i", Policy(send="late"), described)).reservation_actions == []
+    )
     again.seen()
     assert again.submit(1, 3600) == []
     assert again.submit(2, 900) == [(2, "alpha")]
@@ -258,8 +272,8 @@ def test_after_a_restart_nothing_is_bound_too_early_and_nothing_sent_that_may_be
 @pytest.mark.parametrize("guard", [None, 1e9])
 def test_the_guard_is_the_managers_or_else_the_sites(guard: float | None) -> None:
     site = Site()
-    nodes = (NodesInUse(NODES, 4, True),)
-    site.step(Surveyed(T, "alpha", Survey(T, nodes, guard=guard)))
+    nodes = (NodeUsage(NODES, 4, True),)
+    site.step(SurveyReceived(T, "alpha", Survey(T, nodes, guard=guard)))
     site.reserve(1, 1000, 2000, size=3)
     sent = [site.submit(id, limit) for id, limit in ((1, 900), (2, 960))]
     assert sent == ([[(1, "alpha")], []] if guard is None else [[], []])

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from metasched.core.events import (
-    Asked,
-    Booted,
-    Declined,
-    Due,
+    ClusterUnreachable,
+    DaemonStarted,
+    Dispatch,
+    DispatchRejected,
+    DispatchStarted,
+    JobSubmitted,
     LicencesCounted,
-    Send,
-    Silent,
-    Submitted,
-    Tried,
+    TimerExpired,
+    UserRequested,
     Withdraw,
 )
-from metasched.model.cluster import Copies
+from metasched.model.cluster import ManagerLicences
 from metasched.model.job import Reason, State
-from metasched.model.licence import GivenBack, Lease, LicenceCount, LicencePool
+from metasched.model.licence import Lease, LicenceCount, LicencePool, ReturnedLease
 from metasched.policies.policy import Policy
 from tests.unit.core_site import NOW, Site, facts, job
 
@@ -27,13 +27,17 @@ MATLAB = (LicencePool(name="matlab", total=4, linger=30.0),)
 
 def test_licences_are_leased_all_or_none_with_the_intent_to_send() -> None:
     site = Site(pools=MATLAB)
-    assert site.step(Submitted(NOW, job(1, licences={"matlab": 3}))) == [Send(1, 1, "left", (0,))]
+    assert site.step(JobSubmitted(NOW, job(1, licences={"matlab": 3}))) == [
+        Dispatch(1, 1, "left", (0,))
+    ]
     assert site.out.leases == [Lease(1, 0, 1, {"matlab": 3}, NOW)]
-    assert site.step(Submitted(NOW, job(2, licences={"matlab": 2}))) == []
+    assert site.step(JobSubmitted(NOW, job(2, licences={"matlab": 2}))) == []
     assert site.core.tasks[2, 0].reason == Reason.LICENCE_BUSY
     assert site.out.leases == []
-    [send] = site.step(Submitted(NOW, job(3, licences={"matlab": 1})))  # it takes what 2 cannot use
-    assert (send.job, send.sending) == (3, 1)  # type: ignore[union-attr]
+    [send] = site.step(
+        JobSubmitted(NOW, job(3, licences={"matlab": 1}))
+    )  # it takes what 2 cannot use
+    assert (send.job, send.dispatch_id) == (3, 1)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -43,34 +47,37 @@ def test_licences_come_back_with_the_end_of_an_attempt(
     state: State, lingers: dict[str, float]
 ) -> None:
     site = Site(pools=MATLAB)
-    site.step(Submitted(NOW, job(licences={"matlab": 4})))
+    site.step(JobSubmitted(NOW, job(licences={"matlab": 4})))
     site.sent()
     begun = NOW if state is State.COMPLETED else None  # what never began has used none
     ended = site.row(state, started=begun, ended=NOW + 10)
     site.seen("left", None, ended, at=NOW + 10)
     [back] = site.out.leases
-    assert isinstance(back, GivenBack)
-    assert (back.why, back.lingers) == (state, lingers)
-    site.step(Submitted(NOW + 10, job(2, licences={"matlab": 4})))
+    assert isinstance(back, ReturnedLease)
+    assert (back.reason, back.lingering_until) == (state, lingers)
+    site.step(JobSubmitted(NOW + 10, job(2, licences={"matlab": 4})))
     assert site.core.next_due == (NOW + 40 if lingers else None)
     assert ((2, 0) in site.core.licences) == bool(lingers)
     if lingers:
-        assert [type(a) for a in site.step(Due(NOW + 40))] == [Send]
+        assert [type(a) for a in site.step(TimerExpired(NOW + 40))] == [Dispatch]
 
 
 def test_a_refusal_gives_licences_back_and_a_requeue_takes_them_anew() -> None:
     site = Site(pools=MATLAB)
-    site.step(Submitted(NOW, job(licences={"matlab": 4})))
-    site.step(Tried(NOW, 1, 1))
-    site.step(Declined(NOW, 1, 1, "no"))
-    assert [type(change) for change in site.out.leases] == [GivenBack, Lease]  # sent to the other
+    site.step(JobSubmitted(NOW, job(licences={"matlab": 4})))
+    site.step(DispatchStarted(NOW, 1, 1))
+    site.step(DispatchRejected(NOW, 1, 1, "no"))
+    assert [type(change) for change in site.out.leases] == [
+        ReturnedLease,
+        Lease,
+    ]  # sent to the other
     site.sent(cluster="right", sending=2)
     site.seen("right", None, site.row(State.RUNNING, sending=2, started=NOW))
-    site.step(Asked(NOW, "requeue", 1))
+    site.step(UserRequested(NOW, "requeue", 1))
     site.seen("right", None, site.row(State.CANCELLED, sending=2, started=NOW, ended=NOW))
     [back] = site.out.leases  # what it has used lingers
-    assert isinstance(back, GivenBack)
-    site.step(Due(NOW + 30))
+    assert isinstance(back, ReturnedLease)
+    site.step(TimerExpired(NOW + 30))
     [lease] = site.out.leases
     assert isinstance(lease, Lease)
     assert lease.attempt == 3
@@ -78,44 +85,44 @@ def test_a_refusal_gives_licences_back_and_a_requeue_takes_them_anew() -> None:
 
 def test_a_pull_passes_licences_on_before_anybody_else() -> None:
     site = Site(pools=MATLAB, pull_after=0.0)
-    site.step(Submitted(NOW, job(1, cpus=4, licences={"matlab": 4})))
+    site.step(JobSubmitted(NOW, job(1, cpus=4, licences={"matlab": 4})))
     site.sent()
-    site.step(Submitted(NOW, job(2, licences={"matlab": 1}, owner_priority=3)))
+    site.step(JobSubmitted(NOW, job(2, licences={"matlab": 1}, owner_priority=3)))
     site.seen("left", None, site.row(State.PENDING), at=NOW + 1)
     [withdraw] = site.seen("right", facts(4), at=NOW + 2)
     assert isinstance(withdraw, Withdraw)
     gone = site.row(State.CANCELLED, ended=NOW + 3)
-    assert site.seen("left", None, gone, at=NOW + 3) == [Send(1, 2, "right", (0,))]
+    assert site.seen("left", None, gone, at=NOW + 3) == [Dispatch(1, 2, "right", (0,))]
     back, lease = site.out.leases
-    assert isinstance(back, GivenBack)
-    assert back.why == "passed on"
+    assert isinstance(back, ReturnedLease)
+    assert back.reason == "passed on"
     assert lease == Lease(1, 0, 2, {"matlab": 4}, NOW + 3, forced=True)
     assert site.core.tasks[2, 0].reason == Reason.LICENCE_BUSY
 
 
 def test_what_does_not_begin_gives_way_after_patience_to_those_whom_that_serves() -> None:
     site = Site(pools=MATLAB, pull=False, patience=60.0)
-    site.step(Submitted(NOW, job(1, licences={"matlab": 3})))
+    site.step(JobSubmitted(NOW, job(1, licences={"matlab": 3})))
     site.sent()
     site.seen("left", None, site.row(State.PENDING))
-    site.step(Submitted(NOW, job(2, licences={"matlab": 4})))
-    assert site.core.expects("left", NOW + 1)
+    site.step(JobSubmitted(NOW, job(2, licences={"matlab": 4})))
+    assert site.core.unchanged_listing_matters("left", NOW + 1)
     assert site.seen("left", None, site.row(State.PENDING), at=NOW + 59) == []
     [withdraw] = site.seen("left", None, site.row(State.PENDING), at=NOW + 60)
     assert isinstance(withdraw, Withdraw)
-    assert withdraw.unstarted
+    assert withdraw.only_pending
     gone = site.row(State.CANCELLED, ended=NOW + 61)
     [send] = site.seen("left", None, gone, at=NOW + 61)
-    assert isinstance(send, Send)
+    assert isinstance(send, Dispatch)
     assert (send.job, site.core.tasks[1, 0].reason) == (2, Reason.LICENCE_BUSY)
 
 
 def test_nothing_gives_way_if_that_serves_nobody() -> None:
     site = Site(pools=(*MATLAB, LicencePool(name="none", total=0)), pull=False, patience=60.0)
-    site.step(Submitted(NOW, job(1, licences={"matlab": 3})))
+    site.step(JobSubmitted(NOW, job(1, licences={"matlab": 3})))
     site.sent()
     site.seen("left", None, site.row(State.PENDING))
-    site.step(Submitted(NOW, job(2, licences={"matlab": 4, "none": 1})))
+    site.step(JobSubmitted(NOW, job(2, licences={"matlab": 4, "none": 1})))
     assert site.seen("left", None, site.row(State.PENDING), at=NOW + 1000) == []
 
 
@@ -123,55 +130,55 @@ def test_nothing_gives_way_if_that_serves_nobody() -> None:
 def test_what_a_manager_has_given_past_us_is_outside_use(state: State, others: int) -> None:
     """A job of ours that waits there is not in its manager's count yet."""
     site = Site(pools=MATLAB, pull=False)
-    site.step(Submitted(NOW, job(1, licences={"matlab": 2})))
+    site.step(JobSubmitted(NOW, job(1, licences={"matlab": 2})))
     site.sent()
-    told = facts(8, licences={"matlab": Copies(total=9, used=3)})
+    told = facts(8, licences={"matlab": ManagerLicences(total=9, used=3)})
     row = site.row(state, started=NOW if state is State.RUNNING else None)
     site.seen("left", told, row)
-    standing = site.out.standings["matlab"]
-    assert (standing.ours, standing.outside, standing.observed) == (2, others, NOW)
+    standing = site.out.licence_statuses["matlab"]
+    assert (standing.leased_tokens, standing.outside, standing.observed) == (2, others, NOW)
     assert standing.free == 2 - others
-    site.step(Submitted(NOW, job(2, licences={"matlab": 2})))
+    site.step(JobSubmitted(NOW, job(2, licences={"matlab": 2})))
     assert site.core.tasks[2, 0].reason == Reason.LICENCE_BUSY
-    site.step(Silent(NOW + 1, "left", "no answer"))
-    assert site.core.licences.standing("matlab", NOW + 1).outside == others
-    sent = site.seen("left", facts(8, licences={"matlab": Copies(9, 2)}), row, at=NOW + 2)
+    site.step(ClusterUnreachable(NOW + 1, "left", "no answer"))
+    assert site.core.licences.status("matlab", NOW + 1).outside == others
+    sent = site.seen("left", facts(8, licences={"matlab": ManagerLicences(9, 2)}), row, at=NOW + 2)
     assert len(sent) == (state is State.RUNNING)
 
 
 def test_the_end_of_a_job_of_ours_makes_no_outside_use() -> None:
     site = Site(pools=(LicencePool(name="matlab", total=4),))
-    site.step(Submitted(NOW, job(licences={"matlab": 2})))
+    site.step(JobSubmitted(NOW, job(licences={"matlab": 2})))
     site.sent()
-    site.seen("left", facts(8, licences={"matlab": Copies(4, 2)}), site.row(State.RUNNING))
-    site.seen("left", facts(8, licences={"matlab": Copies(4)}), site.row(State.COMPLETED))
-    assert site.core.licences.standing("matlab", NOW).free == 4
+    site.seen("left", facts(8, licences={"matlab": ManagerLicences(4, 2)}), site.row(State.RUNNING))
+    site.seen("left", facts(8, licences={"matlab": ManagerLicences(4)}), site.row(State.COMPLETED))
+    assert site.core.licences.status("matlab", NOW).free == 4
 
 
 def test_use_past_us_outlasts_a_restart_until_the_cluster_tells_anew() -> None:
     site = Site(pools=MATLAB)
-    site.seen("left", facts(8, licences={"matlab": Copies(4, 3)}))
-    clusters = tuple(view.cluster for view in site.core.books.views.values())
-    site.step(Booted(NOW + 1, "cafe", Policy(), clusters, pools=MATLAB))
-    assert site.out.standings["matlab"].outside == 3
+    site.seen("left", facts(8, licences={"matlab": ManagerLicences(4, 3)}))
+    clusters = tuple(view.cluster for view in site.core.state.views.values())
+    site.step(DaemonStarted(NOW + 1, "cafe", Policy(), clusters, pools=MATLAB))
+    assert site.out.licence_statuses["matlab"].outside == 3
     site.seen("left", facts(8), at=NOW + 2)
-    assert site.out.standings["matlab"].outside == 0
+    assert site.out.licence_statuses["matlab"].outside == 0
 
 
 def test_what_a_server_tells_as_well_counts_once() -> None:
     pool = LicencePool(name="matlab", total=9, server="s", clusters=("left",))
     site = Site(pools=(pool,))
-    site.seen("left", facts(8, licences={"matlab": Copies(9, 3)}))
-    site.seen("right", facts(4, licences={"matlab": Copies(5, 5)}))  # some other pool
+    site.seen("left", facts(8, licences={"matlab": ManagerLicences(9, 3)}))
+    site.seen("right", facts(4, licences={"matlab": ManagerLicences(5, 5)}))  # some other pool
     for outside, told in ((2, 3), (4, 4), (0, 3)):
         site.step(LicencesCounted(NOW, (LicenceCount("matlab", 9, outside, NOW),)))
-        assert site.out.standings["matlab"].outside == told
+        assert site.out.licence_statuses["matlab"].outside == told
 
 
 def test_only_where_its_licences_can_be_used() -> None:
     site = Site(pools=(LicencePool(name="m", total=1, clusters=("right",)),))
-    assert site.step(Submitted(NOW, job(licences={"m": 1}))) == [Send(1, 1, "right", (0,))]
-    told = site.core.refusal(job(2, licences={"m": 1}, clusters=("left",)))
+    assert site.step(JobSubmitted(NOW, job(licences={"m": 1}))) == [Dispatch(1, 1, "right", (0,))]
+    told = site.core.rejection_reason(job(2, licences={"m": 1}, clusters=("left",)))
     assert told == (
         "no cluster can run the job (left: licence m cannot be used there); change what it asks for"
     )
@@ -180,5 +187,5 @@ def test_only_where_its_licences_can_be_used() -> None:
 @pytest.mark.parametrize(("known", "urgency"), [(2, 10), (20, 2)])
 def test_the_licence_heuristic_knows_how_many_licences_there_are(known: int, urgency: int) -> None:
     site = Site(pools=tuple(LicencePool(name=f"l{n}", total=1) for n in range(known)))
-    parts = site.core.classifier.parts(job(licences={"l0": 1, "l1": 1}))
+    parts = site.core.classifier.contributions(job(licences={"l0": 1, "l1": 1}))
     assert [p.contribution for p in parts if p.heuristic == "licence"] == [urgency]

@@ -4,53 +4,57 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.daemon.licence_monitor import observed_at
-from metasched.licence_servers.base import Feature, ProbeError, Report, Use
-from metasched.licence_servers.command import CommandOptions, read
-from metasched.licence_servers.matching import Held, hosts_of, outside
+from metasched.daemon.licence_monitor import observation_time
+from metasched.licence_servers.base import Feature, LicenceServerError, LicenceUse, UsageReport
+from metasched.licence_servers.command import CommandOptions, parse_report
+from metasched.licence_servers.matching import LeasedTokens, count_outside, expand_hosts
 
 N1 = frozenset({"n1"})
 
 
-def held(count: int = 1, hosts: frozenset[str] | None = N1, since: float = 1000.0) -> Held:
-    return Held("ada", hosts, since, count)
+def held(count: int = 1, hosts: frozenset[str] | None = N1, since: float = 1000.0) -> LeasedTokens:
+    return LeasedTokens("ada", hosts, since, count)
 
 
 @pytest.mark.parametrize(
     ("uses", "ours", "expected"),
     [
-        ([Use("ada", "n1", 2, 1005.0)], [held(2)], 0),
-        ([Use("ada", "N1.site.example", 2, 1005.0)], [held(2)], 0),
-        ([Use("ada", "n1", 2, None)], [held(2)], 0),
-        ([Use("ada", "", 2, 1005.0)], [held(2)], 0),
-        ([Use("ada", "n1", 2, 960.0)], [held(2)], 0),  # servers tell whole minutes
-        ([Use("ada", "n1", 2, 800.0)], [held(2)], 2),  # older than the job
-        ([Use("bob", "n1", 2, 1005.0)], [held(2)], 2),
-        ([Use("ada", "ws7", 2, 1005.0)], [held(2)], 2),  # at her desk
-        ([Use("ada", "ws7", 2, 1005.0)], [held(2, None)], 0),
-        ([Use("ada", "n1", 3, 1005.0)], [held(2)], 1),  # more than it leased
-        ([Use("ada", "n1", 1, 1005.0)], [held(2)], 0),  # the rest is still to come
-        ([Use("ada", "n1", 1, 1005.0), Use("ada", "n1", 1, 1006.0)], [held(2)], 0),
-        ([Use("ada", "n1", 1, 1005.0)], [held(1), held(1)], 0),
+        ([LicenceUse("ada", "n1", 2, 1005.0)], [held(2)], 0),
+        ([LicenceUse("ada", "N1.site.example", 2, 1005.0)], [held(2)], 0),
+        ([LicenceUse("ada", "n1", 2, None)], [held(2)], 0),
+        ([LicenceUse("ada", "", 2, 1005.0)], [held(2)], 0),
+        ([LicenceUse("ada", "n1", 2, 960.0)], [held(2)], 0),  # servers tell whole minutes
+        ([LicenceUse("ada", "n1", 2, 800.0)], [held(2)], 2),  # older than the job
+        ([LicenceUse("bob", "n1", 2, 1005.0)], [held(2)], 2),
+        ([LicenceUse("ada", "ws7", 2, 1005.0)], [held(2)], 2),  # at her desk
+        ([LicenceUse("ada", "ws7", 2, 1005.0)], [held(2, None)], 0),
+        ([LicenceUse("ada", "n1", 3, 1005.0)], [held(2)], 1),  # more than it leased
+        ([LicenceUse("ada", "n1", 1, 1005.0)], [held(2)], 0),  # the rest is still to come
+        ([LicenceUse("ada", "n1", 1, 1005.0), LicenceUse("ada", "n1", 1, 1006.0)], [held(2)], 0),
+        ([LicenceUse("ada", "n1", 1, 1005.0)], [held(1), held(1)], 0),
         # who may have the fewest chooses first, whatever the order
         (
-            [Use("ada", "n1", 1, 1005.0), Use("ada", "n2", 1, 1005.0)],
+            [LicenceUse("ada", "n1", 1, 1005.0), LicenceUse("ada", "n2", 1, 1005.0)],
             [held(1, frozenset({"n1", "n2"})), held(1)],
             0,
         ),
         ([], [held(2)], 0),
     ],
 )
-def test_ours_is_not_outside(uses: list[Use], ours: list[Held], expected: int) -> None:
+def test_ours_is_not_outside(
+    uses: list[LicenceUse], ours: list[LeasedTokens], expected: int
+) -> None:
     used = sum(use.count for use in uses)
-    assert outside(Feature("x", 9, used, tuple(uses)), ours) == expected
-    assert outside(Feature("x", 9, used + 4, tuple(uses)), ours) == expected + 4  # reserved, shared
+    assert count_outside(Feature("x", 9, used, tuple(uses)), ours) == expected
+    assert (
+        count_outside(Feature("x", 9, used + 4, tuple(uses)), ours) == expected + 4
+    )  # reserved, shared
 
 
 def test_where_nobody_is_named_ours_are_taken_to_be_in_the_figure() -> None:
-    assert outside(Feature("x", 9, 5), [held(2), held(1)]) == 2
-    assert outside(Feature("x", 9, 5, ()), [held(2), held(1)]) == 5
-    assert outside(Feature("x", 9, 1), [held(2)]) == 0
+    assert count_outside(Feature("x", 9, 5), [held(2), held(1)]) == 2
+    assert count_outside(Feature("x", 9, 5, ()), [held(2), held(1)]) == 5
+    assert count_outside(Feature("x", 9, 1), [held(2)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -68,7 +72,7 @@ def test_where_nobody_is_named_ours_are_taken_to_be_in_the_figure() -> None:
     ],
 )
 def test_hosts_of_a_managers_list(nodes: str, hosts: set[str] | None) -> None:
-    assert hosts_of(nodes) == hosts
+    assert expand_hosts(nodes) == hosts
 
 
 @pytest.mark.parametrize(
@@ -76,23 +80,23 @@ def test_hosts_of_a_managers_list(nodes: str, hosts: set[str] | None) -> None:
     [(None, 1000.0), (1030.0, 1000.0), (945.0, 1000.0), (935.0, 935.0), (-1e9, -1e9)],
 )
 def test_an_answer_is_as_old_as_it_says(told: float | None, observed: float) -> None:
-    assert observed_at(Report((), observed=told), 1000.0) == observed
+    assert observation_time(UsageReport((), observed=told), 1000.0) == observed
 
 
 def test_an_answer_from_the_future_is_none() -> None:
-    with pytest.raises(ProbeError, match="86400 s in the future"):
-        observed_at(Report((), observed=87400.0), 1000.0)
+    with pytest.raises(LicenceServerError, match="86400 s in the future"):
+        observation_time(UsageReport((), observed=87400.0), 1000.0)
 
 
 def test_what_a_command_prints() -> None:
-    report = read(
+    report = parse_report(
         '{"observed": 1000.5, "licences": [{"name": "a", "total": 4, "used": 3, "reserved": 1,'
         ' "queued": 2, "uses": [{"user": "ada", "host": "n1", "count": 2, "since": 900}]},'
         ' {"name": "b", "total": null, "used": 0}]}'
     )
     assert report.observed == 1000.5
     assert report.features == (
-        Feature("a", 4, 3, (Use("ada", "n1", 2, 900.0),), 1, 2),
+        Feature("a", 4, 3, (LicenceUse("ada", "n1", 2, 900.0),), 1, 2),
         Feature("b", None, 0),
     )
 
@@ -123,8 +127,8 @@ def test_what_a_command_prints() -> None:
     ],
 )
 def test_json_of_another_shape_counts_nothing(answer: str, says: str) -> None:
-    with pytest.raises(ProbeError, match=says) as caught:
-        read(answer)
+    with pytest.raises(LicenceServerError, match=says) as caught:
+        parse_report(answer)
     assert "\n" not in str(caught.value)
 
 

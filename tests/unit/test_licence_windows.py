@@ -7,34 +7,39 @@ from math import inf
 import pytest
 
 from metasched.core.events import (
-    Accepted,
-    Booted,
     CoreEvent,
-    Due,
+    DaemonStarted,
+    Dispatch,
+    DispatchAccepted,
+    DispatchStarted,
+    JobSubmitted,
     LicenceSet,
+    ListingReceived,
     Outcome,
-    Seen,
-    Send,
-    Submitted,
-    Tried,
+    TimerExpired,
     Withdraw,
 )
-from metasched.core.licences.queue import Licences
-from metasched.core.licences.windows import TokenWindow, ahead, earliest, least
+from metasched.core.licences.queue import LicenceQueue
+from metasched.core.licences.windows import (
+    TokenWindow,
+    earliest_start,
+    min_tokens,
+    tokens_over_time,
+)
 from metasched.core.reservations.events import (
-    ReservationAsked,
     ReservationBound,
     ReservationCancelled,
-    Surveyed,
+    ReservationRequested,
+    SurveyReceived,
 )
 from metasched.core.scheduler import Core
-from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, Reason, State
 from metasched.model.licence import Lease, LicencePool
-from metasched.model.listing import Row
-from metasched.model.reservation import Stage
-from metasched.model.reservation_request import Offer, Request
-from metasched.model.survey import NodesInUse, Survey
+from metasched.model.listing import JobStatus
+from metasched.model.reservation import ReservationState
+from metasched.model.reservation_request import Offer, ReservationRequest
+from metasched.model.survey import NodeUsage, Survey
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
 
@@ -46,20 +51,24 @@ def test_what_is_ahead_of_a_licence() -> None:
     first = TokenWindow(1, 10.0, 30.0, {"matlab": 3})
     second = TokenWindow(2, 20.0, 40.0, {"matlab": 1})
     back = [(15.0, 2), (inf, 1)]
-    slots = ahead(0.0, 1, back, [(first, 3), (second, 1)])
+    slots = tokens_over_time(0.0, 1, back, [(first, 3), (second, 1)])
     assert slots == [(0.0, 1), (10.0, -2), (15.0, 0), (20.0, -1), (30.0, 2), (40.0, 3)]
-    assert [least(slots, *span) for span in ((0.0, 10.0), (0.0, 11.0), (15.0, 20.0))] == [1, -2, 0]
-    assert earliest(slots, 1, 0.0, 10.0, inf) == 0.0
-    assert earliest(slots, 1, 0.5, 10.0, inf) == 30.0
-    assert earliest(slots, 3, 0.0, 99.0, inf) == 40.0
-    assert earliest(slots, 4, 0.0, 1.0, inf) == inf
-    assert earliest(slots, 3, 0.0, 1.0, until=40.0) == inf
+    assert [min_tokens(slots, *span) for span in ((0.0, 10.0), (0.0, 11.0), (15.0, 20.0))] == [
+        1,
+        -2,
+        0,
+    ]
+    assert earliest_start(slots, 1, 0.0, 10.0, inf) == 0.0
+    assert earliest_start(slots, 1, 0.5, 10.0, inf) == 30.0
+    assert earliest_start(slots, 3, 0.0, 99.0, inf) == 40.0
+    assert earliest_start(slots, 4, 0.0, 1.0, inf) == inf
+    assert earliest_start(slots, 3, 0.0, 1.0, until=40.0) == inf
 
 
 def test_of_too_few_for_all_windows_those_promised_first_have_theirs() -> None:
     claims = [(TokenWindow(id, 0.0, 9.0, {"matlab": 2}), 2) for id in (1, 2)]
     for own, many in ((1, 2), (2, 1), (None, -1)):
-        assert ahead(0.0, 3, [], claims, own)[0] == (0.0, many)
+        assert tokens_over_time(0.0, 3, [], claims, own)[0] == (0.0, many)
 
 
 class Site:
@@ -67,35 +76,39 @@ class Site:
 
     def __init__(self, *pools: LicencePool) -> None:
         self.core = Core()
-        cluster = Cluster(name="alpha", adapter="slurm", reserves=True)
-        self.step(Booted(T, "cafe", Policy(pull=False), (cluster,), pools=pools or (MATLAB,)))
+        cluster = Cluster(name="alpha", adapter="slurm", supports_reservations=True)
+        self.step(
+            DaemonStarted(T, "cafe", Policy(pull=False), (cluster,), pools=pools or (MATLAB,))
+        )
         self.seen(T)
-        nodes = NodesInUse(("n1", "n2"), 4, True)
-        self.step(Surveyed(T, "alpha", Survey(T, (nodes,))))
+        nodes = NodeUsage(("n1", "n2"), 4, True)
+        self.step(SurveyReceived(T, "alpha", Survey(T, (nodes,))))
 
     def step(self, event: CoreEvent) -> Outcome:
         return self.core.step(event)
 
-    def seen(self, at: float, *rows: Row) -> Outcome:
-        facts = Facts(cpus=8, used=0, partitions=(Partition("main", (Nodes(2, 4, 8),), True),))
-        return self.step(Seen(at, "alpha", rows, facts=facts, since=0.0, until=at))
+    def seen(self, at: float, *rows: JobStatus) -> Outcome:
+        facts = ClusterInfo(
+            cpus=8, used_cpus=0, partitions=(Partition("main", (NodeCapacity(2, 4, 8),), True),)
+        )
+        return self.step(ListingReceived(at, "alpha", rows, info=facts, since=0.0, until=at))
 
     def event(
-        self, id: int, request: Request, now: float = 0.0, **licences: int
-    ) -> ReservationAsked:
-        return ReservationAsked(
+        self, id: int, request: ReservationRequest, now: float = 0.0, **licences: int
+    ) -> ReservationRequested:
+        return ReservationRequested(
             T + now, id, "ada", request, True, ("alpha",), T + 5000, licences=licences
         )
 
     def reserve(
         self, id: int, start: float, end: float, now: float = 0.0, **licences: int
-    ) -> Stage | None:
+    ) -> ReservationState | None:
         """Ask for a node and licences for that window; what became of it."""
-        self.step(self.event(id, Request.fixed(1, T + start, T + end), now, **licences))
-        one = self.core.reservations.known.get(id)
+        self.step(self.event(id, ReservationRequest.fixed(1, T + start, T + end), now, **licences))
+        one = self.core.reservations.reservations.get(id)
         if one is not None:
             self.step(ReservationBound(T + now, id, one.nodes))
-        return None if one is None else self.core.reservations.known[id].state
+        return None if one is None else self.core.reservations.reservations[id].state
 
     def submit(self, id: int, many: int, limit: float | None, at: float = 0.0, **more: int) -> bool:
         """Whether a job that wants so many goes at once."""
@@ -107,23 +120,23 @@ class Site:
             licences={"matlab": many},
             **more,  # type: ignore[arg-type]
         )
-        return any(isinstance(a, Send) for a in self.step(Submitted(T + at, job)).actions)
+        return any(isinstance(a, Dispatch) for a in self.step(JobSubmitted(T + at, job)).actions)
 
     def sends(self, at: float) -> list[int]:
-        return [a.job for a in self.step(Due(T + at)).actions if isinstance(a, Send)]
+        return [a.job for a in self.step(TimerExpired(T + at)).actions if isinstance(a, Dispatch)]
 
     def why(self, id: int, at: float) -> str:
-        lacking = self.core.lacking(self.core.tasks[id, 0], T + at)
+        lacking = self.core.licence_obstacle(self.core.tasks[id, 0], T + at)
         return "" if lacking is None else lacking.text
 
     def ended(self, id: int, at: float) -> list[int]:
-        row = Row(tag_of("cafe", id, 1), 0, str(id), State.COMPLETED, started=T, ended=T + at)
-        return [a.job for a in self.seen(T + at, row).actions if isinstance(a, Send)]
+        row = JobStatus(tag_of("cafe", id, 1), 0, str(id), State.COMPLETED, started=T, ended=T + at)
+        return [a.job for a in self.seen(T + at, row).actions if isinstance(a, Dispatch)]
 
 
 def test_a_window_is_kept_from_those_who_would_not_give_back_before_it() -> None:
     site = Site()
-    assert site.reserve(1, 1000, 2000, matlab=3) is Stage.BOUND
+    assert site.reserve(1, 1000, 2000, matlab=3) is ReservationState.BOUND
     assert site.submit(1, 2, 512.0)  # back before
     assert not site.submit(2, 2, 2048.0)
     assert site.why(2, 0) == "licence matlab: 2 wanted, and 2 free, kept for reservation 1"
@@ -144,13 +157,13 @@ def test_jobs_of_a_reservation_have_its_licences_from_its_start_and_others_after
     assert site.ended(2, 512) == []
     assert not site.submit(3, 4, 1000.0, at=512)
     assert sorted(site.sends(1000)) == [4]
-    assert site.core.licences.standing("matlab", T + 1000).reserved == 0
+    assert site.core.licences.status("matlab", T + 1000).reserved == 0
     assert site.ended(4, 1500) == [1]
     assert site.submit(5, 1, 256.0, at=1500)  # before the first in line could go
-    assert site.core.licences.standing("matlab", T + 1500).free == 0
+    assert site.core.licences.status("matlab", T + 1500).free == 0
     assert site.ended(1, 1800) == []
-    told = site.core.licences.standing("matlab", T + 1800)
-    assert (told.ours, told.reserved, told.free) == (1, 3, 0)
+    told = site.core.licences.status("matlab", T + 1800)
+    assert (told.leased_tokens, told.reserved, told.free) == (1, 3, 0)
     assert site.ended(5, 1900) == []
     assert site.why(3, 1900) == "licence matlab: 4 wanted, and 4 free, kept for reservation 1"
     assert site.sends(2000) == [3]
@@ -161,24 +174,24 @@ def test_a_cancelled_window_lets_go_those_who_waited_for_it() -> None:
     site.reserve(1, 10, 2000, matlab=4)
     assert not site.submit(1, 4, 512.0)
     out = site.step(ReservationCancelled(T, 1, "ada"))
-    assert [a.job for a in out.actions if isinstance(a, Send)] == [1]
+    assert [a.job for a in out.actions if isinstance(a, Dispatch)] == [1]
 
 
 def test_windows_are_promised_where_all_their_licences_are_free() -> None:
     site = Site(MATLAB, LicencePool(name="nx", total=1, clusters=("beta",)))
     site.submit(1, 2, 1000.0)
     assert site.reserve(1, 500, 600, matlab=3) is None  # by its limit the job has two then
-    assert site.reserve(2, 1000, 1100, matlab=3) is Stage.BOUND
+    assert site.reserve(2, 1000, 1100, matlab=3) is ReservationState.BOUND
     assert site.reserve(3, 1050, 1150, matlab=2) is None
-    assert site.reserve(4, 1100, 1200, matlab=3) is Stage.BOUND
+    assert site.reserve(4, 1100, 1200, matlab=3) is ReservationState.BOUND
     assert site.reserve(5, 1000, 1100, nx=1) is None  # it cannot be used there
     assert site.submit(2, 1, None)
     assert site.reserve(6, 3000, 3100, matlab=4) is None  # nobody says when it will end
-    assert site.reserve(7, 3000, 3100, matlab=3) is Stage.BOUND
-    asked = site.event(8, Request.flexible(1, 50, T, T + 4000), matlab=2)
+    assert site.reserve(7, 3000, 3100, matlab=3) is ReservationState.BOUND
+    asked = site.event(8, ReservationRequest.flexible(1, 50, T, T + 4000), matlab=2)
     book = site.core.reservations
-    assert book.possible(asked) == {"alpha": Offer(T + 1200, T + 1250, 1)}
-    assert book.starts(asked, "alpha", Offer(T + 1200, T + 1250, 1)) == [
+    assert book.offers(asked) == {"alpha": Offer(T + 1200, T + 1250, 1)}
+    assert book.possible_starts(asked, "alpha", Offer(T + 1200, T + 1250, 1)) == [
         (T + 1200, T + 2950),
         (T + 3100, T + 3950),
     ]
@@ -186,11 +199,11 @@ def test_windows_are_promised_where_all_their_licences_are_free() -> None:
 
 def test_what_lingers_is_not_promised() -> None:
     site = Site(LicencePool(name="matlab", total=4, linger=30.0))
-    assert site.reserve(1, 1000, 2000, matlab=4) is Stage.BOUND
+    assert site.reserve(1, 1000, 2000, matlab=4) is ReservationState.BOUND
     assert site.reserve(2, 2029, 3000, matlab=1) is None
     assert site.reserve(3, 900, 971, matlab=1) is None
-    assert site.reserve(4, 2030, 3000, matlab=1) is Stage.BOUND
-    assert site.reserve(5, 900, 970, matlab=1) is Stage.BOUND
+    assert site.reserve(4, 2030, 3000, matlab=1) is ReservationState.BOUND
+    assert site.reserve(5, 900, 970, matlab=1) is ReservationState.BOUND
     assert not site.submit(1, 1, 512.0, at=460)  # until 972, and it lingers
     assert site.submit(2, 1, 256.0, at=460)
 
@@ -200,16 +213,16 @@ def test_what_has_not_begun_is_taken_back_in_time() -> None:
     site.reserve(1, 1000, 2000, matlab=2)
     for id in (1, 2):
         assert site.submit(id, 2, 512.0)
-        site.step(Tried(T, id, 1))
-        site.step(Accepted(T, id, 1, {0: str(id)}))
-    rows = [Row(tag_of("cafe", id, 1), 0, str(id), State.PENDING) for id in (1, 2)]
+        site.step(DispatchStarted(T, id, 1))
+        site.step(DispatchAccepted(T, id, 1, {0: str(id)}))
+    rows = [JobStatus(tag_of("cafe", id, 1), 0, str(id), State.PENDING) for id in (1, 2)]
     assert site.seen(T + 100, *rows).actions == []
-    assert site.core.expects("alpha", T + 100)
+    assert site.core.unchanged_listing_matters("alpha", T + 100)
     [back] = site.seen(T + 500, *rows).actions  # one of them may stay, if it begins now
     assert isinstance(back, Withdraw)
     assert back.job == 2
     assert site.seen(T + 501, *rows).actions == []
-    gone = Row(tag_of("cafe", 2, 1), 0, "2", State.CANCELLED, ended=T + 502)
+    gone = JobStatus(tag_of("cafe", 2, 1), 0, "2", State.CANCELLED, ended=T + 502)
     site.seen(T + 502, gone)
     assert "kept for reservation 1" in site.why(2, 502)
 
@@ -228,53 +241,56 @@ def test_a_lowered_total_leaves_windows_what_is_there() -> None:
 
 def test_a_restart_keeps_what_was_kept() -> None:
     """Also which of the leases are of the window."""
-    line = Licences()
+    line = LicenceQueue()
     window = TokenWindow(1, T, T + 100, {"matlab": 3})
     lease = Lease(1, 0, 1, {"matlab": 2}, T)
     for again in (False, True):
         if again:
-            line = Licences()
+            line = LicenceQueue()
             line.restore([lease], [], {}, {})
         line.configure([MATLAB], 0.0)
-        line.promise(window)
+        line.add_window(window)
         if again:
-            line.expect((1, 0), T + 50, True, 1)
+            line.expect_end((1, 0), T + 50, True, 1)
         else:
             line.take(lease, T + 50, True, 1)
-        told = line.standing("matlab", T)
-        assert (told.ours, told.reserved, told.free) == (2, 1, 1)
+        told = line.status("matlab", T)
+        assert (told.leased_tokens, told.reserved, told.free) == (2, 1, 1)
 
 
 @pytest.mark.parametrize(("limit", "window"), [(40.0, None), (1000.0, 1)])
 def test_a_window_ends_what_is_in_it(limit: float, window: int | None) -> None:
     """The next one counts with that, whatever the limit of the job is."""
-    line = Licences()
+    line = LicenceQueue()
     line.configure([MATLAB], 0.0)
     for id, start in ((1, T), (2, T + 50)):
-        line.promise(TokenWindow(id, start, start + 50, {"matlab": 4}))
+        line.add_window(TokenWindow(id, start, start + 50, {"matlab": 4}))
     line.join((1, 0), T, {"matlab": 4}, limit, True, window)
-    assert line.next(T) == (None if window is None else (1, 0))
+    assert line.next_ready(T) == (None if window is None else (1, 0))
 
 
 def test_the_first_in_line_does_not_keep_a_window_from_its_own() -> None:
-    line = Licences()
+    line = LicenceQueue()
     line.configure([MATLAB], 0.0)
-    line.promise(TokenWindow(1, T, T + 1000, {"matlab": 3}))
+    line.add_window(TokenWindow(1, T, T + 1000, {"matlab": 3}))
     line.take(Lease(1, 0, 1, {"matlab": 1}, T), T + 100)
     line.join((2, 0), T, {"matlab": 1}, 64.0)  # first, for when that one comes back
     line.join((3, 0), T + 1, {"matlab": 4}, 512.0, True, 1)
     line.join((4, 0), T + 2, {"matlab": 3}, 512.0, True, 1)
-    assert line.next(T + 2) == (4, 0)
+    assert line.next_ready(T + 2) == (4, 0)
     line.leave((4, 0))
-    assert line.next(T + 2) is None
+    assert line.next_ready(T + 2) is None
 
 
 def test_what_may_run_beyond_its_limit_has_its_licences_so_long_but_not_beyond_its_window() -> None:
-    line = Licences()
+    line = LicenceQueue()
     line.configure([MATLAB], 0.0)
     line.take(Lease(1, 0, 1, {"matlab": 2}, T), T + 100, True)
-    assert list(line.lacking({"matlab": 3}, T)) == [(T, T + 100)]
-    assert list(line.lacking({"matlab": 3}, T, 60.0)) == [(T, T + 160)]
-    line.promise(TokenWindow(1, T, T + 200, {"matlab": 2}))
+    assert list(line.unavailable_spans({"matlab": 3}, T)) == [(T, T + 100)]
+    assert list(line.unavailable_spans({"matlab": 3}, T, 60.0)) == [(T, T + 160)]
+    line.add_window(TokenWindow(1, T, T + 200, {"matlab": 2}))
     line.take(Lease(2, 0, 1, {"matlab": 2}, T), T + 200, True, 1)
-    assert list(line.lacking({"matlab": 3}, T, 60.0)) == [(T, T + 160), (T + 160, T + 200)]
+    assert list(line.unavailable_spans({"matlab": 3}, T, 60.0)) == [
+        (T, T + 160),
+        (T + 160, T + 200),
+    ]

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from metasched.core.licences.queue import Licences
-from metasched.model.licence import MOST, Lease, LicenceCount, LicencePool
+from metasched.core.licences.queue import LicenceQueue
+from metasched.model.licence import MAX_TOKENS, Lease, LicenceCount, LicencePool
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from metasched.model.licence import MOST, Lease, LicenceCount, LicencePool
         ({"name": "matlab\n"}, "is no name"),
         ({"name": "m" * 64}, "is no name"),
         ({"total": -1}, "total of licence matlab is -1"),
-        ({"total": MOST + 1}, "it must be 0..1000000000"),
+        ({"total": MAX_TOKENS + 1}, "it must be 0..1000000000"),
         ({"total": None}, "neither a total nor a server"),
         ({"headroom": -1}, "headroom of licence matlab is -1"),
         ({"linger": -0.5}, "linger of licence matlab is -0.5"),
@@ -38,7 +38,7 @@ def test_pools_that_make_no_sense(wrong: dict[str, object], said: str) -> None:
     [
         (-1, 0, 1.0, "counted total of licence matlab is -1"),
         (None, -1, 1.0, "outside use of licence matlab is -1"),
-        (4, MOST + 1, 1.0, "it must be 0..1000000000"),
+        (4, MAX_TOKENS + 1, 1.0, "it must be 0..1000000000"),
         (4, 0, float("nan"), "observed at nan"),
     ],
 )
@@ -52,40 +52,42 @@ def test_counts_that_make_no_sense(
 NOW = 1000.0
 
 
-def pools(*given: LicencePool) -> Licences:
-    line = Licences()
+def pools(*given: LicencePool) -> LicenceQueue:
+    line = LicenceQueue()
     line.configure(given, patience=600.0)
     return line
 
 
-def free(line: Licences, name: str = "matlab", now: float = NOW) -> int | None:
-    return line.standing(name, now).free
+def free(line: LicenceQueue, name: str = "matlab", now: float = NOW) -> int | None:
+    return line.status(name, now).free
 
 
 def test_what_is_free_of_a_licence() -> None:
     line = pools(LicencePool(name="matlab", total=9, headroom=2, server="s", stale_after=60.0))
     assert free(line) is None
-    assert line.standing("matlab", NOW).word == "its server s has not been heard from yet"
-    assert line.counted(LicenceCount("matlab", None, 3, NOW), NOW)
+    assert line.status("matlab", NOW).unknown_reason == "its server s has not been heard from yet"
+    assert line.record_count(LicenceCount("matlab", None, 3, NOW), NOW)
     line.take(Lease(1, 0, 1, {"matlab": 1}, NOW), NOW + 60)
     assert free(line) == 9 - 3 - 2 - 1
-    assert line.counted(LicenceCount("matlab", 5, 0, NOW + 1), NOW + 1)
+    assert line.record_count(LicenceCount("matlab", 5, 0, NOW + 1), NOW + 1)
     assert free(line, now=NOW + 1) == 5 - 2 - 1  # the server has fewer than the site thinks
-    assert line.counted(LicenceCount("matlab", 20, 0, NOW + 2), NOW + 2)
+    assert line.record_count(LicenceCount("matlab", 20, 0, NOW + 2), NOW + 2)
     assert free(line, now=NOW + 2) == 9 - 2 - 1  # and no more than the site allows
     assert free(line, now=NOW + 62) is not None
     assert free(line, now=NOW + 63) is None
-    assert line.standing("matlab", NOW + 63).word == "its server s has not answered for 61 s"
+    assert (
+        line.status("matlab", NOW + 63).unknown_reason == "its server s has not answered for 61 s"
+    )
 
 
 def test_counts_that_count_for_nothing() -> None:
     line = pools(LicencePool(name="m", total=4, server="s"), LicencePool(name="own", total=4))
-    assert not line.counted(LicenceCount("m", 4, 0, NOW + 1), NOW)  # from the future
-    assert not line.counted(LicenceCount("other", 4, 0, NOW), NOW)
-    assert not line.counted(LicenceCount("own", 4, 4, NOW), NOW)
+    assert not line.record_count(LicenceCount("m", 4, 0, NOW + 1), NOW)  # from the future
+    assert not line.record_count(LicenceCount("other", 4, 0, NOW), NOW)
+    assert not line.record_count(LicenceCount("own", 4, 4, NOW), NOW)
     assert (free(line, "m"), free(line, "own")) == (None, 4)
-    assert line.counted(LicenceCount("m", 4, 1, NOW), NOW)
-    assert not line.counted(LicenceCount("m", 4, 4, NOW - 1), NOW)  # older than what is known
+    assert line.record_count(LicenceCount("m", 4, 1, NOW), NOW)
+    assert not line.record_count(LicenceCount("m", 4, 4, NOW - 1), NOW)  # older than what is known
     assert free(line, "m") == 3
 
 
@@ -94,26 +96,26 @@ def test_what_was_used_lingers_until_its_time_or_its_server_has_been_asked() -> 
         LicencePool(name="a", total=2, linger=30.0),
         LicencePool(name="s", total=2, linger=30.0, server="s"),
     )
-    line.counted(LicenceCount("s", 2, 0, NOW), NOW)
+    line.record_count(LicenceCount("s", 2, 0, NOW), NOW)
     line.take(Lease(1, 0, 1, {"a": 1, "s": 1}, NOW), NOW + 60)
-    lingers = line.give_back((1, 0), NOW + 10, used=True)
+    lingers = line.return_lease((1, 0), NOW + 10, was_used=True)
     assert lingers == {"a": NOW + 40, "s": NOW + 40}
     assert (free(line, "a", NOW + 10), free(line, "s", NOW + 10)) == (1, 1)
-    line.counted(LicenceCount("s", 2, 1, NOW + 9), NOW + 11)  # asked before: it may be ours
-    assert line.standing("s", NOW + 11).lingering == 1
-    line.counted(LicenceCount("s", 2, 0, NOW + 12), NOW + 12)
+    line.record_count(LicenceCount("s", 2, 1, NOW + 9), NOW + 11)  # asked before: it may be ours
+    assert line.status("s", NOW + 11).lingering == 1
+    line.record_count(LicenceCount("s", 2, 0, NOW + 12), NOW + 12)
     assert free(line, "s", NOW + 12) == 2
     line.join((2, 0), 0.0, {"a": 2}, 60.0)
-    assert line.next(NOW + 12) is None
+    assert line.next_ready(NOW + 12) is None
     assert line.next_due == NOW + 40
-    line.pass_time(NOW + 40)
-    assert line.next(NOW + 40) == (2, 0)
+    line.expire_lingering(NOW + 40)
+    assert line.next_ready(NOW + 40) == (2, 0)
 
 
 def test_what_has_not_begun_does_not_linger() -> None:
     line = pools(LicencePool(name="a", total=2, linger=30.0))
     line.take(Lease(1, 0, 1, {"a": 2}, NOW), NOW + 60)
-    assert line.give_back((1, 0), NOW, used=False) == {}
+    assert line.return_lease((1, 0), NOW, was_used=False) == {}
     assert free(line, "a") == 2
 
 
@@ -121,10 +123,10 @@ def test_rho_counts_who_waits_per_copy_and_not_how_many_they_want() -> None:
     line = pools(LicencePool(name="a", total=2), LicencePool(name="none", total=0))
     for job, many in ((1, 2), (2, 2), (3, 1)):
         line.join((job, 0), float(job), {"a": many}, 60.0)
-    assert (line.standing("a", NOW).waiting, line.standing("a", NOW).rho) == (5, 1.5)
+    assert (line.status("a", NOW).waiting_tokens, line.status("a", NOW).rho) == (5, 1.5)
     line.leave((1, 0))
-    assert (line.standing("a", NOW).waiting, line.rho) == (3, {"a": 1.0})
-    assert line.standing("none", NOW).rho is None
+    assert (line.status("a", NOW).waiting_tokens, line.rho) == (3, {"a": 1.0})
+    assert line.status("none", NOW).rho is None
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_rho_counts_who_waits_per_copy_and_not_how_many_they_want() -> None:
         ({"none": 1}, "1 of licence none, there are 0; wait until there are more"),
         ({"matlb": 1}, "no licence 'matlb' is known; did you mean matlab?"),
         ({"zzz": 1}, "no licence 'zzz' is known; known are: matlab, ansys, none"),
-        ({"ansys": MOST + 1}, "which nobody has; ask for fewer"),
+        ({"ansys": MAX_TOKENS + 1}, "which nobody has; ask for fewer"),
     ],
 )
 def test_what_nobody_can_ever_have(wants: dict[str, int], said: str | None) -> None:
@@ -154,12 +156,12 @@ def test_all_or_none_and_no_deadlock() -> None:
     line = pools(LicencePool(name="a", total=1), LicencePool(name="b", total=1))
     line.join((1, 0), 1.0, {"a": 1, "b": 1}, 60.0)
     line.join((2, 0), 2.0, {"b": 1, "a": 1}, 60.0)
-    assert line.next(NOW) == (1, 0)
+    assert line.next_ready(NOW) == (1, 0)
     line.take(Lease(1, 0, 1, {"a": 1, "b": 1}, NOW), NOW + 60)
-    assert line.next(NOW) is None
+    assert line.next_ready(NOW) is None
     assert (free(line, "a"), free(line, "b")) == (0, 0)
-    line.give_back((1, 0), NOW, used=True)
-    assert line.next(NOW) == (2, 0)
+    line.return_lease((1, 0), NOW, was_used=True)
+    assert line.next_ready(NOW) == (2, 0)
 
 
 def test_small_wants_fill_what_large_ones_leave() -> None:
@@ -170,12 +172,12 @@ def test_small_wants_fill_what_large_ones_leave() -> None:
     now, idle = NOW, 0.0
     while happens:
         last, (now, place) = now, heapq.heappop(happens)
-        idle += (free(line) or 0) * (now - last) if line.waited_for else 0.0
+        idle += (free(line) or 0) * (now - last) if line.has_waiting else 0.0
         if place in line.leases:
-            line.give_back(place, now, used=True)
+            line.return_lease(place, now, was_used=True)
         else:
             line.join(place, now, {"a": wants[place[0]]}, 60.0)
-        while (goes := line.next(now)) is not None:
+        while (goes := line.next_ready(now)) is not None:
             line.take(Lease(*goes, 1, {"a": wants[goes[0]]}, now), now + 60)
             heapq.heappush(happens, (now + 10 + goes[0] / 24, goes))
     assert idle < 0.06 * 4 * (now - NOW)
@@ -186,7 +188,7 @@ def test_who_comes_much_later_goes_later_however_much_it_wants() -> None:
     for job, (key, many) in enumerate([(0.0, 2), (599.0, 3), (601.0, 4)]):
         line.join((job, 0), key, {"a": many}, 60.0)
     order = []
-    while (place := line.next(NOW)) is not None:
+    while (place := line.next_ready(NOW)) is not None:
         order.append(place[0])
         line.take(Lease(*place, 1, {}, NOW), NOW + 60)
     assert order == [1, 0, 2]
@@ -196,12 +198,12 @@ def test_a_total_below_what_is_leased_lets_nothing_new_go_until_it_fits() -> Non
     line = pools(LicencePool(name="a", total=4))
     for job in range(4):
         line.take(Lease(job, 0, 1, {"a": 1}, NOW), NOW + 60)
-    line.choose("a", 2)
+    line.set_operator_total("a", 2)
     line.join((9, 0), 0.0, {"a": 1}, 60.0)
     assert free(line, "a") == -2
     for job, goes in ((0, None), (1, None), (2, (9, 0))):
-        line.give_back((job, 0), NOW, used=True)
-        assert line.next(NOW) == goes
+        line.return_lease((job, 0), NOW, was_used=True)
+        assert line.next_ready(NOW) == goes
 
 
 def test_a_lease_that_ends_later_than_was_thought_lets_others_go_before_the_first_in_line() -> None:
@@ -210,8 +212,8 @@ def test_a_lease_that_ends_later_than_was_thought_lets_others_go_before_the_firs
     line.take(Lease(1, 0, 1, {"a": 3}, NOW), NOW + 60)
     line.join((2, 0), 0.0, {"a": 4}, 60.0)
     line.join((3, 0), 1.0, {"a": 1}, 60.0)
-    assert line.next(NOW + 10) is None
-    line.expect((1, 0), NOW + 60)
-    assert line.next(NOW + 10) is None
-    line.expect((1, 0), NOW + 100)
-    assert line.next(NOW + 10) == (3, 0)
+    assert line.next_ready(NOW + 10) is None
+    line.expect_end((1, 0), NOW + 60)
+    assert line.next_ready(NOW + 10) is None
+    line.expect_end((1, 0), NOW + 100)
+    assert line.next_ready(NOW + 10) == (3, 0)

@@ -12,10 +12,10 @@ from typing import Any, cast
 import pytest
 
 from metasched.adapters.base import Withdrawal
-from metasched.adapters.protocol import Answer, Call
+from metasched.adapters.protocol import WorkerCall, WorkerReply
 from metasched.config.settings import ClusterSettings
-from metasched.daemon.cluster_connection import Link
-from metasched.daemon.service import Engine
+from metasched.daemon.cluster_connection import ClusterConnection
+from metasched.daemon.service import SchedulerService
 from metasched.model.cluster import Cluster
 
 
@@ -30,19 +30,21 @@ class Ending:
         return -9
 
 
-def a_link() -> Link:
+def a_link() -> ClusterConnection:
     settings = ClusterSettings(Cluster(name="c", adapter="local"), {}, 1.0, 1.0, None, {})
-    return Link(cast(Engine, None), settings)
+    return ClusterConnection(cast(SchedulerService, None), settings)
 
 
 def sleeping() -> tuple[Awaitable[object], Callable[[], None]]:
     link = a_link()
-    return link._sleep(time.monotonic() + 60), link._wake.set
+    return link._sleep_until(time.monotonic() + 60), link._wake.set
 
 
 def asking_for_a_cause() -> tuple[Awaitable[object], Callable[[], None]]:
     worker = Ending()
-    return Link._cause(cast(asyncio.subprocess.Process, worker)), worker.ended.set
+    return ClusterConnection._describe_worker_exit(
+        cast(asyncio.subprocess.Process, worker)
+    ), worker.ended.set
 
 
 @pytest.mark.parametrize("waiting", [sleeping, asking_for_a_cause])
@@ -74,7 +76,7 @@ def test_a_stop_is_not_swallowed_by_what_comes_at_the_same_moment(
 def test_an_answer_that_comes_while_we_are_busy_ourselves_counts() -> None:
     """The loop is away from before the answer until long after the time for it is over."""
 
-    async def answered() -> Answer:
+    async def answered() -> WorkerReply:
         link = a_link()
         pipe = asyncio.subprocess.PIPE
         link._worker = worker = await asyncio.create_subprocess_exec(
@@ -87,12 +89,12 @@ def test_an_answer_that_comes_while_we_are_busy_ourselves_counts() -> None:
             time.sleep(1.5 * link.settings.call_timeout)
 
         asyncio.get_running_loop().call_soon(be_busy)  # as soon as it waits for the answer
-        answer = await link.call(Call("withdraw"))
-        link._kill()
+        answer = await link.call(WorkerCall("withdraw"))
+        link._kill_worker()
         await worker.wait()
         return answer
 
-    assert asyncio.run(answered()) == Answer()
+    assert asyncio.run(answered()) == WorkerReply()
 
 
 def test_a_worker_that_is_killed_before_it_has_read_all_is_one_line_in_the_log() -> None:
@@ -107,7 +109,7 @@ def test_a_worker_that_is_killed_before_it_has_read_all_is_one_line_in_the_log()
             "sleep", "60", stdin=pipe, stdout=pipe
         )
         words = Withdrawal(tag="x" * 10**6)
-        answer = await link.call(Call("withdraw", withdrawals=(words,)))
+        answer = await link.call(WorkerCall("withdraw", withdrawals=(words,)))
         await worker.wait()
         return answer.reason
 

@@ -13,7 +13,7 @@ from msgspec import structs
 from metasched.core.events import Outcome
 from metasched.daemon import mail
 from metasched.db.ledger import Ledger
-from metasched.model.reservation import Reservation, Stage
+from metasched.model.reservation import Reservation, ReservationState
 from metasched.model.reservation_request import Offer
 
 BROKEN = Reservation(
@@ -24,16 +24,16 @@ BROKEN = Reservation(
     end=1_003_600.0,
     size=2,
     cpus=8,
-    made=0.0,
+    created=0.0,
     nodes=("n1", "n2"),
-    state=Stage.BROKEN,
+    state=ReservationState.BROKEN,
     cause="n1 cannot be used,\n~ and no other node is free",
     offers=(Offer(1_007_200.0, 1_010_800.0, 2),),
 )
 
 
 def test_the_owner_is_told_what_broke_why_and_what_is_free_instead() -> None:
-    subject, text = mail.letter(BROKEN)
+    subject, text = mail.message_for(BROKEN)
     assert subject == "metasched: reservation 3 is broken"
     assert text.splitlines() == [
         "Your reservation 3 on alpha cannot be kept.",
@@ -48,15 +48,15 @@ def test_the_owner_is_told_what_broke_why_and_what_is_free_instead() -> None:
 
 
 def test_what_is_no_node_is_told_in_processors() -> None:
-    _, text = mail.letter(structs.replace(BROKEN, nodes=(), offers=()))
+    _, text = mail.message_for(structs.replace(BROKEN, nodes=(), offers=()))
     assert "Window: 8 processors from" in text
     assert "No other window was found" in text
-    assert "--size 8 --start" in mail.letter(structs.replace(BROKEN, nodes=()))[1]
+    assert "--size 8 --start" in mail.message_for(structs.replace(BROKEN, nodes=()))[1]
 
 
 def test_a_window_of_another_cluster_is_told_in_processors_with_its_name() -> None:
     offer = Offer(1_007_200.0, 1_010_800.0, 8, "beta")
-    _, text = mail.letter(structs.replace(BROKEN, offers=(offer,)))
+    _, text = mail.message_for(structs.replace(BROKEN, offers=(offer,)))
     assert "Free instead: 8 processors of beta from" in text
     assert "metasched reserve --cluster beta --size 8 --start" in text
 
@@ -79,19 +79,19 @@ class Outbox:
     def __init__(self) -> None:
         self.times: dict[int, float] = {}
 
-    def untold(self, since: float) -> list[Reservation]:
+    def unnotified_reservations(self, since: float) -> list[Reservation]:
         return [] if self.times else [BROKEN]
 
-    def told(self, id: int, now: float) -> None:
+    def mark_notified(self, id: int, now: float) -> None:
         self.times[id] = now
 
 
 def test_a_program_that_hangs_is_killed_and_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mail, "PATIENCE", 0.5)
-    monkeypatch.setattr(mail, "FIRST", 0.0)
-    monkeypatch.setattr(mail, "AGAIN", (0.01, 0.01))
+    monkeypatch.setattr(mail, "MAIL_TIMEOUT", 0.5)
+    monkeypatch.setattr(mail, "REPLY_GRACE", 0.0)
+    monkeypatch.setattr(mail, "RETRY_DELAYS", (0.01, 0.01))
     program, told = tmp_path / "mail", tmp_path / "told"
     program.write_text(f"#!/bin/sh\n[ -e {told} ] && exit 0\necho $$ >{told}\nsleep 600 &\nwait\n")
     program.chmod(0o755)
@@ -106,7 +106,7 @@ def test_a_program_that_hangs_is_killed_and_holds_nobody_up(
                 before = time.monotonic()
                 await asyncio.sleep(0.01)
                 slowest = max(slowest, time.monotonic() - before)
-        assert mailer.trouble == ""
+        assert mailer.last_error == ""
         running.cancel()
         return slowest
 
@@ -117,7 +117,7 @@ def test_a_program_that_hangs_is_killed_and_holds_nobody_up(
 def test_no_program_tells_nobody_and_reads_nothing() -> None:
     async def scenario() -> None:
         mailer = mail.Mailer(None, cast(Ledger, None))
-        mailer.look(Outcome(reservations={3: BROKEN}))
+        mailer.check_outcome(Outcome(reservations={3: BROKEN}))
         async with asyncio.timeout(1):
             await mailer.run()
 
@@ -129,8 +129,8 @@ class Tired(Outbox):
 
     looks = 0
 
-    def untold(self, since: float) -> list[Reservation]:
-        assert time.time() - mail.GIVE_UP - 60 < since < time.time() - mail.GIVE_UP + 60
+    def unnotified_reservations(self, since: float) -> list[Reservation]:
+        assert time.time() - mail.GIVE_UP_AFTER - 60 < since < time.time() - mail.GIVE_UP_AFTER + 60
         self.looks += 1
         return [BROKEN] if self.looks < 3 else []
 
@@ -138,8 +138,8 @@ class Tired(Outbox):
 def test_what_was_not_told_for_a_day_is_given_up_and_that_is_told_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(mail, "FIRST", 0.0)
-    monkeypatch.setattr(mail, "AGAIN", (0.01, 0.01))
+    monkeypatch.setattr(mail, "REPLY_GRACE", 0.0)
+    monkeypatch.setattr(mail, "RETRY_DELAYS", (0.01, 0.01))
     outbox = Tired()
 
     async def scenario() -> None:

@@ -5,38 +5,40 @@ from __future__ import annotations
 import pytest
 
 from metasched.core.events import (
-    Asked,
-    Drained,
-    Modified,
-    Resumed,
-    Send,
-    Silent,
-    Submitted,
+    ClusterDrained,
+    ClusterResumed,
+    ClusterUnreachable,
+    Dispatch,
+    JobModified,
+    JobSubmitted,
+    UserRequested,
     Withdraw,
 )
-from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, Reason, State
-from metasched.policies.eligible import Unfit, unfit
+from metasched.policies.eligible import Ineligibility, find_ineligibility
 from tests.unit.core_site import NOW, Site, facts, job
 
 
 def pending_on_left(site: Site, cpus: int = 4) -> None:
     """Job 1 waits in the queue of left, which is full; right is empty."""
-    site.step(Silent(NOW, "right", "no answer"))
-    site.step(Submitted(NOW, job(1, cpus=cpus)))
+    site.step(ClusterUnreachable(NOW, "right", "no answer"))
+    site.step(JobSubmitted(NOW, job(1, cpus=cpus)))
     site.sent()
-    busy = facts(8, free=0, running=((NOW + 1000, 8),), pending=1, head=(cpus, 100.0))
+    busy = facts(
+        8, free=0, running_jobs=((NOW + 1000, 8),), pending_jobs=1, queue_head=(cpus, 100.0)
+    )
     site.seen("left", busy, site.row(State.PENDING))
 
 
 def test_pulled_to_where_it_starts_now() -> None:
     site = Site()
     pending_on_left(site)
-    wish = Withdraw(1, 1, "left", {0: "7"}, unstarted=True)
+    wish = Withdraw(1, 1, "left", {0: "7"}, only_pending=True)
     assert site.seen("right", facts(4), at=NOW + 4, full=True) == []  # it has just arrived
     assert site.seen("right", at=NOW + 6) == [wish]
     gone = site.row(State.CANCELLED, ended=NOW + 7)
-    assert site.seen("left", None, gone, at=NOW + 7) == [Send(1, 2, "right", (0,))]
+    assert site.seen("left", None, gone, at=NOW + 7) == [Dispatch(1, 2, "right", (0,))]
     assert site.core.tasks[1, 0].moves == 1
 
 
@@ -54,8 +56,8 @@ def test_cancel_wins_over_a_pull_under_way() -> None:
     site = Site()
     pending_on_left(site)
     site.seen("right", facts(4), at=NOW + 6)
-    assert site.step(Asked(NOW + 6, "cancel", 1)) == [
-        Withdraw(1, 1, "left", {0: "7"}, unstarted=False)
+    assert site.step(UserRequested(NOW + 6, "cancel", 1)) == [
+        Withdraw(1, 1, "left", {0: "7"}, only_pending=False)
     ]
     assert site.seen("left", None, site.row(State.CANCELLED, ended=NOW + 7), at=NOW + 7) == []
     assert not site.core.tasks
@@ -65,12 +67,18 @@ def test_cancel_wins_over_a_pull_under_way() -> None:
     ("there", "pulled"),
     [
         (facts(4, free=2), False),  # too few processors
-        (facts(4, pending=1, head=(4, 50.0)), False),  # would delay the head, which starts now
+        (
+            facts(4, pending_jobs=1, queue_head=(4, 50.0)),
+            False,
+        ),  # would delay the head, which starts now
         # the head needs all 4 at +1000; we end at +106
-        (facts(4, free=4, running=((NOW + 1000, 1),), pending=1, head=(5, 50.0)), True),
+        (
+            facts(4, free=4, running_jobs=((NOW + 1000, 1),), pending_jobs=1, queue_head=(5, 50.0)),
+            True,
+        ),
     ],
 )
-def test_pull_delays_nobody(there: Facts, pulled: bool) -> None:
+def test_pull_delays_nobody(there: ClusterInfo, pulled: bool) -> None:
     site = Site()
     pending_on_left(site)
     assert bool(site.seen("right", there, at=NOW + 6)) is pulled
@@ -81,19 +89,19 @@ def test_those_who_ask_for_the_same_are_decided_once_while_a_cluster_keeps_its_s
 ) -> None:
     asked = []
 
-    def counted(job: Job, cluster: Cluster, facts: Facts | None) -> Unfit | None:
+    def counted(job: Job, cluster: Cluster, facts: ClusterInfo | None) -> Ineligibility | None:
         asked.append((job.time_limit, cluster.name))
-        return unfit(job, cluster, facts)
+        return find_ineligibility(job, cluster, facts)
 
-    def right(hours: int, free: int) -> Facts:
-        most = Partition("main", (Nodes(1, 4, free),), default=True, max_time=hours * 3600.0)
-        return Facts(cpus=4, used=4 - free, partitions=(most,))
+    def right(hours: int, free: int) -> ClusterInfo:
+        most = Partition("main", (NodeCapacity(1, 4, free),), default=True, max_time=hours * 3600.0)
+        return ClusterInfo(cpus=4, used_cpus=4 - free, partitions=(most,))
 
     site = Site(pull_after=0.0)
     site.seen("right", right(1, 0))
-    monkeypatch.setattr("metasched.core.cluster_view.unfit", counted)
+    monkeypatch.setattr("metasched.core.cluster_view.find_ineligibility", counted)
     for id in range(1, 201):  # half of them longer than right allows, half longer than it will
-        site.step(Submitted(NOW, job(id, time_limit=7200.0 if id % 2 else 14400.0)))
+        site.step(JobSubmitted(NOW, job(id, time_limit=7200.0 if id % 2 else 14400.0)))
         site.sent(id)
     assert sorted(asked) == [
         (hours * 3600.0, name) for hours in (2, 4) for name in ("left", "right")
@@ -117,45 +125,45 @@ def test_no_pull_when_the_policy_pushes() -> None:
 
 def test_the_most_urgent_is_pulled_first() -> None:
     site = Site(pull_after=0.0)
-    site.step(Silent(NOW, "right", "no answer"))
+    site.step(ClusterUnreachable(NOW, "right", "no answer"))
     for id, urgency in ((1, 0), (2, 3)):
-        site.step(Submitted(NOW, job(id, cpus=4, owner_priority=urgency)))
+        site.step(JobSubmitted(NOW, job(id, cpus=4, owner_priority=urgency)))
         site.sent(id)
-    busy = facts(8, free=0, running=((NOW + 1000, 8),), pending=2, head=(4, 100.0))
+    busy = facts(8, free=0, running_jobs=((NOW + 1000, 8),), pending_jobs=2, queue_head=(4, 100.0))
     rows = (site.row(State.PENDING, id=1), site.row(State.PENDING, id=2))
     site.seen("left", busy, *rows)
     actions = site.seen("right", facts(4), at=NOW + 6)
-    assert actions == [Withdraw(2, 1, "left", {0: "7"}, unstarted=True)]
+    assert actions == [Withdraw(2, 1, "left", {0: "7"}, only_pending=True)]
 
 
 def test_a_drained_cluster_gets_nothing_new_and_gives_back_what_waits() -> None:
     site = Site(pull=False)
     for id in (1, 2):
-        site.step(Submitted(NOW, job(id, cpus=8)))
+        site.step(JobSubmitted(NOW, job(id, cpus=8)))
         site.sent(id)
     running = site.row(State.RUNNING, 1, started=NOW)
     site.seen("left", facts(8, 0), running, site.row(State.PENDING, 2))
-    assert site.step(Drained(NOW, "left", "op", "new kernel")) == [
-        Withdraw(2, 1, "left", {0: "7"}, unstarted=True)
+    assert site.step(ClusterDrained(NOW, "left", "op", "new kernel")) == [
+        Withdraw(2, 1, "left", {0: "7"}, only_pending=True)
     ]
-    assert site.step(Submitted(NOW, job(3, cpus=8))) == []
+    assert site.step(JobSubmitted(NOW, job(3, cpus=8))) == []
     assert site.core.tasks[3, 0].reason == Reason.CLUSTER_DRAINED
     assert site.out.changes[-1].cause == "drained by op: new kernel"
-    assert site.step(Submitted(NOW, job(4))) == [Send(4, 1, "right", (0,))]
+    assert site.step(JobSubmitted(NOW, job(4))) == [Dispatch(4, 1, "right", (0,))]
     site.seen("left", None, running, site.row(State.CANCELLED, 2, ended=NOW))
     assert (site.state(1), site.state(2)) == (State.RUNNING, State.QUEUED)
     assert site.core.tasks[2, 0].reason == Reason.CLUSTER_DRAINED
-    assert site.step(Resumed(NOW, "left", "op")) == [
-        Send(2, 2, "left", (0,)),
-        Send(3, 1, "left", (0,)),
+    assert site.step(ClusterResumed(NOW, "left", "op")) == [
+        Dispatch(2, 2, "left", (0,)),
+        Dispatch(3, 1, "left", (0,)),
     ]
 
 
 def test_what_waits_may_stay_on_a_drained_cluster() -> None:
     site = Site()
-    site.step(Submitted(NOW, job(1)))
+    site.step(JobSubmitted(NOW, job(1)))
     site.sent()
-    assert site.step(Drained(NOW, "left", keep_pending=True)) == []
+    assert site.step(ClusterDrained(NOW, "left", keep_pending=True)) == []
     assert site.seen("left", None, site.row(State.PENDING), at=NOW + 1) == []
     assert site.state() is State.PENDING
 
@@ -163,48 +171,48 @@ def test_what_waits_may_stay_on_a_drained_cluster() -> None:
 def test_a_silent_cluster_that_is_drained_gives_back_what_has_not_begun() -> None:
     site = Site()
     for id in (1, 2):
-        site.step(Submitted(NOW, job(id)))
+        site.step(JobSubmitted(NOW, job(id)))
     site.sent(1)
-    site.step(Silent(NOW, "left", "no answer"))
-    assert site.step(Drained(NOW, "left")) == []
+    site.step(ClusterUnreachable(NOW, "left", "no answer"))
+    assert site.step(ClusterDrained(NOW, "left")) == []
     assert site.seen("left", None, site.row(State.PENDING), full=True) == [
-        Withdraw(1, 1, "left", {0: "7"}, unstarted=True)
+        Withdraw(1, 1, "left", {0: "7"}, only_pending=True)
     ]
 
 
 def test_a_recall_that_nobody_was_told_of_is_forgotten_when_the_cluster_resumes() -> None:
     site = Site()
-    site.step(Submitted(NOW, job(1)))
+    site.step(JobSubmitted(NOW, job(1)))
     site.sent(1)
-    site.step(Silent(NOW, "left", "no answer"))
-    site.step(Drained(NOW, "left"))
-    site.step(Resumed(NOW, "left"))
+    site.step(ClusterUnreachable(NOW, "left", "no answer"))
+    site.step(ClusterDrained(NOW, "left"))
+    site.step(ClusterResumed(NOW, "left"))
     assert site.seen("left", None, site.row(State.PENDING), full=True) == []
 
 
 def test_a_pending_task_leaves_a_cluster_that_has_shrunk_below_it() -> None:
     site = Site(pull=False)
     for id, cpus in ((1, 8), (2, 4)):
-        site.step(Submitted(NOW, job(id, cpus=cpus, clusters=("left",))))
+        site.step(JobSubmitted(NOW, job(id, cpus=cpus, clusters=("left",))))
         site.sent(id)
     rows = [site.row(State.PENDING, 1), site.row(State.PENDING, 2)]
     assert site.seen("left", facts(8, 0), *rows) == []
-    assert site.seen("left", facts(4, 0)) == [Withdraw(1, 1, "left", {0: "7"}, unstarted=True)]
+    assert site.seen("left", facts(4, 0)) == [Withdraw(1, 1, "left", {0: "7"}, only_pending=True)]
     assert site.out.changes[0].cause == (
         "recalled from left: it has 4 processors, the job asks for 8"
     )
     assert site.seen("left", None, site.row(State.CANCELLED, 1, ended=NOW)) == []
     assert (site.state(), site.core.tasks[1, 0].reason) == (State.QUEUED, Reason.NO_CLUSTER_FITS)
-    assert site.seen("left", facts(8, 0)) == [Send(1, 2, "left", (0,))]
+    assert site.seen("left", facts(8, 0)) == [Dispatch(1, 2, "left", (0,))]
 
 
 def test_nodes_that_are_down_for_a_while_send_nothing_away() -> None:
     site = Site(pull=False)
-    site.step(Submitted(NOW, job(1, cpus=8, tasks=8)))
+    site.step(JobSubmitted(NOW, job(1, cpus=8, tasks=8)))
     site.sent()
     site.seen("left", facts(8, 0), site.row(State.PENDING))
-    half = (Nodes(1, 4, 0), Nodes(1, 4, 0, up=False))
-    down = Facts(cpus=4, used=4, partitions=(Partition("main", half, default=True),))
+    half = (NodeCapacity(1, 4, 0), NodeCapacity(1, 4, 0, up=False))
+    down = ClusterInfo(cpus=4, used_cpus=4, partitions=(Partition("main", half, default=True),))
     assert site.seen("left", down) == []
 
 
@@ -212,11 +220,11 @@ def silent_site(move_after: float | None) -> Site:
     """One task waits and one runs on left, which then falls silent."""
     site = Site(pull=False, move_after=move_after)
     for id in (1, 2):
-        site.step(Submitted(NOW, job(id, cpus=4, clusters=("left",))))
+        site.step(JobSubmitted(NOW, job(id, cpus=4, clusters=("left",))))
         site.sent(id)
-        site.step(Modified(NOW, job(id, cpus=4), "clusters", False))
+        site.step(JobModified(NOW, job(id, cpus=4), "clusters", False))
     site.seen("left", None, site.row(State.PENDING, 1), site.row(State.RUNNING, 2, started=NOW))
-    site.step(Silent(NOW, "left", "no answer"))
+    site.step(ClusterUnreachable(NOW, "left", "no answer"))
     return site
 
 
@@ -228,28 +236,28 @@ def test_what_has_not_begun_leaves_a_cluster_that_was_silent_for_long(
     site.seen("right", facts(4), at=NOW + 60)
     back = [site.row(State.PENDING, 1), site.row(State.RUNNING, 2, started=NOW)]
     away = site.seen("left", None, *back, full=True, at=NOW + 100)
-    assert away == ([Withdraw(1, 1, "left", {0: "7"}, unstarted=True)] if moves else [])
+    assert away == ([Withdraw(1, 1, "left", {0: "7"}, only_pending=True)] if moves else [])
     if moves:
         gone = site.row(State.CANCELLED, 1, ended=NOW)
-        assert site.seen("left", None, gone, at=NOW + 101) == [Send(1, 2, "right", (0,))]
+        assert site.seen("left", None, gone, at=NOW + 101) == [Dispatch(1, 2, "right", (0,))]
 
 
 def test_a_silence_of_all_clusters_is_ours_and_does_not_count() -> None:
     site = silent_site(90.0)
-    site.step(Silent(NOW, "right", "no answer"))
+    site.step(ClusterUnreachable(NOW, "right", "no answer"))
     back = [site.row(State.PENDING, 1), site.row(State.RUNNING, 2, started=NOW)]
     assert site.seen("left", None, *back, full=True, at=NOW + 1000) == []
 
 
 def test_patience_stands_still_while_a_cluster_is_silent() -> None:
     site = Site(pull_after=5.0)
-    site.step(Submitted(NOW, job(1, cpus=4)))
+    site.step(JobSubmitted(NOW, job(1, cpus=4)))
     site.sent(1)
     site.seen("left", facts(8, 0), site.row(State.PENDING), at=NOW + 1)
-    site.step(Silent(NOW + 2, "left", "no answer"))
+    site.step(ClusterUnreachable(NOW + 2, "left", "no answer"))
     pending = site.row(State.PENDING)
     site.seen("left", facts(8, 0), pending, full=True, at=NOW + 500)
     assert site.seen("right", facts(4), at=NOW + 501) == []
     assert site.seen("right", facts(4), at=NOW + 504) == [
-        Withdraw(1, 1, "left", {0: "7"}, unstarted=True)
+        Withdraw(1, 1, "left", {0: "7"}, only_pending=True)
     ]

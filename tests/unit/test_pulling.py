@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from metasched.model.cluster import Facts, Nodes, Partition
+from metasched.model.cluster import ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job
-from metasched.policies.pull import Room
+from metasched.policies.pull import BackfillCapacity
 
 NOW = 1000.0
 
 
-def facts(used: int = 0, **more: object) -> Facts:
-    partition = Partition("p", (Nodes(1, 8, 8 - used),), default=True)
-    return Facts(**{"cpus": 8, "used": used, "partitions": (partition,), **more})  # type: ignore[arg-type]
+def facts(used: int = 0, **more: object) -> ClusterInfo:
+    partition = Partition("p", (NodeCapacity(1, 8, 8 - used),), default=True)
+    return ClusterInfo(**{"cpus": 8, "used_cpus": used, "partitions": (partition,), **more})  # type: ignore[arg-type]
 
 
 def job(cpus: int, limit: float) -> Job:
@@ -19,25 +19,29 @@ def job(cpus: int, limit: float) -> Job:
 
 
 def test_what_ends_before_a_window_begins_may_use_all_and_the_rest_what_it_leaves() -> None:
-    room = Room(facts(coming=((NOW + 100, 3), (NOW + 500, 0))), NOW)
-    assert room.admits(job(8, 100))
-    assert not room.admits(job(4, 101))
-    assert room.admits(job(3, 101))
-    assert not room.admits(job(1, 501))
+    room = BackfillCapacity(facts(upcoming_windows=((NOW + 100, 3), (NOW + 500, 0))), NOW)
+    assert room.can_start(job(8, 100))
+    assert not room.can_start(job(4, 101))
+    assert room.can_start(job(3, 101))
+    assert not room.can_start(job(1, 501))
 
 
 def test_what_is_left_beside_a_window_is_given_once() -> None:
-    room = Room(facts(coming=((NOW + 100, 3),)), NOW)
-    room.take(job(2, 200))
-    assert room.admits(job(1, 200))
-    assert not room.admits(job(2, 200))
-    assert room.admits(job(6, 100))
+    room = BackfillCapacity(facts(upcoming_windows=((NOW + 100, 3),)), NOW)
+    room.record_start(job(2, 200))
+    assert room.can_start(job(1, 200))
+    assert not room.can_start(job(2, 200))
+    assert room.can_start(job(6, 100))
 
 
 def test_the_head_of_the_queue_and_a_window_both_keep_what_they_need() -> None:
-    more = {"running": ((NOW + 50, 6),), "head": (4, 60.0), "coming": ((NOW + 80, 1),)}
-    room = Room(facts(6, **more), NOW)
-    assert room.admits(job(2, 50))  # gone before the head begins
-    assert room.admits(job(2, 80))  # beside the head, gone before the window
-    assert not room.admits(job(2, 81))
-    assert room.admits(job(1, 81))
+    more = {
+        "running_jobs": ((NOW + 50, 6),),
+        "queue_head": (4, 60.0),
+        "upcoming_windows": ((NOW + 80, 1),),
+    }
+    room = BackfillCapacity(facts(6, **more), NOW)
+    assert room.can_start(job(2, 50))  # gone before the head begins
+    assert room.can_start(job(2, 80))  # beside the head, gone before the window
+    assert not room.can_start(job(2, 81))
+    assert room.can_start(job(1, 81))

@@ -8,17 +8,27 @@ import pytest
 
 from metasched.policies.local.capacity import earliest_fit
 from metasched.policies.local.orders import EASY, EDF, FCFS, LSF, SJF, FairShare, FirstFit, Priority
-from metasched.policies.local.queueing import Free, Policy, Running, Start, Waiting
+from metasched.policies.local.queueing import (
+    FreeResources,
+    JobStart,
+    LocalPolicy,
+    RunningJob,
+    WaitingJob,
+)
 
 
-def job(number: int, cpus: int, estimated: float = 10.0, **counts: int) -> Waiting:
-    return Waiting(number, cpus, estimated, counts)
+def job(number: int, cpus: int, estimated: float = 10.0, **counts: int) -> WaitingJob:
+    return WaitingJob(number, cpus, estimated, counts)
 
 
 def started(
-    policy: Policy, now: float, queue: list[Waiting], running: list[Running], free: Free
+    policy: LocalPolicy,
+    now: float,
+    queue: list[WaitingJob],
+    running: list[RunningJob],
+    free: FreeResources,
 ) -> list[int]:
-    return [start.id for start in policy.starts(now, queue, running, free)]
+    return [start.id for start in policy.choose_starts(now, queue, running, free)]
 
 
 def test_what_fits_fits_now() -> None:
@@ -43,24 +53,29 @@ def test_what_never_fits() -> None:
 
 
 @pytest.mark.parametrize("policy", [FCFS(), EASY()])
-def test_the_queue_starts_in_order_while_it_fits(policy: Policy) -> None:
+def test_the_queue_starts_in_order_while_it_fits(policy: LocalPolicy) -> None:
     queue = [job(1, 2), job(2, 1), job(3, 1)]
-    assert started(policy, 0.0, queue, [], Free(4)) == [1, 2, 3]
-    assert started(policy, 0.0, queue, [], Free(3)) == [1, 2]
-    assert started(policy, 0.0, [], [], Free(3)) == []
+    assert started(policy, 0.0, queue, [], FreeResources(4)) == [1, 2, 3]
+    assert started(policy, 0.0, queue, [], FreeResources(3)) == [1, 2]
+    assert started(policy, 0.0, [], [], FreeResources(3)) == []
 
 
 def test_fcfs_lets_nothing_past_a_blocked_head() -> None:
-    assert started(FCFS(), 0.0, [job(1, 4), job(2, 1, 1.0)], [Running(9, 2, 50.0)], Free(2)) == []
+    assert (
+        started(
+            FCFS(), 0.0, [job(1, 4), job(2, 1, 1.0)], [RunningJob(9, 2, 50.0)], FreeResources(2)
+        )
+        == []
+    )
 
 
-def easy(queue: list[Waiting], free: int, *running: Running) -> list[int]:
-    return started(EASY(), 100.0, queue, list(running), Free(free))
+def easy(queue: list[WaitingJob], free: int, *running: RunningJob) -> list[int]:
+    return started(EASY(), 100.0, queue, list(running), FreeResources(free))
 
 
 def test_easy_backfills_what_ends_by_the_shadow_time() -> None:
     """Of 4 processors 2 are free; the head gets its 4 when the others come back, at 150."""
-    runs = Running(9, 2, 150.0)
+    runs = RunningJob(9, 2, 150.0)
     assert easy([job(1, 4), job(2, 2, 50.0)], 2, runs) == [2]
     assert easy([job(1, 4), job(2, 2, 50.1)], 2, runs) == []
 
@@ -68,12 +83,12 @@ def test_easy_backfills_what_ends_by_the_shadow_time() -> None:
 def test_easy_backfills_what_the_head_leaves_over_and_uses_it_up() -> None:
     """At 150 there are 4, the head takes 3: one processor is extra, for one long job."""
     queue = [job(1, 3), job(2, 2, 99.0), job(3, 1, 99.0), job(4, 1, 99.0)]
-    assert easy(queue, 2, Running(9, 2, 150.0)) == [3]
+    assert easy(queue, 2, RunningJob(9, 2, 150.0)) == [3]
 
 
 def test_a_job_that_ends_in_time_leaves_the_extra_to_others() -> None:
     queue = [job(1, 3), job(2, 1, 20.0), job(3, 1, 99.0)]
-    assert easy(queue, 2, Running(9, 2, 150.0)) == [2, 3]
+    assert easy(queue, 2, RunningJob(9, 2, 150.0)) == [2, 3]
 
 
 def test_jobs_started_in_the_same_pass_count_for_the_shadow() -> None:
@@ -87,7 +102,7 @@ def test_easy_lets_everything_past_a_head_that_never_fits() -> None:
 
 
 def test_a_job_waits_for_every_counted_resource() -> None:
-    free = Free(8, {"memory": 100, "gpu": 1})
+    free = FreeResources(8, {"memory": 100, "gpu": 1})
     assert started(FCFS(), 0.0, [job(1, 1, memory=60), job(2, 1, memory=60)], [], free) == [1]
     assert started(FCFS(), 0.0, [job(1, 1, gpu=2)], [], free) == []
     assert started(FCFS(), 0.0, [job(1, 1, unlimited=10**9)], [], free) == [1]
@@ -95,9 +110,9 @@ def test_a_job_waits_for_every_counted_resource() -> None:
 
 def test_the_shadow_waits_for_all_that_the_head_needs() -> None:
     """Processors are there at 110, memory at 150: a job may use both until 150."""
-    running = [Running(8, 2, 110.0), Running(9, 1, 150.0, {"memory": 80})]
+    running = [RunningJob(8, 2, 110.0), RunningJob(9, 1, 150.0, {"memory": 80})]
     head = job(1, 3, memory=90)
-    free = Free(1, {"memory": 20})
+    free = FreeResources(1, {"memory": 20})
     assert started(EASY(), 100.0, [head, job(2, 1, 50.0, memory=20)], running, free) == [2]
     assert started(EASY(), 100.0, [head, job(2, 1, 51.0, memory=11)], running, free) == []
     assert started(EASY(), 100.0, [head, job(2, 1, 51.0, memory=10)], running, free) == [2]
@@ -106,38 +121,40 @@ def test_the_shadow_waits_for_all_that_the_head_needs() -> None:
 
 def test_what_the_head_does_not_need_is_free_for_all() -> None:
     """The head waits for processors only; the one GPU may be taken for as long as you like."""
-    running, free = [Running(9, 2, 150.0)], Free(2, {"gpu": 1})
+    running, free = [RunningJob(9, 2, 150.0)], FreeResources(2, {"gpu": 1})
     assert started(EASY(), 100.0, [job(1, 3), job(2, 1, 999.0, gpu=1)], running, free) == [2]
 
 
 def test_first_fit_keeps_nothing_for_the_head() -> None:
     queue = [job(1, 4), job(2, 1, 999.0), job(3, 2), job(4, 1, 999.0)]
-    assert started(FirstFit(), 0.0, queue, [Running(9, 2, 50.0)], Free(2)) == [2, 4]
+    assert started(FirstFit(), 0.0, queue, [RunningJob(9, 2, 50.0)], FreeResources(2)) == [2, 4]
 
 
 def test_sorted_queues_start_what_fits_in_their_order() -> None:
     queue = [
-        Waiting(1, 1, 30.0),
-        Waiting(2, 3, 20.0, deadline=90.0),
-        Waiting(3, 2, 10.0, deadline=80.0),
+        WaitingJob(1, 1, 30.0),
+        WaitingJob(2, 3, 20.0, deadline=90.0),
+        WaitingJob(3, 2, 10.0, deadline=80.0),
     ]
-    assert started(LSF(), 0.0, queue, [], Free(4)) == [2, 1]
-    assert started(SJF(), 0.0, queue, [], Free(4)) == [3, 1]
-    assert started(EDF(), 0.0, queue, [], Free(3)) == [3, 1]
+    assert started(LSF(), 0.0, queue, [], FreeResources(4)) == [2, 1]
+    assert started(SJF(), 0.0, queue, [], FreeResources(4)) == [3, 1]
+    assert started(EDF(), 0.0, queue, [], FreeResources(3)) == [3, 1]
 
 
 def test_the_order_of_priority_is_that_of_the_meta_scheduler() -> None:
-    queue = [Waiting(1, 2, 9.0, priority=3), Waiting(2, 2, 9.0, priority=8)]
-    assert started(Priority(), 0.0, queue, [], Free(2)) == [2]
+    queue = [WaitingJob(1, 2, 9.0, priority=3), WaitingJob(2, 2, 9.0, priority=8)]
+    assert started(Priority(), 0.0, queue, [], FreeResources(2)) == [2]
 
 
 def test_fair_share_serves_who_has_consumed_less_and_forgets() -> None:
     policy = FairShare(half_life=100.0)
-    ada = [Waiting(1, 2, 50.0, user="ada"), Waiting(3, 2, 50.0, user="ada")]
-    bob = [Waiting(2, 2, 50.0, user="bob")]
-    assert started(policy, 0.0, [ada[0], *bob], [], Free(2)) == [1]
-    assert started(policy, 50.0, [ada[1], *bob], [], Free(2)) == [2]  # ada has had 100
-    assert started(policy, 100.0, [ada[1], Waiting(4, 2, 50.0, user="bob")], [], Free(2)) == [3]
+    ada = [WaitingJob(1, 2, 50.0, user="ada"), WaitingJob(3, 2, 50.0, user="ada")]
+    bob = [WaitingJob(2, 2, 50.0, user="bob")]
+    assert started(policy, 0.0, [ada[0], *bob], [], FreeResources(2)) == [1]
+    assert started(policy, 50.0, [ada[1], *bob], [], FreeResources(2)) == [2]  # ada has had 100
+    assert started(
+        policy, 100.0, [ada[1], WaitingJob(4, 2, 50.0, user="bob")], [], FreeResources(2)
+    ) == [3]
 
 
 @pytest.mark.parametrize("period", [-1.0, math.inf, math.nan])
@@ -146,44 +163,51 @@ def test_periods_make_sense(period: float) -> None:
         LSF(period)
 
 
-def on(number: int, cpus: int, *machines: float, **counts: int) -> Waiting:
+def on(number: int, cpus: int, *machines: float, **counts: int) -> WaitingJob:
     """A job that takes these seconds on machines 0, 1, ... (0: it cannot run there)."""
     able = {m: seconds for m, seconds in enumerate(machines) if seconds}
-    return Waiting(number, cpus, 10.0, counts, able)
+    return WaitingJob(number, cpus, 10.0, counts, able)
 
 
-def machines(*free: int, shared: bool = True, **counts: int) -> Free:
-    return Free(sum(free), counts, free, shared)
+def machines(*free: int, shared: bool = True, **counts: int) -> FreeResources:
+    return FreeResources(sum(free), counts, free, shared)
 
 
 def test_a_job_takes_the_most_powerful_machine_that_can_run_it() -> None:
     queue = [on(1, 2, 5.0, 9.0), on(2, 3, 0, 9.0), on(3, 2, 5.0, 9.0)]
-    assert FirstFit().starts(0.0, queue, [], machines(2, 4)) == [Start(1, 0), Start(2, 1)]
+    assert FirstFit().choose_starts(0.0, queue, [], machines(2, 4)) == [
+        JobStart(1, 0),
+        JobStart(2, 1),
+    ]
 
 
 def test_a_machine_that_is_not_shared_runs_one_job() -> None:
     queue = [on(1, 1, 5.0, 9.0), on(2, 1, 5.0, 9.0), on(3, 1, 5.0, 9.0)]
-    assert FCFS().starts(0.0, queue, [], machines(4, 4, shared=False)) == [
-        Start(1, 0),
-        Start(2, 1),
+    assert FCFS().choose_starts(0.0, queue, [], machines(4, 4, shared=False)) == [
+        JobStart(1, 0),
+        JobStart(2, 1),
     ]
 
 
 def test_the_head_is_promised_one_machine_and_others_are_not_its_concern() -> None:
     """Machine 0 is busy until 150 and promised to job 1; job 2 would delay it there, not on 1."""
-    running = [Running(9, 3, 150.0, machine=0)]
+    running = [RunningJob(9, 3, 150.0, machine=0)]
     head = on(1, 4, 20.0)
-    assert EASY().starts(100.0, [head, on(2, 1, 60.0, 70.0)], running, machines(1, 1)) == [
-        Start(2, 1)
+    assert EASY().choose_starts(100.0, [head, on(2, 1, 60.0, 70.0)], running, machines(1, 1)) == [
+        JobStart(2, 1)
     ]
-    assert EASY().starts(100.0, [head, on(2, 1, 60.0)], running, machines(1, 1)) == []
-    assert EASY().starts(100.0, [head, on(2, 1, 50.0)], running, machines(1, 1)) == [Start(2, 0)]
+    assert EASY().choose_starts(100.0, [head, on(2, 1, 60.0)], running, machines(1, 1)) == []
+    assert EASY().choose_starts(100.0, [head, on(2, 1, 50.0)], running, machines(1, 1)) == [
+        JobStart(2, 0)
+    ]
 
 
 def test_licences_of_the_head_are_spared_on_every_machine() -> None:
-    running = [Running(9, 4, 150.0, {"l1": 1}, machine=0)]
+    running = [RunningJob(9, 4, 150.0, {"l1": 1}, machine=0)]
     head = on(1, 1, 20.0, 20.0, l1=2)
     free = machines(0, 4, l1=1)
-    assert EASY().starts(100.0, [head, on(2, 1, 0, 60.0, l1=1)], running, free) == []
-    assert EASY().starts(100.0, [head, on(2, 1, 0, 50.0, l1=1)], running, free) == [Start(2, 1)]
-    assert EASY().starts(100.0, [head, on(2, 1, 0, 60.0)], running, free) == [Start(2, 1)]
+    assert EASY().choose_starts(100.0, [head, on(2, 1, 0, 60.0, l1=1)], running, free) == []
+    assert EASY().choose_starts(100.0, [head, on(2, 1, 0, 50.0, l1=1)], running, free) == [
+        JobStart(2, 1)
+    ]
+    assert EASY().choose_starts(100.0, [head, on(2, 1, 0, 60.0)], running, free) == [JobStart(2, 1)]

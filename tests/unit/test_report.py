@@ -13,9 +13,9 @@ from xml.etree import ElementTree
 import pytest
 
 from metasched.cli import main
-from metasched.experiments.harness import Result
-from metasched.experiments.plots import in_words
-from metasched.experiments.report import report_results
+from metasched.experiments.harness import FigureResult
+from metasched.experiments.plots import describe_figure
+from metasched.experiments.report import render_results
 
 # what may make a browser fetch something
 LOADING = {"src", "href", "srcset", "data", "poster", "action", "background", "xlink:href"}
@@ -94,7 +94,7 @@ def test_a_report_of_one_run(
 def test_a_large_run_has_no_chart_of_its_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("metasched.experiments.plots.MOST_BARS", 40)
+    monkeypatch.setattr("metasched.experiments.plots.MAX_BARS", 40)
     out = tmp_path / "out.html"
     assert command(monkeypatch, "simulate", "lublin", "--set", "jobs=50", "--report", out) == 0
     assert "Schedule" not in page(out).cells
@@ -129,12 +129,12 @@ def test_several_policies_side_by_side(
 
 def test_cells_tell_intervals_differences_and_what_was_published() -> None:
     results = [
-        Result("1 x 128", "FCFS", "U", (0.5,), 0.587, None),
-        Result("1 x 128", "LSF", "U", (0.25,), None, (0.5,)),
-        Result("1 x 128", "FCFS", "<F>", (1.0, 3.0), None, None),
-        Result("1 x 128", "LSF", "<F>", (4.0, 8.0), None, (1.0, 3.0)),
+        FigureResult("1 x 128", "FCFS", "U", (0.5,), 0.587, None),
+        FigureResult("1 x 128", "LSF", "U", (0.25,), None, (0.5,)),
+        FigureResult("1 x 128", "FCFS", "<F>", (1.0, 3.0), None, None),
+        FigureResult("1 x 128", "LSF", "<F>", (4.0, 8.0), None, (1.0, 3.0)),
     ]
-    text = report_results("A & B", {"source": "x"}, results)
+    text = render_results("A & B", {"source": "x"}, results)
     assert "<h1>A &amp; B</h1>" in text
     cells = Page(text).cells
     assert "0.5 / 0.587" in cells
@@ -142,7 +142,7 @@ def test_cells_tell_intervals_differences_and_what_was_published() -> None:
     assert "1 x 128: <F>" in cells
     assert "2 ± 13" in cells
     assert "6 ± 25 (+4 ± 13)" in cells
-    assert in_words("mean_wait") == "mean wait, s"
+    assert describe_figure("mean_wait") == "mean wait, s"
 
 
 @pytest.mark.parametrize(

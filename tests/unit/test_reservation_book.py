@@ -8,129 +8,137 @@ import pytest
 from msgspec import structs
 
 from metasched.core.events import Outcome
-from metasched.core.licences.queue import Licences
-from metasched.core.reservations.book import PROMISED_TRIES, TRIES, ReservationBook
+from metasched.core.licences.queue import LicenceQueue
+from metasched.core.reservations.book import (
+    MAX_REJECTIONS,
+    MAX_REJECTIONS_CONFIRMED,
+    ReservationBook,
+)
 from metasched.core.reservations.events import (
     Bind,
-    LookAround,
-    ReservationAsked,
     ReservationBound,
     ReservationCancelled,
-    ReservationDeclined,
     ReservationEvent,
+    ReservationRejected,
     ReservationReleased,
-    Surveyed,
+    ReservationRequested,
+    SurveyCluster,
+    SurveyReceived,
     Unbind,
 )
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Reason
 from metasched.model.reservation import (
-    OPEN,
-    OVER,
-    TABLE,
-    IllegalTurn,
+    FINAL_STATES,
+    OPEN_STATES,
+    TRANSITIONS,
+    IllegalReservationTransition,
     Reservation,
-    Stage,
-    Turn,
-    id_of,
-    name_of,
-    turned,
+    ReservationState,
+    ReservationTransition,
+    manager_name,
+    next_state,
+    reservation_id,
 )
-from metasched.model.reservation_request import Offer, Request
-from metasched.model.survey import Held, NodesInUse, Pool, Survey
-from metasched.policies.eligible import Unfit
+from metasched.model.reservation_request import Offer, ReservationRequest
+from metasched.model.survey import ManagerReservation, NodeUsage, ProcessorPool, Survey
+from metasched.policies.eligible import Ineligibility
 from metasched.policies.policy import Policy
 
 T = 1_000_000.0
-ALPHA = Cluster(name="alpha", adapter="slurm", reserves=True)
-UP = NodesInUse(("n1", "n2"), 4, True)
+ALPHA = Cluster(name="alpha", adapter="slurm", supports_reservations=True)
+UP = NodeUsage(("n1", "n2"), 4, True)
 
 
 class Desk:
     """A book with one cluster of like nodes, of whose manager we tell."""
 
-    def __init__(self, *nodes: NodesInUse, cluster: Cluster = ALPHA) -> None:
-        self.book = ReservationBook(Licences())
-        self.book.booted("i", Policy(), [cluster], Outcome())
+    def __init__(self, *nodes: NodeUsage, cluster: Cluster = ALPHA) -> None:
+        self.book = ReservationBook(LicenceQueue())
+        self.book.start("i", Policy(), [cluster], Outcome())
         self.tell(T, *nodes)
 
     def step(self, event: ReservationEvent) -> Outcome:
         out = Outcome()
-        self.book.pass_time(event.time, out)
-        self.book.step(event, out)
+        self.book.advance_time(event.time, out)
+        self.book.handle(event, out)
         return out
 
-    def tell(self, now: float, *nodes: NodesInUse, held: tuple[Held, ...] = ()) -> Outcome:
-        return self.step(Surveyed(now, "alpha", Survey(now, nodes, held)))
+    def tell(
+        self, now: float, *nodes: NodeUsage, held: tuple[ManagerReservation, ...] = ()
+    ) -> Outcome:
+        return self.step(SurveyReceived(now, "alpha", Survey(now, nodes, held)))
 
     def ask(self, id: int, start: float, end: float, **more: float) -> Outcome:
         return self.step(self.asked(id, start, end, **more))
 
     def asked(
         self, id: int, start: float, end: float, size: float = 1, now: float = T, let_run: float = 0
-    ) -> ReservationAsked:
-        request = Request.fixed(int(size), T + start, T + end)
-        return ReservationAsked(now, id, "ada", request, True, ("alpha",), T + 1e6, let_run)
+    ) -> ReservationRequested:
+        request = ReservationRequest.fixed(int(size), T + start, T + end)
+        return ReservationRequested(now, id, "ada", request, True, ("alpha",), T + 1e6, let_run)
 
     def bind(self, *ids: int, now: float = T) -> None:
         for id in ids:
-            self.step(ReservationBound(now, id, self.book.known[id].nodes))
+            self.step(ReservationBound(now, id, self.book.reservations[id].nodes))
 
-    def held(self) -> tuple[Held, ...]:
+    def held(self) -> tuple[ManagerReservation, ...]:
         return tuple(
-            Held(name_of("i", r.id), r.start, r.end, r.placed)
-            for r in self.book.free.open_on("alpha")
+            ManagerReservation(manager_name("i", r.id), r.start, r.end, r.bound_nodes)
+            for r in self.book.availability.open_on("alpha")
         )
 
-    def state(self, id: int) -> Stage:
+    def state(self, id: int) -> ReservationState:
         return self[id].state
 
     def __getitem__(self, id: int) -> Reservation:
-        return self.book.known[id]
+        return self.book.reservations[id]
 
 
 def passed(desk: Desk, now: float) -> Outcome:
     out = Outcome()
-    desk.book.pass_time(now, out)
+    desk.book.advance_time(now, out)
     return out
 
 
 def test_every_state_is_reached_and_none_that_is_over_is_left() -> None:
-    assert set(TABLE.values()) | {Stage.REQUESTED} == set(Stage)
-    assert not {stage for stage, _ in TABLE} & OVER
-    assert {stage for stage, _ in TABLE} == OPEN
+    assert set(TRANSITIONS.values()) | {ReservationState.REQUESTED} == set(ReservationState)
+    assert not {stage for stage, _ in TRANSITIONS} & FINAL_STATES
+    assert {stage for stage, _ in TRANSITIONS} == OPEN_STATES
 
 
 def test_what_cannot_happen_is_a_defect_of_ours() -> None:
     desk = Desk(UP)
     desk.ask(1, 10, 20)
-    with pytest.raises(IllegalTurn, match="reservation 1: end is impossible in state requested"):
-        turned(desk[1], Turn.END)
+    with pytest.raises(
+        IllegalReservationTransition, match="reservation 1: end is impossible in state requested"
+    ):
+        next_state(desk[1], ReservationTransition.END)
 
 
 def test_names_of_other_instances_are_not_ours() -> None:
-    assert id_of(name_of("i", 7), "i") == 7
-    assert id_of(name_of("j", 7), "i") is None
-    assert id_of("ms-i-rx", "i") is None
+    assert reservation_id(manager_name("i", 7), "i") == 7
+    assert reservation_id(manager_name("j", 7), "i") is None
+    assert reservation_id("ms-i-rx", "i") is None
 
 
 def test_a_promise_is_stored_with_the_wish_to_bind_it() -> None:
     desk = Desk(UP)
     out = desk.ask(1, 10, 20)
-    assert out.bindings == [Bind("alpha", 1)]
-    assert out.reservations[1].state is Stage.REQUESTED
+    assert out.reservation_actions == [Bind("alpha", 1)]
+    assert out.reservations[1].state is ReservationState.REQUESTED
     desk.bind(1)
-    assert desk.state(1) is Stage.BOUND
+    assert desk.state(1) is ReservationState.BOUND
     passed(desk, T + 10)
-    assert desk.state(1) is Stage.ACTIVE
+    assert desk.state(1) is ReservationState.ACTIVE
     out = passed(desk, T + 20)
-    assert (desk.state(1), desk[1].closed) == (Stage.ENDED, T + 20)
-    assert out.bindings == [Unbind("alpha", 1)]
+    assert (desk.state(1), desk[1].closed) == (ReservationState.ENDED, T + 20)
+    assert out.reservation_actions == [Unbind("alpha", 1)]
     desk.step(ReservationReleased(T + 21, 1))
-    assert desk.book.known == {}
+    assert desk.book.reservations == {}
 
 
-BETA = Cluster(name="beta", adapter="drmaa", reserves=True)
+BETA = Cluster(name="beta", adapter="drmaa", supports_reservations=True)
 GONE = "cluster alpha is not configured"
 
 
@@ -142,39 +150,45 @@ def test_one_whose_cluster_is_gone_waits_for_it_until_it_would_begin() -> None:
     desk.bind(1, 2)
     passed(desk, T + 12)
     out = Outcome()
-    desk.book.booted("i", Policy(), [BETA], out)
+    desk.book.start("i", Policy(), [BETA], out)
     assert out.warnings == [
         f"reservation {id} of ada: {GONE}; put it back, or cancel the reservation"
         for id in (1, 2, 3)
     ]
-    assert out.bindings == []
+    assert out.reservation_actions == []
     assert [(desk.state(id), desk[id].cause) for id in (1, 2, 3)] == [
-        (Stage.ACTIVE, GONE),
-        (Stage.BOUND, GONE),
-        (Stage.REQUESTED, GONE),
+        (ReservationState.ACTIVE, GONE),
+        (ReservationState.BOUND, GONE),
+        (ReservationState.REQUESTED, GONE),
     ]
     job = Job(id=1, submitted=T, estimated=1.0, reservation=2)
-    unfit = Unfit(Reason.RESERVATION_WAIT, f"reservation 2: {GONE}")
-    assert desk.book.against(job, "beta") == unfit
+    unfit = Ineligibility(Reason.RESERVATION_WAIT, f"reservation 2: {GONE}")
+    assert desk.book.check_job(job, "beta") == unfit
     assert desk.book.next_due == T + 20
 
-    assert passed(desk, T + 20).bindings == []
-    assert desk.state(1) is Stage.ENDED
+    assert passed(desk, T + 20).reservation_actions == []
+    assert desk.state(1) is ReservationState.ENDED
     desk.step(
-        Surveyed(T + 25, "beta", Survey(T + 25, (), (), (Pool(("b1",), 4, ((T, T + 45, 1),)),)))
+        SurveyReceived(
+            T + 25, "beta", Survey(T + 25, (), (), (ProcessorPool(("b1",), 4, ((T, T + 45, 1),)),))
+        )
     )
     assert passed(desk, T + 29.9).reservations == {}
     out = passed(desk, T + 30)
-    assert (desk.state(2), desk[2].cause, out.bindings) == (Stage.BROKEN, GONE, [])
+    assert (desk.state(2), desk[2].cause, out.reservation_actions) == (
+        ReservationState.BROKEN,
+        GONE,
+        [],
+    )
     assert out.warnings == [f"reservation 2 of ada is broken: {GONE}"]
     # four processors, as many as it had
     assert desk[2].offers == (Offer(T + 45, T + 55, 4, "beta"),)
-    assert desk.step(ReservationCancelled(T + 31, 3, "ada")).bindings == []
-    assert desk.state(3) is Stage.CANCELLED
+    assert desk.step(ReservationCancelled(T + 31, 3, "ada")).reservation_actions == []
+    assert desk.state(3) is ReservationState.CANCELLED
 
     out = Outcome()
-    desk.book.booted("i", Policy(), [ALPHA, BETA], out)
-    assert out.bindings == [Unbind("alpha", id) for id in (1, 2, 3)]
+    desk.book.start("i", Policy(), [ALPHA, BETA], out)
+    assert out.reservation_actions == [Unbind("alpha", id) for id in (1, 2, 3)]
 
 
 def test_a_cluster_that_is_put_back_in_time_costs_nothing() -> None:
@@ -182,25 +196,28 @@ def test_a_cluster_that_is_put_back_in_time_costs_nothing() -> None:
     desk.ask(1, 10, 20)
     desk.ask(2, 10, 20)
     desk.bind(1)
-    desk.book.booted("i", Policy(), [BETA], Outcome())
+    desk.book.start("i", Policy(), [BETA], Outcome())
     assert passed(desk, T + 9).reservations == {}
     out = Outcome()
-    desk.book.booted("i", Policy(), [ALPHA], out)
-    assert out.bindings == [Bind("alpha", 2)]
-    assert (desk.state(1), desk[1].cause) == (Stage.BOUND, "cluster alpha is configured again")
+    desk.book.start("i", Policy(), [ALPHA], out)
+    assert out.reservation_actions == [Bind("alpha", 2)]
+    assert (desk.state(1), desk[1].cause) == (
+        ReservationState.BOUND,
+        "cluster alpha is configured again",
+    )
     passed(desk, T + 10)
-    assert desk.state(1) is Stage.ACTIVE
+    assert desk.state(1) is ReservationState.ACTIVE
 
 
 def test_what_binds_late_is_broken_at_its_start_if_its_cluster_is_gone() -> None:
-    late = Cluster(name="alpha", adapter="slurm", reserves=True, binds_late=True)
+    late = Cluster(name="alpha", adapter="slurm", supports_reservations=True, binds_late=True)
     desk = Desk(UP, cluster=late)
     desk.ask(1, 100, 200)
-    assert desk.state(1) is Stage.CONFIRMED
-    desk.book.booted("i", Policy(), [], Outcome())
+    assert desk.state(1) is ReservationState.CONFIRMED
+    desk.book.start("i", Policy(), [], Outcome())
     assert desk.book.next_due == T + 100
     passed(desk, T + 100)
-    assert (desk.state(1), desk[1].offers) == (Stage.BROKEN, ())
+    assert (desk.state(1), desk[1].offers) == (ReservationState.BROKEN, ())
 
 
 def test_others_move_to_another_host_where_one_has_its_processors_on_one_host() -> None:
@@ -210,31 +227,39 @@ def test_others_move_to_another_host_where_one_has_its_processors_on_one_host() 
     def told(*hosts: str) -> None:
         """What the manager has chosen for the first two."""
         held = tuple(
-            Held(name_of("i", id), T + start, T + start + 100, (host,), 2)
+            ManagerReservation(manager_name("i", id), T + start, T + start + 100, (host,), 2)
             for (id, start), host in zip(((1, 100), (2, 200)), hosts, strict=True)
         )
         pools = tuple(
-            Pool((host,), 2, (begun, *((h.start, h.end, 2) for h in held if h.nodes == (host,))))
+            ProcessorPool(
+                (host,), 2, (begun, *((h.start, h.end, 2) for h in held if h.nodes == (host,)))
+            )
             for host in ("h1", "h2")
         )
-        desk.step(Surveyed(T, "alpha", Survey(T, (), held, pools)))
+        desk.step(SurveyReceived(T, "alpha", Survey(T, (), held, pools)))
 
-    def ask(id: int, start: float, end: float, size: int = 2) -> ReservationAsked:
+    def ask(id: int, start: float, end: float, size: int = 2) -> ReservationRequested:
         return structs.replace(desk.asked(id, start, end, size=size), by_node=False)
 
-    desk.step(Surveyed(T, "alpha", Survey(T, (), (), tuple(Pool((h,), 2) for h in ("h1", "h2")))))
+    desk.step(
+        SurveyReceived(
+            T, "alpha", Survey(T, (), (), tuple(ProcessorPool((h,), 2) for h in ("h1", "h2")))
+        )
+    )
     desk.step(ask(1, 100, 200))
     desk.step(ask(2, 200, 300))
     desk.bind(1, 2)
     told("h1", "h2")
     third = ask(3, 100, 300)
-    assert desk.book.possible(third) == {"alpha": Offer(T + 100, T + 300, 2)}
-    assert desk.book.starts(third, "alpha", Offer(T + 100, T + 300, 2)) == [(T + 100, T + 100)]
-    assert desk.book.possible(ask(3, 100, 300, size=3)) == {}
-    assert desk.book.possible(ask(3, 40, 300)) == {}  # one processor of each host is taken
+    assert desk.book.offers(third) == {"alpha": Offer(T + 100, T + 300, 2)}
+    assert desk.book.possible_starts(third, "alpha", Offer(T + 100, T + 300, 2)) == [
+        (T + 100, T + 100)
+    ]
+    assert desk.book.offers(ask(3, 100, 300, size=3)) == {}
+    assert desk.book.offers(ask(3, 40, 300)) == {}  # one processor of each host is taken
     out = desk.step(third)
-    assert out.bindings == [Bind("alpha", 3)]
-    assert desk.book.possible(ask(4, 100, 300)) == {}
+    assert out.reservation_actions == [Bind("alpha", 3)]
+    assert desk.book.offers(ask(4, 100, 300)) == {}
 
 
 def test_dynamic_binding_admits_what_static_binding_must_refuse() -> None:
@@ -247,17 +272,17 @@ def test_dynamic_binding_admits_what_static_binding_must_refuse() -> None:
     # bound so, A and B on one node and C on the other, nothing static is left for X
     desk.book.restore(
         [
-            structs.replace(desk[id], nodes=(node,), placed=(node,))
+            structs.replace(desk[id], nodes=(node,), bound_nodes=(node,))
             for id, node in ((1, "n1"), (2, "n1"), (3, "n2"))
         ]
     )
     out = desk.ask(4, 20, 40)
-    assert out.bindings == [Bind("alpha", 2), Bind("alpha", 4)]
+    assert out.reservation_actions == [Bind("alpha", 2), Bind("alpha", 4)]
     assert [desk[id].nodes for id in (1, 2, 3, 4)] == [("n1",), ("n2",), ("n2",), ("n1",)]
 
 
 def test_no_more_is_promised_than_there_is() -> None:
-    desk = Desk(NodesInUse(("n1",), 4, True), NodesInUse(("n2",), 4, False))
+    desk = Desk(NodeUsage(("n1",), 4, True), NodeUsage(("n2",), 4, False))
     assert desk.ask(1, 10, 20, size=2).reservations == {}
     desk.ask(2, 10, 20)
     assert desk.ask(3, 19, 30).reservations == {}
@@ -265,7 +290,7 @@ def test_no_more_is_promised_than_there_is() -> None:
 
 
 def test_jobs_and_others_reservations_are_in_the_way() -> None:
-    taken = NodesInUse(("n1",), 4, True, ((T - 5, T + 100), (T + 50, T + 200)))
+    taken = NodeUsage(("n1",), 4, True, ((T - 5, T + 100), (T + 50, T + 200)))
     desk = Desk(taken)
     assert desk.ask(1, 150, 160).reservations == {}
     assert desk.ask(2, 200, 210).reservations[2].start == T + 200
@@ -280,15 +305,15 @@ def test_a_node_that_fails_before_the_start_is_replaced() -> None:
     desk = Desk(UP)
     desk.ask(1, 10, 20)
     desk.bind(1)
-    was = desk[1].placed[0]
+    was = desk[1].bound_nodes[0]
     other = "n2" if was == "n1" else "n1"
-    nodes = (NodesInUse((was,), 4, False), NodesInUse((other,), 4, True))
+    nodes = (NodeUsage((was,), 4, False), NodeUsage((other,), 4, True))
     out = desk.tell(T + 1, *nodes, held=desk.held())
-    assert out.bindings == [Bind("alpha", 1)]
+    assert out.reservation_actions == [Bind("alpha", 1)]
     assert desk[1].nodes == (other,)
     assert was in desk[1].cause
     desk.bind(1, now=T + 2)
-    assert (desk.state(1), desk[1].cause) == (Stage.BOUND, f"moved to {other}")
+    assert (desk.state(1), desk[1].cause) == (ReservationState.BOUND, f"moved to {other}")
 
 
 def test_a_node_that_fails_after_the_start_is_replaced_if_another_is_free() -> None:
@@ -296,30 +321,30 @@ def test_a_node_that_fails_after_the_start_is_replaced_if_another_is_free() -> N
     desk.ask(1, 10, 30)
     desk.bind(1)
     passed(desk, T + 10)
-    [was] = desk[1].placed
+    [was] = desk[1].bound_nodes
     other = "n2" if was == "n1" else "n1"
-    broken = NodesInUse((was,), 4, False)
+    broken = NodeUsage((was,), 4, False)
     out = desk.tell(T + 11, broken, held=desk.held())
-    assert (desk.state(1), out.bindings) == (Stage.ACTIVE, [])
+    assert (desk.state(1), out.reservation_actions) == (ReservationState.ACTIVE, [])
     told = f"{was} cannot be used, and no other node is free"
     assert (desk[1].cause, out.warnings) == (told, [f"reservation 1 of ada: {told}"])
     desk.ask(2, 15, 20, now=T + 11)
-    assert 2 not in desk.book.known
-    out = desk.tell(T + 12, broken, NodesInUse((other,), 4, True), held=desk.held())
-    assert (desk[1].nodes, out.bindings) == ((other,), [Bind("alpha", 1)])
+    assert 2 not in desk.book.reservations
+    out = desk.tell(T + 12, broken, NodeUsage((other,), 4, True), held=desk.held())
+    assert (desk[1].nodes, out.reservation_actions) == ((other,), [Bind("alpha", 1)])
     desk.bind(1, now=T + 13)
-    assert (desk.state(1), desk[1].cause) == (Stage.ACTIVE, f"moved to {other}")
+    assert (desk.state(1), desk[1].cause) == (ReservationState.ACTIVE, f"moved to {other}")
     desk.ask(2, 15, 20, now=T + 13)
-    assert 2 not in desk.book.known
+    assert 2 not in desk.book.reservations
 
 
 def test_while_its_jobs_may_go_on_nobody_else_is_promised_its_nodes() -> None:
-    desk = Desk(NodesInUse(("n1",), 4, True))
+    desk = Desk(NodeUsage(("n1",), 4, True))
     assert desk.ask(1, 10, 20, let_run=5).reservations[1].end == T + 20
     assert desk.ask(2, 24, 30).reservations == {}
     assert desk.ask(2, 5, 9, let_run=2).reservations == {}
     event = desk.asked(2, 24, 30)
-    [offer] = desk.book.instead(event)["alpha"]
+    [offer] = desk.book.alternatives(event)["alpha"]
     assert offer == Offer(T + 25, T + 31, 1)
     desk.bind(1)
     for id, start, end, given in ((2, 24, 30, False), (3, 25, 30, True)):
@@ -332,31 +357,31 @@ def test_one_without_its_nodes_at_its_start_is_broken_and_another_window_offered
     desk = Desk(UP)
     desk.ask(1, 10, 20, size=2)
     desk.bind(1)
-    nodes = (NodesInUse(("n1",), 4, False), NodesInUse(("n2",), 4, True))
+    nodes = (NodeUsage(("n1",), 4, False), NodeUsage(("n2",), 4, True))
     desk.tell(T + 1, *nodes, held=desk.held())
-    assert desk.state(1) is Stage.BOUND
+    assert desk.state(1) is ReservationState.BOUND
     assert "n1 cannot be used" in desk[1].cause
     out = passed(desk, T + 10)
-    assert desk.state(1) is Stage.BROKEN
+    assert desk.state(1) is ReservationState.BROKEN
     assert desk[1].offers == ()  # there is one node by now
     assert out.warnings == [
         "reservation 1 of ada is broken: n1 cannot be used, and no other node is free"
     ]
-    assert out.bindings == [Unbind("alpha", 1)]
+    assert out.reservation_actions == [Unbind("alpha", 1)]
 
 
 def test_a_node_that_comes_back_before_the_start_breaks_nothing() -> None:
     desk = Desk(UP)
     desk.ask(1, 10, 20, size=2)
     desk.bind(1)
-    nodes = (NodesInUse(("n1",), 4, False), NodesInUse(("n2",), 4, True))
+    nodes = (NodeUsage(("n1",), 4, False), NodeUsage(("n2",), 4, True))
     desk.tell(T + 1, *nodes, held=desk.held())
-    assert desk.book.lacks("alpha")  # any survey may tell of another node
+    assert desk.book.needs_nodes_on("alpha")  # any survey may tell of another node
     desk.tell(T + 2, UP, held=desk.held())
-    assert not desk.book.lacks("alpha")
+    assert not desk.book.needs_nodes_on("alpha")
     assert desk[1].cause == "its nodes can be used again"
     passed(desk, T + 10)
-    assert desk.state(1) is Stage.ACTIVE
+    assert desk.state(1) is ReservationState.ACTIVE
 
 
 def test_what_its_manager_lost_is_bound_again() -> None:
@@ -364,16 +389,19 @@ def test_what_its_manager_lost_is_bound_again() -> None:
     desk.ask(1, 10, 20)
     desk.bind(1)
     out = desk.tell(T + 1, UP)
-    assert (desk.state(1), out.bindings) == (Stage.CONFIRMED, [Bind("alpha", 1)])
+    assert (desk.state(1), out.reservation_actions) == (
+        ReservationState.CONFIRMED,
+        [Bind("alpha", 1)],
+    )
     desk.bind(1)
-    assert desk.state(1) is Stage.BOUND
+    assert desk.state(1) is ReservationState.BOUND
 
 
 def test_what_nobody_has_is_forgotten() -> None:
     desk = Desk(UP)
-    lost = Held(name_of("i", 9), T, T + 5, ("n1",))
-    others = Held(name_of("j", 9), T, T + 5, ("n1",))
-    assert desk.tell(T, UP, held=(lost, others)).bindings == [Unbind("alpha", 9)]
+    lost = ManagerReservation(manager_name("i", 9), T, T + 5, ("n1",))
+    others = ManagerReservation(manager_name("j", 9), T, T + 5, ("n1",))
+    assert desk.tell(T, UP, held=(lost, others)).reservation_actions == [Unbind("alpha", 9)]
     assert desk.step(ReservationReleased(T, 9)).reservations == {}
 
 
@@ -383,35 +411,35 @@ def test_a_deletion_that_its_manager_forgot_is_told_again() -> None:
     desk.bind(1)
     held = desk.held()
     desk.step(ReservationCancelled(T, 1, "ada"))
-    assert desk.state(1) is Stage.CANCELLED
-    assert desk.step(ReservationCancelled(T, 1, "ada")).bindings == []
+    assert desk.state(1) is ReservationState.CANCELLED
+    assert desk.step(ReservationCancelled(T, 1, "ada")).reservation_actions == []
     desk.step(ReservationReleased(T, 1))
-    assert desk.tell(T + 1, UP, held=held).bindings == [Unbind("alpha", 1)]
+    assert desk.tell(T + 1, UP, held=held).reservation_actions == [Unbind("alpha", 1)]
 
 
 def test_a_refusal_is_looked_into_and_other_nodes_are_tried() -> None:
     desk = Desk(UP)
     desk.ask(1, 10, 20)
     first = desk[1].nodes[0]
-    out = desk.step(ReservationDeclined(T, 1, "Requested nodes are busy"))
-    assert out.bindings == [LookAround("alpha")]
+    out = desk.step(ReservationRejected(T, 1, "Requested nodes are busy"))
+    assert out.reservation_actions == [SurveyCluster("alpha")]
     other = "n2" if first == "n1" else "n1"
-    busy = NodesInUse((first,), 4, True, ((T, T + 50),))
-    out = desk.tell(T, busy, NodesInUse((other,), 4, True))
-    assert out.bindings == [Bind("alpha", 1)]
+    busy = NodeUsage((first,), 4, True, ((T, T + 50),))
+    out = desk.tell(T, busy, NodeUsage((other,), 4, True))
+    assert out.reservation_actions == [Bind("alpha", 1)]
     assert desk[1].nodes == (other,)
-    for _ in range(TRIES - 1):
-        desk.step(ReservationDeclined(T, 1, "no"))
-    assert (desk.state(1), desk[1].cause) == (Stage.BROKEN, "its manager refused: no")
+    for _ in range(MAX_REJECTIONS - 1):
+        desk.step(ReservationRejected(T, 1, "no"))
+    assert (desk.state(1), desk[1].cause) == (ReservationState.BROKEN, "its manager refused: no")
 
 
 def test_one_that_was_not_bound_by_its_start_is_broken() -> None:
     desk = Desk(UP)
     desk.ask(1, 30, 40)
     passed(desk, T + 29)
-    assert desk.state(1) is Stage.REQUESTED
+    assert desk.state(1) is ReservationState.REQUESTED
     passed(desk, T + 30)
-    assert desk.state(1) is Stage.BROKEN
+    assert desk.state(1) is ReservationState.BROKEN
 
 
 def test_one_that_begins_at_once_may_be_bound_a_little_later() -> None:
@@ -421,21 +449,21 @@ def test_one_that_begins_at_once_may_be_bound_a_little_later() -> None:
     passed(desk, T + 19)
     desk.bind(1, now=T + 19)
     passed(desk, T + 20)
-    assert (desk.state(1), desk.state(2)) == (Stage.ACTIVE, Stage.BROKEN)
+    assert (desk.state(1), desk.state(2)) == (ReservationState.ACTIVE, ReservationState.BROKEN)
     desk.ask(3, 1, 10)
     passed(desk, T + 10)
-    assert desk.state(3) is Stage.BROKEN
+    assert desk.state(3) is ReservationState.BROKEN
 
 
 def test_a_broken_one_is_offered_the_next_window_that_is_free() -> None:
-    desk = Desk(NodesInUse(("n1",), 4, True, ((T + 300, T + 305),)))
+    desk = Desk(NodeUsage(("n1",), 4, True, ((T + 300, T + 305),)))
     desk.ask(1, 290, 299)
-    for _ in range(TRIES):
-        desk.step(ReservationDeclined(T + 100, 1, "no"))
+    for _ in range(MAX_REJECTIONS):
+        desk.step(ReservationRejected(T + 100, 1, "no"))
     assert desk[1].offers == (Offer(T + 290, T + 299, 1),)
     desk.ask(2, 200, 295)
     passed(desk, T + 200)  # nothing was told of it
-    assert desk.state(2) is Stage.BROKEN
+    assert desk.state(2) is ReservationState.BROKEN
     assert [offer.start - T for offer in desk[2].offers] == [200]
 
 
@@ -445,83 +473,96 @@ def test_after_a_restart_each_manager_is_told_again_what_it_may_lack() -> None:
         desk.ask(id, 10 * id, 10 * id + 10)
     desk.bind(1, 2)
     desk.step(ReservationCancelled(T, 2, "ada"))
-    again, out = ReservationBook(Licences()), Outcome()
-    again.restore(desk.book.known.values())
-    again.booted("i", Policy(), [ALPHA], out)
-    assert out.bindings == [Unbind("alpha", 2), Bind("alpha", 3)]
+    again, out = ReservationBook(LicenceQueue()), Outcome()
+    again.restore(desk.book.reservations.values())
+    again.start("i", Policy(), [ALPHA], out)
+    assert out.reservation_actions == [Unbind("alpha", 2), Bind("alpha", 3)]
     assert again.next_due == T + 10
 
 
-def pooled(*pools: Pool, held: tuple[Held, ...] = (), now: float = T) -> Surveyed:
-    return Surveyed(now, "alpha", Survey(now, (), held, pools))
+def pooled(
+    *pools: ProcessorPool, held: tuple[ManagerReservation, ...] = (), now: float = T
+) -> SurveyReceived:
+    return SurveyReceived(now, "alpha", Survey(now, (), held, pools))
 
 
 def ask_processors(desk: Desk, id: int, size: int, by_node: bool = False) -> Outcome:
-    request = Request.fixed(size, T + 10, T + 20)
-    return desk.step(ReservationAsked(T, id, "ada", request, by_node, ("alpha",), T + 100))
+    request = ReservationRequest.fixed(size, T + 10, T + 20)
+    return desk.step(ReservationRequested(T, id, "ada", request, by_node, ("alpha",), T + 100))
 
 
 def test_processors_are_promised_where_one_pool_has_them_and_its_manager_chooses() -> None:
     desk = Desk()
-    desk.step(pooled(Pool(("a",), 4, ((T, T + 15, 1),)), Pool(("b",), 4, ((T, T + 12, 2),))))
+    desk.step(
+        pooled(
+            ProcessorPool(("a",), 4, ((T, T + 15, 1),)), ProcessorPool(("b",), 4, ((T, T + 12, 2),))
+        )
+    )
     assert ask_processors(desk, 1, 4).reservations == {}  # five are free, but not on one host
     assert ask_processors(desk, 1, 1, by_node=True).reservations == {}
     out = ask_processors(desk, 1, 3)
-    assert out.bindings == [Bind("alpha", 1)]
+    assert out.reservation_actions == [Bind("alpha", 1)]
     assert (desk[1].size, desk[1].cpus, desk[1].nodes) == (3, 3, ())
     assert ask_processors(desk, 2, 2).reservations == {}  # which pool has the first is not known
     desk.bind(1)
-    held = (Held(name_of("i", 1), T + 10, T + 20, ("a",)),)
-    full = Pool(("a",), 4, ((T, T + 15, 1), (T + 10, T + 20, 3)))
-    desk.step(pooled(full, Pool(("b",), 4, ((T, T + 12, 2),)), held=held))
-    assert desk.state(1) is Stage.BOUND
-    assert ask_processors(desk, 2, 2).bindings == [Bind("alpha", 2)]
-    assert desk.book.free.largest(["alpha"], by_node=False) == (4, "alpha")
+    held = (ManagerReservation(manager_name("i", 1), T + 10, T + 20, ("a",)),)
+    full = ProcessorPool(("a",), 4, ((T, T + 15, 1), (T + 10, T + 20, 3)))
+    desk.step(pooled(full, ProcessorPool(("b",), 4, ((T, T + 12, 2),)), held=held))
+    assert desk.state(1) is ReservationState.BOUND
+    assert ask_processors(desk, 2, 2).reservation_actions == [Bind("alpha", 2)]
+    assert desk.book.availability.largest_capacity(["alpha"], by_node=False) == (4, "alpha")
 
 
 def test_what_the_manager_of_a_pool_refuses_is_tried_again_as_nodes_are() -> None:
     desk = Desk()
-    whole = pooled(Pool(("a", "b"), 8))
+    whole = pooled(ProcessorPool(("a", "b"), 8))
     desk.step(whole)
     ask_processors(desk, 1, 8)
-    for _ in range(TRIES - 1):
-        out = desk.step(ReservationDeclined(T, 1, "no suitable queues"))
-        assert (desk.state(1), out.bindings) == (Stage.REQUESTED, [LookAround("alpha")])
-        assert desk.step(whole).bindings == [Bind("alpha", 1)]
-    desk.step(ReservationDeclined(T, 1, "no suitable queues"))
-    assert desk.state(1) is Stage.BROKEN
+    for _ in range(MAX_REJECTIONS - 1):
+        out = desk.step(ReservationRejected(T, 1, "no suitable queues"))
+        assert (desk.state(1), out.reservation_actions) == (
+            ReservationState.REQUESTED,
+            [SurveyCluster("alpha")],
+        )
+        assert desk.step(whole).reservation_actions == [Bind("alpha", 1)]
+    desk.step(ReservationRejected(T, 1, "no suitable queues"))
+    assert desk.state(1) is ReservationState.BROKEN
     assert desk[1].offers == (Offer(T + 10, T + 20, 8),)
-    desk.book.step(ReservationReleased(T, 1), Outcome())
+    desk.book.handle(ReservationReleased(T, 1), Outcome())
 
     ask_processors(desk, 2, 8)
-    desk.step(ReservationDeclined(T, 2, "no suitable queues"))
+    desk.step(ReservationRejected(T, 2, "no suitable queues"))
     desk.step(whole)
     desk.bind(2)
-    assert (desk.state(2), desk[2].tries) == (Stage.BOUND, 0)
+    assert (desk.state(2), desk[2].rejections) == (ReservationState.BOUND, 0)
 
 
 def test_what_was_promised_and_is_lost_is_asked_for_a_minute_long() -> None:
     """A controller that has just started refuses everything until it has heard from its nodes."""
     desk = Desk()
-    whole = pooled(Pool(("a", "b"), 8))
+    whole = pooled(ProcessorPool(("a", "b"), 8))
     desk.step(whole)
     ask_processors(desk, 1, 8)
     desk.bind(1)
-    assert desk.step(whole).bindings == [Bind("alpha", 1)]  # its manager has forgotten it
-    for n in range(1, PROMISED_TRIES):
-        out = desk.step(ReservationDeclined(T, 1, "Requested nodes are busy"))
-        assert desk.state(1) is Stage.CONFIRMED
-        assert out.bindings == ([LookAround("alpha")] if n < TRIES else [])
-        assert desk.book.lacks("alpha")  # each survey is looked at, though it tell nothing new
-        assert desk.step(whole).bindings == [Bind("alpha", 1)]
-    desk.step(ReservationDeclined(T, 1, "Requested nodes are busy"))
-    assert desk.state(1) is Stage.BROKEN
+    assert desk.step(whole).reservation_actions == [
+        Bind("alpha", 1)
+    ]  # its manager has forgotten it
+    for n in range(1, MAX_REJECTIONS_CONFIRMED):
+        out = desk.step(ReservationRejected(T, 1, "Requested nodes are busy"))
+        assert desk.state(1) is ReservationState.CONFIRMED
+        assert out.reservation_actions == ([SurveyCluster("alpha")] if n < MAX_REJECTIONS else [])
+        assert desk.book.needs_nodes_on(
+            "alpha"
+        )  # each survey is looked at, though it tell nothing new
+        assert desk.step(whole).reservation_actions == [Bind("alpha", 1)]
+    desk.step(ReservationRejected(T, 1, "Requested nodes are busy"))
+    assert desk.state(1) is ReservationState.BROKEN
 
 
 def test_a_pool_of_cores_with_two_processors_rounds_up_to_cores() -> None:
     desk = Desk()
-    desk.step(pooled(Pool(("a", "b"), 8, cpus=2)))
-    assert desk.book.free.largest(["alpha"], by_node=False) == (16, "alpha")
+    desk.step(pooled(ProcessorPool(("a", "b"), 8, cpus=2)))
+    assert desk.book.availability.largest_capacity(["alpha"], by_node=False) == (16, "alpha")
     ask_processors(desk, 1, 5)
     assert (desk[1].size, desk[1].cpus) == (3, 6)
     assert ask_processors(desk, 2, 11).reservations == {}
@@ -531,35 +572,35 @@ def test_a_pool_of_cores_with_two_processors_rounds_up_to_cores() -> None:
 
 def test_one_that_somebody_has_made_smaller_is_asked_for_again() -> None:
     desk = Desk()
-    pool = Pool(("a",), 4)
+    pool = ProcessorPool(("a",), 4)
     desk.step(pooled(pool))
     ask_processors(desk, 1, 3)
     desk.bind(1)
     for size, told in ((2, [Bind("alpha", 1)]), (3, []), (None, [])):
-        held = Held(name_of("i", 1), T + 10, T + 20, ("a",), size)
-        assert desk.step(pooled(pool, held=(held,))).bindings == told
-        assert desk.state(1) is Stage.BOUND
+        held = ManagerReservation(manager_name("i", 1), T + 10, T + 20, ("a",), size)
+        assert desk.step(pooled(pool, held=(held,))).reservation_actions == told
+        assert desk.state(1) is ReservationState.BOUND
 
 
 def test_one_of_a_pool_whose_host_is_down_is_asked_for_again_and_breaks_at_its_start() -> None:
     desk = Desk()
-    desk.step(pooled(Pool(("a",), 4), Pool(("b",), 4)))
+    desk.step(pooled(ProcessorPool(("a",), 4), ProcessorPool(("b",), 4)))
     for id in (1, 2):
         ask_processors(desk, id, 4)
-    held = Held(name_of("i", 1), T + 10, T + 20, ("a",))
+    held = ManagerReservation(manager_name("i", 1), T + 10, T + 20, ("a",))
     desk.bind(1)
-    out = desk.step(pooled(Pool(("b",), 4), held=(held,)))
-    assert out.bindings == [Bind("alpha", 1)]
-    desk.step(ReservationDeclined(T, 1, "no suitable queues"))
+    out = desk.step(pooled(ProcessorPool(("b",), 4), held=(held,)))
+    assert out.reservation_actions == [Bind("alpha", 1)]
+    desk.step(ReservationRejected(T, 1, "no suitable queues"))
     assert (desk.state(1), desk[1].cause) == (
-        Stage.BOUND,
+        ReservationState.BOUND,
         "a cannot be used, and no other node is free",
     )
-    desk.step(pooled(Pool(("a",), 4), Pool(("b",), 4), held=(held,)))
+    desk.step(pooled(ProcessorPool(("a",), 4), ProcessorPool(("b",), 4), held=(held,)))
     assert desk[1].cause == "its nodes can be used again"
-    desk.step(pooled(Pool(("b",), 4), held=(held,)))
+    desk.step(pooled(ProcessorPool(("b",), 4), held=(held,)))
     passed(desk, T + 10)
-    assert desk.state(1) is Stage.BROKEN
+    assert desk.state(1) is ReservationState.BROKEN
 
 
 @pytest.mark.parametrize(("reserve", "chosen"), [("earliest", "beta"), ("first", "alpha")])
@@ -567,14 +608,24 @@ def test_which_cluster_has_a_reservation(
     reserve: Literal["earliest", "first"], chosen: str
 ) -> None:
     """Alpha, of larger nodes, is free later: what nobody asked for is no reason to wait."""
-    book, out = ReservationBook(Licences()), Outcome()
+    book, out = ReservationBook(LicenceQueue()), Outcome()
     clusters = [ALPHA, structs.replace(ALPHA, name="beta")]
-    book.booted("i", Policy(reserve=reserve), clusters, out)
-    book.step(Surveyed(T, "alpha", Survey(T, (NodesInUse(("a",), 16, True, ((T, T + 30),)),))), out)
-    book.step(Surveyed(T, "beta", Survey(T, (), (), (Pool(("b",), 8),))), out)
-    event = ReservationAsked(
-        *(T, 1, "ada", Request.flexible(8, 10, T + 10, T + 100), False, ("alpha", "beta"), T + 100)
+    book.start("i", Policy(reserve=reserve), clusters, out)
+    book.handle(
+        SurveyReceived(T, "alpha", Survey(T, (NodeUsage(("a",), 16, True, ((T, T + 30),)),))), out
     )
-    assert list(book.possible(event)) == ["beta", "alpha"]
-    book.step(event, out)
-    assert book.known[1].cluster == chosen
+    book.handle(SurveyReceived(T, "beta", Survey(T, (), (), (ProcessorPool(("b",), 8),))), out)
+    event = ReservationRequested(
+        *(
+            T,
+            1,
+            "ada",
+            ReservationRequest.flexible(8, 10, T + 10, T + 100),
+            False,
+            ("alpha", "beta"),
+            T + 100,
+        )
+    )
+    assert list(book.offers(event)) == ["beta", "alpha"]
+    book.handle(event, out)
+    assert book.reservations[1].cluster == chosen

@@ -8,8 +8,8 @@ from math import inf, nan
 import pytest
 
 from metasched.carts.carts import Carts
-from metasched.core.reservations.offers import best, instead
-from metasched.model.reservation_request import Offer, Request
+from metasched.core.reservations.offers import alternative_offers, best_offer
+from metasched.model.reservation_request import Offer, ReservationRequest
 from metasched.policies.reservation_choice import MinimumCompletionTime, ResourcePriority
 
 HOUR = 3600.0
@@ -33,24 +33,26 @@ HOUR = 3600.0
 )
 def test_requests_that_make_no_sense(asked: tuple[float, ...], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        Request(*asked)  # type: ignore[arg-type]
+        ReservationRequest(*asked)  # type: ignore[arg-type]
 
 
 def test_what_is_offered_instead_of_a_window_that_is_taken() -> None:
     carts = Carts(4)
     carts.reserve(HOUR, 2 * HOUR, 3)
-    request = Request.fixed(2, 0.5 * HOUR, 1.5 * HOUR)
-    assert best(carts, request) is None
-    assert instead(carts, request, 10 * HOUR) == [
+    request = ReservationRequest.fixed(2, 0.5 * HOUR, 1.5 * HOUR)
+    assert best_offer(carts, request) is None
+    assert alternative_offers(carts, request, 10 * HOUR) == [
         Offer(2 * HOUR, 3 * HOUR, 2),  # the same later
         Offer(0.5 * HOUR, 1.5 * HOUR, 1),  # fewer processors
         Offer(0.5 * HOUR, HOUR, 2),  # a shorter time
     ]
-    assert instead(carts, request, 2.5 * HOUR)[0] == Offer(0.5 * HOUR, 1.5 * HOUR, 1)
+    assert alternative_offers(carts, request, 2.5 * HOUR)[0] == Offer(0.5 * HOUR, 1.5 * HOUR, 1)
 
 
 def test_more_than_the_cluster_has_is_offered_as_much_as_it_has() -> None:
-    assert instead(Carts(4), Request.fixed(9, 0, HOUR), 10 * HOUR) == [Offer(0, HOUR, 4)]
+    assert alternative_offers(Carts(4), ReservationRequest.fixed(9, 0, HOUR), 10 * HOUR) == [
+        Offer(0, HOUR, 4)
+    ]
 
 
 def test_the_cluster_with_the_earliest_start_and_ties_are_drawn_by_the_seed() -> None:

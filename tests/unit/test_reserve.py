@@ -10,22 +10,22 @@ from typing import Any, cast
 
 import pytest
 
-from metasched.api.licences import _row as licence_row
-from metasched.api.reservations import Wish, _reserve
-from metasched.core.events import Booted, CoreEvent, Seen
+from metasched.api.licences import _licence_row as licence_row
+from metasched.api.reservations import ReservationBody, _reserve
+from metasched.core.events import CoreEvent, DaemonStarted, ListingReceived
 from metasched.core.reservations.events import (
-    ReservationAsked,
     ReservationBound,
     ReservationCancelled,
-    Surveyed,
+    ReservationRequested,
+    SurveyReceived,
 )
 from metasched.core.scheduler import Core
-from metasched.daemon.service import Engine
-from metasched.errors import Wrong
-from metasched.model.cluster import Cluster, Facts
+from metasched.daemon.service import SchedulerService
+from metasched.errors import ApiError
+from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.licence import LicencePool
-from metasched.model.reservation_request import Quota
-from metasched.model.survey import NodesInUse, Survey
+from metasched.model.reservation_request import ReservationQuota
+from metasched.model.survey import NodeUsage, Survey
 from metasched.policies.policy import Policy
 
 POOLS = (
@@ -41,37 +41,46 @@ class Desk:
 
     def __init__(self) -> None:
         self.core, now = Core(), time.time()
-        alpha = Cluster(name="alpha", adapter="slurm", reserves=True, licensed={"cad": "cad"})
+        alpha = Cluster(
+            name="alpha",
+            adapter="slurm",
+            supports_reservations=True,
+            licence_features={"cad": "cad"},
+        )
         beta = Cluster(name="beta", adapter="local")
-        self.core.step(Booted(now, "cafe", Policy(), (alpha, beta), pools=POOLS))
+        self.core.step(DaemonStarted(now, "cafe", Policy(), (alpha, beta), pools=POOLS))
         for name in ("alpha", "beta"):
-            facts = Facts(cpus=8, used=0, partitions=())
-            self.core.step(Seen(now, name, (), facts=facts, since=0.0, until=now))
-        self.quota = Quota()
+            facts = ClusterInfo(cpus=8, used_cpus=0, partitions=())
+            self.core.step(ListingReceived(now, name, (), info=facts, since=0.0, until=now))
+        self.quota = ReservationQuota()
         self.settings = SimpleNamespace(quota_of=lambda _: self.quota)
-        self.links = {
-            name: SimpleNamespace(reservations=self, listed=0.0) for name in ("alpha", "beta")
+        self.connections = {
+            name: SimpleNamespace(reservation_sync=self, last_listed=0.0)
+            for name in ("alpha", "beta")
         }
         self.ledger, self.ids = self, 0
 
-    async def look(self) -> None:
+    async def request_survey(self) -> None:
         now = time.time()
-        nodes = (NodesInUse(("n1", "n2"), 4, True),)
-        self.core.step(Surveyed(now, "alpha", Survey(now, nodes)))
+        nodes = (NodeUsage(("n1", "n2"), 4, True),)
+        self.core.step(SurveyReceived(now, "alpha", Survey(now, nodes)))
 
     def next_reservation(self) -> int:
         self.ids += 1
         return self.ids
 
-    def take(self, event: CoreEvent) -> None:
+    def apply_events(self, event: CoreEvent) -> None:
         self.core.step(event)
-        if isinstance(event, ReservationAsked) and event.id in self.core.reservations.known:
-            nodes = self.core.reservations.known[event.id].nodes
+        if (
+            isinstance(event, ReservationRequested)
+            and event.id in self.core.reservations.reservations
+        ):
+            nodes = self.core.reservations.reservations[event.id].nodes
             self.core.step(ReservationBound(event.time, event.id, nodes))
 
     def reserve(self, dry_run: bool = False, /, **licences: int) -> dict[str, Any]:
         begin = math.ceil(time.time()) + 3600.0
-        wish = Wish(
+        wish = ReservationBody(
             least=1,
             most=1,
             shortest=600.0,
@@ -81,7 +90,7 @@ class Desk:
             licences=licences,
             dry_run=dry_run,
         )
-        return asyncio.run(_reserve(cast(Engine, self), "ada", wish))
+        return asyncio.run(_reserve(cast(SchedulerService, self), "ada", wish))
 
 
 def test_a_window_has_its_licences_and_the_next_one_is_told_who_has_them() -> None:
@@ -89,12 +98,14 @@ def test_a_window_has_its_licences_and_the_next_one_is_told_who_has_them() -> No
     assert desk.reserve(True, matlab=3)["offers"]
     made = desk.reserve(matlab=2)
     assert (made["state"], made["licences"]) == ("bound", {"matlab": 2})
-    row = licence_row(cast(Engine, desk), desk.core.licences.standing("matlab", time.time()))
+    row = licence_row(
+        cast(SchedulerService, desk), desk.core.licences.status("matlab", time.time())
+    )
     assert (row["reserved"], row["free"]) == (0, 3)
     window = {"reservation": 1, "count": 2, "start": made["start"], "end": made["end"]}
     assert row["windows"] == [window]
     for dry_run in (True, False):
-        with pytest.raises(Wrong) as refused:
+        with pytest.raises(ApiError) as refused:
             desk.reserve(dry_run, matlab=2)
         told = str(refused.value)
         assert told.startswith(
@@ -116,19 +127,21 @@ def test_a_window_has_its_licences_and_the_next_one_is_told_who_has_them() -> No
 )
 def test_licences_that_cannot_be_reserved(wanted: dict[str, int], told: str) -> None:
     desk = Desk()
-    with pytest.raises(Wrong) as refused:
+    with pytest.raises(ApiError) as refused:
         desk.reserve(**wanted)
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
-    assert desk.core.reservations.known == {}
+    assert desk.core.reservations.reservations == {}
 
 
 def test_who_has_all_that_may_be_reserved_gets_more_once_some_of_it_is_over() -> None:
     desk = Desk()
-    desk.quota = Quota(most=4)
+    desk.quota = ReservationQuota(max_size=4)
     assert desk.reserve()["size"] == 4
     for dry_run in (True, False):
-        with pytest.raises(Wrong, match="1 more, beside 4, exceed the 4 that you may reserve; ask"):
+        with pytest.raises(
+            ApiError, match="1 more, beside 4, exceed the 4 that you may reserve; ask"
+        ):
             desk.reserve(dry_run)
     desk.core.step(ReservationCancelled(time.time(), 1, "ada"))
     assert desk.reserve()["state"] == "bound"
@@ -137,13 +150,19 @@ def test_who_has_all_that_may_be_reserved_gets_more_once_some_of_it_is_over() ->
 @pytest.mark.parametrize(
     ("quota", "told"),
     [
-        (Quota(horizon=3600.0), r"lies beyond the horizon of 3600 s, which is \S+; ask for an"),
-        (Quota(longest=599.0), "600 s is more than the 599 s that you may reserve; ask for less"),
+        (
+            ReservationQuota(horizon=3600.0),
+            r"lies beyond the horizon of 3600 s, which is \S+; ask for an",
+        ),
+        (
+            ReservationQuota(max_duration=599.0),
+            "600 s is more than the 599 s that you may reserve; ask for less",
+        ),
     ],
 )
-def test_how_far_ahead_and_for_how_long(quota: Quota, told: str) -> None:
+def test_how_far_ahead_and_for_how_long(quota: ReservationQuota, told: str) -> None:
     desk = Desk()
     desk.quota = quota
-    with pytest.raises(Wrong, match=told):
+    with pytest.raises(ApiError, match=told):
         desk.reserve()
-    assert desk.core.reservations.known == {}
+    assert desk.core.reservations.reservations == {}

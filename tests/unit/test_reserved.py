@@ -13,25 +13,25 @@ from hypothesis import strategies as st
 from metasched.experiments.admission import AdmissionCase
 from metasched.experiments.catalogue import EXPERIMENTS
 from metasched.experiments.kurowski2011 import ReservedCase
-from metasched.experiments.reserved_providers import Binding, schedule
+from metasched.experiments.reserved_providers import ProcessorBinding, schedule_reservations
 from metasched.model.job import Job
-from metasched.model.reservation_request import Request as Reservation
+from metasched.model.reservation_request import ReservationRequest as Reservation
 from metasched.policies.reservation_choice import MinimumCompletionTime, ResourcePriority
-from metasched.simulate.cluster_specs import parse
+from metasched.simulate.cluster_specs import parse_clusters
 from metasched.simulate.engine import Schedule
-from metasched.simulate.workload import Request, Workload
+from metasched.simulate.workload import Workload, WorkloadEntry
 from tests.traces import trace
 
 BOTH = (0, 1)
 
 
-def task(id: int, submitted: float, cpus: int, estimated: float, ran: float) -> Request:
+def task(id: int, submitted: float, cpus: int, estimated: float, ran: float) -> WorkloadEntry:
     job = Job(id=id, submitted=submitted, estimated=estimated, cpus=cpus)
-    return Request(job, ran, id)
+    return WorkloadEntry(job, ran, id)
 
 
 def run(
-    requests: Sequence[Request],
+    requests: Sequence[WorkloadEntry],
     windows: dict[int, Reservation],
     clusters: str = "4",
     batch: tuple[int, ...] = (0,),
@@ -39,16 +39,16 @@ def run(
     period: float = 0.0,
     reserved_first: bool = True,
     largest_first: bool = False,
-    binding: Binding = "late",
+    binding: ProcessorBinding = "late",
 ) -> Schedule:
     workload = Workload("by hand", tuple(requests))
     chooser = ResourcePriority(["c1", "c2"])
     strategy = (chooser, batch, reserved, period, reserved_first, largest_first)
-    return schedule(workload, parse(clusters), windows, *strategy, binding)
+    return schedule_reservations(workload, parse_clusters(clusters), windows, *strategy, binding)
 
 
 def starts(run: Schedule) -> list[tuple[float, int]]:
-    return [(placed.start, placed.cluster) for placed in run.placed]
+    return [(placed.start, placed.cluster) for placed in run.jobs]
 
 
 def test_a_batch_job_never_runs_into_a_reservation_by_its_limit() -> None:
@@ -116,12 +116,14 @@ def test_a_window_that_has_passed_when_it_is_decided_is_late() -> None:
         assert starts(run(tasks, {2: windows}, period=10)) == [(0, 0), (start, 0)]
 
 
-def windows_begin(tasks: list[Request], asked: dict[int, tuple[float, float]]) -> list[list[float]]:
+def windows_begin(
+    tasks: list[WorkloadEntry], asked: dict[int, tuple[float, float]]
+) -> list[list[float]]:
     """When tasks begin on two processors, by each binding in turn."""
     windows = {id: Reservation.fixed(1, *window) for id, window in asked.items()}
     return [
         [start for start, _ in starts(run(tasks, windows, "2", binding=binding))]
-        for binding in get_args(Binding)
+        for binding in get_args(ProcessorBinding)
     ]
 
 
@@ -141,13 +143,13 @@ def test_batch_jobs_apart_take_the_processors_that_reservations_want_last() -> N
 
 def test_what_ends_before_its_limit_gives_its_own_processors_back() -> None:
     tasks = [task(1, 0, 1, 50, 4), task(2, 0, 1, 50, 50), task(3, 1, 1, 9, 9), task(4, 5, 1, 9, 9)]
-    for binding in get_args(Binding):
+    for binding in get_args(ProcessorBinding):
         found = run(tasks, {4: Reservation.fixed(1, 20, 29)}, "2", binding=binding)
         assert [start for start, _ in starts(found)] == [0, 0, 4, 20]
 
 
 @st.composite
-def days(draw: st.DrawFn) -> tuple[list[Request], dict[int, Reservation]]:
+def days(draw: st.DrawFn) -> tuple[list[WorkloadEntry], dict[int, Reservation]]:
     tasks, windows, now = [], {}, 0
     for id in range(1, draw(st.integers(1, 25)) + 1):
         now += draw(st.integers(0, 10))
@@ -155,7 +157,7 @@ def days(draw: st.DrawFn) -> tuple[list[Request], dict[int, Reservation]]:
         tasks.append(task(id, now, cpus, estimated, draw(st.integers(1, 40))))
         if draw(st.booleans()):
             ready, slack = now + draw(st.integers(0, 40)), draw(st.integers(0, 20))
-            ran = tasks[-1].ran
+            ran = tasks[-1].run_time
             windows[id] = Reservation.flexible(cpus, ran, ready, ready + ran + slack)
     return tasks, windows
 
@@ -163,29 +165,29 @@ def days(draw: st.DrawFn) -> tuple[list[Request], dict[int, Reservation]]:
 @settings(max_examples=300)
 @given(
     *(days(), st.integers(0, 9), st.sampled_from([0, 7]), st.booleans()),
-    st.sampled_from(get_args(Binding)),
+    st.sampled_from(get_args(ProcessorBinding)),
 )
 def test_never_more_than_there_is_and_each_reservation_is_kept(
-    day: tuple[list[Request], dict[int, Reservation]],
+    day: tuple[list[WorkloadEntry], dict[int, Reservation]],
     seed: int,
     period: float,
     first: bool,
-    binding: Binding,
+    binding: ProcessorBinding,
 ) -> None:
     tasks, windows = day
     workload = Workload("at random", tuple(tasks))
-    clusters = parse("4,4")
+    clusters = parse_clusters("4,4")
     chooser = MinimumCompletionTime(seed)
     strategy = (chooser, BOTH, BOTH, period, first, False, binding)
-    result = schedule(workload, clusters, windows, *strategy)
-    assert [placed.job.id for placed in result.placed] == [t.job.id for t in tasks]
+    result = schedule_reservations(workload, clusters, windows, *strategy)
+    assert [placed.job.id for placed in result.jobs] == [t.job.id for t in tasks]
     for place in BOTH:
-        here = [placed for placed in result.placed if placed.cluster == place]
+        here = [placed for placed in result.jobs if placed.cluster == place]
         for moment in {placed.start for placed in here}:
             assert sum(p.cpus for p in here if p.start <= moment < p.end) <= 4
-    for placed in result.placed:
+    for placed in result.jobs:
         window = windows.get(placed.job.id)
-        assert placed.end - placed.start == placed.request.ran
+        assert placed.end - placed.start == placed.entry.run_time
         assert placed.start >= (placed.job.submitted if window is None else window.ready)
 
 
@@ -212,11 +214,13 @@ def test_every_row_compares_its_strategies_on_the_same_reservations() -> None:
 def test_more_hours_are_booked_where_units_are_chosen_late() -> None:
     """As measured: of 16 units, with four fifths of the hours asked for, by all of five seeds."""
     experiment = EXPERIMENTS["reservation-admission"]
-    late, early = (AdmissionCase("", binding, 16, 0.8) for binding in get_args(Binding)[:2])
-    assert late.grid(1) == early.grid(1) != late.grid(2)
-    booked = [[experiment.figures["booked"](c.play(s)) for s in range(1, 6)] for c in (late, early)]
+    late, early = (
+        AdmissionCase("", binding, 16, 0.8) for binding in get_args(ProcessorBinding)[:2]
+    )
+    assert late.scenario(1) == early.scenario(1) != late.scenario(2)
+    booked = [[experiment.figures["booked"](c.run(s)) for s in range(1, 6)] for c in (late, early)]
     assert all(more > less for more, less in zip(*booked, strict=True))
-    refused = [experiment.figures["refused"](case.play(1)) for case in (late, early)]
+    refused = [experiment.figures["refused"](case.run(1)) for case in (late, early)]
     assert [round(share, 3) for share in refused] == [0.216, 0.227]
 
 
@@ -229,7 +233,7 @@ def test_static_is_the_worst_and_priority_beats_the_earliest_in_the_mean() -> No
     experiment = EXPERIMENTS["reservation-strategies"]
     flow = {
         column: [
-            experiment.figures["F"](ReservedCase("", column, "68000-69000", 0.3).play(seed))
+            experiment.figures["F"](ReservedCase("", column, "68000-69000", 0.3).run(seed))
             for seed in range(1, 21)
         ]
         for column in ("priority", "MCT", "static")

@@ -4,52 +4,55 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.core.events import CoreEvent, Outcome, Seen, Submitted
+from metasched.core.events import CoreEvent, JobSubmitted, ListingReceived, Outcome
 from metasched.model.job import Job
-from metasched.policies.local.registry import make
+from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
-from metasched.simulate.cluster_specs import parse
+from metasched.simulate.cluster_specs import parse_clusters
 from metasched.simulate.clusters import Machine, SimulatedCluster
-from metasched.simulate.engine import Engine, Placed
-from metasched.simulate.schemes import CHOICES, Scheme
-from metasched.simulate.workload import Request, Workload
+from metasched.simulate.engine import ScheduledJob, Simulation
+from metasched.simulate.schemes import USER_CHOICES, SubmissionScheme
+from metasched.simulate.workload import Workload, WorkloadEntry
 
 PUSH = Policy(load="paper", pull=False)
 
 
 def request(
     place: int, submitted: float, cpus: int, estimated: float, ran: float | None = None, **more: str
-) -> Request:
+) -> WorkloadEntry:
     job = Job(id=place, submitted=submitted, estimated=estimated, cpus=cpus)
-    return Request(job, estimated if ran is None else ran, place, more.get("home", ""))
+    return WorkloadEntry(job, estimated if ran is None else ran, place, more.get("home", ""))
 
 
 def run(
-    scheme: Scheme,
-    *requests: Request,
+    scheme: SubmissionScheme,
+    *requests: WorkloadEntry,
     clusters: str | list[SimulatedCluster] = "4,4",
     policy: Policy = PUSH,
-) -> tuple[Placed, ...]:
-    described = parse(clusters) if isinstance(clusters, str) else clusters
+) -> tuple[ScheduledJob, ...]:
+    described = parse_clusters(clusters) if isinstance(clusters, str) else clusters
     workload = Workload("small", requests)
-    local = lambda c: make("easy", licences=c.licences)  # noqa: E731
-    return Engine(workload, described, policy, local, scheme=scheme).run().placed
+    local = lambda c: make_policy("easy", licences=c.licences)  # noqa: E731
+    return Simulation(workload, described, policy, local, scheme=scheme).run().jobs
 
 
-def where(placed: tuple[Placed, ...]) -> list[tuple[int, float]]:
+def where(placed: tuple[ScheduledJob, ...]) -> list[tuple[int, float]]:
     return [(p.cluster, p.start) for p in placed]
 
 
 def test_at_home_a_job_waits_though_another_cluster_is_empty() -> None:
     jobs = [request(n, 0, 4, 10, home="c2") for n in (1, 2)]
-    assert where(run(Scheme(choice="home"), *jobs)) == [(1, 0), (1, 10)]
+    assert where(run(SubmissionScheme(user_choice="home"), *jobs)) == [(1, 0), (1, 10)]
     # where its home cannot run it, the first that can
-    assert where(run(Scheme(choice="home"), *jobs, clusters="4,2")) == [(0, 0), (0, 10)]
+    assert where(run(SubmissionScheme(user_choice="home"), *jobs, clusters="4,2")) == [
+        (0, 0),
+        (0, 10),
+    ]
 
 
 def test_duplicates_run_where_they_can_start_first_and_once() -> None:
     jobs = [request(1, 0, 4, 10), request(2, 0, 4, 30), request(3, 1, 4, 5), request(4, 1, 4, 5)]
-    placed = run(Scheme(choice="duplicates"), *jobs)
+    placed = run(SubmissionScheme(user_choice="duplicates"), *jobs)
     assert where(placed) == [(0, 0), (1, 0), (0, 10), (0, 15)]
     assert [(p.priority, p.moves) for p in placed] == [(0, 0)] * 4
 
@@ -65,14 +68,16 @@ def test_sbatch_takes_what_waits_for_what_it_must_wait_for() -> None:
     ]
     held = [r._replace(direct=True) for r in before]
     last = request(5, 1, 2, 20)
-    assert where(run(Scheme(choice="slurm"), *held, last))[-1] == (1, 50)
-    assert where(run(Scheme(choice="foreseen"), *held, last))[-1] == (0, 10)
-    assert where(run(Scheme(plan=True), *held, last))[-1] == (0, 10)
+    assert where(run(SubmissionScheme(user_choice="slurm"), *held, last))[-1] == (1, 50)
+    assert where(run(SubmissionScheme(user_choice="foreseen"), *held, last))[-1] == (0, 10)
+    assert where(run(SubmissionScheme(planned_dispatch=True), *held, last))[-1] == (0, 10)
 
 
 def test_sbatch_prefers_the_home_among_equals() -> None:
-    assert where(run(Scheme(choice="slurm"), request(1, 0, 1, 10, home="c2"))) == [(1, 0)]
-    assert where(run(Scheme(choice="slurm"), request(1, 0, 1, 10))) == [(0, 0)]
+    assert where(run(SubmissionScheme(user_choice="slurm"), request(1, 0, 1, 10, home="c2"))) == [
+        (1, 0)
+    ]
+    assert where(run(SubmissionScheme(user_choice="slurm"), request(1, 0, 1, 10))) == [(0, 0)]
 
 
 def test_sbatch_looks_at_the_machines_that_can_run_the_job() -> None:
@@ -80,7 +85,9 @@ def test_sbatch_looks_at_the_machines_that_can_run_the_job() -> None:
     small = SimulatedCluster.of_machines("c1", [Machine(1) for _ in range(4)])
     large = SimulatedCluster.of_machines("c2", [Machine(2)])
     before = request(1, 0, 2, 30)
-    assert where(run(Scheme(choice="slurm"), before, clusters=[small, large])) == [(1, 0)]
+    assert where(run(SubmissionScheme(user_choice="slurm"), before, clusters=[small, large])) == [
+        (1, 0)
+    ]
 
 
 def test_the_plan_goes_by_limits_and_the_oracle_by_true_times() -> None:
@@ -88,15 +95,15 @@ def test_the_plan_goes_by_limits_and_the_oracle_by_true_times() -> None:
     before = [request(1, 0, 4, 100, 5, home="c1"), request(2, 0, 4, 50, home="c2")]
     held = [r._replace(direct=True) for r in before]
     last = request(3, 1, 4, 10)
-    assert where(run(Scheme(plan=True), *held, last))[-1] == (1, 50)
-    assert where(run(Scheme(choice="foreseen"), *held, last))[-1] == (0, 5)
+    assert where(run(SubmissionScheme(planned_dispatch=True), *held, last))[-1] == (1, 50)
+    assert where(run(SubmissionScheme(user_choice="foreseen"), *held, last))[-1] == (0, 5)
 
 
 def test_what_is_sent_late_waits_for_no_cluster() -> None:
     """Job 3 would be sent to c1, whose queue looks as empty, and wait there 100 s."""
     jobs = [request(1, 0, 4, 100), request(2, 0, 4, 50), request(3, 1, 4, 10)]
-    assert where(run(Scheme(), *jobs))[-1] == (0, 100)
-    assert where(run(Scheme(late=True), *jobs))[-1] == (1, 50)
+    assert where(run(SubmissionScheme(), *jobs))[-1] == (0, 100)
+    assert where(run(SubmissionScheme(late_binding=True), *jobs))[-1] == (1, 50)
 
 
 def test_what_is_sent_late_goes_by_the_aged_key_and_keeps_a_place_for_the_first() -> None:
@@ -105,32 +112,34 @@ def test_what_is_sent_late_goes_by_the_aged_key_and_keeps_a_place_for_the_first(
         *(request(1, 0, 4, 100), request(2, 0, 3, 50), request(3, 1, 4, 10)),
         *(request(4, 2, 1, 60), request(5, 2, 1, 40)),
     ]
-    assert where(run(Scheme(late=True), *jobs))[2:] == [(1, 50), (1, 60), (1, 2)]
+    assert where(run(SubmissionScheme(late_binding=True), *jobs))[2:] == [(1, 50), (1, 60), (1, 2)]
     urgent = jobs[3]._replace(job=Job(id=4, submitted=2.0, estimated=60.0, deadline=62.0))
     jobs[3] = urgent
-    assert where(run(Scheme(late=True), *jobs))[3] == (1, 2)
+    assert where(run(SubmissionScheme(late_binding=True), *jobs))[3] == (1, 2)
 
 
 def test_the_core_hears_of_other_peoples_jobs_in_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[CoreEvent] = []
-    step = Engine._step
+    step = Simulation._step_core
 
-    def watched(engine: Engine, event: CoreEvent) -> Outcome | None:
+    def watched(engine: Simulation, event: CoreEvent) -> Outcome | None:
         seen.append(event)
         return step(engine, event)
 
-    monkeypatch.setattr(Engine, "_step", watched)
+    monkeypatch.setattr(Simulation, "_step_core", watched)
     theirs = [request(n, 0, 4, 10, home="c1")._replace(direct=True) for n in (1, 2)]
-    placed = run(Scheme(), *theirs, request(3, 1, 4, 10), policy=Policy())
+    placed = run(SubmissionScheme(), *theirs, request(3, 1, 4, 10), policy=Policy())
     assert where(placed) == [(0, 0), (0, 10), (1, 1)]
-    assert [e.job.id for e in seen if isinstance(e, Submitted)] == [3]
-    facts = [e.facts for e in seen if isinstance(e, Seen) and e.cluster == "c1" and e.facts]
-    assert max(f.owed for f in facts) == 40
-    assert facts[-1].owed == 0
-    assert not any(row.tag == "" for e in seen if isinstance(e, Seen) for row in e.rows)
+    assert [e.job.id for e in seen if isinstance(e, JobSubmitted)] == [3]
+    facts = [
+        e.info for e in seen if isinstance(e, ListingReceived) and e.cluster == "c1" and e.info
+    ]
+    assert max(f.owed_by_others for f in facts) == 40
+    assert facts[-1].owed_by_others == 0
+    assert not any(row.tag == "" for e in seen if isinstance(e, ListingReceived) for row in e.rows)
 
 
 def test_an_unknown_choice_is_told() -> None:
     with pytest.raises(ValueError, match="must be one of home, random"):
-        Scheme(choice="best")
-    assert set(CHOICES) == {"home", "random", "duplicates", "slurm", "foreseen"}
+        SubmissionScheme(user_choice="best")
+    assert set(USER_CHOICES) == {"home", "random", "duplicates", "slurm", "foreseen"}

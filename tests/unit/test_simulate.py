@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from metasched.cli import main
-from metasched.core.events import CoreEvent, Outcome, Seen, Submitted
+from metasched.core.events import CoreEvent, JobSubmitted, ListingReceived, Outcome
 from metasched.core.scheduler import Core
 from metasched.model.job import Job
 from metasched.model.licence import LicencePool
-from metasched.policies.local.registry import make
+from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
 from metasched.simulate import metrics, synthetic
-from metasched.simulate.cluster_specs import parse
+from metasched.simulate.cluster_specs import parse_clusters
 from metasched.simulate.clusters import ClusterError, Machine, SimulatedCluster
-from metasched.simulate.engine import Engine, Schedule
+from metasched.simulate.engine import Schedule, Simulation
 from metasched.simulate.settings import SettingError, read_settings, simulate
-from metasched.simulate.workload import Request, Workload
+from metasched.simulate.workload import Workload, WorkloadEntry
 
 SWF = "; MaxProcs: 4\n" + "".join(
     f"{n} {submit} -1 {ran} -1 -1 -1 {cpus} {estimate} -1 1 1 1 1 1 1 -1 -1\n"
@@ -47,18 +47,18 @@ def jobs(*given: tuple[float, int, float]) -> Workload:
     return Workload(
         "small",
         tuple(
-            Request(Job(id=place, submitted=s, estimated=t, cpus=c), t, place)
+            WorkloadEntry(Job(id=place, submitted=s, estimated=t, cpus=c), t, place)
             for place, (s, c, t) in enumerate(given, 1)
         ),
     )
 
 
 def run(workload: Workload, clusters: str = "4", name: str = "easy", **policy: object) -> Schedule:
-    return Engine(
+    return Simulation(
         workload,
-        parse(clusters),
+        parse_clusters(clusters),
         Policy(**policy),  # type: ignore[arg-type]
-        lambda c: make(name, licences=c.licences),
+        lambda c: make_policy(name, licences=c.licences),
     ).run()
 
 
@@ -72,20 +72,20 @@ def test_every_event_passes_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Core, "step", watched)
     schedule = run(jobs((0, 2, 30), (1, 4, 10), (2, 1, 9), (2, 3, 9), (50, 4, 1)), "4,2")
-    assert schedule.events == len(seen)
-    assert sum(isinstance(event, Submitted) for event in seen) == 5
-    rows = [row for event in seen if isinstance(event, Seen) for row in event.rows]
+    assert schedule.event_count == len(seen)
+    assert sum(isinstance(event, JobSubmitted) for event in seen) == 5
+    rows = [row for event in seen if isinstance(event, ListingReceived) for row in event.rows]
     assert sum(row.state == "running" for row in rows) == 5
     assert sum(row.state == "completed" for row in rows) == 5
     starts = {row.started for row in rows if row.state == "running"}
-    assert starts == {p.start for p in schedule.placed}
+    assert starts == {p.start for p in schedule.jobs}
 
 
 def test_a_pull_moves_a_job_to_where_it_starts_now() -> None:
     """Job 3 is sent to the first cluster, whose queue is empty; the second is free before it."""
     workload = jobs((0, 4, 100), (0, 2, 50), (1, 2, 50))
-    (*_, pushed) = run(workload, "4,2", load="paper", pull=False).placed
-    (*_, pulled) = run(workload, "4,2", load="paper", pull=True).placed
+    (*_, pushed) = run(workload, "4,2", load="paper", pull=False).jobs
+    (*_, pulled) = run(workload, "4,2", load="paper", pull=True).jobs
     assert (pushed.cluster, pushed.start, pushed.moves) == (0, 100, 0)
     assert (pulled.cluster, pulled.start, pulled.moves) == (1, 50, 1)
 
@@ -93,7 +93,7 @@ def test_a_pull_moves_a_job_to_where_it_starts_now() -> None:
 def test_a_pull_waits_for_its_patience_and_then_looks_by_itself() -> None:
     """By what is queued the first cluster looks empty to job 2, which waits there 7 seconds."""
     workload = jobs((0, 4, 100), (1, 4, 100), (2, 4, 100))
-    placed = run(workload, "4,4,4", load="paper", pull=True, pull_after=7.0).placed
+    placed = run(workload, "4,4,4", load="paper", pull=True, pull_after=7.0).jobs
     assert [(p.cluster, p.start, p.moves) for p in placed] == [(0, 0, 0), (2, 8, 1), (1, 2, 0)]
 
 
@@ -101,36 +101,49 @@ def test_licences_of_a_site_are_leased_above_its_clusters() -> None:
     """Two tokens for both clusters: job 3 waits for one though both have processors free, job 4
     does not; the token of job 1 is free 5 s after it ended."""
     workload = jobs((0, 1, 30), (1, 1, 50), (2, 1, 10), (3, 1, 10))
-    licensed = [r._replace(job=replace(r.job, licences={"l": 1})) for r in workload.requests[:3]]
-    workload = replace(workload, requests=(*licensed, workload.requests[3]))
+    licensed = [r._replace(job=replace(r.job, licences={"l": 1})) for r in workload.entries[:3]]
+    workload = replace(workload, entries=(*licensed, workload.entries[3]))
     pool = LicencePool(name="l", total=2, linger=5.0)
-    engine = Engine(workload, parse("4,4"), Policy(), lambda _: make("easy"), pools=[pool])
+    engine = Simulation(
+        workload,
+        parse_clusters("4,4"),
+        Policy(),
+        lambda _: make_policy("easy"),
+        licence_pools=[pool],
+    )
     schedule = engine.run()
-    assert [p.start for p in schedule.placed] == [0, 1, 35, 3]
+    assert [p.start for p in schedule.jobs] == [0, 1, 35, 3]
     with pytest.raises(ClusterError, match="late sending"):
-        Engine(workload, parse("4,4"), Policy(send="late"), lambda _: make("easy"), pools=[pool])
+        Simulation(
+            workload,
+            parse_clusters("4,4"),
+            Policy(send="late"),
+            lambda _: make_policy("easy"),
+            licence_pools=[pool],
+        )
 
 
 def test_the_copies_of_clusters_become_those_of_the_site() -> None:
     """A job for two copies, of which each cluster has one, runs when they are pooled."""
     job = Job(id=1, submitted=0.0, estimated=10.0, licences={"l": 2})
-    workload = Workload("w", (Request(job, 10.0, 1),))
+    workload = Workload("w", (WorkloadEntry(job, 10.0, 1),))
     clusters = [SimulatedCluster(name=name, cpus=4, licences={"l": 1}) for name in "ab"]
     settings = read_settings("easy", ["pooled=true"], 0)
-    assert [p.start for p in simulate(workload, clusters, settings).placed] == [0]
+    assert [p.start for p in simulate(workload, clusters, settings).jobs] == [0]
     apart = simulate(workload, clusters, read_settings("easy", [], 0))
-    assert (apart.placed, dict(apart.dropped)) == ((), {"fits on no cluster": 1})
+    assert (apart.jobs, dict(apart.dropped)) == ((), {"fits on no cluster": 1})
     with pytest.raises(SettingError, match="--set pooled"):
-        simulate(workload, parse("4"), settings)
+        simulate(workload, parse_clusters("4"), settings)
 
 
 def test_seconds_on_a_machine_are_those_of_its_speed() -> None:
     cluster = SimulatedCluster.of_machines("c", [Machine(1, 100.0), Machine(1, 400.0)])
     requests = tuple(
-        Request(Job(id=n, submitted=0.0, estimated=80.0, benchmark=200.0), 60.0, n) for n in (1, 2)
+        WorkloadEntry(Job(id=n, submitted=0.0, estimated=80.0, benchmark=200.0), 60.0, n)
+        for n in (1, 2)
     )
-    engine = Engine(Workload("w", requests), [cluster], Policy(), lambda _: make("easy"))
-    fast, slow = engine.run().placed
+    engine = Simulation(Workload("w", requests), [cluster], Policy(), lambda _: make_policy("easy"))
+    fast, slow = engine.run().jobs
     assert (fast.machine, fast.end) == (0, 30.0)
     assert (slow.machine, slow.end) == (1, 120.0)
 
@@ -138,16 +151,20 @@ def test_seconds_on_a_machine_are_those_of_its_speed() -> None:
 def test_periods_are_ticks() -> None:
     workload = jobs((0, 2, 30), (1, 4, 10), (12, 2, 10))
     settings = read_settings("lsf", ["period=10"], 0)
-    placed = Engine(workload, parse("4"), Policy(), settings.local()).run().placed
+    placed = (
+        Simulation(workload, parse_clusters("4"), Policy(), settings.policy_factory()).run().jobs
+    )
     assert [p.start for p in placed] == [0, 30, 20]
 
 
 def test_the_order_of_a_run_does_not_depend_on_anything_but_its_seed() -> None:
-    grid = [synthetic.TABLES["table6"].grid("t", 5) for _ in range(2)]
+    grid = [synthetic.TABLES["table6"].generate("t", 5) for _ in range(2)]
     assert grid[0] == grid[1]
-    workload = grid[0].workload.part(0, 120)
+    workload = grid[0].workload.subset(0, 120)
     runs = [
-        Engine(workload, grid[0].clusters, Policy(seed=1), lambda c: make("fb-unmod")).run()
+        Simulation(
+            workload, grid[0].clusters, Policy(seed=1), lambda c: make_policy("fb-unmod")
+        ).run()
         for _ in range(2)
     ]
     assert runs[0] == runs[1]
@@ -156,7 +173,7 @@ def test_the_order_of_a_run_does_not_depend_on_anything_but_its_seed() -> None:
 def test_metrics_of_a_schedule_worked_by_hand() -> None:
     schedule = run(jobs((0, 4, 100), (0, 2, 50), (20, 1, 5)), "4", "fcfs")
     figures = metrics.summary(schedule, "fcfs", 2.0)
-    assert [p.start for p in schedule.placed] == [0, 100, 100]
+    assert [p.start for p in schedule.jobs] == [0, 100, 100]
     assert figures["makespan"] == 150
     assert figures["mean_wait"] == (0 + 100 + 80) / 3
     assert figures["mean_flow"] == (100 + 150 + 85) / 3
@@ -165,27 +182,29 @@ def test_metrics_of_a_schedule_worked_by_hand() -> None:
     assert figures["utilisation"] == (400 + 100 + 5) / 600
     assert figures["load_share"] == {"c1": 1.0}
     assert figures["jobs_per_second"] == 1.5
-    moments = metrics.over_time(schedule.placed)
+    moments = metrics.usage_over_time(schedule.jobs)
     assert moments[0] == (0, 4, 1, 1, 0)
     assert moments[-1] == (150, 0, 0, 0, 0)
-    halves = metrics.sampled(moments, 0, 150, 2)
+    halves = metrics.average_usage(moments, 0, 150, 2)
     assert [m.time for m in halves] == [0, 75]
     assert [m.used for m in halves] == [4, (25 * 4 + 5 * 3 + 45 * 2) / 75]
     assert [m.waiting for m in halves] == [(75 + 55) / 75, 2 * 25 / 75]
-    thirds = metrics.sampled(moments, 0, 150, 7)
+    thirds = metrics.average_usage(moments, 0, 150, 7)
     assert sum(m.used for m in thirds) / 7 / 4 == pytest.approx(figures["utilisation"])
 
 
 def test_the_figures_of_each_cluster() -> None:
     requests = tuple(
-        Request(
+        WorkloadEntry(
             Job(id=n, submitted=0.0, estimated=10.0, cpus=cpus, deadline=15.0, clusters=(name,)),
             10.0,
             n,
         )
         for n, cpus, name in ((1, 2, "c1"), (2, 2, "c1"), (3, 1, "c2"))
     )
-    engine = Engine(Workload("w", requests), parse("2,2"), Policy(), lambda _: make("easy"))
+    engine = Simulation(
+        Workload("w", requests), parse_clusters("2,2"), Policy(), lambda _: make_policy("easy")
+    )
     of = metrics.summary(engine.run(), "easy", 1.0)["clusters"]
     assert (of["c1"]["jobs"], of["c2"]["jobs"]) == (2, 1)
     assert (of["c1"]["mean_wait"], of["c1"]["longest_wait"]) == (5, 10)
@@ -198,12 +217,12 @@ def test_the_figures_of_each_cluster() -> None:
 def test_deadlines_and_licences_in_the_metrics() -> None:
     cluster = SimulatedCluster(name="c", cpus=4, licences={"l1": 1})
     requests = tuple(
-        Request(
+        WorkloadEntry(
             Job(id=n, submitted=0.0, estimated=10.0, deadline=15.0, licences={"l1": 1}), 10.0, n
         )
         for n in (1, 2)
     )
-    engine = Engine(Workload("w", requests), [cluster], Policy(), lambda _: make("easy"))
+    engine = Simulation(Workload("w", requests), [cluster], Policy(), lambda _: make_policy("easy"))
     figures = metrics.summary(engine.run(), "easy", 1.0)
     assert figures["missed_deadlines"] == 0.5
     assert figures["mean_tardiness"] == 2.5
@@ -215,10 +234,10 @@ def test_usage_is_of_processors_where_machines_are_shared(shared: bool, usage: f
     """Jobs of 2, 2 and 8 processors on one machine of 8: 4 are busy at first, then all."""
     cluster = SimulatedCluster.of_machines("c", [Machine(8, 100.0)], shared=shared)
     ask = tuple(
-        Request(Job(id=n, submitted=0.0, estimated=10.0, cpus=cpus, benchmark=100.0), 10.0, n)
+        WorkloadEntry(Job(id=n, submitted=0.0, estimated=10.0, cpus=cpus, benchmark=100.0), 10.0, n)
         for n, cpus in ((1, 2), (2, 2), (3, 8))
     )
-    engine = Engine(Workload("w", ask), [cluster], Policy(), lambda _: make("fcfs"))
+    engine = Simulation(Workload("w", ask), [cluster], Policy(), lambda _: make_policy("fcfs"))
     assert metrics.system_usage(engine.run()) == pytest.approx(usage)
 
 
@@ -229,7 +248,7 @@ def test_usage_is_of_processors_where_machines_are_shared(shared: bool, usage: f
     ("word", "sizes"), [("128", [128]), ("2x64", [64, 64]), ("64, 2x32,1", [64, 32, 32, 1])]
 )
 def test_clusters_by_their_sizes(word: str, sizes: list[int]) -> None:
-    clusters = parse(word)
+    clusters = parse_clusters(word)
     assert [c.cpus for c in clusters] == sizes
     assert [c.name for c in clusters] == [f"c{n}" for n in range(1, len(sizes) + 1)]
 
@@ -237,7 +256,7 @@ def test_clusters_by_their_sizes(word: str, sizes: list[int]) -> None:
 @pytest.mark.parametrize("word", ["", "0", "x", "-4", "1,,2", "2x", "0x4", "9999x9", "1e3", "٣"])
 def test_impossible_clusters(word: str) -> None:
     with pytest.raises(ClusterError, match="--clusters"):
-        parse(word)
+        parse_clusters(word)
 
 
 def test_clusters_of_a_file(tmp_path: Path) -> None:
@@ -262,18 +281,18 @@ def test_clusters_of_a_file(tmp_path: Path) -> None:
         licences = ["matlab"]
         """
     )
-    counted, grid = parse(str(path))
+    counted, grid = parse_clusters(str(path))
     assert (counted.cpus, counted.policy) == (64, "sjf")
     assert [m.benchmark for m in grid.machines] == [300, 300, 100]
     assert (grid.cpus, grid.shared, dict(grid.licences)) == (20, False, {"matlab": 2})
     for text in ("[[cluster]]\nname='a'", "cluster = 3", "[[cluster]]\nname='a'\ncpus=0", "=", ""):
         path.write_text(text)
         with pytest.raises(ClusterError) as error:
-            parse(str(path))
+            parse_clusters(str(path))
         assert str(path) in str(error.value)
     path.write_text("[[cluster]]\nname='a'\ncpus=1\n" * 2)
     with pytest.raises(ClusterError, match="two clusters"):
-        parse(str(path))
+        parse_clusters(str(path))
 
 
 def test_licences_of_a_file(tmp_path: Path) -> None:
@@ -282,7 +301,7 @@ def test_licences_of_a_file(tmp_path: Path) -> None:
     licence = "[[licence]]\nname = 'l'\ntotal = 2\n"
     path.write_text(f"{cluster}{licence}clusters = ['a']\nlinger = 5\n")
     settings = read_settings("easy", [], 0, str(path))
-    assert settings.pools == (LicencePool(name="l", total=2, clusters=("a",), linger=5.0),)
+    assert settings.licence_pools == (LicencePool(name="l", total=2, clusters=("a",), linger=5.0),)
     for text, told in (
         (cluster + 2 * licence, "twice"),
         (f"{cluster}{licence}clusters = ['b']\n", 'no cluster "b"'),
@@ -321,44 +340,48 @@ def test_wrong_words_are_told(policy: str, word: str | None, told: str) -> None:
 def test_words_that_set_something() -> None:
     words = ["load=paper", "pull=false", "age=1h", "deadlines=0.5", "margin=1:2", "lead=2"]
     settings = read_settings("fb-mod", words, 3)
-    assert (settings.meta.load, settings.meta.pull, settings.meta.age) == ("paper", False, 3600)
+    assert (settings.meta_policy.load, settings.meta_policy.pull, settings.meta_policy.age) == (
+        "paper",
+        False,
+        3600,
+    )
     assert (settings.overlay.deadlines, settings.overlay.margin) == (0.5, (1.0, 2.0))
     assert settings.parameters == {"lead": 2.0}
-    assert settings.meta.seed == 3
+    assert settings.meta_policy.seed == 3
 
 
 # Generators
 
 
 def test_tables_are_within_their_ranges() -> None:
-    workload, clusters = synthetic.TABLES["table6"].grid("table6", 1)
+    workload, clusters = synthetic.TABLES["table6"].generate("table6", 1)
     assert [len(c.machines) for c in clusters] == [120, 60, 30, 15]
-    assert len(workload.requests) == 5000
-    for job in (r.job for r in workload.requests):
+    assert len(workload.entries) == 5000
+    for job in (r.job for r in workload.entries):
         assert 8000 <= job.estimated <= 10000
         assert 1 <= job.cpus <= 8
         assert job.margin is None or 1500 <= job.margin <= 5500.001
-    without = sum(r.job.deadline is None for r in workload.requests)
+    without = sum(r.job.deadline is None for r in workload.entries)
     assert 1350 < without < 1650
-    asking = sum(bool(r.job.licences) for r in workload.requests)
+    asking = sum(bool(r.job.licences) for r in workload.entries)
     assert 1350 < asking < 1650
     assert all(
         4 <= m.cpus <= 32 and 100 <= m.benchmark <= 500 for c in clusters for m in c.machines
     )
-    last = workload.requests[-1].job.submitted
+    last = workload.entries[-1].job.submitted
     assert 4.5 < last / 5000 < 5.5
 
 
 def test_lublin_looks_like_a_supercomputer() -> None:
-    workload, (cluster,) = synthetic.lublin(4000, 128, 1)
-    sizes = [r.job.cpus for r in workload.requests]
+    workload, (cluster,) = synthetic.generate_lublin(4000, 128, 1)
+    sizes = [r.job.cpus for r in workload.entries]
     assert cluster.cpus == 128
     assert max(sizes) <= 128
     serial = sizes.count(1) / len(sizes)
     powers = sum(size & (size - 1) == 0 for size in sizes) / len(sizes)
     assert 0.22 < serial < 0.40
     assert powers > 0.6
-    submitted = [r.job.submitted for r in workload.requests]
+    submitted = [r.job.submitted for r in workload.entries]
     assert submitted == sorted(submitted)
     hours = [int(s // 3600) % 24 for s in submitted]
     assert hours.count(14) > 2 * hours.count(5)

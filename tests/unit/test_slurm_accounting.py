@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from metasched.adapters.slurm.accounting import Accounting
-from metasched.adapters.slurm.accounting_records import Record
-from metasched.adapters.slurm.listing import Controller
+from metasched.adapters.slurm.accounting import SlurmAccounting
+from metasched.adapters.slurm.accounting_records import SlurmRecord
+from metasched.adapters.slurm.listing import ControllerInfo
 from metasched.model.job import State
-from metasched.model.listing import Missing
+from metasched.model.listing import MissingTask
 from metasched.model.tags import tag_of
 
 OWNER, FORGER = pwd.getpwuid(0), pwd.getpwuid(1)
@@ -19,28 +19,28 @@ TAG = tag_of("cafe", 7, 1)
 SENT = 1_000_000.0
 
 
-def record(user: int, id: str, submit: float, status: str) -> Record:
-    return Record(id, str(user), State.FAILED, status, submit, submit, submit + 1, "n1", TAG)
+def record(user: int, id: str, submit: float, status: str) -> SlurmRecord:
+    return SlurmRecord(id, str(user), State.FAILED, status, submit, submit, submit + 1, "n1", TAG)
 
 
 class Slurmdbd:
     """Answers with these records, whatever is asked."""
 
-    def __init__(self, *records: Record) -> None:
+    def __init__(self, *records: SlurmRecord) -> None:
         self.records = list(records)
         self.asked: list[tuple[str, ...]] = []
 
-    def controller(self) -> Controller:
-        return Controller(now=time.time(), boot=SENT - 10, min_job_age=300.0, slurmdbd=True)
+    def controller(self) -> ControllerInfo:
+        return ControllerInfo(now=time.time(), boot=SENT - 10, min_job_age=300.0, slurmdbd=True)
 
-    def sacct(self, *filters: str) -> list[Record]:
+    def sacct(self, *filters: str) -> list[SlurmRecord]:
         self.asked.append(filters)
         return self.records
 
-    def unsent(self) -> int:
+    def unsent_messages(self) -> int:
         return 0
 
-    def purged(self) -> float | None:
+    def purge_age(self) -> float | None:
         return None
 
 
@@ -48,20 +48,20 @@ class Slurmdbd:
 def test_a_forged_record_does_not_stand_in_for_the_owners(native: str | None) -> None:
     own = record(OWNER.pw_uid, "5", SENT + 1, "3:0")
     forged = record(FORGER.pw_uid, "6", SENT + 60, "0:0")
-    accounting = Accounting(Slurmdbd(own, forged), "comment", None)
-    [row] = accounting.trace([Missing(TAG, 0, native, SENT, user=OWNER.pw_name)]).rows
+    accounting = SlurmAccounting(Slurmdbd(own, forged), "comment", None)
+    [row] = accounting.query([MissingTask(TAG, 0, native, SENT, user=OWNER.pw_name)]).rows
     assert (row.native_id, row.exit_code, row.owner) == ("5", 3, OWNER.pw_name)
 
 
 def test_a_forged_record_is_no_end_and_hides_no_absence() -> None:
     forged = record(FORGER.pw_uid, "6", SENT + 60, "0:0")
-    accounting = Accounting(Slurmdbd(forged), "comment", None)
-    found = accounting.trace([Missing(TAG, 0, None, SENT, user=OWNER.pw_name)])
-    assert (found.rows, found.unstarted) == ((), ((TAG, 0),))
+    accounting = SlurmAccounting(Slurmdbd(forged), "comment", None)
+    found = accounting.query([MissingTask(TAG, 0, None, SENT, user=OWNER.pw_name)])
+    assert (found.rows, found.never_started) == ((), ((TAG, 0),))
 
 
 def test_nothing_is_said_of_a_job_whose_owner_has_no_account_any_more() -> None:
     answers = Slurmdbd()
-    gone = Missing(TAG, 0, None, SENT, user="no-such-account")
-    assert Accounting(answers, "comment", None).trace([gone]).unstarted == ()
+    gone = MissingTask(TAG, 0, None, SENT, user="no-such-account")
+    assert SlurmAccounting(answers, "comment", None).query([gone]).never_started == ()
     assert answers.asked == []

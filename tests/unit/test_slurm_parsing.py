@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from metasched.adapters.base import Order
+from metasched.adapters.base import Submission
 from metasched.adapters.errors import Refused
 from metasched.adapters.slurm import cluster_info
 from metasched.adapters.slurm import listing as text
 from metasched.adapters.slurm import submission as batch
 from metasched.adapters.slurm.adapter import SlurmOptions
-from metasched.adapters.slurm.listing_horizon import Reach
-from metasched.model.cluster import Copies, Facts, Nodes
+from metasched.adapters.slurm.listing_horizon import ListingHorizon
+from metasched.model.cluster import ClusterInfo, ManagerLicences, NodeCapacity
 from metasched.model.job import Job, Payload, State
-from metasched.model.listing import Row
+from metasched.model.listing import JobStatus
 
 TAKEN = 1795228098.0
 OURS = "abcd1234"
@@ -67,20 +67,20 @@ def line(**changed: str) -> text.QueueLine:
     return usual._replace(**changed)
 
 
-def row(**changed: str) -> Row:
-    (found,) = text.rows([line(**changed)], OURS, 1000)
+def row(**changed: str) -> JobStatus:
+    (found,) = text.job_statuses([line(**changed)], OURS, 1000)
     return found
 
 
-def facts(*jobs: text.QueueLine) -> Facts:
-    return cluster_info.facts(jobs, text.nodes(NODES, "~"), TAKEN, set())
+def facts(*jobs: text.QueueLine) -> ClusterInfo:
+    return cluster_info.cluster_info(jobs, text.parse_nodes(NODES, "~"), TAKEN, set())
 
 
 # Recorded listings.
 
 
 def test_recorded_rows_of_ours() -> None:
-    rows = text.rows(text.queue(QUEUE, "~"), OURS, 0)
+    rows = text.job_statuses(text.parse_queue(QUEUE, "~"), OURS, 0)
     told = [(r.tag, r.task, r.native_id, r.state, r.started, r.ended) for r in rows]
     at = 1795228096.0
     assert told == [
@@ -91,7 +91,7 @@ def test_recorded_rows_of_ours() -> None:
         ("ms-abcd1234-6-1", 0, "85", State.PENDING, None, None),
         ("ms-abcd1234-4-1", 0, "80", State.RUNNING, at, None),
     ]
-    assert [(r.exit_code, r.signal, r.word) for r in rows] == [
+    assert [(r.exit_code, r.signal, r.manager_reason) for r in rows] == [
         (None, None, "JobHeldUser"),
         (9, None, "NonZeroExitCode"),
         (None, 9, "JobLaunchFailure"),
@@ -103,27 +103,29 @@ def test_recorded_rows_of_ours() -> None:
 
 
 def test_recorded_facts() -> None:
-    lines = text.queue(QUEUE, "~")
-    seen = cluster_info.facts(lines, text.nodes(NODES, "~"), TAKEN, {"85"})
-    assert (seen.cpus, seen.used) == (48, 35)
-    assert seen.running == (
+    lines = text.parse_queue(QUEUE, "~")
+    seen = cluster_info.cluster_info(lines, text.parse_nodes(NODES, "~"), TAKEN, {"85"})
+    assert (seen.cpus, seen.used_cpus) == (48, 35)
+    assert seen.running_jobs == (
         (1795228696.0, 1),
         (1795228696.0, 2),
         (1795228696.0, 16),
         (1795229296.0, 16),
     )
-    assert seen.pending == 4 + 1
-    assert seen.owed == 4 * 16 * 1200
-    assert seen.head == (16, 1200.0)
+    assert seen.pending_jobs == 4 + 1
+    assert seen.owed_by_others == 4 * 16 * 1200
+    assert seen.queue_head == (16, 1200.0)
 
 
 def test_recorded_partitions() -> None:
-    main, short = cluster_info.facts([], text.nodes(NODES, "~"), TAKEN, set()).partitions
+    main, short = cluster_info.cluster_info(
+        [], text.parse_nodes(NODES, "~"), TAKEN, set()
+    ).partitions
     usual: dict[str, Any] = {"cpus": 16, "memory": 65536, "features": ("any",)}
     assert main.nodes == (
-        Nodes(count=2, free_cpus=0, free_memory=63936, **usual),
-        Nodes(count=1, free_cpus=0, free_memory=0, up=False, **usual),
-        Nodes(
+        NodeCapacity(count=2, free_cpus=0, free_memory=63936, **usual),
+        NodeCapacity(count=1, free_cpus=0, free_memory=0, up=False, **usual),
+        NodeCapacity(
             count=1, free_cpus=13, free_memory=65236, gres={"gpu": 2}, free_gres={"gpu": 1}, **usual
         ),
     )
@@ -135,8 +137,8 @@ def test_recorded_partitions() -> None:
 
 
 def test_recorded_configuration() -> None:
-    assert text.controller(CONFIG) == text.Controller(1795228098.0, 1795226007.0, 300.0)
-    assert text.controller(CONFIG.replace("300 sec", "0 sec")).min_job_age is None
+    assert text.parse_controller(CONFIG) == text.ControllerInfo(1795228098.0, 1795226007.0, 300.0)
+    assert text.parse_controller(CONFIG.replace("300 sec", "0 sec")).min_job_age is None
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_recorded_configuration() -> None:
 def test_how_long_a_job_may_hold_its_nodes_after_its_limit(allowed: str, seconds: float) -> None:
     """The overtime and the kill wait as Slurm tells them, and the time between its looks."""
     told = f"{CONFIG}\nKillWait                = 32 sec\nOverTimeLimit           = {allowed}\n"
-    assert text.controller(told).overrun == seconds
+    assert text.parse_controller(told).overrun == seconds
 
 
 @pytest.mark.parametrize(
@@ -155,33 +157,35 @@ def test_how_long_a_job_may_hold_its_nodes_after_its_limit(allowed: str, seconds
 def test_a_listing_reaches_no_further_back_than_boot_and_min_job_age(
     boot: float, age: float | None, since: float, up: float
 ) -> None:
-    told = text.Controller(now=1000.0, boot=boot, min_job_age=age)
-    assert Reach().look(told, listed=50.4, asked=50.5) == pytest.approx((since, up))
+    told = text.ControllerInfo(now=1000.0, boot=boot, min_job_age=age)
+    assert ListingHorizon().update(told, listed_at=50.4, queried_at=50.5) == pytest.approx(
+        (since, up)
+    )
 
 
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
 def test_a_controller_whose_clock_is_set_has_not_been_up_longer_or_shorter(step: float) -> None:
-    reach = Reach()
-    reach.look(text.Controller(1000.0, 900.0, None), 50.4, 50.5)
-    since, up = reach.look(text.Controller(1010.0 + step, 900.0, None), 60.4, 60.5)
+    reach = ListingHorizon()
+    reach.update(text.ControllerInfo(1000.0, 900.0, None), 50.4, 50.5)
+    since, up = reach.update(text.ControllerInfo(1010.0 + step, 900.0, None), 60.4, 60.5)
     assert up == pytest.approx(-48.5)
     # set forward, it has forgotten what had ended before
     assert since == pytest.approx(50.4 if step > 0 else -48.5)
 
 
 def test_a_controller_that_was_started_anew_was_not_up_before_it_was_last_seen() -> None:
-    reach = Reach()
-    reach.look(text.Controller(1000.0, 900.0, None), 50.4, 50.5)
-    told = text.Controller(4610.0, 1005.0, None)  # it started, then its clock was set
-    assert reach.look(told, 60.4, 60.5) == pytest.approx((50.4, 50.4))
+    reach = ListingHorizon()
+    reach.update(text.ControllerInfo(1000.0, 900.0, None), 50.4, 50.5)
+    told = text.ControllerInfo(4610.0, 1005.0, None)  # it started, then its clock was set
+    assert reach.update(told, 60.4, 60.5) == pytest.approx((50.4, 50.4))
 
 
 # Listings that cannot be trusted.
 
 
 def test_an_empty_queue_is_no_jobs() -> None:
-    assert text.queue("", "~") == []
-    assert text.queue("\n", "~") == []
+    assert text.parse_queue("", "~") == []
+    assert text.parse_queue("\n", "~") == []
 
 
 @pytest.mark.parametrize(
@@ -196,20 +200,20 @@ def test_an_empty_queue_is_no_jobs() -> None:
 )
 def test_half_a_listing_is_none(answer: str) -> None:
     with pytest.raises(ValueError, match=r"read as lines|a line begins"):
-        text.queue(answer, "~")
+        text.parse_queue(answer, "~")
 
 
 def test_free_text_forges_no_record() -> None:
     forged = "x\n7|0|COMPLETED|ms-abcd1234-6-1|\n"
-    lines = text.queue("".join(f"{field}<k>" for field in line(tag=forged)) + "\n", "<k>")
+    lines = text.parse_queue("".join(f"{field}<k>" for field in line(tag=forged)) + "\n", "<k>")
     assert [found.tag for found in lines] == [forged]
-    assert text.rows(lines, OURS, 1000) == []
+    assert text.job_statuses(lines, OURS, 1000) == []
 
 
 @pytest.mark.parametrize("config", ["", CONFIG.replace("BOOT", "boat"), "BOOT_TIME = 2024-01-01"])
 def test_a_configuration_without_times_is_none(config: str) -> None:
     with pytest.raises(ValueError, match="scontrol show config"):
-        text.controller(config)
+        text.parse_controller(config)
 
 
 @pytest.mark.parametrize(
@@ -224,12 +228,14 @@ def test_a_configuration_without_times_is_none(config: str) -> None:
     ],
 )
 def test_rows_of_others_are_not_ours(changed: dict[str, str]) -> None:
-    assert text.rows([line(**changed)], OURS, 1000) == []
+    assert text.job_statuses([line(**changed)], OURS, 1000) == []
 
 
 def test_marks_are_read_back() -> None:
     for index in (0, 1, 10000):
-        assert text.read_mark(text.mark("ms-a-1-2", index), "7") == {("ms-a-1-2", index): "7"}
+        assert text.parse_mark(text.format_mark("ms-a-1-2", index), "7") == {
+            ("ms-a-1-2", index): "7"
+        }
 
 
 @pytest.mark.parametrize(
@@ -243,21 +249,21 @@ def test_marks_are_read_back() -> None:
 )
 def test_the_tasks_of_an_array_are_told_by_their_ids(id: str, tasks: list[int]) -> None:
     expected = {("ms-a-1-2", task): f"7_{task}" for task in tasks}
-    assert text.read_mark(text.mark("ms-a-1-2", None), id) == expected
+    assert text.parse_mark(text.format_mark("ms-a-1-2", None), id) == expected
 
 
 def test_ids_of_tasks_are_folded_for_commands() -> None:
-    assert list(text.grouped(["9", "7_1", "7_2", "7_3", "7_9", "8_4"])) == [
+    assert list(text.job_arguments(["9", "7_1", "7_2", "7_3", "7_9", "8_4"])) == [
         ["9", "7_[1-3,9]", "8_[4]"]
     ]
-    assert list(text.grouped(["7_5", "7_1", "7_3"])) == [["7_[1,3,5]"]]  # not 7_[1-5:2]
+    assert list(text.job_arguments(["7_5", "7_1", "7_3"])) == [["7_[1,3,5]"]]  # not 7_[1-5:2]
     for scattered in ([str(i) for i in range(1200)], [f"7_{i}" for i in range(0, 2400, 2)]):
-        calls = list(text.grouped(scattered))
+        calls = list(text.job_arguments(scattered))
         assert [" ".join(some).count(",") + len(some) for some in calls] == [500, 500, 200]
 
 
 def test_no_array_is_held_as_a_whole() -> None:
-    first, last = text.apart(["9", "7_1", "7_2", "8_4"])
+    first, last = text.separate_arrays(["9", "7_1", "7_2", "8_4"])
     assert (first, last) == (["9", "7_2"], ["7_1", "8_4"])
 
 
@@ -336,7 +342,7 @@ def test_how_it_ended(
 
 def test_what_never_began_has_no_exit_code() -> None:
     seen = row(state="CANCELLED", nodes="", status="0", reason="Resources")
-    assert (seen.exit_code, seen.signal, seen.word) == (None, None, "Resources")
+    assert (seen.exit_code, seen.signal, seen.manager_reason) == (None, None, "Resources")
 
 
 # Small forms.
@@ -358,7 +364,7 @@ def test_what_never_began_has_no_exit_code() -> None:
     ],
 )
 def test_durations(said: str, seconds: float | None) -> None:
-    assert text.duration(said) == seconds
+    assert text.parse_duration(said) == seconds
 
 
 @pytest.mark.parametrize(
@@ -375,7 +381,7 @@ def test_durations(said: str, seconds: float | None) -> None:
     ],
 )
 def test_tasks_of_an_array(job: str, tasks: int) -> None:
-    assert text.tasks_in(job) == tasks
+    assert text.task_count(job) == tasks
 
 
 @pytest.mark.parametrize(
@@ -392,7 +398,7 @@ def test_tasks_of_an_array(job: str, tasks: int) -> None:
     ],
 )
 def test_generic_resources(said: str, counts: dict[str, int]) -> None:
-    assert text.gres(said) == counts
+    assert text.parse_gres(said) == counts
 
 
 # Demand.
@@ -430,8 +436,8 @@ def test_generic_resources(said: str, counts: dict[str, int]) -> None:
 def test_what_others_wait_for(changed: dict[str, str], owed: float) -> None:
     usual = {"state": "PENDING", "nodes": "", "start": "N/A", "end": "N/A", "tag": "(null)"}
     seen = facts(line(**{**usual, **changed}))
-    assert seen.owed == owed
-    assert (seen.pending > 0, seen.head is not None) == (owed > 0, owed > 0)
+    assert seen.owed_by_others == owed
+    assert (seen.pending_jobs > 0, seen.queue_head is not None) == (owed > 0, owed > 0)
 
 
 def test_the_head_is_the_first_in_slurms_own_order() -> None:
@@ -441,10 +447,12 @@ def test_the_head_is_the_first_in_slurms_own_order() -> None:
         waiting._replace(id="10_[1-3]", priority="70", cpus="3"),
         waiting._replace(id="8", priority="70", cpus="2"),
     ]
-    assert facts(*jobs).head == (2, 600.0)
+    assert facts(*jobs).queue_head == (2, 600.0)
     important = NODES.replace("~1-2~1~", "~1-2~5~")  # the tier of `short`
     jobs[0] = jobs[0]._replace(partition="short")
-    assert cluster_info.facts(jobs, text.nodes(important, "~"), TAKEN, set()).head == (1, 600.0)
+    assert cluster_info.cluster_info(
+        jobs, text.parse_nodes(important, "~"), TAKEN, set()
+    ).queue_head == (1, 600.0)
 
 
 @pytest.mark.parametrize(
@@ -458,7 +466,7 @@ def test_the_head_is_the_first_in_slurms_own_order() -> None:
 )
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"])
 def test_when_running_work_ends(state: str, changed: dict[str, str], end: float) -> None:
-    assert facts(line(state=state, **changed)).running == ((end, 2),)
+    assert facts(line(state=state, **changed)).running_jobs == ((end, 2),)
 
 
 @pytest.mark.parametrize(
@@ -472,8 +480,10 @@ def test_when_running_work_ends(state: str, changed: dict[str, str], end: float)
     ],
 )
 def test_which_nodes_are_usable(state: str, up: bool) -> None:
-    (first, *_) = text.nodes(NODES, "~")
-    seen = cluster_info.facts([], [first._replace(state=state, cpus="0/16/0/16")], TAKEN, set())
+    (first, *_) = text.parse_nodes(NODES, "~")
+    seen = cluster_info.cluster_info(
+        [], [first._replace(state=state, cpus="0/16/0/16")], TAKEN, set()
+    )
     assert seen.cpus == (16 if up else 0)
     assert [n.up for n in seen.partitions[0].nodes] == [up]
 
@@ -481,8 +491,8 @@ def test_which_nodes_are_usable(state: str, up: bool) -> None:
 # What sbatch is told.
 
 
-def order(options: tuple[str, ...] = (), arguments: tuple[str, ...] = (), **job: Any) -> Order:
-    return Order(
+def order(options: tuple[str, ...] = (), arguments: tuple[str, ...] = (), **job: Any) -> Submission:
+    return Submission(
         tag="ms-abcd1234-1-1",
         job=Job(id=1, submitted=0.0, estimated=60.0, **job),
         payload=Payload(script="#!/bin/sh\n", arguments=arguments, directory="/home/ada"),
@@ -508,7 +518,7 @@ def test_every_wish_is_said_in_words_of_its_own() -> None:
         options=("--nice", "5"),
         arguments=("-z", ""),
     )
-    said = batch.arguments(wish, 3, "comment")
+    said = batch.sbatch_arguments(wish, 3, "comment")
     assert set(said) >= {
         *("--job-name=-x", "--comment=ms-abcd1234-1-1/3", "--no-requeue", "--exclusive"),
         *("--ntasks=2", "--cpus-per-task=4", "--nodes=2", "--mem=100M", "--time=2"),
@@ -520,7 +530,7 @@ def test_every_wish_is_said_in_words_of_its_own() -> None:
 
 
 def test_what_is_not_wished_is_not_said() -> None:
-    names = {word.partition("=")[0] for word in batch.arguments(order(), 0, "comment")}
+    names = {word.partition("=")[0] for word in batch.sbatch_arguments(order(), 0, "comment")}
     assert names.isdisjoint(
         {"--nodes", "--mem", "--mem-per-cpu", "--gres", "--exclusive", "--time", "--error"}
         | {"--account", "--partition", "--qos", "--constraint", "--requeue"}
@@ -528,14 +538,14 @@ def test_what_is_not_wished_is_not_said() -> None:
 
 
 def test_tag_and_name_change_places() -> None:
-    said = batch.arguments(order(name="mine"), 0, "name")
+    said = batch.sbatch_arguments(order(name="mine"), 0, "name")
     assert "--job-name=ms-abcd1234-1-1" in said
     assert "--comment=mine" in said
-    assert "--job-name=ms-abcd1234-1-1" in batch.arguments(order(), 0, "comment")
+    assert "--job-name=ms-abcd1234-1-1" in batch.sbatch_arguments(order(), 0, "comment")
 
 
 def test_only_the_user_lets_slurm_requeue() -> None:
-    assert "--requeue" in batch.arguments(order(requeue=True), 0, "comment")
+    assert "--requeue" in batch.sbatch_arguments(order(requeue=True), 0, "comment")
 
 
 @pytest.mark.parametrize(
@@ -551,7 +561,7 @@ def test_only_the_user_lets_slurm_requeue() -> None:
     ],
 )
 def test_names_as_slurm_can_carry_them(name: str, said: str) -> None:
-    assert f"--job-name={said}" in batch.arguments(order(name=name), 0, "comment")
+    assert f"--job-name={said}" in batch.sbatch_arguments(order(name=name), 0, "comment")
 
 
 @pytest.mark.parametrize(
@@ -584,8 +594,8 @@ def test_names_as_slurm_can_carry_them(name: str, said: str) -> None:
 )
 def test_native_options_that_would_harm_are_refused(options: tuple[str, ...]) -> None:
     with pytest.raises(Refused, match=r"native option|NUL") as refusal:
-        batch.arguments(order(options=options), 0, "comment")
-    assert not refusal.value.again
+        batch.sbatch_arguments(order(options=options), 0, "comment")
+    assert not refusal.value.retryable
 
 
 @pytest.mark.parametrize(
@@ -602,21 +612,23 @@ def test_native_options_that_would_harm_are_refused(options: tuple[str, ...]) ->
 def test_native_options_are_the_users_own_but_never_a_script(
     options: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
-    said = batch.arguments(order(options=options), 0, "comment")
+    said = batch.sbatch_arguments(order(options=options), 0, "comment")
     assert tuple(said[-len(words) - 1 : -1]) == words
 
 
 def test_with_the_tag_in_the_name_the_name_is_ours() -> None:
     for option in ("--job-name=x", "-Jx", "--job=x"):
         with pytest.raises(Refused):
-            batch.arguments(order(options=(option,)), 0, "name")
-    batch.arguments(order(options=("--comment=x",)), 0, "name")
+            batch.sbatch_arguments(order(options=(option,)), 0, "name")
+    batch.sbatch_arguments(order(options=("--comment=x",)), 0, "name")
 
 
 def test_the_environment_ends_each_variable_by_a_nul() -> None:
     wish = order()
     payload = Payload(script="", directory="/d", environment={"A": "1\n2", "B": "é\udcff"})
-    told = batch.environment(Order(tag=wish.tag, job=wish.job, payload=payload), 4, "alpha")
+    told = batch.environment_file(
+        Submission(tag=wish.tag, job=wish.job, payload=payload), 4, "alpha"
+    )
     variables = told.split(b"\0")
     assert variables.pop() == b""
     assert {b"A=1\n2", b"B=\xc3\xa9\xff", b"SLURM_SUBMIT_DIR=/d", b"METASCHED_TASK=4"} <= set(
@@ -629,7 +641,7 @@ def test_variables_that_cannot_be_handed_on(variable: tuple[str, str]) -> None:
     wish = order()
     payload = Payload(script="", environment=dict([variable]))
     with pytest.raises(Refused, match="environment variable"):
-        batch.environment(Order(tag=wish.tag, job=wish.job, payload=payload), 0, "alpha")
+        batch.environment_file(Submission(tag=wish.tag, job=wish.job, payload=payload), 0, "alpha")
 
 
 @pytest.mark.parametrize(
@@ -644,7 +656,7 @@ def test_variables_that_cannot_be_handed_on(variable: tuple[str, str]) -> None:
     ],
 )
 def test_directives_before_the_first_command_are_taken_out(source: str, sent: str) -> None:
-    assert batch.script(source) == sent.encode()
+    assert batch.sbatch_script(source) == sent.encode()
     assert source.count("\n") == sent.count("\n")
 
 
@@ -690,9 +702,9 @@ FAILED = "sbatch: error: Batch job submission failed: "
     ],
 )  # fmt: skip
 def test_certain_refusals(said: str, again: bool) -> None:
-    refusal = batch.refusal(said)
+    refusal = batch.parse_refusal(said)
     assert refusal is not None
-    assert refusal.again is again
+    assert refusal.retryable is again
     assert "sbatch: " not in refusal.reason
     assert "\n" not in refusal.reason
 
@@ -719,13 +731,13 @@ def test_certain_refusals(said: str, again: bool) -> None:
     ],
 )
 def test_what_leaves_a_doubt_is_no_refusal(said: str) -> None:
-    assert batch.refusal(said) is None
+    assert batch.parse_refusal(said) is None
 
 
 def test_a_complaint_is_one_line_without_the_commands_name() -> None:
     said = "slurm_load_jobs error: Unable to contact\nsqueue: error: a\nsqueue: fatal: b\n\n"
-    assert batch.complaint(said) == "slurm_load_jobs error: Unable to contact; a; b"
-    assert batch.complaint("") == "no explanation"
+    assert batch.error_message(said) == "slurm_load_jobs error: Unable to contact; a; b"
+    assert batch.error_message("") == "no explanation"
 
 
 @pytest.mark.parametrize(
@@ -751,10 +763,13 @@ def test_licences_as_slurm_counts_them() -> None:
         "LicenseName=matlab Total=4 Used=1 Free=2 Reserved=1 Remote=no\n"
         "LicenseName=abq@flex Total=10 Used=12 Free=-2 Reserved=0 Remote=yes LastConsumed=0\n"
     )
-    assert text.licences(told) == {"matlab": Copies(4, 2), "abq@flex": Copies(10, 12)}
-    assert text.licences("No licenses configured in Slurm.\n") == {}
+    assert text.parse_licences(told) == {
+        "matlab": ManagerLicences(4, 2),
+        "abq@flex": ManagerLicences(10, 12),
+    }
+    assert text.parse_licences("No licenses configured in Slurm.\n") == {}
     with pytest.raises(ValueError, match="no number"):
-        text.licences("LicenseName=matlab Total=4\n")
+        text.parse_licences("LicenseName=matlab Total=4\n")
 
 
 # When Slurm expects what waits to begin.
@@ -779,4 +794,4 @@ def test_a_start_is_expected_of_what_can_begin(
 
 def test_of_tasks_that_share_a_record_no_start_is_known() -> None:
     shared = line(state="PENDING", nodes="", id="7_[4-6]", tag="ms-abcd1234-1-1/a")
-    assert {row.expected for row in text.rows([shared], OURS, 1000)} == {None}
+    assert {row.expected for row in text.job_statuses([shared], OURS, 1000)} == {None}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from metasched.adapters.slurm import listing as text
-from metasched.adapters.slurm.commands import Commands
-from metasched.adapters.slurm.pyslurm_access import Pyslurm
+from metasched.adapters.slurm.commands import SlurmCommands
+from metasched.adapters.slurm.pyslurm_access import PyslurmAccess
 
 FIELDS = (
     *("77", "0", "FAILED", "main", "1", "10:00", "1795228095", "1795228095", "1795228095"),
@@ -31,30 +31,30 @@ class Squeue:
 
 
 @pytest.fixture
-def access() -> Pyslurm:
-    made = Pyslurm.__new__(Pyslurm)  # there need not be any pyslurm
-    made._known = {}
+def access() -> PyslurmAccess:
+    made = PyslurmAccess.__new__(PyslurmAccess)  # there need not be any pyslurm
+    made._squeue_lines = {}
     return made
 
 
 def test_a_failed_job_is_asked_for_until_squeue_tells_its_end_and_then_no_more(
-    access: Pyslurm, monkeypatch: pytest.MonkeyPatch
+    access: PyslurmAccess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     completing = ENDED._replace(state="COMPLETING")
     squeue = Squeue([completing], [ENDED])
-    monkeypatch.setattr(Commands, "jobs", lambda _, **words: squeue.jobs(**words))
-    assert access._exact([TOLD]) == [completing]
-    assert access._exact([TOLD]) == [ENDED]
-    assert access._exact([TOLD]) == [ENDED]
+    monkeypatch.setattr(SlurmCommands, "jobs", lambda _, **words: squeue.jobs(**words))
+    assert access._correct_lines([TOLD]) == [completing]
+    assert access._correct_lines([TOLD]) == [ENDED]
+    assert access._correct_lines([TOLD]) == [ENDED]
     assert squeue.asked == [["77"], ["77"]]
 
 
 def test_what_squeue_does_not_know_is_not_listed(
-    access: Pyslurm, monkeypatch: pytest.MonkeyPatch
+    access: PyslurmAccess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     squeue = Squeue([])
-    monkeypatch.setattr(Commands, "jobs", lambda _, **words: squeue.jobs(**words))
+    monkeypatch.setattr(SlurmCommands, "jobs", lambda _, **words: squeue.jobs(**words))
     running = TOLD._replace(id="78", state="RUNNING")
-    assert access._exact([TOLD, running]) == [running]
-    assert access._exact([TOLD, running]) == [running]
+    assert access._correct_lines([TOLD, running]) == [running]
+    assert access._correct_lines([TOLD, running]) == [running]
     assert squeue.asked == [["77"]]

@@ -6,20 +6,20 @@ import pytest
 
 from metasched.adapters.slurm import listing as text
 from metasched.adapters.slurm.reservation_listing import (
-    Cores,
-    Kept,
-    Within,
-    beside,
-    coming,
-    cores,
-    held,
-    hosts,
-    other_name,
-    pool,
-    reservations,
-    reserved_jobs,
+    NodeCores,
+    ReservedJob,
+    SlurmReservation,
+    alternate_name,
+    available_nodes,
+    build_pool,
+    expand_hosts,
+    own_reservations,
+    parse_cores,
+    parse_reservations,
+    parse_reserved_jobs,
+    upcoming,
 )
-from metasched.model.survey import Held, Pool
+from metasched.model.survey import ManagerReservation, ProcessorPool
 
 # as scontrol of 22.05 prints it under SLURM_TIME_FORMAT=%s
 SHOWN = (
@@ -37,37 +37,39 @@ _CORES = (
     "MaxStartDelay=(null)\n"
 )
 _IDS = "  NodeName=a1 CoreIDs=0-2,6   NodeName=a2 CoreIDs=0,3 "
-FOUR = {name: Cores(4, 8) for name in ("a1", "a2", "a3")}  # cores of two processors each
+FOUR = {name: NodeCores(4, 8) for name in ("a1", "a2", "a3")}  # cores of two processors each
 
 
 def test_a_reservation() -> None:
-    made = Kept("ms-aa-r1", 1795278692, 1795278767, ("b2", "b3"), 16, {}, "ada")
-    assert reservations(SHOWN) == [made]
-    assert reservations("No reservations in the system\n") == []
+    made = SlurmReservation("ms-aa-r1", 1795278692, 1795278767, ("b2", "b3"), 16, {}, "ada")
+    assert parse_reservations(SHOWN) == [made]
+    assert parse_reservations("No reservations in the system\n") == []
 
 
 def test_one_that_is_cut_is_not_read_by_half() -> None:
     with pytest.raises(ValueError, match="no window"):
-        reservations(SHOWN[:60])
+        parse_reservations(SHOWN[:60])
 
 
 def test_the_cores_of_a_reservation_are_told_after_a_while() -> None:
-    [early], [told] = (reservations(_CORES.format(ids)) for ids in ("", _IDS))
-    assert (early.cores, early.parts, early.on_each(FOUR)) == (6, {}, None)
-    assert (told.cores, told.parts) == (6, {"a1": 4, "a2": 2})
-    assert told.on_each(FOUR) == {"a1": 4, "a2": 2}
-    one, whole = (Kept("x", 0, 9, nodes, n, {}) for nodes, n in ((("a1",), 3), (("a1", "a2"), 8)))
-    assert one.on_each(FOUR) == {"a1": 3}
-    assert whole.on_each(FOUR) == {"a1": 4, "a2": 4}
+    [early], [told] = (parse_reservations(_CORES.format(ids)) for ids in ("", _IDS))
+    assert (early.cores, early.cores_by_node, early.cores_on_nodes(FOUR)) == (6, {}, None)
+    assert (told.cores, told.cores_by_node) == (6, {"a1": 4, "a2": 2})
+    assert told.cores_on_nodes(FOUR) == {"a1": 4, "a2": 2}
+    one, whole = (
+        SlurmReservation("x", 0, 9, nodes, n, {}) for nodes, n in ((("a1",), 3), (("a1", "a2"), 8))
+    )
+    assert one.cores_on_nodes(FOUR) == {"a1": 3}
+    assert whole.cores_on_nodes(FOUR) == {"a1": 4, "a2": 4}
 
 
 def test_cores_and_jobs_in_reservations() -> None:
-    assert cores("a1|0/8/0/8|1|4|\na2|0/4/0/4|2|2|\n", "|") == {
-        "a1": Cores(4, 8),
-        "a2": Cores(4, 4),
+    assert parse_cores("a1|0/8/0/8|1|4|\na2|0/4/0/4|2|2|\n", "|") == {
+        "a1": NodeCores(4, 8),
+        "a2": NodeCores(4, 4),
     }
     told = "7|RUNNING|x|\n8_[1-2]|PENDING||\n9|PENDING|(null)|\n"
-    assert reserved_jobs(told, "|") == [Within("7", "RUNNING", "x")]
+    assert parse_reserved_jobs(told, "|") == [ReservedJob("7", "RUNNING", "x")]
 
 
 def job(id: str, cpus: int, nodes: str, start: int = 5, end: int = 50) -> text.QueueLine:
@@ -77,14 +79,14 @@ def job(id: str, cpus: int, nodes: str, start: int = 5, end: int = 50) -> text.Q
 
 
 def test_a_pool_has_the_cores_of_nodes_that_are_up_and_what_takes_them() -> None:
-    [told] = reservations(_CORES.format(_IDS))
+    [told] = parse_reservations(_CORES.format(_IDS))
     jobs = [job("1", 3, "a1"), job("2", 2, "a1"), job("3", 8, "a3"), job("4", 9, "a[2-3]")]
-    found = pool(["a1", "a2"], FOUR, jobs, [told], {"2"}, 10)
-    assert found == Pool(("a1", "a2"), 8, ((5, 50, 2), (5, 50, 5), (100, 200, 6)), 2)
-    [early] = reservations(_CORES.format(""))
-    assert pool(["a2"], FOUR, [], [early], set(), 10).uses == ((100, 200, 6),)
-    assert pool(["a2"], FOUR, [], [told], set(), 10).uses == ((100, 200, 2),)
-    assert pool(["a3"], FOUR, [], [told], set(), 10).uses == ()
+    found = build_pool(["a1", "a2"], FOUR, jobs, [told], {"2"}, 10)
+    assert found == ProcessorPool(("a1", "a2"), 8, ((5, 50, 2), (5, 50, 5), (100, 200, 6)), 2)
+    [early] = parse_reservations(_CORES.format(""))
+    assert build_pool(["a2"], FOUR, [], [early], set(), 10).uses == ((100, 200, 6),)
+    assert build_pool(["a2"], FOUR, [], [told], set(), 10).uses == ((100, 200, 2),)
+    assert build_pool(["a3"], FOUR, [], [told], set(), 10).uses == ()
 
 
 def test_other_jobs_have_what_is_left_of_a_node_that_is_reserved_in_part() -> None:
@@ -94,13 +96,13 @@ def test_other_jobs_have_what_is_left_of_a_node_that_is_reserved_in_part() -> No
         return line._replace(name=name, state="mixed+reserved", cpus=cpus)
 
     kept = [
-        Kept("now", 0, 99, ("a1",), 2, {}),
-        Kept("told", 0, 99, ("a1", "a2"), 2, {"a1": 1, "a2": 1}),
-        Kept("later", 50, 99, ("a1",), 4, {}),
-        Kept("whole", 0, 99, ("a3",), 4, {}),
+        SlurmReservation("now", 0, 99, ("a1",), 2, {}),
+        SlurmReservation("told", 0, 99, ("a1", "a2"), 2, {"a1": 1, "a2": 1}),
+        SlurmReservation("later", 50, 99, ("a1",), 4, {}),
+        SlurmReservation("whole", 0, 99, ("a3",), 4, {}),
     ]
     jobs = [job("1", 2, "a1"), job("2", 3, "a[1-2]"), job("3", 1, "a1")]
-    found = beside(
+    found = available_nodes(
         [place("a1", 4), place("a2", 2), place("a3", 0)],
         FOUR,
         jobs,
@@ -118,27 +120,27 @@ def test_other_jobs_have_what_is_left_of_a_node_that_is_reserved_in_part() -> No
 def test_windows_to_come_leave_what_neither_they_nor_jobs_have_when_they_begin() -> None:
     usable = {"a1": 8, "a2": 8, "a3": 8}
     kept = [
-        Kept("now", 0, 200, ("a3",), 1, {}),
-        Kept("part", 100, 300, ("a1", "a2"), 3, {"a1": 2, "a2": 1}),
-        Kept("whole", 250, 400, ("a1", "gone"), 8, {}),
-        Kept("over", 0, 10, ("a2",), 4, {}),
+        SlurmReservation("now", 0, 200, ("a3",), 1, {}),
+        SlurmReservation("part", 100, 300, ("a1", "a2"), 3, {"a1": 2, "a2": 1}),
+        SlurmReservation("whole", 250, 400, ("a1", "gone"), 8, {}),
+        SlurmReservation("over", 0, 10, ("a2",), 4, {}),
     ]
     jobs = [job("1", 2, "a1", end=150), job("2", 3, "a2", end=90), job("3", 1, "a1", end=900)]
     # 24, less 2 on a3, 4 and 2 on a1 and a2 for part, and 2 and 1 of jobs that still run
-    assert coming(usable, FOUR, jobs, kept, 10) == ((100, 13), (250, 14))
-    assert coming(usable, FOUR, [], kept, 10)[1] == (250, 14)  # nothing runs on a1 beside it
-    assert coming({"a1": 8}, FOUR, [job("1", 8, "a1", end=999)], kept, 10) == ((100, 0), (250, 0))
-    assert coming(usable, FOUR, jobs, kept[:1], 10) == ()
+    assert upcoming(usable, FOUR, jobs, kept, 10) == ((100, 13), (250, 14))
+    assert upcoming(usable, FOUR, [], kept, 10)[1] == (250, 14)  # nothing runs on a1 beside it
+    assert upcoming({"a1": 8}, FOUR, [job("1", 8, "a1", end=999)], kept, 10) == ((100, 0), (250, 0))
+    assert upcoming(usable, FOUR, jobs, kept[:1], 10) == ()
 
 
 def test_what_is_being_replaced_is_one_with_the_cores_of_both() -> None:
     names = ["ms-aa-r1", "ms-aa-r1-again", "ms-aa-r2-again", "ms-bb-r1", "ms-aa-r1x"]
-    kept = [Kept(name, 0, 9, (f"n{i}",), 3, {}) for i, name in enumerate(names)]
-    assert held(kept, "aa") == (
-        Held("ms-aa-r1", 0, 9, ("n1",), 6),
-        Held("ms-aa-r2", 0, 9, ("n2",), 3),
+    kept = [SlurmReservation(name, 0, 9, (f"n{i}",), 3, {}) for i, name in enumerate(names)]
+    assert own_reservations(kept, "aa") == (
+        ManagerReservation("ms-aa-r1", 0, 9, ("n1",), 6),
+        ManagerReservation("ms-aa-r2", 0, 9, ("n2",), 3),
     )
-    assert [other_name(name) for name in names[:2]] == names[1::-1]
+    assert [alternate_name(name) for name in names[:2]] == names[1::-1]
 
 
 @pytest.mark.parametrize(
@@ -153,10 +155,10 @@ def test_what_is_being_replaced_is_one_with_the_cores_of_both() -> None:
     ],
 )
 def test_hosts(words: str, names: tuple[str, ...]) -> None:
-    assert hosts(words) == names
+    assert expand_hosts(words) == names
 
 
 @pytest.mark.parametrize("words", ["n[1-", "n1,,n2", "n[x]", "n]"])
 def test_what_is_no_list_of_hosts(words: str) -> None:
     with pytest.raises(ValueError, match="no list of hosts"):
-        hosts(words)
+        expand_hosts(words)

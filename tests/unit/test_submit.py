@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from metasched.client.job_request import prepare
-from metasched.client.options import BadInput, read_command
-from metasched.client.schemas import Request, Submission
+from metasched.client.job_request import prepare_submission
+from metasched.client.options import InvalidSubmission, parse_command_line
+from metasched.client.schemas import JobRequest, SubmitRequest
 from metasched.units import (
-    Unreadable,
+    ParseError,
     parse_count,
     parse_duration,
     parse_gres,
@@ -61,8 +61,8 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 def test_a_bare_duration_counts_what_the_option_says() -> None:
-    assert parse_duration("10", bare=60) == 600
-    assert parse_duration("10s", bare=60) == 10
+    assert parse_duration("10", bare_unit=60) == 600
+    assert parse_duration("10s", bare_unit=60) == 10
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_bare_duration_counts_what_the_option_says() -> None:
     ],
 )
 def test_durations_that_are_none(text: str) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(ParseError):
         parse_duration(text)
 
 
@@ -122,7 +122,7 @@ def test_moments_in_the_past(text: str, moment: float) -> None:
     ],
 )
 def test_moments_that_are_none(text: str) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(ParseError):
         parse_moment(text, NOON)
 
 
@@ -177,10 +177,10 @@ def test_local_times_about_a_change_of_the_clock(now: str, text: str, moment: st
 def test_a_local_time_that_is_none_or_two_is_refused_with_both_ways_to_write_it(
     now: str, text: str, told: str, ways: tuple[str, str]
 ) -> None:
-    with pytest.raises(Unreadable) as refused:
+    with pytest.raises(ParseError) as refused:
         parse_moment(text, utc(now))
-    assert refused.value.what == f"{told} as the clock is changed"
-    assert refused.value.mend == f"write {' or '.join(ways)}"
+    assert refused.value.problem == f"{told} as the clock is changed"
+    assert refused.value.fix == f"write {' or '.join(ways)}"
     for way in ways:
         parse_moment(way, utc(now))
 
@@ -198,7 +198,7 @@ def test_memory(text: str, mebibytes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "G", "0", "0G", "-4G", "4X", "4 G G", "9" * 5000, "9999999T"])
 def test_memory_that_is_none(text: str) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(ParseError):
         parse_memory(text)
 
 
@@ -223,25 +223,27 @@ def test_generic_resources(text: str, counts: dict[str, int]) -> None:
     "text", ["", ",", "gpu:", ":2", "gpu:0", "gpu:a:b:2", "gpu:-1", "gpu:2(S:0)", "gpu:9999999999"]
 )
 def test_generic_resources_that_are_none(text: str) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(ParseError):
         parse_gres(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "1k", "", "2147483648", "9" * 5000, "²"])
 def test_counts_that_are_none(text: str) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(ParseError):
         parse_count(text)
 
 
 # Whole submissions
 
 
-def submitted(*words: str, environ: dict[str, str] | None = None) -> tuple[Submission, list[str]]:
-    options, command = read_command(words)
-    return prepare(options, command, environ=environ or {}, now=NOON)
+def submitted(
+    *words: str, environ: dict[str, str] | None = None
+) -> tuple[SubmitRequest, list[str]]:
+    options, command = parse_command_line(words)
+    return prepare_submission(options, command, environ=environ or {}, now=NOON)
 
 
-def request(*words: str) -> Request:
+def request(*words: str) -> JobRequest:
     submission, warnings = submitted(*words)
     assert warnings == []
     return submission.jobs[0]
@@ -253,7 +255,7 @@ def script(*lines: str, name: str = "job.sh") -> str:
 
 
 def refused(*words: str) -> str:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidSubmission) as caught:
         submitted(*words)
     told = str(caught.value)
     assert "\n" not in told

@@ -10,8 +10,8 @@ import pytest
 
 from metasched.model.job import Job
 from metasched.simulate import swf
-from metasched.simulate.swf import Record, WorkloadError
-from metasched.simulate.workload import Overlay, from_trace, merged, to_trace
+from metasched.simulate.swf import SwfRecord, WorkloadError
+from metasched.simulate.workload import Overlay, from_trace, merge_workloads, to_trace
 
 LINES = [
     "; Version: 2.2",
@@ -34,10 +34,10 @@ def written(folder: Path, *lines: str) -> Path:
 
 
 def test_every_field_is_read(tmp_path: Path) -> None:
-    trace = swf.read(written(tmp_path, *LINES))
+    trace = swf.read_trace(written(tmp_path, *LINES))
     assert trace.processors == 64
     assert trace.header["Partition"] == ["1 small", "2 large"]
-    assert trace.records[0] == Record(
+    assert trace.records[0] == SwfRecord(
         7, 10, 5, 100, 4, 99.5, 1024, 8, 200, 2048, 1, 3, 4, 5, 6, 1, -1, -1
     )
     assert (trace.records[0].cpus, trace.records[0].estimated) == (8, 200)
@@ -45,19 +45,19 @@ def test_every_field_is_read(tmp_path: Path) -> None:
 
 
 def test_what_is_read_is_written(tmp_path: Path) -> None:
-    trace = swf.read(written(tmp_path, *LINES))
+    trace = swf.read_trace(written(tmp_path, *LINES))
     for name in ("again.swf", "again.swf.gz"):
-        swf.write(tmp_path / name, trace.records, trace.header)
-        assert swf.read(tmp_path / name) == trace
+        swf.write_trace(tmp_path / name, trace.records, trace.header)
+        assert swf.read_trace(tmp_path / name) == trace
     assert (tmp_path / "again.swf.gz").read_bytes()[:2] == swf.GZIP_MAGIC
 
 
 def test_jobs_that_cannot_be_run_are_dropped_and_counted(tmp_path: Path) -> None:
-    workload = from_trace("t", swf.read(written(tmp_path, *LINES)), partitions=True)
-    assert [(r.number, r.job.id, r.home) for r in workload.requests] == [(7, 1, "1"), (8, 2, "2")]
+    workload = from_trace("t", swf.read_trace(written(tmp_path, *LINES)), partitions=True)
+    assert [(r.number, r.job.id, r.home) for r in workload.entries] == [(7, 1, "1"), (8, 2, "2")]
     assert workload.dropped == {"negative run time": 1, "no processors": 1}
     again = from_trace("t", to_trace(workload), partitions=True)
-    assert again.requests == workload.requests
+    assert again.entries == workload.entries
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_jobs_that_cannot_be_run_are_dropped_and_counted(tmp_path: Path) -> None
 def test_a_broken_trace_is_told_with_its_line(tmp_path: Path, lines: list[str], told: str) -> None:
     path = written(tmp_path, *lines)
     with pytest.raises(WorkloadError) as error:
-        swf.read(path)
+        swf.read_trace(path)
     assert told.format(path=path) in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -88,29 +88,29 @@ def test_a_damaged_gzip_is_told_with_its_line(tmp_path: Path) -> None:
     bad.write_bytes(whole[:30] + b"\xff" * 20 + whole[50:])
     for path in (cut, bad):
         with pytest.raises(WorkloadError, match="damaged or cut off"):
-            swf.read(path)
+            swf.read_trace(path)
     with pytest.raises(WorkloadError, match="No such file"):
-        swf.read(tmp_path / "none.swf")
+        swf.read_trace(tmp_path / "none.swf")
 
 
 def test_rules_laid_over_a_trace_are_seeded(tmp_path: Path) -> None:
     lines = [f"{n} {n * 10} -1 50 4 -1 -1 4 60 -1 1 {n % 7}" + " -1" * 6 for n in range(200)]
-    workload = from_trace("t", swf.read(written(tmp_path, *lines)))
+    workload = from_trace("t", swf.read_trace(written(tmp_path, *lines)))
     overlay = Overlay(deadlines=0.5, gold=0.2, silver=0.3, licences=3, needs=0.4, pace=2.0)
-    laid = overlay.over(workload, 1)
-    assert laid == overlay.over(workload, 1) != overlay.over(workload, 2)
-    assert [r.job.submitted for r in laid.requests] == [20.0 * n for n in range(200)]
-    bound = [r.job for r in laid.requests if r.job.deadline is not None]
+    laid = overlay.apply(workload, 1)
+    assert laid == overlay.apply(workload, 1) != overlay.apply(workload, 2)
+    assert [r.job.submitted for r in laid.entries] == [20.0 * n for n in range(200)]
+    bound = [r.job for r in laid.entries if r.job.deadline is not None]
     assert 70 < len(bound) < 130
     assert all(30 <= (job.margin or 0) <= 480 for job in bound)
-    classes = {(r.job.user, r.job.user_class) for r in laid.requests}
+    classes = {(r.job.user, r.job.user_class) for r in laid.entries}
     assert len(classes) == 7, "a user is in one class"
-    asked = sum(len(r.job.licences) for r in laid.requests)
+    asked = sum(len(r.job.licences) for r in laid.entries)
     assert 180 < asked < 300
     # a part of the workload draws the same
-    part = overlay.over(workload.part(100, None), 1)
-    assert [r.job.deadline is None for r in part.requests] == [
-        r.job.deadline is None for r in laid.requests[100:]
+    part = overlay.apply(workload.subset(100, None), 1)
+    assert [r.job.deadline is None for r in part.entries] == [
+        r.job.deadline is None for r in laid.entries[100:]
     ]
 
 
@@ -123,9 +123,9 @@ def test_rules_make_sense(wrong: dict[str, object]) -> None:
 
 
 def test_traces_make_a_federation(tmp_path: Path) -> None:
-    workload = from_trace("a", swf.read(written(tmp_path, *LINES[:7])))
-    both = merged("both", [workload, workload.part(1, None)])
-    assert [(r.job.id, r.job.submitted, r.home) for r in both.requests] == [
+    workload = from_trace("a", swf.read_trace(written(tmp_path, *LINES[:7])))
+    both = merge_workloads("both", [workload, workload.subset(1, None)])
+    assert [(r.job.id, r.job.submitted, r.home) for r in both.entries] == [
         (1, 0.0, "a"),
         (2, 0.0, "a"),
         (3, 0.0, "a"),
@@ -133,10 +133,10 @@ def test_traces_make_a_federation(tmp_path: Path) -> None:
 
 
 def test_a_job_of_a_trace_is_the_job_that_asks_for_nothing_else() -> None:
-    plain = Job.plain(id=3, submitted=5.0, estimated=60.0, cpus=4, user="ada")
+    plain = Job.minimal(id=3, submitted=5.0, estimated=60.0, cpus=4, user="ada")
     asked = Job(id=3, submitted=5.0, estimated=60.0, cpus=4, user="ada")
     assert plain == asked
     assert replace(plain, held=True) == replace(asked, held=True)
-    assert plain.needs == asked.needs
+    assert plain.requirements == asked.requirements
     with pytest.raises(ValueError, match=r"cpus is 0; it must be 1 or more"):
-        Job.plain(id=3, submitted=5.0, estimated=60.0, cpus=0, user="ada")
+        Job.minimal(id=3, submitted=5.0, estimated=60.0, cpus=0, user="ada")

@@ -8,19 +8,19 @@ from metasched.core.transitions import (
     ATTEMPT_FINAL,
     FINAL,
     LIVE,
+    QUEUED_OR_HELD,
     TABLE,
-    WITH_US,
-    Event,
     IllegalTransition,
-    advance,
-    reported,
+    TaskEvent,
+    event_for_listed_state,
+    find_transition,
 )
 from metasched.model.job import State
 
 
 def test_only_a_requeue_leads_out_of_an_ended_state_and_to_a_new_attempt() -> None:
     out = {(state, event): step for (state, event), step in TABLE.items() if state in FINAL}
-    assert {event for _, event in out} == {Event.REQUEUE}
+    assert {event for _, event in out} == {TaskEvent.REQUEUE}
     assert {(step.task, step.attempt) for step in out.values()} == {(State.QUEUED, None)}
 
 
@@ -30,7 +30,7 @@ def test_ended_attempts_stay_ended() -> None:
 
 def test_tasks_and_attempts_stay_in_their_own_states() -> None:
     for step in TABLE.values():
-        assert step.task in WITH_US | LIVE | FINAL
+        assert step.task in QUEUED_OR_HELD | LIVE | FINAL
         assert step.attempt is None or step.attempt in LIVE | ATTEMPT_FINAL
 
 
@@ -46,7 +46,7 @@ def test_only_what_has_not_begun_comes_back_to_us() -> None:
     back = {
         state
         for (state, event), step in TABLE.items()
-        if step.task is State.QUEUED and event is not Event.REQUEUE
+        if step.task is State.QUEUED and event is not TaskEvent.REQUEUE
     }
     assert back == {State.HELD, State.DISPATCHING, State.PENDING, State.UNKNOWN}
 
@@ -54,33 +54,33 @@ def test_only_what_has_not_begun_comes_back_to_us() -> None:
 def test_every_state_is_reached_and_every_event_used() -> None:
     reached = {s for step in TABLE.values() for s in (step.task, step.attempt)} - {None}
     assert reached == set(State)
-    assert {event for _, event in TABLE} == set(Event)
+    assert {event for _, event in TABLE} == set(TaskEvent)
 
 
 def test_an_illegal_transition_tells_the_task() -> None:
     with pytest.raises(
         IllegalTransition, match="task 17_3: start is impossible in state completed"
     ):
-        advance(State.COMPLETED, Event.START, "17_3")
+        find_transition(State.COMPLETED, TaskEvent.START, "17_3")
 
 
 @pytest.mark.parametrize(
     ("known", "listed", "event"),
     [
         (State.PENDING, State.PENDING, None),
-        (State.PENDING, State.RUNNING, Event.START),
-        (State.PENDING, State.COMPLETED, Event.COMPLETE),  # polls skip states
+        (State.PENDING, State.RUNNING, TaskEvent.START),
+        (State.PENDING, State.COMPLETED, TaskEvent.COMPLETE),  # polls skip states
         (State.RUNNING, State.PENDING, None),  # restarted by its manager: still ours, not new
-        (State.UNKNOWN, State.PENDING, Event.SEE),
-        (State.DISPATCHING, State.RUNNING, Event.START),
-        (State.RUNNING, State.NODE_FAIL, Event.LOSE_NODE),
+        (State.UNKNOWN, State.PENDING, TaskEvent.SEE),
+        (State.DISPATCHING, State.RUNNING, TaskEvent.START),
+        (State.RUNNING, State.NODE_FAIL, TaskEvent.LOSE_NODE),
     ],
 )
-def test_what_a_listed_state_means(known: State, listed: State, event: Event | None) -> None:
-    assert reported(known, listed) is event
+def test_what_a_listed_state_means(known: State, listed: State, event: TaskEvent | None) -> None:
+    assert event_for_listed_state(known, listed) is event
 
 
 def test_every_listed_state_can_follow_every_live_one() -> None:
     for known in LIVE:
         for listed in ATTEMPT_FINAL:
-            assert reported(known, listed) is not None
+            assert event_for_listed_state(known, listed) is not None

@@ -6,40 +6,40 @@ import pytest
 from msgspec import structs
 
 from metasched.core.events import (
-    Accepted,
-    Asked,
-    Booted,
+    ClaimsRevoked,
+    ClusterResumed,
+    ClusterUnreachable,
     CoreEvent,
-    Due,
+    DaemonStarted,
+    DispatchAccepted,
+    DispatchStarted,
+    JobSubmitted,
+    ListingReceived,
     Outcome,
-    Resumed,
     Revoke,
-    Revoked,
-    Seen,
-    Silent,
-    Submitted,
-    Tried,
+    TimerExpired,
+    UserRequested,
     Withdraw,
 )
 from metasched.core.reservations.events import (
-    ReservationAsked,
     ReservationBound,
     ReservationCancelled,
     ReservationReleased,
-    Surveyed,
+    ReservationRequested,
+    SurveyReceived,
 )
 from metasched.core.scheduler import Core
-from metasched.model.cluster import Cluster, Facts, Nodes, Partition
+from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, State
-from metasched.model.listing import Row
-from metasched.model.reservation_request import Request
-from metasched.model.survey import NodesInUse, Survey
+from metasched.model.listing import JobStatus
+from metasched.model.reservation_request import ReservationRequest
+from metasched.model.survey import NodeUsage, Survey
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
 
 T = 1_000_000.0
 START, END = T + 10, T + 110
-ALPHA = Cluster(name="alpha", adapter="slurm", reserves=True)
+ALPHA = Cluster(name="alpha", adapter="slurm", supports_reservations=True)
 
 
 class Site:
@@ -49,11 +49,11 @@ class Site:
         self.core = Core()
         self.cluster = structs.replace(ALPHA, fence_dir=fence_dir)
         self.boot(T)
-        nodes = NodesInUse(("n1", "n2"), 4, True)
-        self.step(Surveyed(T, "alpha", Survey(T, (nodes,))))
-        request = Request.fixed(1, START, END)
-        self.step(ReservationAsked(T, 1, "ada", request, True, ("alpha",), T + 1e6, let_run))
-        self.step(ReservationBound(T, 1, self.core.reservations.known[1].nodes))
+        nodes = NodeUsage(("n1", "n2"), 4, True)
+        self.step(SurveyReceived(T, "alpha", Survey(T, (nodes,))))
+        request = ReservationRequest.fixed(1, START, END)
+        self.step(ReservationRequested(T, 1, "ada", request, True, ("alpha",), T + 1e6, let_run))
+        self.step(ReservationBound(T, 1, self.core.reservations.reservations[1].nodes))
 
     def step(self, event: CoreEvent) -> Outcome:
         self.out = self.core.step(event)
@@ -61,36 +61,38 @@ class Site:
 
     def boot(self, now: float) -> None:
         """The daemon starts, and hears from the cluster."""
-        self.step(Booted(now, "i", Policy(), (self.cluster,)))
+        self.step(DaemonStarted(now, "i", Policy(), (self.cluster,)))
         self.seen(now)
 
-    def seen(self, now: float, *rows: Row) -> list[Withdraw]:
-        partition = Partition("main", (Nodes(2, 4, 4),), default=True)
-        self.step(Seen(now, "alpha", rows, facts=Facts(8, 0, (partition,)), until=now))
+    def seen(self, now: float, *rows: JobStatus) -> list[Withdraw]:
+        partition = Partition("main", (NodeCapacity(2, 4, 4),), default=True)
+        self.step(
+            ListingReceived(now, "alpha", rows, info=ClusterInfo(8, 0, (partition,)), until=now)
+        )
         return self.ended
 
     def submit(self, id: int = 1, array: str | None = None, within: int | None = 1) -> None:
         job = Job(id=id, submitted=T, estimated=100.0, array=array, reservation=within)
-        self.step(Submitted(T, job))
+        self.step(JobSubmitted(T, job))
         [sent] = self.out.actions
-        self.step(Tried(T, id, 1))
+        self.step(DispatchStarted(T, id, 1))
         natives = {index: f"{id}_{index}" for index in sent.indices}  # type: ignore[union-attr]
-        self.step(Accepted(T, id, 1, natives))
+        self.step(DispatchAccepted(T, id, 1, natives))
 
-    def row(self, state: State, id: int = 1, index: int = 0, **more: object) -> Row:
+    def row(self, state: State, id: int = 1, index: int = 0, **more: object) -> JobStatus:
         started = None if state is State.PENDING else START
-        row = Row(tag_of("i", id, 1), index, f"{id}_{index}", state, started=started)
+        row = JobStatus(tag_of("i", id, 1), index, f"{id}_{index}", state, started=started)
         return structs.replace(row, **more)
 
     def due(self, now: float) -> list[Withdraw]:
-        self.step(Due(now))
+        self.step(TimerExpired(now))
         return self.ended
 
     @property
     def ended(self) -> list[Withdraw]:
         """What the last step wished to be ended whatever it does."""
         actions = (a for a in self.out.actions if isinstance(a, Withdraw))
-        return [action for action in actions if not action.unstarted]
+        return [action for action in actions if not action.only_pending]
 
     @property
     def causes(self) -> list[str]:
@@ -104,15 +106,15 @@ def test_what_runs_in_it_is_ended_once_and_is_told_as_out_of_time() -> None:
     site.seen(START, site.row(State.RUNNING), site.row(State.RUNNING, 2))
     assert site.core.next_due == END
     assert site.due(END - 1) == []
-    assert site.due(END) == [Withdraw(1, 1, "alpha", {0: "1_0"}, unstarted=False)]
+    assert site.due(END) == [Withdraw(1, 1, "alpha", {0: "1_0"}, only_pending=False)]
     assert "reservation 1 is over: it is to end" in site.causes
     assert site.core.next_due is None
     assert site.due(END + 1) == site.seen(END + 2) == []
-    site.seen(END + 3, site.row(State.CANCELLED, ended=END + 2, word="cancelled by 0"))
+    site.seen(END + 3, site.row(State.CANCELLED, ended=END + 2, manager_reason="cancelled by 0"))
     [change] = site.out.changes
     assert (change.after, change.cause) == (State.TIMEOUT, "its reservation ended")
-    [(_, attempt)] = site.out.closed
-    assert (attempt.state, attempt.word) == (State.TIMEOUT, "its reservation ended")
+    [(_, attempt)] = site.out.closed_attempts
+    assert (attempt.state, attempt.manager_reason) == (State.TIMEOUT, "its reservation ended")
     assert site.core.tasks[2, 0].state is State.RUNNING
 
 
@@ -123,7 +125,7 @@ def test_one_that_ends_by_itself_meanwhile_keeps_its_own_end(own: State) -> None
     site.seen(START, site.row(State.RUNNING))
     assert site.due(END)
     site.seen(END + 1, site.row(own, ended=END, exit_code=0))
-    [(_, attempt)] = site.out.closed
+    [(_, attempt)] = site.out.closed_attempts
     assert attempt.state is own
 
 
@@ -132,12 +134,12 @@ def test_tasks_of_an_array_are_ended_together_and_those_that_wait_come_back() ->
     site.submit(array="0-2")
     rows = (site.row(State.RUNNING, index=index) for index in (0, 2))
     site.seen(START, *rows, site.row(State.PENDING, index=1))
-    assert site.due(END) == [Withdraw(1, 1, "alpha", {0: "1_0", 2: "1_2"}, unstarted=False)]
-    back = Withdraw(1, 1, "alpha", {1: "1_1"}, unstarted=True)
+    assert site.due(END) == [Withdraw(1, 1, "alpha", {0: "1_0", 2: "1_2"}, only_pending=False)]
+    back = Withdraw(1, 1, "alpha", {1: "1_1"}, only_pending=True)
     assert back in site.out.actions
     # it began before it could be taken back: a listing tells
     again = site.seen(END + 1, site.row(State.RUNNING, index=1, started=END - 1))
-    assert again == [Withdraw(1, 1, "alpha", {1: "1_1"}, unstarted=False)]
+    assert again == [Withdraw(1, 1, "alpha", {1: "1_1"}, only_pending=False)]
 
 
 def test_what_is_let_run_is_ended_when_that_time_is_over() -> None:
@@ -153,7 +155,7 @@ def test_it_is_done_at_the_start_if_no_daemon_was_there_and_again_if_one_died_of
     site = Site()
     site.submit()
     site.seen(START, site.row(State.RUNNING))
-    wish = Withdraw(1, 1, "alpha", {0: "1_0"}, unstarted=False)
+    wish = Withdraw(1, 1, "alpha", {0: "1_0"}, only_pending=False)
     for later in (60, 61):  # the first wish was stored, and perhaps never told
         site.boot(END + later)
         assert site.ended == [wish]
@@ -166,12 +168,12 @@ def test_a_silent_manager_is_told_of_what_ran_when_it_was_seen_last() -> None:
     site.submit(1)
     site.submit(2)
     site.seen(START, site.row(State.RUNNING, 1), site.row(State.PENDING, 2))
-    site.step(Silent(END - 5, "alpha", "it is down"))
-    assert site.due(END) == [Withdraw(1, 1, "alpha", {0: "1_0"}, unstarted=False)]
-    assert site.core.tasks[2, 0].live.intent == "recall"
+    site.step(ClusterUnreachable(END - 5, "alpha", "it is down"))
+    assert site.due(END) == [Withdraw(1, 1, "alpha", {0: "1_0"}, only_pending=False)]
+    assert site.core.tasks[2, 0].live_attempt.intent == "recall"
     rows = (site.row(State.RUNNING, 1), site.row(State.PENDING, 2))
     site.seen(END + 61, *rows)
-    assert {(a.job, a.unstarted) for a in site.out.actions if isinstance(a, Withdraw)} == {
+    assert {(a.job, a.only_pending) for a in site.out.actions if isinstance(a, Withdraw)} == {
         (1, False),
         (2, True),
     }
@@ -182,11 +184,11 @@ def test_the_wish_of_a_user_goes_before_and_after() -> None:
     for id in (1, 2, 3):
         site.submit(id)
     site.seen(START, *(site.row(State.RUNNING, id) for id in (1, 2, 3)))
-    site.step(Asked(END - 1, "cancel", 1, by="ada"))
+    site.step(UserRequested(END - 1, "cancel", 1, by="ada"))
     assert [action.job for action in site.due(END)] == [2, 3]
-    site.step(Asked(END + 1, "requeue", 2, by="ada"))
+    site.step(UserRequested(END + 1, "requeue", 2, by="ada"))
     site.seen(END + 2, *(site.row(State.CANCELLED, id, ended=END + 2) for id in (1, 2, 3)))
-    ends = {task.job.id: attempt.state for task, attempt in site.out.closed}
+    ends = {task.job.id: attempt.state for task, attempt in site.out.closed_attempts}
     assert ends == {1: State.CANCELLED, 2: State.CANCELLED, 3: State.TIMEOUT}
     assert site.core.tasks[2, 0].state is State.QUEUED
 
@@ -218,23 +220,23 @@ def test_where_no_listing_saw_it_run_its_claim_tells_that_it_did() -> None:
     )
     [revoke] = [action for action in site.out.actions if isinstance(action, Revoke)]
     begun = tuple((claim.tag, claim.task) for claim in revoke.claims)
-    site.step(Revoked(END + 2, begun=begun))
+    site.step(ClaimsRevoked(END + 2, already_started=begun))
     assert site.core.tasks[1, 0].state is State.UNKNOWN
 
 
 def test_what_waits_in_one_that_was_over_while_its_cluster_was_left_out_comes_back() -> None:
-    for over in (ReservationCancelled(T + 3, 1, "ada"), Due(START), Due(END)):
+    for over in (ReservationCancelled(T + 3, 1, "ada"), TimerExpired(START), TimerExpired(END)):
         site = Site()
         site.submit()
         site.seen(T + 1, site.row(State.PENDING))
         if over.time == END:
             site.seen(START, site.row(State.PENDING))
-        site.step(Booted(T + 2, "i", Policy(), (structs.replace(ALPHA, name="beta"),)))
+        site.step(DaemonStarted(T + 2, "i", Policy(), (structs.replace(ALPHA, name="beta"),)))
         site.step(over)
-        site.step(Booted(over.time + 1, "i", Policy(), (ALPHA,)))
+        site.step(DaemonStarted(over.time + 1, "i", Policy(), (ALPHA,)))
         site.seen(over.time + 2, site.row(State.PENDING))
         [back] = [action for action in site.out.actions if isinstance(action, Withdraw)]
-        assert back == Withdraw(1, 1, "alpha", {0: "1_0"}, unstarted=True)
+        assert back == Withdraw(1, 1, "alpha", {0: "1_0"}, only_pending=True)
 
 
 def test_what_waits_in_one_that_was_over_while_its_manager_was_silent_comes_back_all_the_same() -> (
@@ -243,9 +245,9 @@ def test_what_waits_in_one_that_was_over_while_its_manager_was_silent_comes_back
     site = Site()
     site.submit()
     site.seen(START, site.row(State.PENDING))
-    site.step(Silent(END - 5, "alpha", "down"))
-    site.step(Due(END))
-    site.step(Resumed(END + 1, "alpha"))  # it had been closed; what it wants back may stay
+    site.step(ClusterUnreachable(END - 5, "alpha", "down"))
+    site.step(TimerExpired(END))
+    site.step(ClusterResumed(END + 1, "alpha"))  # it had been closed; what it wants back may stay
     site.seen(END + 2, site.row(State.PENDING))
     [back] = [action for action in site.out.actions if isinstance(action, Withdraw)]
-    assert back == Withdraw(1, 1, "alpha", {0: "1_0"}, unstarted=True)
+    assert back == Withdraw(1, 1, "alpha", {0: "1_0"}, only_pending=True)

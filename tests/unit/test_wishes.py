@@ -6,16 +6,16 @@ import pytest
 
 from metasched.core.events import (
     Action,
-    Again,
-    Asked,
-    Declined,
-    Modified,
-    Requeued,
-    Returned,
-    Send,
-    Submitted,
-    Tried,
-    Wish,
+    Dispatch,
+    DispatchRejected,
+    DispatchSkipped,
+    DispatchStarted,
+    JobModified,
+    JobRequeued,
+    JobSubmitted,
+    RequeuedTask,
+    UserAction,
+    UserRequested,
     Withdraw,
 )
 from metasched.model.job import State
@@ -24,19 +24,19 @@ from tests.unit.core_site import NOW, Site, job
 
 def test_cancel_before_the_send_was_tried_needs_no_manager() -> None:
     site = Site()
-    site.step(Submitted(NOW, job()))
-    assert site.step(Asked(NOW, "cancel", 1)) == []
+    site.step(JobSubmitted(NOW, job()))
+    assert site.step(UserRequested(NOW, "cancel", 1)) == []
     assert site.out.changes[-1].after is State.CANCELLED
     assert not site.core.tasks
-    assert site.step(Returned(NOW, ((1, 1),))) == []
+    assert site.step(DispatchSkipped(NOW, ((1, 1),))) == []
 
 
 def test_cancel_is_told_once_and_again_if_it_shows_no_effect() -> None:
     site = Site()
-    site.step(Submitted(NOW, job()))
+    site.step(JobSubmitted(NOW, job()))
     site.sent()
-    wish = Withdraw(1, 1, "left", {0: "7"}, unstarted=False)
-    assert site.step(Asked(NOW, "cancel", 1)) == [wish]
+    wish = Withdraw(1, 1, "left", {0: "7"}, only_pending=False)
+    assert site.step(UserRequested(NOW, "cancel", 1)) == [wish]
     row = site.row(State.RUNNING, started=NOW)
     assert site.seen("left", None, row, at=NOW + 5) == []
     assert site.seen("left", None, row, at=NOW + 61) == [wish]
@@ -48,15 +48,15 @@ def test_cancel_is_told_once_and_again_if_it_shows_no_effect() -> None:
 
 def test_hold_recalls_a_pending_task_and_leaves_a_running_one() -> None:
     site = Site()
-    site.step(Submitted(NOW, job()))
+    site.step(JobSubmitted(NOW, job()))
     site.sent()
-    wish = Withdraw(1, 1, "left", {0: "7"}, unstarted=True)
-    assert site.step(Asked(NOW, "hold", 1)) == [wish]
+    wish = Withdraw(1, 1, "left", {0: "7"}, only_pending=True)
+    assert site.step(UserRequested(NOW, "hold", 1)) == [wish]
     assert site.seen("left", None, site.row(State.CANCELLED, ended=NOW)) == []
     assert site.state() is State.HELD
-    assert site.step(Asked(NOW, "release", 1)) == [Send(1, 2, "left", (0,))]
+    assert site.step(UserRequested(NOW, "release", 1)) == [Dispatch(1, 2, "left", (0,))]
     site.sent(sending=2)
-    site.step(Asked(NOW, "hold", 1))
+    site.step(UserRequested(NOW, "hold", 1))
     site.seen("left", None, site.row(State.RUNNING, sending=2, started=NOW))
     assert site.state() is State.RUNNING
     site.seen("left", None, site.row(State.FAILED, sending=2, started=NOW, exit_code=3))
@@ -66,39 +66,39 @@ def test_hold_recalls_a_pending_task_and_leaves_a_running_one() -> None:
 @pytest.mark.parametrize(("word", "after"), [("lost", State.QUEUED), ("ran", State.COMPLETED)])
 def test_an_operator_resolves_what_is_unknown(word: str, after: State) -> None:
     site = Site()
-    site.step(Submitted(NOW, job()))
+    site.step(JobSubmitted(NOW, job()))
     site.sent()
-    assert site.step(Asked(NOW, word, 1, by="root")) == []  # type: ignore[arg-type]
+    assert site.step(UserRequested(NOW, word, 1, by="root")) == []  # type: ignore[arg-type]
     assert site.state() is State.PENDING
     site.seen("left", since=NOW + 1)
-    actions = site.step(Asked(NOW, word, 1, by="root"))  # type: ignore[arg-type]
+    actions = site.step(UserRequested(NOW, word, 1, by="root"))  # type: ignore[arg-type]
     assert site.out.changes[0].after is after
     assert "root" in site.out.changes[0].cause
-    assert actions == ([Send(1, 2, "left", (0,))] if word == "lost" else [])
+    assert actions == ([Dispatch(1, 2, "left", (0,))] if word == "lost" else [])
 
 
 def test_a_running_task_that_is_requeued_is_ended_and_begins_again() -> None:
     site = Site()
-    site.step(Submitted(NOW, job()))
+    site.step(JobSubmitted(NOW, job()))
     site.sent()
     site.seen("left", None, site.row(State.RUNNING, started=NOW))
-    assert site.step(Asked(NOW, "requeue", 1, by="ada")) == [
-        Withdraw(1, 1, "left", {0: "7"}, unstarted=False)
+    assert site.step(UserRequested(NOW, "requeue", 1, by="ada")) == [
+        Withdraw(1, 1, "left", {0: "7"}, only_pending=False)
     ]
     ended = site.row(State.CANCELLED, started=NOW, ended=NOW + 1)
-    assert site.seen("left", None, ended) == [Send(1, 2, "left", (0,))]
+    assert site.seen("left", None, ended) == [Dispatch(1, 2, "left", (0,))]
     assert [c.event for c in site.out.changes] == ["kill", "requeue", "send"]
-    [(_, attempt)] = site.out.closed
+    [(_, attempt)] = site.out.closed_attempts
     assert attempt.state is State.CANCELLED
 
 
 def test_an_ended_task_is_requeued_with_a_sending_never_used() -> None:
     site = Site()
-    site.step(Submitted(NOW, job()))
+    site.step(JobSubmitted(NOW, job()))
     site.sent()
     site.seen("left", None, site.row(State.FAILED, started=NOW, ended=NOW, exit_code=1))
-    again = Requeued(NOW, job(), 5, 1, (Again(0, State.FAILED, 1),), "ada")
-    assert site.step(again) == [Send(1, 2, "left", (0,))]
+    again = JobRequeued(NOW, job(), 5, 1, (RequeuedTask(0, State.FAILED, 1),), "ada")
+    assert site.step(again) == [Dispatch(1, 2, "left", (0,))]
     assert site.core.tasks[1, 0].attempts == 2
     assert site.out.changes[0].cause == "requeued by ada"
     assert site.step(again) == []
@@ -106,78 +106,80 @@ def test_an_ended_task_is_requeued_with_a_sending_never_used() -> None:
 
 def test_what_has_not_begun_is_not_requeued() -> None:
     site = Site()
-    site.step(Submitted(NOW, job()))
+    site.step(JobSubmitted(NOW, job()))
     site.sent()
-    assert site.step(Asked(NOW, "requeue", 1)) == []
-    assert site.core.tasks[1, 0].live.intent is None
+    assert site.step(UserRequested(NOW, "requeue", 1)) == []
+    assert site.core.tasks[1, 0].live_attempt.intent is None
 
 
 def test_of_a_cancel_and_a_requeue_the_last_counts_though_the_first_is_under_way() -> None:
-    orders: tuple[tuple[tuple[Wish, Wish], list[Action]], ...] = (
-        (("cancel", "requeue"), [Send(1, 2, "left", (0,))]),
+    orders: tuple[tuple[tuple[UserAction, UserAction], list[Action]], ...] = (
+        (("cancel", "requeue"), [Dispatch(1, 2, "left", (0,))]),
         (("requeue", "cancel"), []),
     )
     for wishes, sent in orders:
         site = Site()
-        site.step(Submitted(NOW, job()))
+        site.step(JobSubmitted(NOW, job()))
         site.sent()
         site.seen("left", None, site.row(State.RUNNING, started=NOW))
         for wish in wishes:
-            site.step(Asked(NOW, wish, 1))
+            site.step(UserRequested(NOW, wish, 1))
         ended = site.row(State.CANCELLED, started=NOW, ended=NOW)
         assert site.seen("left", None, ended) == sent
 
 
 def test_a_rejected_job_that_is_requeued_is_refused_by_nobody_yet() -> None:
     site = Site()
-    site.step(Submitted(NOW, job(clusters=("left",))))
-    site.step(Tried(NOW, 1, 1))
-    site.step(Declined(NOW, 1, 1, "invalid account"))
+    site.step(JobSubmitted(NOW, job(clusters=("left",))))
+    site.step(DispatchStarted(NOW, 1, 1))
+    site.step(DispatchRejected(NOW, 1, 1, "invalid account"))
     assert not site.core.tasks
-    again = Requeued(NOW, job(clusters=("left",)), 5, 1, (Again(0, State.REJECTED, 1),))
-    assert site.step(again) == [Send(1, 2, "left", (0,))]
+    again = JobRequeued(NOW, job(clusters=("left",)), 5, 1, (RequeuedTask(0, State.REJECTED, 1),))
+    assert site.step(again) == [Dispatch(1, 2, "left", (0,))]
 
 
 def test_a_waiting_job_is_changed_at_once_and_a_pending_one_sent_anew() -> None:
     site = Site(pull=False)
-    site.step(Submitted(NOW, job(1, begin=NOW + 60)))
-    assert site.step(Modified(NOW, job(1), "begin", True, by="ada")) == [Send(1, 1, "left", (0,))]
+    site.step(JobSubmitted(NOW, job(1, begin=NOW + 60)))
+    assert site.step(JobModified(NOW, job(1), "begin", True, by="ada")) == [
+        Dispatch(1, 1, "left", (0,))
+    ]
     site.sent()
-    loads = site.core.dispatch.load("left")
+    loads = site.core.load_ordering.load("left")
     limited = job(1, time_limit=50.0, clusters=("left",))
-    assert site.step(Modified(NOW, limited, "time limit none -> 50", True, by="ada")) == [
-        Withdraw(1, 1, "left", {0: "7"}, unstarted=True)
+    assert site.step(JobModified(NOW, limited, "time limit none -> 50", True, by="ada")) == [
+        Withdraw(1, 1, "left", {0: "7"}, only_pending=True)
     ]
     assert site.out.changes[0].cause == "changed by ada: time limit none -> 50"
-    assert site.core.dispatch.load("left") == loads
+    assert site.core.load_ordering.load("left") == loads
     assert site.seen("left", None, site.row(State.CANCELLED, ended=NOW)) == [
-        Send(1, 2, "left", (0,))
+        Dispatch(1, 2, "left", (0,))
     ]
     assert site.core.tasks[1, 0].job == limited
 
 
 def test_what_only_we_need_to_know_is_changed_in_place_even_while_it_runs() -> None:
     site = Site()
-    site.step(Submitted(NOW, job()))
+    site.step(JobSubmitted(NOW, job()))
     site.sent()
     before = site.core.tasks[1, 0].priority
-    assert site.step(Modified(NOW, job(owner_priority=3), "owner priority", False)) == []
+    assert site.step(JobModified(NOW, job(owner_priority=3), "owner priority", False)) == []
     assert site.core.tasks[1, 0].priority > before
-    assert site.core.dispatch.count("left")[before] == 1
-    site.step(Modified(NOW, job(), "priority 9", False, priority=9))
-    assert site.core.dispatch.count("left")[8] == 1
+    assert site.core.load_ordering.count("left")[before] == 1
+    site.step(JobModified(NOW, job(), "priority 9", False, priority=9))
+    assert site.core.load_ordering.count("left")[8] == 1
     site.seen("left", None, site.row(State.RUNNING, started=NOW))
-    assert site.step(Modified(NOW, job(name="b"), "name", False)) == []
-    assert site.core.dispatch.count("left") == [0] * 10
+    assert site.step(JobModified(NOW, job(name="b"), "name", False)) == []
+    assert site.core.load_ordering.count("left") == [0] * 10
 
 
 def test_a_job_that_leaves_a_cluster_by_its_owners_wish() -> None:
     site = Site(pull=False)
-    site.step(Submitted(NOW, job()))
+    site.step(JobSubmitted(NOW, job()))
     site.sent()
     away = job(clusters=("right",))
-    assert site.step(Modified(NOW, away, "clusters", False)) == [
-        Withdraw(1, 1, "left", {0: "7"}, unstarted=True)
+    assert site.step(JobModified(NOW, away, "clusters", False)) == [
+        Withdraw(1, 1, "left", {0: "7"}, only_pending=True)
     ]
     assert site.seen("left", None, site.row(State.RUNNING, started=NOW)) == []
     assert "had begun" in site.out.changes[-1].cause

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from metasched.db.schema import Whole
+from metasched.db.schema import Int64
 
 revision = "0001"
 down_revision = None
@@ -25,7 +25,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "event",
-        sa.Column("id", Whole, autoincrement=False, nullable=False),
+        sa.Column("id", Int64, autoincrement=False, nullable=False),
         sa.Column("time", sa.Float(), nullable=False),
         sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("data", sa.Text(), nullable=False),
@@ -39,12 +39,12 @@ def upgrade() -> None:
     )
     op.create_table(
         "change",
-        sa.Column("id", Whole, nullable=False),
-        sa.Column("event", Whole, nullable=False),
+        sa.Column("id", Int64, nullable=False),
+        sa.Column("event", Int64, nullable=False),
         sa.Column("time", sa.Float(), nullable=False),
-        sa.Column("job", Whole, nullable=False),
-        sa.Column("task_index", Whole, nullable=False),
-        sa.Column("attempt", Whole, nullable=False),
+        sa.Column("job", Int64, nullable=False),
+        sa.Column("task_index", Int64, nullable=False),
+        sa.Column("attempt", Int64, nullable=False),
         sa.Column("what", sa.Text(), nullable=True),
         sa.Column("before", sa.Text(), nullable=True),
         sa.Column("after", sa.Text(), nullable=False),
@@ -59,13 +59,13 @@ def upgrade() -> None:
 
     op.create_table(
         "job",
-        sa.Column("id", Whole, autoincrement=False, nullable=False),
+        sa.Column("id", Int64, autoincrement=False, nullable=False),
         sa.Column("user", sa.Text(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("submitted", sa.Float(), nullable=False),
         sa.Column("margin", sa.Float(), nullable=True),
         sa.Column("array", sa.Text(), nullable=True),
-        sa.Column("priority", Whole, nullable=False),
+        sa.Column("priority", Int64, nullable=False),
         sa.Column("parts", sa.Text(), nullable=False),
         sa.Column("job", sa.Text(), nullable=False),
         sa.Column("script", sa.Text(), nullable=False),
@@ -88,14 +88,14 @@ def upgrade() -> None:
 
     op.create_table(
         "task",
-        sa.Column("job", Whole, nullable=False),
-        sa.Column("task_index", Whole, nullable=False),
+        sa.Column("job", Int64, nullable=False),
+        sa.Column("task_index", Int64, nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("held", sa.Boolean(), nullable=False),
         sa.Column("target", sa.Text(), nullable=True),
-        sa.Column("attempts", Whole, nullable=False),
-        sa.Column("moves", Whole, nullable=False),
+        sa.Column("attempts", Int64, nullable=False),
+        sa.Column("moves", Int64, nullable=False),
         sa.Column("ended", sa.Float(), nullable=True),
         sa.CheckConstraint(
             "(state IN ('cancelled', 'completed', 'failed', 'rejected', 'timeout')) = (ended IS NOT NULL)",
@@ -120,10 +120,10 @@ def upgrade() -> None:
 
     op.create_table(
         "attempt",
-        sa.Column("job", Whole, nullable=False),
-        sa.Column("task_index", Whole, nullable=False),
-        sa.Column("number", Whole, nullable=False),
-        sa.Column("sending", Whole, nullable=False),
+        sa.Column("job", Int64, nullable=False),
+        sa.Column("task_index", Int64, nullable=False),
+        sa.Column("number", Int64, nullable=False),
+        sa.Column("sending", Int64, nullable=False),
         sa.Column("cluster", sa.Text(), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("sent", sa.Float(), nullable=False),
@@ -134,12 +134,12 @@ def upgrade() -> None:
         sa.Column("target", sa.Text(), nullable=True),
         sa.Column("started", sa.Float(), nullable=True),
         sa.Column("ended", sa.Float(), nullable=True),
-        sa.Column("exit_code", Whole, nullable=True),
-        sa.Column("signal", Whole, nullable=True),
+        sa.Column("exit_code", Int64, nullable=True),
+        sa.Column("signal", Int64, nullable=True),
         sa.Column("word", sa.Text(), nullable=False),
         sa.Column("node", sa.Text(), nullable=False),
         sa.Column("cpu_seconds", sa.Float(), nullable=True),
-        sa.Column("max_memory", Whole, nullable=True),
+        sa.Column("max_memory", Int64, nullable=True),
         sa.Column("refused", sa.Boolean(), nullable=False),
         sa.CheckConstraint(
             "state IN ('cancelled', 'completed', 'dispatching', 'failed', 'node_fail', 'out_of_memory', 'pending', 'preempted', 'running', 'suspended', 'timeout', 'unknown')",

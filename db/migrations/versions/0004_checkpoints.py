@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from metasched.db.schema import Whole
+from metasched.db.schema import Int64
 
 revision = "0004"
 down_revision = "0003"
@@ -12,7 +12,7 @@ down_revision = "0003"
 def upgrade() -> None:
     op.create_table(
         "checkpoint",
-        sa.Column("event", Whole, autoincrement=False, nullable=False),
+        sa.Column("event", Int64, autoincrement=False, nullable=False),
         sa.Column("time", sa.Float(), nullable=False),
         sa.Column("data", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("event", name=op.f("pk_checkpoint")),

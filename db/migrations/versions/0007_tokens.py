@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from metasched.db.schema import Whole
+from metasched.db.schema import Int64
 
 revision = "0007"
 down_revision = "0006"
@@ -12,7 +12,7 @@ down_revision = "0006"
 def upgrade() -> None:
     op.create_table(
         "token",
-        sa.Column("id", Whole, autoincrement=False, nullable=False),
+        sa.Column("id", Int64, autoincrement=False, nullable=False),
         sa.Column("user", sa.Text(), nullable=False),
         sa.Column("digest", sa.Text(), nullable=False),
         sa.Column("created", sa.Float(), nullable=False),

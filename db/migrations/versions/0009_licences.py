@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from metasched.db.schema import Whole
+from metasched.db.schema import Int64
 
 revision = "0009"
 down_revision = "0008"
@@ -13,11 +13,11 @@ def upgrade() -> None:
     op.create_table(
         "licence",
         sa.Column("name", sa.Text(), nullable=False),
-        sa.Column("total", Whole, nullable=False),
-        sa.Column("leased", Whole, nullable=False),
-        sa.Column("excess", Whole, nullable=False),
-        sa.Column("chosen", Whole),
-        sa.Column("outside", Whole, nullable=False),
+        sa.Column("total", Int64, nullable=False),
+        sa.Column("leased", Int64, nullable=False),
+        sa.Column("excess", Int64, nullable=False),
+        sa.Column("chosen", Int64),
+        sa.Column("outside", Int64, nullable=False),
         sa.Column("observed", sa.Float()),
         sa.CheckConstraint("leased >= 0 AND excess >= 0", name=op.f("ck_licence_counts")),
         sa.CheckConstraint("leased <= total + excess", name=op.f("ck_licence_within_total")),
@@ -25,12 +25,12 @@ def upgrade() -> None:
     )
     op.create_table(
         "lease",
-        sa.Column("id", Whole, nullable=False),
+        sa.Column("id", Int64, nullable=False),
         sa.Column("licence", sa.Text(), nullable=False),
-        sa.Column("job", Whole, nullable=False),
-        sa.Column("task_index", Whole, nullable=False),
-        sa.Column("attempt", Whole, nullable=False),
-        sa.Column("tokens", Whole, nullable=False),
+        sa.Column("job", Int64, nullable=False),
+        sa.Column("task_index", Int64, nullable=False),
+        sa.Column("attempt", Int64, nullable=False),
+        sa.Column("tokens", Int64, nullable=False),
         sa.Column("since", sa.Float(), nullable=False),
         sa.Column("until", sa.Float()),
         sa.Column("why", sa.Text()),

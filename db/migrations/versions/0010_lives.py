@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from metasched.db.schema import Whole
+from metasched.db.schema import Int64
 
 revision = "0010"
 down_revision = "0009"
@@ -12,7 +12,7 @@ down_revision = "0009"
 def upgrade() -> None:
     made = op.create_table(
         "epoch",
-        sa.Column("number", Whole, autoincrement=False, nullable=False),
+        sa.Column("number", Int64, autoincrement=False, nullable=False),
         sa.PrimaryKeyConstraint("number", name=op.f("pk_epoch")),
     )
     op.bulk_insert(made, [{"number": 0}])

@@ -32,49 +32,65 @@ from itertools import chain
 
 from metasched.core.licences.pool import (
     _NEVER,
-    Order,
-    Place,
-    Wants,
-    _Entry,
-    _Group,
-    _Parked,
-    _Pool,
-    _Stay,
-    _undescribed,
+    BlockedGroup,
+    GroupEntry,
+    LeaseTerms,
+    PoolState,
+    QueueKey,
+    RequestedTokens,
+    TaskGroup,
+    TaskId,
+    unconfigured_pool,
 )
-from metasched.core.licences.windows import Slots, TokenWindow, ahead, earliest, least, spans
-from metasched.model.licence import MOST, Lease, LicenceCount, LicencePool, Lingering, Standing
+from metasched.core.licences.windows import (
+    TokenSlots,
+    TokenWindow,
+    earliest_start,
+    min_tokens,
+    slot_spans,
+    tokens_over_time,
+)
+from metasched.model.licence import (
+    MAX_TOKENS,
+    Lease,
+    LicenceCount,
+    LicencePool,
+    LicenceStatus,
+    LingeringTokens,
+)
 
 
-class Licences:
+class LicenceQueue:
     """All pools, all leases and the line before them."""
 
     def __init__(self) -> None:
-        self.leases: dict[Place, Lease] = {}
+        self.leases: dict[TaskId, Lease] = {}
         self.patience = 0.0
-        self._pools: dict[str, _Pool] = {}
-        self._ends: dict[Place, float] = {}  # when leases end by the time limits of their tasks
-        self._unlimited: set[Place] = set()  # of these: nobody sees to it
-        self._drawing: dict[Place, int] = {}  # leases of jobs in reservations
+        self._pools: dict[str, PoolState] = {}
+        self._lease_ends: dict[
+            TaskId, float
+        ] = {}  # when leases end by the time limits of their tasks
+        self._unenforced: set[TaskId] = set()  # of these: nobody sees to it
+        self._reservation_of: dict[TaskId, int] = {}  # leases of jobs in reservations
         self._windows: dict[int, TokenWindow] = {}  # of reservations, also without licences
-        self.windowed: set[str] = set()  # licences of which something is kept for some
-        self._groups: dict[tuple[Wants, _Stay], _Group] = {}
-        self._in_line: dict[Place, _Group] = {}
-        self._fresh: list[_Entry] = []  # groups to be looked at, wherever they wait
-        self._stirred: set[str] = set()  # pools of which more may be free
-        self._touched: set[str] = set()  # pools that may have another first in line
-        self._dues: list[tuple[float, str]] = []  # when something stops to linger
+        self.reserved_licences: set[str] = set()  # licences of which something is kept for some
+        self._groups: dict[tuple[RequestedTokens, LeaseTerms], TaskGroup] = {}
+        self._group_of: dict[TaskId, TaskGroup] = {}
+        self._new_groups: list[GroupEntry] = []  # groups to be looked at, wherever they wait
+        self._pools_to_recheck: set[str] = set()  # pools of which more may be free
+        self._heads_to_update: set[str] = set()  # pools that may have another first in line
+        self._linger_ends: list[tuple[float, str]] = []  # when something stops to linger
         self._serial = 0
-        self._changes = 0  # of what reservations follow from
+        self._version = 0  # of what reservations follow from
 
     # What is there
 
     def restore(
         self,
         leases: Iterable[Lease],
-        lingering: Iterable[Lingering],
-        chosen: Mapping[str, int],
-        past_us: Mapping[str, Mapping[str, LicenceCount]],
+        lingering: Iterable[LingeringTokens],
+        operator_totals: Mapping[str, int],
+        used_outside: Mapping[str, Mapping[str, LicenceCount]],
     ) -> None:
         """Take over what is stored: live leases, what lingers, totals that operators have set.
 
@@ -82,14 +98,14 @@ class Licences:
         """
         for lease in leases:
             self._add(lease)
-        for back in lingering:
-            self._linger(back)
-        for name, total in chosen.items():
-            self._pool(name).chosen = total
-            self._pools[name].add_up()
-        for name, told in past_us.items():
-            self._pool(name).past_us = dict(told)
-            self._pools[name].add_up()
+        for tokens in lingering:
+            self._add_lingering(tokens)
+        for name, total in operator_totals.items():
+            self._pool(name).operator_total = total
+            self._pools[name].recompute()
+        for name, counts in used_outside.items():
+            self._pool(name).used_outside = dict(counts)
+            self._pools[name].recompute()
 
     def configure(
         self, pools: Iterable[LicencePool], patience: float, clusters: Iterable[str] = ()
@@ -100,46 +116,50 @@ class Licences:
 
         What the managers of these clusters gave past us stays; those of which there was more.
         """
-        self._changes += 1
-        there = frozenset(clusters)
+        self._version += 1
+        configured_clusters = frozenset(clusters)
         self.patience = patience
-        given = {pool.name: pool for pool in pools}
-        self._groups, self._in_line, self._fresh = {}, {}, []
-        self._stirred, self._touched = set(), set()
-        self._windows, self.windowed = {}, set()
+        by_name = {pool.name: pool for pool in pools}
+        self._groups, self._group_of, self._new_groups = {}, {}, []
+        self._pools_to_recheck, self._heads_to_update = set(), set()
+        self._windows, self.reserved_licences = {}, set()
         for name, pool in self._pools.items():
-            pool.pool, pool.known, pool.count = _undescribed(name), False, None
-            pool.waiting = pool.asking = 0
-            pool.wanting, pool.parked, pool.first, pool.windows = [], {}, None, {}
-        for name, described in given.items():
-            self._pool(name).pool, self._pools[name].known = described, True
+            pool.config, pool.configured, pool.server_count = unconfigured_pool(name), False, None
+            pool.waiting_tokens = pool.requests = 0
+            pool.queue, pool.blocked, pool.head_key, pool.windows = [], {}, None, {}
+        for name, config in by_name.items():
+            self._pool(name).config, self._pools[name].configured = config, True
         dropped = []
         for name, pool in self._pools.items():
-            kept = {c: n for c, n in pool.past_us.items() if c in there and not pool.barred(c)}
-            if kept != pool.past_us:
-                pool.past_us = kept
+            remaining = {
+                cluster: count
+                for cluster, count in pool.used_outside.items()
+                if cluster in configured_clusters and not pool.excludes(cluster)
+            }
+            if remaining != pool.used_outside:
+                pool.used_outside = remaining
                 dropped.append(name)
-            pool.add_up()
+            pool.recompute()
         return dropped
 
-    def _pool(self, name: str) -> _Pool:
+    def _pool(self, name: str) -> PoolState:
         if name not in self._pools:
-            self._pools[name] = _Pool(_undescribed(name), known=False)
+            self._pools[name] = PoolState(unconfigured_pool(name), configured=False)
         return self._pools[name]
 
-    def counted(self, count: LicenceCount, now: float) -> bool:
+    def record_count(self, count: LicenceCount, now: float) -> bool:
         """Learn what a server told; whether it counts: it must be known, and not of the future."""
         pool = self._pools.get(count.name)
-        if pool is None or not pool.known or not pool.pool.server or count.observed > now:
+        if pool is None or not pool.configured or not pool.config.server or count.observed > now:
             return False
-        if pool.count is not None and count.observed < pool.count.observed:
+        if pool.server_count is not None and count.observed < pool.server_count.observed:
             return False
-        pool.count = count
-        pool.add_up()
-        self._changed(pool)
+        pool.server_count = count
+        pool.recompute()
+        self._mark_changed(pool)
         return True
 
-    def given_past_us(self, cluster: str, taken: Mapping[str, int], now: float) -> list[str]:
+    def record_outside_use(self, cluster: str, used: Mapping[str, int], now: float) -> list[str]:
         """Learn what a cluster's manager has given of these licences to others than us.
 
         Of a licence that cannot be used on that cluster it counts some other pool. Those of which
@@ -147,113 +167,120 @@ class Licences:
         """
         changed = []
         for name, pool in self._pools.items():
-            before = pool.past_us.pop(cluster, None)
-            many = min(taken.get(name, 0), MOST)
-            if pool.barred(cluster):
-                many = 0
-            if many:
-                pool.past_us[cluster] = LicenceCount(name, None, many, now)
-            if many != (before.outside if before is not None else 0):
+            previous = pool.used_outside.pop(cluster, None)
+            count = min(used.get(name, 0), MAX_TOKENS)
+            if pool.excludes(cluster):
+                count = 0
+            if count:
+                pool.used_outside[cluster] = LicenceCount(name, None, count, now)
+            if count != (previous.outside if previous is not None else 0):
                 changed.append(name)
-                pool.add_up()
-                self._changed(pool)
+                pool.recompute()
+                self._mark_changed(pool)
         return changed
 
-    def choose(self, name: str, total: int | None) -> None:
+    def set_operator_total(self, name: str, total: int | None) -> None:
         """An operator sets how many there are; None: as configured again."""
-        self._pool(name).chosen = total
-        self._pools[name].add_up()
-        self._changed(self._pools[name])
+        self._pool(name).operator_total = total
+        self._pools[name].recompute()
+        self._mark_changed(self._pools[name])
 
-    def _changed(self, pool: _Pool) -> None:
+    def _mark_changed(self, pool: PoolState) -> None:
         """There may be more or fewer; perhaps nothing can be kept any more for who is first."""
-        self._changes += 1
-        self._stirred.add(pool.pool.name)
-        self._stir_all(pool.first)
+        self._version += 1
+        self._pools_to_recheck.add(pool.config.name)
+        self._recheck_requested_by(pool.head_key)
 
-    def promise(self, window: TokenWindow) -> None:
+    def add_window(self, window: TokenWindow) -> None:
         """Keep tokens for a reservation from now on."""
         if self._windows.get(window.id) == window:
             return
-        self._changes += 1
+        self._version += 1
         self._windows[window.id] = window
         for name in window.licences:
             pool = self._pool(name)
             pool.windows[window.id] = window
-            self.windowed.add(name)
-            self._changed(pool)
+            self.reserved_licences.add(name)
+            self._mark_changed(pool)
 
-    def keep_no_more(self, id: int) -> None:
+    def remove_window(self, reservation: int) -> None:
         """A reservation is over."""
-        window = self._windows.pop(id, None)
+        window = self._windows.pop(reservation, None)
         if window is None:
             return
-        self._changes += 1
+        self._version += 1
         for name in window.licences:
             pool = self._pools[name]
-            del pool.windows[id]
+            del pool.windows[reservation]
             if not pool.windows:
-                self.windowed.remove(name)
-            self._changed(pool)
+                self.reserved_licences.remove(name)
+            self._mark_changed(pool)
 
     def windows(self, name: str) -> list[TokenWindow]:
         """The reservations that have tokens of a licence, by their start."""
-        return sorted(self._pool(name).windows.values(), key=lambda one: (one.start, one.id))
+        return sorted(
+            self._pool(name).windows.values(), key=lambda window: (window.start, window.id)
+        )
 
-    def _stir_all(self, first: Order | None) -> None:
+    def _recheck_requested_by(self, head_key: QueueKey | None) -> None:
         """Look again at all licences that one in line wants: something may have been kept."""
-        if first is not None and (group := self._in_line.get(first[3:])) is not None:
-            self._stirred.update(name for name, _ in group.wants)
+        if head_key is not None and (group := self._group_of.get(head_key[3:])) is not None:
+            self._pools_to_recheck.update(name for name, _ in group.requested)
 
-    def clock_set(self, by: float) -> None:
+    def adjust_clock(self, shift: float) -> None:
         """Move all times: the wall clock has gone `by` seconds more than time has."""
-        self._changes += 1
+        self._version += 1
         for pool in self._pools.values():
-            if pool.count is not None:
-                pool.count = pool.count.set_back(by)
-            pool.past_us = {name: told.set_back(by) for name, told in pool.past_us.items()}
-            pool.backs = [(until + by, given_back + by, n) for until, given_back, n in pool.backs]
-            pool.add_up()
-        self._ends = {place: end + by for place, end in self._ends.items()}
-        self._dues = [(until + by, name) for until, name in self._dues]
+            if pool.server_count is not None:
+                pool.server_count = pool.server_count.adjusted_for_clock(shift)
+            pool.used_outside = {
+                name: count.adjusted_for_clock(shift) for name, count in pool.used_outside.items()
+            }
+            pool.returning = [
+                (until + shift, returned + shift, tokens)
+                for until, returned, tokens in pool.returning
+            ]
+            pool.recompute()
+        self._lease_ends = {task_id: end + shift for task_id, end in self._lease_ends.items()}
+        self._linger_ends = [(until + shift, name) for until, name in self._linger_ends]
 
     @property
-    def names(self) -> list[str]:
+    def configured_names(self) -> list[str]:
         """The licences that the site describes."""
-        return [name for name, pool in self._pools.items() if pool.known]
+        return [name for name, pool in self._pools.items() if pool.configured]
 
-    def standing(self, name: str, now: float) -> Standing:
+    def status(self, name: str, now: float) -> LicenceStatus:
         """How it stands with one licence."""
         pool = self._pool(name)
         free, reserved = pool.free(now), pool.reserved_now(now)
-        return Standing(
+        return LicenceStatus(
             name,
-            pool.total if pool.known else 0,
-            pool.ours,
+            pool.total if pool.configured else 0,
+            pool.leased_tokens,
             pool.outside,
             pool.lingering,
             None if free is None else free - reserved,
-            pool.waiting,
-            pool.word(now),
+            pool.waiting_tokens,
+            pool.unknown_reason(now),
             pool.observed,
-            pool.chosen,
-            pool.asking,
-            pool.past_us.copy(),
+            pool.operator_total,
+            pool.requests,
+            pool.used_outside.copy(),
             reserved,
         )
 
-    def standings(self, now: float) -> list[Standing]:
+    def statuses(self, now: float) -> list[LicenceStatus]:
         """How it stands with every licence that is configured, leased or wanted."""
         return [
-            self.standing(name, now)
+            self.status(name, now)
             for name, pool in sorted(self._pools.items())
-            if pool.known or pool.ours or pool.waiting or pool.windows
+            if pool.configured or pool.leased_tokens or pool.waiting_tokens or pool.windows
         ]
 
-    def pool(self, name: str) -> LicencePool | None:
+    def configured_pool(self, name: str) -> LicencePool | None:
         """What the site says of a licence; None: nothing."""
         pool = self._pools.get(name)
-        return pool.pool if pool is not None and pool.known else None
+        return pool.config if pool is not None and pool.configured else None
 
     # What can be asked for
 
@@ -261,54 +288,62 @@ class Licences:
     def rho(self) -> dict[str, float]:
         """How critical each licence is that somebody waits for: `Standing.rho`."""
         pools = self._pools.items()
-        return {name: p.asking / p.total for name, p in pools if p.asking and p.total}
+        return {
+            name: pool.requests / pool.total for name, pool in pools if pool.requests and pool.total
+        }
 
-    def refusal(self, wants: Mapping[str, int]) -> str | None:
+    def refusal(self, requested: Mapping[str, int]) -> str | None:
         """Why nobody can ever have these, in words with a mend; None: somebody can."""
-        for name, many in wants.items():
+        for name, count in requested.items():
             pool = self._pools.get(name)
-            if pool is None or not pool.known:
-                close = difflib.get_close_matches(name, self.names, n=1)
-                known = ", ".join(self.names[:10]) or "none"
-                mend = f"did you mean {close[0]}?" if close else f"known are: {known}"
-                return f"no licence {name[:63]!r} is known; {mend}"
-            if many > MOST:
-                return f"{many} of licence {name}, which nobody has; ask for fewer"
-            if pool.total is not None and many > (most := pool.total - pool.pool.headroom):
-                kept = f", {pool.pool.headroom} of them kept free" if pool.pool.headroom else ""
-                mend = f"ask for {most} at the most" if most > 0 else "wait until there are more"
-                return f"{many} of licence {name}, there are {pool.total}{kept}; {mend}"
+            if pool is None or not pool.configured:
+                matches = difflib.get_close_matches(name, self.configured_names, n=1)
+                configured = ", ".join(self.configured_names[:10]) or "none"
+                hint = f"did you mean {matches[0]}?" if matches else f"known are: {configured}"
+                return f"no licence {name[:63]!r} is known; {hint}"
+            if count > MAX_TOKENS:
+                return f"{count} of licence {name}, which nobody has; ask for fewer"
+            if pool.total is not None and count > (available := pool.total - pool.config.headroom):
+                headroom = (
+                    f", {pool.config.headroom} of them kept free" if pool.config.headroom else ""
+                )
+                hint = (
+                    f"ask for {available} at the most"
+                    if available > 0
+                    else "wait until there are more"
+                )
+                return f"{count} of licence {name}, there are {pool.total}{headroom}; {hint}"
         return None
 
-    def barred(self, wants: Iterable[str], cluster: str) -> str | None:
+    def first_unusable(self, names: Iterable[str], cluster: str) -> str | None:
         """The first of these licences that cannot be used on a cluster; None: all can."""
-        for name in wants:
+        for name in names:
             pool = self._pools.get(name)
-            if pool is not None and pool.barred(cluster):
+            if pool is not None and pool.excludes(cluster):
                 return name
         return None
 
     # Leases
 
     def take(
-        self, lease: Lease, end: float, limited: bool = True, window: int | None = None
+        self, lease: Lease, end: float, enforced: bool = True, reservation: int | None = None
     ) -> None:
         """Lease all of it, to one that `next` has named or that is there already; see `expect`."""
         self.leave((lease.job, lease.index))
         self._add(lease)
-        self.expect((lease.job, lease.index), end, limited, window)
+        self.expect_end((lease.job, lease.index), end, enforced, reservation)
 
     def _add(self, lease: Lease) -> None:
-        self._changes += 1
-        place = (lease.job, lease.index)
-        self.leases[place] = lease
-        for name, many in lease.tokens.items():
+        self._version += 1
+        task_id = (lease.job, lease.index)
+        self.leases[task_id] = lease
+        for name, count in lease.tokens.items():
             pool = self._pool(name)
-            pool.ours += many
-            pool.leased[place] = many
+            pool.leased_tokens += count
+            pool.leased_by_task[task_id] = count
 
-    def expect(
-        self, place: Place, end: float, limited: bool = True, window: int | None = None
+    def expect_end(
+        self, task_id: TaskId, end: float, enforced: bool = True, reservation: int | None = None
     ) -> None:
         """Learn when a lease will have ended by the time limit of its task.
 
@@ -316,369 +351,420 @@ class Licences:
         is later than it was thought to be, others may end before the first in line needs what it
         holds; if it is earlier, or certain now, before a reservation does.
         """
-        if place not in self.leases:
+        if task_id not in self.leases:
             return
-        known = (self._ends.get(place, _NEVER), place not in self._unlimited)
-        before, self._ends[place] = known[0], end
-        (self._unlimited.discard if limited else self._unlimited.add)(place)
-        draws = window is not None and place not in self._drawing
-        if window is not None and draws:
-            self._drawing[place] = window
-            for name, many in self.leases[place].tokens.items():
-                self._pools[name].drawn[window] += many
-        if draws or (end, limited) != known:
-            self._changes += 1
-        for name in self.leases[place].tokens:
+        previous = (self._lease_ends.get(task_id, _NEVER), task_id not in self._unenforced)
+        previous_end, self._lease_ends[task_id] = previous[0], end
+        (self._unenforced.discard if enforced else self._unenforced.add)(task_id)
+        joins_reservation = reservation is not None and task_id not in self._reservation_of
+        if reservation is not None and joins_reservation:
+            self._reservation_of[task_id] = reservation
+            for name, count in self.leases[task_id].tokens.items():
+                self._pools[name].leased_by_reservation[reservation] += count
+        if joins_reservation or (end, enforced) != previous:
+            self._version += 1
+        for name in self.leases[task_id].tokens:
             pool = self._pools[name]
-            if end > before or (pool.windows and (end, limited) != known):
-                self._stirred.add(name)
-                self._stir_all(pool.first)
+            if end > previous_end or (pool.windows and (end, enforced) != previous):
+                self._pools_to_recheck.add(name)
+                self._recheck_requested_by(pool.head_key)
 
-    def give_back(self, place: Place, now: float, used: bool) -> dict[str, float]:
+    def return_lease(self, task_id: TaskId, now: float, was_used: bool) -> dict[str, float]:
         """End a lease; until when its tokens count as in use, if they have been `used`."""
-        self._changes += 1
-        lease = self.leases.pop(place)
-        self._ends.pop(place, None)
-        self._unlimited.discard(place)
-        window = self._drawing.pop(place, None)
-        lingers = {}
-        for name, many in lease.tokens.items():
+        self._version += 1
+        lease = self.leases.pop(task_id)
+        self._lease_ends.pop(task_id, None)
+        self._unenforced.discard(task_id)
+        reservation = self._reservation_of.pop(task_id, None)
+        lingering_until = {}
+        for name, count in lease.tokens.items():
             pool = self._pool(name)
-            pool.ours -= many
-            if window is not None:
-                pool.drawn[window] -= many
-                if not pool.drawn[window]:
-                    del pool.drawn[window]
-            del pool.leased[place]
-            self._stirred.add(name)
-            if used and pool.pool.linger:
-                lingers[name] = now + pool.pool.linger
-                self._linger(Lingering(name, many, now, lingers[name]))
-                self._stir_all(pool.first)  # it may have counted on them by its time limit
-        return lingers
+            pool.leased_tokens -= count
+            if reservation is not None:
+                pool.leased_by_reservation[reservation] -= count
+                if not pool.leased_by_reservation[reservation]:
+                    del pool.leased_by_reservation[reservation]
+            del pool.leased_by_task[task_id]
+            self._pools_to_recheck.add(name)
+            if was_used and pool.config.linger:
+                lingering_until[name] = now + pool.config.linger
+                self._add_lingering(LingeringTokens(name, count, now, lingering_until[name]))
+                self._recheck_requested_by(
+                    pool.head_key
+                )  # it may have counted on them by its time limit
+        return lingering_until
 
-    def _linger(self, back: Lingering) -> None:
-        pool, told = self._pool(back.licence), (back.until, back.given_back, back.count)
-        heapq.heappush(pool.backs, told)
-        heapq.heappush(self._dues, (back.until, back.licence))
-        if pool.lingers(told):
-            pool.lingering += back.count
+    def _add_lingering(self, lingering: LingeringTokens) -> None:
+        pool, entry = (
+            self._pool(lingering.licence),
+            (lingering.until, lingering.returned, lingering.count),
+        )
+        heapq.heappush(pool.returning, entry)
+        heapq.heappush(self._linger_ends, (lingering.until, lingering.licence))
+        if pool.still_lingers(entry):
+            pool.lingering += lingering.count
 
     @property
     def next_due(self) -> float | None:
         """When time alone gives back tokens while somebody waits, or None."""
-        return self._dues[0][0] if self._dues and self._in_line else None
+        return self._linger_ends[0][0] if self._linger_ends and self._group_of else None
 
-    def pass_time(self, now: float) -> None:
+    def expire_lingering(self, now: float) -> None:
         """Free what has lingered long enough."""
-        while self._dues and self._dues[0][0] <= now:
-            self._changes += 1
-            name = heapq.heappop(self._dues)[1]
+        while self._linger_ends and self._linger_ends[0][0] <= now:
+            self._version += 1
+            name = heapq.heappop(self._linger_ends)[1]
             pool = self._pools[name]
-            while pool.backs and pool.backs[0][0] <= now:
-                back = heapq.heappop(pool.backs)
-                if pool.lingers(back):
-                    pool.lingering -= back[2]
-            self._stirred.add(name)
+            while pool.returning and pool.returning[0][0] <= now:
+                entry = heapq.heappop(pool.returning)
+                if pool.still_lingers(entry):
+                    pool.lingering -= entry[2]
+            self._pools_to_recheck.add(name)
 
     # The line
 
-    def __contains__(self, place: Place) -> bool:
+    def __contains__(self, task_id: TaskId) -> bool:
         """Whether a task is in line."""
-        return place in self._in_line
+        return task_id in self._group_of
 
     @property
-    def waited_for(self) -> bool:
+    def has_waiting(self) -> bool:
         """Whether anybody is in line."""
-        return bool(self._in_line)
+        return bool(self._group_of)
 
-    def contended(self, place: Place) -> bool:
+    def contended(self, task_id: TaskId) -> bool:
         """Whether others wait for a licence that this one has leased."""
-        return any(self._pools[name].waiting for name in self.leases[place].tokens)
+        return any(self._pools[name].waiting_tokens for name in self.leases[task_id].tokens)
 
-    def serves(self, freed: Mapping[str, int], now: float) -> bool:
+    def would_unblock(self, freed: Mapping[str, int], now: float) -> bool:
         """Whether somebody in line could go if these were given back, too."""
         for name in freed:
-            kinds = self._pools[name].parked.values()
-            for entry in chain.from_iterable(heap for of in kinds for heap in of.values()):
+            blocked = self._pools[name].blocked.values()
+            for entry in chain.from_iterable(
+                heap for by_terms in blocked for heap in by_terms.values()
+            ):
                 group = entry[2]
-                if group.at == name and all(
-                    self._may_take(self._pools[n], many - freed.get(n, 0), entry, now)
-                    for n, many in group.wants
+                if group.blocked_at == name and all(
+                    self._may_take(self._pools[licence], count - freed.get(licence, 0), entry, now)
+                    for licence, count in group.requested
                 ):
                     return True
         return False
 
     def join(
         self,
-        place: Place,
-        key: float,
-        wants: Mapping[str, int],
-        lasts: float,
-        limited: bool = True,
-        window: int | None = None,
+        task_id: TaskId,
+        queue_time: float,
+        requested: Mapping[str, int],
+        duration: float,
+        enforced: bool = True,
+        reservation: int | None = None,
     ) -> None:
         """Get in line by a key (seconds), the least first; one that is there keeps its place.
 
         By its time limit it will have what it wants for `lasts` seconds; `limited`: somebody sees
         to that. `window` is the reservation in which it runs.
         """
-        if place in self._in_line:
+        if task_id in self._group_of:
             return
-        stay = _Stay(2.0 ** math.ceil(math.log2(lasts)), limited, window)
-        same = (tuple(sorted(wants.items())), stay)
-        group = self._groups.get(same)
+        terms = LeaseTerms(2.0 ** math.ceil(math.log2(duration)), enforced, reservation)
+        group_key = (tuple(sorted(requested.items())), terms)
+        group = self._groups.get(group_key)
         if group is None:
             self._serial += 1
-            group = self._groups[same] = _Group(*same, self._serial)
-        step = key // self.patience if self.patience else key
-        order = (step, -sum(wants.values()), key, *place)
-        before = group.first()
-        self._in_line[place] = group
-        group.orders[place] = order
-        heapq.heappush(group.heap, order)
-        for name, many in group.wants:
+            group = self._groups[group_key] = TaskGroup(*group_key, self._serial)
+        step = queue_time // self.patience if self.patience else queue_time
+        queue_key = (step, -sum(requested.values()), queue_time, *task_id)
+        previous_head = group.head_key()
+        self._group_of[task_id] = group
+        group.queue_keys[task_id] = queue_key
+        heapq.heappush(group.heap, queue_key)
+        for name, count in group.requested:
             pool = self._pool(name)
-            pool.waiting += many
-            pool.asking += 1
-        if before is None or order < before:
-            self._has_first(group, order)
+            pool.waiting_tokens += count
+            pool.requests += 1
+        if previous_head is None or queue_key < previous_head:
+            self._add_group_head(group, queue_key)
 
-    def leave(self, place: Place) -> None:
+    def leave(self, task_id: TaskId) -> None:
         """Get out of line, wherever one is."""
-        group = self._in_line.pop(place, None)
+        group = self._group_of.pop(task_id, None)
         if group is None:
             return
-        before = group.first()
-        order = group.orders.pop(place)
-        for name, many in group.wants:
-            self._pools[name].waiting -= many
-            self._pools[name].asking -= 1
-        if order != before:
+        previous_head = group.head_key()
+        queue_key = group.queue_keys.pop(task_id)
+        for name, count in group.requested:
+            self._pools[name].waiting_tokens -= count
+            self._pools[name].requests -= 1
+        if queue_key != previous_head:
             return
-        first = group.first()
-        if first is not None:
-            self._has_first(group, first)
+        head = group.head_key()
+        if head is not None:
+            self._add_group_head(group, head)
             return
-        del self._groups[group.wants, group.stay]
-        self._touched.update(name for name, _ in group.wants)
+        del self._groups[group.requested, group.terms]
+        self._heads_to_update.update(name for name, _ in group.requested)
 
-    def _has_first(self, group: _Group, first: Order) -> None:
+    def _add_group_head(self, group: TaskGroup, head: QueueKey) -> None:
         """Another one is first of its group: look at it anew."""
-        entry = (first, group.serial, group)
-        group.at = ""
-        heapq.heappush(self._fresh, entry)
-        for name, _ in group.wants:
-            heapq.heappush(self._pools[name].wanting, entry)
-            self._touched.add(name)
+        entry = (head, group.serial, group)
+        group.blocked_at = ""
+        heapq.heappush(self._new_groups, entry)
+        for name, _ in group.requested:
+            heapq.heappush(self._pools[name].queue, entry)
+            self._heads_to_update.add(name)
 
-    def _settle(self) -> None:
+    def _update_heads(self) -> None:
         """See who is first where that may have changed; what was kept for others is so no more."""
-        while self._touched:
-            pool = self._pools[self._touched.pop()]
-            before, heap = pool.first, pool.wanting
-            while heap and heap[0][2].first() != heap[0][0]:
+        while self._heads_to_update:
+            pool = self._pools[self._heads_to_update.pop()]
+            previous_head, heap = pool.head_key, pool.queue
+            while heap and heap[0][2].head_key() != heap[0][0]:
                 heapq.heappop(heap)
-            pool.first = heap[0][0] if heap else None
-            if pool.first == before:
+            pool.head_key = heap[0][0] if heap else None
+            if pool.head_key == previous_head:
                 continue
-            self._changes += 1
-            if before is not None:
+            self._version += 1
+            if previous_head is not None:
                 # it may have been the one for which something was kept, also of other licences
-                self._stirred.add(pool.pool.name)
-                self._stir_all(before)
+                self._pools_to_recheck.add(pool.config.name)
+                self._recheck_requested_by(previous_head)
 
-    def _reserved(self, pool: _Pool, now: float) -> tuple[float, int]:
+    def _head_reservation(self, pool: PoolState, now: float) -> tuple[float, int]:
         """When the first in line will have its licences, and how many others may then still have.
 
         O(n log n) in the leases of its licences, or O(1) while nothing has changed since. At
         infinity if nobody knows when, if ever, or if it is not first for all of them: what others
         take then does not keep it waiting.
         """
-        asked = (self._changes, now)
-        if pool.asked != asked:
-            pool.asked, pool.reserved = asked, self._reserve(pool, now)
-        return pool.reserved
+        cache_key = (self._version, now)
+        if pool.head_cache_key != cache_key:
+            pool.head_cache_key, pool.head_reservation = (
+                cache_key,
+                self._compute_head_reservation(pool, now),
+            )
+        return pool.head_reservation
 
-    def _reserve(self, pool: _Pool, now: float) -> tuple[float, int]:
-        group = self._first_group(pool)
+    def _compute_head_reservation(self, pool: PoolState, now: float) -> tuple[float, int]:
+        group = self._head_group(pool)
         if group is None:
             return _NEVER, 0
-        if any(self._pools[name].first != pool.first for name, _ in group.wants):
+        if any(self._pools[name].head_key != pool.head_key for name, _ in group.requested):
             return _NEVER, 0
-        if any(self._pools[name].windows for name, _ in group.wants):
-            return self._reserve_beside_windows(pool, group, now)
-        moment = max(self._enough(self._pools[name], many, now) for name, many in group.wants)
-        if moment == _NEVER:
+        if any(self._pools[name].windows for name, _ in group.requested):
+            return self._compute_head_reservation_with_windows(pool, group, now)
+        shadow_time = max(
+            self._time_available(self._pools[name], count, now) for name, count in group.requested
+        )
+        if shadow_time == _NEVER:
             return _NEVER, 0
-        left = (pool.free(now) or 0) - dict(group.wants)[pool.pool.name]
-        back = self._returns(pool, None, False)
-        return moment, left + sum(many for end, many in back if end <= moment)
+        extra = (pool.free(now) or 0) - dict(group.requested)[pool.config.name]
+        returns = self._expected_returns(pool, None, False)
+        return shadow_time, extra + sum(count for end, count in returns if end <= shadow_time)
 
-    def _reserve_beside_windows(self, pool: _Pool, group: _Group, now: float) -> tuple[float, int]:
+    def _compute_head_reservation_with_windows(
+        self, pool: PoolState, group: TaskGroup, now: float
+    ) -> tuple[float, int]:
         """The same where not all that comes back stays there."""
-        moment, found = now, now - 1.0
-        while found < moment < _NEVER:  # until all are there together
-            found = moment
-            moment = max(
-                self._enough_beside_windows(self._pools[name], many, group.stay, found, now)
-                for name, many in group.wants
+        shadow_time, previous = now, now - 1.0
+        while previous < shadow_time < _NEVER:  # until all are there together
+            previous = shadow_time
+            shadow_time = max(
+                self._time_available_with_windows(
+                    self._pools[name], count, group.terms, previous, now
+                )
+                for name, count in group.requested
             )
-        if moment == _NEVER:
+        if shadow_time == _NEVER:
             return _NEVER, 0
-        slots = self._ahead(pool, group.stay.window, False, now)
-        gone = self._gone(group.stay, moment)
-        return moment, least(slots, moment, gone) - dict(group.wants)[pool.pool.name]
+        slots = self._tokens_over_time(pool, group.terms.reservation, False, now)
+        end = self._end_of_use(group.terms, shadow_time)
+        return shadow_time, min_tokens(slots, shadow_time, end) - dict(group.requested)[
+            pool.config.name
+        ]
 
-    def _first_group(self, pool: _Pool) -> _Group | None:
+    def _head_group(self, pool: PoolState) -> TaskGroup | None:
         """That of the first in line for a licence."""
-        return None if pool.first is None else self._in_line.get(pool.first[3:])
+        return None if pool.head_key is None else self._group_of.get(pool.head_key[3:])
 
-    def _enough(self, pool: _Pool, wanted: int, now: float) -> float:
+    def _time_available(self, pool: PoolState, needed: int, now: float) -> float:
         """When so many of a licence will be free by the time limits of those that have it."""
         free = pool.free(now)
         if free is None:
             return _NEVER
-        if free >= wanted:
+        if free >= needed:
             return now
-        for end, many in sorted(self._returns(pool, None, False)):
-            free += many
-            if free >= wanted:
+        for end, count in sorted(self._expected_returns(pool, None, False)):
+            free += count
+            if free >= needed:
                 return max(end, now)  # who is past its limit ends at any moment
         return _NEVER
 
-    def _enough_beside_windows(
-        self, pool: _Pool, wanted: int, stay: _Stay, ready: float, now: float
+    def _time_available_with_windows(
+        self, pool: PoolState, needed: int, terms: LeaseTerms, ready: float, now: float
     ) -> float:
         """From `ready` on, when so many will be free for as long as one stays."""
         if pool.free(now) is None:
             return _NEVER
-        slots = self._ahead(pool, stay.window, False, now)
-        return earliest(slots, wanted, ready, stay.lasts, self._window_ends(stay))
+        slots = self._tokens_over_time(pool, terms.reservation, False, now)
+        return earliest_start(slots, needed, ready, terms.duration, self._window_end(terms))
 
-    def _window_ends(self, stay: _Stay) -> float:
+    def _window_end(self, terms: LeaseTerms) -> float:
         """When all that runs in its reservation is killed; infinity if it is in none."""
-        if stay.window is None:
+        if terms.reservation is None:
             return _NEVER
-        window = self._windows.get(stay.window)
+        window = self._windows.get(terms.reservation)
         return _NEVER if window is None else window.until
 
-    def _gone(self, stay: _Stay, begun: float) -> float:
+    def _end_of_use(self, terms: LeaseTerms, start: float) -> float:
         """When one that begins then has given all back."""
-        return min(begun + stay.lasts, self._window_ends(stay))
+        return min(start + terms.duration, self._window_end(terms))
 
-    def _ahead(
-        self, pool: _Pool, own: int | None, sure: bool, now: float, late: float = 0.0
-    ) -> Slots:
+    def _tokens_over_time(
+        self,
+        pool: PoolState,
+        reservation: int | None,
+        enforced_only: bool,
+        now: float,
+        overrun: float = 0.0,
+    ) -> TokenSlots:
         """What may be taken of a licence over time in the reservation `own` (None: in none).
 
         O(n log n) in its leases, or O(1) while nothing has changed since. `sure`: only what
         somebody sees to counts as given back, `late` after its limit, after it has lingered.
         """
-        asked = (self._changes, now)
-        if pool.seen != asked:
-            pool.seen, pool.slots = asked, {}
-        kind = (own if own in pool.windows else None, sure, late)
-        if kind not in pool.slots:
-            returns = self._returns(pool, *kind)
+        cache_key = (self._version, now)
+        if pool.slots_cache_key != cache_key:
+            pool.slots_cache_key, pool.slots = cache_key, {}
+        slots_key = (reservation if reservation in pool.windows else None, enforced_only, overrun)
+        if slots_key not in pool.slots:
+            returns = self._expected_returns(pool, *slots_key)
             free = pool.free(now) or 0
-            pool.slots[kind] = ahead(now, free, returns, pool.claims(), kind[0])
-        return pool.slots[kind]
+            pool.slots[slots_key] = tokens_over_time(
+                now, free, returns, pool.unleased_claims(), slots_key[0]
+            )
+        return pool.slots[slots_key]
 
-    def _returns(
-        self, pool: _Pool, own: int | None, sure: bool, late: float = 0.0
+    def _expected_returns(
+        self, pool: PoolState, reservation: int | None, enforced_only: bool, overrun: float = 0.0
     ) -> Iterator[tuple[float, int]]:
         """When how many tokens come back; those of a window only to that window until its end."""
-        for place, many in pool.leased.items():
-            end = self._ends.get(place, _NEVER)
-            if sure:
-                over = end if place in self._drawing else end + late  # a window's end ends all
-                end = _NEVER if place in self._unlimited else over + pool.pool.linger
+        for task_id, count in pool.leased_by_task.items():
+            end = self._lease_ends.get(task_id, _NEVER)
+            if enforced_only:
+                limit_end = (
+                    end if task_id in self._reservation_of else end + overrun
+                )  # a window's end ends all
+                end = _NEVER if task_id in self._unenforced else limit_end + pool.config.linger
             if pool.windows:
-                window = pool.windows.get(self._drawing.get(place, 0))
-                if window is not None and window.id != own:
-                    end = max(end, window.until + (pool.pool.linger if sure else 0.0))
-            yield end, many
-        for back in pool.backs:
-            if pool.lingers(back):
-                yield back[0], back[2]
+                window = pool.windows.get(self._reservation_of.get(task_id, 0))
+                if window is not None and window.id != reservation:
+                    end = max(end, window.until + (pool.config.linger if enforced_only else 0.0))
+            yield end, count
+        for entry in pool.returning:
+            if pool.still_lingers(entry):
+                yield entry[0], entry[2]
 
-    def _may_take(self, pool: _Pool, many: int, entry: _Entry, now: float) -> bool:
+    def _may_take(self, pool: PoolState, count: int, entry: GroupEntry, now: float) -> bool:
         """Whether one in line may take so many of a licence now."""
-        order, _, group = entry
+        queue_key, _, group = entry
         free = pool.free(now)
-        if free is None or many > free:
+        if free is None or count > free:
             return False
-        if pool.first != order and not self._passes(pool, many, group.stay, now):
+        if pool.head_key != queue_key and not self._may_overtake(pool, count, group.terms, now):
             return False
-        return not pool.windows or many <= self._beside(pool, group.stay, now)
+        return not pool.windows or count <= self._free_beside_windows(pool, group.terms, now)
 
-    def _passes(self, pool: _Pool, many: int, stay: _Stay, now: float) -> bool:
+    def _may_overtake(self, pool: PoolState, count: int, terms: LeaseTerms, now: float) -> bool:
         """Whether the first in line has its licences no later if so many are taken of one now."""
-        moment, left = self._reserved(pool, now)
-        if many <= left or now + stay.lasts <= moment or self._window_ends(stay) <= moment:
+        shadow_time, extra = self._head_reservation(pool, now)
+        if (
+            count <= extra
+            or now + terms.duration <= shadow_time
+            or self._window_end(terms) <= shadow_time
+        ):
             return True
         if not pool.windows:
             return False
-        first = self._first_group(pool)
-        if first is None or stay.window == first.stay.window:
+        head = self._head_group(pool)
+        if head is None or terms.reservation == head.terms.reservation:
             return False
-        owed = sum(tokens for window, tokens in pool.claims() if window.id == stay.window)
-        return many <= left + owed
+        claimed = sum(
+            tokens for window, tokens in pool.unleased_claims() if window.id == terms.reservation
+        )
+        return count <= extra + claimed
 
-    def _beside(self, pool: _Pool, stay: _Stay, now: float) -> int:
+    def _free_beside_windows(self, pool: PoolState, terms: LeaseTerms, now: float) -> int:
         """How many windows leave of what is free, for as long as one that goes now stays."""
-        gone = self._gone(stay, now) if stay.limited else self._window_ends(stay)
-        gone = max(gone + pool.pool.linger, math.nextafter(now, math.inf))
-        return least(self._ahead(pool, stay.window, True, now), now, gone)
+        end = self._end_of_use(terms, now) if terms.enforced else self._window_end(terms)
+        end = max(end + pool.config.linger, math.nextafter(now, math.inf))
+        return min_tokens(self._tokens_over_time(pool, terms.reservation, True, now), now, end)
 
     # Windows
 
-    def lacking(
-        self, wants: Mapping[str, int], now: float, late: float = 0.0
+    def unavailable_spans(
+        self, requested: Mapping[str, int], now: float, overrun: float = 0.0
     ) -> Iterator[tuple[float, float]]:
         """From when to when these cannot be promised; what lingers after a window counts.
 
         What runs may have them for `late` seconds after its limit.
         """
-        for name, many in wants.items():
+        for name, count in requested.items():
             pool = self._pool(name)
             if pool.free(now) is None:
                 yield now, _NEVER
                 continue
-            for start, end, free in spans(self._ahead(pool, None, True, now, late)):
-                if free < many:
-                    yield start - pool.pool.linger, end
+            for start, end, free in slot_spans(
+                self._tokens_over_time(pool, None, True, now, overrun)
+            ):
+                if free < count:
+                    yield start - pool.config.linger, end
 
-    def kept_for(self, place: Place, name: str, now: float) -> TokenWindow | None:
+    def blocking_window(self, task_id: TaskId, name: str, now: float) -> TokenWindow | None:
         """The reservation for whose sake one in line may not take what is free; None: for none."""
-        group, pool = self._in_line[place], self._pools[name]
-        wanted, free = dict(group.wants)[name], pool.free(now)
-        if free is None or not pool.windows or wanted <= self._beside(pool, group.stay, now):
+        group, pool = self._group_of[task_id], self._pools[name]
+        needed, free = dict(group.requested)[name], pool.free(now)
+        if (
+            free is None
+            or not pool.windows
+            or needed <= self._free_beside_windows(pool, group.terms, now)
+        ):
             return None
-        others = [one for one in self.windows(name) if one.id != group.stay.window]
-        for begin, _, many in spans(self._ahead(pool, group.stay.window, True, now)):
-            if many < wanted:
-                there = [one for one in others if one.start <= begin < one.until]
-                return there[-1] if there else None
+        other_windows = [
+            window for window in self.windows(name) if window.id != group.terms.reservation
+        ]
+        for start, _, count in slot_spans(
+            self._tokens_over_time(pool, group.terms.reservation, True, now)
+        ):
+            if count < needed:
+                covering = [
+                    window for window in other_windows if window.start <= start < window.until
+                ]
+                return covering[-1] if covering else None
         return None
 
-    def delays(self, place: Place, freed: Mapping[str, int], now: float) -> int | None:
+    def delayed_reservation(
+        self, task_id: TaskId, freed: Mapping[str, int], now: float
+    ) -> int | None:
         """The reservation that will lack what a lease has, if that lasts until its task's limit.
 
         `freed` will be given back before. None: none will; or it is of a reservation itself.
         """
-        if place in self._drawing:
+        if task_id in self._reservation_of:
             return None
-        for name in self.leases[place].tokens:
+        for name in self.leases[task_id].tokens:
             pool = self._pools[name]
             if not pool.windows or pool.free(now) is None:
                 continue
-            for begin, _, many in spans(self._ahead(pool, None, True, now)):
-                there = [w.id for w in pool.windows.values() if w.start <= begin < w.until]
-                gone = self._ends[place] + pool.pool.linger
-                if there and begin < gone and many + freed.get(name, 0) < 0:
-                    return max(there)
+            for start, _, count in slot_spans(self._tokens_over_time(pool, None, True, now)):
+                covering = [
+                    window.id
+                    for window in pool.windows.values()
+                    if window.start <= start < window.until
+                ]
+                end = self._lease_ends[task_id] + pool.config.linger
+                if covering and start < end and count + freed.get(name, 0) < 0:
+                    return max(covering)
         return None
 
     # Who goes
@@ -686,93 +772,101 @@ class Licences:
     @property
     def settled(self) -> bool:
         """Whether `next` has nobody to look at."""
-        return not (self._touched or self._stirred or self._fresh)
+        return not (self._heads_to_update or self._pools_to_recheck or self._new_groups)
 
-    def next(self, now: float) -> Place | None:
+    def next_ready(self, now: float) -> TaskId | None:
         """The first in line who can have all that it wants now; None: nobody.
 
         It must then `take` it or `leave`.
         """
         if self.settled:
             return None
-        self._settle()
-        waiting = [parked for name in self._stirred for parked in self._parked(name, now)]
-        heapq.heapify(waiting)
-        while (entry := self._candidate(waiting)) is not None:
-            first, _, group = entry
-            for name, many in group.wants:
+        self._update_heads()
+        candidates = [
+            blocked
+            for name in self._pools_to_recheck
+            for blocked in self._unblocked_groups(name, now)
+        ]
+        heapq.heapify(candidates)
+        while (entry := self._pop_candidate(candidates)) is not None:
+            queue_key, _, group = entry
+            for name, count in group.requested:
                 pool = self._pools[name]
-                if not self._may_take(pool, many, entry, now):
-                    group.at = name
-                    heap = pool.parked.setdefault(many, {}).setdefault(group.stay, [])
+                if not self._may_take(pool, count, entry, now):
+                    group.blocked_at = name
+                    heap = pool.blocked.setdefault(count, {}).setdefault(group.terms, [])
                     heapq.heappush(heap, entry)
                     break
             else:
-                heapq.heappush(self._fresh, entry)  # until it takes it or leaves
-                group.at = ""
-                self._stirred = {name for _, name, *_ in waiting}
-                return first[3:]
-        self._stirred.clear()
+                heapq.heappush(self._new_groups, entry)  # until it takes it or leaves
+                group.blocked_at = ""
+                self._pools_to_recheck = {name for _, name, *_ in candidates}
+                return queue_key[3:]
+        self._pools_to_recheck.clear()
         return None
 
-    def _candidate(self, waiting: list[_Parked]) -> _Entry | None:
+    def _pop_candidate(self, candidates: list[BlockedGroup]) -> GroupEntry | None:
         """Take out the first group that may be able to go; None: there is none.
 
         It is one that waits nowhere yet, or the first of those `waiting`, a heap.
         """
-        fresh = self._fresh
-        while fresh and (fresh[0][2].at or fresh[0][2].first() != fresh[0][0]):
-            heapq.heappop(fresh)
-        if fresh and not (waiting and waiting[0][0] < fresh[0]):
-            return heapq.heappop(fresh)
-        if not waiting:
+        new_groups = self._new_groups
+        while new_groups and (
+            new_groups[0][2].blocked_at or new_groups[0][2].head_key() != new_groups[0][0]
+        ):
+            heapq.heappop(new_groups)
+        if new_groups and not (candidates and candidates[0][0] < new_groups[0]):
+            return heapq.heappop(new_groups)
+        if not candidates:
             return None
-        entry, name, many, stay, others = waiting[0]
-        heap = self._pools[name].parked[many][stay]
+        entry, name, count, terms, others_may_go = candidates[0]
+        heap = self._pools[name].blocked[count][terms]
         heapq.heappop(heap)
-        if others and self._waits(name, heap):
-            heapq.heapreplace(waiting, (heap[0], name, many, stay, True))
+        if others_may_go and self._has_blocked_group(name, heap):
+            heapq.heapreplace(candidates, (heap[0], name, count, terms, True))
         else:
-            heapq.heappop(waiting)
+            heapq.heappop(candidates)
         return entry
 
-    def _parked(self, name: str, now: float) -> Iterator[_Parked]:
+    def _unblocked_groups(self, name: str, now: float) -> Iterator[BlockedGroup]:
         """The first of each kind of groups at a licence that does not lack for them any more."""
         pool = self._pools[name]
         free = pool.free(now)
-        fitting = [many for many in pool.parked if free is not None and many <= free]
+        fitting = [count for count in pool.blocked if free is not None and count <= free]
         if not fitting:
             return
-        moment, left = self._reserved(pool, now)
-        group = self._first_group(pool)
-        first = None if group is None else (dict(group.wants)[name], group.stay)
-        for many in fitting:
-            kinds = pool.parked[many]
-            for stay, heap in list(kinds.items()):
-                others = many <= left or now + stay.lasts <= moment
+        shadow_time, extra = self._head_reservation(pool, now)
+        group = self._head_group(pool)
+        head = None if group is None else (dict(group.requested)[name], group.terms)
+        for count in fitting:
+            by_terms = pool.blocked[count]
+            for terms, heap in list(by_terms.items()):
+                others_may_go = count <= extra or now + terms.duration <= shadow_time
                 if pool.windows:
-                    others = others or self._passes(pool, many, stay, now)
-                    others = others and many <= self._beside(pool, stay, now)
-                if not others and (many, stay) != first:
+                    others_may_go = others_may_go or self._may_overtake(pool, count, terms, now)
+                    others_may_go = others_may_go and count <= self._free_beside_windows(
+                        pool, terms, now
+                    )
+                if not others_may_go and (count, terms) != head:
                     continue
-                if not self._waits(name, heap):
-                    del kinds[stay]
-                elif others or heap[0][0] == pool.first:
-                    yield heap[0], name, many, stay, others
-            if not kinds:
-                del pool.parked[many]
+                if not self._has_blocked_group(name, heap):
+                    del by_terms[terms]
+                elif others_may_go or heap[0][0] == pool.head_key:
+                    yield heap[0], name, count, terms, others_may_go
+            if not by_terms:
+                del pool.blocked[count]
 
     @staticmethod
-    def _waits(name: str, heap: list[_Entry]) -> bool:
+    def _has_blocked_group(name: str, heap: list[GroupEntry]) -> bool:
         """Whether anybody in a heap still waits at that licence; its first does then."""
-        while heap and (heap[0][2].at != name or heap[0][2].first() != heap[0][0]):
+        while heap and (heap[0][2].blocked_at != name or heap[0][2].head_key() != heap[0][0]):
             heapq.heappop(heap)
         return bool(heap)
 
-    def lacks(self, place: Place, now: float) -> Iterator[Standing]:
+    def missing_licences(self, task_id: TaskId, now: float) -> Iterator[LicenceStatus]:
         """Those licences of which one in line could not have what it wants now."""
-        group = self._in_line[place]
-        entry = (group.orders[place], group.serial, group)
-        for name, many in group.wants:
-            if not self._may_take(self._pools[name], many, entry, now):
-                yield self.standing(name, now)
+        group = self._group_of[task_id]
+        entry = (group.queue_keys[task_id], group.serial, group)
+        for name, count in group.requested:
+            if not self._may_take(self._pools[name], count, entry, now):
+                yield self.status(name, now)

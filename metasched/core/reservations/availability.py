@@ -12,20 +12,20 @@ from itertools import pairwise
 from math import inf
 
 from metasched.carts.carts import Carts
-from metasched.carts.node_assignment import Need
-from metasched.carts.relocation import BEGINS, Places, Taken
-from metasched.core.licences.queue import Licences
-from metasched.core.reservations.events import ReservationAsked
+from metasched.carts.node_assignment import NodeDemand
+from metasched.carts.relocation import NO_MOVE_BEFORE_START, PoolMap, SlotUse
+from metasched.core.licences.queue import LicenceQueue
+from metasched.core.reservations.events import ReservationRequested
 from metasched.model.cluster import Cluster
-from metasched.model.reservation import OPEN, Reservation, Stage, name_of
+from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState, manager_name
 from metasched.model.survey import Span, Survey
 
 
 class Availability:
     """What each cluster has told last, and what the reservations that are `known` leave of it."""
 
-    def __init__(self, known: Mapping[int, Reservation], licences: Licences) -> None:
-        self._known, self._licences = known, licences
+    def __init__(self, reservations: Mapping[int, Reservation], licences: LicenceQueue) -> None:
+        self._reservations, self._licences = reservations, licences
         self._clusters: dict[str, Cluster] = {}
         self._instance = ""
         self.surveys: dict[str, Survey] = {}
@@ -35,63 +35,81 @@ class Availability:
         self._instance, self._clusters, self.surveys = instance, dict(clusters), {}
 
     def open_on(self, cluster: str) -> list[Reservation]:
-        return [r for r in self._known.values() if r.cluster == cluster and r.state in OPEN]
+        return [
+            reservation
+            for reservation in self._reservations.values()
+            if reservation.cluster == cluster and reservation.state in OPEN_STATES
+        ]
 
     def surveyed_at(self, cluster: str) -> float:
         """When the last survey of a cluster was begun; 0: there is none."""
         survey = self.surveys.get(cluster)
-        return 0.0 if survey is None else survey.taken
+        return 0.0 if survey is None else survey.observed
 
     def guard(self, cluster: str) -> float:
         """Seconds for which jobs of a cluster that binds late may hold nodes after their limits."""
-        described, survey = self._clusters.get(cluster), self.surveys.get(cluster)
-        if described is None or not described.binds_late:
+        settings, survey = self._clusters.get(cluster), self.surveys.get(cluster)
+        if settings is None or not settings.binds_late:
             return 0.0
-        told = None if survey is None else survey.guard
-        return described.guard if told is None else told
+        reported = None if survey is None else survey.guard
+        return settings.guard if reported is None else reported
 
-    def by_node(self, cluster: str) -> bool:
+    def reserves_nodes(self, cluster: str) -> bool:
         """Whether a cluster promises nodes; else it promises processors."""
         return cluster not in self.surveys or not self.surveys[cluster].pools
 
-    def cpus(self, cluster: str) -> int:
+    def cpus_per_unit(self, cluster: str) -> int:
         """Processors that each node of a cluster has, or each unit of what it promises, at least.
 
         Its survey must be known.
         """
         survey = self.surveys[cluster]
-        sizes = [use.cpus for use in survey.nodes] + [pool.cpus for pool in survey.pools]
+        sizes = [group.cpus for group in survey.nodes] + [pool.cpus for pool in survey.pools]
         return min(sizes, default=1)
 
-    def largest(self, clusters: Iterable[str], by_node: bool) -> tuple[int, str]:
+    def largest_capacity(self, clusters: Iterable[str], by_node: bool) -> tuple[int, str]:
         """The most that one of the clusters could ever promise, and which."""
         sizes = []
         for name in clusters:
             if (survey := self.surveys.get(name)) is not None:
-                kinds = [len(u.nodes) * (1 if by_node else u.cpus) for u in survey.nodes]
-                pools = [0 if by_node else pool.size * pool.cpus for pool in survey.pools]
-                sizes.append((sum(kinds) + max(pools, default=0), name))
+                node_sizes = [
+                    len(group.nodes) * (1 if by_node else group.cpus) for group in survey.nodes
+                ]
+                pool_sizes = [0 if by_node else pool.size * pool.cpus for pool in survey.pools]
+                sizes.append((sum(node_sizes) + max(pool_sizes, default=0), name))
         return max(sizes, default=(0, ""))
 
-    def needs(self, cluster: str) -> list[Need]:
+    def needs(self, cluster: str) -> list[NodeDemand]:
         """What has not begun may move; what has begun is taken account of by `taken`."""
         return [
-            Need(r.id, r.start, r.until, r.size, r.nodes)
-            for r in self.open_on(cluster)
-            if r.state is not Stage.ACTIVE
+            NodeDemand(
+                reservation.id,
+                reservation.start,
+                reservation.until,
+                reservation.size,
+                reservation.nodes,
+            )
+            for reservation in self.open_on(cluster)
+            if reservation.state is not ReservationState.ACTIVE
         ]
 
-    def down(self, one: Reservation) -> list[str]:
+    def down_nodes(self, reservation: Reservation) -> list[str]:
         """Its nodes that are not up; none as long as that is not known."""
-        survey = self.surveys.get(one.cluster)
+        survey = self.surveys.get(reservation.cluster)
         if survey is None:
             return []
-        name = name_of(self._instance, one.id)
-        chosen = {node for held in survey.held if held.name == name for node in held.nodes}
-        return [node for node in one.placed or sorted(chosen) if node not in survey.up]
+        name = manager_name(self._instance, reservation.id)
+        manager_nodes = {
+            node for held in survey.reservations if held.name == name for node in held.nodes
+        }
+        return [
+            node
+            for node in reservation.bound_nodes or sorted(manager_nodes)
+            if node not in survey.usable_nodes
+        ]
 
-    def taken(
-        self, cluster: str, now: float, but: int | None = None, guard: float | None = None
+    def busy_spans(
+        self, cluster: str, now: float, excluded_id: int | None = None, guard: float | None = None
     ) -> dict[str, list[Span]]:
         """When each node that is up is taken by what cannot move: not by the reservation `but`.
 
@@ -99,28 +117,32 @@ class Availability:
         `guard` seconds longer; None: as the cluster's jobs may.
         """
         survey = self.surveys[cluster]
-        more = self.guard(cluster) if guard is None else guard
-        ours: dict[str, list[Reservation]] = {}
-        for one in self.open_on(cluster):
-            for node in one.placed:
-                ours.setdefault(node, []).append(one)
-        taken = {}
-        for use in survey.nodes:
-            for node in use.nodes if use.up else ():
+        overrun = self.guard(cluster) if guard is None else guard
+        reserved: dict[str, list[Reservation]] = {}
+        for reservation in self.open_on(cluster):
+            for node in reservation.bound_nodes:
+                reserved.setdefault(node, []).append(reservation)
+        busy = {}
+        for group in survey.nodes:
+            for node in group.nodes if group.up else ():
                 spans = [
-                    (max(start, now), end + more) for start, end in use.spans if end + more > now
+                    (max(start, now), end + overrun)
+                    for start, end in group.spans
+                    if end + overrun > now
                 ]
-                for one in ours.get(node, ()):
-                    spans = list(_without(spans, one.start, one.until))
+                for reservation in reserved.get(node, ()):
+                    spans = list(_subtract(spans, reservation.start, reservation.until))
                 spans += [
-                    (max(one.start, now), one.until)
-                    for one in ours.get(node, ())
-                    if one.state is Stage.ACTIVE and one.until > now and one.id != but
+                    (max(reservation.start, now), reservation.until)
+                    for reservation in reserved.get(node, ())
+                    if reservation.state is ReservationState.ACTIVE
+                    and reservation.until > now
+                    and reservation.id != excluded_id
                 ]
-                taken[node] = spans
-        return taken
+                busy[node] = spans
+        return busy
 
-    def places(self, cluster: str, now: float) -> Places | None:
+    def pool_map(self, cluster: str, now: float) -> PoolMap | None:
         """The pools of a cluster, and which of ours could be in another one.
 
         None where all is one: what is in the way there its manager alone can tell.
@@ -131,45 +153,48 @@ class Availability:
         pools = {pool.nodes[0]: pool for pool in survey.pools}
         pool_of = {node: name for name, pool in pools.items() for node in pool.nodes}
         uses = {name: list(pool.uses) for name, pool in pools.items()}
-        kept = {held.name: held for held in survey.held}
+        held_by_name = {held.name: held for held in survey.reservations}
         fixed, movable = [], {}
-        for need in self.needs(cluster):
-            held = kept.get(name_of(self._instance, need.id))
+        for demand in self.needs(cluster):
+            held = held_by_name.get(manager_name(self._instance, demand.id))
             if held is None:  # it may be any that the manager chooses
-                fixed.append(Taken(need.start, need.end, dict.fromkeys(pools, need.size)))
+                fixed.append(SlotUse(demand.start, demand.end, dict.fromkeys(pools, demand.size)))
                 continue
             name = pool_of.get(held.nodes[0] if len(held.nodes) == 1 else "", "")
-            use = (held.start, held.end, need.size)
-            if use in uses.get(name, ()) and held.start > now + BEGINS:
+            use = (held.start, held.end, demand.size)
+            if use in uses.get(name, ()) and held.start > now + NO_MOVE_BEFORE_START:
                 uses[name].remove(use)
-                movable[need.id] = Taken(held.start, held.end, {name: need.size})
+                movable[demand.id] = SlotUse(held.start, held.end, {name: demand.size})
         fixed += [
-            Taken(start, end, {name: many}) for name in uses for start, end, many in uses[name]
+            SlotUse(start, end, {name: count}) for name in uses for start, end, count in uses[name]
         ]
         sizes = {name: pool.size for name, pool in pools.items()}
-        return Places(sizes, fixed, movable, lambda name: name)
+        return PoolMap(sizes, fixed, movable, lambda name: name)
 
     def carts_for(
-        self, event: ReservationAsked, cluster: str, together: bool = False
+        self, event: ReservationRequested, cluster: str, together: bool = False
     ) -> list[Carts]:
         """What is free of a cluster while all licences that are asked for are free as well.
 
         Empty if one cannot be used there. `together` as in `carts`.
         """
         survey = self.surveys.get(cluster)
-        if survey is None or self._licences.barred(event.licences, cluster) is not None:
+        if survey is None or self._licences.first_unusable(event.licences, cluster) is not None:
             return []
-        end, late = max(event.until, event.request.deadline) + event.let_run, survey.guard or 0.0
-        lacking = [
+        end, overrun = (
+            max(event.horizon, event.request.deadline) + event.let_run,
+            survey.guard or 0.0,
+        )
+        unavailable = [
             (start, min(stop, end))
-            for start, stop in self._licences.lacking(event.licences, event.time, late)
+            for start, stop in self._licences.unavailable_spans(event.licences, event.time, overrun)
             if start < end
         ]
-        found = self.carts(cluster, event.time, together)
-        for carts in found:
-            for start, stop in merged(lacking):
-                _close(carts, start, stop)
-        return found
+        carts_list = self.carts(cluster, event.time, together)
+        for carts in carts_list:
+            for start, stop in merge_spans(unavailable):
+                _block(carts, start, stop)
+        return carts_list
 
     def carts(self, cluster: str, now: float, together: bool = False) -> list[Carts]:
         """What is free of a cluster over time: its nodes, or the processors of each of its pools.
@@ -180,34 +205,45 @@ class Availability:
         if survey is None:
             return []
         if survey.pools:
-            kept = {held.name for held in survey.held}
-            new = [n for n in self.needs(cluster) if name_of(self._instance, n.id) not in kept]
+            bound_names = {held.name for held in survey.reservations}
+            unbound = [
+                demand
+                for demand in self.needs(cluster)
+                if manager_name(self._instance, demand.id) not in bound_names
+            ]
             # which pool the manager chooses is not known before it has
-            others = [(need.start, need.end, need.size) for need in new]
+            unbound_uses = [(demand.start, demand.end, demand.size) for demand in unbound]
             if together:
                 uses = [use for pool in survey.pools for use in pool.uses]
-                return [_left(sum(pool.size for pool in survey.pools), [*uses, *others], now)]
-            return [_left(pool.size, [*pool.uses, *others], now) for pool in survey.pools]
-        if not (taken := self.taken(cluster, now)):
+                return [
+                    _free_over_time(
+                        sum(pool.size for pool in survey.pools), [*uses, *unbound_uses], now
+                    )
+                ]
+            return [
+                _free_over_time(pool.size, [*pool.uses, *unbound_uses], now)
+                for pool in survey.pools
+            ]
+        if not (busy := self.busy_spans(cluster, now)):
             return []
-        jobs = [(*span, 1) for spans in taken.values() for span in merged(spans)]
-        ours = [(need.start, need.end, need.size) for need in self.needs(cluster)]
-        return [_left(len(taken), [*jobs, *ours], now)]
+        jobs = [(*span, 1) for spans in busy.values() for span in merge_spans(spans)]
+        reserved = [(demand.start, demand.end, demand.size) for demand in self.needs(cluster)]
+        return [_free_over_time(len(busy), [*jobs, *reserved], now)]
 
 
-def _left(capacity: int, uses: Iterable[tuple[float, float, int]], now: float) -> Carts:
+def _free_over_time(capacity: int, uses: Iterable[tuple[float, float, int]], now: float) -> Carts:
     """What is left of so many from now on."""
     carts = Carts(capacity, now)
     for start, end, amount in uses:
-        if end > (begin := max(start, now)):
+        if end > (first := max(start, now)):
             # what failed leaves less than was promised: nothing more is, then
-            size = min(amount, carts.free(begin, end))
+            size = min(amount, carts.free(first, end))
             if size:
-                carts.reserve(begin, end, size)
+                carts.reserve(first, end, size)
     return carts
 
 
-def _close(carts: Carts, start: float, end: float) -> None:
+def _block(carts: Carts, start: float, end: float) -> None:
     """Take all that is free in [start, end)."""
     for (begin, free), (stop, _) in pairwise([*carts.slots(), (inf, 0)]):
         low, high = max(begin, start), min(stop, end)
@@ -215,7 +251,7 @@ def _close(carts: Carts, start: float, end: float) -> None:
             carts.reserve(low, high, free)
 
 
-def _without(spans: Iterable[Span], start: float, end: float) -> Iterator[Span]:
+def _subtract(spans: Iterable[Span], start: float, end: float) -> Iterator[Span]:
     """What of the spans lies outside [start, end)."""
     for begin, stop in spans:
         if begin < min(stop, start):
@@ -224,7 +260,7 @@ def _without(spans: Iterable[Span], start: float, end: float) -> Iterator[Span]:
             yield max(begin, end), stop
 
 
-def merged(spans: Iterable[Span]) -> Iterator[Span]:
+def merge_spans(spans: Iterable[Span]) -> Iterator[Span]:
     """The spans as disjoint ones, in order."""
     last: Span = (-inf, -inf)
     for start, end in sorted(spans):

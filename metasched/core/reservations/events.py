@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from metasched.model.reservation_request import Request
+from metasched.model.reservation_request import ReservationRequest
+from metasched.model.stored_names import STORED_FIELDS
 from metasched.model.survey import Survey
 
 
-class Surveyed(msgspec.Struct, frozen=True):
+class SurveyReceived(msgspec.Struct, frozen=True):
     """What a cluster's manager tells of its nodes."""
 
     time: float
@@ -19,7 +20,9 @@ class Surveyed(msgspec.Struct, frozen=True):
     survey: Survey
 
 
-class ReservationAsked(msgspec.Struct, frozen=True):
+class ReservationRequested(
+    msgspec.Struct, rename=STORED_FIELDS["ReservationRequested"], frozen=True
+):
     """A user wants a reservation: `request` counts processors, or nodes with `by_node`.
 
     `clusters` are those to choose from. `until` (the horizon) bounds what is offered instead.
@@ -30,10 +33,10 @@ class ReservationAsked(msgspec.Struct, frozen=True):
     time: float
     id: int
     user: str
-    request: Request
+    request: ReservationRequest
     by_node: bool
     clusters: tuple[str, ...]
-    until: float
+    horizon: float
     let_run: float = 0.0
     licences: Mapping[str, int] = msgspec.field(default_factory=dict)
     mail: str = ""
@@ -47,7 +50,7 @@ class ReservationBound(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...]
 
 
-class ReservationDeclined(msgspec.Struct, frozen=True):
+class ReservationRejected(msgspec.Struct, frozen=True):
     """The manager certainly does not keep for it what was asked for."""
 
     time: float
@@ -71,10 +74,10 @@ class ReservationCancelled(msgspec.Struct, frozen=True):
 
 
 ReservationEvent = (
-    Surveyed
-    | ReservationAsked
+    SurveyReceived
+    | ReservationRequested
     | ReservationBound
-    | ReservationDeclined
+    | ReservationRejected
     | ReservationReleased
     | ReservationCancelled
 )
@@ -97,10 +100,10 @@ class Unbind:
 
 
 @dataclass(frozen=True)
-class LookAround:
+class SurveyCluster:
     """Ask the manager for a survey."""
 
     cluster: str
 
 
-ReservationAction = Bind | Unbind | LookAround
+ReservationAction = Bind | Unbind | SurveyCluster
