@@ -1,10 +1,14 @@
-# The two commands are `make demo` and `make test`; see README.md.
-.PHONY: demo test coverage test-matrix lint compile bench chaos clean
+# The two commands are `make demo` and `make test`; see README.md. Contributors use `make check`.
+.PHONY: demo test check coverage test-matrix lint docs compile bench chaos clean
 
 PYTHON := .venv/bin/python
 
 demo: .venv/stamp
 	.venv/bin/metasched demo
+
+# what a contributor runs before each commit: linters, types, unit and property tests
+check: lint
+	$(PYTHON) -m pytest tests/unit tests/property -q --numprocesses=2 --dist=worksteal $(PYTEST_ARGS)
 
 test: .venv/stamp
 	tests/run $(PYTEST_ARGS)
@@ -22,6 +26,11 @@ lint: .venv/stamp
 	$(PYTHON) -m ruff check metasched adapters policies db tests
 	$(PYTHON) -m ruff format --check metasched adapters policies db tests
 	$(PYTHON) -m mypy metasched tests
+	.venv/bin/lint-imports
+
+# the site of the documents, in site/; a warning is an error
+docs: .venv/stamp
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
 
 # an environment of its own with the compiled build
 compile: .venv/stamp
