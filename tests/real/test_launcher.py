@@ -187,7 +187,7 @@ def test_a_command_is_wholly_its_owners(place: Place) -> None:
             directory=str(place.mine),
             umask=0o027,
             stdin=reads,
-            keep=kept,
+            extra_fd=kept,
         )
     finally:
         os.close(reads)
