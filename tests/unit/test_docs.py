@@ -34,10 +34,10 @@ from metasched.simulate.settings import GENERATORS
 from metasched.simulate.workload import Overlay
 
 ROOT = Path(__file__).parents[2]
-ADMIN, USER, POLICY, README = (
-    (ROOT / name).read_text()
-    for name in ("docs/admin.md", "docs/user.md", "docs/policy.md", "README.md")
+USER, POLICY, README = (
+    (ROOT / name).read_text() for name in ("docs/user.md", "docs/policy.md", "README.md")
 )
+ADMIN = "".join(page.read_text() for page in sorted((ROOT / "docs/admin").glob("*.md")))
 
 
 @pytest.mark.parametrize(
