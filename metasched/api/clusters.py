@@ -81,7 +81,7 @@ def _cluster_row(service: SchedulerService, name: str, adapter: str) -> dict[str
     return {
         "cluster": name,
         "adapter": adapter,
-        "access": connection.access,
+        "access": connection.worker.access,
         "state": state,
         "cpus": info.cpus if info else 0,
         "used": info.used_cpus if info else 0,
@@ -97,7 +97,7 @@ def _cluster_row(service: SchedulerService, name: str, adapter: str) -> dict[str
             "keep_pending": drain_state.keep_pending,
         },
         "breaker": breaker_row(connection.breaker),
-        "worker": breaker_row(connection.worker_breaker),
+        "worker": breaker_row(connection.worker.breaker),
     }
 
 

@@ -1,10 +1,14 @@
-"""The daemon: what connects the pure core to the world.
+"""The daemon: connects the pure core to the database and the clusters.
 
-service               the scheduler service: events, commits, actions
-reservation_sync      tells a cluster's manager about reservations
+service               the scheduler service: events, transactions, actions
+host                  the interface of the service for the modules below
+cluster_connection    polls one cluster and executes actions on it
+outbox                actions that wait for one cluster
+worker_process        the process that hosts the adapter of one cluster
+reservation_sync      creates and deletes reservations at a cluster's manager
 licence_monitor       queries licence servers at intervals
-manager_start_times   when managers expect pending tasks to start
+manager_start_times   start times that managers expect for pending tasks
 mail                  mail to owners of broken reservations
-circuit_breaker       pauses calls to what does not answer
-doctor                finds problems of the installation
+circuit_breaker       delays calls that keep failing
+doctor                checks of the installation
 """

@@ -1,7 +1,7 @@
-"""Tells owners, by the site's mail program, which of their reservations cannot be kept.
+"""Mail to the owners of broken reservations, by the site's mail program.
 
-The row of a reservation is the outbox: one that is broken and not `told` is told. What was told is
-stored when the program has ended well, so that a crash in between tells it twice, never not at all.
+Owners are notified at least once: `notified` is stored after the mail program has succeeded, so a
+crash in between repeats the message.
 """
 
 from __future__ import annotations
@@ -24,36 +24,37 @@ from metasched.units import iso
 
 log = logging.getLogger("metasched")
 
-RETRY_DELAYS = (
-    2.0,
-    3600.0,
-)  # seconds until one that was not told is told again: first, at the most
-REPLY_GRACE = 1.0  # seconds in which who still waits for the answer to his request is told by that
+RETRY_DELAYS = (2.0, 3600.0)  # seconds before a failed mail is repeated: initial, maximum
+REPLY_GRACE = 1.0  # seconds; an owner who still waits for a reply is notified by that reply
 MAIL_TIMEOUT = 60.0  # seconds for the mail program
-GIVE_UP_AFTER = 86400.0  # seconds after which nobody is told any more
-# A mail program may take other words for an option, a file, or a command that it is to run.
+GIVE_UP_AFTER = 86400.0  # seconds after the break
+# A mail program may read other texts as an option, a file or a command to be run.
 ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.%+-]{0,63}(@[A-Za-z0-9][A-Za-z0-9.-]{0,189})?")
 
 
 def message_for(reservation: Reservation) -> tuple[str, str]:
-    """Subject and text to the owner of a broken reservation; no line begins with others' words."""
+    """Return subject and text for the owner of a broken reservation.
+
+    No line begins with text from outside: mail programs interpret leading characters.
+    """
     unit, multiplier, option = "nodes", 1, " --nodes"
     if not reservation.nodes:
         unit, multiplier, option = "processors", reservation.cpus // reservation.size, ""
     lines = [
         f"Your reservation {reservation.id} on {reservation.cluster} cannot be kept.",
-        f"Window: {reservation.size * multiplier} {unit} from {iso(reservation.start)} to {iso(reservation.end)}",
+        f"Window: {reservation.size * multiplier} {unit}"
+        f" from {iso(reservation.start)} to {iso(reservation.end)}",
         f"Cause: {' '.join(reservation.cause.split())}",
-        "Jobs that wait for it stay with metasched until you cancel them.",
+        "Jobs that wait for it stay queued in metasched until you cancel them.",
     ]
     for offer in reservation.offers:
         cluster = offer.cluster or reservation.cluster
-        if offer.cluster:  # which counts differently
+        if offer.cluster:  # another cluster: the offer counts processors
             unit, multiplier, option = "processors", 1, ""
         begin, end = iso(offer.start), iso(offer.end)
         lines += [
             f"Free instead: {offer.size * multiplier} {unit} of {cluster} from {begin} to {end}."
-            " It is not kept for you until you ask:",
+            " To reserve it:",
             f"    metasched reserve --cluster {cluster} --size {offer.size * multiplier}{option}"
             f" --start {begin} --end {end}",
         ]
@@ -63,26 +64,24 @@ def message_for(reservation: Reservation) -> tuple[str, str]:
 
 
 class Mailer:
-    """Tells the owners of all reservations that break, one by one, as long as its engine runs."""
+    """Notifies the owners of broken reservations one after the other."""
 
     def __init__(self, program: Path | None, ledger: Ledger) -> None:
         self.program = program
-        self.last_error = ""  # why the last owner was not told
+        self.last_error = ""  # of the last mail; "" if it was sent
         self._ledger = ledger
         self._breakers: dict[int, CircuitBreaker] = {}
         self._wake = asyncio.Event()
-        self._wake.set()  # what an earlier life has left
+        self._wake.set()  # an earlier run may have left unnotified owners
 
     def check_outcome(self, outcome: Outcome) -> None:
-        """See whether somebody is to be told of what has just been stored."""
-        if any(
-            reservation.state is ReservationState.BROKEN
-            for reservation in outcome.reservations.values()
-        ):
+        """Wake up if an outcome that was just stored breaks a reservation."""
+        reservations = outcome.reservations.values()
+        if any(reservation.state is ReservationState.BROKEN for reservation in reservations):
             self._wake.set()
 
     async def run(self) -> None:
-        """For ever; StorageFailed if the database takes no write."""
+        """Run until cancelled. StorageFailed if the database accepts no write."""
         if self.program is None:
             return
         while True:
@@ -95,43 +94,37 @@ class Mailer:
             await self._notify_owners(self.program)
 
     async def _notify_owners(self, program: Path) -> None:
-        unnotified = {
-            reservation.id: reservation
-            for reservation in self._ledger.unnotified_reservations(time.time() - GIVE_UP_AFTER)
-        }
-        for reservation_id in self._breakers.keys() - unnotified.keys():
-            log.error(
-                "the owner of reservation %d is told no more: %s", reservation_id, self.last_error
-            )
-            del self._breakers[reservation_id]
-        for reservation in unnotified.values():
-            breaker = self._breakers.get(reservation.id, CircuitBreaker(*RETRY_DELAYS))
+        oldest = time.time() - GIVE_UP_AFTER
+        unnotified = {row.id: row for row in self._ledger.unnotified_reservations(oldest)}
+        for id in self._breakers.keys() - unnotified.keys():
+            log.error("giving up the mail to the owner of reservation %d: %s", id, self.last_error)
+            del self._breakers[id]
+        for id, reservation in unnotified.items():
+            owner = _address(reservation)
+            breaker = self._breakers.get(id, CircuitBreaker(*RETRY_DELAYS))
             if breaker.open_until > time.monotonic():
                 continue
             failure = await self._send_mail(program, reservation)
             if failure is None:
-                self._breakers.pop(reservation.id, None)
-                self._ledger.mark_notified(reservation.id, time.time())
-                log.info(
-                    "reservation %d: %s is told that it is broken",
-                    reservation.id,
-                    _address(reservation),
-                )
+                self._breakers.pop(id, None)
+                self._ledger.mark_notified(id, time.time())
+                log.info("reservation %d: notified %s that it is broken", id, owner)
             else:
                 delay = breaker.record_failure(failure, time.time(), time.monotonic())
-                self._breakers[reservation.id] = breaker
-                message = (
-                    f"reservation {reservation.id}: {_address(reservation)} is not told: {failure}"
-                )
-                log.warning("%s; again in %g s", message, delay)
+                self._breakers[id] = breaker
+                message = f"reservation {id}: {owner} not notified: {failure}"
+                log.warning("%s; retrying in %g s", message, delay)
             self.last_error = failure or ""
 
     async def _send_mail(self, program: Path, reservation: Reservation) -> str | None:
-        """Why the owner was not told by the mail program; None: it says that it did."""
+        """Run the mail program. Return None on success, else the failure."""
         subject, text = message_for(reservation)
         try:
             process = await asyncio.create_subprocess_exec(
-                *(str(program), "-s", subject, _address(reservation)),
+                str(program),
+                "-s",
+                subject,
+                _address(reservation),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
                 start_new_session=True,

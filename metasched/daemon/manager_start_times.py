@@ -1,6 +1,7 @@
-"""When managers expect what waits there to begin. No decision rests on it, and nothing stores it.
+"""Start times that managers expect for pending tasks. They are shown to users only.
 
-It is kept beside the core, since each listing tells it anew, and a change of it alone is no event.
+They are not stored and are no part of the core: each listing reports them again, and a change of
+an expected start alone is no event.
 """
 
 from __future__ import annotations
@@ -15,23 +16,24 @@ from metasched.model.tags import parse_tag
 
 @dataclass(frozen=True)
 class ExpectedStart:
-    """`cluster` expects a task to begin at `start`, as it said at `told` (epoch seconds)."""
+    """The start that a manager expects for a task."""
 
-    start: float
+    start: float  # epoch seconds
     cluster: str
-    reported_at: float
+    reported_at: float  # epoch seconds
 
 
 @dataclass
 class ManagerStartTimes:
-    """What one cluster expects of our tasks, by job, task and sending, as it last `told`."""
+    """Expected starts of the tasks on one cluster, from its last listing."""
 
     cluster: str
-    reported_at: float = 0.0
+    reported_at: float = 0.0  # epoch seconds
+    # epoch seconds by job, task and dispatch
     _starts: dict[tuple[int, int, int], float] = field(default_factory=dict)
 
     def update(self, delta: ListingDelta, instance: str) -> None:
-        """Take over what is new in a listing."""
+        """Apply the changes of a listing."""
         self.reported_at = delta.taken
         if delta.full:
             self._starts.clear()
@@ -45,7 +47,7 @@ class ManagerStartTimes:
                 self._starts[key] = start
 
     def expected_start(self, task_id: TaskId, attempt: Attempt) -> ExpectedStart | None:
-        """What is expected of an attempt there; None: nothing, or it does not wait."""
+        """Return the expected start of an attempt; None if it is unknown or not pending."""
         if attempt.state is not State.PENDING:
             return None
         start = self._starts.get((*task_id, attempt.dispatch_id))

@@ -1,8 +1,8 @@
-"""Reservations between the book and one cluster's worker: surveys, and what is kept and forgotten.
+"""Synchronises reservations with one cluster's manager: surveys, creation and deletion.
 
-An action is a name only; what the manager is told is read from the book when it is told. Each is
-idempotent, and is told again until it is answered for certain; after a crash the book gives all
-again that may be lacking (`ReservationBook.booted`). What nobody has is forgotten.
+A queued action names a reservation; its specification is read from the core when the call is
+made. Actions are idempotent and repeated until the manager confirms or refuses them. After a crash
+the core issues every action again that may be missing at the manager.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from metasched.adapters.protocol import WorkerCall, WorkerReply
 from metasched.core.reservations.events import (
@@ -26,54 +25,55 @@ from metasched.core.reservations.events import (
     Unbind,
 )
 from metasched.daemon.circuit_breaker import CircuitBreaker
+from metasched.daemon.host import SchedulerHost
 from metasched.model.cluster import Cluster
 from metasched.model.reservation import OPEN_STATES, manager_name
 from metasched.model.survey import ReservationSpec
 
-if TYPE_CHECKING:
-    from metasched.daemon.service import SchedulerService
-
 log = logging.getLogger("metasched")
 
-SURVEY_INTERVAL = 5.0  # seconds between surveys while there are reservations
-RETRY_DELAYS = (1.0, 30.0)  # seconds until what was not answered is told again: first, at the most
+SURVEY_INTERVAL = 5.0  # seconds between surveys while the cluster has reservations
+RETRY_DELAYS = (1.0, 30.0)  # seconds before a failed call is repeated: initial, maximum
 
 
 class ReservationSync:
-    """What one cluster's manager is to be told of reservations, and asked."""
+    """Pending actions on the reservations of one cluster, and its surveys."""
 
     def __init__(
         self,
         cluster: Cluster,
-        service: SchedulerService,
+        host: SchedulerHost,
         call: Callable[[WorkerCall], Awaitable[WorkerReply]],
+        wake: Callable[[], None],
     ) -> None:
-        self._cluster, self._service, self._call = cluster, service, call
+        """`call` executes a call of the worker; `wake` has the connection run the next step."""
+        self._cluster, self._host, self._call, self._wake = cluster, host, call, wake
         self._pending: dict[int, Bind | Unbind] = {}
         self._breakers: dict[int, CircuitBreaker] = {}
-        # what a crash of the daemon or of the manager has left behind is found by the first
+        # monotonic seconds; the first survey finds what a crash has left at the manager
         self._next_survey = 0.0 if cluster.supports_reservations else math.inf
         self._survey_waiters: list[asyncio.Future[None]] = []
-        self._last_survey: object = None
+        self._last_survey: object = None  # what the core last received of a survey
 
     def enqueue(self, action: ReservationAction) -> None:
+        """Add an action. It replaces an earlier one on the same reservation."""
         if isinstance(action, SurveyCluster):
             self._next_survey = 0.0
         else:
-            self._pending.pop(action.id, None)  # in the order in which they were decided
+            self._pending.pop(action.id, None)  # keep the order of decisions
             self._pending[action.id] = action
             self._next_survey = min(self._next_survey, time.monotonic() + SURVEY_INTERVAL)
 
     async def request_survey(self) -> None:
-        """Have a survey from now on before one decides; it may not come if nobody answers."""
+        """Wait for a survey that starts after this call; its call may fail."""
         survey_done = asyncio.get_running_loop().create_future()
         self._survey_waiters.append(survey_done)
-        self._service.connections[self._cluster.name].poll_soon()
+        self._wake()
         await survey_done
 
     @property
     def next_due(self) -> float:
-        """When there is something to do (monotonic)."""
+        """Monotonic seconds at which `run_next` has a call to make."""
         if self._survey_waiters:
             return 0.0
         retry_times = (self._retry_at(id) for id in self._pending)
@@ -84,7 +84,7 @@ class ReservationSync:
         return 0.0 if breaker is None else breaker.open_until
 
     async def run_next(self) -> None:
-        """Do what is due, one thing; what was decided goes before what is asked."""
+        """Make one call that is due; pending actions precede surveys."""
         now = time.monotonic()
         ready_action = next(
             (action for id, action in self._pending.items() if self._retry_at(id) <= now), None
@@ -97,11 +97,11 @@ class ReservationSync:
             await self._survey()
 
     async def _bind(self, action: Bind) -> None:
-        reservation = self._service.core.reservations.reservations.get(action.id)
+        reservation = self._host.core.reservations.reservations.get(action.id)
         if reservation is None or reservation.state not in OPEN_STATES:
             self._complete(action)
             return
-        name = manager_name(self._service.core.instance, reservation.id)
+        name = manager_name(self._host.core.instance, reservation.id)
         licences = {
             self._cluster.manager_licence_name(licence): count
             for licence, count in reservation.licences.items()
@@ -119,19 +119,19 @@ class ReservationSync:
         now = time.time()
         if reply.error == "":
             self._complete(action)
-            self._service.apply_events(ReservationBound(now, reservation.id, spec.nodes))
+            self._host.apply_events(ReservationBound(now, reservation.id, spec.nodes))
         elif reply.error == "refused":
             self._complete(action)
-            self._service.apply_events(ReservationRejected(now, reservation.id, reply.reason))
+            self._host.apply_events(ReservationRejected(now, reservation.id, reply.reason))
         else:
             self._record_failure(action, reply.reason)
 
     async def _unbind(self, action: Unbind) -> None:
-        name = manager_name(self._service.core.instance, action.id)
+        name = manager_name(self._host.core.instance, action.id)
         reply = await self._call(WorkerCall("unreserve", reservation_name=name))
         if reply.error == "":
             self._complete(action)
-            self._service.apply_events(ReservationReleased(time.time(), action.id))
+            self._host.apply_events(ReservationReleased(time.time(), action.id))
         else:
             self._record_failure(action, reply.reason)
 
@@ -144,34 +144,36 @@ class ReservationSync:
         breaker = self._breakers.setdefault(action.id, CircuitBreaker(*RETRY_DELAYS))
         delay = breaker.record_failure(reason, time.time(), time.monotonic())
         if isinstance(action, Bind):
-            message = f"reservation {action.id} not kept yet: {reason}; again in {delay:g} s"
+            message = f"reservation {action.id} not created: {reason}; retrying in {delay:g} s"
             log.warning("cluster %s: %s", self._cluster.name, message)
-        elif breaker.failures == 1:  # jobs may be let run in it for hours
-            message = f"reservation {action.id} not forgotten yet: {reason}; it is tried again"
+        elif breaker.failures == 1:  # logged once: its jobs may run on for hours
+            message = f"reservation {action.id} not deleted: {reason}; retrying"
             log.info("cluster %s: %s", self._cluster.name, message)
 
     async def _survey(self) -> None:
         waiters, self._survey_waiters = self._survey_waiters, []
         reply = await self._call(WorkerCall("survey"))
-        has_reservations = self._service.core.reservations.has_reservations_on(self._cluster.name)
+        has_reservations = self._host.core.reservations.has_reservations_on(self._cluster.name)
         must_record = bool(waiters) or self._next_survey == 0.0
         self._next_survey = time.monotonic() + SURVEY_INTERVAL if has_reservations else math.inf
         if reply.survey is None:
-            log.warning("cluster %s tells no windows: %s", self._cluster.name, reply.reason)
+            log.warning(
+                "cluster %s: its reservations are unknown: %s", self._cluster.name, reply.reason
+            )
             self._next_survey = time.monotonic() + (
                 SURVEY_INTERVAL if has_reservations else RETRY_DELAYS[1]
             )
         else:
             survey = reply.survey
-            # where our sending keeps the promises it must know where all that runs is
+            # with late binding metasched itself keeps nodes free and needs the load of each
             relevant_state = (
                 survey.reservations,
                 survey.nodes if self._cluster.binds_late else survey.usable_nodes,
             )
-            must_record |= self._service.core.reservations.needs_nodes_on(self._cluster.name)
+            must_record |= self._host.core.reservations.needs_nodes_on(self._cluster.name)
             if must_record or self._last_survey != relevant_state:
                 self._last_survey = relevant_state
-                self._service.apply_events(SurveyReceived(time.time(), self._cluster.name, survey))
+                self._host.apply_events(SurveyReceived(time.time(), self._cluster.name, survey))
         for future in waiters:
             if not future.done():
                 future.set_result(None)

@@ -1,13 +1,14 @@
-"""The shell round the core: database, workers, timers.
+"""The scheduler service: the core with its database, cluster connections and timers.
 
-Every event goes one way: the core steps, one transaction stores the event with all that followed
-(`Ledger.record`), and only then is anything done in the world. What is to be done is in the
-states themselves: an attempt `dispatching` is a send intended, its `intent` a wish to withdraw.
-Just before a send is made `Tried` is stored. Hence a crash between any two steps is harmless:
-before the commit nothing happened; after it the next start reads the same intents; an untried
-send is made, one that was tried is looked for in a listing first, a withdrawal is idempotent.
-A transaction that fails is treated as such a crash: the engine is thrown away and started again
-from the database.
+An event is handled in three steps. The core steps, one transaction stores the event with its
+outcome (`Ledger.record`), and then the actions start. The actions follow from stored states: an
+attempt in state `dispatching` is to be dispatched, an attempt with an `intent` is to be withdrawn.
+`DispatchStarted` is stored just before a dispatch is written to a worker.
+
+A crash between any two steps is therefore harmless. Before the commit nothing has happened. After
+it the next start reads the same states: a dispatch that was not started is made, a started one is
+first searched in a listing, and a withdrawal is idempotent. A failed transaction is treated as such
+a crash: the service is discarded and started again from the database.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from metasched.core.events import (
 )
 from metasched.core.scheduler import Core
 from metasched.core.tasks import TaskId
-from metasched.daemon.cluster_connection import MAX_POLL_INTERVAL, ClusterConnection
+from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.licence_monitor import LicenceMonitor
 from metasched.daemon.mail import Mailer
 from metasched.daemon.manager_start_times import ExpectedStart
@@ -40,14 +41,15 @@ from metasched.model.tags import parse_tag
 
 log = logging.getLogger("metasched")
 
-PRUNE_INTERVAL = 3600.0  # seconds between looks for jobs that ended too long ago to be kept
-PRUNE_PAUSE = 0.1  # seconds between two portions of them
-DATABASE_CHECK_INTERVAL = 10.0  # seconds between looks whether the database is there
-RESTART_DELAY = 2.0  # seconds before an engine that broke is started again
+PRUNE_INTERVAL = 3600.0  # seconds between removals of jobs that ended before the retention time
+PRUNE_PAUSE = 0.1  # seconds between two transactions of a removal
+DATABASE_CHECK_INTERVAL = 10.0  # seconds between checks that the database is reachable
+RESTART_DELAY = 2.0  # seconds before a failed service is started again
+MAX_TIMER_SLEEP = 10.0  # seconds; bounds the effect of a change of the wall clock
 
 
 class SchedulerService:
-    """One life of the scheduler, from the database as it stands to a stop or a failed write."""
+    """One run of the scheduler, from the stored state to a stop or a failed write."""
 
     def __init__(self, settings: Settings, ledger: Ledger) -> None:
         self.settings, self.ledger = settings, ledger
@@ -84,7 +86,11 @@ class SchedulerService:
         stored: Sequence[StoredJob] = (),
         new_texts: Mapping[str, str] | None = None,
     ) -> list[Outcome]:
-        """Let events happen: step, store in one transaction, then act. StorageFailed: none did."""
+        """Step the core, store the outcomes in one transaction, then start their actions.
+
+        `stored` are new jobs, `new_texts` their scripts and environments by digest.
+        StorageFailed if nothing was stored: no action was started.
+        """
         if self._failure.done():
             raise StorageFailed("the last write failed; starting again from the database")
         if clock_step := self._clock_detector.detect_step():
@@ -94,7 +100,7 @@ class SchedulerService:
             outcomes = [self.core.step(event) for event in events]
             self.ledger.record(list(zip(events, outcomes, strict=True)), stored, new_texts)
         except Exception as error:
-            # the core is ahead of the database now: this engine is at its end
+            # the core is ahead of the database: this service ends
             if not self._failure.done():
                 self._failure.set_exception(error)
             raise
@@ -103,9 +109,10 @@ class SchedulerService:
                 log.warning("%s", warning)
             for action in outcome.actions:
                 self.connections[action.cluster].enqueue(action)
-            for binding in outcome.reservation_actions:
-                self.connections[binding.cluster].reservation_sync.enqueue(binding)
-                self.connections[binding.cluster].poll_soon()
+            for reservation_action in outcome.reservation_actions:
+                connection = self.connections[reservation_action.cluster]
+                connection.reservation_sync.enqueue(reservation_action)
+                connection.poll_soon()
             self.mailer.check_outcome(outcome)
         if any(isinstance(event, JobSubmitted) for event in events):
             for connection in self.connections.values():
@@ -115,12 +122,12 @@ class SchedulerService:
         previous_signal.set()
         return outcomes[1:] if clock_step else outcomes
 
-    def is_owner(self, tag: str, owner: str) -> bool:
-        """Whether that account owns the job of a tag, if jobs have owners here."""
-        return self.settings.launcher is None or self.owner_of(tag) == owner
+    def is_owner(self, tag: str, account: str) -> bool:
+        """Return whether `account` may own native jobs with this tag; in personal mode always."""
+        return self.settings.launcher is None or self.owner_of(tag) == account
 
     def owner_of(self, tag: str) -> str:
-        """The user to whom the job of a tag belongs; "" if it was never stored."""
+        """Return the user who owns the job of a tag; "" for an unknown tag."""
         dispatch = parse_tag(tag, self.core.instance)
         if dispatch is None:
             return ""
@@ -129,18 +136,16 @@ class SchedulerService:
         return self.ledger.owner(dispatch[0]) or ""
 
     def expected_start(self, task_id: TaskId) -> ExpectedStart | None:
-        """When a task's manager expects it to begin. May be called from any thread."""
+        """Return when the manager of a task expects it to start. Thread-safe."""
         task = self.core.tasks.get(task_id)
         attempt = None if task is None else task.attempt
         connection = None if attempt is None else self.connections.get(attempt.cluster)
-        return (
-            None
-            if attempt is None or connection is None
-            else connection.start_times.expected_start(task_id, attempt)
-        )
+        if attempt is None or connection is None:
+            return None
+        return connection.start_times.expected_start(task_id, attempt)
 
     async def run(self) -> None:
-        """Run all clusters and timers until cancelled, or until an event could not be taken."""
+        """Run connections, monitors and timers until cancelled or an event could not be stored."""
         async with asyncio.TaskGroup() as group:
             for connection in self.connections.values():
                 group.create_task(connection.run(), name=connection.name)
@@ -153,52 +158,53 @@ class SchedulerService:
             await self._failure
 
     async def _prune(self) -> None:
-        """Forget what ended long ago, a little at a time."""
+        """Delete jobs that ended before the retention time, in small transactions."""
         while True:
             while self.ledger.prune(time.time() - self.settings.retention):
                 await asyncio.sleep(PRUNE_PAUSE)
             await asyncio.sleep(min(PRUNE_INTERVAL, self.settings.retention))
 
     async def _check_database(self) -> None:
-        """An idle daemon writes nothing, and should know all the same that it could not."""
+        """Check at intervals that the database accepts writes, since an idle daemon makes none."""
         while True:
             await asyncio.sleep(DATABASE_CHECK_INTERVAL)
             self.ledger.check_active()
 
     async def _run_timers(self) -> None:
+        """Raise `TimerExpired` at the times that the core requests."""
         while True:
             self._timers_changed.clear()
             due = self.core.next_due
             if due is not None and due <= time.time():
                 step_started = time.monotonic()
                 self.apply_events(TimerExpired(time.time()))
-                # between the portions of a large array all others have as much time
+                # a large array expires in portions: leave as much time to other events
                 await asyncio.sleep(time.monotonic() - step_started)
                 continue
-            timeout = None if due is None else min(due - time.time(), MAX_POLL_INTERVAL)
+            timeout = None if due is None else min(due - time.time(), MAX_TIMER_SLEEP)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await self._timers_changed.wait()
 
 
 class Daemon:
-    """The engine, restarted after a failed write, and what the API needs to reach it."""
+    """The scheduler service, restarted after a failed write, as the API accesses it."""
 
     def __init__(self, settings: Settings, ledger: Ledger) -> None:
         self.settings, self.ledger, self.started = settings, ledger, time.time()
         self.service: SchedulerService | None = None
-        self.unavailable_reason = "the daemon starts"  # why there is no engine
-        self.database_unavailable = False  # the database, as far as has been told
+        self.unavailable_reason = "the daemon starts"  # why `service` is None
+        self.database_unavailable = False  # at the last try
         self.stopping = False
 
     def stop(self) -> None:
-        """Let go of those who wait for news: the end is near."""
+        """Wake up requests that wait for a change of state, since the daemon ends."""
         self.stopping = True
         if self.service is not None:
             self.service.state_changed.set()
 
     async def run(self) -> None:
-        """Until it is cancelled. Busy: another daemon has the database by now."""
+        """Run until cancelled. DatabaseInUse if another daemon has taken over the database."""
         while True:
             await self._await_database()
             try:
@@ -211,7 +217,7 @@ class Daemon:
                 )
             except* Exception:
                 self.unavailable_reason = "the daemon starts again after an error, see its log"
-                log.exception("a defect; the engine starts again from the database")
+                log.exception("a defect; the scheduler service starts again from the database")
             self.service = None
             log.error("%s; starting again from the database", self.unavailable_reason)
             await asyncio.sleep(RESTART_DELAY)
@@ -221,13 +227,13 @@ class Daemon:
         logged_reason = ""
         while True:
             try:
-                # a server that does not answer must not keep us from answering
+                # in a thread: the API must answer while a database server does not
                 await asyncio.to_thread(self.ledger.acquire_lock)
             except StorageFailed as error:
                 self.database_unavailable = True
                 self.unavailable_reason = f"the database is away ({error})"
                 if self.unavailable_reason != logged_reason:
-                    log.error("%s; it is tried every %g s", self.unavailable_reason, RESTART_DELAY)
+                    log.error("%s; retrying every %g s", self.unavailable_reason, RESTART_DELAY)
                 logged_reason = self.unavailable_reason
                 await asyncio.sleep(RESTART_DELAY)
             else:
@@ -238,7 +244,7 @@ class Daemon:
 
 
 def _first_error(group: BaseExceptionGroup[StorageFailed]) -> BaseException:
-    """An error out of a group, however deep."""
+    """Return the first error of a nested group."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -36,8 +36,8 @@ _FILES = {"os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.trunc
 # What tells passages through one function apart: the events it stores, the call it makes.
 _MEANING: dict[str, Callable[[dict[str, Any]], str]] = {
     "Ledger.record": lambda seen: "+".join(sorted({type(e).__name__ for e, _ in seen["steps"]})),
-    "ClusterConnection._write_call": lambda seen: str(seen["call"].operation),
-    "ClusterConnection._read_reply": lambda seen: str(seen["call"].operation),
+    "WorkerProcess.write_call": lambda seen: str(seen["call"].operation),
+    "WorkerProcess.read_reply": lambda seen: str(seen["call"].operation),
     "AdapterHost.execute": lambda seen: str(seen["call"].operation),
 }
 

@@ -100,8 +100,8 @@ def test_an_owner_is_told_at_least_once_though_the_program_fails_and_the_daemon_
     assert text.count("Your reservation 1 on left cannot be kept.\n") == 2
     assert "mail" not in findings(site, 0)
     log = site.log.read_text()
-    assert log.count("ada@example.org is not told") == 2
-    assert "reservation 1: ada@example.org is told that it is broken" in log
+    assert log.count("ada@example.org not notified") == 2
+    assert "reservation 1: notified ada@example.org that it is broken" in log
 
 
 def test_where_there_is_no_program_nobody_is_promised_to_be_told(running: Site) -> None:

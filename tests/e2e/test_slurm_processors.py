@@ -237,7 +237,7 @@ def test_what_is_lost_is_made_again_once_the_controller_has_heard_from_its_nodes
         for saved in (rho.folder / "state").glob(f"{what}*"):
             saved.unlink()
     rho.start_controller(wait=False)
-    over_rho.until(lambda: "not kept yet" in over_rho.told())
+    over_rho.until(lambda: "not created" in over_rho.told())
     assert state(over_rho, made["reservation"])["state"] == "confirmed"
     for node in rho.nodes:
         rho.start_node(node)

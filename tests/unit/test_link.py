@@ -1,4 +1,4 @@
-"""One cluster's share of the daemon: what it waits for, and that it can be stopped meanwhile."""
+"""The connection to one cluster and its worker: waits, time limits, and being stopped meanwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from metasched.adapters.base import Withdrawal
 from metasched.adapters.protocol import WorkerCall, WorkerReply
 from metasched.config.settings import ClusterSettings
 from metasched.daemon.cluster_connection import ClusterConnection
-from metasched.daemon.service import SchedulerService
+from metasched.daemon.host import SchedulerHost
+from metasched.daemon.worker_process import _exit_cause
 from metasched.model.cluster import Cluster
 
 
@@ -30,21 +31,19 @@ class Ending:
         return -9
 
 
-def a_link() -> ClusterConnection:
+def a_connection() -> ClusterConnection:
     settings = ClusterSettings(Cluster(name="c", adapter="local"), {}, 1.0, 1.0, None, {})
-    return ClusterConnection(cast(SchedulerService, None), settings)
+    return ClusterConnection(cast(SchedulerHost, None), settings)
 
 
 def sleeping() -> tuple[Awaitable[object], Callable[[], None]]:
-    link = a_link()
-    return link._sleep_until(time.monotonic() + 60), link._wake.set
+    connection = a_connection()
+    return connection._sleep_until(time.monotonic() + 60), connection._wake.set
 
 
 def asking_for_a_cause() -> tuple[Awaitable[object], Callable[[], None]]:
     worker = Ending()
-    return ClusterConnection._describe_worker_exit(
-        cast(asyncio.subprocess.Process, worker)
-    ), worker.ended.set
+    return _exit_cause(cast(asyncio.subprocess.Process, worker)), worker.ended.set
 
 
 @pytest.mark.parametrize("waiting", [sleeping, asking_for_a_cause])
@@ -77,21 +76,20 @@ def test_an_answer_that_comes_while_we_are_busy_ourselves_counts() -> None:
     """The loop is away from before the answer until long after the time for it is over."""
 
     async def answered() -> WorkerReply:
-        link = a_link()
+        worker = a_connection().worker
         pipe = asyncio.subprocess.PIPE
-        link._worker = worker = await asyncio.create_subprocess_exec(
+        worker._process = process = await asyncio.create_subprocess_exec(
             *("sh", "-c", 'read -r call; echo "{}"; exec sleep 60'), stdin=pipe, stdout=pipe
         )
-        read = cast(Any, worker)._transport.get_pipe_transport(1).get_extra_info("pipe")
+        read = cast(Any, process)._transport.get_pipe_transport(1).get_extra_info("pipe")
 
         def be_busy() -> None:
             select.select([read], [], [], 30)
-            time.sleep(1.5 * link.settings.call_timeout)
+            time.sleep(1.5 * worker.settings.call_timeout)
 
         asyncio.get_running_loop().call_soon(be_busy)  # as soon as it waits for the answer
-        answer = await link.call(WorkerCall("withdraw"))
-        link._kill_worker()
-        await worker.wait()
+        answer = await worker.call(WorkerCall("withdraw"))
+        await worker.stop()
         return answer
 
     assert asyncio.run(answered()) == WorkerReply()
@@ -103,14 +101,14 @@ def test_a_worker_that_is_killed_before_it_has_read_all_is_one_line_in_the_log()
 
     async def told_in_vain() -> str:
         asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
-        link = a_link()
+        worker = a_connection().worker
         pipe = asyncio.subprocess.PIPE
-        link._worker = worker = await asyncio.create_subprocess_exec(
+        worker._process = process = await asyncio.create_subprocess_exec(
             "sleep", "60", stdin=pipe, stdout=pipe
         )
         words = Withdrawal(tag="x" * 10**6)
-        answer = await link.call(WorkerCall("withdraw", withdrawals=(words,)))
-        await worker.wait()
+        answer = await worker.call(WorkerCall("withdraw", withdrawals=(words,)))
+        await process.wait()
         return answer.reason
 
     assert asyncio.run(told_in_vain()) == "it did not read in 1 s"

@@ -39,9 +39,9 @@ def test_the_owner_is_told_what_broke_why_and_what_is_free_instead() -> None:
         "Your reservation 3 on alpha cannot be kept.",
         "Window: 2 nodes from 1970-01-12T13:46:40.000+00:00 to 1970-01-12T14:46:40.000+00:00",
         "Cause: n1 cannot be used, ~ and no other node is free",
-        "Jobs that wait for it stay with metasched until you cancel them.",
+        "Jobs that wait for it stay queued in metasched until you cancel them.",
         "Free instead: 2 nodes of alpha from 1970-01-12T15:46:40.000+00:00"
-        " to 1970-01-12T16:46:40.000+00:00. It is not kept for you until you ask:",
+        " to 1970-01-12T16:46:40.000+00:00. To reserve it:",
         "    metasched reserve --cluster alpha --size 2 --nodes"
         " --start 1970-01-12T15:46:40.000+00:00 --end 1970-01-12T16:46:40.000+00:00",
     ]
@@ -152,7 +152,7 @@ def test_what_was_not_told_for_a_day_is_given_up_and_that_is_told_in_the_log(
     asyncio.run(scenario())
     why = f"{tmp_path}/none: No such file or directory"
     assert [record.getMessage() for record in caplog.records] == [
-        *[f"reservation 3: ada is not told: {why}; again in 0.01 s"] * 2,
-        f"the owner of reservation 3 is told no more: {why}",
+        *[f"reservation 3: ada not notified: {why}; retrying in 0.01 s"] * 2,
+        f"giving up the mail to the owner of reservation 3: {why}",
     ]
     assert outbox.times == {}

@@ -1,0 +1,35 @@
+"""The part of the scheduler service that connections, reservation sync and monitors depend on."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from metasched.config.settings import Settings
+from metasched.core.events import CoreEvent, Outcome
+from metasched.core.scheduler import Core
+from metasched.db.ledger import Ledger
+
+
+class SchedulerHost(Protocol):
+    """Access to the core, the ledger and the configuration."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def core(self) -> Core: ...
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    def apply_events(self, *events: CoreEvent) -> list[Outcome]:
+        """Step the core, store the outcomes in one transaction, then start their actions.
+
+        StorageFailed if the transaction failed: no action was started.
+        """
+
+    def is_owner(self, tag: str, account: str) -> bool:
+        """Return whether `account` may own native jobs with this tag."""
+
+    def owner_of(self, tag: str) -> str:
+        """Return the user who owns the job of a tag; "" for an unknown tag."""

@@ -1,0 +1,203 @@
+"""Actions of the core that wait for one cluster: dispatches, withdrawals, queries, revocations.
+
+An outbox is not stored. After a restart the core issues the same actions again, since they follow
+from the states of attempts.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import shlex
+import time
+from dataclasses import dataclass, replace
+
+from metasched.adapters.base import Submission, Withdrawal
+from metasched.config.settings import ClusterSettings
+from metasched.core.events import Action, Dispatch, QueryAccounting, Revoke, Withdraw
+from metasched.daemon.circuit_breaker import CircuitBreaker
+from metasched.daemon.host import SchedulerHost
+from metasched.model.job import Payload
+from metasched.model.listing import TaskClaim
+from metasched.model.reservation import manager_name
+from metasched.model.tags import tag_of
+from metasched.policies.eligible import translate_job
+
+
+@dataclass(eq=False)
+class PendingWithdrawal:
+    """A withdrawal that is repeated until the manager has accepted it."""
+
+    action: Withdraw
+    breaker: CircuitBreaker  # delays the next try after a failure
+
+    @property
+    def key(self) -> tuple[int, int, bool]:
+        return self.action.job, self.action.dispatch_id, self.action.only_pending
+
+
+class Outbox:
+    """Pending actions of one cluster, in the order in which they are executed."""
+
+    def __init__(self, host: SchedulerHost, settings: ClusterSettings, max_delay: float) -> None:
+        self._host, self._settings = host, settings
+        self._max_delay = max_delay  # seconds between two tries of a withdrawal
+        self._dispatches: list[tuple[float, int, int, Dispatch]] = []  # a heap by queue key
+        self._withdrawals: dict[tuple[int, int, bool], PendingWithdrawal] = {}
+        self._accounting_query: QueryAccounting | None = None
+        self._claims: set[TaskClaim] = set()
+
+    def enqueue(self, action: Action) -> None:
+        """Add an action. Withdrawals of one dispatch are merged."""
+        match action:
+            case Dispatch():
+                tasks = self._host.core.tasks_of_dispatch(action.job, action.dispatch_id)
+                queue_key = min((task.queue_key for task in tasks), default=0.0)
+                entry = (queue_key, action.job, action.dispatch_id, action)
+                heapq.heappush(self._dispatches, entry)
+            case Withdraw():
+                delay = min(2 * self._settings.poll_interval, self._max_delay)
+                pending = PendingWithdrawal(action, CircuitBreaker(delay, self._max_delay))
+                earlier = self._withdrawals.pop(pending.key, None)
+                if earlier is not None:
+                    native_ids = {**earlier.action.native_ids, **action.native_ids}
+                    pending.action = replace(action, native_ids=native_ids)
+                self._withdrawals[pending.key] = pending
+            case QueryAccounting():
+                self._accounting_query = action
+            case Revoke():
+                self._claims.update(action.claims)
+
+    # Dispatches
+
+    @property
+    def has_dispatches(self) -> bool:
+        return bool(self._dispatches)
+
+    def take_dispatches(self, task_limit: int) -> list[Dispatch]:
+        """Remove and return the next dispatches, until they hold `task_limit` tasks or more."""
+        dispatches: list[Dispatch] = []
+        while self._dispatches and task_limit > 0:
+            dispatches.append(heapq.heappop(self._dispatches)[-1])
+            task_limit -= len(dispatches[-1].indices)
+        return dispatches
+
+    def clear_dispatches(self) -> tuple[tuple[int, int], ...]:
+        """Remove all dispatches; return their (job, dispatch id)."""
+        removed = tuple((dispatch.job, dispatch.dispatch_id) for *_, dispatch in self._dispatches)
+        self._dispatches.clear()
+        return removed
+
+    def build_submission(self, dispatch: Dispatch, payload: Payload) -> Submission | None:
+        """Return a dispatch in the terms of the cluster's adapter.
+
+        None if all its tasks are to be withdrawn, or the cluster is full since it was decided.
+        UnmappedNameError if the cluster has no name for something that the job requests.
+        """
+        core, name = self._host.core, self._settings.cluster.name
+        tasks = core.tasks_of_dispatch(dispatch.job, dispatch.dispatch_id)
+        full_since = core.full_since(name)
+        attempts = [task.attempt for task in tasks if task.attempt and task.attempt.intent is None]
+        if not attempts or (full_since is not None and attempts[0].dispatched <= full_since):
+            return None
+        info, _ = core.cluster_status(name)
+        job = translate_job(tasks[0].job, self._settings.cluster, info)
+        return Submission(
+            tag=tag_of(core.instance, dispatch.job, dispatch.dispatch_id),
+            job=job,
+            payload=payload,
+            indices=tuple(task.index for task in tasks),
+            priority=tasks[0].priority,
+            options=tuple(shlex.split(job.native.get(name, ""))),
+            fence=attempts[0].fence,
+            reservation=manager_name(core.instance, job.reservation) if job.reservation else "",
+            leased_licences=tuple(tasks[0].job.licences),
+        )
+
+    # Withdrawals
+
+    @property
+    def has_withdrawals(self) -> bool:
+        return bool(self._withdrawals)
+
+    @property
+    def next_withdrawal_due(self) -> float:
+        """Monotonic seconds at which the next withdrawal may be tried; inf without any."""
+        due = (pending.breaker.open_until for pending in self._withdrawals.values())
+        return min(due, default=math.inf)
+
+    def retry_withdrawals_now(self) -> None:
+        """Forget the failures of withdrawals: the cluster was unreachable and replies again."""
+        for pending in self._withdrawals.values():
+            pending.breaker.record_success()
+
+    def next_withdrawals(self) -> list[PendingWithdrawal]:
+        """Return the most urgent withdrawal with similar ones, up to the tasks of one dispatch.
+
+        A withdrawal that has failed is returned alone.
+        """
+        first = min(self._withdrawals.values(), key=lambda pending: pending.breaker.open_until)
+        if first.breaker.failures:
+            return [first]
+        owner = self._owner(first)
+        batch = [first]
+        room = self._settings.cluster.max_tasks_per_dispatch - len(first.action.native_ids)
+        for pending in self._withdrawals.values():
+            if (
+                pending is not first
+                and not pending.breaker.failures
+                and pending.action.only_pending == first.action.only_pending
+                and self._owner(pending) == owner
+            ):
+                room -= len(pending.action.native_ids)
+                if room < 0:
+                    break
+                batch.append(pending)
+        return batch
+
+    def withdrawal_request(self, pending: PendingWithdrawal) -> Withdrawal:
+        """Return a withdrawal in the terms of the adapter."""
+        return Withdrawal(
+            tag=self._tag(pending),
+            user=self._owner(pending),
+            native_ids=pending.action.native_ids,
+            only_pending=pending.action.only_pending,
+        )
+
+    def remove_withdrawals(self, batch: list[PendingWithdrawal]) -> None:
+        """Remove accepted withdrawals, except those replaced by a newer action meanwhile."""
+        for pending in batch:
+            if self._withdrawals.get(pending.key) is pending:
+                del self._withdrawals[pending.key]
+
+    def delay_withdrawals(self, batch: list[PendingWithdrawal], reason: str) -> None:
+        """Record a failed call."""
+        for pending in batch:
+            pending.breaker.record_failure(reason, time.time(), time.monotonic())
+
+    def _tag(self, pending: PendingWithdrawal) -> str:
+        instance = self._host.core.instance
+        return tag_of(instance, pending.action.job, pending.action.dispatch_id)
+
+    def _owner(self, pending: PendingWithdrawal) -> str:
+        return self._host.owner_of(self._tag(pending))
+
+    # Accounting queries and claims
+
+    @property
+    def has_accounting_query(self) -> bool:
+        return self._accounting_query is not None
+
+    def take_accounting_query(self) -> QueryAccounting | None:
+        query, self._accounting_query = self._accounting_query, None
+        return query
+
+    @property
+    def has_claims(self) -> bool:
+        return bool(self._claims)
+
+    def take_claims(self) -> tuple[TaskClaim, ...]:
+        """Remove and return the claims to be revoked, ordered by tag and task."""
+        claims = tuple(sorted(self._claims, key=lambda claim: (claim.tag, claim.task)))
+        self._claims.clear()
+        return claims

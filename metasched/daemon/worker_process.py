@@ -1,0 +1,202 @@
+"""The daemon's side of a worker: starts the process, writes calls, reads replies, restarts it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from metasched.adapters.protocol import WorkerBoot, WorkerCall, WorkerReply
+from metasched.config.settings import ClusterSettings
+from metasched.daemon.circuit_breaker import CircuitBreaker
+from metasched.daemon.host import SchedulerHost
+from metasched.timeouts import reply_timeout
+
+log = logging.getLogger("metasched")
+
+RESTART_DELAY = 0.5  # seconds before a worker that died is restarted; doubles with each death
+MAX_RESTART_DELAY = 60.0  # seconds
+MAX_STARTUP_FACTOR = 4.0  # times `call_timeout`: limit for the first reply after repeated deaths
+HEALTHY_AFTER = 60.0  # seconds of life after which earlier deaths of the worker are forgotten
+MAX_REPLY_BYTES = 1 << 28
+
+
+class WorkerProcess:
+    """The worker process of one cluster. It is started by the first call and after each death."""
+
+    def __init__(
+        self, host: SchedulerHost, settings: ClusterSettings, on_exit: Callable[[], None]
+    ) -> None:
+        self.settings = settings
+        self.access = ""  # how the adapter talks to its manager, from the last reply
+        self.breaker = CircuitBreaker(RESTART_DELAY, MAX_RESTART_DELAY)  # counts deaths
+        self._host, self._on_exit = host, on_exit
+        self._process: asyncio.subprocess.Process | None = None
+        self._started = 0.0  # monotonic seconds
+        self._replied = False  # the current process has replied at least once
+        self._exit_waiters: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether there is no process now because the last one died too recently."""
+        return self.breaker.state(time.monotonic()) == "open"
+
+    async def call(self, call: WorkerCall) -> WorkerReply:
+        """Execute one call.
+
+        A worker that dies or hangs is killed; it may have executed the call.
+        """
+        await self.write_call(call)
+        return await self.read_reply(call)
+
+    @property
+    def _reply_timeout(self) -> float:
+        """Seconds to wait for a reply; longer for the first one, since the host may be busy."""
+        if self._replied:
+            return self.settings.call_timeout
+        return self.settings.call_timeout * min(2.0**self.breaker.failures, MAX_STARTUP_FACTOR)
+
+    async def write_call(self, call: WorkerCall) -> bool:
+        """Write a call to the worker. Return False if there is none; `read_reply` says why."""
+        if self._process is None and self.is_paused:
+            return False
+        timeout = self._reply_timeout
+        try:
+            process = self._process or await self._start()
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(call) + b"\n")
+            async with reply_timeout(timeout):
+                await process.stdin.drain()
+        except TimeoutError:
+            self._discard(f"it did not read in {timeout:g} s")
+        except ConnectionError:
+            self._discard(f"its worker died{await _exit_cause(process)}")
+        except (OSError, ValueError) as error:
+            self._discard(f"its worker failed: {error}")
+        return self._process is not None
+
+    async def read_reply(self, call: WorkerCall) -> WorkerReply:
+        """Read the reply to a call; replies arrive in the order of the calls."""
+        process = self._process
+        if process is None:
+            return WorkerReply("unreachable", self.breaker.last_error)
+        assert process.stdout is not None
+        timeout = self._reply_timeout
+        try:
+            async with reply_timeout(timeout):
+                line = await process.stdout.readline()
+        except TimeoutError:
+            return self._discard(f"no answer to {call.operation} in {timeout:g} s")
+        except (OSError, ValueError) as error:
+            return self._discard(f"its worker failed: {error}")
+        if not line.endswith(b"\n"):
+            return self._discard(f"its worker died{await _exit_cause(process)}")
+        try:
+            reply = msgspec.json.decode(line, type=WorkerReply)
+        except msgspec.DecodeError as error:
+            log.error("cluster %s: invalid reply of its worker: %s", self._name, error)
+            return self._discard(f"its worker sent an invalid reply ({error})")
+        self._replied, self.access = True, reply.access
+        if reply.error == "defect":
+            log.error("cluster %s: %s", self._name, reply.reason)
+            return WorkerReply("unreachable", reply.reason.strip().rpartition("\n")[2])
+        return reply
+
+    @property
+    def _name(self) -> str:
+        return self.settings.cluster.name
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        settings, host_settings = self.settings, self._host.settings
+        self._started = time.monotonic()
+        folder = host_settings.state_folder / self._name
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if host_settings.launcher is not None:
+            host_settings.state_folder.chmod(0o711)  # users pass through it to their own folders
+        self._process = process = await asyncio.create_subprocess_exec(
+            settings.python or sys.executable,
+            "-m",
+            "metasched.adapters.worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | settings.environment,
+            limit=MAX_REPLY_BYTES,
+        )
+        self._replied = False
+        waiter = asyncio.create_task(self._report_exit(process))
+        self._exit_waiters.add(waiter)
+        waiter.add_done_callback(self._exit_waiters.discard)
+        boot = WorkerBoot(
+            adapter=settings.cluster.adapter,
+            cluster=settings.cluster,
+            options=settings.options,
+            instance=self._host.core.instance,
+            folder=str(folder),
+            launcher=str(host_settings.launcher or ""),
+        )
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(boot) + b"\n")
+        return process
+
+    async def _report_exit(self, process: asyncio.subprocess.Process) -> None:
+        await process.wait()
+        self._on_exit()
+
+    def discard_if_dead(self) -> bool:
+        """Discard a worker that died between calls. Return whether it had died."""
+        if self._process is None or self._process.returncode is None:
+            return False
+        self._discard(f"its worker died{_describe_exit(self._process.returncode)}")
+        return True
+
+    def _discard(self, reason: str) -> WorkerReply:
+        """Kill the worker, count its death and return the reply to the call under way.
+
+        A worker that dies again and again is restarted less often.
+        """
+        if self._process is not None and self._process.stdin is not None:
+            # unread input breaks the pipe: asyncio logs that error unless it is retrieved
+            close_waiter = asyncio.create_task(self._process.stdin.wait_closed())
+            close_waiter.add_done_callback(lambda task: task.cancelled() or task.exception())
+        self.kill()
+        now = time.monotonic()
+        if now - self._started > HEALTHY_AFTER:
+            self.breaker.record_success()
+        if self.breaker.failures:
+            reason += f", {self.breaker.failures + 1} times in a row"
+        delay = self.breaker.record_failure(reason, time.time(), now)
+        log.warning("cluster %s: %s; a new worker in %g s", self._name, reason, delay)
+        return WorkerReply("unreachable", reason)
+
+    def kill(self) -> None:
+        """Kill the process, if there is one."""
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+    async def stop(self) -> None:
+        """Kill the process and wait for its end."""
+        process = self._process
+        self.kill()
+        if process is not None:
+            await process.wait()
+
+
+async def _exit_cause(process: asyncio.subprocess.Process) -> str:
+    """Describe how a worker that closed its pipe ended; "" if it has not ended within 1 s."""
+    try:
+        async with asyncio.timeout(1.0):
+            return _describe_exit(await process.wait())
+    except TimeoutError:
+        return ""
+
+
+def _describe_exit(code: int) -> str:
+    return f" of signal {-code}" if code < 0 else f" with exit code {code}"
