@@ -1,4 +1,4 @@
-"""`python -m metasched`: the same as the command."""
+"""`python -m metasched` runs the command `metasched`."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Builds a wheel whose hot modules are compiled by mypyc, if METASCHED_COMPILE=1 asks for it.
+"""A build hook of hatchling: compiles the hot modules with mypyc if METASCHED_COMPILE is 1.
 
-A hook of hatchling, for building only: nothing imports it. Which modules: pyproject.toml. All that
-is made lies in a temporary folder; the compiled modules go into the wheel beside their sources.
+The modules are listed in pyproject.toml. They are compiled in a temporary folder and added to the
+wheel beside their sources. No other module imports this one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SWITCH = "METASCHED_COMPILE"
-# Types were checked before. Where a wheel is built what we depend on may be missing.
+# Types are checked elsewhere; where a wheel is built the dependencies may be missing.
 MYPY_OPTIONS = ["--config-file=", "--follow-imports=silent", "--ignore-missing-imports"]
 
 
@@ -52,13 +52,11 @@ class MypycBuildHook(BuildHookInterface[Any]):
 
 
 def _missing_requirement(requires: list[str]) -> str:
-    """What is needed a minute later and is not there, and what to install."""
+    """Return the first missing requirement of the compilation and how to install it, or ""."""
     compiler, *_ = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     header = Path(sysconfig.get_path("include"), "Python.h")
-    compiler_packages, python_packages = (
-        "gcc and Python's headers (Debian: gcc python3-dev)",
-        " ".join(requires),
-    )
+    compiler_packages = "gcc and Python's headers (Debian: gcc python3-dev)"
+    python_packages = " ".join(requires)
     for name, available, package in (
         (compiler, shutil.which(compiler), compiler_packages),
         (header, header.exists(), compiler_packages),
@@ -71,12 +69,12 @@ def _missing_requirement(requires: list[str]) -> str:
 
 
 def _compile(root: Path, modules: list[str], folder: Path) -> dict[str, str]:
-    """The libraries made of modules, mapped to their places in the wheel."""
+    """Compile modules; return the path in the wheel of each library."""
     from mypyc.build import mypycify
     from setuptools import Distribution
 
     previous_folder = Path.cwd()
-    os.chdir(root)  # mypy names modules by their paths from here
+    os.chdir(root)  # mypy derives module names from relative paths
     try:
         extensions = mypycify(
             [*MYPY_OPTIONS, f"--cache-dir={folder / 'cache'}", *modules],

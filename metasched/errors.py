@@ -1,14 +1,14 @@
-"""What a user is told when a command cannot do what was asked."""
+"""Errors that are shown to users."""
 
 
 class UserError(Exception):
-    """One line: what, where; what to do. `exit_code` is what the command ends with."""
+    """An error in one line: problem, place; remedy. The command exits with `exit_code`."""
 
     exit_code = 2
 
 
 class ParseError(ValueError):
-    """A word that means nothing here: what is wrong with it, and what to write instead."""
+    """A text that cannot be parsed: `problem` describes it, `fix` says what to write instead."""
 
     def __init__(self, problem: str, fix: str) -> None:
         super().__init__(f"{problem}; {fix}")
@@ -16,20 +16,17 @@ class ParseError(ValueError):
 
 
 def quote_for_error(text: str) -> str:
-    """A user's word in quotes, short and printable enough for one line of an error."""
+    """Quote a user's text for an error of one line: shortened, and with escapes if unprintable."""
     shortened = text if len(text) <= 60 else text[:57] + "..."
-    return (
-        '"'
-        + "".join(
-            character if character.isprintable() else ascii(character)[1:-1]
-            for character in shortened
-        )
-        + '"'
-    )
+    escaped = (c if c.isprintable() else ascii(c)[1:-1] for c in shortened)
+    return '"' + "".join(escaped) + '"'
 
 
 class ApiError(Exception):
-    """A request to the daemon that changes nothing: what, where, what to do; `status` 4xx, 5xx."""
+    """A request failed and changed nothing. The message gives problem, place and remedy.
+
+    `status` is the HTTP status, 4xx or 5xx.
+    """
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)

@@ -1,20 +1,20 @@
-"""Where things are by default: configuration, socket and database of a person and of a site."""
+"""Default paths of configuration, socket and database, personal and of the site."""
 
 import os
 from pathlib import Path
 
 from metasched.errors import UserError
 
-MAX_SOCKET_PATH_BYTES = 107  # bytes that the kernel takes for the path of a unix socket
-MAX_REQUEST_BYTES = 64 << 20  # bytes of a request
+MAX_SOCKET_PATH_BYTES = 107  # kernel limit for the path of a unix socket
+MAX_REQUEST_BYTES = 64 << 20
 
 
 class DaemonAddressError(UserError):
-    """A configuration that does not say where the daemon is: what, where; what to do."""
+    """The configuration gives no daemon address."""
 
 
 def _xdg_folder(variable: str, default: str) -> Path:
-    """A folder of the XDG Base Directory Specification, which ignores relative values."""
+    """Return a folder of the XDG Base Directory Specification, which ignores relative values."""
     value = os.environ.get(variable, "")
     return Path(value if value.startswith("/") else os.path.expanduser(default)) / "metasched"
 
@@ -24,7 +24,7 @@ def personal_config() -> Path:
 
 
 def personal_data() -> Path:
-    """The folder of the database, `metasched.db`, and of all that must outlive a restart."""
+    """Return the folder of the database, `metasched.db`, and of all other persistent state."""
     return _xdg_folder("XDG_DATA_HOME", "~/.local/share")
 
 
@@ -33,7 +33,7 @@ def personal_socket() -> Path:
 
 
 def personal_token() -> Path:
-    """The file of the token by which daemons on other hosts know the user."""
+    """Return the file with the user's token for daemons on other hosts."""
     path = os.environ.get("METASCHED_TOKEN_FILE")
     return Path(path) if path else _xdg_folder("XDG_CONFIG_HOME", "~/.config") / "token"
 
@@ -47,15 +47,16 @@ def site_socket() -> Path:
 
 
 def is_url(address: str | Path) -> bool:
-    """Whether a daemon is reached over the network, at `https://host:port` or `http://...`."""
+    """Return whether a daemon is reached over the network, by `https://host:port` or `http://`."""
     return isinstance(address, str) and address.startswith(("http://", "https://"))
 
 
 def configured_socket(config: Path, default: Path | None = None) -> Path | str:
-    """The socket that a configuration names, read without checking the rest of the file.
+    """Return the socket of a configuration without checking the rest of the file.
 
-    A relative one is taken from the file's folder, a URL is kept as it is. If the file names
-    none it is `otherwise`, by default the personal one. BadPlace if the file cannot be read.
+    A relative path starts at the folder of the file; a URL is returned unchanged. Without a socket
+    in the file return `default`, else the personal socket. DaemonAddressError if the file cannot be
+    read.
     """
     import tomllib
 
@@ -66,9 +67,8 @@ def configured_socket(config: Path, default: Path | None = None) -> Path | str:
         reason = error.strerror or str(error)
         raise DaemonAddressError(f"{reason}, {config}; name another file with --config") from None
     except (ValueError, AttributeError) as error:
-        raise DaemonAddressError(
-            f"no configuration ({error}), {config}; write it as TOML"
-        ) from None
+        problem = f"no configuration ({error}), {config}"
+        raise DaemonAddressError(f"{problem}; write it as TOML") from None
     if socket is None:
         return default or personal_socket()
     if not isinstance(socket, str) or not socket:
@@ -79,11 +79,11 @@ def configured_socket(config: Path, default: Path | None = None) -> Path | str:
 
 
 def daemon_socket(config: str | None = None) -> Path | str:
-    """The socket of the daemon to talk to, or the URL of one on another host.
+    """Return the socket of the daemon, or its URL on another host.
 
-    The configuration given, else METASCHED_CONFIG, else METASCHED_SOCKET, else the personal
-    place if something is there, else the site's; with neither, the personal one. BadPlace if a
-    configuration cannot be read.
+    The order is: `config`, METASCHED_CONFIG, METASCHED_SOCKET, the personal socket if it exists,
+    the site's socket if it exists, the personal socket. DaemonAddressError if a configuration
+    cannot be read.
     """
     if config_path := config or os.environ.get("METASCHED_CONFIG"):
         return configured_socket(Path(config_path))

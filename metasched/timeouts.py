@@ -1,4 +1,4 @@
-"""A time limit for somebody's answer that leaves out the seconds in which we did not listen."""
+"""A timeout for replies that does not count the time in which the event loop was blocked."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-MAX_STEP = 1.0  # seconds: so much of a stall of ours counts, at the most
-LOOP_ITERATIONS = (
-    10  # of the loop, until what has come is read: asyncio takes two for a pipe of a child
-)
+MAX_STEP = 1.0  # seconds; a blocked event loop counts as one step
+# Iterations of the loop before the timeout, so that arrived data is read first. asyncio needs two
+# for the pipe of a child process.
+LOOP_ITERATIONS = 10
 
 
 @asynccontextmanager
 async def reply_timeout(seconds: float) -> AsyncIterator[None]:
-    """As `asyncio.timeout`, for a loop that may itself be busy for longer than `seconds`.
+    """Raise TimeoutError after `seconds`, even if the event loop is blocked for longer.
 
-    That one would raise TimeoutError although the answer came meanwhile. Here the time runs in
-    steps, each counted as it was meant however long it took; what has come by the end of the last
-    one is read before TimeoutError is raised.
+    After a blocked loop `asyncio.timeout` raises although the reply has arrived. Here the time runs
+    in steps of fixed length, however long they take. Data that has arrived by the end of the last
+    step is read before TimeoutError is raised.
     """
     loop = asyncio.get_running_loop()
     timer: asyncio.Handle

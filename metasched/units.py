@@ -1,6 +1,6 @@
-"""Words for durations, moments, memory, counts and generic resources, as users write them."""
+"""Parses durations, times, memory, counts and generic resources as users write them."""
 
-# Imported by every `metasched submit`: nothing slow (typing, datetime, re) at the top.
+# Every `metasched submit` imports this module: no slow import (typing, datetime, re) at the top.
 from __future__ import annotations
 
 from metasched.errors import ParseError as ParseError
@@ -10,14 +10,14 @@ TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
     from datetime import datetime
 
-MAX_NUMBER = 2**31 - 1  # of anything that is counted or lasts (68 years in seconds)
+MAX_NUMBER = 2**31 - 1  # limit of counts, and of durations in seconds (68 years)
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _CLOCK_UNITS = (1, 60, 3600, 86400)  # seconds, minutes, hours, days
 _KIBIBYTES = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
 _MULTIPLES = {"K": 1024, "M": 1024**2, "G": 1024**3}
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
-_MAX_CHARACTERS = 20  # characters of a number that can make sense
+_MAX_CHARACTERS = 20  # of a plausible number
 _MOMENT_FIX = "write one within 68 years"
 _NAMED_HOURS = {"midnight": 0, "noon": 12, "teatime": 16}
 
@@ -27,7 +27,7 @@ def _is_digits(text: str) -> bool:
 
 
 def parse_count(text: str, minimum: int = 1) -> int:
-    """A whole number from `least` to 2^31 - 1. Unreadable if it is none."""
+    """Parse a whole number from `minimum` to 2^31 - 1. ParseError for any other text."""
     if not _is_digits(text) or len(text) > 10 or not minimum <= int(text) <= MAX_NUMBER:
         raise ParseError(
             f"{quote_for_error(text)} is no number from {minimum} to {MAX_NUMBER}", "write one"
@@ -36,15 +36,14 @@ def parse_count(text: str, minimum: int = 1) -> int:
 
 
 def parse_duration(text: str, bare_unit: float = 1) -> float:
-    """Seconds, more than 0 and less than 2^31, of a word as `90s`, `1h30m`, `1:30:00`, `2-12`.
+    """Parse a duration such as `90s`, `1h30m`, `1:30:00` or `2-12`. Return its seconds.
 
-    `bare` is what a number alone counts, in seconds. With colons and a dash it is sbatch's
-    `minutes:seconds`, `hours:minutes:seconds`, `days-hours[:minutes[:seconds]]`.
-    Unreadable if it is none of these.
+    The result is more than 0 and less than 2^31. `bare_unit` are the seconds of one unit of a bare
+    number. Colons and a dash are read as by sbatch: `minutes:seconds`, `hours:minutes:seconds`,
+    `days-hours[:minutes[:seconds]]`. ParseError for any other text.
     """
-    seconds = (
-        None if len(text) > 2 * _MAX_CHARACTERS else _duration_seconds(text.strip(), bare_unit)
-    )
+    too_long = len(text) > 2 * _MAX_CHARACTERS
+    seconds = None if too_long else _duration_seconds(text.strip(), bare_unit)
     if seconds is None:
         raise ParseError(
             f"{quote_for_error(text)} is no duration",
@@ -75,21 +74,19 @@ def _duration_seconds(text: str, bare_unit: float) -> float | None:
             number += character
             continue
         whole, _, fraction = number.partition(".")
-        if (
-            not _is_digits(whole + fraction) or unit >= previous_unit
-        ):  # each unit once, the largest first
-            return None
+        if not _is_digits(whole + fraction) or unit >= previous_unit:
+            return None  # each unit may occur once, the largest first
         total, number, previous_unit = total + float(number) * unit, "", unit
     return None if number or not text else total
 
 
 def parse_moment(text: str, now: float, *, past: bool = False) -> float:
-    """Epoch seconds of a word: ISO 8601 (local without a zone), `+2h`, `now+1hour`, `17:30`.
+    """Parse a time: ISO 8601 (local without a zone), `+2h`, `now+1hour`, `17:30`, `tomorrow`.
 
-    A time of day, or `midnight`, `noon`, `teatime`, is the next one, with `past` the last one;
-    `today` and `tomorrow` are the day at this time. `past` also takes a bare duration, as long
-    ago. Unreadable if it is none of these, more than 68 years from `now`, or a local time that the
-    clock skips or shows twice as it is changed.
+    Return epoch seconds. A time of day, `midnight`, `noon` or `teatime` is the next occurrence,
+    with `past` the last one. `today` and `tomorrow` are the same time of day as now. With `past` a
+    bare duration is a time before now. ParseError for any other text, for a time more than 68 years
+    from `now`, and for a local time that is skipped or repeated by a clock change.
     """
     moment = _moment(text.strip(), now, past)
     if moment is None:
@@ -134,7 +131,7 @@ def _moment(text: str, now: float, past: bool) -> float | None:
 
 
 def _epoch_seconds(moment: datetime) -> float:
-    """Epoch seconds of a moment, without a zone on the local clock, which must tell which it is."""
+    """Return epoch seconds; a time without a zone is local. ParseError if it is ambiguous."""
     try:
         first, second = (moment.replace(fold=fold).timestamp() for fold in (0, 1))
     except (OverflowError, ValueError):
@@ -150,7 +147,7 @@ def _epoch_seconds(moment: datetime) -> float:
 
 
 def _offset_seconds(text: str) -> float:
-    """Seconds of what follows `now+`: a duration, or sbatch's number and name of a unit."""
+    """Parse the text after `now+`: a duration, or a number with the name of a unit as in sbatch."""
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
     name = text[len(number) :].strip()
     if name.removesuffix("s") in ("second", "minute", "hour", "day", "week"):
@@ -159,7 +156,7 @@ def _offset_seconds(text: str) -> float:
 
 
 def _time_of_day(text: str) -> tuple[int, int, int] | None:
-    """Hour, minute and second of a time of day (`17:30`, `5:30pm`, `noon`), if it is one."""
+    """Parse a time of day (`17:30`, `5:30pm`, `noon`). Return hour, minute, second, or None."""
     if text in _NAMED_HOURS:
         return _NAMED_HOURS[text], 0, 0
     am_pm = text[-2:] if text.endswith(("am", "pm")) else ""
@@ -177,7 +174,7 @@ def _time_of_day(text: str) -> tuple[int, int, int] | None:
 
 
 def iso(moment: float | None) -> str | None:
-    """A time (epoch seconds) as ISO 8601 in UTC, as everything outside sees it."""
+    """Format epoch seconds as ISO 8601 in UTC, the external format of times."""
     if moment is None:
         return None
     from datetime import UTC, datetime
@@ -186,9 +183,9 @@ def iso(moment: float | None) -> str | None:
 
 
 def parse_memory(text: str) -> int:
-    """MiB of `4G`, `500M`, `2T`, `4GB`, or of a bare number; kilobytes are rounded up.
+    """Parse memory such as `4G`, `500M`, `2T`, `4GB`, or a bare number of MiB. Return MiB.
 
-    Unreadable if it is none, is nothing, or is 2^31 MiB or more.
+    Kilobytes are rounded up. ParseError for any other text, for 0 and for 2^31 MiB or more.
     """
     size = text.strip().upper()
     size = size.removesuffix("IB") if size.endswith("IB") else size.removesuffix("B")
@@ -209,7 +206,7 @@ def parse_memory(text: str) -> int:
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """The names of a comma list, each once. Unreadable if one is empty."""
+    """Parse a comma list; return each name once. ParseError for an empty name."""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise ParseError(f"an empty name in {quote_for_error(text)}", "write NAME or NAME,NAME")
@@ -217,9 +214,9 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def parse_licences(text: str) -> dict[str, int]:
-    """How many of each licence: `matlab`, `matlab:2`, comma lists.
+    """Parse a comma list of licences, `matlab` or `matlab:2`. Return counts by name.
 
-    Unreadable if a part is malformed, is nothing, or names what another one has named.
+    ParseError for a malformed, empty or repeated item.
     """
     counts: dict[str, int] = {}
     for part in text.split(","):
@@ -235,9 +232,9 @@ def parse_licences(text: str) -> dict[str, int]:
 
 
 def parse_gres(text: str) -> dict[str, int]:
-    """How many of each generic resource: `gpu`, `gpu:2`, `gpu:a100:2`, comma lists; by its name.
+    """Parse a comma list of generic resources, `gpu`, `gpu:2` or `gpu:a100:2`. Return counts.
 
-    The name keeps the type: "gpu:a100". Unreadable if a part is malformed.
+    The key includes the type: "gpu:a100". ParseError for a malformed item.
     """
     counts: dict[str, int] = {}
     for part in text.split(","):

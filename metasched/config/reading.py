@@ -1,4 +1,4 @@
-"""metasched.toml and the policy file -> typed settings; every error names file, key and mend."""
+"""Reads metasched.toml and the policy file. Every error names file, key and remedy."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ import itertools
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import (
-    BaseModel,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from metasched.adapters.base import Capabilities
 from metasched.adapters.registry import ADAPTER_GROUP, adapter_class
@@ -35,8 +31,7 @@ from metasched.config.tables import (
 from metasched.db.backends import database_from_url
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import Database, StoreError
-from metasched.licence_servers.base import LICENCE_SERVER_GROUP as SERVER_GROUP
-from metasched.licence_servers.base import licence_server_class
+from metasched.licence_servers.base import LICENCE_SERVER_GROUP, licence_server_class
 from metasched.model.cluster import Cluster
 from metasched.model.licence import LicencePool
 from metasched.model.reservation_request import ReservationQuota
@@ -55,115 +50,114 @@ PluginT = TypeVar("PluginT")
 
 
 def find_config(path: Path | None) -> Path | None:
-    """The configuration to use: the one given, else the personal, else the site's, else none."""
+    """Return `path`, else METASCHED_CONFIG, else the personal file, else the site's, else None."""
     if path is None and (environment_path := os.environ.get("METASCHED_CONFIG")):
         path = Path(environment_path)
     if path is not None:
         return path
-    return next(
-        (candidate for candidate in (personal_config(), site_config()) if candidate.exists()), None
-    )
+    defaults = (personal_config(), site_config())
+    return next((default for default in defaults if default.exists()), None)
 
 
 def load_settings(path: Path | None) -> Settings:
-    """Read the configuration at `path`; None: one local cluster with this host's processors.
+    """Read and check the configuration.
 
-    ConfigError for anything that is wrong, in one line.
+    `path` None: one local cluster with the processors of this host. ConfigError, in one line, for
+    the first mistake.
     """
-    if path is None:
-        table: dict[str, Any] = {
-            "cluster": [
-                {
-                    "name": "local",
-                    "adapter": "local",
-                    "cpus": os.cpu_count() or 1,
-                    "map": {"account": {"*": "*"}, "qos": {"*": "*"}},
-                }
-            ]
-        }
-    else:
-        table = _read_toml(path)
-    config = _validated(ConfigFile, table, path)
+    config = _validated(ConfigFile, _default_tables() if path is None else _read_toml(path), path)
     if not config.cluster:
         raise ConfigError(f"no cluster in {path}; add a [[cluster]] table")
-    clusters = tuple(
-        _cluster_settings(
-            cluster,
-            {
-                licence.name: licence.machines[cluster.name]
-                for licence in config.licence
-                if cluster.name in licence.machines
-            },
-            path,
-        )
-        for cluster in config.cluster
+    _require_unique("cluster", [table.name for table in config.cluster], path)
+    _require_unique("licence_server", [table.name for table in config.licence_server], path)
+    base = path.parent.absolute() if path is not None else personal_data()
+    policy = read_policy(None if config.policy.file is None else base / config.policy.file)
+    clusters = tuple(_cluster_settings(table, config, path) for table in config.cluster)
+    _check_policy_matches(config, policy, path)
+    database = _ledger_database(config, base, path)
+    daemon, site = config.daemon, config.site
+    if site is not None:
+        site = site.model_copy(update={"launcher": str(base / site.launcher)})
+    return Settings(
+        config_path=path,
+        database=database,
+        socket=_daemon_socket(config, base, path),
+        state_folder=base / daemon.folder if daemon.folder else database.folder,
+        retention=daemon.keep,
+        policy=policy,
+        clusters=clusters,
+        user_classes={table.name: (table.users, table.groups) for table in config.user_class},
+        licences=_licence_pools(config, path),
+        max_array_tasks=daemon.max_array_tasks,
+        site=site,
+        tcp=None if config.tcp is None else _checked_tcp(config.tcp, base),
+        licence_servers=tuple(
+            _licence_server_settings(table, path) for table in config.licence_server
+        ),
+        quotas=_class_quotas(config.reservations, policy, path),
+        mail_program=base / daemon.mail_program if daemon.mail_program else None,
     )
-    servers = tuple(_licence_server_settings(table, path) for table in config.licence_server)
-    _require_unique("cluster", [cluster.cluster.name for cluster in clusters], path)
-    _require_unique("licence_server", [server.name for server in servers], path)
-    base_folder = path.parent.absolute() if path is not None else personal_data()
-    policy_file = base_folder / config.policy.file if config.policy.file is not None else None
-    policy = read_policy(policy_file)
-    if policy.send != "late" and (
-        late_clusters := [cluster.name for cluster in config.cluster if cluster.binding == "late"]
-    ):
+
+
+def _default_tables() -> dict[str, Any]:
+    """Return the tables of a configuration with one local cluster."""
+    cluster = {
+        "name": "local",
+        "adapter": "local",
+        "cpus": os.cpu_count() or 1,
+        "map": {"account": {"*": "*"}, "qos": {"*": "*"}},
+    }
+    return {"cluster": [cluster]}
+
+
+def _check_policy_matches(config: ConfigFile, policy: Policy, path: Path | None) -> None:
+    """ConfigError if the policy does not support the configured binding or user classes."""
+    late = [cluster.name for cluster in config.cluster if cluster.binding == "late"]
+    if late and policy.send != "late":
         raise ConfigError(
-            f'binding = "late", {path}, cluster "{late_clusters[0]}"; write send = "late" in the policy file'
+            f'binding = "late", {path}, cluster "{late[0]}"; write send = "late" in the policy file'
         )
     for user_class in config.user_class:
         if user_class.name not in policy.classes:
-            class_names = ", ".join(policy.classes)
             raise ConfigError(
                 f'user class "{user_class.name}" in {path} has no base value in the policy; '
-                f"it has {class_names}"
+                f"it has {', '.join(policy.classes)}"
             )
-    ledger_database: Database = Sqlite(personal_data() / "metasched.db")
-    if config.daemon.database is not None:
-        try:
-            ledger_database = database_from_url(config.daemon.database, base_folder)
-        except StoreError as error:
-            raise ConfigError(f"{error}, {path}, [daemon]") from None
+
+
+def _ledger_database(config: ConfigFile, base: Path, path: Path | None) -> Database:
+    """Return the configured database, by default SQLite in the user's data folder."""
+    if config.daemon.database is None:
+        return Sqlite(personal_data() / "metasched.db")
+    try:
+        return database_from_url(config.daemon.database, base)
+    except StoreError as error:
+        raise ConfigError(f"{error}, {path}, [daemon]") from None
+
+
+def _daemon_socket(config: ConfigFile, base: Path, path: Path | None) -> Path:
+    """Return the path of the daemon's unix socket."""
     if is_url(config.daemon.socket or ""):
         raise ConfigError(f"socket is a URL, {path}, [daemon]; that is for clients, name a path")
-    socket = base_folder / config.daemon.socket if config.daemon.socket else personal_socket()
+    socket = base / config.daemon.socket if config.daemon.socket else personal_socket()
     if len(os.fsencode(socket)) > MAX_SOCKET_PATH_BYTES:
         raise ConfigError(
             f"socket {socket} has more than {MAX_SOCKET_PATH_BYTES} bytes; name a shorter path"
         )
-    return Settings(
-        config_path=path,
-        database=ledger_database,
-        socket=socket,
-        state_folder=base_folder / config.daemon.folder
-        if config.daemon.folder
-        else ledger_database.folder,
-        retention=config.daemon.keep,
-        policy=policy,
-        clusters=clusters,
-        user_classes={
-            cluster.name: (cluster.users, cluster.groups) for cluster in config.user_class
-        },
-        licences=_licence_pools(config, path),
-        max_array_tasks=config.daemon.max_array_tasks,
-        site=config.site
-        and config.site.model_copy(update={"launcher": str(base_folder / config.site.launcher)}),
-        tcp=None if config.tcp is None else _checked_tcp(config.tcp, base_folder),
-        licence_servers=servers,
-        quotas=_class_quotas(config.reservations, policy, path),
-        mail_program=base_folder / config.daemon.mail_program
-        if config.daemon.mail_program
-        else None,
-    )
+    return socket
 
 
 def _require_unique(table_name: str, names: list[str], path: Path | None) -> None:
-    """ConfigError if a name is there twice."""
+    """ConfigError if two tables have the same name."""
     if duplicates := {name for name in names if names.count(name) > 1}:
         raise ConfigError(f'{table_name} "{min(duplicates)}" is there twice in {path}; rename one')
 
 
 def _licence_pools(config: ConfigFile, path: Path | None) -> tuple[LicencePool, ...]:
-    """ConfigError if one is there twice, makes no sense, or names what is not there."""
+    """Return the pools of floating licences.
+
+    ConfigError for a repeated name, an invalid value, or an unknown cluster or server.
+    """
     _require_unique("licence", [table.name for table in config.licence], path)
     clusters = tuple(cluster.name for cluster in config.cluster)
     servers = tuple(server.name for server in config.licence_server)
@@ -174,11 +168,9 @@ def _licence_pools(config: ConfigFile, path: Path | None) -> tuple[LicencePool, 
         references += [("licence_server", table.server, servers)] if table.server else []
         for table_name, name, defined_names in references:
             if name not in defined_names:
-                fix = (
-                    _suggestion(name, defined_names)
-                    if defined_names
-                    else f"add a [[{table_name}]] table"
-                )
+                fix = f"add a [[{table_name}]] table"
+                if defined_names:
+                    fix = _suggestion(name, defined_names)
                 raise ConfigError(f'no {table_name} "{name}", {location}; {fix}')
         if table.clusters and (unlisted := set(table.machines).difference(table.clusters)):
             raise ConfigError(
@@ -188,11 +180,11 @@ def _licence_pools(config: ConfigFile, path: Path | None) -> tuple[LicencePool, 
             minimum = server.interval + server.timeout
             if server.name == table.server and table.stale_after < minimum:
                 raise ConfigError(
-                    f"stale_after = {table.stale_after:g}, {location}; write {minimum:g} or more, the "
-                    f"interval and the timeout of its server"
+                    f"stale_after = {table.stale_after:g}, {location}; write {minimum:g} or more, "
+                    "the interval and the timeout of its server"
                 )
         linger = table.linger
-        if linger is None:  # a server tells when a token is free
+        if linger is None:  # a server reports when a token is free again
             linger = table.stale_after if table.server else 0.0
         try:
             arguments = table.model_dump(exclude={"machines"})
@@ -207,7 +199,7 @@ def _licence_pools(config: ConfigFile, path: Path | None) -> tuple[LicencePool, 
 def _class_quotas(
     table: ReservationsTable, policy: Policy, path: Path | None
 ) -> dict[str, ReservationQuota]:
-    """By class of users; "" is everybody else's."""
+    """Return reservation limits by user class; "" for all other users."""
     if unknown := sorted(table.classes.keys() - policy.classes.keys()):
         raise ConfigError(
             f'no user class "{unknown[0]}" in the policy, {path}, [reservations.classes]; '
@@ -221,19 +213,22 @@ def _class_quotas(
 
 
 def _check_late_binding(table: ClusterTable, capabilities: Capabilities, location: str) -> None:
-    """ConfigError if others feed the cluster, or its manager chooses nodes by itself."""
+    """ConfigError if the cluster has other sources of jobs or cannot reserve nodes by name."""
     if not capabilities.reserves_named_nodes:
         raise ConfigError(
             f'binding = "late", {location}; leave it out, no nodes can be reserved there by name'
         )
     if not table.exclusive:
         raise ConfigError(
-            f'binding = "late", {location}; write exclusive = true, if only metasched feeds it'
+            f'binding = "late", {location}; write exclusive = true, if only metasched submits to it'
         )
 
 
 def _checked_tcp(table: TcpTable, base_folder: Path) -> TcpTable:
-    """ConfigError if tokens and answers would travel in clear, or nobody could say who they are."""
+    """Return the table with absolute paths.
+
+    ConfigError if traffic would not be encrypted, or no authentication is allowed.
+    """
     host, colon, port = table.listen.rpartition(":")
     if not (host and colon and port.isdecimal() and int(port) < 1 << 16):
         raise ConfigError(f'listen = "{table.listen}", [tcp]; write "address:port"')
@@ -257,14 +252,15 @@ def _checked_tcp(table: TcpTable, base_folder: Path) -> TcpTable:
 
 
 def read_policy(path: Path | None) -> Policy:
-    """The policy of a file; None: the defaults. ConfigError in one line."""
+    """Return the policy of a file; None: the defaults. ConfigError for the first mistake."""
     if path is None:
         return Policy()
     policy_file = _validated(PolicyFile, _read_toml(path), path)
     for key, allowed_values in POLICY_CHOICES.items():
         if getattr(policy_file, key) not in allowed_values:
             raise ConfigError(
-                f'{key} = "{getattr(policy_file, key)}" in {path}; write "{allowed_values[0]}" or "{allowed_values[1]}"'
+                f'{key} = "{getattr(policy_file, key)}" in {path}; '
+                f'write "{allowed_values[0]}" or "{allowed_values[1]}"'
             )
     if "regular" not in policy_file.classes:
         raise ConfigError(f'no class "regular", [classes] in {path}; add its base value')
@@ -278,12 +274,7 @@ def read_policy(path: Path | None) -> Policy:
         Classifier(weights=policy_file.weights)
     except ValueError as error:
         raise ConfigError(f"{error}, [weights] in {path}") from None
-    return Policy(
-        **{
-            policy_field.name: getattr(policy_file, policy_field.name)
-            for policy_field in fields(Policy)
-        }
-    )
+    return Policy(**{field.name: getattr(policy_file, field.name) for field in fields(Policy)})
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -292,26 +283,22 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"no file {path}; create it, or name another with --config") from None
     except OSError as error:
-        raise ConfigError(
-            f"{path}: {error.strerror}; make it readable for {_account_name()}"
-        ) from None
+        account = getpass.getuser()
+        raise ConfigError(f"{path}: {error.strerror}; make it readable for {account}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text; write it again as TOML") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is no TOML ({error}); mend that line") from None
-
-
-def _account_name() -> str:
-    return getpass.getuser()
+        raise ConfigError(f"{path} is not valid TOML ({error}); correct that line") from None
 
 
 def _suggestion(name: str, known_names: tuple[str, ...]) -> str:
+    """Return the remedy for an unknown name: the most similar known name, or all of them."""
     matches = difflib.get_close_matches(name, known_names, n=1)
     return f'write "{matches[0]}"' if matches else f"known are {', '.join(known_names)}"
 
 
 def _locate(location: tuple[int | str, ...], table: dict[str, Any]) -> tuple[str, str]:
-    """The key that an error is about, and the table it is in, in the file's own words."""
+    """Return the key of an error and its table, as they are written in the file."""
     description = ""
     value: Any = table
     for step, next_step in itertools.pairwise(location):
@@ -344,7 +331,7 @@ def _known_keys(table_class: type[BaseModel]) -> tuple[str, ...]:
 def _first_error(
     error: ValidationError, table: dict[str, Any], path: str, known_names: tuple[str, ...]
 ) -> str:
-    """The first mistake in one line: what, where; what to do."""
+    """Describe the first mistake in one line: problem, place; remedy."""
     mistake = error.errors()[0]
     key, description = _locate(mistake["loc"], table)
     location = f"{path}, {description}" if description else path
@@ -354,38 +341,31 @@ def _first_error(
         return f'no key "{key}", {location}; add it'
     message = mistake["msg"].removeprefix("Value error, ")
     if mistake["type"] == "tuple_type":
-        message = (
-            f"write [[{key}]]" if isinstance(mistake["input"], dict) else "write a list in [ ]"
-        )
+        is_table = isinstance(mistake["input"], dict)
+        message = f"write [[{key}]]" if is_table else "write a list in [ ]"
     explanation = f"{message[:1].lower()}{message[1:]}"
-    # a data class's own check names the key itself
-    return (
-        f"{key} = {mistake['input']!r}, {location}; {explanation}"
-        if key
-        else f"{explanation}, {location}"
-    )
+    if not key:  # the check of a dataclass names the key itself
+        return f"{explanation}, {location}"
+    return f"{key} = {mistake['input']!r}, {location}; {explanation}"
 
 
 def _cluster_settings(
-    table: ClusterTable, licensed: Mapping[str, str], path: Path | None
+    table: ClusterTable, config: ConfigFile, path: Path | None
 ) -> ClusterSettings:
-    table_location = f'{path}, cluster "{table.name}"'
-    adapter_type = _plugin_class(
-        "adapter", table.adapter, ADAPTER_GROUP, adapter_class, table_location
-    )
-    options = _plugin_options(adapter_type.Options, table, table_location)
+    location = f'{path}, cluster "{table.name}"'
+    adapter_type = _plugin_class("adapter", table.adapter, ADAPTER_GROUP, adapter_class, location)
+    options = _plugin_options(adapter_type.Options, table, location)
     capabilities = adapter_type.capabilities_for(adapter_type.Options(**options))
     if table.binding == "late":
-        _check_late_binding(table, capabilities, table_location)
+        _check_late_binding(table, capabilities, location)
     if table.takes == "reservations" and not capabilities.reservations:
         raise ConfigError(
-            f'takes = "reservations", {table_location}; leave it out, its manager keeps no reservations'
+            f'takes = "reservations", {location}; '
+            "leave it out, its manager supports no reservations"
         )
     for name in table.map:
         if name not in MAP_NAMES:
-            raise ConfigError(
-                f'unknown map "{name}", {table_location}; {_suggestion(name, MAP_NAMES)}'
-            )
+            raise ConfigError(f'unknown map "{name}", {location}; {_suggestion(name, MAP_NAMES)}')
     return ClusterSettings(
         cluster=Cluster(
             name=table.name,
@@ -402,7 +382,11 @@ def _cluster_settings(
             lead=table.lead,
             guard=table.guard,
             granularity=capabilities.limit_granularity,
-            licence_features=licensed,
+            licence_features={
+                licence.name: licence.machines[table.name]
+                for licence in config.licence
+                if table.name in licence.machines
+            },
         ),
         options=options,
         poll_interval=table.poll_interval or adapter_type.poll_interval,
@@ -415,7 +399,9 @@ def _cluster_settings(
 
 def _licence_server_settings(table: LicenceServerTable, path: Path | None) -> LicenceServerSettings:
     location = f'{path}, licence_server "{table.name}"'
-    server_type = _plugin_class("kind", table.kind, SERVER_GROUP, licence_server_class, location)
+    server_type = _plugin_class(
+        "kind", table.kind, LICENCE_SERVER_GROUP, licence_server_class, location
+    )
     return LicenceServerSettings(
         name=table.name,
         server_type=table.kind,
@@ -433,24 +419,22 @@ def _plugin_class(
     load_class: Callable[[str], type[PluginT]],
     location: str,
 ) -> type[PluginT]:
-    """What is registered under a name. ConfigError if nothing is."""
+    """Return the class registered under a name. ConfigError if there is none."""
     try:
         return load_class(name)
     except KeyError:
         from importlib.metadata import entry_points
 
-        known_names = tuple(
-            sorted(entry_point.name for entry_point in entry_points(group=entry_point_group))
-        )
+        known = tuple(sorted(entry_points(group=entry_point_group).names))
         raise ConfigError(
-            f'unknown {key} "{name}", {location}; {_suggestion(name, known_names)}'
+            f'unknown {key} "{name}", {location}; {_suggestion(name, known)}'
         ) from None
 
 
 def _plugin_options(options_class: type[Any], table: BaseModel, location: str) -> dict[str, Any]:
-    """The keys of a table that belong to what it names; ConfigError if one makes no sense."""
+    """Return the options of a plug-in. ConfigError for an unknown key or invalid value."""
     options = table.model_extra or {}
-    option_names = tuple(option_field.name for option_field in fields(options_class))
+    option_names = tuple(field.name for field in fields(options_class))
     for key in options:
         if key not in option_names:
             known_keys = (*option_names, *type(table).model_fields)

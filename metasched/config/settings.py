@@ -1,4 +1,4 @@
-"""The settings of a daemon, as the rest of the program reads them."""
+"""The checked configuration as typed settings."""
 
 from __future__ import annotations
 
@@ -20,79 +20,73 @@ from metasched.policies.policy import Policy
 
 
 class ConfigError(UserError):
-    """A configuration that cannot be used; the message says what, where and what to do."""
+    """The configuration is invalid. The message gives problem, place and remedy."""
 
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """One cluster: what the core sees, and how its worker is started. Seconds."""
+    """One cluster, and how its worker is started."""
 
     cluster: Cluster
-    options: dict[str, Any]
-    poll_interval: float
-    call_timeout: float
-    python: str | None
-    environment: dict[str, str]
-    names_nodes: bool = False  # of what is reserved there; else its manager chooses processors
+    options: dict[str, Any]  # of its adapter
+    poll_interval: float  # seconds
+    call_timeout: float  # seconds
+    python: str | None  # interpreter of the worker; None: that of the daemon
+    environment: dict[str, str]  # added to the environment of the worker
+    names_nodes: bool = False  # reservations name nodes; else the manager chooses processors
 
 
 @dataclass(frozen=True)
 class LicenceServerSettings:
-    """Where licences are counted: asked every `interval` seconds, for `timeout` at the most.
-
-    `features` maps names of ours to the server's own; a licence that it lacks has the same there.
-    """
+    """One licence server."""
 
     name: str
-    server_type: str
-    options: dict[str, Any]
-    interval: float
-    timeout: float
-    features: dict[str, str]
+    server_type: str  # name of an entry point
+    options: dict[str, Any]  # of its type
+    interval: float  # seconds between queries
+    timeout: float  # seconds for a query
+    features: dict[str, str]  # name at the server by licence; others have the same name there
 
 
 @dataclass(frozen=True)
 class Settings:
-    """A whole, valid configuration. `origin` is the file it came from, None the defaults.
+    """A complete, valid configuration."""
 
-    `folder` is where the clusters' workers keep what they must, `keep` are the seconds for which
-    ended jobs are remembered.
-    """
-
-    config_path: Path | None
+    config_path: Path | None  # None: the defaults
     database: Database
-    socket: Path
-    state_folder: Path
-    retention: float
+    socket: Path  # unix socket of the API
+    state_folder: Path  # parent of the clusters' state folders
+    retention: float  # seconds for which ended jobs are stored
     policy: Policy
     clusters: tuple[ClusterSettings, ...]
-    user_classes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
+    user_classes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]  # users and groups by class
     licences: tuple[LicencePool, ...] = ()
     max_array_tasks: int = DaemonTable.model_fields["max_array_tasks"].default
     site: SiteTable | None = None  # None: personal mode
     tcp: TcpTable | None = None  # None: unix socket only
     licence_servers: tuple[LicenceServerSettings, ...] = ()
+    # by user class; "" for all others
     quotas: dict[str, ReservationQuota] = field(default_factory=lambda: {"": ReservationQuota()})
-    mail_program: Path | None = None  # None: nobody is told by mail
+    mail_program: Path | None = None  # None: no mail is sent
 
     @property
     def launcher(self) -> Path | None:
-        """The launcher's socket; None in personal mode."""
+        """Socket of the launcher; None in personal mode."""
         return None if self.site is None else Path(self.site.launcher)
 
     def is_operator(self, user: str) -> bool:
-        """Whether a user may see and change everybody's jobs."""
+        """Return whether a user may see and change the jobs of all users."""
         daemon_account = pwd.getpwuid(os.geteuid()).pw_name
         if self.site is None or user in ("root", daemon_account, *self.site.operators):
             return True
         return not groups_of(user).isdisjoint(self.site.operator_groups)
 
     def quota_of(self, user: str) -> ReservationQuota:
-        """What the user may reserve."""
+        """Return the limits of a user's reservations."""
         return self.quotas.get(self.class_of(user), self.quotas[""])
 
     def class_of(self, user: str) -> str:
-        """The user's class: the first that names the user, else one of its groups, else regular."""
+        """Return the first class that lists the user, else a group of the user, else "regular"."""
         for name, (users, _) in self.user_classes.items():
             if user in users:
                 return name
@@ -104,13 +98,13 @@ class Settings:
 
 
 def groups_of(user: str) -> set[str]:
-    """The names of a user's groups; none if there is no such account."""
+    """Return the names of a user's groups; none for an unknown account."""
     try:
         primary_group = pwd.getpwnam(user).pw_gid
     except KeyError:
         return set()
     names = set()
     for group_id in os.getgrouplist(user, primary_group):
-        with contextlib.suppress(KeyError):  # a group without a name
+        with contextlib.suppress(KeyError):  # the group has no name
             names.add(grp.getgrgid(group_id).gr_name)
     return names

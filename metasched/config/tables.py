@@ -1,16 +1,10 @@
-"""The tables of metasched.toml and of a policy file, as pydantic checks them."""
+"""Pydantic models of the tables in metasched.toml and in a policy file."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from metasched.core.scheduler import MAX_MARGIN_JOBS
 from metasched.model.arrays import MAX_TASKS
@@ -30,27 +24,21 @@ def _parse_duration_text(value: object) -> object:
 
 def _require_absolute(path: str) -> str:
     if not path.startswith("/"):
-        raise ValueError("write an absolute path, which the nodes see, too")
+        raise ValueError("write an absolute path that all nodes can access")
     return path
 
 
 def _require_feature(name: str) -> str:
     if not FEATURE.fullmatch(name):
-        raise ValueError("write the one feature that those machines have")
+        raise ValueError("write the feature of those machines")
     return name
 
 
-MAP_NAMES = ("partition", "account", "qos", "feature", "licence")  # whose words clusters translate
-
-
-# ten years: beyond that a number is a slip, and sums of such numbers are no times any more
-MAX_SECONDS = 10 * 366 * 86400.0
-
-
+MAP_NAMES = ("partition", "account", "qos", "feature", "licence")  # tables of [cluster.map]
+MAX_SECONDS = 10 * 366 * 86400.0  # ten years; sums of longer durations exceed the range of times
 Seconds = Annotated[float, BeforeValidator(_parse_duration_text), Field(gt=0, le=MAX_SECONDS)]
-
-
-_CLUSTER = Cluster(name="", adapter="")  # its defaults
+SecondsOrZero = Annotated[float, BeforeValidator(_parse_duration_text), Field(ge=0, le=MAX_SECONDS)]
+_CLUSTER = Cluster(name="", adapter="")  # supplies defaults
 
 
 class _Table(BaseModel):
@@ -58,6 +46,8 @@ class _Table(BaseModel):
 
 
 class DaemonTable(_Table):
+    """[daemon]: where the daemon stores its state and accepts requests."""
+
     database: str | None = None
     folder: str | None = None
     socket: str | None = None
@@ -67,7 +57,7 @@ class DaemonTable(_Table):
 
 
 class SiteTable(_Table):
-    """One daemon for all users: how it acts as them, and who may do what."""
+    """[site]: one daemon for all users, with its launcher and operators."""
 
     launcher: str
     operators: tuple[str, ...] = ()
@@ -76,7 +66,7 @@ class SiteTable(_Table):
 
 
 class TcpTable(_Table):
-    """For clients on other hosts: where to listen, and how they say who they are."""
+    """[tcp]: address and authentication for clients on other hosts."""
 
     listen: str
     munge: bool = False
@@ -88,17 +78,21 @@ class TcpTable(_Table):
 
 
 class PolicyTable(_Table):
+    """[policy]: the policy file."""
+
     file: str | None = None
 
 
 class UserClassTable(_Table):
+    """[[user_class]]: members of a user class."""
+
     name: str
     users: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
 
 
 class LicenceTable(_Table):
-    """The copies of one licence: a `LicencePool`, or those of machines, of a `model.Cluster`."""
+    """[[licence]]: a floating licence (`LicencePool`), or one installed on machines of clusters."""
 
     name: str
     total: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
@@ -107,15 +101,13 @@ class LicenceTable(_Table):
         default_factory=dict
     )
     headroom: Annotated[int, Field(ge=0, le=MAX_TOKENS)] = 0
-    linger: (
-        Annotated[float, BeforeValidator(_parse_duration_text), Field(ge=0, le=MAX_SECONDS)] | None
-    ) = None
+    linger: SecondsOrZero | None = None
     server: str = ""
     stale_after: Seconds = 300.0
 
 
 class ClusterTable(BaseModel):
-    """The keys that every cluster has; the rest are the adapter's own options."""
+    """[[cluster]]: the keys of every cluster; all others are options of its adapter."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -132,15 +124,13 @@ class ClusterTable(BaseModel):
     exclusive: bool = False
     binding: Literal["early", "late"] = "early"
     lead: Seconds = _CLUSTER.lead
-    guard: Annotated[float, BeforeValidator(_parse_duration_text), Field(ge=0, le=MAX_SECONDS)] = (
-        _CLUSTER.guard
-    )
+    guard: SecondsOrZero = _CLUSTER.guard
     python: str | None = None
     environment: dict[str, str] = Field(default_factory=dict)
 
 
 class LicenceServerTable(BaseModel):
-    """The keys of every server of licences; the rest are its kind's own options."""
+    """[[licence_server]]: the keys of every server; all others are options of its kind."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -152,24 +142,22 @@ class LicenceServerTable(BaseModel):
 
 
 class QuotaTable(_Table):
-    """What a user may reserve; see `reservations.Quota`."""
+    """Limits of reservations; see `ReservationQuota`."""
 
     horizon: Seconds = ReservationQuota.horizon
     longest: Seconds = ReservationQuota.max_duration
     most: Annotated[int, Field(ge=0)] | None = ReservationQuota.max_size
-    let_run: Annotated[
-        float, BeforeValidator(_parse_duration_text), Field(ge=0, le=MAX_SECONDS)
-    ] = ReservationQuota.let_run
+    let_run: SecondsOrZero = ReservationQuota.let_run
 
 
 class ReservationsTable(QuotaTable):
-    """What everybody may reserve, and instead of that the users of a class."""
+    """[reservations]: limits for all users, with other limits by user class."""
 
     classes: dict[str, QuotaTable] = Field(default_factory=dict)
 
 
 class ConfigFile(_Table):
-    """The whole file."""
+    """metasched.toml."""
 
     daemon: DaemonTable = DaemonTable()
     site: SiteTable | None = None
@@ -183,7 +171,7 @@ class ConfigFile(_Table):
 
 
 class PolicyFile(_Table):
-    """The keys of a policy file; what is not given keeps the default of `core.Policy`."""
+    """A policy file; missing keys have the defaults of `Policy`."""
 
     max_priority: Annotated[int, Field(ge=1, le=100)] = Policy.max_priority
     window: Annotated[int, Field(ge=1, le=MAX_MARGIN_JOBS)] = Policy.window
@@ -197,9 +185,7 @@ class PolicyFile(_Table):
     pull: bool = Policy.pull
     pull_after: Seconds = Policy.pull_after
     patience: Seconds = Policy.patience
-    age: Annotated[float, BeforeValidator(_parse_duration_text), Field(ge=0, le=MAX_SECONDS)] = (
-        Policy.age
-    )
+    age: SecondsOrZero = Policy.age
     default_time: Seconds = Policy.default_time
     seed: int = Policy.seed
     send: str = Policy.send

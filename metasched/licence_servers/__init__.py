@@ -1,6 +1,12 @@
-"""Where the counts of licences come from: one probe for each licence server.
+"""Licence servers: the sources of licence counts.
 
-A probe asks (`LicenceServer.ask`, in a process of its own) and reads (`LicenceServer.read`, pure);
-what it has read is a `Report`. `matching` takes our own use out of it, so that nothing counts
-twice. Read `base.py`, then `flexlm.py`.
+A server is queried in a process of its own (`LicenceServer.query`); its answer is parsed without
+side effects (`LicenceServer.parse`) into a `UsageReport`. `matching` subtracts the use by jobs of
+metasched, so that no token counts twice. Read `base.py` first, then `flexlm.py`.
+
+base       the contract, and the registry of licence servers
+command    any command that prints JSON
+flexlm     FlexLM (FlexNet Publisher)
+matching   finds the uses that belong to jobs of metasched
+process    runs one query in a process
 """

@@ -1,4 +1,4 @@
-"""The contract between metasched and what counts a site's licences.
+"""The contract between metasched and the licence servers of a site.
 
 An author implements `LicenceServer` and registers it under the entry-point group
 `metasched.licence_servers`; nothing else has to be edited.
@@ -13,11 +13,11 @@ from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
 LICENCE_SERVER_GROUP = "metasched.licence_servers"
-MAX_TOKENS = 10**9 - 1  # tokens, of anything
+MAX_TOKENS = 10**9 - 1
 
 
 class LicenceServerError(Exception):
-    """A probe that learnt nothing; in one line, why. No licence is counted by it."""
+    """A query failed, with the reason in one line. It counts no licence."""
 
     def __init__(self, message: str) -> None:
         super().__init__(_one_line(message))
@@ -25,17 +25,13 @@ class LicenceServerError(Exception):
 
 @dataclass(frozen=True)
 class LicenceUse:
-    """Tokens that somebody holds: `count` of them on `host` since `since` (epoch seconds).
-
-    `host` "": not told, `since` None: not told. `linger` are the seconds for which they stay out
-    after they were given back, or are borrowed.
-    """
+    """Tokens that one user holds on one host."""
 
     user: str
-    host: str = ""
+    host: str = ""  # "": not reported
     count: int = 1
-    since: float | None = None
-    linger: float | None = None
+    since: float | None = None  # epoch seconds; None: not reported
+    linger: float | None = None  # seconds for which the tokens stay out after their return
 
     def __post_init__(self) -> None:
         _check_range("count", self.count, 1)
@@ -45,20 +41,16 @@ class LicenceUse:
 
 @dataclass(frozen=True)
 class Feature:
-    """What a server says of one licence.
-
-    `issued` tokens exist there (None: it does not count them), `used` are out or kept from us,
-    `reserved` of these because they are kept for somebody. `uses` tells of those that are out who
-    has them (None: the server does not tell); they may be fewer than `used`, and more where
-    several share one. `queued` wait at the server.
-    """
+    """A server's count of one licence."""
 
     name: str
-    issued: int | None
-    used: int
+    issued: int | None  # existing tokens; None: the server does not count them
+    used: int  # tokens that are checked out or reserved
+    # Users of the tokens that are checked out; None: not reported. Their sum may be less than
+    # `used`, and more where several users share a token.
     uses: tuple[LicenceUse, ...] | None = None
-    reserved: int = 0
-    queued: int = 0
+    reserved: int = 0  # tokens of `used` that are reserved for a user or group
+    queued: int = 0  # requests that wait at the server
 
     def __post_init__(self) -> None:
         for field_name in ("issued", "used", "reserved", "queued"):
@@ -69,9 +61,9 @@ class Feature:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Something that could not be read, or that the server itself complains of, by its line."""
+    """A line that cannot be parsed, or by which the server reports a problem."""
 
-    line: int
+    line: int  # 0: none in particular
     text: str
 
     def __str__(self) -> str:
@@ -81,69 +73,70 @@ class Trouble:
 
 @dataclass(frozen=True)
 class UsageReport:
-    """What was understood of one answer. A licence that it lacks is not counted.
-
-    `observed` is the time of which the answer itself says that it is true (epoch seconds).
-    """
+    """The counts of one answer. A licence that is missing from it is not counted."""
 
     features: tuple[Feature, ...]
     troubles: tuple[Trouble, ...] = ()
-    observed: float | None = None
+    observed: float | None = None  # epoch seconds to which the answer says it refers
 
     def __post_init__(self) -> None:
         names = [feature.name for feature in self.features]
         if len(set(names)) < len(names):
-            raise ValueError("a licence is told twice")
+            raise ValueError("a licence is reported twice")
         if self.observed is not None and not math.isfinite(self.observed):
             raise ValueError(f"observed is {self.observed!r}; it must be a time")
 
     def feature(self, name: str) -> Feature | None:
+        """Return the count of a licence, if the report has it."""
         return next((feature for feature in self.features if feature.name == name), None)
 
 
 class LicenceServer(ABC):
-    """One source of counts. An object asks once, in a process that ends then.
+    """One source of counts. An object makes one query, in a process of its own.
 
-    `Options` is a frozen dataclass of its own keys in `[[licence_server]]`; ValueError in its
-    `__post_init__` is shown to whoever wrote them.
+    `Options` is a frozen dataclass of its keys in `[[licence_server]]`. A ValueError of its
+    `__post_init__` is shown as an error of the configuration.
     """
 
     Options: ClassVar[type[Any]]
 
     def __init__(self, options: Any, timeout: float) -> None:
-        """`timeout` are the seconds after which `ask` is killed. Must not talk to the server."""
+        """Store the options. Must not contact the server.
+
+        `timeout` is in seconds; `query` is killed after it.
+        """
         self.options, self.timeout = options, timeout
 
     @abstractmethod
     def query(self) -> str:
-        """The server's whole answer as text. ProbeError: it gave none.
+        """Return the whole answer of the server as text. LicenceServerError if there is none.
 
-        May block and may crash; runs with TZ=UTC and LC_ALL=C.
+        It may block and may crash; it runs with TZ=UTC and LC_ALL=C.
         """
 
     @staticmethod
     @abstractmethod
     def parse(output: str, now: float) -> UsageReport:
-        """What an answer says; pure. ProbeError, with the line, if it says nothing of licences.
+        """Parse an answer, without side effects.
 
-        `now` (epoch seconds) is when it was asked for, for times without a year.
+        `now` is the time of the query in epoch seconds, for dates without a year.
+        LicenceServerError, with the line, if the answer counts no licence.
         """
 
 
 def licence_server_class(name: str) -> type[LicenceServer]:
-    """The kind of licence server registered under a name. KeyError if there is none."""
-    matching_entry_points = entry_points(group=LICENCE_SERVER_GROUP, name=name)
-    if not matching_entry_points:
+    """Return the class of licence servers registered under a name. KeyError if there is none."""
+    registered = entry_points(group=LICENCE_SERVER_GROUP, name=name)
+    if not registered:
         raise KeyError(name)
-    server_type: type[LicenceServer] = next(iter(matching_entry_points)).load()
+    server_type: type[LicenceServer] = next(iter(registered)).load()
     return server_type
 
 
 def _one_line(text: str) -> str:
-    """What a server printed, as far as it may stand on a terminal or in a log."""
-    return " ".join(
-        "".join(character if character.isprintable() else " " for character in text[:1000]).split()
-    )
+    """Return text of a server as one printable line, for terminals and logs."""
+    printable = (character if character.isprintable() else " " for character in text[:1000])
+    return " ".join("".join(printable).split())
 
 
 def _check_range(field_name: str, value: int, minimum: int) -> None:

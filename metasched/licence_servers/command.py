@@ -1,11 +1,12 @@
-"""Any command that prints JSON: for licence managers that have no probe of their own.
+"""Any command that prints JSON, for licence managers without a licence server of their own here.
 
     {"observed": 1790000000, "licences": [
         {"name": "matlab", "total": 4, "used": 3, "reserved": 0, "queued": 1, "uses": [
             {"user": "ada", "host": "n1", "count": 2, "since": 1790000000}]}]}
 
-Only `name`, `total` (null: not counted there) and `used` must be there. With `uses`, our own use is
-found there by user, host and time; without, all that our jobs hold is taken to be in `used`.
+Only `name`, `total` (null: not counted) and `used` are required. With `uses`, the use by jobs of
+metasched is recognised by user, host and time. Without, all their leases are assumed to be part of
+`used`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from metasched.licence_servers.base import (
     LicenceUse,
     UsageReport,
 )
-from metasched.licence_servers.running import query_command
+from metasched.licence_servers.process import query_command
 
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
@@ -53,28 +54,26 @@ class _Answer(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class CommandOptions:
-    """Keys of such a source: `command`, a program and its arguments, which no shell reads."""
+    """Options: `command` is a program with its arguments. No shell is involved."""
 
     command: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if not self.command or not os.path.isabs(self.command[0]):
-            shown_command = ", ".join(self.command) or "empty"
-            raise ValueError(
-                f"command is {shown_command}; write the absolute path of a program first"
-            )
+            command = ", ".join(self.command) or "empty"
+            raise ValueError(f"command is {command}; write the absolute path of a program first")
 
 
 class CommandServer(LicenceServer):
-    """A command of the site's."""
+    """A command provided by the site."""
 
     Options: ClassVar[type[Any]] = CommandOptions
 
     def query(self) -> str:
         completed = query_command(self.options.command, self.timeout)
         if completed.exit_code != 0:
-            message = f"{self.options.command[0]} ended with {completed.exit_code}: {completed.error_message}"
-            raise LicenceServerError(message)
+            ending = f"{self.options.command[0]} ended with {completed.exit_code}"
+            raise LicenceServerError(f"{ending}: {completed.error_message}")
         return completed.stdout
 
     @staticmethod
@@ -83,24 +82,24 @@ class CommandServer(LicenceServer):
 
 
 def parse_report(output: str) -> UsageReport:
-    """What the JSON says; ProbeError, with the place, if it has not that shape."""
+    """Parse the JSON. LicenceServerError, with the place, if its structure is invalid."""
     try:
         usage = msgspec.json.decode(output.encode("utf-8", "replace"), type=_Answer)
-        features = tuple(
-            Feature(
-                licence.name,
-                licence.total,
-                licence.used,
-                None
-                if licence.uses is None
-                else tuple(
-                    LicenceUse(use.user, use.host, use.count, use.since) for use in licence.uses
-                ),
-                licence.reserved,
-                licence.queued,
-            )
-            for licence in usage.licences
-        )
+        features = tuple(_feature(licence) for licence in usage.licences)
         return UsageReport(features, observed=usage.observed)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise LicenceServerError(f"the answer cannot be read: {error}") from None
+
+
+def _feature(licence: _Licence) -> Feature:
+    uses = licence.uses
+    return Feature(
+        name=licence.name,
+        issued=licence.total,
+        used=licence.used,
+        uses=None
+        if uses is None
+        else tuple(LicenceUse(use.user, use.host, use.count, use.since) for use in uses),
+        reserved=licence.reserved,
+        queued=licence.queued,
+    )

@@ -1,9 +1,9 @@
-"""FlexLM (FlexNet Publisher): `lmutil lmstat -a`, asked and read.
+"""FlexLM (FlexNet Publisher): runs `lmutil lmstat -a` and parses its output.
 
-Written from the public description of lmstat's answer; lmutil itself is proprietary, so no test
-runs it. What cannot be read is told by its line and counts nothing: a header that is cut or in
-another language leaves its feature out, a line of a user that cannot be read is nobody of ours.
-So all errors are on the side of fewer tokens free.
+The parser follows the public description of lmstat's output. lmutil is proprietary, so no test
+runs it. Lines that cannot be parsed are reported and count nothing: a truncated header leaves its
+feature out, and an unreadable user line belongs to no job of metasched. Errors therefore lead to
+fewer free tokens, never to more.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from metasched.licence_servers.base import (
     Trouble,
     UsageReport,
 )
-from metasched.licence_servers.running import query_command
+from metasched.licence_servers.process import query_command
 
-MAX_TROUBLES = 20  # that are told one by one
-_MAX_LINE = 4096  # characters of a line that makes sense
+MAX_TROUBLES = 20  # listed one by one
+_MAX_LINE = 4096  # characters of a plausible line
 _DAY = 86400.0
 
 _STATUS = "License Manager status on "
@@ -36,7 +36,7 @@ _COUNTED = re.compile(
     r"\(Total of ([0-9]{1,9}) licenses? issued; +Total of ([0-9]{1,9}) licenses? in use\)$"
 )
 _UNCOUNTED = re.compile(r"\(uncounted, node-?locked\)$", re.IGNORECASE)
-_ERROR = re.compile(r"\(-[0-9]+,[0-9]+")  # FlexLM's own number of an error
+_ERROR = re.compile(r"\(-[0-9]+,[0-9]+")  # a FlexLM error number
 _ISSUE = re.compile(r' *"[^"]*" v\S*, vendor: ')
 _EXPIRY = re.compile(r", expiry: ([^,]*)")
 _RESERVED = re.compile(r" +([0-9]{1,9}) RESERVATIONs? for \S")
@@ -53,9 +53,9 @@ _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct",
 
 @dataclass(frozen=True)
 class FlexlmOptions:
-    """Keys of a FlexLM server: `servers` is what lmstat is given as -c, `27000@lic1` or a file.
+    """Options of a FlexLM server: `servers` is the argument of lmstat -c, `27000@lic1` or a file.
 
-    Several independent servers are joined by colons, the three of a redundant one by commas.
+    Independent servers are separated by colons, the three of a redundant set by commas.
     """
 
     servers: str
@@ -74,7 +74,7 @@ class FlexlmServer(LicenceServer):
     Options: ClassVar[type[Any]] = FlexlmOptions
 
     def query(self) -> str:
-        """lmstat ends with 0 whether or not a server answered, so that only its words count."""
+        """Run lmstat. It exits with 0 even if no server answered: only its output counts."""
         command = [self.options.lmutil, "lmstat", "-a", "-c", self.options.servers]
         completed = query_command(command, self.timeout)
         return completed.stdout or completed.stderr
@@ -86,7 +86,7 @@ class FlexlmServer(LicenceServer):
 
 @dataclass
 class _FeatureBlock:
-    """One `Users of` block."""
+    """The `Users of` block of one feature."""
 
     name: str
     issued: int | None
@@ -99,11 +99,11 @@ class _FeatureBlock:
 
 
 def parse_lmstat(output: str, now: float) -> UsageReport:
-    """What `lmstat -a` says of every feature; ProbeError, with the line, if of none.
+    """Parse the output of `lmstat -a`. LicenceServerError, with the line, if it has no feature.
 
-    Times are those of UTC (lmutil is run so), `now` epoch seconds; a start without a year is the
-    last such day. Blocks of one feature (several servers, several vendor daemons) are added up; a
-    server that is listed twice counts once.
+    Times are in UTC, since lmutil runs with that zone. `now` is in epoch seconds; a start without
+    a year is the last such day. Blocks of one feature from several servers or vendor daemons are
+    added up. A server that is listed twice counts once.
     """
     return _LmstatParser(now).parse(output)
 
@@ -113,10 +113,10 @@ class _LmstatParser:
         self._now = now
         self._observed: float | None = None
         self._blocks: list[_FeatureBlock] = []
-        self._block: _FeatureBlock | None = None  # what the lines that follow tell of
+        self._block: _FeatureBlock | None = None  # to which the following lines belong
         self._troubles: list[Trouble] = []
         self._sections: set[str] = set()
-        self._is_repeated = False  # this section tells of a server that has been told of
+        self._is_repeated = False  # the server of this section was listed before
         self._output_part = ""  # "servers", "daemons", "usage"
 
     def parse(self, output: str) -> UsageReport:
@@ -128,7 +128,7 @@ class _LmstatParser:
                 self._parse_line(number, line.expandtabs(1).rstrip())
         if not self._blocks:
             first = next(iter(self._troubles), None)
-            raise LicenceServerError(str(first) if first else "this is no answer of lmstat -a")
+            raise LicenceServerError(str(first) if first else "this is not the output of lmstat -a")
         features = tuple(self._features())
         omitted = len(self._troubles) - MAX_TROUBLES
         troubles = self._troubles[:MAX_TROUBLES]
@@ -160,16 +160,16 @@ class _LmstatParser:
             self._parse_detail(number, line, self._block)
 
     def _parse_section(self, number: int, server_list: str) -> None:
-        """What follows is told by these servers; it is no news if one of them was told before."""
+        """Begin the section of some servers; a server listed before repeats it."""
         names = {name.strip().casefold() for name in server_list.split(",")}
         self._output_part, self._block = "servers", None
         self._is_repeated = not names.isdisjoint(self._sections)
         self._sections |= names
         if self._is_repeated:
-            self._add_trouble(number, f"{server_list} is told of twice; the second one is left out")
+            self._add_trouble(number, f"{server_list} is listed twice; ignoring the second section")
 
     def _parse_state(self, number: int, line: str) -> None:
-        """A server or vendor daemon that is not up: its features are lacking, or are in error."""
+        """Report a server or vendor daemon that is down: its features are missing or invalid."""
         match = _SERVER.match(line)
         is_down = match is not None and match[2] == "DOWN"
         if self._output_part == "daemons":
@@ -188,9 +188,8 @@ class _LmstatParser:
         elif _UNCOUNTED.match(count_text):
             block = _FeatureBlock(name, None, 0)
         if block is None or not name or not colon:
-            self._add_trouble(
-                number, f"feature {name[:60]!r}: {count_text[:200] or 'nothing is told'}"
-            )
+            reason = count_text[:200] or "no counts"
+            self._add_trouble(number, f"feature {name[:60]!r}: {reason}")
             return
         self._block = block
         self._blocks.append(block)
@@ -221,11 +220,11 @@ class _LmstatParser:
         return True
 
     def _parse_use(self, number: int, line: str, block: _FeatureBlock) -> None:
-        """`user host display (version) (server/port handle), start ...`, or `queued for`."""
-        identity, _, rest = line.partition(" (v")
+        """Parse `user host display (version) (server/port handle), start ...`, or `queued for`."""
+        names, _, rest = line.partition(" (v")
         _, _, rest = rest.partition(") (")
-        _, closing_bracket, rest = rest.partition(")")
-        identity_fields = identity.split()
+        _, bracket, rest = rest.partition(")")
+        user, host, *_ = (*names.split(), "", "")
         if match := _QUEUED.match(rest):
             block.queued += int(match[1])
             return
@@ -233,18 +232,19 @@ class _LmstatParser:
         since = self._parse_moment(match[1].strip()) if match else None
         count = int(match[2] or 1) if match else 0
         is_plausible = since is not None and since <= self._now + _DAY
-        if not (closing_bracket and is_plausible and len(identity_fields) > 1 and count):
+        if not (bracket and is_plausible and host and count):
             self._add_trouble(number, f"no user of a licence: {line.strip()[:200]!r}")
             return
         linger = _LINGER.search(rest)
         seconds = float(linger[1]) if linger else None
-        # a name with a space in it is nobody of ours: managers know no such account
-        block.uses.append(LicenceUse(identity_fields[0], identity_fields[1], count, since, seconds))
+        # a user name with a space matches no job: managers know no such account
+        block.uses.append(LicenceUse(user, host, count, since, seconds))
 
     def _parse_moment(self, text: str) -> float | None:
-        """Epoch seconds of `Fri 5/29 12:46` or `Fri 5/29/2026 12:46`; None if it is none.
+        """Return the epoch seconds of `Fri 5/29 12:46` or `Fri 5/29/2026 12:46`, or None.
 
-        Without a year the last such day that is that weekday; one day ahead may be now elsewhere.
+        Without a year it is the last such day on that weekday. A time up to one day ahead is
+        accepted, since the server may be in another time zone.
         """
         match = _MOMENT.fullmatch(text)
         if match is None:
@@ -259,7 +259,7 @@ class _LmstatParser:
         return moments[0] if moments else None
 
     def _past_moments(self, month: int, day: int, hour: int, minute: int) -> Iterator[float]:
-        """That moment of the year in the last twelve years (29 February), latest first."""
+        """Yield this date in each of the last twelve years, latest first (29 February is rare)."""
         this_year = 1970 + int(self._now // (365.2425 * _DAY))
         for year in range(this_year + 1, this_year - 12, -1):
             moment = _epoch(year, month, day, hour, minute)
@@ -267,6 +267,7 @@ class _LmstatParser:
                 yield moment
 
     def _features(self) -> Iterator[Feature]:
+        """Add up the blocks of each feature. Expired licences issue no tokens."""
         blocks: dict[str, list[_FeatureBlock]] = {}
         for block in self._blocks:
             blocks.setdefault(block.name, []).append(block)
@@ -282,22 +283,22 @@ class _LmstatParser:
             )
             try:
                 yield Feature(
-                    name,
-                    issued if len(counted) == len(feature_blocks) else None,
-                    sum(block.used for block in counted) + sum(uncounted_uses),
-                    uses,
-                    sum(block.reserved for block in feature_blocks),
-                    sum(block.queued for block in feature_blocks),
+                    name=name,
+                    issued=issued if len(counted) == len(feature_blocks) else None,
+                    used=sum(block.used for block in counted) + sum(uncounted_uses),
+                    uses=uses,
+                    reserved=sum(block.reserved for block in feature_blocks),
+                    queued=sum(block.queued for block in feature_blocks),
                 )
             except ValueError as error:
-                self._add_trouble(0, f"{error}; it is left out")
+                self._add_trouble(0, f"{error}; ignoring this licence")
 
     def _add_trouble(self, line: int, text: str) -> None:
         self._troubles.append(Trouble(line, text))
 
 
 def _epoch(year: int, month: int, day: int, hour: int, minute: int) -> float | None:
-    """None if there is no such moment."""
+    """Return the epoch seconds of a time in UTC; None for an impossible date."""
     if not (1970 <= year <= 9999 and 1 <= month <= 12 and hour < 24 and minute < 60):
         return None
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)

@@ -1,6 +1,6 @@
-"""Which of a server's tokens are ours: pure, so that nothing counts twice.
+"""Counts the tokens in use outside metasched, without side effects.
 
-Every doubt goes to the outside: what cannot be shown to be ours is somebody else's.
+A token that cannot be attributed to a job of metasched counts as used outside.
 """
 
 from __future__ import annotations
@@ -12,29 +12,26 @@ from dataclasses import dataclass
 
 from metasched.licence_servers.base import Feature, LicenceUse
 
-# Seconds by which a token may be told to be older than the job that holds it: servers tell whole
-# minutes, and clocks differ.
+# Seconds by which a token may be older than the job that holds it: servers report whole minutes,
+# and clocks differ.
 START_TOLERANCE = 120.0
 _MAX_HOSTS = 100_000  # of one job
-_MAX_LIST_CHARACTERS = 65536  # characters of a list of hosts
+_MAX_LIST_CHARACTERS = 65536
 
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 @dataclass(frozen=True)
 class LeasedTokens:
-    """What we leased to one attempt that has begun: `count` tokens to `user` since `since`.
-
-    It runs on `hosts` (short names, see `hosts_of`); None: nobody knows where.
-    """
+    """The tokens of one licence that metasched has leased to a started attempt."""
 
     user: str
-    hosts: frozenset[str] | None
-    since: float
+    hosts: frozenset[str] | None  # short names; None: unknown
+    since: float  # epoch seconds of the attempt's start
     count: int
 
     def may_match(self, use: LicenceUse) -> bool:
-        """Whether that use can be this attempt's."""
+        """Return whether a reported use can belong to this attempt."""
         return (
             use.user == self.user
             and (not use.host or self.hosts is None or short_host_name(use.host) in self.hosts)
@@ -43,11 +40,11 @@ class LeasedTokens:
 
 
 def count_outside(feature: Feature, leased: Iterable[LeasedTokens]) -> int:
-    """How many of the feature's tokens in use are not ours.
+    """Return the tokens of a feature that are used outside metasched.
 
-    A use is counted as ours once, an attempt never has more than it leased. The attempts that can
-    have the fewest uses choose first, O(uses x attempts of one user). Where the server does not
-    tell who uses what, all that we leased is taken to be in its figure.
+    A use is attributed to one attempt, and no attempt gets more tokens than it leased. Attempts
+    with the fewest matching uses choose first: O(uses x attempts of one user). If the server does
+    not report users, all leased tokens are assumed to be part of its count.
     """
     attempts = list(leased)
     if feature.uses is None:
@@ -56,15 +53,9 @@ def count_outside(feature: Feature, leased: Iterable[LeasedTokens]) -> int:
     by_user: dict[str, list[int]] = {}
     for position, use in enumerate(feature.uses):
         by_user.setdefault(use.user, []).append(position)
+    uses = feature.uses
     candidates = [
-        (
-            attempt,
-            [
-                position
-                for position in by_user.get(attempt.user, ())
-                if attempt.may_match(feature.uses[position])
-            ],
-        )
+        (attempt, [i for i in by_user.get(attempt.user, ()) if attempt.may_match(uses[i])])
         for attempt in attempts
     ]
     candidate_counts = Counter(position for _, positions in candidates for position in positions)
@@ -80,13 +71,13 @@ def count_outside(feature: Feature, leased: Iterable[LeasedTokens]) -> int:
 
 
 def short_host_name(host: str) -> str:
-    """A host's name without its domain; an address stays whole."""
+    """Return a host name without its domain; an IP address is returned unchanged."""
     name = host.strip().casefold()
     return name if re.fullmatch(r"[0-9.]+|.*:.*", name) else name.partition(".")[0]
 
 
 def expand_hosts(nodes: str) -> frozenset[str] | None:
-    """The hosts of a manager's list, `n[1-3,07],m2`; None if there is none that can be read."""
+    """Return the hosts of a list such as `n[1-3,07],m2`; None if it is empty or invalid."""
     if not nodes or len(nodes) > _MAX_LIST_CHARACTERS:
         return None
     hosts: set[str] = set()
@@ -109,7 +100,7 @@ def expand_hosts(nodes: str) -> frozenset[str] | None:
 
 
 def _split_host_list(nodes: str) -> Iterator[str]:
-    """The list at its commas outside of brackets."""
+    """Split a list at commas outside brackets."""
     depth, part = 0, ""
     for character in nodes:
         depth += (character == "[") - (character == "]")

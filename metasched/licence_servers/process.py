@@ -1,7 +1,7 @@
-"""One probe in a process of its own: a question on its input, an answer on its output.
+"""Runs one query in a process: the query on its input, the result on its output.
 
-Whatever a probe does (hang, print megabytes, crash, leave children behind) ends with its process,
-or by a kill of its whole process group.
+A query that hangs, prints megabytes, crashes or leaves child processes ends with its process, or
+by a kill of the whole process group.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,39 +20,40 @@ from typing import Any
 import msgspec
 
 from metasched.adapters.child_processes import die_with_parent
+from metasched.adapters.commands import CommandResult, run_command
+from metasched.adapters.errors import Refused, Unreachable
 from metasched.licence_servers.base import LicenceServerError, UsageReport, licence_server_class
 from metasched.timeouts import reply_timeout
 
-STARTUP_GRACE = (
-    10.0  # seconds that an interpreter may take to start and to read, beyond the time-out
-)
-_MAX_OUTPUT_BYTES = 2**26  # bytes of an answer
+STARTUP_GRACE = 10.0  # seconds added to the timeout for start of the interpreter and parsing
+MAX_COMMAND_OUTPUT = 2**23  # bytes; lmstat lists ten thousand checkouts in one MiB
+_MAX_RESULT_BYTES = 2**26
 _BLOCK_BYTES = 2**16
 
 
 @dataclass(frozen=True)
 class ServerQuery:
-    """What to ask: a kind of server with its options; `timeout` seconds for its answer.
+    """One query of a licence server."""
 
-    With a `text` nobody is asked: that is what the server has said.
-    """
-
-    server_type: str
+    server_type: str  # name of an entry point
     options: dict[str, Any]
-    timeout: float
-    output: str | None = None
+    timeout: float  # seconds
+    output: str | None = None  # an answer to be parsed; the server is not queried
 
 
 @dataclass(frozen=True)
 class QueryResult:
-    """What was understood, or in one line why there is nothing."""
+    """A report, or the error in one line."""
 
     report: UsageReport | None = None
     error: str = ""
 
 
 async def query_server(query: ServerQuery, grace: float = STARTUP_GRACE) -> UsageReport:
-    """What the server says, by one probe; ProbeError if it says nothing in time."""
+    """Query a server in a process of its own. LicenceServerError if it fails or exceeds its time.
+
+    `grace` is in seconds, added to the timeout of the query.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -82,15 +84,15 @@ async def query_server(query: ServerQuery, grace: float = STARTUP_GRACE) -> Usag
 async def _exchange(process: asyncio.subprocess.Process, query: ServerQuery) -> bytes:
     assert process.stdin is not None
     assert process.stdout is not None
-    with suppress(ConnectionError):  # a probe that died tells by its silence
+    with suppress(ConnectionError):  # a process that died is noticed by its missing result
         process.stdin.write(msgspec.json.encode(query))
         await process.stdin.drain()
         process.stdin.close()
     output = bytearray()
     while block := await process.stdout.read(_BLOCK_BYTES):
         output += block
-        if len(output) > _MAX_OUTPUT_BYTES:
-            raise LicenceServerError(f"an answer of more than {_MAX_OUTPUT_BYTES >> 20} MiB")
+        if len(output) > _MAX_RESULT_BYTES:
+            raise LicenceServerError(f"an answer of more than {_MAX_RESULT_BYTES >> 20} MiB")
     await process.wait()
     return bytes(output)
 
@@ -102,7 +104,7 @@ def _exit_cause(code: int | None) -> str:
 
 
 def run_query(query: ServerQuery) -> QueryResult:
-    """Ask and read; every failure becomes an answer."""
+    """Query the server and parse its answer; return every failure as a result."""
     try:
         server_type = licence_server_class(query.server_type)
     except KeyError:
@@ -111,26 +113,38 @@ def run_query(query: ServerQuery) -> QueryResult:
         now = time.time()
         output = query.output
         if output is None:
-            output = server_type(
-                msgspec.convert(query.options, server_type.Options), query.timeout
-            ).query()
+            options = msgspec.convert(query.options, server_type.Options)
+            output = server_type(options, query.timeout).query()
         return QueryResult(server_type.parse(output, now))
     except LicenceServerError as error:
         return QueryResult(error=str(error))
     except Exception as error:
-        traceback.print_exc()  # to the daemon's log: a defect, perhaps of a plug-in
+        traceback.print_exc()  # to the log of the daemon: a defect, perhaps of a plug-in
         return QueryResult(error=str(LicenceServerError(f"a defect of the probe: {error!r}")))
 
 
+def query_command(command: Sequence[str], timeout: float) -> CommandResult:
+    """Run a command that queries a server, for `timeout` seconds; return its result.
+
+    The exit code may be any. LicenceServerError if the command did not end in time.
+    """
+    environment = {**os.environ, "TZ": "UTC", "LC_ALL": "C"}
+    try:
+        return run_command(command, environment, timeout, max_output=MAX_COMMAND_OUTPUT)
+    except (Refused, Unreachable) as error:
+        raise LicenceServerError(error.reason) from None
+
+
 def main() -> int:
+    """Run the query on standard input and print its result as JSON."""
     die_with_parent()
     result_pipe = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a stray print of a library must not spoil the answer
+    os.dup2(2, 1)  # output of libraries must not mix with the result
     query = msgspec.json.decode(sys.stdin.buffer.read(), type=ServerQuery)
     result_pipe.write(msgspec.json.encode(run_query(query)) + b"\n")
     result_pipe.close()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.killpg(0, signal.SIGTERM)  # what a command left behind in the background
+    os.killpg(0, signal.SIGTERM)  # background processes of a command
     return 0
 
 

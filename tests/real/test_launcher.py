@@ -390,7 +390,7 @@ def test_a_file_that_others_could_have_written_is_refused(common_folder: Path) -
         (good.replace("[cluster.alpha]", "min_uid = 5\n[cluster.alpha]"), "min_uid is 5"),
         (good.replace("[cluster.alpha]", 'min_uid = "x"\n[cluster.alpha]'), "must be of type int"),
         (good.replace("[cluster.alpha]", "shell = true\n[cluster.alpha]"), "unknown key shell"),
-        (good + "[", "mend that line"),
+        (good + "[", "correct that line"),
     ):
         place.config.write_text(wrong)
         assert told in check(place.config), wrong

@@ -75,8 +75,8 @@ def test_lmstat_is_asked_for_all_in_utc_and_in_english(tmp_path: Path) -> None:
     [
         ("yes 'Users of x: ' | head -c 20000000", "more than 8 MiB"),
         ("kill -9 $$", "lmutil was ended by signal 9"),
-        ("exit 3", "no answer of lmstat"),
-        ("echo no such host >&2; exit 1", "no answer of lmstat"),
+        ("exit 3", "not the output of lmstat"),
+        ("echo no such host >&2; exit 1", "not the output of lmstat"),
     ],
 )
 def test_what_is_no_answer(tmp_path: Path, body: str, words: str) -> None:
@@ -221,7 +221,7 @@ def test_the_command_reads_a_stored_answer_without_any_configuration(tmp_path: P
     shown = command("--from", "-", text=ANSWER, cwd=tmp_path).stdout
     assert "not understood: line 10" in shown
     assert "garbage" not in shown
-    assert "no answer of lmstat" in command("--from", "-", text="x", code=1, cwd=tmp_path).stdout
+    assert "not the output of lmstat" in command("--from", "-", text="x", code=1, cwd=tmp_path).stdout
     (tmp_path / "a.json").write_text('{"licences": [{"name": "a", "total": null, "used": 0}]}')
     assert "uncounted" in command("--from", "a.json", "--kind", "command", cwd=tmp_path).stdout
 

@@ -89,7 +89,7 @@ def test_blocks_of_one_feature_are_added_up_and_a_server_counts_once() -> None:
     assert solver.uses is not None
     assert len(solver.uses) == 6
     (trouble,) = report.troubles
-    assert "27000@lic1 is told of twice" in str(trouble)
+    assert "27000@lic1 is listed twice" in str(trouble)
 
 
 def test_a_redundant_server_is_one_section() -> None:
@@ -117,7 +117,7 @@ Feature usage info:
         ("Users of x:  (Total of -5 licenses issued;  Total of 1 license in use)", "-5"),
         ("Users of x:  (Total of ٥ licenses issued;  Total of 1 license in use)", "٥"),
         ("Users of x:  (Total of 5000000000 licenses issued;  Total of 1 license in use)", "5000"),
-        ("Users of x", "nothing is told"),
+        ("Users of x", "no counts"),
     ],
 )
 def test_a_header_that_cannot_be_read_counts_nothing(line: str, says: str) -> None:
@@ -186,9 +186,9 @@ def test_what_has_expired_is_no_token(expiries: list[str], issued: int) -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        ("", "no answer of lmstat"),
-        ("\x00\xff garbage \x1b[31m", "no answer of lmstat"),
-        ("sh: lmutil: command not found", "no answer of lmstat"),
+        ("", "not the output of lmstat"),
+        ("\x00\xff garbage \x1b[31m", "not the output of lmstat"),
+        ("sh: lmutil: command not found", "not the output of lmstat"),
         (
             "Error getting status: Cannot connect to license server system. (-15,570)",
             "line 1: Error getting status",

@@ -120,7 +120,7 @@ def test_what_a_command_prints() -> None:
         (
             '{"licences": [{"name": "a", "total": 4, "used": 1}, '
             '{"name": "a", "total": 4, "used": 1}]}',
-            "told twice",
+            "reported twice",
         ),
         ('{"licences": [], "observed": 1e999}', "out of range|time"),
         ('{"licences": ' + "[" * 5000, "."),
