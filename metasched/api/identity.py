@@ -1,4 +1,4 @@
-"""Who is calling, and what they may do."""
+"""Authentication of callers, and their rights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from metasched.paths import MAX_REQUEST_BYTES
 
 
 class PeerProtocol(H11Protocol):
-    """HTTP that notes the user id of whoever connected to a unix socket; None over TCP."""
+    """HTTP that records the user id of the peer on a unix socket; None over TCP."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -43,7 +43,7 @@ class PeerProtocol(H11Protocol):
 
 
 def limit_request_size(app: ASGIApp) -> ASGIApp:
-    """An application of which no request is too long: it is read before its sender is known."""
+    """Wrap an application to limit the size of requests, which are read before authentication."""
 
     async def limited_app(scope: Scope, receive: Receive, send: Send) -> None:
         remaining = MAX_REQUEST_BYTES
@@ -62,46 +62,48 @@ def limit_request_size(app: ASGIApp) -> ASGIApp:
 
 
 class UnauthenticatedError(Exception):
-    """Nobody can say who is calling: what, where; what to do."""
+    """The caller cannot be identified. The message gives problem and remedy."""
 
 
 class ForbiddenError(Exception):
-    """The caller may not do this: what, where; what to do."""
+    """The caller may not do this. The message gives problem and remedy."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """An account, by the kernel's word, and its rights."""
+    """An authenticated account and its rights."""
 
     user: str
-    operator: bool = False  # may see and change everybody's jobs
-    sees_all: bool = False  # may list them
-    by_token: bool = False
+    operator: bool = False  # may see and change the jobs of all users
+    sees_all: bool = False  # may list the jobs of all users
+    by_token: bool = False  # authenticated by a token
 
     def require_operator(self, action: str) -> None:
-        """Forbidden if the caller is no operator."""
+        """ForbiddenError unless the caller is an operator."""
         if not self.operator:
             raise ForbiddenError(
                 f"only operators may {action}, and you are {self.user}; ask one of them"
             )
 
     def require_owner(self, owners: Iterable[str]) -> None:
-        """Forbidden if one of the jobs belongs to somebody else."""
+        """ForbiddenError if a job belongs to another user, unless the caller is an operator."""
         if not self.operator and (other_owners := set(owners) - {self.user}):
+            owner = min(other_owners)
             raise ForbiddenError(
-                f"a job of {min(other_owners)}, and you are {self.user}; ask its owner or an operator"
+                f"a job of {owner}, and you are {self.user}; ask its owner or an operator"
             )
 
     def require_visible(self, owners: Iterable[str]) -> None:
-        """Forbidden if one of the jobs is somebody else's and those are not listed here."""
+        """ForbiddenError if a job belongs to another user and the site hides those."""
         if not self.sees_all:
             self.require_owner(owners)
 
 
 async def authenticate(request: Request, settings: Settings, ledger: Ledger) -> Caller:
-    """Who sent a request. Unknown, or Forbidden if they may not use this daemon at all.
+    """Return the sender of a request.
 
-    On a unix socket only the kernel is asked, over TCP only the header `Authorization`.
+    On a unix socket the kernel reports the account; over TCP the header `Authorization` does.
+    UnauthenticatedError, or ForbiddenError for an account that may not use this daemon.
     """
     uid, by_token = request.scope["state"]["uid"], False
     if uid is None:
@@ -110,6 +112,7 @@ async def authenticate(request: Request, settings: Settings, ledger: Ledger) -> 
 
 
 def _resolve_caller(uid: int, by_token: bool, settings: Settings) -> Caller:
+    """Return the caller with a user id. ForbiddenError if it may not use this daemon."""
     user = user_name_of(uid)
     if settings.site is None:
         if uid != os.geteuid():
@@ -119,7 +122,7 @@ def _resolve_caller(uid: int, by_token: bool, settings: Settings) -> Caller:
         raise ForbiddenError(
             f"there is no account with user id {uid} on the daemon's host; ask the site"
         )
-    # a token is easily copied: it never carries more than what its user owns
+    # a token is easily copied: it gives no rights on the jobs of other users
     operator = settings.is_operator(user) and not by_token
     return Caller(user, operator, operator or settings.site.others_jobs == "listed", by_token)
 
@@ -127,7 +130,7 @@ def _resolve_caller(uid: int, by_token: bool, settings: Settings) -> Caller:
 async def _authenticate_remote(
     request: Request, settings: Settings, ledger: Ledger
 ) -> tuple[int, bool]:
-    """The user id of a caller on another host, and whether a token said so."""
+    """Return the user id of a caller on another host, and whether a token proved it."""
     assert settings.tcp is not None
     scheme, _, credential = request.headers.get("authorization", "").partition(" ")
     if scheme == "Bearer" and settings.tcp.tokens:
@@ -137,38 +140,28 @@ async def _authenticate_remote(
         try:
             return pwd.getpwnam(user).pw_uid, True
         except KeyError:
-            raise UnauthenticatedError(
-                f"there is no account {user} any more; ask the site"
-            ) from None
+            problem = f"there is no account {user} any more"
+            raise UnauthenticatedError(f"{problem}; ask the site") from None
     if scheme == "MUNGE" and settings.tcp.munge:
         target = request.scope["raw_path"].decode("ascii")
         if query := request.scope["query_string"]:
             target += "?" + query.decode("ascii")
         body = await request.body()
-        names = await asyncio.to_thread(
-            _accepted_daemon_names, settings.tcp, *request.scope["server"]
-        )
-        accepted_digests = {request_digest(name, request.method, target, body) for name in names}
-        return await asyncio.to_thread(
-            _decode_munge, credential, accepted_digests, names, settings.tcp
-        ), False
-    enabled_credentials = [
-        scheme_name
-        for scheme_name, enabled in (
-            ("MUNGE", settings.tcp.munge),
-            ("a token", settings.tcp.tokens),
-        )
-        if enabled
-    ]
-    raise UnauthenticatedError(
-        f"no credential that is taken here; show {' or '.join(enabled_credentials)}"
-    )
+        address, port = request.scope["server"]
+        names = await asyncio.to_thread(_accepted_daemon_names, settings.tcp, address, port)
+        digests = {request_digest(name, request.method, target, body) for name in names}
+        uid = await asyncio.to_thread(_decode_munge, credential, digests, names, settings.tcp)
+        return uid, False
+    schemes = (("MUNGE", settings.tcp.munge), ("a token", settings.tcp.tokens))
+    accepted = " or ".join(scheme for scheme, enabled in schemes if enabled)
+    raise UnauthenticatedError(f"no credential that this daemon accepts; show {accepted}")
 
 
 def _accepted_daemon_names(tcp: TcpTable, address: str, port: int) -> list[str]:
-    """What its clients may call this daemon: what the site says, and where they have reached it.
+    """Return the names by which clients may address this daemon.
 
-    `localhost` is every host's, and so a name only of who was reached there.
+    These are the configured names, the names of this host and the address of the connection.
+    `localhost` is accepted only over a loopback connection, since every host has that name.
     """
     reached = ipaddress.ip_address(address)
     reached = getattr(reached, "ipv4_mapped", None) or reached
@@ -177,7 +170,7 @@ def _accepted_daemon_names(tcp: TcpTable, address: str, port: int) -> list[str]:
     return list(dict.fromkeys((*map(str.lower, tcp.names), *local_names)))
 
 
-@cache  # it may ask a name server
+@cache  # the call may query a name server
 def _host_names() -> list[str]:
     return [name for name in (socket.getfqdn(), socket.gethostname()) if name != "localhost"]
 
@@ -185,7 +178,7 @@ def _host_names() -> list[str]:
 def _decode_munge(
     credential: str, accepted_digests: Container[str], names: Sequence[str], tcp: TcpTable
 ) -> int:
-    """The user id that munged vouches for; it takes each credential once."""
+    """Return the user id of a MUNGE credential; munged accepts each credential once."""
     command = ["unmunge", "--numeric", "--keys=UID"]
     if tcp.munge_socket is not None:
         command.append(f"--socket={tcp.munge_socket}")
@@ -209,7 +202,7 @@ def _decode_munge(
     match = re.fullmatch(r"UID:\s+(\d+)\s+(\w+)\s*", process.stdout)
     if match is None or match[2] not in accepted_digests:
         raise UnauthenticatedError(
-            f"the MUNGE credential is for another request or daemon, this one is {names[0]}; call "
-            "it so, or ask the site for more names, [tcp]"
+            f"the MUNGE credential is for another request or daemon, this one is {names[0]}; use "
+            "that name, or ask the site for more names, [tcp]"
         )
     return int(match[1])

@@ -31,7 +31,7 @@ log = logging.getLogger("metasched")
 
 @contextlib.contextmanager
 def _unix_listener(path: Path, world_accessible: bool) -> Iterator[socket.socket]:
-    """The unix socket, for its owner only or for `everybody`; a dead one is removed."""
+    """Listen on a unix socket, for its owner or for all accounts; replace a stale socket."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o755 if world_accessible else 0o700)
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
         raise ConfigError(f"{path} is no socket; name another in [daemon] socket, or remove it")
@@ -64,7 +64,7 @@ def _unix_listener(path: Path, world_accessible: bool) -> Iterator[socket.socket
 def serve(settings: Settings, *, standby: bool = False) -> int:
     """Run the daemon until SIGTERM or SIGINT.
 
-    ConfigError and StoreError, in one line, for what an admin must mend.
+    ConfigError or StoreError, in one line, if it cannot start.
     """
     if settings.site is not None and os.geteuid() == 0:
         raise ConfigError("[site] and root: the daemon is not root; start it by its own account")
@@ -84,36 +84,34 @@ def serve(settings: Settings, *, standby: bool = False) -> int:
             asyncio.run(_serve_until_stopped(daemon, listener, tcp_listener))
     except OSError as error:
         raise ConfigError(
-            f"{error.filename or settings.socket}: {error.strerror}; name another place in [daemon]"
+            f"{error.filename or settings.socket}: {error.strerror}; name another path in [daemon]"
         ) from None
     return 0
 
 
 def _check_reservation_units(settings: Settings, ledger: Ledger) -> None:
-    """ConfigError if a reservation is open that was promised in another unit than its cluster's.
+    """ConfigError if an open reservation has another unit than its cluster.
 
-    Its size would be read as so many of the new unit.
+    Its size would be interpreted in the new unit.
     """
     settings_by_name = {entry.cluster.name: entry for entry in settings.clusters}
     for reservation in ledger.reservations(time.time()):
-        cluster_settings = settings_by_name.get(reservation.cluster)
-        if cluster_settings is None or reservation.state not in OPEN_STATES:
+        entry = settings_by_name.get(reservation.cluster)
+        if entry is None or reservation.state not in OPEN_STATES:
             continue
-        nodes_pending = (
-            cluster_settings.cluster.binds_late and reservation.state is ReservationState.CONFIRMED
-        )
-        if cluster_settings.names_nodes != bool(reservation.nodes or nodes_pending):
-            reserved_unit = (
-                "nodes" if reservation.nodes else "processors, or of nodes to be chosen late"
-            )
+        confirmed = reservation.state is ReservationState.CONFIRMED
+        nodes_pending = entry.cluster.binds_late and confirmed
+        if entry.names_nodes != bool(reservation.nodes or nodes_pending):
+            unit = "nodes" if reservation.nodes else "processors, or of nodes to be chosen late"
             raise ConfigError(
-                f'reservation {reservation.id} is of {reserved_unit}, {settings.config_path}, cluster "{reservation.cluster}"; '
+                f"reservation {reservation.id} is of {unit}, {settings.config_path}, "
+                f'cluster "{reservation.cluster}"; '
                 "put its reservation_unit and binding back until it is over"
             )
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without its own signal handlers, which end the process before our clean-up."""
+    """Uvicorn without its own signal handlers, which end the process before the clean-up."""
 
     def __init__(self, config: uvicorn.Config, daemon: Daemon) -> None:
         super().__init__(config)
@@ -125,11 +123,12 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Stop the daemon at SIGINT and SIGTERM; ignore SIGHUP."""
         loop = asyncio.get_running_loop()
         stop_signals = (signal.SIGINT, signal.SIGTERM)
         for stop_signal in stop_signals:
             loop.add_signal_handler(stop_signal, self._stop, stop_signal)
-        # a daemon started with & goes on when its terminal closes
+        # a daemon started with & keeps running when its terminal closes
         loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP changes nothing")
         try:
             yield
@@ -140,7 +139,7 @@ class _Server(uvicorn.Server):
 
 @contextlib.contextmanager
 def _tcp_listener(tcp: TcpTable | None) -> Iterator[socket.socket | None]:
-    """The socket for other hosts, if there is to be one. ConfigError if it cannot be had."""
+    """Listen for other hosts, if configured. ConfigError if that fails."""
     if tcp is None:
         yield None
         return

@@ -1,7 +1,6 @@
 """The command for 3 a.m.: doctor."""
 
 import json as json_format
-from dataclasses import asdict
 
 from metasched.cli.connect import JsonOption, NearestConfigOption
 from metasched.cli.show import print_table
@@ -26,7 +25,7 @@ def doctor(
 
     findings = run_checks(config)
     if json:
-        print(json_format.dumps([asdict(finding) for finding in findings], indent=2))
+        print(json_format.dumps([finding.as_json() for finding in findings], indent=2))
     else:
         print_table(
             ("CHECK", "RESULT", "NOTE"),

@@ -1,4 +1,4 @@
-"""What is wrong, on one page: configuration, database, daemon, clusters, clocks, what is lost."""
+"""Checks the installation: configuration, database, daemon, clusters, clocks, unknown jobs."""
 
 from __future__ import annotations
 
@@ -26,25 +26,29 @@ from metasched.db.sqlite import NETWORK_FILESYSTEMS, Sqlite, filesystem_type
 from metasched.db.store import Database, driver_message
 from metasched.errors import UserError
 
-MIN_FREE_BYTES = 256 * 1024 * 1024  # bytes that must be free beside the database
-MAX_CLOCK_SKEW = 2.0  # seconds by which clocks may differ; managers tell whole seconds
-RECENT_CHANGES = 10_000  # changes that are looked at for the clocks
-WORKER_FAILURES = 3  # deaths of a worker in a row that are worth a word
-MAX_LISTED_JOBS = 5  # unknown jobs that are named one by one
+MIN_FREE_BYTES = 256 * 1024 * 1024  # on the filesystem of the database
+MAX_CLOCK_SKEW = 2.0  # seconds; managers report whole seconds
+RECENT_CHANGES = 10_000  # stored changes that are examined for clock differences
+MAX_WORKER_DEATHS = 3  # in a row, from which a cluster is reported
+MAX_LISTED_JOBS = 5  # unknown jobs that are listed one by one
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One thing that was looked at; `mend` says what to do if it is not `ok`."""
+    """The result of one check."""
 
-    check: str
+    check: str  # its subject
     ok: bool
     text: str
-    fix: str = ""
+    fix: str = ""  # what to do, unless `ok`
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a row of `doctor --json`."""
+        return {"check": self.check, "ok": self.ok, "text": self.text, "mend": self.fix}
 
 
 def run_checks(config: Path | None) -> list[Diagnosis]:
-    """Look at everything that can be looked at; what cannot is itself a finding."""
+    """Run all checks. A check that cannot run has a result that says so."""
     try:
         settings = load_settings(find_config(config))
     except UserError as error:
@@ -61,12 +65,13 @@ def run_checks(config: Path | None) -> list[Diagnosis]:
 
 
 def _failed_check(check: str, error: UserError) -> Diagnosis:
-    """A finding of one of our own errors: what, where; what to do."""
+    """Return the result of a check that raised an error: problem, place; remedy."""
     text, _, fix = str(error).rpartition("; ")
     return Diagnosis(check, False, text or fix, fix if text else "")
 
 
 def _check_disk(folder: Path) -> Iterator[Diagnosis]:
+    """Check type and free space of the filesystem of a folder."""
     if not folder.is_dir():
         yield Diagnosis("filesystem", False, f"no folder {folder}", "start the daemon once")
         return
@@ -107,9 +112,8 @@ def _check_database(database: Database) -> Iterator[Diagnosis]:
                 .group_by(attempt.c.cluster)
             ).all()
     except DBAPIError as error:
-        yield Diagnosis(
-            "database", False, f"{database}: {driver_message(error)}", "restore a backup"
-        )
+        message = f"{database}: {driver_message(error)}"
+        yield Diagnosis("database", False, message, "restore a backup")
         return
     finally:
         engine.dispose()
@@ -123,11 +127,12 @@ def _check_database(database: Database) -> Iterator[Diagnosis]:
 
 
 def _check_clock(name: str, behind: float | None, ahead: float | None) -> Diagnosis:
-    """Jobs cannot begin before they were sent, nor after they were seen running."""
+    """Compare clocks: no job starts before its dispatch, or after it was seen running."""
     for seconds, direction in ((behind or 0.0, "behind"), (ahead or 0.0, "ahead of")):
         if seconds > MAX_CLOCK_SKEW:
-            message = f"its clock is at least {seconds:.0f} s {direction} this host's, by its jobs' starts"
-            return Diagnosis(f"clock of {name}", False, message, "set both by NTP")
+            message = f"its clock is at least {seconds:.0f} s {direction} this host's"
+            text = f"{message}, by its jobs' starts"
+            return Diagnosis(f"clock of {name}", False, text, "set both by NTP")
     return Diagnosis(f"clock of {name}", True, f"within {MAX_CLOCK_SKEW:g} s of this host's")
 
 
@@ -137,7 +142,7 @@ def _check_launcher(path: Path | None) -> Iterator[Diagnosis]:
     try:
         LauncherClient(path, "").check_access(pwd.getpwuid(os.geteuid()).pw_name, "/")
     except Refused:
-        pass  # it answers: the daemon's account may have no jobs
+        pass  # it answers; it refuses because the account of the daemon may have no jobs
     except Unreachable as error:
         fix = "run this as the daemon's account; look at the log of metasched-launcher"
         yield Diagnosis("launcher", False, error.reason, fix)
@@ -168,8 +173,8 @@ def _check_daemon(settings: Settings) -> Iterator[Diagnosis]:
         fix = "restart the daemon, or use its own commands"
         yield Diagnosis("daemon", False, f"{message}, this command is {command_version}", fix)
     if mail_error := health.get("mail"):
-        fix = "run it by hand as the daemon's account; its own words are in the daemon's log"
-        yield Diagnosis("mail", False, f"an owner was not told: {mail_error}", fix)
+        fix = "run it by hand as the daemon's account; its output is in the daemon's log"
+        yield Diagnosis("mail", False, f"an owner was not notified: {mail_error}", fix)
     for row in clusters:
         yield _check_cluster(row)
     for row in servers:
@@ -192,23 +197,23 @@ def _check_cluster(row: dict[str, Any]) -> Diagnosis:
     check, worker, breaker = f"cluster {row['cluster']}", row["worker"], row["breaker"]
     if row["state"].startswith("down"):
         message = f"{row['state']}, since {breaker['since']}, next try {breaker['next_try']}"
-        return Diagnosis(check, False, message, "ask its manager on this host by its own commands")
-    if worker["failures"] >= WORKER_FAILURES:
+        return Diagnosis(
+            check, False, message, "query its manager on this host by the manager's own commands"
+        )
+    if worker["failures"] >= MAX_WORKER_DEATHS:
         fix = "see the daemon's log; check the cluster's `python` and `library`"
         return Diagnosis(check, False, worker["words"], fix)
     return Diagnosis(check, True, row["state"])
 
 
 def _check_manager(settings: ClusterSettings) -> Iterator[Diagnosis]:
-    """What the manager's own configuration has against ours, if it answers."""
+    """Check the manager's own configuration, if the manager answers."""
     adapter_type = adapter_class(settings.cluster.adapter)
     try:
-        configuration_warnings = adapter_type.configuration_warnings(
-            adapter_type.Options(**settings.options)
-        )
+        warnings = adapter_type.configuration_warnings(adapter_type.Options(**settings.options))
     except Unreachable:
-        return  # if that is no matter of a moment the daemon says so
-    for text, fix in configuration_warnings:
+        return  # a lasting failure is reported by the check of the daemon
+    for text, fix in warnings:
         yield Diagnosis(f"manager of {settings.cluster.name}", False, text, fix)
 
 
@@ -218,22 +223,22 @@ def _check_licence_server(row: dict[str, Any]) -> Diagnosis:
         message = f"{breaker['words']}, since {breaker['since']}, next try {breaker['next_try']}"
         return Diagnosis(check, False, message, f"try `metasched licence probe {row['server']}`")
     if row["lacking"]:
-        message = "; ".join(
-            f"does not tell of {name}: {reason}" for name, reason in row["lacking"].items()
-        )
+        message = "; ".join(f"does not count {name}: {why}" for name, why in row["lacking"].items())
         return Diagnosis(check, False, message, "see `features`, or the server's own log")
     if not row["licences"]:
         return Diagnosis(check, True, "counts no licence of the configuration")
-    return Diagnosis(check, True, f"answered at {row['observed'] or 'no time yet'}")
+    return Diagnosis(
+        check, True, f"answered at {row['observed']}" if row["observed"] else "has not answered yet"
+    )
 
 
 def _check_manager_licences(row: dict[str, Any]) -> Iterator[Diagnosis]:
-    """Where a manager's own counter of a licence says something else than the ledger."""
+    """Compare the manager's own counter of a licence with the ledger."""
     name = row["licence"]
     for counter in row["managers"]:
         check = f"licence {name} on {counter['cluster']}"
         if counter["others"]:
-            yield Diagnosis(check, True, f"{counter['others']} are taken there past us")
+            yield Diagnosis(check, True, f"{counter['others']} are used there outside metasched")
         if row["total"] is not None and counter["total"] != row["total"]:
             yield Diagnosis(
                 check, True, f"it gives out {counter['total']}, there are {row['total']}"
@@ -241,7 +246,7 @@ def _check_manager_licences(row: dict[str, Any]) -> Iterator[Diagnosis]:
 
 
 def _unconfigured_reservation(row: dict[str, Any]) -> Diagnosis:
-    """An open reservation whose cluster the daemon does not know."""
+    """Return the result for an open reservation on a cluster that is not configured."""
     id, cluster = row["reservation"], row["cluster"]
     message = f"of {row['user']}, {row['state']} from {row['start']}: cluster {cluster}"
     fix = (
@@ -252,10 +257,11 @@ def _unconfigured_reservation(row: dict[str, Any]) -> Diagnosis:
 
 
 def _unknown_job(row: dict[str, Any], instance: str, down: set[str]) -> Diagnosis:
+    """Return the result for a job in state `unknown`."""
     id = row["job"] if row["task"] is None else f"{row['job']}_{row['task']}"
     message = f"unknown on {row['cluster']} (there {row['native_id'] or 'without an id'})"
     if row["cluster"] in down:
-        fix = f"nothing: {row['cluster']} will tell when it answers"
+        fix = f"wait: its state is known as soon as {row['cluster']} answers"
     else:
         fix = (
             f"look for ms-{instance}-{row['job']}-* in the records of {row['cluster']}, "

@@ -84,7 +84,7 @@ def test_an_owner_is_told_at_least_once_though_the_program_fails_and_the_daemon_
     site.start()
     site.until(lambda: len(calls(site)) == 1)
     trouble = site.until(lambda: findings(site, 1)["mail"])
-    assert "an owner was not told: " in trouble["text"]
+    assert "an owner was not notified: " in trouble["text"]
     assert "/mail ended with exit code 75" in trouble["text"]
     assert told(site) == []
     written = site.folder / "text"

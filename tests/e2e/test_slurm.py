@@ -263,7 +263,7 @@ def test_licences_that_slurm_counts_too_are_asked_for_there(
     theirs = ("sbatch", "--parsable", "-L", "matlab:1", "--wrap", "sleep 600")
     native = slurm_site["alpha"].run(*theirs).strip()
     site.until(lambda: told(used=3, others=1))
-    assert "1 are taken there past us" in site.run("doctor").stdout
+    assert "1 are used there outside metasched" in site.run("doctor").stdout
     on_beta = site.submit("-L", "matlab:3", "--cluster", "beta", "--wrap", "true")
     assert site.row(on_beta)["reason"] == "licence_busy"
     why = site.run("explain", str(on_beta)).stdout
