@@ -1,4 +1,4 @@
-"""The messages between the daemon and a worker process: one JSON object a line."""
+"""Messages between the daemon and a worker process: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -14,68 +14,61 @@ from metasched.model.survey import ReservationSpec, Survey
 
 
 class WorkerBoot(msgspec.Struct, frozen=True):
-    """The first line: which adapter to host. `folder` is the cluster's own."""
+    """The first line: the adapter to host."""
 
-    adapter: str
+    adapter: str  # name of an entry point
     cluster: Cluster
-    options: dict[str, Any]
-    instance: str
-    folder: str
-    launcher: str = ""  # site mode: the launcher's socket
+    options: dict[str, Any]  # of the adapter
+    instance: str  # of the daemon, part of every tag
+    folder: str  # state of this cluster
+    launcher: str = ""  # socket of the launcher in site mode
 
 
 class WorkerCall(msgspec.Struct, rename=STORED_FIELDS["WorkerCall"], frozen=True):
-    """One request.
-
-    `order` is for submit, `withdrawals` for withdraw, `missing` for trace, `claims` for revoke,
-    `window` for reserve, `name` for unreserve, `rho` for poll. A submit that is `chained` was sent
-    before the answer to the one before it was known: it is not carried out if that was not taken
-    for now.
-    """
+    """One request to the worker; `operation` determines which other fields are used."""
 
     operation: Literal[
         "submit", "withdraw", "poll", "trace", "revoke", "survey", "reserve", "unreserve"
     ]
-    submission: Submission | None = None
+    submission: Submission | None = None  # of submit
+    # Of submit: the call was written before the reply to the previous submit. It is not executed
+    # if the manager accepts no submissions for now.
     chained: bool = False
-    withdrawals: tuple[Withdrawal, ...] = ()
-    full: bool = False  # a poll is to tell everything, not what is new
-    criticality: dict[str, float] = msgspec.field(default_factory=dict)  # see `Adapter.criticality`
-    missing: tuple[MissingTask, ...] = ()
-    claims: tuple[TaskClaim, ...] = ()
-    reservation: ReservationSpec | None = None
-    reservation_name: str = ""
+    withdrawals: tuple[Withdrawal, ...] = ()  # of withdraw
+    full: bool = False  # of poll: report the whole listing, not the changes
+    # of poll: `Adapter.update_licence_demand`
+    criticality: dict[str, float] = msgspec.field(default_factory=dict)
+    missing: tuple[MissingTask, ...] = ()  # of trace
+    claims: tuple[TaskClaim, ...] = ()  # of revoke
+    reservation: ReservationSpec | None = None  # of reserve
+    reservation_name: str = ""  # of unreserve
 
 
 class ListingDelta(msgspec.Struct, rename=STORED_FIELDS["ListingDelta"], frozen=True):
-    """A listing reduced to what is new since the last one; `facts` None: as before.
-
-    `expected` are what the manager newly expects (`Row.expected`; None: nothing any more).
-    """
+    """The changes of a listing since the last one. Times are epoch seconds, see `Listing`."""
 
     taken: float
     since: float
     until: float
-    rows: tuple[JobStatus, ...] = ()
+    rows: tuple[JobStatus, ...] = ()  # new or changed
     vanished: tuple[tuple[str, int, str], ...] = ()  # tag, task, owner
-    info: ClusterInfo | None = None
-    full: bool = False
+    info: ClusterInfo | None = None  # None: unchanged
+    full: bool = False  # `rows` is the whole listing
     up_since: float = 0.0
-    expected_starts: tuple[tuple[str, int, str, float | None], ...] = ()  # tag, task, owner, start
+    # changed start times that the manager expects: tag, task, owner, start or None
+    expected_starts: tuple[tuple[str, int, str, float | None], ...] = ()
 
 
 class WorkerReply(msgspec.Struct, rename=STORED_FIELDS["WorkerReply"], frozen=True):
-    """One reply: `error` is "" or the kind of failure, with its `reason`.
+    """The reply to one call."""
 
-    `untried`: a chained submit that was not carried out.
-    """
-
+    # "": success; "untried": a chained submit that was not executed
     error: Literal["", "refused", "unreachable", "defect", "untried"] = ""
-    reason: str = ""
-    retry_later: bool = False
-    native_ids: dict[int, str] = msgspec.field(default_factory=dict)
+    reason: str = ""  # of the error
+    retry_later: bool = False  # of "refused": the manager accepts no submissions for now
+    native_ids: dict[int, str] = msgspec.field(default_factory=dict)  # by task index
     delta: ListingDelta | None = None
     accounting: AccountingAnswer | None = None
     survey: Survey | None = None
-    revoked: dict[int, bool] = msgspec.field(default_factory=dict)  # by place in `claims`
-    access: str = ""  # by what the adapter speaks to its manager, where there is a choice
+    revoked: dict[int, bool] = msgspec.field(default_factory=dict)  # by position in `claims`
+    access: str = ""  # how the adapter talks to its manager, if it has a choice

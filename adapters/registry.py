@@ -1,4 +1,4 @@
-"""Adapters by name: those that installed packages register."""
+"""Adapters by name, as registered by installed packages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ ADAPTER_GROUP = "metasched.adapters"
 
 
 def adapter_class(name: str) -> type[Adapter]:
-    """The adapter registered under a name. KeyError if there is none."""
-    matching_entry_points = entry_points(group=ADAPTER_GROUP, name=name)
-    if not matching_entry_points:
+    """Return the adapter registered under a name. KeyError if there is none."""
+    registered = entry_points(group=ADAPTER_GROUP, name=name)
+    if not registered:
         raise KeyError(name)
-    adapter_type: type[Adapter] = next(iter(matching_entry_points)).load()
+    adapter_type: type[Adapter] = next(iter(registered)).load()
     return adapter_type

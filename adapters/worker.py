@@ -1,7 +1,7 @@
-"""The process that hosts one adapter: line-delimited JSON on its pipes, one call at a time.
+"""The process that hosts one adapter, and executes one call at a time.
 
-The first line says which adapter and for which cluster; each further line is a call, answered by
-one line. The process ends when its input does: it never outlives the daemon.
+It reads lines of JSON. The first is a `WorkerBoot`, each further line a `WorkerCall`, answered by a
+`WorkerReply`. The process ends at the end of its input, so it never outlives the daemon.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ from metasched.model.survey import ReservationSpec
 
 @dataclass
 class AdapterHost:
-    """An adapter with the last listing that was told, so that only news travels."""
+    """An adapter with its last reported listing, from which changes are computed."""
 
     adapter: Adapter
     _rows: dict[tuple[str, int, str], JobStatus] = field(default_factory=dict)
     _expected_starts: dict[tuple[str, int, str], float] = field(default_factory=dict)
     _info: ClusterInfo | None = None
     _has_reported: bool = False
-    _chain_broken: bool = False  # what is chained to the last submit is not to be carried out
+    _chain_broken: bool = False  # chained submits are not executed
 
     def execute(self, call: WorkerCall) -> WorkerReply:
-        """Carry out one call; every failure becomes an answer."""
-        reply = (
-            WorkerReply("untried") if call.chained and self._chain_broken else self._execute(call)
-        )
+        """Execute one call; return every failure as a reply."""
+        if call.chained and self._chain_broken:
+            reply = WorkerReply("untried")
+        else:
+            reply = self._execute(call)
         if call.operation == "submit":
             self._chain_broken = reply.retry_later or reply.error not in ("", "refused")
         return structs.replace(reply, access=self.adapter.access)
@@ -53,8 +54,8 @@ class AdapterHost:
     def _execute(self, call: WorkerCall) -> WorkerReply:
         try:
             match call:
-                case WorkerCall(operation="submit", submission=Submission() as order):
-                    return WorkerReply(native_ids=self.adapter.submit(apply_fence(order)))
+                case WorkerCall(operation="submit", submission=Submission() as submission):
+                    return WorkerReply(native_ids=self.adapter.submit(apply_fence(submission)))
                 case WorkerCall(operation="withdraw"):
                     self.adapter.withdraw_all(call.withdrawals)
                     return WorkerReply()
@@ -67,14 +68,14 @@ class AdapterHost:
                     return self._revoke(call.claims)
                 case WorkerCall(operation="survey"):
                     return WorkerReply(survey=self.adapter.survey())
-                case WorkerCall(operation="reserve", reservation=ReservationSpec() as window):
-                    self.adapter.reserve(window)
+                case WorkerCall(operation="reserve", reservation=ReservationSpec() as reservation):
+                    self.adapter.reserve(reservation)
                     return WorkerReply()
                 case WorkerCall(operation="unreserve"):
                     self.adapter.delete_reservation(call.reservation_name)
                     return WorkerReply()
                 case _:
-                    return WorkerReply("defect", f"{call.operation} came without its argument")
+                    return WorkerReply("defect", f"{call.operation} without its argument")
         except Refused as error:
             return WorkerReply("refused", error.reason, retry_later=error.retryable)
         except Unreachable as error:
@@ -83,16 +84,18 @@ class AdapterHost:
             return WorkerReply("defect", traceback.format_exc())
 
     def _poll(self, full: bool) -> WorkerReply:
-        """A listing during which the clock was set proves nothing: its spans are wrong."""
+        """Poll the manager. A listing during which the clock was set is discarded."""
         clock_detector = ClockStepDetector()
         listing = self.adapter.poll()
         if clock_step := clock_detector.detect_step():
-            return WorkerReply("unreachable", f"the clock was set by {clock_step:+.0f} s meanwhile")
+            return WorkerReply(
+                "unreachable", f"the clock was set by {clock_step:+.0f} s during a poll"
+            )
         return WorkerReply(delta=self._delta(listing, full))
 
     @staticmethod
     def _revoke(claims: Sequence[TaskClaim]) -> WorkerReply:
-        """What became of each; of one whose folder does not answer nothing is told."""
+        """Revoke claims. The result omits claims whose folder does not answer."""
         revoked, reason = {}, ""
         for position, claim in enumerate(claims):
             try:
@@ -102,26 +105,18 @@ class AdapterHost:
         return WorkerReply(reason=reason, revoked=revoked)
 
     def _delta(self, listing: Listing, full: bool) -> ListingDelta:
+        """Return the changes since the last reported listing, and remember this one."""
         full = full or not self._has_reported
-        rows = {
-            (job_status.tag, job_status.task, job_status.owner): job_status
-            for job_status in listing.rows
-        }
+        rows = {(row.tag, row.task, row.owner): row for row in listing.rows}
         expected_starts = {
-            key: job_status.expected
-            for key, job_status in rows.items()
-            if job_status.expected is not None
+            key: row.expected for key, row in rows.items() if row.expected is not None
         }
         previous_starts = {} if full else self._expected_starts
         delta = ListingDelta(
             taken=listing.taken,
             since=listing.since,
             until=listing.until,
-            rows=tuple(
-                job_status
-                for key, job_status in rows.items()
-                if full or self._rows.get(key) != job_status
-            ),
+            rows=tuple(row for key, row in rows.items() if full or self._rows.get(key) != row),
             vanished=tuple(key for key in self._rows if key not in rows),
             info=listing.info if full or listing.info != self._info else None,
             full=full,
@@ -138,16 +133,17 @@ class AdapterHost:
 
 
 def main() -> int:
+    """Host the adapter of the first line of input until the end of input."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the terminal is the daemon's to act on
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C at the terminal
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # a stray print of a library must not break the protocol
+    os.dup2(2, 1)  # output of libraries must not mix with replies
     boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerBoot)
     adapter_type = adapter_class(boot.adapter)
     options = msgspec.convert(boot.options, adapter_type.Options)
     launcher_argument = {}
     if boot.launcher:
-        os.umask(0o077)  # users pass through some of its folders
+        os.umask(0o077)  # users can pass through some of its folders
         launcher_argument["launcher"] = LauncherClient(Path(boot.launcher), boot.cluster.name)
     host = AdapterHost(
         adapter_type(boot.cluster, options, boot.instance, Path(boot.folder), **launcher_argument)
@@ -158,7 +154,7 @@ def main() -> int:
             try:
                 replies.write(reply)
                 replies.write(b"\n")
-            except BrokenPipeError:  # the daemon has died; its next life looks for itself
+            except BrokenPipeError:  # the daemon has died
                 return 1
     finally:
         host.adapter.close()

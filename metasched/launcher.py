@@ -1,22 +1,22 @@
-"""The only code of metasched that may run as root: runs a manager's command as a job's owner.
+"""The only part of metasched that may run as root: runs commands as the owners of jobs.
 
-Standard library only, and nothing of metasched: `python3 -I -S launcher.py --config FILE`. It
-reads one file of root's, listens on a unix socket for one account (the daemon's, by SO_PEERCRED),
-and for each connection takes one message
+It imports the standard library only: `python3 -I -S launcher.py --config FILE`. It reads one
+configuration file, which only root may write, and listens on a unix socket for one account, that of
+the daemon (checked by SO_PEERCRED). Each connection carries one message
 
     length (4 bytes, big-endian), JSON {"uid", "cluster", "verb", "arguments", "directory", "umask"}
 
-with at most four descriptors, which become 0 to 3 of the command: script, output, errors, and one
-more file. What flows through them is never read here, and no shell is involved. It then
+and at most four descriptors, which become 0 to 3 of the command: script, output, errors and another
+file. The launcher never reads from them, and involves no shell. For each message it
 
-1. checks the uid against the site's policy, and the verb and arguments against `VERBS`;
-2. forks; the child takes the owner's groups, gid and uid, for good, and only then
-3. enters the directory and executes the program that the file names for cluster and verb, with an
-   environment of which nothing comes from the message, and no other descriptor.
+1. checks the uid against the site's policy, and verb and arguments against `VERBS`;
+2. forks; the child takes the groups, gid and uid of the owner irrevocably;
+3. in the child, enters the directory and executes the program configured for cluster and verb. Its
+   environment contains nothing from the message, and no other descriptor is open.
 
-The answer is one JSON line: {"code": n} or {"signal": n} when the command has ended, {"pid": n}
-for one that goes on by itself, {"refused": why} when nothing was executed. Commands die with the
-launcher and with the connection; supervisors of local jobs go on.
+The answer is one JSON line: {"code": n} or {"signal": n} after the end of the command, {"pid": n}
+for a detached command, {"refused": reason} if nothing was executed. Commands end with the launcher
+and with the connection. Detached commands (supervisors of local jobs) continue.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-MAX_MESSAGE_BYTES = 1 << 20  # bytes
+MAX_MESSAGE_BYTES = 1 << 20
 MAX_ARGUMENTS = 10_000
-READ_TIMEOUT = 10.0  # for a whole message
-RUN_TIMEOUT = 120.0  # for a command
-ERROR_PAUSE = 0.1  # after an error of the system
+READ_TIMEOUT = 10.0  # seconds for a whole message
+RUN_TIMEOUT = 120.0  # seconds for a command
+ERROR_PAUSE = 0.1  # seconds after a system error
 MAX_SYMLINKS = 20
-MAX_CONNECTIONS = 64  # connections; more wait in the kernel's queue
-LOWEST_UID = 1000  # below are root and the system's accounts, whatever the file says
+MAX_CONNECTIONS = 64  # at a time; further ones wait in the kernel's queue
+LOWEST_UID = 1000  # root and system accounts are below; the configuration cannot change it
 HIGHEST_UID = 59_999
 
 _PR_SET_PDEATHSIG = 1
@@ -59,10 +59,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Verb:
-    """What may be asked for: `takes` tells a permitted argument, `detached` commands go on."""
+    """An operation that the daemon may request."""
 
-    allows: Callable[[str], bool]
-    detached: bool = False
+    allows: Callable[[str], bool]  # whether an argument is permitted
+    detached: bool = False  # the command continues after the answer
 
 
 def _allow_any(_: str) -> bool:
@@ -70,7 +70,7 @@ def _allow_any(_: str) -> bool:
 
 
 def _allow_job_ids(text: str) -> bool:
-    """Ids of jobs: no option, no name, no path."""
+    """Return whether an argument consists of job ids, not of an option, name or path."""
     return _JOB_IDS.fullmatch(text) is not None
 
 
@@ -78,7 +78,7 @@ def _allow_none(_: str) -> bool:
     return False
 
 
-ENTER = "enter"  # executes nothing: whether the owner may enter a directory
+ENTER = "enter"  # executes nothing: checks that the owner may enter a directory
 VERBS = {
     "submit": Verb(_allow_any),
     "cancel": Verb(_allow_job_ids),
@@ -90,27 +90,28 @@ VERBS = {
 
 
 class LauncherError(Exception):
-    """A message or a configuration that is not acted on."""
+    """The message or the configuration is refused."""
 
 
-# The site's file.
+# The configuration
 
 
 @dataclass(frozen=True)
 class LauncherPolicy:
-    """The file: who may ask, for whom, and what is executed for (cluster, verb)."""
+    """The configuration file."""
 
     socket: str
-    account: int
-    min_uid: int = LOWEST_UID
+    account: int  # uid of the daemon
+    min_uid: int = LOWEST_UID  # of job owners
     max_uid: int = HIGHEST_UID
-    allow: tuple[str, ...] = ()
-    deny: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()  # user names; empty: all
+    deny: tuple[str, ...] = ()  # user names
+    # program and first arguments by (cluster, verb)
     programs: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
-    environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by cluster
 
     def owner(self, uid: int) -> pwd.struct_passwd:
-        """The account of that uid, if it may have jobs."""
+        """Return the account with this uid. LauncherError if it may not own jobs."""
         if not max(self.min_uid, LOWEST_UID) <= uid <= self.max_uid or uid == self.account:
             raise LauncherError(f"user id {uid} may not have jobs here")
         try:
@@ -125,13 +126,13 @@ class LauncherPolicy:
 
 
 def load_policy(path: str) -> LauncherPolicy:
-    """The policy of a file that only root can have written. Refused, in one line, if it is not."""
+    """Read the configuration. LauncherError, in one line, if it is invalid or not root's alone."""
     _require_root_owned(path)
     try:
         with open(path, "rb") as file:
             table = tomllib.load(file)
     except (ValueError, RecursionError) as error:
-        raise LauncherError(f"{path}: {error}; mend that line") from None
+        raise LauncherError(f"{path}: {error}; correct that line") from None
     clusters = _require_type(table.pop("cluster", {}), dict, "cluster")
     programs: dict[tuple[str, str], tuple[str, ...]] = {}
     environments: dict[str, dict[str, str]] = {}
@@ -185,7 +186,7 @@ def _require_strings(value: Any, name: str) -> tuple[str, ...]:
 
 
 def _require_program(command: tuple[str, ...], where: str) -> tuple[str, ...]:
-    """A program with its first arguments; all files among them are root's."""
+    """Return a program with its first arguments. LauncherError unless root owns its files."""
     if not command or not command[0].startswith("/"):
         raise LauncherError(f"{where} is no absolute path; write the whole path of the program")
     for argument in command:
@@ -195,7 +196,7 @@ def _require_program(command: tuple[str, ...], where: str) -> tuple[str, ...]:
 
 
 def _require_root_owned(path: str, links_followed: int = 0) -> None:
-    """Refused unless nobody but root can change the file, nor what leads to it."""
+    """LauncherError if an account other than root can change the file or a folder of its path."""
     if path != "/":
         _require_root_owned(os.path.dirname(path), links_followed)
     try:
@@ -206,18 +207,18 @@ def _require_root_owned(path: str, links_followed: int = 0) -> None:
             _require_root_owned(os.path.normpath(target), links_followed + 1)
             return
     except OSError as error:
-        raise LauncherError(f"{path}: {error.strerror}; mend the path") from None
+        raise LauncherError(f"{path}: {error.strerror}; correct the path") from None
     sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_uid != 0 or (status.st_mode & 0o022 and not sticky):
         raise LauncherError(f"{path} can be changed by others than root; chown and chmod it")
 
 
-# One message.
+# Messages
 
 
 @dataclass(frozen=True)
 class LauncherRequest:
-    """One valid message: who, what, where."""
+    """A valid message."""
 
     owner: pwd.struct_passwd
     cluster: str
@@ -229,7 +230,7 @@ class LauncherRequest:
 
 
 def parse_request(body: bytes, policy: LauncherPolicy) -> LauncherRequest:
-    """The request that a message makes. Refused for whatever the policy does not permit."""
+    """Parse a message. LauncherError for anything that the policy does not permit."""
     try:
         message = json.loads(body.decode())
     except (ValueError, RecursionError):
@@ -283,7 +284,7 @@ def _is_encodable(text: str) -> bool:
 
 
 def receive_message(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """The body of the one message on a connection, and its descriptors."""
+    """Return the body of the message on a connection, and its descriptors."""
     deadline = time.monotonic() + READ_TIMEOUT
     connection.settimeout(READ_TIMEOUT)
     try:
@@ -313,13 +314,13 @@ def _receive_exactly(connection: socket.socket, length: int, deadline: float) ->
     return b"".join(pieces)
 
 
-# Acting as somebody.
+# Execution as an owner
 
 
 def run_as_owner(
     request: LauncherRequest, descriptors: list[int], failure_pipe: int, parent: int
 ) -> NoReturn:
-    """In the child: turn into the owner's command. What goes wrong is told through `failure`."""
+    """In the child: become the owner's command, or write the error to `failure_pipe`."""
     subject = "the account"
     try:
         os.setsid()
@@ -330,7 +331,7 @@ def run_as_owner(
         if 0 in (*os.getresuid(), *os.getresgid(), *os.getgroups()):
             raise PermissionError(0, "it has the group of root")
         if not VERBS[request.verb].detached:
-            # Set now: a change of uid clears the first; jobs themselves may need sudo and the like.
+            # Set now: a change of uid clears the first. Not for jobs, which may need sudo.
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
             if os.getppid() != parent:
@@ -355,25 +356,25 @@ def run_as_owner(
 
 
 def _install_descriptors(descriptors: list[int], failure_pipe: int) -> None:
-    """Number the descriptors from 0; the first three exist in any case; close all others."""
+    """Renumber descriptors from 0, open missing ones of the first three, close all others."""
     null_device = os.open(os.devnull, os.O_RDWR)
     inherited = descriptors + [null_device] * (3 - len(descriptors))
     high_copies = [_duplicate_high(descriptor) for descriptor in inherited]
     for number, descriptor in enumerate(high_copies):
         os.dup2(descriptor, number)
-    os.closerange(len(inherited), failure_pipe)  # it is above them: see `act`
+    os.closerange(len(inherited), failure_pipe)  # the pipe is above them, see `execute`
     os.closerange(failure_pipe + 1, os.sysconf("SC_OPEN_MAX"))
 
 
 def _duplicate_high(descriptor: int) -> int:
-    """The same open file under a number that no command begins with."""
+    """Duplicate a descriptor to a number above those of a command."""
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
 
 
 def execute(
     request: LauncherRequest, descriptors: list[int], connection: socket.socket
 ) -> dict[str, Any]:
-    """Execute a request; what to answer."""
+    """Execute a request; return the answer."""
     read_end, low_descriptor = os.pipe2(os.O_CLOEXEC)
     failure_pipe = _duplicate_high(low_descriptor)
     os.close(low_descriptor)
@@ -385,7 +386,7 @@ def execute(
     for descriptor in descriptors:
         os.close(descriptor)
     with open(read_end, "rb") as reader:
-        _wait_until_readable(read_end, pid, connection)  # a directory may be one that never answers
+        _wait_until_readable(read_end, pid, connection)  # the filesystem of the directory may hang
         failure_text = reader.read()  # ends with the child's exec, or with the child
     if failure_text:
         os.waitpid(pid, 0)
@@ -396,7 +397,7 @@ def execute(
 
 
 def _wait_for_exit(pid: int, connection: socket.socket) -> dict[str, Any]:
-    """How the command ended."""
+    """Wait for the end of the command; return the answer."""
     _wait_until_readable(os.pidfd_open(pid), pid, connection)
     _, status = os.waitpid(pid, 0)
     if os.WIFSIGNALED(status):
@@ -405,16 +406,18 @@ def _wait_for_exit(pid: int, connection: socket.socket) -> dict[str, Any]:
 
 
 def _wait_until_readable(descriptor: int, pid: int, connection: socket.socket) -> None:
-    """Until it can be read; the child is killed if that takes too long or nobody waits for it."""
+    """Wait until readable; kill the child after RUN_TIMEOUT or when the peer disconnects."""
     ready, _, _ = select.select([descriptor, connection.fileno()], [], [], RUN_TIMEOUT)
     if descriptor not in ready:
-        os.kill(pid, signal.SIGKILL)  # it is our child, not waited for, and may leave its group
+        os.kill(
+            pid, signal.SIGKILL
+        )  # an unreaped child: its pid is valid; it may have left its group
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
 
 
 def serve_connection(connection: socket.socket, policy: LauncherPolicy) -> None:
-    """One connection from its message to its answer."""
+    """Read the message of a connection, execute it and write the answer."""
     description = ""
     try:
         body, descriptors = receive_message(connection)
@@ -429,17 +432,17 @@ def serve_connection(connection: socket.socket, policy: LauncherPolicy) -> None:
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
-# The process.
+# The server
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """The user id of whoever has connected, by the kernel's word."""
+    """Return the user id of the peer, as reported by the kernel."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return int(struct.unpack("iII", credentials)[1])
 
 
 def listen(policy: LauncherPolicy) -> socket.socket:
-    """The socket, for the daemon's account and root only, in a folder that is root's."""
+    """Listen on the socket, in a folder of root, for root and the account of the daemon."""
     folder = os.path.dirname(policy.socket)
     os.makedirs(folder, mode=0o755, exist_ok=True)
     _require_root_owned(folder)
@@ -462,7 +465,7 @@ def listen(policy: LauncherPolicy) -> socket.socket:
 
 
 def serve(listener: socket.socket, policy: LauncherPolicy) -> NoReturn:
-    """A process per connection, until SIGTERM."""
+    """Fork a process per connection, until SIGTERM."""
     launcher_pid = os.getpid()
     children: set[int] = set()
     while True:
@@ -477,8 +480,8 @@ def serve(listener: socket.socket, policy: LauncherPolicy) -> NoReturn:
                 if pid == 0:
                     _serve_in_child(listener, connection, policy, launcher_pid)
                 children.add(pid)
-        except OSError as error:  # no process or descriptor is left, or the peer has gone
-            print(f"a connection is dropped: {error}", file=sys.stderr, flush=True)
+        except OSError as error:  # no process or descriptor is free, or the peer has disconnected
+            print(f"dropped a connection: {error}", file=sys.stderr, flush=True)
             time.sleep(ERROR_PAUSE)
         while children and (ended := os.waitpid(-1, os.WNOHANG)[0]):
             children.discard(ended)
@@ -490,7 +493,7 @@ def _serve_in_child(
     try:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() == launcher_pid:
-            signal.alarm(int(READ_TIMEOUT + RUN_TIMEOUT + 10))  # whatever else should hang
+            signal.alarm(int(READ_TIMEOUT + RUN_TIMEOUT + 10))  # in case any other call hangs
             listener.close()
             serve_connection(connection, policy)
     except BaseException as error:
@@ -500,12 +503,14 @@ def _serve_in_child(
 
 
 def main() -> int:
-    """Serve until SIGTERM; 1 with one line for what the admin must mend."""
+    """Serve until SIGTERM. Exit with 1 and one line on stderr if the configuration is invalid."""
     parser = argparse.ArgumentParser(
         prog="metasched-launcher", description="Act as the owners of jobs (site mode)."
     )
-    parser.add_argument("--config", required=True, metavar="FILE", help="root's own file")
-    parser.add_argument("--check", action="store_true", help="only read the file")
+    parser.add_argument(
+        "--config", required=True, metavar="FILE", help="the configuration, owned by root"
+    )
+    parser.add_argument("--check", action="store_true", help="check the configuration and exit")
     arguments = parser.parse_args()
     try:
         if os.geteuid() != 0:

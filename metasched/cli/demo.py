@@ -1,4 +1,4 @@
-"""The demonstration: a daemon of its own, two local clusters, a mixed stream of real jobs, live."""
+"""The demonstration: a temporary daemon, two local clusters and a mixed stream of real jobs."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from metasched.client.schemas import JobRequest, SubmitRequest
 from metasched.errors import UserError
 
 CLUSTERS = {"left": (8, 300), "right": (4, 100)}  # processors, benchmark
-ARRIVAL_SECONDS = 15.0  # seconds over which the jobs are submitted
-COMPLETION_TIMEOUT = 90.0  # seconds after which what has not ended counts as lost
-# A job keeps its processors busy for a while by sleeping: the machine may have only two.
+ARRIVAL_SECONDS = 15.0  # time over which the jobs are submitted
+COMPLETION_TIMEOUT = 90.0  # seconds after which open jobs count as lost
+# Jobs sleep instead of computing: the machine may have only two processors.
 SCRIPT = "#!/bin/sh\nsleep $1\n"
 FINAL_STATES = ("completed", "failed", "timeout", "cancelled", "rejected")
 
 
 class DemoError(UserError):
-    """The demonstration could not run: what, where; what to do."""
+    """The demonstration cannot run."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class DemoJob:
-    """One job of the workload: `at` seconds after the start it asks for `seconds` of `cpus`."""
+    """One job of the workload."""
 
-    submit_after: float
-    seconds: float
+    submit_after: float  # seconds after the start of the demonstration
+    seconds: float  # run time
     cpus: int
     urgency: int
     slack: float | None  # seconds between its earliest end and its deadline
 
 
 def workload(jobs: int, seed: int) -> list[DemoJob]:
-    """A mixed stream: sizes, run times, urgencies and deadlines drawn from the seed."""
+    """Generate jobs with random sizes, run times, urgencies and deadlines."""
     generator = random.Random(seed)
     return [
         DemoJob(
@@ -69,9 +69,9 @@ def workload(jobs: int, seed: int) -> list[DemoJob]:
 
 
 def run(*, jobs: int, seed: int, plot: Path | None, json: bool) -> int:
-    """Run the demonstration; 0 if every job ended well, 1 if one was lost or failed.
+    """Run the demonstration. Return 0 if every job completed, else 1.
 
-    DemoFailed if the daemon does not start or the plot cannot be drawn.
+    DemoError if the daemon does not start or the plot cannot be drawn.
     """
     if plot is not None:
         _check_plot(plot)
@@ -95,7 +95,7 @@ def run(*, jobs: int, seed: int, plot: Path | None, json: bool) -> int:
 
 @contextmanager
 def _running_daemon(folder: Path) -> Iterator[Client]:
-    """A daemon with two local clusters in a folder of its own; it ends with the demonstration."""
+    """Run a daemon with two local clusters, with its state in `folder`."""
     config = folder / "metasched.toml"
     config.write_text(
         '[daemon]\ndatabase = "sqlite:///metasched.db"\nsocket = "metasched.sock"\n'
@@ -112,7 +112,7 @@ def _running_daemon(folder: Path) -> Iterator[Client]:
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
-            start_new_session=True,  # Ctrl-C is for us: we stop the daemon after its jobs
+            start_new_session=True,  # at Ctrl-C the daemon is stopped after its jobs
         )
     client = Client(folder / "metasched.sock")
     try:
@@ -132,11 +132,11 @@ def _wait_until_ready(client: Client, process: subprocess.Popen[bytes], log: Pat
             pass
         time.sleep(0.05)
     last_log_line = log.read_text(errors="replace").strip().rpartition("\n")[2]
-    raise DemoError(f"its daemon does not start ({last_log_line or 'it says nothing'}); see {log}")
+    raise DemoError(f"its daemon does not start ({last_log_line or 'its log is empty'}); see {log}")
 
 
 def _stop_daemon(client: Client, process: subprocess.Popen[bytes]) -> None:
-    """End what still runs, then the daemon."""
+    """Cancel open jobs, then stop the daemon."""
     if process.poll() is None:
         try:
             if client.jobs(state="queued,held,dispatching,pending,running,suspended"):
@@ -194,9 +194,8 @@ def _run_workload(
                 row | {"deadline": deadlines[row["job"]], "cpus": planned[row["job"] - 1].cpus}
                 for row in client.jobs(all="1")
             ]
-            live.update(
-                _render(client.clusters(), rows, len(planned), time.monotonic() - started_at)
-            )
+            elapsed = time.monotonic() - started_at
+            live.update(_render(client.clusters(), rows, len(planned), elapsed))
             if not waiting and rows and all(row["state"] in FINAL_STATES for row in rows):
                 break
             time.sleep(0.2)
@@ -204,7 +203,7 @@ def _run_workload(
 
 
 def _run_seconds(row: dict[str, Any]) -> float:
-    """How long it ran, in seconds."""
+    """Return the run time of a job, 0.0 if it has not ended."""
     if row["started"] is None or row["ended"] is None:
         return 0.0
     return _epoch_seconds(row["ended"]) - _epoch_seconds(row["started"])
@@ -215,7 +214,7 @@ def _epoch_seconds(text: str) -> float:
 
 
 def _processor_seconds(rows: Sequence[dict[str, Any]]) -> Counter[str]:
-    """Processor seconds done on each cluster."""
+    """Return the processor seconds used on each cluster."""
     processor_seconds: Counter[str] = Counter()
     for row in rows:
         if row["cluster"]:
@@ -224,13 +223,10 @@ def _processor_seconds(rows: Sequence[dict[str, Any]]) -> Counter[str]:
 
 
 def _count_met_deadlines(rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """How many deadlines were met, of how many ended jobs that had one."""
-    with_deadline = [
-        row for row in rows if row["deadline"] is not None and row["ended"] is not None
-    ]
-    return sum(_epoch_seconds(row["ended"]) <= row["deadline"] for row in with_deadline), len(
-        with_deadline
-    )
+    """Return the number of deadlines that were met, and of ended jobs with a deadline."""
+    ended = [row for row in rows if row["deadline"] is not None and row["ended"] is not None]
+    met = sum(_epoch_seconds(row["ended"]) <= row["deadline"] for row in ended)
+    return met, len(ended)
 
 
 def _render(
@@ -297,7 +293,7 @@ def _format_summary(summary: dict[str, Any]) -> str:
 
 
 def _check_plot(path: Path) -> None:
-    """Find out before the run whether the chart can be drawn after it."""
+    """Check before the run that the chart can be drawn after it."""
     try:
         import matplotlib as _  # noqa: F401
     except ImportError:
@@ -311,7 +307,7 @@ def _check_plot(path: Path) -> None:
 
 
 def _draw_gantt(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """A Gantt chart: a bar a job on the processors that it could have had, by priority."""
+    """Draw a Gantt chart: one bar per job on simulated processors, coloured by priority."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -326,14 +322,11 @@ def _draw_gantt(rows: Sequence[dict[str, Any]], path: Path) -> None:
     colours = matplotlib.colormaps["viridis_r"]
     for axis, (name, (cpus, _)) in zip(axes, CLUSTERS.items(), strict=True):
         free = [0.0] * cpus
-        for row in sorted(
-            (row for row in ran if row["cluster"] == name), key=lambda row: row["started"]
-        ):
-            start, end = (
-                _epoch_seconds(row["started"]) - origin,
-                _epoch_seconds(row["ended"]) - origin,
-            )
-            # a job's processors are counted, not named: take those that were free longest
+        on_cluster = [row for row in ran if row["cluster"] == name]
+        for row in sorted(on_cluster, key=lambda row: row["started"]):
+            start = _epoch_seconds(row["started"]) - origin
+            end = _epoch_seconds(row["ended"]) - origin
+            # clusters count processors without names: draw on those that were free longest
             lanes = sorted(range(cpus), key=lambda lane: free[lane])[: row["cpus"]]
             for lane in lanes:
                 free[lane] = end
