@@ -57,7 +57,7 @@ class SchedulerService:
         self._clock_detector = ClockStepDetector()
         self.state_changed = asyncio.Event()
         self.connections = {
-            cluster.cluster.name: ClusterConnection(self, cluster) for cluster in settings.clusters
+            entry.cluster.name: ClusterConnection(self, entry) for entry in settings.clusters
         }
         self.licence_monitors = [
             LicenceMonitor(
@@ -75,7 +75,7 @@ class SchedulerService:
                 now,
                 ledger.instance(now),
                 settings.policy,
-                tuple(cluster.cluster for cluster in settings.clusters),
+                tuple(entry.cluster for entry in settings.clusters),
                 pools=settings.licences,
             )
         )

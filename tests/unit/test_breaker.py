@@ -1,11 +1,11 @@
-"""The circuit breaker: waits that double, and forget all when it goes well again."""
+"""The circuit breaker: delays that double, and are reset by a success."""
 
 from __future__ import annotations
 
 from metasched.daemon.circuit_breaker import CircuitBreaker
 
 
-def test_waits_double_up_to_the_longest_and_start_again_after_a_success() -> None:
+def test_delays_double_up_to_the_maximum_and_a_success_resets_them() -> None:
     breaker = CircuitBreaker(initial_delay=2.0, max_delay=10.0)
     assert breaker.state(0.0) == "closed"
     assert [breaker.record_failure(f"no {n}", 1000.0 + n, 50.0) for n in range(4)] == [
@@ -21,13 +21,11 @@ def test_waits_double_up_to_the_longest_and_start_again_after_a_success() -> Non
     assert breaker == CircuitBreaker(initial_delay=2.0, max_delay=10.0)
 
 
-def test_a_wait_is_at_least_as_long_as_asked() -> None:
-    assert (
-        CircuitBreaker(initial_delay=2.0, max_delay=10.0).record_failure("", 0.0, 0.0, minimum=30.0)
-        == 30.0
-    )
+def test_a_delay_has_a_minimum() -> None:
+    breaker = CircuitBreaker(initial_delay=2.0, max_delay=10.0)
+    assert breaker.record_failure("", 0.0, 0.0, minimum=30.0) == 30.0
 
 
-def test_ten_thousand_failures_are_no_trouble() -> None:
+def test_ten_thousand_failures_do_not_overflow() -> None:
     breaker = CircuitBreaker(initial_delay=0.5, max_delay=60.0)
     assert {breaker.record_failure("", 0.0, 0.0) for _ in range(10_000)} >= {0.5, 60.0}

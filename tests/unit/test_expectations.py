@@ -1,4 +1,4 @@
-"""When managers expect tasks to begin: told by each listing, news of its own, never an event."""
+"""Start times that managers expect: reported by each listing, never an event."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from metasched.model.cluster import ClusterInfo
 from metasched.model.job import State
 from metasched.model.listing import JobStatus, Listing
 
-OURS = "abcd1234"
+INSTANCE = "abcd1234"
 
 
-class Told:
-    """A manager that lists what a test says."""
+class FakeAdapter:
+    """An adapter that lists the rows of a test."""
 
     access = ""
 
@@ -28,25 +28,25 @@ class Told:
         self.rows: tuple[JobStatus, ...] = ()
 
     def update_licence_demand(self, rho: Mapping[str, float]) -> None:
-        """Its queue is not ordered here."""
+        """Ignored."""
 
     def poll(self) -> Listing:
         return Listing(taken=50.0, since=0.0, until=0.0, rows=self.rows, info=ClusterInfo(8, 0, ()))
 
 
 def waiting(job: int, expected: float | None) -> JobStatus:
-    tag = f"ms-{OURS}-{job}-1"
+    tag = f"ms-{INSTANCE}-{job}-1"
     return JobStatus(tag=tag, task=0, native_id=str(job), state=State.PENDING, expected=expected)
 
 
 def poll(host: AdapterHost, full: bool = False) -> ListingDelta:
-    news = host.execute(WorkerCall("poll", full=full)).delta
-    assert news is not None
-    return news
+    delta = host.execute(WorkerCall("poll", full=full)).delta
+    assert delta is not None
+    return delta
 
 
-def test_a_changed_estimate_alone_is_no_news_of_a_row() -> None:
-    manager = Told()
+def test_a_changed_start_alone_changes_no_row() -> None:
+    manager = FakeAdapter()
     host = AdapterHost(cast(Adapter, manager))
     manager.rows = (waiting(1, 100.0), waiting(2, None))
     assert poll(host).expected_starts == (("ms-abcd1234-1-1", 0, "", 100.0),)
@@ -54,9 +54,9 @@ def test_a_changed_estimate_alone_is_no_news_of_a_row() -> None:
         poll(host), rows=(), vanished=(), expected_starts=(), info=None
     )
     manager.rows = (waiting(1, 200.0), waiting(2, 300.0))
-    news = poll(host)
-    assert (news.rows, news.vanished, news.info) == ((), (), None)
-    assert {(tag[-3:], start) for tag, _, _, start in news.expected_starts} == {
+    delta = poll(host)
+    assert (delta.rows, delta.vanished, delta.info) == ((), (), None)
+    assert {(tag[-3:], start) for tag, _, _, start in delta.expected_starts} == {
         ("1-1", 200.0),
         ("2-1", 300.0),
     }
@@ -65,30 +65,30 @@ def test_a_changed_estimate_alone_is_no_news_of_a_row() -> None:
     assert {start for *_, start in poll(host).expected_starts} == {None}
 
 
-def test_what_is_expected_is_of_one_sending_that_waits() -> None:
-    manager, expectations = Told(), ManagerStartTimes("alpha")
+def test_only_a_pending_attempt_of_the_same_dispatch_has_an_expected_start() -> None:
+    manager, expectations = FakeAdapter(), ManagerStartTimes("alpha")
     host = AdapterHost(cast(Adapter, manager))
     sent = Attempt(1, 1, "alpha", State.PENDING, 10.0)
     manager.rows = (waiting(1, 100.0), waiting(2, 200.0))
-    expectations.update(poll(host), OURS)
+    expectations.update(poll(host), INSTANCE)
     assert expectations.expected_start((1, 0), sent) == ExpectedStart(
         100.0, "alpha", reported_at=50.0
     )
     assert expectations.expected_start((1, 0), structs.replace(sent, dispatch_id=2)) is None
     assert expectations.expected_start((1, 0), structs.replace(sent, state=State.UNKNOWN)) is None
     manager.rows = (waiting(2, 200.0),)
-    expectations.update(poll(host), OURS)
+    expectations.update(poll(host), INSTANCE)
     assert expectations.expected_start((1, 0), sent) is None
     assert expectations.expected_start((2, 0), sent) == ExpectedStart(
         200.0, "alpha", reported_at=50.0
     )
     manager.rows = ()
-    expectations.update(poll(host, full=True), OURS)
+    expectations.update(poll(host, full=True), INSTANCE)
     assert expectations.expected_start((2, 0), sent) is None
 
 
-def test_estimates_of_another_instance_are_not_ours() -> None:
-    manager, expectations = Told(), ManagerStartTimes("alpha")
+def test_expected_starts_of_another_instance_are_ignored() -> None:
+    manager, expectations = FakeAdapter(), ManagerStartTimes("alpha")
     manager.rows = (waiting(1, 100.0),)
     expectations.update(poll(AdapterHost(cast(Adapter, manager))), "deadbeef")
     assert expectations.expected_start((1, 0), Attempt(1, 1, "alpha", State.PENDING, 10.0)) is None

@@ -20,8 +20,8 @@ from metasched.daemon.worker_process import _exit_cause
 from metasched.model.cluster import Cluster
 
 
-class Ending:
-    """A worker that may end at any moment."""
+class FakeProcess:
+    """A process that ends when `ended` is set."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -41,27 +41,27 @@ def sleeping() -> tuple[Awaitable[object], Callable[[], None]]:
     return connection._sleep_until(time.monotonic() + 60), connection._wake.set
 
 
-def asking_for_a_cause() -> tuple[Awaitable[object], Callable[[], None]]:
-    worker = Ending()
-    return _exit_cause(cast(asyncio.subprocess.Process, worker)), worker.ended.set
+def waiting_for_the_exit_cause() -> tuple[Awaitable[object], Callable[[], None]]:
+    process = FakeProcess()
+    return _exit_cause(cast(asyncio.subprocess.Process, process)), process.ended.set
 
 
-@pytest.mark.parametrize("waiting", [sleeping, asking_for_a_cause])
+@pytest.mark.parametrize("waiting", [sleeping, waiting_for_the_exit_cause])
 @pytest.mark.parametrize("turns", range(6))
-def test_a_stop_is_not_swallowed_by_what_comes_at_the_same_moment(
+def test_a_cancellation_is_not_lost_at_the_end_of_a_wait(
     waiting: Callable[[], tuple[Awaitable[object], Callable[[], None]]], turns: int
 ) -> None:
-    """`turns` of the loop lie between what was waited for and the cancellation."""
+    """`turns` of the loop lie between the end of the wait and the cancellation."""
 
     async def stopped() -> bool:
-        awaited, comes = waiting()
+        awaited, end_wait = waiting()
 
         async def wait() -> None:
             await awaited
 
         task = asyncio.create_task(wait())
         await asyncio.sleep(0.01)
-        comes()
+        end_wait()
         for _ in range(turns):
             await asyncio.sleep(0)
         had_ended = task.done()
@@ -72,10 +72,10 @@ def test_a_stop_is_not_swallowed_by_what_comes_at_the_same_moment(
     assert asyncio.run(stopped())
 
 
-def test_an_answer_that_comes_while_we_are_busy_ourselves_counts() -> None:
-    """The loop is away from before the answer until long after the time for it is over."""
+def test_a_reply_that_arrives_while_the_loop_is_blocked_counts() -> None:
+    """The loop is blocked from before the reply until after its timeout."""
 
-    async def answered() -> WorkerReply:
+    async def call() -> WorkerReply:
         worker = a_connection().worker
         pipe = asyncio.subprocess.PIPE
         worker._process = process = await asyncio.create_subprocess_exec(
@@ -83,34 +83,36 @@ def test_an_answer_that_comes_while_we_are_busy_ourselves_counts() -> None:
         )
         read = cast(Any, process)._transport.get_pipe_transport(1).get_extra_info("pipe")
 
-        def be_busy() -> None:
+        def block() -> None:
             select.select([read], [], [], 30)
             time.sleep(1.5 * worker.settings.call_timeout)
 
-        asyncio.get_running_loop().call_soon(be_busy)  # as soon as it waits for the answer
-        answer = await worker.call(WorkerCall("withdraw"))
+        asyncio.get_running_loop().call_soon(block)  # as soon as the worker waits for the reply
+        reply = await worker.call(WorkerCall("withdraw"))
         await worker.stop()
-        return answer
+        return reply
 
-    assert asyncio.run(answered()) == WorkerReply()
+    assert asyncio.run(call()) == WorkerReply()
 
 
-def test_a_worker_that_is_killed_before_it_has_read_all_is_one_line_in_the_log() -> None:
-    """asyncio logs a traceback of its own for a broken pipe that nobody asks about."""
+def test_a_worker_killed_before_it_has_read_its_input_logs_no_traceback() -> None:
+    """asyncio logs a traceback for a broken pipe whose error is not retrieved."""
     complaints: list[dict[str, Any]] = []
 
-    async def told_in_vain() -> str:
-        asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+    async def call_without_reader() -> str:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: complaints.append(context)
+        )
         worker = a_connection().worker
         pipe = asyncio.subprocess.PIPE
         worker._process = process = await asyncio.create_subprocess_exec(
             "sleep", "60", stdin=pipe, stdout=pipe
         )
-        words = Withdrawal(tag="x" * 10**6)
-        answer = await worker.call(WorkerCall("withdraw", withdrawals=(words,)))
+        withdrawal = Withdrawal(tag="x" * 10**6)
+        reply = await worker.call(WorkerCall("withdraw", withdrawals=(withdrawal,)))
         await process.wait()
-        return answer.reason
+        return reply.reason
 
-    assert asyncio.run(told_in_vain()) == "it did not read in 1 s"
+    assert asyncio.run(call_without_reader()) == "it did not read in 1 s"
     gc.collect()
     assert complaints == []

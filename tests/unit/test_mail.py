@@ -47,7 +47,7 @@ def test_the_owner_is_told_what_broke_why_and_what_is_free_instead() -> None:
     ]
 
 
-def test_what_is_no_node_is_told_in_processors() -> None:
+def test_reservations_without_nodes_are_given_in_processors() -> None:
     _, text = mail.message_for(structs.replace(BROKEN, nodes=(), offers=()))
     assert "Window: 8 processors from" in text
     assert "No other window was found" in text
@@ -61,20 +61,20 @@ def test_a_window_of_another_cluster_is_told_in_processors_with_its_name() -> No
     assert "metasched reserve --cluster beta --size 8 --start" in text
 
 
-@pytest.mark.parametrize("word", ["ada", "ada@example.org", "a.b+c@mail-1.example.org", "_x"])
-def test_addresses(word: str) -> None:
-    assert mail.ADDRESS.fullmatch(word)
+@pytest.mark.parametrize("address", ["ada", "ada@example.org", "a.b+c@mail-1.example.org", "_x"])
+def test_addresses(address: str) -> None:
+    assert mail.ADDRESS.fullmatch(address)
 
 
 @pytest.mark.parametrize(
-    "word", ["", "-v", "|rm", "/etc/passwd", "a/b", "a b", "a\nb", "a@b@c", "a@-b", "x" * 99, "é"]
+    "text", ["", "-v", "|rm", "/etc/passwd", "a/b", "a b", "a\nb", "a@b@c", "a@-b", "x" * 99, "é"]
 )
-def test_words_that_a_mail_program_might_take_for_something_else(word: str) -> None:
-    assert not mail.ADDRESS.fullmatch(word)
+def test_texts_that_a_mail_program_might_interpret_are_no_addresses(text: str) -> None:
+    assert not mail.ADDRESS.fullmatch(text)
 
 
-class Outbox:
-    """What a mailer needs of a ledger."""
+class FakeLedger:
+    """The part of a ledger that a mailer uses."""
 
     def __init__(self) -> None:
         self.times: dict[int, float] = {}
@@ -86,7 +86,7 @@ class Outbox:
         self.times[id] = now
 
 
-def test_a_program_that_hangs_is_killed_and_holds_nobody_up(
+def test_a_program_that_hangs_is_killed_and_does_not_block_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mail, "MAIL_TIMEOUT", 0.5)
@@ -95,14 +95,14 @@ def test_a_program_that_hangs_is_killed_and_holds_nobody_up(
     program, told = tmp_path / "mail", tmp_path / "told"
     program.write_text(f"#!/bin/sh\n[ -e {told} ] && exit 0\necho $$ >{told}\nsleep 600 &\nwait\n")
     program.chmod(0o755)
-    outbox = Outbox()
+    ledger = FakeLedger()
 
     async def scenario() -> float:
-        mailer = mail.Mailer(program, cast(Ledger, outbox))
+        mailer = mail.Mailer(program, cast(Ledger, ledger))
         running = asyncio.create_task(mailer.run())
         slowest = 0.0
         async with asyncio.timeout(60):
-            while not outbox.times:
+            while not ledger.times:
                 before = time.monotonic()
                 await asyncio.sleep(0.01)
                 slowest = max(slowest, time.monotonic() - before)
@@ -110,11 +110,11 @@ def test_a_program_that_hangs_is_killed_and_holds_nobody_up(
         running.cancel()
         return slowest
 
-    assert asyncio.run(scenario()) < 0.4  # less than the program was waited for
+    assert asyncio.run(scenario()) < 0.4  # less than the timeout of the program
     assert not Path(f"/proc/{told.read_text().strip()}").exists()
 
 
-def test_no_program_tells_nobody_and_reads_nothing() -> None:
+def test_without_a_program_nothing_is_sent_or_read() -> None:
     async def scenario() -> None:
         mailer = mail.Mailer(None, cast(Ledger, None))
         mailer.check_outcome(Outcome(reservations={3: BROKEN}))
@@ -124,28 +124,28 @@ def test_no_program_tells_nobody_and_reads_nothing() -> None:
     asyncio.run(scenario())
 
 
-class Tired(Outbox):
-    """One in which a reservation is for two looks, and then too long ago."""
+class ExpiringLedger(FakeLedger):
+    """A ledger whose reservation is too old from the third query on."""
 
-    looks = 0
+    queries = 0
 
     def unnotified_reservations(self, since: float) -> list[Reservation]:
         assert time.time() - mail.GIVE_UP_AFTER - 60 < since < time.time() - mail.GIVE_UP_AFTER + 60
-        self.looks += 1
-        return [BROKEN] if self.looks < 3 else []
+        self.queries += 1
+        return [BROKEN] if self.queries < 3 else []
 
 
-def test_what_was_not_told_for_a_day_is_given_up_and_that_is_told_in_the_log(
+def test_a_mail_that_failed_for_a_day_is_given_up_and_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(mail, "REPLY_GRACE", 0.0)
     monkeypatch.setattr(mail, "RETRY_DELAYS", (0.01, 0.01))
-    outbox = Tired()
+    ledger = ExpiringLedger()
 
     async def scenario() -> None:
-        running = asyncio.create_task(mail.Mailer(tmp_path / "none", cast(Ledger, outbox)).run())
+        running = asyncio.create_task(mail.Mailer(tmp_path / "none", cast(Ledger, ledger)).run())
         async with asyncio.timeout(60):
-            while outbox.looks < 3:
+            while ledger.queries < 3:
                 await asyncio.sleep(0.01)
         running.cancel()
 
@@ -155,4 +155,4 @@ def test_what_was_not_told_for_a_day_is_given_up_and_that_is_told_in_the_log(
         *[f"reservation 3: ada not notified: {why}; retrying in 0.01 s"] * 2,
         f"giving up the mail to the owner of reservation 3: {why}",
     ]
-    assert outbox.times == {}
+    assert ledger.times == {}
