@@ -120,7 +120,7 @@ def test_what_is_left_in_the_background_is_ended(tmp_path: Path) -> None:
 PLUGIN = """
 import os, time
 from dataclasses import dataclass
-from metasched.licence_servers.base import Feature, LicenceServer, ProbeError, Report
+from metasched.licence_servers.base import Feature, LicenceServer, LicenceServerError, UsageReport
 
 @dataclass(frozen=True)
 class Options:
@@ -129,7 +129,7 @@ class Options:
 class Mine(LicenceServer):
     Options = Options
 
-    def ask(self):
+    def query(self):
         print("a stray print")
         match self.options.mood:
             case "hangs":
@@ -142,13 +142,13 @@ class Mine(LicenceServer):
             case "defect":
                 return 1 / 0
             case "refuses":
-                raise ProbeError("not\\ntoday")
+                raise LicenceServerError("not\\ntoday")
         return "4 1"
 
     @staticmethod
-    def read(answer, now):
-        total, used = answer.split()
-        return Report((Feature("mine", int(total), int(used)),))
+    def parse(output, now):
+        total, used = output.split()
+        return UsageReport((Feature("mine", int(total), int(used)),))
 """
 
 
