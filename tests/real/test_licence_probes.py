@@ -221,7 +221,8 @@ def test_the_command_reads_a_stored_answer_without_any_configuration(tmp_path: P
     shown = command("--from", "-", text=ANSWER, cwd=tmp_path).stdout
     assert "not understood: line 10" in shown
     assert "garbage" not in shown
-    assert "not the output of lmstat" in command("--from", "-", text="x", code=1, cwd=tmp_path).stdout
+    shown = command("--from", "-", text="x", code=1, cwd=tmp_path).stdout
+    assert "not the output of lmstat" in shown
     (tmp_path / "a.json").write_text('{"licences": [{"name": "a", "total": null, "used": 0}]}')
     assert "uncounted" in command("--from", "a.json", "--kind", "command", cwd=tmp_path).stdout
 
