@@ -1,23 +1,25 @@
-"""The database: each fact once, and what guards it.
+"""The database: each fact is stored once, and a constraint guards it.
 
-    instance   the random name in every tag               primary key
-    content    scripts and environments                   by digest; jobs refer to it
-    job        what the user asked for, and asks now      as submitted; `changed`: as modified
-    task       where each task of a job is                state in the table; `ended` iff final
-    attempt    each try in a manager; also the outbox     one live attempt per task (unique index)
-    licence    how many tokens there are and are leased   check: leased within the total
-    lease      who has and had them                       one live lease per task (unique index)
-    reservation  nodes promised for a window            checks of window, size and state
-    event      what the core was told, in order           append-only; replay gives every decision
-    change     the story: each step with its cause        append-only; refers to its event
-    cluster    the lasting facts of each cluster          primary key
-    drain      clusters that operators keep closed        primary key
-    checkpoint what a start began from: replay may, too   primary key, an event's
-    epoch      how many lives of a daemon have begun      one row; only the last one may write
-    token      by which a user calls from other hosts     its hash only, unique
+    instance     random name of this database in every tag        primary key
+    content      scripts and environments                         by digest; jobs refer to it
+    job          job as submitted; `changed`: as modified since   primary key
+    task         state of each task of a job                      checks: state; `ended` iff final
+    attempt      each try in a manager; also the outbox           one live attempt per task
+    licence      tokens of each licence, total and leased         check: leased within the total
+    lease        current and past leases of tokens                one live lease per task
+    reservation  advance reservations and their windows           checks: window, size, state
+    dependency   jobs that wait for the end of other jobs         primary key
+    event        inputs of the core, in order                     append-only; replayable
+    change       story: each state change with its cause          append-only; refers to its event
+    cluster      last lasting information of each cluster         primary key
+    drain        clusters that operators keep closed              primary key
+    checkpoint   state of the core just before an event           primary key: the event
+    epoch        number of daemon starts                          one row; fences off older daemons
+    token        access tokens of users on other hosts            hash only, unique
 
-`schema` declares it, `migrations` makes it, `store` opens it (in `sqlite` or `postgresql`),
-`ledger` writes it (rows of tasks that are `alike` all at once), `reading` answers what people ask,
-`restoring` gives a core what it had. `leases` has its licences, `reservations` what is promised (no
-node twice), `facts` says what of a cluster's facts is stored, `checks` and `upkeep` look after it.
+`schema` declares the tables and `migrations` creates them. `backends` chooses `sqlite` or
+`postgresql` by URL; both implement `store.Database`. `ledger` writes, with `job_rows` and
+`bulk_rows`; `queries` reads for commands and the API; `recovery` rebuilds the state of the core.
+`leases`, `reservations` and `cluster_info` encode their parts. `integrity` checks a database,
+`pruning` deletes old rows.
 """

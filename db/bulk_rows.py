@@ -1,6 +1,6 @@
-"""Rows of tasks that differ in their index alone: the database makes them of one statement.
+"""Bulk insert of task rows: a run of rows that differ only in their index is one SQL statement.
 
-An array of 100,000 tasks is stored in one transaction, in which the daemon does nothing else.
+An array of 100,000 tasks is stored in one transaction, and the daemon waits for it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 from sqlalchemy import Connection, Table, insert, literal, select
 
 INDEX = "task_index"
-BULK_MINIMUM = 50  # rows for which a statement of their own is worth it
+BULK_MINIMUM = 50  # rows; shorter runs are inserted row by row
 
 RowValues = dict[str, Any]
 
 
 def insert_rows(connection: Connection, table: Table, rows: Sequence[RowValues]) -> None:
-    """Insert rows, all with the same columns, in this order."""
+    """Insert rows in this order. All rows must have the same columns."""
     single_rows: list[RowValues] = []
     for run in _split_into_runs(rows):
         if len(run) < BULK_MINIMUM:
@@ -32,7 +32,7 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[RowValues])
 
 
 def _split_into_runs(rows: Sequence[RowValues]) -> Iterator[Sequence[RowValues]]:
-    """The rows in parts: in each they are alike, and their indices grow by the same step."""
+    """Yield maximal runs: rows that differ only in their index, which grows by a constant step."""
     first = 0
     for position in range(1, len(rows) + 1):
         if position < len(rows) and _continues_run(rows, first, position):
@@ -42,6 +42,7 @@ def _split_into_runs(rows: Sequence[RowValues]) -> Iterator[Sequence[RowValues]]
 
 
 def _continues_run(rows: Sequence[RowValues], first: int, position: int) -> bool:
+    """Return whether the row at `position` continues the run that starts at `first`."""
     row, previous = rows[position], rows[position - 1]
     step = row[INDEX] - previous[INDEX]
     if step <= 0 or (position - 1 > first and step != previous[INDEX] - rows[position - 2][INDEX]):
@@ -50,6 +51,7 @@ def _continues_run(rows: Sequence[RowValues], first: int, position: int) -> bool
 
 
 def _insert_run(connection: Connection, table: Table, run: Sequence[RowValues]) -> None:
+    """Insert a run with one statement; a recursive query generates the indices."""
     first, second, last = run[0][INDEX], run[1][INDEX], run[-1][INDEX]
     index_type = table.c[INDEX].type
     indices = select(literal(first, index_type).label("index")).cte("indices", recursive=True)

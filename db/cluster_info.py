@@ -1,6 +1,6 @@
-"""Facts of clusters as they are stored: what has changed, or what outlasts a restart.
+"""Incremental storage of ClusterInfo: a listing event stores the difference from the last one.
 
-A cluster with thousands of jobs has long facts of which a poll changes a few entries.
+A cluster with thousands of jobs has large information; a poll changes a few entries.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from metasched.model.cluster import ClusterInfo
 
 
 def changed_fields(before: ClusterInfo, after: ClusterInfo) -> dict[str, Any]:
-    """What must be known beside `before` to tell `now`; `applied` is the inverse."""
+    """Return the difference that turns `before` into `after`, as JSON values.
+
+    Keys are stored field names. `gone` and `came` list changed running jobs, `altered` changed
+    partitions. `apply_changes` is the inverse.
+    """
     changes: dict[str, Any] = {}
     for field in structs.fields(ClusterInfo):
         old, new = getattr(before, field.name), getattr(after, field.name)
@@ -23,18 +27,10 @@ def changed_fields(before: ClusterInfo, after: ClusterInfo) -> dict[str, Any]:
             continue
         if field.name == "running_jobs" and tuple(sorted(new)) == new:
             counts_before, counts_after = Counter(old), Counter(new)
-            changes["gone"], changes["came"] = (
-                list((counts_before - counts_after).elements()),
-                list((counts_after - counts_before).elements()),
-            )
-        elif field.name == "partitions" and [partition.name for partition in old] == [
-            partition.name for partition in new
-        ]:
-            changes["altered"] = [
-                partition
-                for partition, unchanged in zip(new, old, strict=True)
-                if partition != unchanged
-            ]
+            changes["gone"] = list((counts_before - counts_after).elements())
+            changes["came"] = list((counts_after - counts_before).elements())
+        elif field.name == "partitions" and [p.name for p in old] == [p.name for p in new]:
+            changes["altered"] = [p for previous, p in zip(old, new, strict=True) if p != previous]
         else:
             changes[field.encode_name] = new
     encoded: dict[str, Any] = msgspec.to_builtins(changes)
@@ -42,7 +38,7 @@ def changed_fields(before: ClusterInfo, after: ClusterInfo) -> dict[str, Any]:
 
 
 def apply_changes(before: ClusterInfo, changes: dict[str, Any]) -> ClusterInfo:
-    """The facts that `changed` told of."""
+    """Apply a difference made by `changed_fields` to `before`."""
     changes = dict(changes)
     values: dict[str, Any] = msgspec.to_builtins(before)
     if "gone" in changes:
@@ -52,7 +48,5 @@ def apply_changes(before: ClusterInfo, changes: dict[str, Any]) -> ClusterInfo:
         values["running"] = sorted(running.elements())
     if "altered" in changes:
         altered = {partition["name"]: partition for partition in changes.pop("altered")}
-        values["partitions"] = [
-            altered.get(partition["name"], partition) for partition in values["partitions"]
-        ]
+        values["partitions"] = [altered.get(p["name"], p) for p in values["partitions"]]
     return msgspec.convert(values | changes, ClusterInfo)

@@ -1,4 +1,4 @@
-"""Is the database sound? Its pages, its counters, and whether its events give its state again."""
+"""Integrity checks of a database: pages, references, counters, and replay of its events."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from metasched.db.recovery import RecoveredState, recorded_events
 from metasched.db.schema import attempt, checkpoint, event, job, metadata, task
 from metasched.db.store import Database
 
-EXAMPLES = 3  # examples of what is wrong
+EXAMPLES = 3  # problems quoted per check
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What one check found."""
+    """The result of a check. `metasched db check --json` prints these fields."""
 
-    check: str
+    check: str  # name of the check
     ok: bool
-    text: str
+    text: str  # summary, or the first problems
 
 
 def check_database(database: Database) -> list[CheckResult]:
-    """Check the database as it is at one moment, so that a daemon may go on.
+    """Check a snapshot of the database; a daemon may keep writing meanwhile.
 
-    StoreError if there is none that can be read.
+    Raises StoreError if the database is missing or cannot be read.
     """
     checks: tuple[tuple[str, Callable[[Connection], tuple[list[str], str]]], ...] = (
         ("integrity", lambda connection: _check_integrity(database, connection)),
@@ -49,36 +49,32 @@ def _result(check: str, problems: list[str], success: str) -> CheckResult:
 
 
 def _check_integrity(database: Database, connection: Connection) -> tuple[list[str], str]:
-    """The database's own check of what lies on its disk, and every reference between tables."""
+    """Run the database's own check of its pages, and check every foreign key."""
     problems = database.find_damage(connection)
     for table in metadata.sorted_tables:
         for key in table.foreign_key_constraints:
             target = key.referred_table.alias()
-            matches = and_(
-                *(element.parent == target.c[element.column.name] for element in key.elements)
-            )
-            unmatched = select(func.count()).where(
-                ~select(1).where(matches).correlate(table).exists()
-            )
-            if orphans := connection.execute(unmatched.select_from(table)).scalar():
-                problems.append(
-                    f"{orphans} of {table.name} refer to a missing {key.referred_table}"
-                )
+            matches = and_(*(e.parent == target.c[e.column.name] for e in key.elements))
+            is_orphan = ~select(1).where(matches).correlate(table).exists()
+            query = select(func.count()).where(is_orphan).select_from(table)
+            if orphans := connection.execute(query).scalar():
+                referred = key.referred_table
+                problems.append(f"{orphans} rows of {table.name} refer to a missing {referred}")
     return problems, "pages, indexes and references are sound"
 
 
 def _check_counters(connection: Connection) -> tuple[list[str], str]:
-    """Each counter and state of a task against a recount of its attempts, of a licence likewise."""
+    """Compare counters and states of tasks and licences with a recount of attempts and leases."""
     execute = connection.execute
     problems = []
     counted = {
-        (row.job, row.task_index): (row.number, row.many)
+        (row.job, row.task_index): (row.number, row.attempts)
         for row in execute(
             select(
                 attempt.c.job,
                 attempt.c.task_index,
                 func.max(attempt.c.number).label("number"),
-                func.count().label("many"),
+                func.count().label("attempts"),
             ).group_by(attempt.c.job, attempt.c.task_index)
         )
     }
@@ -100,7 +96,7 @@ def _check_counters(connection: Connection) -> tuple[list[str], str]:
 
 
 def _check_replay(connection: Connection) -> tuple[list[str], str]:
-    """The events, stepped through a fresh core, against the tasks as they are stored."""
+    """Replay the events through a fresh core and compare its tasks with the stored ones."""
     core, since = Core(), 0
     first = connection.execute(select(func.min(event.c.id))).scalar()
     oldest_checkpoint = connection.execute(select(checkpoint).order_by(checkpoint.c.event)).first()

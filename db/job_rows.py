@@ -1,47 +1,43 @@
-"""Rows of tasks and attempts, and the statements that update them."""
+"""Encoding of tasks and attempts as rows, and the statements that update these rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    bindparam,
-    func,
-    update,
-)
+from sqlalchemy import bindparam, func, update
 
 from metasched.core.tasks import Attempt, Task
 from metasched.db.recovery import ATTEMPT_FIELDS
-from metasched.db.schema import (
-    attempt,
-    task,
-)
+from metasched.db.schema import attempt, task
 
 _UPDATED_COLUMNS = [column for column in ATTEMPT_FIELDS if column != "number"]
 
 
-def _task_row(changed_task: Task) -> dict[str, Any]:
+def task_row(encoded: Task) -> dict[str, Any]:
+    """Encode a task as a row of `task`."""
     return {
-        "job": changed_task.job.id,
-        "task_index": changed_task.index,
-        "state": changed_task.state,
-        "reason": changed_task.reason,
-        "held": changed_task.held,
-        "target": changed_task.target,
-        "attempts": changed_task.attempts,
-        "moves": changed_task.moves,
-        "ended": changed_task.ended,
-        "forgiven": changed_task.ignore_rejections_until,
+        "job": encoded.job.id,
+        "task_index": encoded.index,
+        "state": encoded.state,
+        "reason": encoded.reason,
+        "held": encoded.held,
+        "target": encoded.target,
+        "attempts": encoded.attempts,
+        "moves": encoded.moves,
+        "ended": encoded.ended,
+        "forgiven": encoded.ignore_rejections_until,
     }
 
 
-def _attempt_row(attempted_task: Task, stored_attempt: Attempt) -> dict[str, Any]:
-    row = {column: getattr(stored_attempt, name) for column, name in ATTEMPT_FIELDS.items()}
-    return {"job": attempted_task.job.id, "task_index": attempted_task.index, **row}
+def attempt_row(owner: Task, encoded: Attempt) -> dict[str, Any]:
+    """Encode an attempt of the task `owner` as a row of `attempt`."""
+    row = {column: getattr(encoded, name) for column, name in ATTEMPT_FIELDS.items()}
+    return {"job": owner.job.id, "task_index": owner.index, **row}
 
 
-def _bind_values(row: dict[str, Any]) -> dict[str, Any]:
+def bind_values(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters of an update statement: column names prefixed with `b_`."""
     return {f"b_{name}": value for name, value in row.items()}
 
 
@@ -53,17 +49,15 @@ def _update_statement(table: Any, keys: Sequence[str], columns: Iterable[str]) -
     )
 
 
-_UPDATE_TASK = _update_statement(
+UPDATE_TASK = _update_statement(
     task,
     ("job", "task_index"),
     ("state", "reason", "held", "target", "attempts", "moves", "ended", "forgiven"),
 )
 
+UPDATE_ATTEMPT = _update_statement(attempt, ("job", "task_index", "number"), _UPDATED_COLUMNS)
 
-_UPDATE_ATTEMPT = _update_statement(attempt, ("job", "task_index", "number"), _UPDATED_COLUMNS)
-
-
-# of most that are in the past, the intent stays as it was
-_UPDATE_PAST = _update_statement(
+# Of a past attempt; its intent changes only if a value is given.
+UPDATE_PAST_ATTEMPT = _update_statement(
     attempt, ("job", "task_index", "sending"), ("begun", "revoked")
 ).values(intent=func.coalesce(bindparam("b_intent"), attempt.c.intent))

@@ -1,7 +1,7 @@
-"""Licences and leases in SQL: counters that cannot go beyond the total, and who has what.
+"""Licences and leases in SQL: token counters bounded by the total, and the leases behind them.
 
-Each function works in the caller's transaction: a lease is stored with the intent to send, and
-given back with the end of its attempt.
+Each function works in the caller's transaction: a lease is stored with the intent to dispatch,
+and ended with the end of its attempt.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def _excess(leased: ColumnElement[int], total: ColumnElement[int]) -> ColumnElem
     return case((leased > total, leased - total), else_=0)
 
 
-_COUNT: ColumnElement[int] = bindparam("b_many", type_=licence.c.leased.type)
+_COUNT: ColumnElement[int] = bindparam("b_count", type_=licence.c.leased.type)
 _TOTAL: ColumnElement[int] = bindparam("b_total", type_=licence.c.total.type)
 _BY_NAME = licence.c.name == bindparam("b_name")
-# The one statement that the constraint guards: it fails if that many are not left.
+# Fails on the constraint `within_total` if too few tokens are free.
 _TAKE = update(licence).where(_BY_NAME).values(leased=licence.c.leased + _COUNT)
 _FORCE = _TAKE.values(excess=_excess(licence.c.leased + _COUNT, licence.c.total))
 _GIVE_BACK = (
@@ -62,37 +62,41 @@ _END_LEASE = (
 )
 
 
-def store(connection: Connection, out: Outcome) -> None:
-    """Store what became of licences and leases. IntegrityError: more than there are.
+def store(connection: Connection, outcome: Outcome) -> None:
+    """Store changes of licences and leases. IntegrityError if more tokens are leased than exist.
 
-    The counters come last: writers wait for each other there, until the commit.
+    The counters are updated last: concurrent writers wait for each other there, until the commit.
     """
-    for standing in out.licence_statuses.values():
-        _store_status(connection, standing)
-    for change in out.leases:
+    for status in outcome.licence_statuses.values():
+        _store_status(connection, status)
+    for change in outcome.leases:
         if isinstance(change, Lease):
             _open_lease(connection, change)
         else:
             _end_lease(connection, change)
-    for change in out.leases:
+    for change in outcome.leases:
         _update_counter(connection, change)
 
 
-def shift_clock(connection: Connection, event_clock: ClockSet) -> None:
-    """Move what lingers with the clock; what did until then must not begin to do so again."""
-    shifted = lease.c.lingers + event_clock.step
-    still_lingers = shifted > event_clock.time
+def shift_clock(connection: Connection, clock: ClockSet) -> None:
+    """Move the end of each lingering period with the clock.
+
+    A period that had ended before the clock was set must not begin again.
+    """
+    shifted = lease.c.lingers + clock.step
+    still_lingers = shifted > clock.time
     connection.execute(
         update(lease)
-        .where(lease.c.lingers > min(event_clock.time, event_clock.time - event_clock.step))
+        .where(lease.c.lingers > min(clock.time, clock.time - clock.step))
         .values(
             lingers=case((still_lingers, shifted)),
-            until=case((still_lingers, lease.c.until + event_clock.step), else_=lease.c.until),
+            until=case((still_lingers, lease.c.until + clock.step), else_=lease.c.until),
         )
     )
 
 
 def _store_status(connection: Connection, status: LicenceStatus) -> None:
+    """Insert or update the row of a licence."""
     columns = {
         "chosen": status.operator_total,
         "outside": status.outside,
@@ -103,11 +107,12 @@ def _store_status(connection: Connection, status: LicenceStatus) -> None:
     if not connection.execute(_UPDATE_STATUS, row).rowcount:
         new = {"name": status.licence, "total": 0, "leased": 0, "excess": 0}
         connection.execute(insert(licence), new | columns)
-    if status.total is not None:  # else the last one that was known
+    if status.total is not None:  # None keeps the last known total
         connection.execute(_SET_TOTAL, {"b_name": status.licence, "b_total": status.total})
 
 
 def _open_lease(connection: Connection, opened: Lease) -> None:
+    """Insert a lease: a row for each licence."""
     connection.execute(
         insert(lease),
         [
@@ -125,6 +130,7 @@ def _open_lease(connection: Connection, opened: Lease) -> None:
 
 
 def _end_lease(connection: Connection, returned: ReturnedLease) -> None:
+    """Store the end of a lease, with its cause and lingering periods."""
     connection.execute(
         _END_LEASE,
         [
@@ -142,16 +148,17 @@ def _end_lease(connection: Connection, returned: ReturnedLease) -> None:
 
 
 def _update_counter(connection: Connection, change: Lease | ReturnedLease) -> None:
-    changed_lease = change if isinstance(change, Lease) else change.lease
-    rows = [
-        {"b_name": name, "b_many": count} for name, count in sorted(changed_lease.tokens.items())
-    ]
-    addition = _FORCE if changed_lease.forced else _TAKE
-    connection.execute(addition if changed_lease is change else _GIVE_BACK, rows)
+    """Add or subtract the tokens of a lease in the counters of its licences."""
+    if isinstance(change, Lease):
+        changed_lease, statement = change, _FORCE if change.forced else _TAKE
+    else:
+        changed_lease, statement = change.lease, _GIVE_BACK
+    tokens = sorted(changed_lease.tokens.items())
+    connection.execute(statement, [{"b_name": name, "b_count": count} for name, count in tokens])
 
 
 def live_leases(connection: Connection) -> list[Lease]:
-    """The leases that have not been given back."""
+    """Return the leases that have not ended."""
     by_task: dict[tuple[int, int], dict[str, Any]] = {}
     rows = connection.execute(
         select(lease).where(lease.c.until.is_(None)).order_by(lease.c.job, lease.c.task_index)
@@ -165,12 +172,12 @@ def live_leases(connection: Connection) -> list[Lease]:
 
 
 def lingering(connection: Connection) -> list[LingeringTokens]:
-    """What was given back, and still counted as in use when the daemon was last heard of."""
+    """Return tokens of ended leases that still counted as in use at the last event."""
     newest = select(event.c.time).order_by(event.c.id.desc()).limit(1).scalar_subquery()
     query = select(lease).where(lease.c.lingers > func.coalesce(newest, 0.0))
     if not (rows := connection.execute(query.order_by(lease.c.id)).all()):
         return []
-    # it may have been set back while no daemon was there to tell
+    # the clock may have been set back while no daemon ran
     last_clock_set = (
         select(func.max(event.c.id))
         .where(event.c.kind == EVENT_KINDS["ClockSet"])
@@ -183,7 +190,7 @@ def lingering(connection: Connection) -> list[LingeringTokens]:
 
 
 def operator_totals(connection: Connection) -> dict[str, int]:
-    """What operators have set."""
+    """Return the totals set by operators, by licence."""
     rows = connection.execute(
         select(licence.c.name, licence.c.chosen).where(licence.c.chosen.is_not(None))
     )
@@ -191,18 +198,18 @@ def operator_totals(connection: Connection) -> dict[str, int]:
 
 
 def used_outside(connection: Connection) -> dict[str, dict[str, LicenceCount]]:
-    """What managers had given to others when they were last heard, by licence and cluster."""
-    counts_type = dict[str, LicenceCount]
+    """Return the last counts that managers reported as used by others, by licence and cluster."""
+    by_cluster = dict[str, LicenceCount]
     rows = connection.execute(select(licence.c.name, licence.c.past_us))
-    return {row.name: msgspec.json.decode(row.past_us, type=counts_type) for row in rows}
+    return {row.name: msgspec.json.decode(row.past_us, type=by_cluster) for row in rows}
 
 
 def find_mismatches(connection: Connection) -> Iterator[str]:
-    """Counters that disagree with a recount of the live leases."""
+    """Yield a message for each counter that differs from a recount of the live leases."""
     counted = {
-        row.licence: int(row.many)
+        row.licence: int(row.tokens)
         for row in connection.execute(
-            select(lease.c.licence, func.sum(lease.c.tokens).label("many"))
+            select(lease.c.licence, func.sum(lease.c.tokens).label("tokens"))
             .where(lease.c.until.is_(None))
             .group_by(lease.c.licence)
         )

@@ -1,8 +1,8 @@
-"""The ledger: one method, one transaction, one fact. Written from one thread only.
+"""The ledger: all writes to the database. One method is one transaction; one thread writes.
 
-A life of the daemon begins with `restore`, which counts it; every transaction begins with a look
-whether that life is still the last. It locks the count meanwhile, so that whoever writes has its
-turn alone, whatever the database.
+A daemon begins with `restore`, which increments the stored epoch. Every transaction locks the
+epoch and compares it with the daemon's own. This serialises writers on any database, and a
+daemon that lost its place to a newer daemon can store nothing.
 """
 
 from __future__ import annotations
@@ -15,16 +15,7 @@ from typing import Any
 
 import msgspec
 from msgspec import structs
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Engine,
-    delete,
-    func,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, Engine, delete, func, insert, select, update
 from sqlalchemy.exc import DBAPIError
 
 from metasched.core.dependency_status import TargetSummary
@@ -42,17 +33,16 @@ from metasched.core.events import (
 from metasched.core.scheduler import Core
 from metasched.core.tasks import Intent, PastAttempt, Task
 from metasched.core.transitions import TaskEvent
-from metasched.db import leases, reservations
-from metasched.db import recovery as restoring
+from metasched.db import leases, recovery, reservations
 from metasched.db.bulk_rows import insert_rows
 from metasched.db.cluster_info import changed_fields
 from metasched.db.job_rows import (
-    _UPDATE_ATTEMPT,
-    _UPDATE_PAST,
-    _UPDATE_TASK,
-    _attempt_row,
-    _bind_values,
-    _task_row,
+    UPDATE_ATTEMPT,
+    UPDATE_PAST_ATTEMPT,
+    UPDATE_TASK,
+    attempt_row,
+    bind_values,
+    task_row,
 )
 from metasched.db.pruning import lock_epoch, prune_batch
 from metasched.db.queries import Queries
@@ -85,52 +75,49 @@ from metasched.model.dependencies import DependencyTarget, parse_dependency
 from metasched.model.job import Job, Payload
 from metasched.model.stored_names import EVENT_KINDS
 
-_OPENING_EVENTS = (
-    TaskEvent.SEND,
-    TaskEvent.RESTART,
-    TaskEvent.ADOPT,
-)  # with these a task gets a new attempt
+_OPENING_EVENTS = (TaskEvent.SEND, TaskEvent.RESTART, TaskEvent.ADOPT)  # each opens an attempt
 
-CHECKPOINT_AFTER = 50_000  # events since the last one, at the next start
+CHECKPOINT_AFTER = 50_000  # events since the last checkpoint; then the next start stores another
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredJob:
-    """What is kept of a new job beside the core's own view of it: texts by digest."""
+    """A new job with its payload. Texts are stored once, by digest."""
 
     job: Job
-    script: str
-    environment: str
-    payload: Payload  # its script and environment are empty: they are in the texts
+    script: str  # digest of the script
+    environment: str  # digest of the environment
+    payload: Payload  # without script and environment
 
 
 def encode(value: Any) -> str:
+    """Encode a value as JSON."""
     return msgspec.json.encode(value).decode()
 
 
 class Ledger(Queries):
-    """All that must outlive the daemon. StorageFailed from any method: nothing stored."""
+    """The writer of the database. Any method raises StorageFailed if nothing was stored."""
 
     def __init__(self, engine: Engine, writer_lock: WriterLock | None = None) -> None:
         super().__init__(engine)
         self._writer_lock = writer_lock or WriterLock(engine)
         self._connection = self._writer_lock.connection
-        self._daemon_epoch = 0  # of this life; 0: it has not begun
+        self._daemon_epoch = 0  # of this daemon; 0 before `restore`
         self._next_event = self._next_job = self._next_reservation = 0
-        self._stored_infos: dict[
-            str, ClusterInfo
-        ] = {}  # the last ones stored, of which the next are news
-        self._lasting_infos: dict[str, str] = {}
-        self._pending_checkpoint: bytes | None = None  # goes with the next start
+        self._stored_infos: dict[str, ClusterInfo] = {}  # base of the next difference, by cluster
+        self._lasting_infos: dict[str, str] = {}  # as in the table `cluster`
+        self._pending_checkpoint: bytes | None = None  # stored with the next DaemonStarted
 
     def close(self) -> None:
+        """Close the connection."""
         self._connection.close()
         self._engine.dispose()
 
     def acquire_lock(self) -> None:
-        """Before a life: see that the database is there, and that no other daemon is active on it.
+        """Check before `restore` that the database answers and no other daemon is active on it.
 
-        Busy if one is. Takes seconds if the database is away; may be called from any thread.
+        Raises DatabaseInUse if another daemon is active, StorageFailed if the database does not
+        answer, which may take seconds. May be called from any thread.
         """
         try:
             self._writer_lock.acquire()
@@ -140,14 +127,14 @@ class Ledger(Queries):
             raise StorageFailed(str(error)) from error
 
     def check_active(self) -> None:
-        """See that the database is there and this life its last."""
+        """Check that the database answers and that this daemon is still the active one."""
         with self._transaction():
             if not self._writer_lock.held or self._stored_epoch() != self._daemon_epoch:
                 raise StorageFailed("another daemon may be active on it")
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """A transaction on the connection by which is written."""
+        """Open a transaction on the writing connection."""
         committing = False
         try:
             with self._connection.begin():
@@ -160,7 +147,7 @@ class Ledger(Queries):
 
     @contextmanager
     def _write_transaction(self) -> Iterator[Connection]:
-        """A transaction of this life, which must be the last, and alone."""
+        """Open a transaction that excludes other writers and older daemons."""
         with self._transaction() as connection:
             if not self._writer_lock.held or lock_epoch(connection) != self._daemon_epoch:
                 raise StorageFailed("another daemon may be active on it")
@@ -175,7 +162,7 @@ class Ledger(Queries):
     # Identity
 
     def instance(self, now: float) -> str:
-        """The random name of this database in every tag; made once."""
+        """Return the random name of this database, used in every tag; the first call creates it."""
         with self._transaction():
             newest = select(instance.c.name).order_by(instance.c.created.desc())
             if (name := self._connection.execute(newest).scalar()) is None:
@@ -184,12 +171,12 @@ class Ledger(Queries):
         return name
 
     def next_job(self) -> int:
-        """A job id never given before."""
+        """Return a new job id."""
         self._next_job += 1
         return self._next_job - 1
 
     def next_reservation(self) -> int:
-        """An id of a reservation never given before."""
+        """Return a new reservation id."""
         self._next_reservation += 1
         return self._next_reservation - 1
 
@@ -201,13 +188,14 @@ class Ledger(Queries):
         new_jobs: Sequence[StoredJob] = (),
         texts: Mapping[str, str] | None = None,
     ) -> None:
-        """One transaction: the events, the states that followed, new jobs with their texts."""
+        """Store events, their outcomes and new jobs with their texts in one transaction."""
         with self._write_transaction():
             if new_jobs:
                 self._insert_jobs(steps, new_jobs, texts or {})
             self._write_steps(steps)
 
     def _write_steps(self, steps: Sequence[tuple[CoreEvent, Outcome]]) -> None:
+        """Store events and outcomes in the caller's transaction."""
         execute = self._connection.execute
         event_rows, change_rows, cluster_rows = [], [], []
         tasks: dict[tuple[int, int], Task] = {}
@@ -265,67 +253,59 @@ class Ledger(Queries):
                 )
             tasks |= outcome.tasks
             for changed_task, ended in outcome.closed_attempts:
-                attempts[changed_task.job.id, changed_task.index, ended.number] = _attempt_row(
-                    changed_task, ended
-                )
-                past.pop(
-                    (changed_task.job.id, changed_task.index, ended.dispatch_id), None
-                )  # told since
+                key = (changed_task.job.id, changed_task.index)
+                attempts[*key, ended.number] = attempt_row(changed_task, ended)
+                past.pop((*key, ended.dispatch_id), None)  # superseded by the full row
             past |= outcome.past_attempts
             for key, changed_task in outcome.tasks.items():
                 if changed_task.attempt is not None:
-                    past.pop((*key, changed_task.attempt.dispatch_id), None)  # it goes on
+                    past.pop((*key, changed_task.attempt.dispatch_id), None)  # live again
         for key, changed_task in tasks.items():
-            if changed_task.attempt is not None:
-                attempts[*key, changed_task.attempt.number] = _attempt_row(
-                    changed_task, changed_task.attempt
-                )
+            if (live := changed_task.attempt) is not None:
+                attempts[*key, live.number] = attempt_row(changed_task, live)
         execute(insert(event), event_rows)
-        if rows := [_task_row(changed) for key, changed in tasks.items() if key in new_tasks]:
-            insert_rows(self._connection, task, rows)
-        if rows := [
-            _bind_values(_task_row(changed))
-            for key, changed in tasks.items()
-            if key not in new_tasks
-        ]:
-            execute(_UPDATE_TASK, rows)
-        # ended attempts first: at no moment may a task have two live ones
-        if rows := [_bind_values(row) for key, row in attempts.items() if key not in new_attempts]:
-            execute(_UPDATE_ATTEMPT, rows)
-        if rows := [row for key, row in attempts.items() if key in new_attempts]:
-            execute(insert(attempt), rows)
-        if rows := [
-            _bind_values(
-                {"job": job, "task_index": index, "sending": dispatch_id}
-                | {"begun": past_attempt.has_started, "revoked": past_attempt.revoked}
-                | {"intent": Intent.REQUEUE if past_attempt.requeued else None}
+        rows = {key: task_row(changed_task) for key, changed_task in tasks.items()}
+        if new_rows := [row for key, row in rows.items() if key in new_tasks]:
+            insert_rows(self._connection, task, new_rows)
+        if updates := [bind_values(row) for key, row in rows.items() if key not in new_tasks]:
+            execute(UPDATE_TASK, updates)
+        # ended attempts first: a task must never have two live attempts
+        if updates := [bind_values(r) for key, r in attempts.items() if key not in new_attempts]:
+            execute(UPDATE_ATTEMPT, updates)
+        if new_rows := [row for key, row in attempts.items() if key in new_attempts]:
+            execute(insert(attempt), new_rows)
+        if updates := [
+            bind_values(
+                {
+                    "job": job_id,
+                    "task_index": index,
+                    "sending": dispatch_id,
+                    "begun": past_attempt.has_started,
+                    "revoked": past_attempt.revoked,
+                    "intent": Intent.REQUEUE if past_attempt.requeued else None,
+                }
             )
-            for (job, index, dispatch_id), past_attempt in past.items()
+            for (job_id, index, dispatch_id), past_attempt in past.items()
         ]:
-            execute(_UPDATE_PAST, rows)
-        for (
-            core_event,
-            outcome,
-        ) in steps:  # in turn: a window is checked against the total of its moment
+            execute(UPDATE_PAST_ATTEMPT, updates)
+        # in event order: a reservation is checked against the licence total of its time
+        for core_event, outcome in steps:
             if isinstance(core_event, ClockSet):
                 leases.shift_clock(self._connection, core_event)
             leases.store(self._connection, outcome)
             reservations.store(self._connection, [outcome])
         insert_rows(self._connection, change, change_rows)
         for row in cluster_rows:
-            if not execute(
-                update(cluster).where(cluster.c.name == row["name"]).values(row)
-            ).rowcount:
+            statement = update(cluster).where(cluster.c.name == row["name"]).values(row)
+            if not execute(statement).rowcount:
                 execute(insert(cluster), row)
 
     def _encode_event(self, core_event: CoreEvent) -> str:
-        """An event as it is stored; of facts what is new since the cluster's last ones."""
+        """Encode an event; of cluster information only the difference from the last is stored."""
         if not isinstance(core_event, ListingReceived) or core_event.info is None:
             return encode(core_event)
-        before, self._stored_infos[core_event.cluster] = (
-            self._stored_infos.get(core_event.cluster),
-            core_event.info,
-        )
+        before = self._stored_infos.get(core_event.cluster)
+        self._stored_infos[core_event.cluster] = core_event.info
         if before is None:
             return encode(core_event)
         fields = msgspec.to_builtins(structs.replace(core_event, info=None))
@@ -337,6 +317,7 @@ class Ledger(Queries):
         new_jobs: Sequence[StoredJob],
         texts: Mapping[str, str],
     ) -> None:
+        """Insert new jobs, those of their texts that are not stored yet, and their dependencies."""
         execute = self._connection.execute
         stored_digests = set(
             execute(select(content.c.digest).where(content.c.digest.in_(list(texts)))).scalars()
@@ -387,7 +368,7 @@ class Ledger(Queries):
             execute(insert(dependency), targets)
 
     def _modify(self, modification: JobModified, outcome: Outcome) -> None:
-        """A job as it is sent from now on, beside what was submitted."""
+        """Store a job as modified, beside the job as submitted."""
         first_task = next(iter(outcome.tasks.values()))
         self._connection.execute(
             update(job)
@@ -401,7 +382,7 @@ class Ledger(Queries):
         )
 
     def add_token(self, user: str, secret: str, now: float, expires: float) -> int:
-        """Keep the hash of a user's token; its id."""
+        """Store the hash of a user's new token and return the token's id."""
         with self._write_transaction() as connection:
             id = self._highest(token.c.id) + 1
             row = {"id": id, "user": user, "digest": digest(secret)}
@@ -409,24 +390,23 @@ class Ledger(Queries):
         return id
 
     def revoke_token(self, id: int, now: float) -> None:
-        """End a token; one that was revoked stays so."""
+        """Revoke a token; an earlier revocation keeps its time."""
         query = update(token).where(token.c.id == id, token.c.revoked.is_(None))
         with self._write_transaction() as connection:
             connection.execute(query.values(revoked=now))
 
     def mark_notified(self, id: int, now: float) -> None:
-        """The owner of a reservation that is broken has been told so."""
+        """Store that the owner of a broken reservation has been notified."""
         with self._write_transaction() as connection:
             reservations.mark_notified(connection, id, now)
 
-    # Reading back what the core needs
-
+    # Recovery
     def restore(self, core: Core, window: int) -> None:
-        """Begin a life: nothing that earlier ones still write is taken.
+        """Increment the epoch, which shuts out older daemons, and restore the state of `core`.
 
-        Gives a fresh core its open tasks, leases, its clusters' last facts, the last margins.
+        `window` is the number of recent jobs with a deadline whose margins are restored.
         """
-        self._stored_infos.clear()  # also those of a transaction that failed
+        self._stored_infos.clear()  # a failed transaction may have changed them
         self._lasting_infos.clear()
         with self._transaction() as connection:
             execute = connection.execute
@@ -435,20 +415,20 @@ class Ledger(Queries):
             self._next_event = self._highest(event.c.id) + 1
             self._next_job = self._highest(job.c.id) + 1
             self._next_reservation = reservations.highest_id(connection) + 1
-            recovered = restoring.recover(connection, window)
+            recovered = recovery.recover(connection, window)
             last_checkpoint = execute(select(func.max(checkpoint.c.event))).scalar() or 0
             checkpoint_due = self._next_event - last_checkpoint > CHECKPOINT_AFTER
             self._pending_checkpoint = recovered.pack() if checkpoint_due else None
             core.restore(**structs.asdict(recovered))
 
     def target_summary(self, target: DependencyTarget) -> TargetSummary | None:
-        """What has become of a job or a task that another is to depend on; None: there is none."""
+        """Summarise a job or task named in a dependency; None if there is no such job or task."""
         with self._transaction() as connection:
-            summary = restoring.target_summary(connection, target)
+            summary = recovery.target_summary(connection, target)
         return summary if summary.size else None
 
     def payloads(self, jobs: Iterable[int]) -> dict[int, Payload]:
-        """What jobs run, with their texts, by job."""
+        """Return the payloads of jobs with their texts, by job id."""
         if not (job_ids := set(jobs)):
             return {}
         with self._transaction() as connection:
@@ -475,12 +455,11 @@ class Ledger(Queries):
             for row in rows
         }
 
-    # Keeping it small
-
+    # Pruning
     def prune(self, before: float) -> bool:
-        """Forget some of what ended before a time (epoch seconds); False: nothing is left.
+        """Delete some rows that ended before a time (epoch seconds); return False if none remain.
 
-        One small transaction: call it until it answers False, and let others work in between.
+        Each call is one small transaction: call repeatedly and let other writers in between.
         """
         with self._write_transaction() as connection:
             return any(prune_batch(connection, before).values())

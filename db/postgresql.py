@@ -1,8 +1,8 @@
-"""PostgreSQL: a server that the site runs; the active daemon's session holds an advisory lock.
+"""PostgreSQL: a server run by the site; the active daemon's session holds an advisory lock.
 
-The session that holds the lock is the one that writes: when it is cut, the server ends lock and
-transaction together. What still reaches the server by another session of a daemon that has lost
-the lock is refused by its epoch (`ledger`).
+The session with the lock is the session that writes: if it is cut, the server ends lock and
+transaction together. Writes of an older daemon over another session fail the epoch check of
+`ledger`.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from metasched.paths import personal_data
 
 log = logging.getLogger("metasched")
 
-OLDEST_VERSION = 130000  # the oldest server, as PostgreSQL writes it: 13.0
+OLDEST_VERSION = 130000  # oldest supported server, in PostgreSQL's notation: 13.0
 LOCK_KEY = 0x6D736368  # "msch": one active daemon for each database of a server
-HOLDER_EXIT_TIMEOUT = 30.0  # seconds in which a server notices that a process on our host has died
-STANDBY_INTERVAL = 1.0  # seconds between a standby's looks
-CONNECT_TIMEOUT = 5  # seconds for a connection
-SILENCE_TIMEOUT = 10.0  # seconds that the active daemon waits for a word: longer than for a lock
-# Of our sessions: waits as short as SQLite's, no ends of the server's own, and a client whose host
-# is gone is noticed within a minute, so that a standby on another host can take over.
+HOLDER_EXIT_TIMEOUT = 30.0  # seconds; the server notices the death of a local client within
+STANDBY_INTERVAL = 1.0  # seconds between a standby's attempts to get the lock
+CONNECT_TIMEOUT = 5  # seconds
+SILENCE_TIMEOUT = 10.0  # seconds without an answer; longer than `lock_timeout`
+# Settings of metasched's sessions: lock waits as short as SQLite's, no time limits by the server,
+# and a client on a lost host is noticed within a minute, so that a standby elsewhere can take over.
 SESSION_SETTINGS = {
     "lock_timeout": "5s",
     "statement_timeout": "0",
@@ -55,14 +55,14 @@ SESSION_SETTINGS = {
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "6",
-    # what a session that is gone has begun is ended, and its locks with it (from 14 on)
+    # ends the statement and the locks of a lost client (since version 14)
     "client_connection_check_interval": "5s",
 }
 _APPLY_SETTINGS = (
     "SELECT set_config(name, wanted.value, false) FROM pg_settings JOIN (VALUES "
     + ", ".join(f"('{name}', '{value}')" for name, value in SESSION_SETTINGS.items())
     + ") AS wanted(name, value) USING (name) UNION ALL "
-    # what is acknowledged must be on disk; what a site wants beyond that is left as it is
+    # an acknowledged commit must be on disk; stricter settings of the site are kept
     "SELECT set_config(name, 'on', false) FROM pg_settings "
     "WHERE name = 'synchronous_commit' AND setting IN ('off', 'local')"
 )
@@ -75,20 +75,20 @@ _LOCK_HOLDER = text(
 )
 _LOCK_HELD = "metasched active"
 _SESSION_NAME = re.compile(
-    r"metasched (?P<who>process (?P<pid>\d+) on (?P<host>.+))"
-)  # of our sessions, for other daemons to read
+    r"metasched (?P<process>process (?P<pid>\d+) on (?P<host>.+))"
+)  # application_name of metasched's sessions
 
 
 class _HolderExiting(StoreError):
-    """The daemon with the lock has died on this host, and the server is about to notice."""
+    """The daemon with the lock died on this host; the server has not noticed yet."""
 
 
 class LockSession(WriterLock):
-    """The session of the active daemon."""
+    """The session of the active daemon; it holds the advisory lock."""
 
     def __init__(self, engine: Engine, database: Postgresql) -> None:
         self._database = database
-        self._last: tuple[int, Any] | None = None  # the session that held the lock last
+        self._last: tuple[int, Any] | None = None  # pid and start of the last session
         try:
             super().__init__(engine)
         except DBAPIError as error:
@@ -116,14 +116,16 @@ class LockSession(WriterLock):
         self._last = (session.pid, session.backend_start)
 
     def _raise_lock_held(self, connection: Connection) -> None:
-        """Busy if another daemon has the lock, StoreError if it is an earlier session of ours."""
+        """Raise DatabaseInUse if another daemon has the lock, StoreError if this daemon had it."""
         holder = connection.execute(_LOCK_HOLDER).first()
         if holder is None:
-            raise StoreError(f"{self._database}: its lock was let go at this moment; try again")
+            raise StoreError(f"{self._database}: its lock was released just now; try again")
         if self._last == (holder.pid, holder.backend_start):
-            # a cut that the server has not noticed: without this it would keep us out for long
+            # the server has not noticed the cut of this session and would keep its lock for long
             connection.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": holder.pid})
-            raise StoreError(f"{self._database}: our cut session is being ended there; try again")
+            raise StoreError(
+                f"{self._database}: the cut session of this daemon is being ended; try again"
+            )
         holder_name = _SESSION_NAME.fullmatch(holder.application_name or "")
         if (
             holder_name
@@ -131,15 +133,16 @@ class LockSession(WriterLock):
             and not psutil.pid_exists(int(holder_name["pid"]))
         ):
             raise _HolderExiting(
-                f"{self._database}: a daemon that died has the lock still; try again"
+                f"{self._database}: a daemon that died still has the lock; try again"
             )
+        process = holder_name["process"] if holder_name else "?"
         raise DatabaseInUse(
-            f"another daemon ({holder_name['who'] if holder_name else '?'}) is active on {self._database}; "
+            f"another daemon ({process}) is active on {self._database}; "
             "stop it, or start this one with --standby"
         )
 
     def release(self) -> None:
-        """Let the lock go at once: the end of a session the server notices a little later."""
+        """Release the lock at once; the server notices the end of the session later."""
         with suppress(DBAPIError):
             self.connection.rollback()
             if self.held:
@@ -149,7 +152,7 @@ class LockSession(WriterLock):
 
 
 class Postgresql(Database):
-    """A database of a server, version 13 or newer."""
+    """A database of a PostgreSQL server, version 13 or newer."""
 
     def __init__(self, url: URL) -> None:
         self.url = url.set(drivername="postgresql+psycopg")
@@ -165,7 +168,7 @@ class Postgresql(Database):
             writer_lock = LockSession(engine, self)
             self._wait_for_lock(writer_lock, standby)
             session: Any = writer_lock.connection.connection.driver_connection
-            session.silence_timeout = None  # a large table is changed for long, without a word
+            session.silence_timeout = None  # a migration may be silent for long
             try:
                 self.upgrade(writer_lock.connection)
             except DBAPIError as error:
@@ -178,7 +181,7 @@ class Postgresql(Database):
             engine.dispose()
 
     def _wait_for_lock(self, writer_lock: LockSession, standby: bool) -> None:
-        """Wait for the lock as long as another daemon has it, over restarts of the server."""
+        """Acquire the lock. A standby waits for the active daemon, also across server restarts."""
         logged, deadline = "", time.monotonic() + HOLDER_EXIT_TIMEOUT
         while True:
             try:
@@ -205,11 +208,11 @@ class Postgresql(Database):
         return self._create_engine(None)
 
     def _create_engine(self, silence_timeout: float | None) -> Engine:
-        """An engine whose sessions end when the server says nothing for so many seconds."""
+        """Return an engine; its sessions end after `silence_timeout` seconds without an answer."""
         try:
             import psycopg
 
-            from metasched.db.silence import TimeoutConnection
+            from metasched.db.postgresql_connection import TimeoutConnection
         except ImportError as error:
             raise StoreError(
                 f"{self}: no PostgreSQL driver ({error}); pip install 'metasched[postgres]'"
@@ -223,12 +226,12 @@ class Postgresql(Database):
             "keepalives_count": 6,
             "tcp_user_timeout": 30_000,
         }
-        # what the URL says itself comes first
+        # parameters of the URL take precedence
         arguments = {key: value for key, value in defaults.items() if key not in self.url.query}
-        # a session that was cut is found out before it is used, not by the user whose turn it is
-        sql_engine = create_engine(self.url, connect_args=arguments, pool_pre_ping=True)
+        # pre-ping replaces a cut session before a user's query fails on it
+        engine = create_engine(self.url, connect_args=arguments, pool_pre_ping=True)
 
-        @event.listens_for(sql_engine, "do_connect")
+        @event.listens_for(engine, "do_connect")
         def _connect(
             _dialect: object, _record: object, connect_arguments: list[str], options: dict[str, Any]
         ) -> TimeoutConnection:
@@ -236,7 +239,7 @@ class Postgresql(Database):
             connection.silence_timeout = silence_timeout
             return connection
 
-        @event.listens_for(sql_engine, "connect")
+        @event.listens_for(engine, "connect")
         def _set_up(connection: psycopg.Connection[Any], _record: object) -> None:
             if (version := connection.info.server_version) < OLDEST_VERSION:
                 raise StoreError(
@@ -245,15 +248,15 @@ class Postgresql(Database):
                 )
             if (encoding := connection.info.parameter_status("server_encoding")) != "UTF8":
                 raise StoreError(
-                    f"{self}: its encoding is {encoding}; make one with ENCODING 'UTF8'"
+                    f"{self}: its encoding is {encoding}; create it with ENCODING 'UTF8'"
                 )
             connection.execute(_APPLY_SETTINGS)
             connection.commit()
 
-        return sql_engine
+        return engine
 
     def require_existing(self) -> None:
-        """Only the server knows."""
+        """Do nothing: only a connection can tell."""
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
@@ -268,20 +271,20 @@ class Postgresql(Database):
             engine.dispose()
 
     def find_damage(self, connection: Connection) -> list[str]:
-        """Every row is read: with checksums (`initdb --data-checksums`) so is every page's."""
+        """Read every row; with checksums (`initdb --data-checksums`) this checks every page too."""
         problems = []
         for table in metadata.sorted_tables:
             name = connection.dialect.identifier_preparer.format_table(table)
             try:
                 with connection.begin_nested():
-                    # a row as text is the only way to have its large values read, too
+                    # the conversion to text reads the large (TOAST) values too
                     connection.execute(text(f"SELECT sum(length({name}::text)) FROM {name}"))
             except DBAPIError as error:
                 problems.append(f"{table.name}: {driver_message(error)}")
         return problems
 
     def quick_check(self, connection: Connection) -> tuple[str, str] | None:
-        """Settings of the server with which a crash of its host loses what was acknowledged."""
+        """Check for server settings that lose acknowledged commits if the server's host crashes."""
         unsafe_settings = text(
             "SELECT name FROM pg_settings WHERE name IN ('fsync', 'full_page_writes') "
             "AND setting = 'off' ORDER BY name"
@@ -296,7 +299,7 @@ class Postgresql(Database):
         )
 
     def backup(self, target: Path) -> int:
-        """By pg_dump, as a script for psql."""
+        """Copy by pg_dump, to a script for psql."""
         if (program := shutil.which("pg_dump")) is None:
             raise StoreError(f"{self}: no pg_dump on this host; install postgresql-client")
         engine = self.open_existing()
@@ -309,7 +312,7 @@ class Postgresql(Database):
             engine.dispose()
         from psycopg.conninfo import make_conninfo
 
-        # what the URL says, but no password: everybody may read a command line
+        # without the password: every user can read a command line
         _, connect_arguments = engine.dialect.create_connect_args(self.url.set(password=None))
         connect_arguments.pop("context")
         password_variable = {"PGPASSWORD": str(self.url.password)} if self.url.password else {}
@@ -322,7 +325,7 @@ class Postgresql(Database):
         ]
         live_states = ", ".join(f"'{state}'" for state in sorted(LIVE))
         final_statements = (
-            "\n-- the copy has a name of its own, and proves nothing absent\n"
+            "\n-- an instance name of its own; no absence can be proved for earlier dispatches\n"
             f"INSERT INTO {schema}.instance (name, created) "
             f"VALUES ('{secrets.token_hex(4)}', {time.time()!r});\n"
             f"UPDATE {schema}.attempt SET sent = 0 WHERE state IN ({live_states});\n"
@@ -348,7 +351,7 @@ class Postgresql(Database):
                 os.fsync(file.fileno())
         except OSError as error:
             target.unlink()
-            raise StoreError(f"{target}: not written ({error}); see that there is room") from None
+            raise StoreError(f"{target}: not written ({error}); check the free space") from None
         return target.stat().st_size
 
     def begin_upgrade(self, connection: Connection) -> None:
@@ -358,16 +361,16 @@ class Postgresql(Database):
         message = driver_message(error).removeprefix("connection failed: ")
         message = message.rpartition("FATAL:")[2].strip() if "FATAL:" in message else message
         if "password authentication failed" in message or "no password supplied" in message:
-            remedy = "put the right one into ~/.pgpass, or into the URL"
+            remedy = "put the right password into ~/.pgpass or into the URL"
         elif "does not exist" in message:
             remedy = "create it, or name another in [daemon] database"
         elif isinstance(error.orig, TimeoutError) or error.connection_invalidated:
-            remedy = "see that the server runs"
+            remedy = "check that the server runs"
         else:
-            remedy = "see that the server runs and that [daemon] database is right"
+            remedy = "check that the server runs and that [daemon] database is right"
         return StoreError(f"{self}: {message}; {remedy}")
 
 
 def _short_hostname() -> str:
-    """This host, short enough to be told whole in the name of a session (63 bytes)."""
+    """Return this host's name, cut to fit into the name of a session (63 bytes)."""
     return socket.gethostname()[:40]

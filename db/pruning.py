@@ -1,4 +1,4 @@
-"""Pruning the database, which may be done while a daemon writes; taking turns at that."""
+"""Deletion of old rows, possible while a daemon writes."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from metasched.db.schema import (
 )
 from metasched.db.store import StoreError, driver_message
 
-JOBS_PER_TRANSACTION = 100  # jobs forgotten in one transaction
+JOBS_PER_TRANSACTION = 100
 PRUNED_KINDS = ("jobs", "reservations", "events")
-EVENTS_PER_TRANSACTION = 2000  # likewise events
+EVENTS_PER_TRANSACTION = 2000
 PAUSE = 0.01  # seconds between transactions, for others to write
-MARGINS_KEPT = 1000  # jobs with a deadline that are kept: later priorities come from them
+MARGINS_KEPT = 1000  # recent jobs with a deadline are kept: later priorities depend on them
 
 
 def lock_epoch(connection: Connection) -> int:
-    """Wait until nobody else writes, and keep others from it until this transaction ends.
+    """Wait for other writers and exclude them until this transaction ends; return the epoch.
 
-    How many lives of a daemon have begun. SQLite lets one write at a time by itself.
+    SQLite serialises writers by itself.
     """
     return int(connection.execute(select(epoch.c.number).with_for_update()).scalar_one())
 
 
 def prune(engine: Engine, before: float) -> dict[str, int]:
-    """Forget all that ended before a time; how many jobs, reservations and events that were.
+    """Delete all rows that ended before a time (epoch seconds); return the numbers by kind.
 
-    StoreError if another program holds the database for too long: what is gone is gone.
+    Raises StoreError if another program locks the database for too long. Batches deleted until
+    then stay deleted.
     """
     removed = dict.fromkeys(PRUNED_KINDS, 0)
     try:
@@ -60,13 +61,12 @@ def prune(engine: Engine, before: float) -> dict[str, int]:
 
 
 def prune_batch(connection: Connection, before: float) -> dict[str, int]:
-    """Forget some jobs all of whose tasks ended before a time, then reservations, then events.
+    """Delete jobs that ended before a time; without any, reservations; without any, events.
 
-    What an open job depends on stays, and so does the newest job: ids go on from it, and one that
-    were given twice would be a tag that a manager may still list, ended.
-
-    Events to which nothing refers go up to the last checkpoint of that time, from which they can
-    still be replayed. How many of each are gone: none if nothing is left to forget.
+    A job is kept while an open job depends on it. The newest job is kept, since ids continue from
+    it: a reused id would repeat a tag that a manager may still list. Events without changes are
+    deleted up to the last checkpoint before that time, from which the rest can be replayed.
+    Return the numbers deleted, by kind; all are 0 if nothing remains to be deleted.
     """
     execute = connection.execute
     margin_jobs = (
@@ -127,4 +127,5 @@ def prune_batch(connection: Connection, before: float) -> dict[str, int]:
 
 
 def _counts(**counts: int) -> dict[str, int]:
+    """Return the numbers of deleted rows, 0 for kinds not named."""
     return dict.fromkeys(PRUNED_KINDS, 0) | counts

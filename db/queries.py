@@ -1,4 +1,4 @@
-"""What people ask of the ledger: each time by a connection of its own, from any thread."""
+"""Read-only queries of the ledger, each on a connection of its own, from any thread."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Select, and_, func, or
 from sqlalchemy.exc import DBAPIError
 
 from metasched.core.events import CoreEvent, RequeuedTask
-from metasched.db import recovery as restoring
-from metasched.db import reservations
+from metasched.db import recovery, reservations
 from metasched.db.schema import attempt, change, digest, job, task, token
 from metasched.db.store import StorageFailed, driver_message
 from metasched.model.arrays import parse_array
@@ -21,7 +20,7 @@ from metasched.model.reservation import Reservation
 
 
 class Queries:
-    """The questions; StorageFailed if the database does not answer."""
+    """Read-only queries of the ledger. All raise StorageFailed if the database does not answer."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -42,10 +41,10 @@ class Queries:
         since: float | None = None,
         ended_since: float | None = None,
     ) -> list[dict[str, Any]]:
-        """Rows of `status --json` (times in epoch seconds), by job and task.
+        """Return the rows of `status --json` (times in epoch seconds), by job and task.
 
-        `jobs` are (job, index or None for all); `since` keeps what was submitted after it,
-        `ended_since` open tasks and those that ended after it.
+        `jobs` holds (job, index) pairs; index None selects all tasks. `since` keeps jobs submitted
+        at or after it. `ended_since` keeps open tasks and tasks that ended at or after it.
         """
         conditions: list[ColumnElement[bool]] = []
         if user is not None:
@@ -69,7 +68,7 @@ class Queries:
             ]
 
     def missing_jobs(self, jobs: Iterable[tuple[int, int | None]]) -> list[str]:
-        """Those of `jobs` that were never stored, as the user writes them."""
+        """Return the members of `jobs` that were never stored, spelled as users write them."""
         requested = sorted(set(jobs), key=lambda pair: (pair[0], pair[1] is not None, pair[1]))
         stored: set[tuple[int, int | None]] = set()
         with self._connect() as connection:
@@ -84,46 +83,46 @@ class Queries:
         ]
 
     def current_job(self, id: int) -> tuple[Job, int]:
-        """A job as it is asked for now, and its priority."""
+        """Return a job as modified so far, and its priority."""
         with self._connect() as connection:
             query = select(func.coalesce(job.c.changed, job.c.job), job.c.priority)
             spec, priority = connection.execute(query.where(job.c.id == id)).one()
         return msgspec.json.decode(spec, type=Job), priority
 
     def ended_tasks(self, id: int, indices: Iterable[int]) -> tuple[tuple[RequeuedTask, ...], int]:
-        """Those of a job's tasks that have ended, and the highest sending of the job."""
+        """Return the ended tasks of a job among `indices`, and the job's highest dispatch id."""
         requested = set(indices)
         with self._connect() as connection:
             rows = connection.execute(
                 select(task).where(task.c.job == id, task.c.ended.is_not(None))
             ).all()
-            highest_dispatch = select(func.max(attempt.c.sending)).where(attempt.c.job == id)
-            last_dispatch = connection.execute(highest_dispatch).scalar() or 0
-        again = (
+            highest = select(func.max(attempt.c.sending)).where(attempt.c.job == id)
+            last_dispatch = connection.execute(highest).scalar() or 0
+        ended = (
             RequeuedTask(row.task_index, State(row.state), row.attempts)
             for row in rows
             if row.task_index in requested
         )
-        return tuple(again), last_dispatch
+        return tuple(ended), last_dispatch
 
     def job_row(self, id: int) -> dict[str, Any] | None:
-        """One job's stored row, or None."""
+        """Return the stored row of a job, or None."""
         with self._connect() as connection:
             row = connection.execute(select(job).where(job.c.id == id)).mappings().first()
             return dict(row) if row is not None else None
 
     def array_indices(self, id: int) -> tuple[int, ...]:
-        """The indices of an array; none of a job that is no array."""
+        """Return the task indices of an array; empty for a job that is not an array."""
         stored = self.job_row(id)
         return parse_array(stored["array"]).indices if stored and stored["array"] else ()
 
     def owner(self, id: int) -> str | None:
-        """The user whose job it is; None: there is none."""
+        """Return the user who owns a job, or None if there is no such job."""
         stored = self.job_row(id)
         return stored["user"] if stored else None
 
     def owners(self, jobs: Iterable[int]) -> set[str]:
-        """The users to whom these jobs belong."""
+        """Return the users who own these jobs."""
         users: set[str] = set()
         with self._connect() as connection:
             for ids in _in_portions(sorted(set(jobs))):
@@ -132,7 +131,7 @@ class Queries:
         return users
 
     def story(self, id: int, index: int | None = None) -> list[dict[str, Any]]:
-        """Every change of a job's tasks (of one of them), oldest first."""
+        """Return all changes of a job, or of its task `index`, oldest first."""
         task_condition = [] if index is None else [change.c.task_index == index]
         with self._connect() as connection:
             rows = connection.execute(
@@ -144,7 +143,7 @@ class Queries:
             return [dict(row) for row in rows.mappings()]
 
     def nodes(self, id: int, index: int) -> list[str]:
-        """Where the attempts of a task ran, in the manager's words, oldest first."""
+        """Return the nodes of each attempt of a task, in the manager's notation, oldest first."""
         query = (
             select(attempt.c.node)
             .where(attempt.c.job == id, attempt.c.task_index == index)
@@ -154,22 +153,22 @@ class Queries:
             return list(connection.execute(query).scalars())
 
     def reservation(self, id: int) -> Reservation | None:
-        """A reservation, however long ago it was over; None: there is none."""
+        """Return a reservation, also long after its end; None if there is none."""
         with self._connect() as connection:
             return reservations.find(connection, id)
 
     def reservations(self, since: float) -> list[Reservation]:
-        """Those that are open, or were so after `since` (epoch seconds), by their start."""
+        """Return reservations open at or after `since` (epoch seconds), by start."""
         with self._connect() as connection:
             return reservations.open_since(connection, since)
 
     def unnotified_reservations(self, since: float) -> list[Reservation]:
-        """Those that broke after `since` (epoch seconds), and whose owners have not been told."""
+        """Return reservations broken since `since` (epoch seconds) with owners not yet notified."""
         with self._connect() as connection:
             return reservations.unnotified(connection, since)
 
     def token_user(self, secret: str, now: float) -> str | None:
-        """Whose a token is, if it is good at that time."""
+        """Return the user of a token that is valid at `now` (epoch seconds), or None."""
         query = select(token.c.user).where(
             token.c.digest == digest(secret), token.c.expires > now, token.c.revoked.is_(None)
         )
@@ -177,7 +176,7 @@ class Queries:
             return connection.execute(query).scalar()
 
     def tokens(self, user: str | None = None) -> list[dict[str, Any]]:
-        """Everybody's tokens, or one user's, without their hashes."""
+        """Return all tokens, or the tokens of one user, without their hashes."""
         columns = [column for column in token.c if column.name != "digest"]
         query = select(*columns).order_by(token.c.id)
         if user is not None:
@@ -186,13 +185,13 @@ class Queries:
             return [dict(row) for row in connection.execute(query).mappings()]
 
     def events(self, since: int = 0) -> Iterator[CoreEvent]:
-        """The recorded events in order, as `restoring.events`."""
+        """Yield the recorded events in order; see `recovery.recorded_events`."""
         with self._connect() as connection:
-            yield from restoring.recorded_events(connection, since)
+            yield from recovery.recorded_events(connection, since)
 
 
 def _in_portions(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    """The ids in portions that every database takes as parameters of one statement."""
+    """Yield the ids in portions that fit into the parameters of one statement."""
     for first in range(0, len(ids), 10_000):
         yield ids[first : first + 10_000]
 

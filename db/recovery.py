@@ -1,4 +1,4 @@
-"""What a core is restored from, and its events in order: read back from the tables."""
+"""Recovery: reads the state of the core, and its events in order, back from the tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from metasched.model.reservation import Reservation
 from metasched.model.stored_names import EVENT_KINDS, STORED_FIELDS
 
 EVENT_TYPES: dict[str, type[CoreEvent]] = {EVENT_KINDS[k.__name__]: k for k in get_args(CoreEvent)}
-# fields of an attempt by the columns that store them
+# Fields of Attempt by the columns that store them.
 ATTEMPT_FIELDS = {
     f.encode_name: f.name for f in structs.fields(Attempt) if f.encode_name in attempt.c
 }
@@ -37,36 +37,42 @@ _SAME_TASK = and_(task.c.job == attempt.c.job, task.c.task_index == attempt.c.ta
 class RecoveredState(
     msgspec.Struct, rename=STORED_FIELDS["RecoveredState"], frozen=True, kw_only=True
 ):
-    """What a core is restored from: the arguments of `Core.restore`."""
+    """The arguments of `Core.restore`; a checkpoint holds them packed."""
 
-    tasks: list[Task]
-    last_dispatches: dict[int, int]
-    info: dict[str, ClusterInfo]
-    margins: list[Job]
-    drains: list[ClusterDrained]
+    tasks: list[Task]  # open tasks
+    last_dispatches: dict[int, int]  # highest dispatch id of each open job
+    info: dict[str, ClusterInfo]  # last lasting information of each cluster
+    margins: list[Job]  # recent jobs with a deadline that could be met, oldest first
+    drains: list[ClusterDrained]  # clusters kept closed by operators
+    # recently ended tasks by job and index, oldest first
     ended: dict[tuple[int, int], EndedTask] = msgspec.field(default_factory=dict)
+    # dependency targets of each open job
     target_summaries: dict[int, list[TargetSummary]] = msgspec.field(default_factory=dict)
-    leases: list[Lease] = msgspec.field(default_factory=list)
+    leases: list[Lease] = msgspec.field(default_factory=list)  # live leases
     lingering: list[LingeringTokens] = msgspec.field(default_factory=list)
-    totals: dict[str, int] = msgspec.field(default_factory=dict)
+    totals: dict[str, int] = msgspec.field(default_factory=dict)  # set by operators, by licence
+    # tokens given to others by managers, by licence and cluster
     used_outside: dict[str, dict[str, LicenceCount]] = msgspec.field(default_factory=dict)
+    # open, or perhaps still held by a manager
     reservations: list[Reservation] = msgspec.field(default_factory=list)
 
     def pack(self) -> bytes:
+        """Encode as compressed msgpack."""
         return zlib.compress(msgspec.msgpack.encode(self), 1)
 
     @staticmethod
     def unpack(data: bytes) -> RecoveredState:
+        """Decode the result of `pack`."""
         return msgspec.msgpack.decode(zlib.decompress(data), type=RecoveredState)
 
 
 def recover(connection: Connection, window: int) -> RecoveredState:
-    """What is stored, with the last `window` jobs that had a margin."""
+    """Read the stored state, with the last `window` jobs that had a margin."""
     execute = connection.execute
     tasks = list(_open_tasks(connection))
     last_dispatches = execute(
         select(attempt.c.job, func.max(attempt.c.sending))
-        # of all their tasks: no tag may come twice
+        # also of ended tasks of these jobs: no tag may repeat
         .where(attempt.c.job.in_(select(task.c.job).where(task.c.ended.is_(None))))
         .group_by(attempt.c.job)
     )
@@ -83,12 +89,9 @@ def recover(connection: Connection, window: int) -> RecoveredState:
         margins=[msgspec.json.decode(text, type=Job) for text in margins][::-1],
         drains=[ClusterDrained(**row) for row in execute(select(drain)).mappings()],
         ended=_ended_tasks(connection),
-        # what was sent before waits for none any more
+        # a task dispatched before no longer depends on other jobs
         target_summaries=_target_summaries(
-            connection,
-            {
-                open_task.job.id: open_task.job for open_task in tasks if not open_task.attempts
-            }.values(),
+            connection, {t.job.id: t.job for t in tasks if not t.attempts}.values()
         ),
         leases=leases.live_leases(connection),
         lingering=leases.lingering(connection),
@@ -99,9 +102,10 @@ def recover(connection: Connection, window: int) -> RecoveredState:
 
 
 def _open_tasks(connection: Connection) -> Iterator[Task]:
+    """Yield the open tasks with their live and past attempts."""
     execute = connection.execute
     jobs: dict[int, Job] = {}
-    refused: dict[tuple[int, int], set[str]] = {}
+    rejected_by: dict[tuple[int, int], set[str]] = {}
     past: dict[tuple[int, int], dict[int, PastAttempt]] = {}
     ended_attempts = (
         select(attempt, task.c.forgiven)
@@ -113,7 +117,7 @@ def _open_tasks(connection: Connection) -> Iterator[Task]:
         key = (row.job, row.task_index)
         past.setdefault(key, {})[row.sending] = _decode_past_attempt(row)
         if row.refused and row.number > row.forgiven:
-            refused.setdefault(key, set()).add(row.cluster)
+            rejected_by.setdefault(key, set()).add(row.cluster)
     rows = execute(
         select(task, job.c.priority, func.coalesce(job.c.changed, job.c.job).label("spec"))
         .join(job, job.c.id == task.c.job)
@@ -143,14 +147,14 @@ def _open_tasks(connection: Connection) -> Iterator[Task]:
             moves=row.moves,
             target=row.target,
             attempt=_decode_attempt(live_attempt) if live_attempt is not None else None,
-            rejected_by=refused.get(key, set()),
+            rejected_by=rejected_by.get(key, set()),
             ignore_rejections_until=row.forgiven,
             past_attempts=past.get(key, {}),
         )
 
 
 def _ended_tasks(connection: Connection) -> dict[tuple[int, int], EndedTask]:
-    """The last tasks that have ended, oldest first."""
+    """Return the last ended tasks, oldest first."""
     execute = connection.execute
     ended_rows = select(task).order_by(task.c.ended.desc()).where(task.c.ended.is_not(None))
     rows = execute(ended_rows.limit(MAX_ENDED_TASKS)).all()
@@ -160,8 +164,14 @@ def _ended_tasks(connection: Connection) -> dict[tuple[int, int], EndedTask]:
         columns = attempt.c
         for row in execute(
             select(
-                *(columns.job, columns.task_index, columns.sending),
-                *(columns.cluster, columns.begun, columns.fence, columns.revoked, columns.intent),
+                columns.job,
+                columns.task_index,
+                columns.sending,
+                columns.cluster,
+                columns.begun,
+                columns.fence,
+                columns.revoked,
+                columns.intent,
             )
             .join(task, _SAME_TASK)
             .where(task.c.ended >= oldest)
@@ -180,30 +190,19 @@ def _ended_tasks(connection: Connection) -> dict[tuple[int, int], EndedTask]:
 def _target_summaries(
     connection: Connection, jobs: Iterable[Job]
 ) -> dict[int, list[TargetSummary]]:
-    """What has become of the targets of each job that depends on some."""
-    targets = {
-        dependent_job.id: parse_dependency(dependent_job.dependency).targets
-        for dependent_job in jobs
-        if dependent_job.dependency
-    }
-    summaries = {
-        dependency_target: target_summary(connection, dependency_target)
-        for dependency_target in dict.fromkeys(
-            dependency_target
-            for job_targets in targets.values()
-            for dependency_target in job_targets
-        )
-    }
-    return {
-        id: [summaries[target] for target in job_targets] for id, job_targets in targets.items()
-    }
+    """Summarise the dependency targets of jobs, by job id."""
+    targets = {j.id: parse_dependency(j.dependency).targets for j in jobs if j.dependency}
+    distinct = {target for job_targets in targets.values() for target in job_targets}
+    summaries = {target: target_summary(connection, target) for target in distinct}
+    return {id: [summaries[target] for target in of_job] for id, of_job in targets.items()}
 
 
 def target_summary(connection: Connection, target: DependencyTarget) -> TargetSummary:
+    """Summarise the tasks of a dependency target; size 0 if there is no such job or task."""
     query = (
         select(task.c.task_index, task.c.state, task.c.ended, attempt.c.started, job.c.array)
         .join(job, job.c.id == task.c.job)
-        .outerjoin(  # the attempt with which it ended, if it was with a manager then
+        .outerjoin(  # the attempt that ended with the task, if there was any
             attempt,
             and_(
                 _SAME_TASK,
@@ -241,14 +240,14 @@ def _decode_past_attempt(row: Any) -> PastAttempt:
 
 
 def recorded_events(connection: Connection, since: int = 0) -> Iterator[CoreEvent]:
-    """The recorded events in order: what `core.replay` needs.
+    """Yield the recorded events in order, for a replay.
 
-    `since` is the first one, or one at which the daemon started: what is stored of facts is
-    relative to earlier ones of the same life.
+    `since` is the id of the first event. It must be 0 or the id of a daemon's start: stored
+    cluster information is relative to earlier events since that start.
     """
     infos: dict[str, ClusterInfo] = {}
     query = select(event).where(event.c.id >= since).order_by(event.c.id)
-    # a server sends as many at a time: all at once they may not fit into memory
+    # in portions: all events may not fit into memory
     for row in connection.execute(query, execution_options={"yield_per": 1000}):
         event_type = EVENT_TYPES[row.kind]
         if event_type is not ListingReceived:
@@ -256,11 +255,10 @@ def recorded_events(connection: Connection, since: int = 0) -> Iterator[CoreEven
             continue
         fields = msgspec.json.decode(row.data)
         changes = fields.pop("changed", None)
-        listing_event = msgspec.convert(fields, ListingReceived)
+        received = msgspec.convert(fields, ListingReceived)
         if changes is not None:
-            listing_event = structs.replace(
-                listing_event, info=apply_changes(infos[listing_event.cluster], changes)
-            )
-        if listing_event.info is not None:
-            infos[listing_event.cluster] = listing_event.info
-        yield listing_event
+            info = apply_changes(infos[received.cluster], changes)
+            received = structs.replace(received, info=info)
+        if received.info is not None:
+            infos[received.cluster] = received.info
+        yield received

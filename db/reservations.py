@@ -1,7 +1,7 @@
-"""Reservations in SQL: each in its last state, and nothing promised twice for one moment.
+"""Reservations in SQL: each in its last state, no node or token reserved twice for a moment.
 
-Each function works in the caller's transaction. Writers take turns (`upkeep.turn`), so that what
-is looked at before a promise is stored cannot change until it is.
+Each function works in the caller's transaction. Writers are serialised by `pruning.lock_epoch`,
+so a check for overlaps still holds when the reservation is stored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,18 @@ from typing import Any
 
 import msgspec
 from msgspec import structs
-from sqlalchemy import Connection, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from metasched.core.events import Outcome
 from metasched.db.schema import licence, reservation
@@ -29,54 +40,33 @@ _UPDATE = (
 
 
 class Overbooked(Exception):
-    """A node or token is promised twice for one moment: a defect, or two daemons.
+    """A node or token is reserved twice for a moment: a defect, or two active daemons.
 
     Nothing is stored.
     """
 
 
 def store(connection: Connection, outcomes: Iterable[Outcome]) -> None:
-    """Store what became of reservations. Overbooked if a new one has what others have."""
-    latest = {
-        id: changed_reservation
-        for outcome in outcomes
-        for id, changed_reservation in outcome.reservations.items()
-    }
+    """Store changed reservations. Overbooked if a new one overlaps with another."""
+    latest = {id: changed for out in outcomes for id, changed in out.reservations.items()}
     if not latest:
         return
-    stored_ids = set(
-        connection.execute(select(reservation.c.id).where(reservation.c.id.in_(list(latest))))
-        .scalars()
-        .all()
-    )
-    updated_rows = [
-        _encode_row(changed_reservation)
-        for id, changed_reservation in latest.items()
-        if id in stored_ids
-    ]
-    new_rows = [
-        _encode_row(changed_reservation)
-        for id, changed_reservation in latest.items()
-        if id not in stored_ids
-    ]
-    if updated_rows:
-        connection.execute(
-            _UPDATE,
-            [{f"b_{column}": value for column, value in row.items()} for row in updated_rows],
-        )
-    if new_rows:
-        connection.execute(insert(reservation), new_rows)
-    for row in new_rows:
-        changed_reservation = latest[row["id"]]
-        if changed_reservation.state in OPEN_STATES:
-            _check_no_overlap(connection, changed_reservation)
+    ids = select(reservation.c.id).where(reservation.c.id.in_(list(latest)))
+    stored_ids = set(connection.execute(ids).scalars())
+    if updated := [changed for id, changed in latest.items() if id in stored_ids]:
+        rows = [_encode_row(changed) for changed in updated]
+        connection.execute(_UPDATE, [{f"b_{k}": v for k, v in row.items()} for row in rows])
+    if new := [changed for id, changed in latest.items() if id not in stored_ids]:
+        connection.execute(insert(reservation), [_encode_row(added) for added in new])
+    for added in new:
+        if added.state in OPEN_STATES:
+            _check_no_overlap(connection, added)
 
 
 def _check_no_overlap(connection: Connection, added: Reservation) -> None:
     columns = reservation.c
     overlapping = select(reservation).where(
-        *(_IS_OPEN, columns.id != added.id, columns.cluster == added.cluster),
-        *(columns.start < added.until, columns.end + columns.let_run > added.start),
+        _overlaps(added), columns.id != added.id, columns.cluster == added.cluster
     )
     for other in map(_decode_row, connection.execute(overlapping)):
         if shared := set(added.nodes) & set(other.nodes):
@@ -87,44 +77,37 @@ def _check_no_overlap(connection: Connection, added: Reservation) -> None:
         _check_licences(connection, added)
 
 
-def _check_licences(connection: Connection, added: Reservation) -> None:
+def _overlaps(added: Reservation) -> ColumnElement[bool]:
+    """Return the condition that a stored reservation is open and overlaps with `added`."""
     columns = reservation.c
-    overlapping = select(reservation).where(
-        _IS_OPEN, columns.start < added.until, columns.end + columns.let_run > added.start
-    )
-    overlaps = [_decode_row(row) for row in connection.execute(overlapping)]
-    pool_totals = select(licence.c.name, licence.c.total).where(licence.c.name.in_(added.licences))
-    totals = {row.name: row.total for row in connection.execute(pool_totals)}
+    return and_(_IS_OPEN, columns.start < added.until, columns.end + columns.let_run > added.start)
+
+
+def _check_licences(connection: Connection, added: Reservation) -> None:
+    overlapping = [
+        _decode_row(row) for row in connection.execute(select(reservation).where(_overlaps(added)))
+    ]
+    query = select(licence.c.name, licence.c.total).where(licence.c.name.in_(added.licences))
+    totals = {row.name: row.total for row in connection.execute(query)}
     for name in added.licences:
-        for moment in {
-            max(concurrent_reservation.start, added.start) for concurrent_reservation in overlaps
-        }:
-            concurrent = [
-                concurrent_reservation
-                for concurrent_reservation in overlaps
-                if concurrent_reservation.start <= moment < concurrent_reservation.until
-            ]
-            reserved_tokens = sum(
-                concurrent_reservation.licences.get(name, 0)
-                for concurrent_reservation in concurrent
-            )
-            if reserved_tokens > (total := totals.get(name, 0)):
-                ids = ", ".join(
-                    str(concurrent_reservation.id) for concurrent_reservation in concurrent
-                )
+        for moment in {max(other.start, added.start) for other in overlapping}:
+            concurrent = [other for other in overlapping if other.start <= moment < other.until]
+            reserved = sum(other.licences.get(name, 0) for other in concurrent)
+            if reserved > (total := totals.get(name, 0)):
+                ids = ", ".join(str(other.id) for other in concurrent)
                 raise Overbooked(
-                    f"reservations {ids} want {reserved_tokens} of licence {name}, not {total}"
+                    f"reservations {ids} want {reserved} of licence {name}, not {total}"
                 )
 
 
 def open_or_held(connection: Connection) -> list[Reservation]:
-    """Those that are open, or that a manager may still know."""
+    """Return reservations that are open, or that a manager may still hold."""
     query = select(reservation).where(or_(reservation.c.closed.is_(None), reservation.c.held))
     return [_decode_row(row) for row in connection.execute(query.order_by(reservation.c.id))]
 
 
 def open_since(connection: Connection, since: float) -> list[Reservation]:
-    """Those that are open, or were so after `since` (epoch seconds), by their start."""
+    """Return reservations that are open or closed at or after `since` (epoch seconds), by start."""
     query = select(reservation).where(
         or_(reservation.c.closed.is_(None), reservation.c.closed >= since)
     )
@@ -133,7 +116,7 @@ def open_since(connection: Connection, since: float) -> list[Reservation]:
 
 
 def unnotified(connection: Connection, since: float) -> list[Reservation]:
-    """Those that broke after `since`, and whose owners have not been told."""
+    """Return reservations broken at or after `since` with owners not yet notified."""
     columns = reservation.c
     query = select(reservation).where(
         columns.state == ReservationState.BROKEN, columns.told.is_(None), columns.closed >= since
@@ -142,19 +125,20 @@ def unnotified(connection: Connection, since: float) -> list[Reservation]:
 
 
 def mark_notified(connection: Connection, id: int, time: float) -> None:
-    """Store that its owner has been told."""
+    """Store that the owner of a reservation has been notified."""
     connection.execute(update(reservation).where(reservation.c.id == id).values(told=time))
 
 
 def find(connection: Connection, id: int) -> Reservation | None:
+    """Return a reservation, or None if there is no such id."""
     row = connection.execute(select(reservation).where(reservation.c.id == id)).first()
     return None if row is None else _decode_row(row)
 
 
 def prune_batch(connection: Connection, before: float, limit: int) -> int:
-    """Forget some of those that were over before a time; how many.
+    """Delete up to `limit` reservations closed before a time; return their number.
 
-    The newest stays, since ids go on from it.
+    The newest is kept, since ids continue from it.
     """
     columns = reservation.c
     newest = select(func.max(columns.id)).scalar_subquery()
@@ -165,11 +149,12 @@ def prune_batch(connection: Connection, before: float, limit: int) -> int:
 
 
 def highest_id(connection: Connection) -> int:
+    """Return the highest reservation id, 0 without reservations."""
     return connection.execute(select(func.max(reservation.c.id))).scalar() or 0
 
 
 def find_conflicts(connection: Connection) -> Iterator[str]:
-    """Nodes that managers keep for two open reservations at one moment."""
+    """Yield a message for each node that managers hold for two open reservations at once."""
     open_reservations = [
         _decode_row(row) for row in connection.execute(select(reservation).where(_IS_OPEN))
     ]
@@ -181,15 +166,15 @@ def find_conflicts(connection: Connection) -> Iterator[str]:
                 yield f"reservations {first.id} and {second.id} both have {min(shared)}"
 
 
-def _encode_row(encoded_reservation: Reservation) -> dict[str, Any]:
-    row = {
-        field.encode_name: getattr(encoded_reservation, field.name)
-        for field in structs.fields(Reservation)
-    }
+def _encode_row(encoded: Reservation) -> dict[str, Any]:
+    fields = structs.fields(Reservation)
+    row = {field.encode_name: getattr(encoded, field.name) for field in fields}
     return row | {name: msgspec.json.encode(row[name]).decode() for name in _JSON_COLUMNS}
 
 
 def _decode_row(row: Any) -> Reservation:
-    values = {str(name): value for name, value in row._mapping.items()}  # plain str: msgspec asks
+    values = {
+        str(name): value for name, value in row._mapping.items()
+    }  # msgspec needs plain str keys
     decoded = {name: msgspec.json.decode(values[name]) for name in _JSON_COLUMNS}
     return msgspec.convert(values | decoded, Reservation)

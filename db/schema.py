@@ -1,7 +1,7 @@
-"""The tables: what is kept, and the constraints that hold even if our code does not.
+"""The tables, with constraints that hold even if the code is wrong.
 
-An attempt in `dispatching` is an intent to send, its `intent` a wish to withdraw: the attempt
-table is the outbox, written in the transaction that decided it.
+The attempt table is the outbox. An attempt in `dispatching` is an intent to dispatch, and its
+`intent` column a pending withdrawal; both are written in the transaction of the decision.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from sqlalchemy import (
 from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, QUEUED_OR_HELD
 from metasched.model.reservation import FINAL_STATES, ReservationState
 
-REVISION = "0015"  # of the newest migration, which makes exactly these tables
+REVISION = "0015"  # the newest migration, which creates exactly these tables
 
-# 64 bits everywhere: in SQLite only INTEGER is the key of the row itself
+# 64 bits in both databases; in SQLite only INTEGER can be the row id
 Int64 = BigInteger().with_variant(Integer(), "sqlite")
 
 
 class SafeText(TypeDecorator[str]):
-    """Text of which a manager may be the author: PostgreSQL stores no NUL, so none does."""
+    """Text that may come from users or managers. NUL is replaced: PostgreSQL cannot store it."""
 
     impl = Text
     cache_ok = True
@@ -59,7 +59,8 @@ metadata = MetaData(
 
 
 def _in_condition(column: str, values: frozenset[str]) -> str:
-    return f"{column} IN ({', '.join(repr(str(allowed)) for allowed in sorted(values))})"
+    """Return the SQL condition that a column has one of these values."""
+    return f"{column} IN ({', '.join(repr(str(value)) for value in sorted(values))})"
 
 
 instance = Table(
@@ -69,10 +70,10 @@ instance = Table(
     Column("created", Float, nullable=False),
 )
 
-# How many lives of a daemon have begun, one row: only the last one's transactions are taken.
+# Number of daemon starts, in a single row. Transactions of older daemons are rejected.
 epoch = Table("epoch", metadata, Column("number", Int64, primary_key=True, autoincrement=False))
 
-# Scripts and environments by digest: a thousand like jobs keep one copy.
+# Scripts and environments by digest: equal texts of many jobs are stored once.
 content = Table(
     "content",
     metadata,
@@ -96,9 +97,9 @@ job = Table(
     Column("script", SafeText, ForeignKey("content.digest"), nullable=False),
     Column("environment", SafeText, ForeignKey("content.digest"), nullable=False),
     Column("payload", SafeText, nullable=False),
-    Column("changed", SafeText),  # the job as users have modified it since; null: as submitted
+    Column("changed", SafeText),  # the job as modified since; null: as submitted
     Index("ix_job_margin", "id", sqlite_where=_HAS_MARGIN, postgresql_where=_HAS_MARGIN),
-    Index("ix_job_script", "script"),  # these two: a content is dropped with its last job
+    Index("ix_job_script", "script"),  # these two find the last job that refers to a content
     Index("ix_job_environment", "environment"),
 )
 
@@ -172,9 +173,9 @@ Index(
     postgresql_where=_IS_LIVE,
 )
 
-# What is leased of each licence stays within its total, even if processes race for it: `leased` is
-# added to by who leases, and fails. `excess` is what is leased beyond it all the same, since the
-# total was lowered, or the task was there already.
+# Tokens of each licence. `leased` is incremented with each lease, and the constraint
+# `within_total` fails if too few are free, also for racing processes. `excess` counts tokens
+# leased beyond the total: the total was lowered, or the task had started before.
 licence = Table(
     "licence",
     metadata,
@@ -182,15 +183,15 @@ licence = Table(
     Column("total", Int64, nullable=False),
     Column("leased", Int64, nullable=False),
     Column("excess", Int64, nullable=False),
-    Column("chosen", Int64),  # the total that an operator has set; null: as configured
+    Column("chosen", Int64),  # total set by an operator; null: as configured
     Column("outside", Int64, nullable=False),
-    Column("observed", Float),  # when its server was asked last; null: it has none
-    Column("past_us", SafeText, nullable=False, server_default="{}"),  # of `outside`, by cluster
+    Column("observed", Float),  # time of the server's last count; null without a server
+    Column("past_us", SafeText, nullable=False, server_default="{}"),  # JSON: counts by cluster
     CheckConstraint("leased >= 0 AND excess >= 0", name="counts"),
     CheckConstraint("leased <= total + excess", name="within_total"),
 )
 
-# Who has, and had, tokens of a licence. A lease is live until it has been given back.
+# Current and past leases of tokens. A lease is live while `until` is null.
 lease = Table(
     "lease",
     metadata,
@@ -202,8 +203,8 @@ lease = Table(
     Column("tokens", Int64, nullable=False),
     Column("since", Float, nullable=False),
     Column("until", Float),
-    Column("why", SafeText),  # it was given back
-    Column("lingers", Float),  # until then its tokens count as in use
+    Column("why", SafeText),  # cause of its end
+    Column("lingers", Float),  # its tokens count as in use until then
     ForeignKeyConstraint(
         ["job", "task_index", "attempt"],
         ["attempt.job", "attempt.task_index", "attempt.number"],
@@ -225,8 +226,8 @@ Index(
     postgresql_where=_NOT_RETURNED,
 )
 
-# Nodes promised for a window. While it is `held` its manager may know it. `told` is when its owner
-# was told that it is broken: no fact of the core's, which writes all others.
+# Advance reservations. The manager may know a reservation while it is `held`. `told` is the time
+# when the owner was notified of a broken reservation; the core writes all other columns.
 reservation = Table(
     "reservation",
     metadata,
@@ -266,7 +267,7 @@ Index(
     postgresql_where=_OPEN_OR_HELD,
 )
 
-# Whose end a job waits for: what an open job depends on is not pruned. A target may be gone later.
+# Dependencies between jobs. A target is not pruned while a dependent job is open.
 dependency = Table(
     "dependency",
     metadata,
@@ -275,7 +276,7 @@ dependency = Table(
     Index("ix_dependency_target", "target"),
 )
 
-# What reached the core, in order: stepping a fresh core through it gives every decision again.
+# Inputs of the core, in order: a replay through a fresh core repeats every decision.
 event = Table(
     "event",
     metadata,
@@ -285,7 +286,7 @@ event = Table(
     Column("data", SafeText, nullable=False),
 )
 
-# What followed from it for a task: its story.
+# State changes of a task that followed from an event: its story.
 change = Table(
     "change",
     metadata,
@@ -302,7 +303,7 @@ change = Table(
     Column("reason", SafeText, nullable=False),
     Column("cause", SafeText, nullable=False),
     Index("ix_change_job", "job", "id"),
-    Index("ix_change_event", "event"),  # an event is kept for its changes
+    Index("ix_change_event", "event"),  # events with changes are not pruned
 )
 
 cluster = Table(
@@ -313,7 +314,7 @@ cluster = Table(
     Column("time", Float, nullable=False),
 )
 
-# A token itself is never kept, only its hash.
+# Access tokens; only their hashes are stored.
 token = Table(
     "token",
     metadata,
@@ -336,7 +337,7 @@ drain = Table(
     Column("keep_pending", Boolean(create_constraint=False), nullable=False),
 )
 
-# From time to time, what a core was restored from just before the event: older events may go.
+# State of the core just before an event, stored now and then: older events can be pruned.
 checkpoint = Table(
     "checkpoint",
     metadata,
@@ -347,5 +348,5 @@ checkpoint = Table(
 
 
 def digest(text: str) -> str:
-    """By which a text is kept, and a token found that is not kept itself."""
+    """Return the SHA-256 digest of a text: the key of a content, or the stored form of a token."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""SQLite: one file beside its lock, on a local disk; nothing to install."""
+"""SQLite: a file on a local disk, with a lock file beside it; no server is needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from metasched.core.transitions import LIVE
 from metasched.db.store import Database, DatabaseInUse, StoreError, WriterLock, create_private_file
 
-# SQLite's locks and shared memory do not work there: a database would be destroyed in silence
+# SQLite's locks and shared memory do not work on these: the database would be corrupted silently
 NETWORK_FILESYSTEMS = frozenset(
     [
         "nfs",
@@ -52,7 +52,7 @@ class Sqlite(Database):
 
     @contextmanager
     def acquire_writer(self, standby: bool = False) -> Iterator[WriterLock]:
-        path = self.path.resolve()  # the lock of a file, by whatever name it is reached
+        path = self.path.resolve()  # symbolic links must lead to the same lock
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -82,9 +82,9 @@ class Sqlite(Database):
             os.close(lock)
 
     def open(self) -> Engine:
-        if (filesystem_name := filesystem_type(self.path.parent.resolve())) in NETWORK_FILESYSTEMS:
+        if (filesystem := filesystem_type(self.path.parent.resolve())) in NETWORK_FILESYSTEMS:
             raise StoreError(
-                f"{self} is on {filesystem_name}, where SQLite loses data; use a local disk"
+                f"{self} is on {filesystem}, where SQLite loses data; use a local disk"
             )
         try:
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -93,11 +93,9 @@ class Sqlite(Database):
         return super().open()
 
     def new_engine(self) -> Engine:
-        sql_engine = create_engine(
-            f"sqlite:///{self.path}", connect_args={"check_same_thread": False}
-        )
+        engine = create_engine(f"sqlite:///{self.path}", connect_args={"check_same_thread": False})
 
-        @event.listens_for(sql_engine, "connect")
+        @event.listens_for(engine, "connect")
         def _set_up(connection: sqlite3.Connection, _record: object) -> None:
             cursor = connection.cursor()
             cursor.execute("PRAGMA journal_mode=WAL")
@@ -106,7 +104,7 @@ class Sqlite(Database):
             cursor.execute("PRAGMA busy_timeout=5000")
             cursor.close()
 
-        return sql_engine
+        return engine
 
     def require_existing(self) -> None:
         if not self.path.is_file():
@@ -114,7 +112,7 @@ class Sqlite(Database):
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """A copy is read: what is looked at for long would keep the log from being written back."""
+        """Yield a connection to a copy: a long read of the original would delay WAL checkpoints."""
         self.require_existing()
         parent, prefix = self.path.parent, f".{self.path.name}-check-"
         try:
@@ -128,7 +126,7 @@ class Sqlite(Database):
                 finally:
                     engine.dispose()
         except (OSError, sqlite3.Error) as error:
-            raise StoreError(f"{self} cannot be copied ({error}); see that there is room") from None
+            raise StoreError(f"{self} cannot be copied ({error}); check the free space") from None
 
     def find_damage(self, connection: Connection) -> list[str]:
         report = connection.exec_driver_sql("PRAGMA integrity_check").scalars()
@@ -142,7 +140,7 @@ class Sqlite(Database):
         return self.path.stat().st_size
 
     def backup(self, target: Path) -> int:
-        """By SQLite's own backup, all in one read transaction."""
+        """Copy by SQLite's online backup, in one read transaction."""
         self.require_existing()
         create_private_file(target)
         try:
@@ -158,25 +156,21 @@ class Sqlite(Database):
                     f"UPDATE attempt SET sent = 0 WHERE state IN ({placeholders})", sorted(LIVE)
                 )
                 copy.execute("COMMIT")
-                copy.execute("PRAGMA journal_mode = DELETE")  # one file is the whole copy
+                copy.execute("PRAGMA journal_mode = DELETE")  # no second file remains
         except sqlite3.Error as error:
             target.unlink()
-            raise StoreError(f"{target}: not written ({error}); see that there is room") from None
+            raise StoreError(f"{target}: not written ({error}); check the free space") from None
         return target.stat().st_size
 
     def begin_upgrade(self, connection: Connection) -> None:
-        # sqlite3 begins no transaction for DDL by itself: a crash would leave some of the tables
+        # sqlite3 begins no transaction before DDL: a crash would leave a partial schema
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def filesystem_type(path: Path) -> str:
-    """The kind of filesystem on which a path lies, such as ext4 or nfs4."""
-    mounts = [
-        partition
-        for partition in psutil.disk_partitions(all=True)
-        if path.is_relative_to(partition.mountpoint)
-    ]
-    return max(mounts, key=lambda partition: len(partition.mountpoint)).fstype if mounts else ""
+    """Return the type of the filesystem that holds a path, such as ext4 or nfs4."""
+    mounts = [m for m in psutil.disk_partitions(all=True) if path.is_relative_to(m.mountpoint)]
+    return max(mounts, key=lambda mount: len(mount.mountpoint)).fstype if mounts else ""
 
 
 def _copy_database(source: Path, target: Path) -> None:

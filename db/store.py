@@ -1,6 +1,6 @@
-"""Opening a database: who may write, and at which schema. Every failure is one line for an admin.
+"""Interface of a database: exclusive write access, snapshots, schema upgrades, backups.
 
-What each kind of database does in its own way is in `sqlite` and `postgresql`.
+`sqlite` and `postgresql` implement it. Every StoreError is one line for the administrator.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from sqlalchemy.exc import DatabaseError, DBAPIError
 from metasched.db.schema import REVISION
 from metasched.errors import UserError
 
-if TYPE_CHECKING:  # a third of the daemon's start, and only needed when there is work for it
+if TYPE_CHECKING:  # slow to import; needed for migrations only
     from alembic.config import Config
 
 
 class StoreError(UserError):
-    """A database that cannot be used; the message says what, where and what to do."""
+    """The database cannot be used; the message states problem, place and remedy."""
 
     exit_code = 1
 
@@ -33,17 +33,17 @@ class DatabaseInUse(StoreError):
 
 
 class StorageFailed(Exception):
-    """The database does not answer, or did not take a transaction: nothing of it is stored."""
+    """The database did not answer or rejected a transaction: nothing of it is stored."""
 
 
 class StorageUncertain(StorageFailed):
-    """The database was gone before it said whether it took a transaction."""
+    """The connection was lost during a commit: the transaction may be stored or not."""
 
 
 class WriterLock:
-    """The one connection by which a ledger writes.
+    """The writing connection of the active daemon.
 
-    This one belongs to a database whose lock is not the connection's own.
+    This base class serves databases whose lock is outside the connection.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -52,82 +52,87 @@ class WriterLock:
 
     @property
     def held(self) -> bool:
-        """Whether what is written by the connection now is written by the active daemon."""
+        """Whether this daemon is still the active one."""
         return True
 
     def acquire(self) -> None:
-        """After a failure: be the active daemon still, or again.
+        """Become the active daemon, or confirm it after a failure.
 
-        Busy if another is by now, StoreError if the database cannot be reached.
+        Raises DatabaseInUse if another daemon is active, StoreError if the database does not
+        answer.
         """
 
 
 class Database(ABC):
-    """A place for a ledger; `str` names it to people, without a password."""
+    """A database of a ledger; `str` gives its address without the password."""
 
-    folder: Path  # where what belongs to it, and is no table, is kept if nothing else is said
+    folder: Path  # default place of the clusters' files
 
     @abstractmethod
     def acquire_writer(self, standby: bool = False) -> AbstractContextManager[WriterLock]:
-        """Be the only daemon on it, at the newest schema, and be able to write.
+        """Be the only active daemon on the database, at the newest schema, and yield the lock.
 
-        Busy if another daemon is active (`standby`: wait for its end); StoreError.
+        Raises DatabaseInUse if another daemon is active; with `standby` waits for its end instead.
+        Raises StoreError if the database cannot be used.
         """
 
     @abstractmethod
     def new_engine(self) -> Engine:
-        """An engine, connected to nothing yet."""
+        """Return an engine that is not connected yet."""
 
     @abstractmethod
     def require_existing(self) -> None:
-        """StoreError if there is certainly no such database."""
+        """Raise StoreError if the database certainly does not exist."""
 
     @abstractmethod
     def snapshot(self) -> AbstractContextManager[Connection]:
-        """Read, at the newest schema, what it held at one moment, while a daemon goes on writing.
+        """Yield a connection that reads one state of the database, while a daemon keeps writing.
 
-        StoreError if it cannot be read.
+        The schema must be the newest. Raises StoreError if the database cannot be read.
         """
 
     @abstractmethod
     def find_damage(self, connection: Connection) -> list[str]:
-        """What is wrong with its pages, as far as it can tell; takes as long as it is large."""
+        """Return the problems found in all pages of the database. Slow if it is large."""
 
     @abstractmethod
     def quick_check(self, connection: Connection) -> tuple[str, str] | None:
-        """What a quick look finds wrong with it, and what to do about that."""
+        """Return the first problem of a quick check and its remedy, or None."""
 
     @abstractmethod
     def size(self, connection: Connection) -> int:
-        """Bytes."""
+        """Return the size in bytes."""
 
     @abstractmethod
     def backup(self, target: Path) -> int:
-        """Copy it as it is at one moment to a new file; its size in bytes. StoreError.
+        """Copy one state of the database to a new file; return its size in bytes.
 
-        The copy has an instance of its own, so that a daemon started on it gives no tag a second
-        time; what was with a manager then can no longer be proved absent there, and stays unknown
-        until it is resolved.
+        The copy gets an instance name of its own, so that a daemon started on it repeats no tag.
+        Absence of tasks that were with a manager can no longer be proved there: they stay unknown
+        until they are resolved. Raises StoreError if the copy cannot be written.
         """
 
     @abstractmethod
     def begin_upgrade(self, connection: Connection) -> None:
-        """Begin the transaction in which the schema is changed."""
+        """Begin the transaction of a schema upgrade."""
 
     def open(self) -> Engine:
-        """An engine at the newest schema, which is made if need be. StoreError."""
+        """Return an engine at the newest schema; create or upgrade it first. StoreError."""
         return self._open_with(self.upgrade)
 
     def open_existing(self) -> Engine:
-        """An engine on a database at the newest schema; nothing is made or migrated.
+        """Return an engine at the newest schema; create and upgrade nothing.
 
-        StoreError if there is none, or it has another schema.
+        Raises StoreError if the database does not exist or has another schema.
         """
         self.require_existing()
         return self._open_with(self._require_newest)
 
     def schema_revision(self) -> str | None:
-        """The schema that it has; None if it is empty. StoreError if it is none of ours."""
+        """Return the schema revision, or None for an empty database.
+
+        Raises StoreError if the database belongs to another program.
+        """
         revisions: list[str | None] = []
         self.require_existing()
         self._open_with(
@@ -136,9 +141,9 @@ class Database(ABC):
         return revisions[0]
 
     def store_error(self, error: DBAPIError) -> StoreError:
-        """The error of the driver in one line for an admin."""
+        """Return a StoreError for an error of the driver, in one line for the administrator."""
         return StoreError(
-            f"{self} cannot be read as our database ({driver_message(error)}); "
+            f"{self} cannot be read as a metasched database ({driver_message(error)}); "
             "restore a backup, or name another"
         )
 
@@ -161,23 +166,24 @@ class Database(ABC):
             raise StoreError(f"{self} is empty; start the daemon once, or name another")
         if current != REVISION:
             raise StoreError(
-                f"{self} has schema {current}, this metasched {REVISION}; run `metasched db upgrade`"
+                f"{self} has schema {current}, this metasched {REVISION}; "
+                "run `metasched db upgrade`"
             )
 
     def read_revision(self, connection: Connection) -> str | None:
-        """The schema that it has, None if it is empty."""
+        """Return the schema revision, or None for an empty database."""
         tables = inspect(connection).get_table_names()
         if "alembic_version" in tables:
             version = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
             return None if version is None else str(version)
         if tables:
             raise StoreError(
-                f"{self} holds tables that are not ours ({tables[0]}, ...); name another"
+                f"{self} holds tables of another program ({tables[0]}, ...); name another database"
             )
         return None
 
     def upgrade(self, connection: Connection) -> None:
-        """Bring it to the newest schema. StoreError."""
+        """Upgrade to the newest schema. StoreError if this fails."""
         current = self.read_revision(connection)
         connection.rollback()
         if current == REVISION:
@@ -200,38 +206,35 @@ class Database(ABC):
             command.upgrade(config, "head")
             connection.commit()
         except DatabaseError as error:
-            remedy = "restore a backup" if current else "see that its account may make tables"
+            remedy = "restore a backup" if current else "check that its account may create tables"
             raise StoreError(
                 f"{self}: migration failed ({driver_message(error)}); {remedy}"
             ) from None
 
 
 def hide_password(url: URL) -> str:
+    """Return the URL with the password replaced by asterisks."""
     return url.render_as_string(hide_password=True)
 
 
-def _without_password(url: str) -> str:
-    return url if "@" not in url else "..." + url[url.rindex("@") :]
-
-
 def driver_message(error: DBAPIError) -> str:
-    """What the driver says, in one line."""
+    """Return the driver's message, shortened to its first line."""
     lines = str(error.orig).strip().splitlines()
     return lines[0].strip() if lines else type(error.orig).__name__
 
 
 def create_private_file(target: Path) -> None:
-    """Make an empty file that only its owner can read. StoreError if it is there, or cannot be."""
+    """Create an empty file readable by its owner only. StoreError if it exists or this fails."""
     try:
         os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
-        raise StoreError(f"{target} is there already; name a new file") from None
+        raise StoreError(f"{target} exists already; name a new file") from None
     except OSError as error:
         raise StoreError(f"{target}: {error.strerror}; name a file you can write") from None
 
 
 def migration_config() -> Config:
-    """Alembic's configuration of our migrations."""
+    """Return Alembic's configuration of the migrations."""
     from alembic.config import Config
 
     config = Config()

@@ -174,7 +174,7 @@ def test_what_is_wrong_with_a_database_is_told_in_one_line(
         assert "s3same" not in told
     pg.url = locked.replace("@", f":{PASSWORD.replace(' ', '%20')}@")
     pg.configure(TWO_LOCAL)
-    assert "may make tables" in pg.error("serve", code=1)
+    assert "may create tables" in pg.error("serve", code=1)
 
 
 @pytest.mark.slow

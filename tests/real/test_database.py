@@ -274,9 +274,12 @@ def test_only_one_daemon_is_active_and_a_standby_waits(place: Database) -> None:
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [(b"this is no database, it is a letter\n" * 100, "cannot be read"), (None, "not ours")],
+    [
+        (b"this is no database, it is a letter\n" * 100, "cannot be read"),
+        (None, "of another program"),
+    ],
 )
-def test_files_that_are_not_ours(path: Path, content: bytes | None, told: str) -> None:
+def test_files_of_other_programs(path: Path, content: bytes | None, told: str) -> None:
     if content is None:
         with sqlite3.connect(path) as other:
             other.execute("CREATE TABLE recipes (id)")

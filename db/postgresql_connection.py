@@ -1,7 +1,8 @@
-"""A session with PostgreSQL that does not wait for ever.
+"""A PostgreSQL connection with a limit on the server's silence.
 
-A server whose host stands still, or that was stopped, cuts nothing: TCP goes on to acknowledge
-what nobody reads, and no time-out of the server's own runs. Only the client can tell.
+A stopped server, or a server on a suspended host, cuts no connection: TCP still acknowledges,
+and no time-out of the server runs. Only the client can notice. Separate from `postgresql`, since
+it cannot be imported without the driver.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ T = TypeVar("T")
 
 
 class TimeoutConnection(psycopg.Connection[Any]):
-    """A session that ends itself when the server is silent for too long, as if it had been cut."""
+    """A connection that closes itself if the server is silent for too long, as if cut."""
 
-    silence_timeout: float | None = None  # seconds; None: as long as it takes
+    silence_timeout: float | None = None  # seconds; None: no limit
 
     def wait(self, gen: PQGen[T], *args: Any, **options: Any) -> T:
-        """OperationalError if nothing came for that long: nobody knows what the server has done."""
+        """Wait for an answer. OperationalError after the limit: the result is unknown."""
         return super().wait(self._check_silence(gen), *args, **options)
 
     def _check_silence(self, gen: PQGen[T]) -> PQGen[T]:
-        """The same conversation, listened to: the driver sends 0 while nothing comes."""
+        """Relay the driver's generator; the driver sends 0 while nothing comes."""
         last_answer = time.monotonic()
         try:
             wait_request = next(gen)
