@@ -1,7 +1,7 @@
 """DRMAA: Grid Engine and other systems with a DRMAA 1.0 library.
 
-adapter      the adapter that chooses a profile for the library
-generic      the profile for a system about which nothing else is known
-session      one DRMAA session
-job_script   the script that a DRMAA job runs
+adapter      the adapter, which chooses a profile for the library
+generic      the profile that relies on DRMAA alone
+session      the DRMAA session of a process, with translated errors
+job_script   the shell script that a DRMAA job runs
 """

@@ -1,7 +1,7 @@
-"""DRMAA clusters: Grid Engine, with its gaps filled by its own commands, or any by DRMAA alone.
+"""The adapter of DRMAA clusters: Grid Engine with its own commands, or any system by DRMAA alone.
 
-The library is named by the key `library`; everything else that it needs in the environment
-before the worker starts (SGE_ROOT, SGE_CELL) by the cluster's key `environment`.
+The key `library` names the DRMAA library. The cluster's key `environment` sets variables that the
+library needs before the worker starts (SGE_ROOT, SGE_CELL).
 """
 
 from __future__ import annotations
@@ -25,31 +25,24 @@ from metasched.model.survey import ReservationSpec, Survey
 
 @dataclass(frozen=True)
 class DrmaaOptions:
-    """Keys of a DRMAA cluster in metasched.toml; ValueError names the one that is wrong.
+    """Keys of a DRMAA cluster in metasched.toml. ValueError names the wrong key."""
 
-    `library` is the DRMAA library. For `profile` gridengine, `bin_dir` is where qstat and its
-    like are (None: on the PATH). Jobs of several processors ask for `parallel_environment`,
-    memory is asked for by the consumable `memory` (None: not at all). A job without h_rt is
-    taken to need `default_time` seconds, a command that gives no answer for `timeout` seconds
-    counts as unanswered, one that was under way when its caller died may still arrive for
-    `settle` seconds, and ended jobs stay listed for `keep` seconds. Profile generic needs `cpus`,
-    the processors that the site lets us count on, may have `partitions` and `licences` (see
-    `drmaa_generic.Sizes`), and `native`, its templates (see `drmaa_generic.Templates`).
-    """
-
-    library: str
+    library: str  # absolute path of the DRMAA library
     profile: Literal["gridengine", "generic"] = "gridengine"
-    bin_dir: str | None = None
-    parallel_environment: str = "smp"
-    memory: str | None = None
-    default_time: float = 86400.0
-    timeout: float = 15.0
-    settle: float = 20.0
-    keep: float = 3 * 86400.0
-    cpus: int | None = None
-    partitions: tuple[str, ...] = ()
-    licences: Mapping[str, int] = field(default_factory=dict)
-    native: Mapping[str, str] = field(default_factory=dict)
+    # profile gridengine
+    bin_dir: str | None = None  # folder of qstat etc.; None: found on the PATH
+    parallel_environment: str = "smp"  # of jobs with several processors
+    memory: str | None = None  # consumable that counts memory; None: memory is not requested
+    default_time: float = 86400.0  # seconds; run time of a job without h_rt
+    timeout: float = 15.0  # seconds until a command counts as unanswered
+    settle: float = 20.0  # seconds; a command may still take effect after its caller's death
+    # both profiles
+    keep: float = 3 * 86400.0  # seconds for which ended jobs stay listed
+    # profile generic
+    cpus: int | None = None  # processors that metasched may count on; required
+    partitions: tuple[str, ...] = ()  # names that jobs may request
+    licences: Mapping[str, int] = field(default_factory=dict)  # counted by the manager
+    native: Mapping[str, str] = field(default_factory=dict)  # see `NativeTemplates`
 
     def __post_init__(self) -> None:
         for key, path in (("library", self.library), ("bin_dir", self.bin_dir)):
@@ -72,18 +65,18 @@ class DrmaaOptions:
             (self.licences, templates.licences, "licences"),
         ):
             if declared and not template:
-                raise ValueError(f"native lacks {name}; say how the manager is asked for it")
+                raise ValueError(f"native has no key {name}; add the option that requests it")
         for name, count in self.licences.items():
             if count < 0:
                 raise ValueError(f"licences {name} is {count}; it must be 0 or more")
 
 
 class Drmaa(Adapter):
-    """One cluster through its DRMAA library, by the profile that fits it."""
+    """The adapter of a DRMAA cluster, with the profile that its options choose."""
 
     Options: ClassVar[type[Any]] = DrmaaOptions
-    # The library holds its thread's data in the space that the C library keeps for programs
-    # that are there from the start ("cannot allocate memory in static TLS block").
+    # The library needs thread-local storage that the C library reserves for programs at their
+    # start ("cannot allocate memory in static TLS block").
     environment: ClassVar[Mapping[str, str]] = {
         "GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=4096"
     }

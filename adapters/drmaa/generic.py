@@ -1,8 +1,8 @@
-"""Any DRMAA system by DRMAA alone: what it was told to run, and how each of these fares.
+"""Profile for any DRMAA system: submission, status and control by DRMAA alone.
 
-DRMAA cannot list. What is submitted is written down in the cluster's folder, and a poll asks the
-library about each task that has not ended. Hence such a cluster proves no absence, knows nothing
-of other people's jobs, and has as many processors as the site says.
+DRMAA cannot list jobs. Submitted tasks are logged in the cluster's folder, and a poll queries the
+status of each task that has not ended. Such a cluster therefore proves no absence and knows no
+jobs of other users. Its number of processors is declared by the site.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from metasched.adapters.base import Submission, Withdrawal
 from metasched.adapters.drmaa.job_script import build_job_script
@@ -27,9 +28,10 @@ from metasched.model.job import Job, State
 from metasched.model.listing import JobStatus, Listing
 from metasched.model.stored_names import STORED_FIELDS
 
-DEFAULT_PARTITION = "drmaa"  # the partition of jobs that ask for none
+DEFAULT_PARTITION = "drmaa"  # partition of jobs that request none
 
-_WAITING_STATES = {"queued_active", "system_on_hold", "user_on_hold", "user_system_on_hold"}
+_HELD_STATES = {"system_on_hold", "user_on_hold", "user_system_on_hold"}
+_WAITING_STATES = _HELD_STATES | {"queued_active"}
 _STATES = {
     **dict.fromkeys(_WAITING_STATES, State.PENDING),
     "running": State.RUNNING,
@@ -42,11 +44,11 @@ _STATES = {
 
 @dataclass(frozen=True, kw_only=True)
 class NativeTemplates:
-    """Native specifications, put together in this order; an empty one says nothing.
+    """Templates of the native specification, joined in this order. An empty template adds nothing.
 
-    In them stand `{seconds}`, `{minutes}` and `{clock}` (H:MM:SS) of the time limit, `{cpus}`,
-    `{tag}`, `{account}`, `{partition}` and `{licences}`, which are made of `licence`, one for each,
-    with `{licence}` and `{count}`, and commas. ValueError if a name in braces is another.
+    Placeholders are `{seconds}`, `{minutes}` and `{clock}` (H:MM:SS) of the time limit, `{cpus}`,
+    `{tag}`, `{account}`, `{partition}` and `{licences}`. The last is a comma-separated list of
+    `licence`, filled with `{licence}` and `{count}` for each. ValueError for other placeholders.
     """
 
     always: str = ""
@@ -71,7 +73,7 @@ class NativeTemplates:
                 ) from None
 
     def fill(self, job: Job, tag: str, options: tuple[str, ...]) -> str:
-        """The native specification of a task. Refused if something asked for cannot be said."""
+        """Return the native specification of a task. Refused if a request has no template."""
         requested = {
             "time": job.time_limit is not None,
             "cpus": job.cpus > 1,
@@ -83,7 +85,7 @@ class NativeTemplates:
         }
         unsupported = (job.gres, job.exclusive, job.qos, job.constraint, job.nodes not in (None, 1))
         if any(unsupported):
-            raise Refused("this cluster takes no gres, exclusive, qos, constraint or nodes")
+            raise Refused("this cluster accepts no gres, exclusive, qos, constraint or nodes")
         parts = []
         for name, template in asdict(self).items():
             if requested.get(name):
@@ -113,38 +115,34 @@ def _licence_values(name: str, count: int) -> dict[str, object]:
 
 
 class _TaskRecord(msgspec.Struct, rename=STORED_FIELDS["_TaskRecord"], frozen=True):
-    """One task as it was last known; `native` None while its submission has no answer."""
+    """The last known status of a task, in a journal file."""
 
     tag: str
     task: int
     cpus: int
-    time_limit: float
-    native_id: str | None = None
+    time_limit: float  # seconds
+    native_id: str | None = None  # None until the submission is answered
     state: State = State.PENDING
-    started: float | None = None
-    ended: float | None = None
+    started: float | None = None  # epoch seconds
+    ended: float | None = None  # epoch seconds
     exit_code: int | None = None
     signal: int | None = None
-    killed: bool = False  # we asked for its end,
-    held: bool = False  # which came while a hold kept it from beginning
-    licences: Mapping[str, int] = field(default_factory=dict)
+    killed: bool = False  # metasched requested its end
+    held: bool = False  # it was held then, so it never started
+    licences: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredResources:
-    """What the site says that there is, since DRMAA does not.
-
-    Processors, the names of partitions that a job may ask for, and how many the manager counts of
-    which licences.
-    """
+    """Resources declared by the site, since DRMAA reports none."""
 
     cpus: int
-    partitions: Sequence[str] = ()
-    licences: Mapping[str, int] = field(default_factory=dict)
+    partitions: Sequence[str] = ()  # names that a job may request
+    licences: Mapping[str, int] = field(default_factory=dict)  # copies counted by the manager
 
 
 class GenericDrmaa:
-    """One DRMAA system; its sizes, and templates for what DRMAA has no words for."""
+    """A DRMAA system with declared resources and templates for requests outside DRMAA."""
 
     def __init__(
         self,
@@ -166,41 +164,38 @@ class GenericDrmaa:
         }
 
     def submit(self, submission: Submission) -> dict[int, str]:
-        """Queue each task as a job of its own; its intent is on disk before that."""
+        """Queue each task as a job of its own; its record is on disk before that."""
+        job, tag = submission.job, submission.tag
         native_ids: dict[int, str] = {}
         for index in submission.indices:
-            specification = self._templates.fill(submission.job, submission.tag, submission.options)
-            path = self._write_script(
-                build_job_script(submission, index, self._cluster.name, {}), submission.tag, index
-            )
-            limit = submission.job.time_limit or submission.job.estimated
-            record = _TaskRecord(
-                submission.tag, index, submission.job.cpus, limit, licences=submission.job.licences
-            )
+            specification = self._templates.fill(job, tag, submission.options)
+            script = build_job_script(submission, index, self._cluster.name, {})
+            path = self._write_script(script, tag, index)
+            time_limit = job.time_limit or job.estimated
+            record = _TaskRecord(tag, index, job.cpus, time_limit, licences=job.licences)
             self._store_record(record)
             try:
-                native_ids[index] = self._session.submit(
-                    str(path), specification, f"{submission.tag}.{index}"
-                )
+                native_id = self._session.submit(str(path), specification, f"{tag}.{index}")
             except Refused as refusal:
-                self._store_record(replace(record, state=State.CANCELLED))
+                self._store_record(structs.replace(record, state=State.CANCELLED))
                 if not native_ids:
                     raise
-                accepted = f"{len(native_ids)} of {len(submission.indices)} tasks were taken"
+                accepted = f"{len(native_ids)} of {len(submission.indices)} tasks were accepted"
                 raise Unreachable(f"{accepted}, then: {refusal.reason}") from None
-            self._store_record(replace(record, native_id=native_ids[index]))
+            native_ids[index] = native_id
+            self._store_record(structs.replace(record, native_id=native_id))
         return native_ids
 
-    def _write_script(self, wrapper: bytes, tag: str, index: int) -> Path:
-        """The script as a file, which the hosts must see; it goes when the task has ended."""
+    def _write_script(self, script: bytes, tag: str, index: int) -> Path:
+        """Write the job script, which all hosts must see. It is removed when the task has ended."""
         self._scripts.mkdir(mode=0o700, exist_ok=True)
         path = self._scripts / f"{tag}.{index}"
-        path.write_bytes(wrapper)
+        path.write_bytes(script)
         path.chmod(0o700)
         return path
 
     def withdraw_all(self, withdrawals: Sequence[Withdrawal]) -> None:
-        """End tasks; for `unstarted` only those that DRMAA calls held after we held them."""
+        """End tasks; for `only_pending` only tasks that DRMAA reports held after a hold."""
         for withdrawal in withdrawals:
             self._withdraw(withdrawal)
 
@@ -213,75 +208,61 @@ class GenericDrmaa:
                 if self._session.status(record.native_id) not in _WAITING_STATES:
                     continue
                 held = self._session.control(record.native_id, "hold")
-                if self._session.status(record.native_id) not in _WAITING_STATES - {
-                    "queued_active"
-                }:
+                if self._session.status(record.native_id) not in _HELD_STATES:
                     if held:
                         self._session.control(record.native_id, "release")
                     continue
-            self._store_record(replace(record, killed=True, held=withdrawal.only_pending))
+            self._store_record(structs.replace(record, killed=True, held=withdrawal.only_pending))
             self._session.control(record.native_id, "terminate")
 
     def poll(self) -> Listing:
-        self._session.open()  # what cannot be sent to does not answer
+        """Query the status of every task that has not ended."""
+        self._session.open()  # without a session nothing can be submitted
         polled_at = time.time()
         for key, record in list(self._tasks.items()):
             if record.native_id is not None and record.ended is None:
                 self._update_record(record, record.native_id)
             elif record.ended is not None and record.ended < polled_at - self._keep_seconds:
                 del self._tasks[key]
-        live = [
-            live_record
-            for live_record in self._tasks.values()
-            if live_record.native_id is not None and live_record.ended is None
-        ]
-        running = [
-            live_record
-            for live_record in live
-            if live_record.state in (State.RUNNING, State.SUSPENDED)
-        ]
-        pending = [live_record for live_record in live if live_record.state is State.PENDING]
-        used = sum(record.cpus for record in running)
-        declared, used_licences = self._declared, Counter[str]()
-        for record in running:
-            used_licences.update(record.licences)
-        nodes = (NodeCapacity(1, declared.cpus, max(0, declared.cpus - used)),)
+        submitted = [task for task in self._tasks.values() if task.native_id is not None]
         return Listing(
             taken=polled_at,
             since=polled_at,
             until=polled_at,
-            rows=tuple(
-                _job_status(record)
-                for record in self._tasks.values()
-                if record.native_id is not None
+            rows=tuple(_job_status(task) for task in submitted),
+            info=self._info([task for task in submitted if task.ended is None], polled_at),
+        )
+
+    def _info(self, live: Sequence[_TaskRecord], polled_at: float) -> ClusterInfo:
+        """Return declared and used resources; `live` are the tasks that have not ended."""
+        declared, used_licences = self._declared, Counter[str]()
+        running = [task for task in live if task.state in (State.RUNNING, State.SUSPENDED)]
+        pending = [task for task in live if task.state is State.PENDING]
+        used = sum(task.cpus for task in running)
+        for task in running:
+            used_licences.update(task.licences)
+        ends = ((task.started or polled_at) + task.time_limit for task in running)
+        nodes = (NodeCapacity(1, declared.cpus, max(0, declared.cpus - used)),)
+        return ClusterInfo(
+            cpus=declared.cpus,
+            used_cpus=used,
+            partitions=tuple(
+                Partition(name, nodes, default=name == DEFAULT_PARTITION, max_nodes=1)
+                for name in (DEFAULT_PARTITION, *declared.partitions)
             ),
-            info=ClusterInfo(
-                cpus=declared.cpus,
-                used_cpus=used,
-                partitions=tuple(
-                    Partition(name, nodes, default=name == DEFAULT_PARTITION, max_nodes=1)
-                    for name in (DEFAULT_PARTITION, *declared.partitions)
-                ),
-                running_jobs=tuple(
-                    sorted(
-                        (
-                            (live_record.started or polled_at) + live_record.time_limit,
-                            live_record.cpus,
-                        )
-                        for live_record in running
-                    )
-                ),
-                pending_jobs=len(pending),
-                queue_head=(pending[0].cpus, pending[0].time_limit) if pending else None,
-                licences={
-                    licence: ManagerLicences(total, used_licences[licence])
-                    for licence, total in declared.licences.items()
-                },
+            running_jobs=tuple(
+                sorted((end, task.cpus) for end, task in zip(ends, running, strict=True))
             ),
+            pending_jobs=len(pending),
+            queue_head=(pending[0].cpus, pending[0].time_limit) if pending else None,
+            licences={
+                name: ManagerLicences(total, used_licences[name])
+                for name, total in declared.licences.items()
+            },
         )
 
     def _update_record(self, record: _TaskRecord, native_id: str) -> None:
-        """Ask how one task fares. What DRMAA no longer knows keeps its last word, as unknown."""
+        """Query the status of a task. A task unknown to DRMAA keeps its data, in state unknown."""
         drmaa_state = self._session.status(native_id)
         now = time.time()
         if drmaa_state in ("done", "failed"):
@@ -291,14 +272,15 @@ class GenericDrmaa:
             has_started = state in (State.RUNNING, State.SUSPENDED)
             started = record.started or (now if has_started else None)
             if (state, started) != (record.state, record.started):
-                self._store_record(replace(record, state=state, started=started))
+                self._store_record(structs.replace(record, state=state, started=started))
 
     def _record_end(self, record: _TaskRecord, native_id: str, now: float) -> None:
+        """Record the end of a task and remove its script."""
         job_exit = self._session.job_exit(native_id)
         if job_exit is None and not record.held:
-            self._store_record(replace(record, state=State.UNKNOWN))
+            self._store_record(structs.replace(record, state=State.UNKNOWN))
             return
-        # Of a job that ended before it began there is nothing to tell.
+        # DRMAA reports nothing of a job that ended before its start
         job_exit = job_exit or JobExit(None, None, aborted=True)
         signal_number = getattr(signal, job_exit.signal, None) if job_exit.signal else None
         if job_exit.exit_code is not None:
@@ -306,15 +288,20 @@ class GenericDrmaa:
         else:
             state = State.CANCELLED if record.killed else State.FAILED
         started = record.started or (None if record.held and job_exit.aborted else now)
-        ended_record = replace(
-            record, state=state, started=started, ended=now, exit_code=job_exit.exit_code
-        )
         self._store_record(
-            replace(ended_record, signal=int(signal_number) if signal_number else None)
+            structs.replace(
+                record,
+                state=state,
+                started=started,
+                ended=now,
+                exit_code=job_exit.exit_code,
+                signal=int(signal_number) if signal_number else None,
+            )
         )
         (self._scripts / f"{record.tag}.{record.task}").unlink(missing_ok=True)
 
     def _store_record(self, record: _TaskRecord) -> None:
+        """Append a record to the journal, durably."""
         with self._journal.open("a") as file:
             file.write(msgspec.json.encode(record).decode() + "\n")
             file.flush()
@@ -322,12 +309,13 @@ class GenericDrmaa:
         self._tasks[(record.tag, record.task)] = record
 
     def _read_journal(self, oldest: float) -> Iterator[_TaskRecord]:
+        """Yield the records of tasks that have not ended before `oldest` (epoch seconds)."""
         if not self._journal.exists():
             return
         for line in self._journal.read_text().splitlines():
             try:
                 record = msgspec.json.decode(line, type=_TaskRecord)
-            except ValueError:  # the last line of one that was killed
+            except ValueError:  # cut off by a crash
                 continue
             if record.ended is None or record.ended >= oldest:
                 yield record

@@ -1,9 +1,9 @@
-"""The script that a DRMAA system runs for one task: a wrapper around the user's, in plain sh. Pure.
+"""The shell script that a DRMAA system runs for a task: a wrapper around the user's script. Pure.
 
-It carries the environment, the arguments and the script byte for byte, and writes the output
-itself: managers fill in `$`, `%` and `:` in paths, append to files, and break values of several
-lines. And it hides exit codes to which a manager gives a meaning of its own behind signals that
-nothing else uses. An exit code of 129 to 191 is told as the signal that a shell means by it.
+It carries environment, arguments and script byte for byte. It writes the output itself: managers
+expand `$`, `%` and `:` in paths, append to files, and break values of several lines. Exit codes
+with a special meaning for the manager are replaced by otherwise unused signals. Exit codes 129 to
+191 are replaced by the signals that they stand for in a shell.
 """
 
 from __future__ import annotations
@@ -16,17 +16,23 @@ from metasched.adapters.errors import Refused
 from metasched.adapters.interpreter import exec_lines
 from metasched.model.output_paths import split_at_node
 
-# Variables that Grid Engine makes for the job: its own values, not those of the submit host.
+# Variables set by Grid Engine for the job; they override the values of the submit host.
+# fmt: off
 _MANAGER_VARIABLES = (
-    *("ARC", "ENVIRONMENT", "HOSTNAME", "JOB_ID", "JOB_NAME", "JOB_SCRIPT", "NHOSTS", "NQUEUES"),
-    *("NSLOTS", "PE", "PE_HOSTFILE", "QUEUE", "REQNAME", "REQUEST", "RESTARTED", "TMP", "TMPDIR"),
+    "ARC", "ENVIRONMENT", "HOSTNAME", "JOB_ID", "JOB_NAME", "JOB_SCRIPT", "NHOSTS", "NQUEUES",
+    "NSLOTS", "PE", "PE_HOSTFILE", "QUEUE", "REQNAME", "REQUEST", "RESTARTED", "TMP", "TMPDIR",
 )
+# fmt: on
 
 
 def build_job_script(
     submission: Submission, index: int, cluster: str, exit_code_of_signal: Mapping[int, int]
 ) -> bytes:
-    """The wrapper of one task, for /bin/sh. `hidden`: signals that stand for exit codes."""
+    """Return the wrapper of one task, for /bin/sh.
+
+    `exit_code_of_signal` maps signals to the exit codes that they replace. Raises Refused if a text
+    holds a NUL character.
+    """
     payload = submission.payload
     variables = submission.environment(index, cluster)
     quote = shlex.quote
@@ -42,7 +48,7 @@ def build_job_script(
         f"exec </dev/null >{output} {error} || exit 1",
         f"cd {quote(payload.directory)} || exit 1",
         " ".join(["set --", *map(quote, payload.arguments)]),
-        # Caught, not ignored: the payload starts with their defaults and may act on them.
+        # caught, not ignored: the payload starts with default actions
         "trap : HUP INT TERM USR1 USR2 XCPU",
         "(",
         *exec_lines(payload.script, environment),
@@ -52,8 +58,8 @@ def build_job_script(
         "ulimit -c 0",
         "case $code in",
         *(f"{code}) kill -{number} $$;;" for number, code in exit_code_of_signal.items()),
-        "147|148|149|150) ;;",  # signals that stop, and end nothing
-        # A shell tells a signal as 128 + its number; the accounting must tell the signal.
+        "147|148|149|150) ;;",  # signals that stop a process without ending it
+        # a shell reports a signal as 128 + its number; the accounting must report the signal
         "129|1[3-8]?|19[01]) kill -$((code - 128)) $$;;",
         "esac",
         'exit "$code"',
@@ -61,10 +67,10 @@ def build_job_script(
     text = "\n".join(lines) + "\n"
     if "\0" in text:
         raise Refused("the script, a path or an argument holds a NUL character")
-    # Lines of the user's that begin with #$ are no directives for Grid Engine.
+    # lines of the user's script that begin with #$ must not act as directives of Grid Engine
     return text.replace("\n#$", "\n''#$").encode("utf-8", "surrogateescape")
 
 
 def _shell_path(path: str, index: int) -> str:
-    """A path as a word of the shell."""
+    """Quote a path for the shell, with the node's name filled in at run time."""
     return '"$(uname -n | cut -d. -f1)"'.join(map(shlex.quote, split_at_node(path, index)))

@@ -1,7 +1,7 @@
-"""The one DRMAA session of this process: the `drmaa` package with every error translated.
+"""The DRMAA session of this process: the `drmaa` package with all errors translated.
 
-DRMAA allows one session per process and one thread in it. The library is loaded when the session
-is opened, so that a wrong path is an `Unreachable` cluster and not a worker that cannot start.
+DRMAA allows one session per process, used by one thread. The library is loaded when the session
+opens. A wrong path therefore makes the cluster unreachable and does not stop the worker.
 """
 
 from __future__ import annotations
@@ -15,25 +15,28 @@ from metasched.adapters.errors import Refused, Unreachable
 
 T = TypeVar("T")
 
-# Errors with which the manager or its library certainly took nothing.
+# Errors that prove that neither the manager nor its library accepted the job.
 _REJECTIONS = {
-    *("DeniedByDrmException", "InvalidArgumentException", "InvalidAttributeFormatException"),
-    *("InvalidAttributeValueException", "ConflictingAttributeValuesException"),
     "AuthorizationException",
+    "ConflictingAttributeValuesException",
+    "DeniedByDrmException",
+    "InvalidArgumentException",
+    "InvalidAttributeFormatException",
+    "InvalidAttributeValueException",
 }
 _RETRYABLE_REJECTIONS = {"TryLaterException"}
 
 
 class JobExit(NamedTuple):
-    """How DRMAA says that a job ended: its own exit code, or a signal, or neither."""
+    """The end of a job as reported by DRMAA: an exit code, a signal, or neither."""
 
     exit_code: int | None
-    signal: str | None
-    aborted: bool
+    signal: str | None  # name
+    aborted: bool  # it never started
 
 
 class DrmaaSession:
-    """A session that opens itself when it is first needed."""
+    """A session that opens at its first use."""
 
     def __init__(self, library: str) -> None:
         self._library = library
@@ -41,10 +44,10 @@ class DrmaaSession:
         self._session: Any = None
 
     def submit(self, path: str, native: str, name: str) -> str:
-        """Queue the command or script at `path`; its native id.
+        """Queue the command or script at `path`; return its native id.
 
-        Refused: it is certainly not queued, perhaps since there is no session to do so (again).
-        Unreachable: perhaps it is.
+        Refused: certainly not queued; retryable if no session could be opened. Unreachable: perhaps
+        queued.
         """
         try:
             self.open()
@@ -70,18 +73,18 @@ class DrmaaSession:
                 session.deleteJobTemplate(template)
 
     def status(self, native_id: str) -> str | None:
-        """DRMAA's word for the state of a job, such as `running`; None: unknown to it."""
+        """Return DRMAA's name of a job's state, such as `running`; None for an unknown job."""
         try:
             return self._call(lambda session: str(session.jobStatus(native_id)))
         except _UnknownJob:
             return None
 
     def job_exit(self, native_id: str) -> JobExit | None:
-        """How a job ended; None if DRMAA cannot (or can no longer) say."""
+        """Return the end of a job; None if DRMAA does not report it, or no longer does."""
         try:
             session = self.open()
             info = session.wait(native_id, self._drmaa.Session.TIMEOUT_NO_WAIT)
-        except Exception:  # drmaa 0.7.9 raises a bare Exception for codes that it has no class for
+        except Exception:  # drmaa 0.7.9 raises a bare Exception for error codes without a class
             return None
         if info.hasExited:
             return JobExit(int(info.exitStatus), None, False)
@@ -90,7 +93,7 @@ class DrmaaSession:
         )
 
     def control(self, native_id: str, action: str) -> bool:
-        """`hold`, `release` or `terminate` a job; False if the manager would not."""
+        """Hold, release or terminate a job; return False if the manager rejects this."""
         try:
             self._call(lambda session: session.control(native_id, action))
         except (_UnknownJob, Refused):
@@ -98,6 +101,7 @@ class DrmaaSession:
         return True
 
     def close(self) -> None:
+        """Close the session."""
         session, self._session = self._session, None
         if session is not None:
             with suppress(Exception):
@@ -120,10 +124,10 @@ class DrmaaSession:
                 self._session = None
             raise Unreachable(f"DRMAA: {message}") from None
         except UnicodeEncodeError:
-            raise Refused("an option is no text") from None
+            raise Refused("an option is not valid text") from None
 
     def open(self) -> Any:
-        """The session, opened if it is not. Unreachable, with the reason, if it cannot be."""
+        """Return the session, opened if necessary. Raises Unreachable with the cause."""
         if self._session is not None:
             return self._session
         os.environ["DRMAA_LIBRARY_PATH"] = self._library  # read when `drmaa` is imported
@@ -143,7 +147,7 @@ class DrmaaSession:
 
 
 class _UnknownJob(Exception):
-    """DRMAA does not know the job: not a word about how it fared."""
+    """DRMAA does not know the job and reports nothing about its end."""
 
 
 def _one_line(error: Exception) -> str:

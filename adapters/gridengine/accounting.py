@@ -1,7 +1,7 @@
-"""Follows Grid Engine's accounting file: each line of ours is read once, as it is appended.
+"""Follows Grid Engine's accounting file: each line of this instance is read once.
 
-`qacct` reads the whole file at every call. Here the first look reads it whole too (only lines
-that hold our tags are parsed), every later one what has come since.
+`qacct` reads the whole file at every call. Here the first read covers the whole file, and later
+reads only appended lines. Lines without this instance's tags are not parsed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import IO
 
 from metasched.adapters.gridengine.listing import AccountingLine, parse_accounting_line
 
-_FIRST_READ = 2**30  # bytes at the end of an accounting file that has grown beyond it
-_BLOCK = 2**22
+_FIRST_READ = 2**30  # bytes; of a longer file only the end is read at first
+_BLOCK = 2**22  # bytes
 
 
 class AccountingFile:
-    """The records whose line holds `needle`, since `since` (epoch seconds).
+    """The lines of an accounting file that contain `needle`.
 
-    `since` is None while the file cannot be read: it then proves nothing.
+    The file is complete for jobs that ended after `since` (epoch seconds). `since` is None while
+    the file cannot be read: then it proves nothing.
     """
 
     def __init__(self, path: Path, needle: str) -> None:
@@ -30,7 +31,7 @@ class AccountingFile:
         self.since: float | None = None
 
     def read_new(self) -> list[AccountingLine]:
-        """What has been appended since the last call. ValueError if a line cannot be read."""
+        """Return the lines appended since the last call. ValueError if a line cannot be parsed."""
         read_at = time.time()
         lines: list[AccountingLine] = []
         if self._file is not None:
@@ -38,13 +39,14 @@ class AccountingFile:
             if self._is_replaced(self._file):
                 self.close()
         if self._file is None:
-            # A rotated file was read to its end just above, so nothing is lost between the two.
+            # a rotated file has just been read to its end, so no line is lost
             self._open(read_at)
             if self._file is not None:
                 lines += self._read_rest(self._file)
         return lines
 
     def close(self) -> None:
+        """Close the file."""
         if self._file is not None:
             self._file.close()
         self._file, self._partial = None, b""
@@ -53,7 +55,7 @@ class AccountingFile:
         try:
             file = self._path.open("rb")
         except FileNotFoundError:
-            # It is made with the first end; a folder that is not there is one not mounted.
+            # The first ended job creates the file. A missing folder is not mounted.
             if self._path.parent.is_dir():
                 self.since = read_at if self.since is None else self.since
             else:
@@ -76,9 +78,8 @@ class AccountingFile:
                     first_end = candidate
                     break
         file.seek(start)
-        covered_since = (
-            read_at if first_end is None else first_end.ended + 1
-        )  # lines come in the order of ends
+        # lines are in the order of ends
+        covered_since = read_at if first_end is None else first_end.ended + 1
         self.since = covered_since if self.since is None else min(self.since, covered_since)
 
     def _is_replaced(self, file: IO[bytes]) -> bool:

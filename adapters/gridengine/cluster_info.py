@@ -1,8 +1,9 @@
-"""What Grid Engine says of a whole cell: queues, slots, running and pending work."""
+"""Demand and capacity of a whole cell: queues, slots, running and pending jobs. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from metasched.adapters.gridengine.listing import (
     ANY_QUEUE,
@@ -26,12 +27,13 @@ def cluster_info(
     default_time: float,
     awaiting: Collection[str] = (),
 ) -> ClusterInfo:
-    """Everyone's demand and what there is to meet it.
+    """Return the demand of all users and the capacity of the cell at `listed_at`.
 
-    `totals` are those of each host: what is left and what runs are told by two commands, between
-    which jobs begin and end, and the former is rounded, so that they do not add up. `ours` are the
-    ids of our jobs, `awaiting` those of jobs that wait in a reservation, in nobody's way; `memory`
-    is the consumable that counts it, `default_time` what a job without h_rt is taken to need.
+    `totals` are the total consumables by host. They cannot be computed as free plus used amounts:
+    these come from two commands at different times, and free amounts are rounded. `own_ids` are the
+    ids of this instance's jobs. `awaiting` are ids of jobs that wait in a reservation and compete
+    with no other job. `memory` is the consumable that counts memory. Jobs without h_rt are taken
+    to need `default_time` seconds.
     """
 
     def time_limit(job: QstatJob) -> float:
@@ -61,7 +63,7 @@ def cluster_info(
 
 
 class _HostCapacity:
-    """A host with what is left of it, and what it has in all."""
+    """Total and free resources of a host."""
 
     def __init__(
         self, host: ExecutionHost, totals: Mapping[str, float], memory: str | None
@@ -77,35 +79,28 @@ class _HostCapacity:
             self.cpus = min(total, int(host.free["slots"]) + self.used)
 
     def nodes(self, queue_instances: Iterable[QueueInstance]) -> NodeCapacity:
-        """This host as these queues give it out."""
+        """Return this host's resources available through these queue instances."""
         queues = list(queue_instances)
         up = any(queue.up for queue in queues)
         free = {
-            resource: int(amount_free)
-            for resource, amount_free in self.host.free.items()
-            if resource not in ("slots", self._memory)
+            name: int(amount)
+            for name, amount in self.host.free.items()
+            if name not in ("slots", self._memory)
         }
-        free_slots = min(
-            self.free_slots, sum(queue.slots - queue.used for queue in queues if queue.up)
-        )
+        queue_slots = sum(queue.slots - queue.used for queue in queues if queue.up)
+        free_slots = min(self.free_slots, queue_slots)
         memory = self._memory or ""
         counted = memory in self.host.free
         free_memory = int(self.host.free[memory] / 2**20) if counted else None
         all_memory = int(self._totals.get(memory, 0.0) / 2**20)
-        total = {
-            resource_name: max(free_slots, int(self._totals.get(resource_name, 0)))
-            for resource_name, free_slots in free.items()
-        }
         return NodeCapacity(
             count=1,
             cpus=min(self.cpus, sum(queue.slots for queue in queues)),
             free_cpus=max(0, free_slots) if up else 0,
             memory=None if free_memory is None else max(free_memory, all_memory),
             free_memory=None if free_memory is None else (free_memory if up else 0),
-            gres=total,
-            free_gres={
-                resource_name: free_slots if up else 0 for resource_name, free_slots in free.items()
-            },
+            gres={name: max(count, int(self._totals.get(name, 0))) for name, count in free.items()},
+            free_gres={name: count if up else 0 for name, count in free.items()},
             up=up,
         )
 
@@ -123,35 +118,30 @@ def _partitions(
         ]
         partitions.append(_partition(name, nodes, limits[name].hard_time, default=len(names) == 1))
     if len(names) > 1:
-        nodes_of_all = [
-            capacity.nodes(capacity.host.queues) for capacity in capacities if capacity.host.queues
-        ]
+        hosts = [c.nodes(c.host.queues) for c in capacities if c.host.queues]
         times = [limit.hard_time for limit in limits.values()]
         max_time = None if None in times else max(time for time in times if time is not None)
-        partitions.insert(0, _partition(ANY_QUEUE, nodes_of_all, max_time, default=True))
+        partitions.insert(0, _partition(ANY_QUEUE, hosts, max_time, default=True))
     return tuple(partitions)
 
 
 def _partition(
     name: str, nodes: Sequence[NodeCapacity], max_time: float | None, default: bool
 ) -> Partition:
+    """Return a partition, with equal nodes counted together."""
     counted: list[tuple[NodeCapacity, int]] = []
     for node in nodes:
-        for position, (counted_node, count) in enumerate(counted):
-            if counted_node == node:
-                counted[position] = (counted_node, count + 1)
+        for position, (other, count) in enumerate(counted):
+            if other == node:
+                counted[position] = (other, count + 1)
                 break
         else:
             counted.append((node, 1))
     return Partition(
         name=name,
-        nodes=tuple(_repeat(counted_node, count) for counted_node, count in counted),
+        nodes=tuple(replace(node, count=count) for node, count in counted),
         default=default,
         up=any(node.up for node in nodes),
         max_time=max_time,
         max_nodes=1,
     )
-
-
-def _repeat(node: NodeCapacity, count: int) -> NodeCapacity:
-    return NodeCapacity(**{**vars(node), "count": count})

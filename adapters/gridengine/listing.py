@@ -1,7 +1,7 @@
-"""What Grid Engine's listings say, read into the model: pure text in, rows and facts out.
+"""Answers of Grid Engine's commands, parsed. Pure.
 
-Written for the answers of Son of Grid Engine 8.1.9 under TZ=UTC. Text that cannot be read raises
-ValueError: a listing that is understood by half proves nothing.
+Written for Son of Grid Engine 8.1.9 under TZ=UTC. Text that cannot be parsed raises ValueError,
+since a partial listing proves nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from calendar import timegm
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from time import strptime
 from typing import NamedTuple
@@ -20,12 +20,12 @@ from metasched.model.job import State
 from metasched.model.listing import JobStatus
 from metasched.model.tags import parse_tag
 
-ANY_QUEUE = "*"  # the partition of jobs that name no queue, where there are several
+ANY_QUEUE = "*"  # partition of jobs that name no queue, in a cell with several queues
 _UNLIMITED = {"INFINITY", "NONE", ""}
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
-# Why a line of the accounting does not end its job: it is queued again.
+# Values of `failed` with which the job is queued again.
 _RESCHEDULED_CODES = {"24", "25"}
 _LIMIT_EXCEEDED = "37"  # ended at h_rt, h_cpu or h_vmem
 _AFTER_JOB = "100"  # a signal ended it: exit_status is 128 + signal
@@ -33,8 +33,8 @@ _AMOUNT = re.compile(r"\d+(\.\d+)?[kKmMgGtT]?")
 _MEMORY_LIMIT = re.compile(r"[sh]_(data|rss|stack|vmem)")
 _HARD_MEMORY_REQUEST = re.compile(r"\b(h_vmem|h_rss|h_data)=")
 
-# Signals by which the script says that the payload ended with 99 or 100: Grid Engine would run
-# the job once more (whatever `-r n` says), or keep it in error.
+# Signals that stand for exit codes 99 and 100 of the payload. With these exit codes Grid Engine
+# would run the job again, even with `-r n`, or keep it in error.
 EXIT_CODE_OF_SIGNAL = {62: 99, 63: 100}
 
 _UNUSABLE_STATES = set("auEsdSDCo")  # letters of a queue's state that keep jobs from starting
@@ -42,32 +42,31 @@ _UNUSABLE_STATES = set("auEsdSDCo")  # letters of a queue's state that keep jobs
 
 @dataclass(frozen=True)
 class QstatJob:
-    """One job (or some tasks of an array) of qstat; `requests` are hard requests as written."""
+    """A job of qstat, or several tasks of an array."""
 
     id: str
     name: str
     owner: str
-    state: str
+    state: str  # letters of qstat
     slots: int
-    submitted: float | None = None
-    started: float | None = None
-    queue: str = ""
-    tasks: str = ""
-    requests: Mapping[str, str] = field(default_factory=dict)
+    submitted: float | None = None  # epoch seconds
+    started: float | None = None  # epoch seconds
+    queue: str = ""  # queue instance (`queue@host`)
+    tasks: str = ""  # task ids of an array
+    requests: Mapping[str, str] = field(default_factory=dict)  # hard requests as written
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no host has it: pending, held or in error."""
+        """Whether the job is on no host: pending, held or in error."""
         return "q" in self.state or "w" in self.state
 
     @property
     def is_eligible(self) -> bool:
-        """Whether it waits for nothing but its turn."""
+        """Whether the job waits only for resources."""
         return self.state in ("qw", "Rq", "Rqw")
 
     @property
     def task_count(self) -> int:
-        """How many tasks it stands for."""
         return count_tasks(self.tasks)
 
     @property
@@ -76,35 +75,32 @@ class QstatJob:
 
 
 class AccountingLine(NamedTuple):
-    """One line of the accounting: one end, or one start that failed (`started` 0)."""
+    """A line of the accounting file: an ended run, or a failed start (`started` 0)."""
 
     host: str
     owner: str
     name: str
     id: str
-    started: float
-    ended: float
-    failed: str
+    started: float  # epoch seconds
+    ended: float  # epoch seconds
+    failed: str  # code of the cause
     exit_status: int
     wall_seconds: float
     cpu_seconds: float
-    category: str
-    max_memory: float
+    category: str  # requests of the job
+    max_memory: float  # bytes
 
 
 @dataclass(frozen=True)
 class QueueInstance:
-    """One queue instance: this queue on one host.
-
-    As qhost tells it, `reserved` is the most that advance reservations have together at any time
-    from now on; see `gridengine_windows.kept_free`.
-    """
+    """A queue on a host."""
 
     name: str
     slots: int
-    running: int
+    running: int  # slots of running jobs
+    # slots of advance reservations: in qhost the maximum from now on, see `hosts_without_reserved`
     reserved: int
-    state: str
+    state: str  # letters of qhost
 
     @property
     def used(self) -> int:
@@ -117,30 +113,33 @@ class QueueInstance:
 
 @dataclass(frozen=True)
 class ExecutionHost:
-    """One execution host: `free` are its remaining consumables, memory in MiB."""
+    """An execution host."""
 
     name: str
-    memory: int | None
-    free: Mapping[str, float]
+    memory: int | None  # MiB
+    free: Mapping[str, float]  # remaining consumables, by name
     queues: tuple[QueueInstance, ...]
 
 
 @dataclass(frozen=True)
 class ComplexAttribute:
-    """A resource attribute; `consumable` is NO, YES (per slot) or JOB, `default` what none asks."""
+    """A resource attribute of the cell."""
 
     name: str
-    consumable: str
-    default: str = "0"
+    consumable: str  # NO, YES (counted per slot) or JOB
+    default: str = "0"  # amount of a job that requests none
 
     @property
     def default_amount(self) -> float:
-        """What a job, or a slot of it, has that does not say how much."""
+        """Amount of a job, or of a slot, that requests none."""
         return parse_amounts({"": self.default}).get("", 0.0)
 
     def request_value(self, count: int, slots: int) -> int:
-        """What to ask for, to have so many on so many slots. ValueError if it cannot be said."""
-        if self.consumable == "YES":  # counted for each slot
+        """Return the value to request for `count` copies on so many slots.
+
+        Raises ValueError if a count per slot cannot be divided equally.
+        """
+        if self.consumable == "YES":  # counted per slot
             if count % slots:
                 raise ValueError(f"{count} {self.name} cannot be shared equally by {slots} slots")
             return count // slots
@@ -149,18 +148,40 @@ class ComplexAttribute:
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """Of one queue, seconds; None: no limit. A job is warned at the soft one.
+    """Limits of a queue."""
 
-    `memory` are the most bytes that a slot may ask for, on any of its hosts, by resource.
-    """
+    hard_time: float | None  # seconds; None: no limit
+    soft_time: float | None = None  # seconds until a job is warned; None: no limit
+    memory: Mapping[str, float] = field(default_factory=dict)  # bytes per slot, by resource
 
-    hard_time: float | None
-    soft_time: float | None = None
-    memory: Mapping[str, float] = field(default_factory=dict)
+
+TaskKey = tuple[str, int, str]  # tag, task index, and in site mode the owner of the job
+
+
+class OwnJobs:
+    """Recognises the jobs of this instance by name and owner."""
+
+    def __init__(self, instance: str, user: str) -> None:
+        """`user` owns all jobs of this instance; in site mode it is empty: any owner counts."""
+        self._instance, self.user = instance, user
+
+    def key(self, name: str, owner: str) -> TaskKey | None:
+        """Return the task of a job; None if the job is not of this instance."""
+        task = parse_job_name(name, self._instance)
+        if task is None:
+            return None
+        if not self.user:
+            return *task, owner
+        return (*task, "") if owner == self.user else None
+
+    def select(self, jobs: Iterable[QstatJob]) -> dict[TaskKey, QstatJob]:
+        """Return the jobs of this instance, by task."""
+        keyed = ((self.key(job.name, job.owner), job) for job in jobs)
+        return {key: job for key, job in keyed if key is not None}
 
 
 def parse_jobs(xml: str) -> list[QstatJob]:
-    """Every job of `qstat -xml -r -u '*'`, the pending ones in the manager's order."""
+    """Parse `qstat -xml -r -u '*'`: all jobs, pending ones in the manager's order."""
     return [_parse_job(element) for element in xml_root(xml, "job_info").iter("job_list")]
 
 
@@ -187,7 +208,7 @@ def _parse_job(element: ElementTree.Element) -> QstatJob:
 
 
 def parse_hosts(xml: str) -> list[ExecutionHost]:
-    """Every execution host of `qhost -xml -q -F`."""
+    """Parse `qhost -xml -q -F`: all execution hosts."""
     return [
         _parse_host(element)
         for element in xml_root(xml, "qhost").iter("host")
@@ -196,7 +217,7 @@ def parse_hosts(xml: str) -> list[ExecutionHost]:
 
 
 def parse_global_licences(xml: str, totals: Mapping[str, float]) -> dict[str, ManagerLicences]:
-    """What is left and taken of the consumables of the host `global`, by `qhost -xml -F`."""
+    """Parse `qhost -xml -F`: used copies of the consumables of the host `global`."""
     remaining = {
         value.get("name", ""): int(parse_amount(value.text or "0"))
         for host in xml_root(xml, "qhost").iter("host")
@@ -211,7 +232,7 @@ def parse_global_licences(xml: str, totals: Mapping[str, float]) -> dict[str, Ma
 
 
 def parse_host_totals(host: str, complexes: Mapping[str, ComplexAttribute]) -> dict[str, float]:
-    """How much there is of each consumable that a host counts, by `qconf -se`."""
+    """Parse `qconf -se`: the total of each consumable that a host counts."""
     declared = _parse_pairs(parse_settings(host).get("complex_values", ""))
     return {
         name: count
@@ -252,7 +273,7 @@ def _parse_host(element: ElementTree.Element) -> ExecutionHost:
 
 
 def xml_root(xml: str, name: str) -> ElementTree.Element:
-    """The outermost element, which must have this name. ValueError if it has not."""
+    """Return the root element, which must have this name. ValueError otherwise."""
     try:
         element = ElementTree.fromstring(xml)
     except ElementTree.ParseError as error:
@@ -263,23 +284,23 @@ def xml_root(xml: str, name: str) -> ElementTree.Element:
 
 
 def parse_time(text: str) -> float | None:
-    """Epoch seconds of `2030-01-31T08:00:00` under TZ=UTC."""
+    """Parse `2030-01-31T08:00:00` under TZ=UTC as epoch seconds; None for an empty text."""
     return float(timegm(strptime(text, "%Y-%m-%dT%H:%M:%S"))) if text else None
 
 
 def parse_amount(text: str) -> float:
-    """A number with a memory unit, such as `22.889G`, in plain units."""
+    """Parse a number with a memory unit, such as `22.889G`."""
     scale = _UNITS.get(text[-1:], 1)
     return float(text[:-1] if text[-1:] in _UNITS else text) * scale
 
 
 def parse_amounts(values: Mapping[str, str]) -> dict[str, float]:
-    """Those of the values that are amounts."""
+    """Parse the values that are amounts; drop the others."""
     return {name: parse_amount(value) for name, value in values.items() if _AMOUNT.fullmatch(value)}
 
 
 def parse_seconds(text: str) -> float | None:
-    """Seconds of `3600`, `1:00:00` or `INFINITY` (None); host overrides are left out."""
+    """Parse `3600`, `1:00:00` or `INFINITY` (None) as seconds; overrides by host are ignored."""
     text = text.partition(",")[0].strip()
     if text in _UNLIMITED:
         return None
@@ -290,7 +311,7 @@ def parse_seconds(text: str) -> float | None:
 
 
 def count_tasks(text: str) -> int:
-    """How many tasks `3-20:1,25` stands for; `` and `7` are one."""
+    """Count the tasks of `3-20:1,25`; an empty text and `7` are one task."""
     count = 0
     for part in text.split(","):
         span, _, step = part.partition(":")
@@ -300,14 +321,14 @@ def count_tasks(text: str) -> int:
 
 
 def parse_settings(text: str) -> dict[str, str]:
-    """The `name  value` lines of qconf, continued lines joined."""
+    """Parse the `name  value` lines of qconf, with continued lines joined."""
     joined = re.sub(r"\\\n\s*", "", text)
     pairs = (line.split(None, 1) for line in joined.splitlines() if line.strip())
     return {pair[0]: pair[1].strip() if len(pair) > 1 else "" for pair in pairs}
 
 
 def parse_queue_limits(text: str) -> dict[str, QueueLimits]:
-    """Each queue of `qconf -sq '*'` with its limits."""
+    """Parse `qconf -sq '*'`: the limits of each queue."""
     limits = {}
     for block in re.split(r"^(?=qname\s)", text, flags=re.MULTILINE):
         if block.strip():
@@ -326,19 +347,19 @@ def parse_queue_limits(text: str) -> dict[str, QueueLimits]:
 
 
 def _lowest_amount(listed: str) -> float:
-    """The least of `4G,[n1=2G],[@big=INFINITY]`."""
+    """Return the lowest amount in `4G,[n1=2G],[@big=INFINITY]`."""
     values = re.findall(r"(?:^|=)([^],\s]+)", listed)
     return min(parse_amounts({value: value for value in values}).values(), default=math.inf)
 
 
 def parse_complexes(text: str) -> dict[str, ComplexAttribute]:
-    """Each resource attribute of `qconf -sc`, by its name."""
+    """Parse `qconf -sc`: the resource attributes, by name."""
     rows = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
     return {row[0]: ComplexAttribute(row[0], row[5], row[6]) for row in rows if len(row) == 8}
 
 
 def parse_accounting_delay(configuration: str) -> float:
-    """Seconds for which the qmaster may keep lines of the accounting to itself."""
+    """Parse `qconf -sconf`: seconds for which the qmaster may delay accounting lines."""
     parameters = _parse_pairs(parse_settings(configuration).get("reporting_params", ""))
     flush_time = (
         parameters.get("accounting_flush_time") or parameters.get("flush_time") or "00:00:15"
@@ -347,18 +368,18 @@ def parse_accounting_delay(configuration: str) -> float:
 
 
 def parse_duration_offset(scheduler: str) -> float:
-    """Seconds for which a job keeps its slots after its limit, by `qconf -ssconf`."""
+    """Parse `qconf -ssconf`: seconds for which a job keeps its slots after its limit."""
     parameters = _parse_pairs(parse_settings(scheduler).get("params", "").upper())
     return parse_seconds(parameters.get("DURATION_OFFSET", "60")) or 0.0
 
 
 def _parse_pairs(pairs: str) -> dict[str, str]:
-    """`a=1,b=2 c=3;d=4`."""
+    """Parse `a=1,b=2 c=3;d=4`."""
     return dict(pair.partition("=")[::2] for pair in re.split(r"[\s,;]+", pairs))
 
 
 def parse_accounting_line(line: str) -> AccountingLine:
-    """One line of the accounting file."""
+    """Parse a line of the accounting file."""
     fields = line.rstrip("\n").split(":")
     if len(fields) < 43:
         raise ValueError(f"a line of the accounting has {len(fields)} fields")
@@ -379,18 +400,18 @@ def parse_accounting_line(line: str) -> AccountingLine:
 
 
 def _epoch_seconds(text: str) -> float:
-    """Seconds; some descendants of Grid Engine write milliseconds."""
+    """Parse a time in seconds, or in milliseconds as some descendants of Grid Engine write."""
     value = float(int(text))
     return value / 1000 if value > 1e11 else value
 
 
 def job_name(tag: str, index: int) -> str:
-    """The name of a task in Grid Engine: the tag, with its index if that is not 0."""
+    """Return the name of a task's job: the tag, with the index unless it is 0."""
     return f"{tag}.{index}" if index else tag
 
 
 def parse_job_name(name: str, instance: str) -> tuple[str, int] | None:
-    """(tag, index) of what `mark` made for this instance; None for other names."""
+    """Return (tag, index) of a name made by `job_name` for this instance; None for other names."""
     tag, dot, index = name.partition(".")
     if (dot and not index.isdecimal()) or parse_tag(tag, instance) is None:
         return None
@@ -398,10 +419,10 @@ def parse_job_name(name: str, instance: str) -> tuple[str, int] | None:
 
 
 def live_status(job: QstatJob, tag: str, task: int) -> JobStatus:
-    """The row of a job that qstat lists."""
+    """Return the status of a job that qstat lists."""
     started = job.started
     if job.is_waiting or ("t" in job.state and "R" not in job.state):
-        # One that was queued again has begun before; when, is no longer known.
+        # a requeued job has started before, at a time that is no longer known
         started = job.submitted if "R" in job.state else None
     state = _state(job.state)
     return JobStatus(
@@ -425,9 +446,9 @@ def _state(letters: str) -> State:
 
 
 def ended_status(line: AccountingLine, tag: str, task: int, killed: bool) -> JobStatus | None:
-    """The row of a job that has ended; None if this record is not its end.
+    """Return the status of an ended job; None if the job was queued again or never started.
 
-    `killed`: we had asked for its end. Grid Engine accounts such an end as any other by a signal.
+    `killed`: metasched requested its end; in the accounting it looks like any end by a signal.
     """
     if line.failed in _RESCHEDULED_CODES or not line.started:
         return None
@@ -443,9 +464,8 @@ def ended_status(line: AccountingLine, tag: str, task: int, killed: bool) -> Job
         state = State.TIMEOUT
         limit = re.search(r"\bh_rt=([\d:]+)", line.category)
         requested_time = parse_seconds(limit[1]) if limit else None
-        if _HARD_MEMORY_REQUEST.search(line.category) and not (
-            requested_time and line.wall_seconds >= requested_time
-        ):
+        reached_limit = requested_time and line.wall_seconds >= requested_time
+        if _HARD_MEMORY_REQUEST.search(line.category) and not reached_limit:
             state = State.OUT_OF_MEMORY
     elif line.failed == _AFTER_JOB and signal is not None and killed:
         state = State.CANCELLED
@@ -468,9 +488,9 @@ def ended_status(line: AccountingLine, tag: str, task: int, killed: bool) -> Job
 
 
 def usable_slots(host: ExecutionHost, include_down: bool = False) -> int:
-    """The processors of a host that can be given to jobs, by its queues that are up; 0: none.
+    """Return the slots of a host that its queues can give to jobs; 0 if all queues are down.
 
-    `down`: by all of its queues.
+    With `include_down` queues that are down count too.
     """
     total = sum(queue.slots for queue in host.queues if queue.up or include_down)
     used = sum(queue.running for queue in host.queues)

@@ -1,4 +1,4 @@
-"""What Grid Engine says of advance reservations, read into the model: pure text in."""
+"""Advance reservations and the occupancy of slots, from the answers of Grid Engine. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from xml.etree import ElementTree
 
-from metasched.adapters.gridengine import listing as text
+from metasched.adapters.gridengine import listing
 from metasched.carts.relocation import PoolMap, SlotUse
 from metasched.model.reservation import reservation_id
 from metasched.model.survey import ManagerReservation, ProcessorPool, ReservationSpec
@@ -22,20 +22,17 @@ SlotInterval = tuple[float, float, int]  # start, end, processors
 
 @dataclass(frozen=True)
 class AdvanceReservation:
-    """One advance reservation of the cell; `slots` are those of each queue instance (`q@host`).
-
-    `user` is whose it is, `owner` who has made it, `each` what every slot has of consumables, or
-    all slots together where jobs have (`text.Complex`).
-    """
+    """An advance reservation of the cell."""
 
     id: str
     name: str
-    owner: str
-    state: str
-    start: float
-    end: float
-    slots: Mapping[str, int]
-    user: str = ""
+    owner: str  # account that created it
+    state: str  # letters of qrstat
+    start: float  # epoch seconds
+    end: float  # epoch seconds
+    slots: Mapping[str, int]  # by queue instance (`queue@host`)
+    user: str = ""  # account that may use it
+    # consumables by name: of each slot, or of all slots if the consumable is counted per job
     per_slot: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -45,21 +42,23 @@ class AdvanceReservation:
 
     @property
     def size(self) -> int:
+        """Slots of all queue instances together."""
         return sum(self.slots.values())
 
-    def amount_of(self, resource: text.ComplexAttribute) -> float:
-        """How much of a consumable its jobs may have together."""
+    def amount_of(self, resource: listing.ComplexAttribute) -> float:
+        """Return the amount of a consumable available to all of its jobs together."""
         amount = self.per_slot.get(resource.name, resource.default_amount)
         return amount if resource.consumable == "JOB" else amount * self.size
 
     @property
     def is_over(self) -> bool:
+        """Whether it has ended or been deleted."""
         return bool(set(self.state) & set("dx"))
 
     def remaining_seconds(self, now: float) -> int:
-        """For how many seconds a job may ask that is queued now; the qmaster refuses longer ones.
+        """Return the longest time limit of a job submitted now; the qmaster rejects longer ones.
 
-        It counts from when it has the job, which may be a second later.
+        The qmaster counts from when it receives the job, up to a second later.
         """
         queue_delay = 1.0 if now > self.start - 1 else 0.0
         return math.floor(self.end - max(now, self.start) - queue_delay)
@@ -71,93 +70,87 @@ class AdvanceReservation:
 
 
 def parse_reservation_ids(xml: str) -> list[str]:
-    """The ids in `qrstat -xml -u '*'`."""
-    return [
-        _child_text(element, "id") for element in text.xml_root(xml, "qrstat").iter("ar_summary")
-    ]
+    """Parse the ids in `qrstat -xml -u '*'`."""
+    root = listing.xml_root(xml, "qrstat")
+    return [_child_text(element, "id") for element in root.iter("ar_summary")]
 
 
 def parse_reservations(xml: str) -> list[AdvanceReservation]:
-    """Each advance reservation of `qrstat -xml -ar`; those that ended meanwhile are left out."""
+    """Parse `qrstat -xml -ar`; reservations that have ended are left out."""
     parsed = []
-    for element in text.xml_root(xml, "qrstat").iter("ar_summary"):
-        start, end = (
-            text.parse_time(_child_text(element, f"{side}_time")) for side in ("start", "end")
-        )
+    for element in listing.xml_root(xml, "qrstat").iter("ar_summary"):
+        start = listing.parse_time(_child_text(element, "start_time"))
+        end = listing.parse_time(_child_text(element, "end_time"))
         if start is None or end is None:
             raise ValueError(f"no window in advance reservation {_child_text(element, 'id')!r}")
         slots: Counter[str] = Counter()
         for granted in element.iter("granted_slots"):
             slots[granted.get("queue_instance", "")] += int(granted.get("slots", "0"))
-        id, name, owner, state = (
-            _child_text(element, field_name) for field_name in ("id", "name", "owner", "state")
-        )
         users = [child.get("user", "") for child in element.iter("acl")]
-        user = users[0] if len(users) == 1 else ""
-        requested = {
-            child.get("name", ""): child.get("type", "") for child in element.iter("resource")
-        }
-        parsed.append(
-            AdvanceReservation(
-                id, name, owner, state, start, end, slots, user, text.parse_amounts(requested)
-            )
+        resources = element.iter("resource")
+        requested = {child.get("name", ""): child.get("type", "") for child in resources}
+        reservation = AdvanceReservation(
+            id=_child_text(element, "id"),
+            name=_child_text(element, "name"),
+            owner=_child_text(element, "owner"),
+            state=_child_text(element, "state"),
+            start=start,
+            end=end,
+            slots=slots,
+            user=users[0] if len(users) == 1 else "",
+            per_slot=listing.parse_amounts(requested),
         )
-    return [element for element in parsed if not element.is_over]
+        if not reservation.is_over:
+            parsed.append(reservation)
+    return parsed
 
 
 def parse_reserved_jobs(xml: str) -> dict[str, str]:
-    """The advance reservation of each job of `qstat -xml -j` that has one, by the job's id."""
-    if "<unknown_jobs" in xml[:200]:  # all have ended meanwhile
+    """Parse `qstat -xml -j`: the advance reservations of jobs that have one, by job id."""
+    if "<unknown_jobs" in xml[:200]:  # all of them have ended
         return {}
     reservation_of_job = {}
-    for job in text.xml_root(xml, "detailed_job_info").iter("element"):
-        id, reservation_id = job.findtext("JB_job_number"), job.findtext("JB_ar")
-        if (
-            id is not None
-            and reservation_id is not None
-            and reservation_id.strip() not in ("", "0")
-        ):
-            reservation_of_job[id.strip()] = reservation_id.strip()
+    for job in listing.xml_root(xml, "detailed_job_info").iter("element"):
+        job_id, ar_id = job.findtext("JB_job_number"), job.findtext("JB_ar")
+        if job_id is not None and ar_id is not None and ar_id.strip() not in ("", "0"):
+            reservation_of_job[job_id.strip()] = ar_id.strip()
     return reservation_of_job
 
 
 def spans_hosts(parallel_environment: str) -> bool:
-    """Whether a parallel environment, by `qconf -sp`, gives one job slots of several hosts."""
-    return text.parse_settings(parallel_environment).get("allocation_rule") != _SINGLE_HOST_RULE
+    """Return whether a parallel environment (`qconf -sp`) spreads a job over several hosts."""
+    return listing.parse_settings(parallel_environment).get("allocation_rule") != _SINGLE_HOST_RULE
 
 
 @dataclass(frozen=True)
 class MemoryConsumable:
-    """The consumable that counts memory for each slot, in bytes; no name: none does.
+    """The consumable that counts memory per slot, in bytes."""
 
-    `totals` are those of the hosts that count it: others give any amount. What asks for none has
-    `default`, each slot of a reservation as each of a job. `most` is the least limit of a queue, if
-    it is one that queues have.
-    """
+    name: str = ""  # empty: no consumable counts memory
+    default: float = 0.0  # per slot, of jobs and reservations that request none
+    totals: Mapping[str, float] = field(default_factory=dict)  # by host; others do not count it
+    queue_limit: float | None = None  # lowest limit per slot of a queue, if any has one
 
-    name: str = ""
-    default: float = 0.0
-    totals: Mapping[str, float] = field(default_factory=dict)
-    queue_limit: float | None = None
-
-    def of_job(self, job: text.QstatJob) -> float:
-        return job.slots * text.parse_amounts(job.requests).get(self.name, self.default)
+    def of_job(self, job: listing.QstatJob) -> float:
+        """Return the memory of all slots of a job."""
+        return job.slots * listing.parse_amounts(job.requests).get(self.name, self.default)
 
     def of_slot(self, reservation: AdvanceReservation) -> float:
+        """Return the memory of a reserved slot."""
         return reservation.per_slot.get(self.name, self.default)
 
-    def share_per_slot(self, hosts: Sequence[text.ExecutionHost]) -> int:
-        """MiB that each slot of a reservation gets: what it may have on any host with slots.
+    def share_per_slot(self, hosts: Sequence[listing.ExecutionHost]) -> int:
+        """Return the memory in MiB that each slot of a reservation requests.
 
-        No less than what a job has that asks for none, no more than its queue gives. It is the same
-        when some of its queues are down, or what these hold could not be had anew in others. Where
-        no host counts it, it is what the largest has, since without some a job of one slot waits
-        for ever; 0 if no queue gives any, either.
+        This is the lowest share of a slot on any host, at least `default` and at most the limit of
+        its queue. Queues that are down count too: otherwise a reservation made while they are up
+        could not be moved. Where no host counts memory, the share is the memory of the largest
+        host: without any, a job of one slot would wait forever. 0 if no queue limits memory either.
         """
         shares = [
-            self.totals[host.name] / text.usable_slots(host, include_down=True)
+            self.totals[host.name] / listing.usable_slots(host, include_down=True)
             for host in hosts
-            if host.name in self.totals and text.usable_slots(host)
+            if host.name in self.totals and listing.usable_slots(host)
         ]
         if not shares and self.queue_limit is None:
             return 0
@@ -169,32 +162,35 @@ class MemoryConsumable:
 
 @dataclass(frozen=True)
 class SchedulingRules:
-    """What the qmaster takes a job to have, and for how long: `offset` seconds beyond its limit.
+    """The resources that the qmaster counts for a job, and for how long.
 
-    Measured: the shorter of h_rt and s_rt that it asks for, else of its queue, counts, and that of
-    no other resource; without any it has its slots for ever, whatever `default_duration` says.
-    `tokens` are the consumables of the whole cell.
+    Measured: the shorter of the job's h_rt and s_rt counts, else the shorter limit of its queue. No
+    other resource limits the time. Without a limit a job has its slots forever, whatever
+    `default_duration` is.
     """
 
     memory: MemoryConsumable = MemoryConsumable()
-    consumables: Mapping[str, text.ComplexAttribute] = field(default_factory=dict)
-    limits: Mapping[str, text.QueueLimits] = field(default_factory=dict)
-    duration_offset: float = 60.0
+    # consumables of the whole cell
+    consumables: Mapping[str, listing.ComplexAttribute] = field(default_factory=dict)
+    limits: Mapping[str, listing.QueueLimits] = field(default_factory=dict)  # by queue
+    duration_offset: float = 60.0  # seconds for which a job keeps its slots after its limit
 
-    def job_duration(self, job: text.QstatJob) -> float:
-        queue = self.limits.get(job.queue.partition("@")[0], text.QueueLimits(None))
-        requested_limits = (
-            text.parse_seconds(job.requests.get(name, "")) for name in ("h_rt", "s_rt")
-        )
-        for limits in (requested_limits, (queue.hard_time, queue.soft_time)):
+    def job_duration(self, job: listing.QstatJob) -> float:
+        """Return the seconds for which a job is counted, from its start."""
+        queue = self.limits.get(job.queue.partition("@")[0], listing.QueueLimits(None))
+        requested = (listing.parse_seconds(job.requests.get(n, "")) for n in ("h_rt", "s_rt"))
+        for limits in (requested, (queue.hard_time, queue.soft_time)):
             if finite := [limit for limit in limits if limit is not None]:
                 return min(finite) + self.duration_offset
         return _FOREVER
 
     def resource_requests(
-        self, spec: ReservationSpec, hosts: Sequence[text.ExecutionHost]
+        self, spec: ReservationSpec, hosts: Sequence[listing.ExecutionHost]
     ) -> list[str]:
-        """What a new reservation asks for beside its slots: the values of -l."""
+        """Return the values of -l of a new reservation.
+
+        Raises ValueError if licences cannot be divided equally among its slots.
+        """
         values = []
         if share := self.memory.share_per_slot(hosts):
             values.append(f"{self.memory.name}={share}M")
@@ -206,24 +202,24 @@ class SchedulingRules:
 
 @dataclass(frozen=True)
 class CellListing:
-    """What a cell told at `taken`: jobs, hosts, and how its qmaster counts."""
+    """A listing of a cell."""
 
-    jobs: Sequence[text.QstatJob]
-    hosts: Sequence[text.ExecutionHost]
-    listed_at: float
+    jobs: Sequence[listing.QstatJob]
+    hosts: Sequence[listing.ExecutionHost]
+    listed_at: float  # epoch seconds
     rules: SchedulingRules
 
 
 @dataclass(frozen=True)
 class _QueueUse:
-    """What has slots of a queue instance, and so many bytes; `kept` is the id of a reservation."""
+    """Slots and memory of a queue instance, taken by a job or a reservation."""
 
-    queue: str
-    start: float
-    end: float
+    queue: str  # queue instance
+    start: float  # epoch seconds
+    end: float  # epoch seconds
     slots: int
-    memory: float
-    reservation_id: str = ""
+    memory: float  # bytes
+    reservation_id: str = ""  # empty for a job
 
     @property
     def host(self) -> str:
@@ -232,22 +228,21 @@ class _QueueUse:
 
 @dataclass(frozen=True)
 class Occupancy(CellListing):
-    """Who has the slots of a cell; `jobs` are everybody's.
+    """The occupancy of a cell's slots by the jobs of all users and by reservations.
 
-    `within` names the advance reservations of those that are in one: their slots are counted with
-    these.
+    Slots of jobs in a reservation are counted with the reservation.
     """
 
     reservations: Sequence[AdvanceReservation] = ()
-    reservation_of_job: Mapping[str, str] = field(default_factory=dict)
+    reservation_of_job: Mapping[str, str] = field(default_factory=dict)  # by job id
 
     @property
     def _sizes(self) -> dict[str, int]:
-        return {host.name: text.usable_slots(host) for host in self.hosts}
+        return {host.name: listing.usable_slots(host) for host in self.hosts}
 
     @property
     def _uses(self) -> Iterator[_QueueUse]:
-        """What runs in no reservation, and reservations in each of their queue instances."""
+        """Yield uses by jobs outside reservations, and by reservations in each queue instance."""
         memory = self.rules.memory
         for job in self.jobs:
             if not job.is_waiting and job.id not in self.reservation_of_job:
@@ -256,47 +251,35 @@ class Occupancy(CellListing):
                 yield _QueueUse(job.queue, started, end, job.slots, memory.of_job(job))
         for reservation in self.reservations:
             for queue, slots in reservation.slots.items():
-                reserved_memory = slots * memory.of_slot(reservation)
-                yield _QueueUse(
-                    queue,
-                    reservation.start,
-                    reservation.end,
-                    slots,
-                    reserved_memory,
-                    reservation.id,
-                )
+                reserved = slots * memory.of_slot(reservation)
+                start, end = reservation.start, reservation.end
+                yield _QueueUse(queue, start, end, slots, reserved, reservation.id)
 
     def pools(self, spread: bool) -> tuple[ProcessorPool, ...]:
-        """What is there, and taken when: one pool of all hosts that are up, or one for each."""
-        sizes, memory_bound = self._sizes, self._slots_without_memory(())
-        uses: dict[str, list[SlotInterval]] = {}
+        """Return the uses of hosts that are up: in one pool if jobs spread, else in a pool each."""
+        sizes = self._sizes
+        uses: defaultdict[str, list[SlotInterval]] = defaultdict(list)
         for use in self._uses:
-            uses.setdefault(use.host, []).append((use.start, use.end, use.slots))
+            uses[use.host].append((use.start, use.end, use.slots))
+        for host, intervals in self._slots_without_memory(()).items():
+            uses[host] += intervals
         groups = [[name for name, size in sizes.items() if size]]
         if not spread:
             groups = [[name] for name in groups[0]]
         return tuple(
             ProcessorPool(
-                tuple(names),
-                sum(sizes[name] for name in names),
-                tuple(
-                    sorted(
-                        use
-                        for host_name in names
-                        for use in [*uses.get(host_name, ()), *memory_bound.get(host_name, ())]
-                    )
-                ),
+                nodes=tuple(names),
+                size=sum(sizes[name] for name in names),
+                uses=tuple(sorted(use for name in names for use in uses[name])),
             )
             for names in groups
             if names
         )
 
     def _slots_without_memory(self, excluded: Collection[str]) -> dict[str, list[SlotInterval]]:
-        """The slots of each host that are free and have no memory left; `but` are not counted."""
-        share, totals = (
-            self.rules.memory.share_per_slot(self.hosts) * 2**20,
-            self.rules.memory.totals,
-        )
+        """Return by host when how many free slots lack memory, without `excluded` reservations."""
+        share = self.rules.memory.share_per_slot(self.hosts) * 2**20
+        totals = self.rules.memory.totals
         if not share:
             return {}
         sizes = {host: size for host, size in self._sizes.items() if host in totals}
@@ -316,16 +299,16 @@ class Occupancy(CellListing):
         return unusable
 
     def pool_map(self, spread: bool, movable: Collection[str]) -> PoolMap:
-        """The queue instances that are up, and which reservations may be moved, by their ids.
+        """Return the queue instances that are up with their uses; `movable` are reservation ids.
 
-        Those of a host that has fewer slots than they have together are one place, by the host's
-        name.
+        The queue instances of a host that has fewer slots than they have together form one pool
+        under the host's name.
         """
         pool_of_queue: dict[str, str] = {}
         sizes: dict[str, int] = {}
         for host in self.hosts:
             up = {f"{queue.name}@{host.name}": queue.slots for queue in host.queues if queue.up}
-            host_slots = text.usable_slots(host)
+            host_slots = listing.usable_slots(host)
             if host_slots < sum(up.values()):
                 pool_of_queue |= dict.fromkeys(up, host.name)
                 sizes[host.name] = host_slots
@@ -351,8 +334,8 @@ class Occupancy(CellListing):
             ]
         return PoolMap(sizes, fixed, movable_uses, lambda name: "" if spread else _host_of(name))
 
-    def hosts_without_reserved(self) -> list[text.ExecutionHost]:
-        """The hosts, without what is reserved that nobody but jobs to come in there can have."""
+    def hosts_without_reserved(self) -> list[listing.ExecutionHost]:
+        """Return the hosts without slots and memory that reservations hold for later jobs."""
         idle: Counter[str] = Counter()
         unused: defaultdict[str, float] = defaultdict(float)  # memory of each host
         for reservation in self.reservations:
@@ -377,17 +360,11 @@ class Occupancy(CellListing):
         return hosts
 
     def upcoming_windows(self) -> tuple[tuple[float, int], ...]:
-        """By when what begins now must have ended for windows, and how many slots they leave it."""
+        """Return (latest end of a job started now, slots left to longer jobs) for each window."""
         size = sum(self._sizes.values())
         uses = [(use.start, use.end, use.slots) for use in self._uses]
         windows = []
-        for start in sorted(
-            {
-                reservation.start
-                for reservation in self.reservations
-                if reservation.start > self.listed_at
-            }
-        ):
+        for start in sorted({r.start for r in self.reservations if r.start > self.listed_at}):
             busy = sum(count for begin, end, count in uses if begin <= start < end)
             windows.append((start - self.rules.duration_offset, max(0, size - busy)))
         return tuple(windows)
@@ -396,31 +373,22 @@ class Occupancy(CellListing):
 def own_reservations(
     reservations: Iterable[AdvanceReservation], owner: str, instance: str
 ) -> tuple[ManagerReservation, ...]:
-    """Those of this instance, made by this account.
+    """Select the reservations of this instance that this account made.
 
-    Of one that is being replaced, the newer, with the slots of both: it is seen to be unfinished.
+    If a reservation is being replaced, two have its name. The newer is returned with the slots of
+    both, which shows that the replacement is unfinished.
     """
     by_name: dict[str, ManagerReservation] = {}
-    for reservation in reservations:
-        if reservation.owner == owner and reservation_id(reservation.name, instance) is not None:
-            earlier_size = by_name[reservation.name].size or 0 if reservation.name in by_name else 0
-            by_name[reservation.name] = ManagerReservation(
-                reservation.name,
-                reservation.start,
-                reservation.end,
-                reservation.locations,
-                earlier_size + reservation.size,
-            )
+    for ar in reservations:
+        if ar.owner == owner and reservation_id(ar.name, instance) is not None:
+            earlier_size = by_name[ar.name].size or 0 if ar.name in by_name else 0
+            size = earlier_size + ar.size
+            by_name[ar.name] = ManagerReservation(ar.name, ar.start, ar.end, ar.locations, size)
     return tuple(by_name.values())
 
 
-def id_lists(ids: Sequence[str], limit: int) -> list[str]:
-    """The ids as comma-separated lists of at most so many."""
-    return [",".join(ids[first : first + limit]) for first in range(0, len(ids), limit)]
-
-
 def granted_id(answer: str) -> str | None:
-    """The id in the answer of `qrsub`, None if it granted nothing."""
+    """Parse the id from the answer of `qrsub`; None if nothing was granted."""
     match = re.search(r"advance reservation (\d+) has been granted", answer)
     return match[1] if match else None
 

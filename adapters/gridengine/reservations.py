@@ -1,388 +1,333 @@
-"""Advance reservations of one Grid Engine cell: what is free when, and slots kept for users.
+"""Advance reservations of a Grid Engine cell: surveys, grants, moves and deletions.
 
-Grid Engine chooses the slots itself, when it grants a reservation, and never moves one: it is
-granted anew elsewhere, what waits in it goes over, and then the old one is deleted. What died in
-between leaves two of one name: a survey shows that, and `reserve` goes on. All are made by this
-account, which must be of the access list `arusers`, and each is open to its user alone. Son of Grid
-Engine 8.1.9, measured: names need not be unique; what one has of consumables is kept from all but
-its jobs, which get no others, and is not said to be taken; deleting one, and its end, deletes the
-jobs in it, and of those that wait no record is left; a job longer than its reservation is refused;
-a reservation whose queue is disabled is kept, and runs nothing; one is granted in queues that are
-disabled or do not answer as in any others.
+Grid Engine chooses the slots of a reservation when it grants it and never moves them. A move
+grants a second reservation elsewhere, transfers the waiting jobs, and deletes the first. After a
+crash in between, two reservations have the same name: a survey shows this, and `reserve` finishes
+the move. This account makes all reservations and must be in the access list `arusers`. Each
+reservation is open to its user only.
+
+Measured with Son of Grid Engine 8.1.9:
+- Names need not be unique.
+- Consumables of a reservation are withheld from all other jobs, and its jobs get no others. They
+  are not reported as used.
+- The deletion or the end of a reservation deletes its jobs; waiting jobs leave no record.
+- A job longer than its reservation is rejected.
+- A reservation whose queue is disabled is kept, and runs nothing. New reservations are granted in
+  queues that are disabled or do not answer as in any others.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import takewhile
-from typing import TypeVar
 
-from metasched.adapters.commands import CommandResult
 from metasched.adapters.errors import Refused, Unreachable
-from metasched.adapters.gridengine import listing as text
-from metasched.adapters.gridengine import reservation_listing as windows
+from metasched.adapters.gridengine.commands import CellCommands, id_lists, one_line
+from metasched.adapters.gridengine.listing import ExecutionHost, QstatJob
 from metasched.adapters.gridengine.reservation_listing import (
     AdvanceReservation,
     CellListing,
     Occupancy,
+    granted_id,
+    own_reservations,
+    parse_reservation_ids,
+    parse_reservations,
+    parse_reserved_jobs,
+    spans_hosts,
 )
 from metasched.carts.node_assignment import NodeDemand
 from metasched.carts.relocation import NO_MOVE_BEFORE_START
 from metasched.model.reservation import reservation_id
 from metasched.model.survey import ReservationSpec, Survey
 
-_IDS_PER_CALL = 500
-_WAITING_PER_QUERY = 50  # of those that wait, at a time
-# The qmaster's own words: it has not done it.
+_WAITING_PER_QUERY = 50  # waiting jobs whose reservations are queried at a time
+# Messages of the qmaster that prove that nothing was granted.
 _REJECTION_MESSAGE = re.compile(
     r"no suitable queues|denied|is not known as a user|rejected|in the past|later than end time"
     r"|not an? AR user|not have .*permission|does not exist"
 )
 _UNKNOWN_MESSAGE = re.compile(r"does not exist")
 _NO_ROOM_MESSAGE = "no suitable queues"
-_MAX_MOVES = 10  # reservations that are moved at the most to make room for one
-_START_MARGIN = 2.0  # seconds: a start nearer than that may have passed when the qmaster looks
-
-T = TypeVar("T")
+_MAX_MOVES = 10  # reservations moved to make room for another
+_START_MARGIN = 2.0  # seconds; a nearer start may have passed when the qmaster checks it
 
 
 @dataclass(frozen=True)
 class UnreservedCapacity:
-    """The hosts as reservations leave them now, what those to come leave, who waits in one."""
+    """The capacity of a cell for jobs outside reservations."""
 
-    hosts: Sequence[text.ExecutionHost]
+    hosts: Sequence[ExecutionHost]  # without reserved slots and memory
+    # reserved windows: latest end of a job started now (epoch seconds), slots left to longer jobs
     coming: tuple[tuple[float, int], ...] = ()
-    awaiting: frozenset[str] = frozenset()
+    awaiting: frozenset[str] = frozenset()  # ids of jobs that wait in a reservation
 
 
 class GridEngineReservations:
-    """Those of one cell, by the commands that `run` gives as this account."""
+    """The reservations of a cell."""
 
     def __init__(
-        self, run: Callable[..., CommandResult], user: str, instance: str, parallel_environment: str
+        self, commands: CellCommands, user: str, instance: str, parallel_environment: str
     ) -> None:
-        self._run, self._user, self._instance = run, user, instance
+        self._commands, self._user, self._instance = commands, user, instance
         self._parallel_environment = parallel_environment
-        # of jobs that ran, and that waited, as far as asked: for `_inside` and `_await` alone
-        self._reservation_of_running: dict[str, str] = {}
-        self._reservation_of_waiting: dict[str, str] = {}
+        # Reservation ids by job, empty for none; caches of the two methods that list jobs inside.
+        self._running_inside: dict[str, str] = {}
+        self._waiting_inside: dict[str, str] = {}
 
-    def survey(self, listing: CellListing) -> Survey:
-        """What takes the slots of the cell; `listed` are everybody's jobs.
+    def survey(self, cell: CellListing) -> Survey:
+        """Report the uses of the cell's slots; `cell` lists the jobs of all users.
 
-        A reservation that cannot be used, since its queue is down, is told where it is: on nodes
-        that are in no pool.
+        A reservation in a queue that is down is reported at its place, on nodes in no pool.
         """
-        occupancy = self._occupancy(listing)
-        own = windows.own_reservations(occupancy.reservations, self._user, self._instance)
-        guard = listing.rules.duration_offset
-        return Survey(listing.listed_at, (), own, occupancy.pools(self._spans_hosts()), guard)
-
-    def _occupancy(self, listing: CellListing) -> Occupancy:
-        reservations = self._list_reservations()
-        reservation_of_job = self._running_in_reservations(
-            reservations, listing.jobs, listing.listed_at
+        occupancy = self._occupancy(cell)
+        return Survey(
+            observed=cell.listed_at,
+            nodes=(),
+            reservations=own_reservations(occupancy.reservations, self._user, self._instance),
+            pools=occupancy.pools(self._spans_hosts()),
+            guard=cell.rules.duration_offset,
         )
+
+    def _occupancy(self, cell: CellListing) -> Occupancy:
+        reservations = self._list_reservations()
         return Occupancy(
-            **vars(listing), reservations=reservations, reservation_of_job=reservation_of_job
+            jobs=cell.jobs,
+            hosts=cell.hosts,
+            listed_at=cell.listed_at,
+            rules=cell.rules,
+            reservations=reservations,
+            reservation_of_job=self._running_jobs_inside(reservations, cell),
         )
 
     def _spans_hosts(self) -> bool:
-        return self._query(windows.spans_hosts, "qconf", "-sp", self._parallel_environment)
+        return self._commands.query(spans_hosts, "qconf", "-sp", self._parallel_environment)
 
-    def unreserved(self, listing: CellListing) -> UnreservedCapacity:
-        """What of the cell is there for jobs in no reservation. Some commands more if there is any.
-
-        Ids are of jobs that wait in one, as far as the first in the line that does not.
-        """
-        if not any(queue.reserved for host in listing.hosts for queue in host.queues):
-            return UnreservedCapacity(listing.hosts)
-        occupancy = self._occupancy(listing)
-        awaiting = self._waiting_in_reservations(
-            [job.id for job in listing.jobs if job.is_eligible]
-        )
+    def unreserved(self, cell: CellListing) -> UnreservedCapacity:
+        """Return the capacity for jobs outside reservations; no commands run without any."""
+        if not any(queue.reserved for host in cell.hosts for queue in host.queues):
+            return UnreservedCapacity(cell.hosts)
+        occupancy = self._occupancy(cell)
         return UnreservedCapacity(
-            occupancy.hosts_without_reserved(), occupancy.upcoming_windows(), awaiting
+            hosts=occupancy.hosts_without_reserved(),
+            coming=occupancy.upcoming_windows(),
+            awaiting=self._waiting_jobs_inside([job.id for job in cell.jobs if job.is_eligible]),
         )
 
-    def _waiting_in_reservations(self, waiting: Sequence[str]) -> frozenset[str]:
-        """Those of a line that wait in reservations, to the first that does not."""
-        self._reservation_of_waiting = {
-            id: self._reservation_of_waiting[id]
-            for id in waiting
-            if id in self._reservation_of_waiting
-        }
+    def _waiting_jobs_inside(self, queue: Sequence[str]) -> frozenset[str]:
+        """Return the jobs at the head of the queue that wait in reservations.
+
+        The first job outside reservations ends the search: only jobs before it matter.
+        """
+        cache = {id: self._waiting_inside[id] for id in queue if id in self._waiting_inside}
+        self._waiting_inside = cache
         inside: list[str] = []
-        while batch := waiting[len(inside) : len(inside) + _WAITING_PER_QUERY]:
-            self._reservation_of_waiting |= self._reservations_of(
-                id for id in batch if id not in self._reservation_of_waiting
-            )
-            reserved = list(takewhile(self._reservation_of_waiting.get, batch))
+        while batch := queue[len(inside) : len(inside) + _WAITING_PER_QUERY]:
+            cache |= self._reservations_of(id for id in batch if id not in cache)
+            reserved = list(takewhile(cache.get, batch))
             inside += reserved
             if len(reserved) < len(batch):
                 break
         return frozenset(inside)
 
-    def _running_in_reservations(
-        self,
-        reservations: Iterable[AdvanceReservation],
-        jobs: Iterable[text.QstatJob],
-        listed_at: float,
+    def _running_jobs_inside(
+        self, reservations: Iterable[AdvanceReservation], cell: CellListing
     ) -> dict[str, str]:
-        """The reservation of each job that runs in one."""
-        earliest_start = min(
-            (reservation.start for reservation in reservations if reservation.start <= listed_at),
-            default=None,
-        )
-        running = [job for job in jobs if not job.is_waiting]
-        candidates = [
-            candidate
-            for candidate in running
-            if earliest_start is not None and (candidate.started or listed_at) >= earliest_start
-        ]
-        self._reservation_of_running = {
-            **{
-                job.id: self._reservation_of_running[job.id]
-                for job in candidates
-                if job.id in self._reservation_of_running
-            },
-            **self._reservations_of(
-                job.id for job in candidates if job.id not in self._reservation_of_running
-            ),
-        }
-        return {
-            id: reservation
-            for id, reservation in self._reservation_of_running.items()
-            if reservation
-        }
+        """Return the reservation of each job that runs in one."""
+        starts = [r.start for r in reservations if r.start <= cell.listed_at]
+        candidates: list[str] = []
+        if starts:
+            candidates = [
+                job.id
+                for job in cell.jobs
+                if not job.is_waiting and (job.started or cell.listed_at) >= min(starts)
+            ]
+        cache = self._running_inside
+        cached = {id: cache[id] for id in candidates if id in cache}
+        new = self._reservations_of(id for id in candidates if id not in cache)
+        self._running_inside = cached | new
+        return {id: inside for id, inside in self._running_inside.items() if inside}
 
-    def reserve(self, spec: ReservationSpec, listing: CellListing) -> None:
-        """Have it granted once, and in queues that are up; what was granted besides is deleted.
+    def reserve(self, spec: ReservationSpec, cell: CellListing) -> None:
+        """Have exactly one reservation under the name, in queues that are up.
 
-        `listed` are the jobs of its user.
+        `cell` lists the jobs of its user. Raises Refused if the qmaster grants none.
         """
         same_name = self._named(spec.name)
-        fitting = [
-            reservation.id
-            for reservation in same_name
-            if reservation.usable and reservation.size == spec.size
-        ]
-        id = fitting[-1] if fitting else self._grant_with_moves(spec, listing)
-        self._replace(
-            [reservation for reservation in same_name if reservation.id != id], id, listing.jobs
-        )
+        fitting = [r.id for r in same_name if r.usable and r.size == spec.size]
+        id = fitting[-1] if fitting else self._grant_with_moves(spec, cell)
+        self._replace([r for r in same_name if r.id != id], id, cell.jobs)
 
-    def _grant_with_moves(self, spec: ReservationSpec, listing: CellListing) -> str:
-        """The id of a new one, for which others are moved if need be. Refused if it is in vain."""
+    def _grant_with_moves(self, spec: ReservationSpec, cell: CellListing) -> str:
+        """Grant a reservation, after moving others if necessary; return its id. Raises Refused."""
         for _ in range(_MAX_MOVES):
             try:
-                return self._grant(spec, listing)
+                return self._grant(spec, cell)
             except Refused as refusal:
-                if _NO_ROOM_MESSAGE not in refusal.reason or not self._move_first(spec, listing):
+                if _NO_ROOM_MESSAGE not in refusal.reason or not self._move_first(spec, cell):
                     raise
-        return self._grant(spec, listing)
+        return self._grant(spec, cell)
 
-    def _move_first(self, spec: ReservationSpec, listing: CellListing) -> bool:
-        """Move the first of those of ours that are in the way of a window, if that is any use.
+    def _move_first(self, spec: ReservationSpec, cell: CellListing) -> bool:
+        """Move the first own reservation that blocks a new one; return False if no move helps.
 
-        The next is chosen when it is seen what the qmaster chose for this one.
+        The caller decides on the next move by the slots that the qmaster chose for this one.
         """
-        occupancy = self._occupancy(replace(listing, jobs=self._list_jobs("*")))
-        movable = {
-            reservation.id: reservation
-            for reservation in occupancy.reservations
-            if reservation.owner == self._user
-            and reservation_id(reservation.name, self._instance) is not None
-            and reservation.user
-            and reservation.usable
-            and reservation.start > occupancy.listed_at + NO_MOVE_BEFORE_START
-            and occupancy.rules.consumables.keys().isdisjoint(
-                reservation.per_slot
-            )  # there may be too few to have them twice
-        }
+        jobs = self._commands.list_jobs("*")
+        occupancy = self._occupancy(replace(cell, jobs=jobs))
+        movable = {r.id: r for r in occupancy.reservations if self._is_movable(r, cell)}
         newest = {reservation.name: reservation for reservation in movable.values()}
-        superseded = [
-            reservation
-            for reservation in movable.values()
-            if reservation != newest[reservation.name]
-        ]
-        if superseded:  # an earlier call has not come to its end
-            reservation = superseded[0]
-            self._replace(
-                [reservation], newest[reservation.name].id, self._list_jobs(reservation.user)
-            )
+        superseded = [r for r in movable.values() if r != newest[r.name]]
+        if superseded:  # an earlier move is unfinished
+            old = superseded[0]
+            self._replace([old], newest[old.name].id, self._commands.list_jobs(old.user))
             return True
-        start, end = (float(round(time)) for time in (spec.start, spec.end))
-        need = NodeDemand(0, max(start, occupancy.listed_at), end, spec.size)
-        moves = occupancy.pool_map(self._spans_hosts(), movable).find_moves(need)
+        start, end = float(round(spec.start)), float(round(spec.end))
+        demand = NodeDemand(0, max(start, occupancy.listed_at), end, spec.size)
+        moves = occupancy.pool_map(self._spans_hosts(), movable).find_moves(demand)
         if not moves:
             return False
         id, slots = moves[0]
-        reservation = movable[str(id)]
-        moved_spec = ReservationSpec(
-            reservation.name,
-            reservation.user,
-            reservation.start,
-            reservation.end,
-            (),
-            reservation.size,
-        )
-        new_id = self._grant(moved_spec, listing, slots)
-        self._replace([reservation], new_id, self._list_jobs(reservation.user))
+        old = movable[str(id)]
+        moved = ReservationSpec(old.name, old.user, old.start, old.end, nodes=(), size=old.size)
+        new_id = self._grant(moved, cell, slots)
+        self._replace([old], new_id, self._commands.list_jobs(old.user))
         return True
 
+    def _is_movable(self, reservation: AdvanceReservation, cell: CellListing) -> bool:
+        """Return whether a reservation is of this instance, usable, and not about to start.
+
+        A reservation with licences stays: there may be too few licences to have them twice.
+        """
+        return (
+            reservation.owner == self._user
+            and reservation_id(reservation.name, self._instance) is not None
+            and bool(reservation.user)
+            and reservation.usable
+            and reservation.start > cell.listed_at + NO_MOVE_BEFORE_START
+            and cell.rules.consumables.keys().isdisjoint(reservation.per_slot)
+        )
+
     def _replace(
-        self, replaced: Sequence[AdvanceReservation], id: str, jobs: Sequence[text.QstatJob]
+        self, replaced: Sequence[AdvanceReservation], id: str, jobs: Sequence[QstatJob]
     ) -> None:
-        """Delete what another one replaces; those of the jobs that wait in them come along."""
+        """Transfer the waiting jobs of replaced reservations to reservation `id`; delete these."""
         if not replaced:
             return
         self._transfer_waiting(id, replaced, [job.id for job in jobs if job.is_waiting])
         try:
             self._delete(replaced, jobs)
-        except Refused as refusal:  # what runs in it is let run
+        except Refused as refusal:  # jobs that run in it keep running
             raise Unreachable(refusal.reason) from None
 
     def _grant(
-        self, spec: ReservationSpec, listing: CellListing, locations: Collection[str] = ()
+        self, spec: ReservationSpec, cell: CellListing, locations: Collection[str] = ()
     ) -> str:
-        """The id of a new one, in these `places` if any are named (`Occupancy.places`).
+        """Have a reservation granted, with its licences and memory; return its id.
 
-        It has its licences, and each slot its share of the memory.
-
-        Refused if it cannot be had.
+        `locations` restricts it to these pools (`Occupancy.pool_map`). Raises Refused if the
+        qmaster certainly granted nothing.
         """
         queues = [
-            (f"{queue.name}@{host.name}", queue.up, host.name)
-            for host in listing.hosts
+            (f"{queue.name}@{host.name}", host.name, queue.up)
+            for host in cell.hosts
             for queue in host.queues
         ]
-        up = [
+        usable = [
             instance
-            for instance, is_up, host in queues
-            if is_up and (not locations or instance in locations or host in locations)
+            for instance, host, up in queues
+            if up and (not locations or instance in locations or host in locations)
         ]
-        if not up:
+        if not usable:
             raise Refused("no queue is up")
-        queue_option = () if len(up) == len(queues) else ("-q", ",".join(up))
-        start_option = (
-            ()
-            if spec.start < listing.listed_at + _START_MARGIN
-            else ("-a", _qrsub_time(spec.start))
-        )
-        size_options = ["-pe", self._parallel_environment, str(spec.size)]
+        options = ["-N", spec.name, "-u", spec.user]
+        if spec.start >= cell.listed_at + _START_MARGIN:
+            options += ["-a", _qrsub_time(spec.start)]
+        options += ["-e", _qrsub_time(spec.end)]
+        options += ["-pe", self._parallel_environment, str(spec.size)]
         try:
-            resources = listing.rules.resource_requests(spec, listing.hosts)
+            resources = cell.rules.resource_requests(spec, cell.hosts)
         except ValueError as error:
             raise Refused(str(error)) from None
         if resources:
-            size_options += ["-l", ",".join(resources)]
-        options = ("-N", spec.name, "-u", spec.user, *start_option, "-e", _qrsub_time(spec.end))
-        answer = self._run("qrsub", *options, *size_options, *queue_option)
-        if (id := windows.granted_id(answer.stdout)) is None:
+            options += ["-l", ",".join(resources)]
+        if len(usable) < len(queues):
+            options += ["-q", ",".join(usable)]
+        answer = self._commands.run("qrsub", *options)
+        if (id := granted_id(answer.stdout)) is None:
             message = f"{answer.stdout}\n{answer.stderr}".strip()
-            raise (
-                Refused(_one_line(message))
-                if _REJECTION_MESSAGE.search(message)
-                else Unreachable(f"qrsub: {message}")
-            )
+            if _REJECTION_MESSAGE.search(message):
+                raise Refused(one_line(message))
+            raise Unreachable(f"qrsub: {message}")
         return id
 
     def _transfer_waiting(
         self, id: str, replaced: Iterable[AdvanceReservation], waiting: Iterable[str]
     ) -> None:
-        """Let those of the jobs that wait in other reservations wait in this one."""
+        """Transfer waiting jobs from replaced reservations to reservation `id`."""
         replaced_ids = {reservation.id for reservation in replaced}
-        reservation_of_job = self._reservations_of(waiting)
-        for batch in windows.id_lists(
-            [job for job, waits_in in reservation_of_job.items() if waits_in in replaced_ids],
-            _IDS_PER_CALL,
-        ):
-            answer = self._run("qalter", "-ar", id, batch)
+        jobs = [job for job, old in self._reservations_of(waiting).items() if old in replaced_ids]
+        for batch in id_lists(jobs):
+            answer = self._commands.run("qalter", "-ar", id, batch)
             if answer.exit_code:
-                raise Unreachable(f"qalter: {_one_line(answer.stdout + answer.stderr)}")
+                raise Unreachable(f"qalter: {one_line(answer.stdout + answer.stderr)}")
 
-    def unreserve(self, name: str, jobs: Iterable[text.QstatJob]) -> None:
-        """Delete it unless jobs are in it; `listed` are the jobs of now."""
+    def unreserve(self, name: str, jobs: Iterable[QstatJob]) -> None:
+        """Delete a reservation; `jobs` is a new listing. Refused while jobs are in it."""
         self._delete(self._named(name), jobs)
 
     def find(self, name: str) -> AdvanceReservation:
-        """The one of that name, the newer if one replaces another.
+        """Return the reservation of this name, the newer if another is being replaced.
 
-        Refused, to be tried again, if there is none.
+        Raises Refused, retryable, if there is none.
         """
         same_name = self._named(name)
         if not same_name:
             raise Refused(f"no advance reservation {name}", retryable=True)
         return same_name[-1]
 
-    def _delete(
-        self, reservations: Iterable[AdvanceReservation], jobs: Iterable[text.QstatJob]
-    ) -> None:
+    def _delete(self, reservations: Iterable[AdvanceReservation], jobs: Iterable[QstatJob]) -> None:
         ids = {reservation.id for reservation in reservations}
         if not ids:
             return
         reservation_of_job = self._reservations_of(job.id for job in jobs)
-        if inside := sorted(
-            job for job, reservation_id in reservation_of_job.items() if reservation_id in ids
-        ):
+        if inside := sorted(job for job, id in reservation_of_job.items() if id in ids):
             raise Refused(f"jobs are in it: {', '.join(inside)}", retryable=True)
         for id in sorted(ids):
-            answer = self._run("qrdel", id)
+            answer = self._commands.run("qrdel", id)
             message = f"{answer.stdout}\n{answer.stderr}".strip()
             if answer.exit_code and not _UNKNOWN_MESSAGE.search(message):
-                raise Unreachable(f"qrdel: {_one_line(message)}")
-
-    def _list_jobs(self, user: str) -> list[text.QstatJob]:
-        return self._query(text.parse_jobs, "qstat", "-xml", "-r", "-u", user)
+                raise Unreachable(f"qrdel: {one_line(message)}")
 
     def _named(self, name: str) -> list[AdvanceReservation]:
-        return [
-            reservation
-            for reservation in self._list_reservations()
-            if (reservation.name, reservation.owner) == (name, self._user)
-        ]
+        wanted = (name, self._user)
+        return [r for r in self._list_reservations() if (r.name, r.owner) == wanted]
 
     def _list_reservations(self) -> list[AdvanceReservation]:
-        ids = self._query(windows.parse_reservation_ids, "qrstat", "-xml", "-u", "*")
+        query = self._commands.query
+        ids = query(parse_reservation_ids, "qrstat", "-xml", "-u", "*")
         return [
             reservation
-            for batch in windows.id_lists(ids, _IDS_PER_CALL)
-            # it says 1 if one of them has ended meanwhile, and tells of the others
-            for reservation in self._query(
-                windows.parse_reservations, "qrstat", "-xml", "-ar", batch, partial=True
+            for batch in id_lists(ids)
+            # its exit code is 1 if a reservation has just ended; the answer has the others
+            for reservation in query(
+                parse_reservations, "qrstat", "-xml", "-ar", batch, partial=True
             )
         ]
 
     def _reservations_of(self, jobs: Iterable[str]) -> dict[str, str]:
-        """The reservation of each of these jobs, empty for those that have none."""
+        """Query the reservation of each job; empty for a job outside reservations."""
         ids = list(jobs)
-        reservation_of_job: dict[str, str] = dict.fromkeys(ids, "")
-        for batch in windows.id_lists(ids, _IDS_PER_CALL):
-            reservation_of_job |= self._query(
-                windows.parse_reserved_jobs, "qstat", "-xml", "-j", batch
+        reservation_of_job = dict.fromkeys(ids, "")
+        for batch in id_lists(ids):
+            reservation_of_job |= self._commands.query(
+                parse_reserved_jobs, "qstat", "-xml", "-j", batch
             )
         return reservation_of_job
 
-    def _query(
-        self, parse: Callable[[str], T], program: str, *arguments: str, partial: bool = False
-    ) -> T:
-        answer = self._run(program, *arguments)
-        if answer.exit_code != 0 and not (partial and answer.stdout):
-            raise Unreachable(f"{program}: {answer.error_message}")
-        try:
-            return parse(answer.stdout)
-        except (ValueError, KeyError) as error:
-            raise Unreachable(f"{program}: the answer cannot be read: {error}") from None
-
 
 def _qrsub_time(seconds: float) -> str:
-    """A time as qrsub takes it under TZ=UTC."""
+    """Format a time for qrsub under TZ=UTC."""
     return datetime.fromtimestamp(round(seconds), UTC).strftime("%Y%m%d%H%M.%S")
-
-
-def _one_line(message: str) -> str:
-    return "; ".join(line.strip() for line in message.splitlines() if line.strip())[:500]

@@ -1,4 +1,4 @@
-"""What Grid Engine is told for one task beside its script: its native specification. Pure."""
+"""The native specification (qsub options) of one task. Pure."""
 
 from __future__ import annotations
 
@@ -12,19 +12,26 @@ from metasched.adapters.gridengine.listing import ComplexAttribute, job_name
 from metasched.adapters.gridengine.reservation_listing import AdvanceReservation
 from metasched.model.job import Job
 
-# What a user's own options may not say, since a task is known, found and ended by it. A script
-# that verifies jobs (-jsv) stays with the DRMAA session, and would verify all later ones, too.
+# Options that a user must not give: metasched identifies, finds and ends tasks by them. A job
+# verifier (-jsv) would stay with the DRMAA session and verify all later jobs too.
+# fmt: off
 _FORBIDDEN_OPTIONS = {
-    *("-A", "-N", "-@", "-C", "-S", "-b", "-clear", "-r", "-shell", "-sync", "-t", "-tc", "-terse"),
-    *("-verify", "-w", "-now", "-help", "-ckpt", "-c", "-dl", "-notify", "-jsv"),
+    "-A", "-N", "-@", "-C", "-S", "-b", "-clear", "-r", "-shell", "-sync", "-t", "-tc", "-terse",
+    "-verify", "-w", "-now", "-help", "-ckpt", "-c", "-dl", "-notify", "-jsv",
 }
-# How many values an option of qsub has, at the most. A word beyond them would be the script.
+_NO_VALUE = ("-V", "-cwd", "-h", "-hard", "-soft")
+_ONE_VALUE = (
+    "-M", "-P", "-R", "-a", "-ac", "-ar", "-dc", "-display", "-e", "-he", "-hold_jid",
+    "-hold_jid_ad", "-i", "-j", "-js", "-l", "-m", "-masterq", "-o", "-ot", "-p", "-q", "-sc", "-v",
+    "-wd",
+)
+_TWO_VALUES = ("-binding", "-pe")
+# fmt: on
+# Maximum number of values of each option of qsub. A further word would be taken as the script.
 _VALUE_COUNTS = {
-    **dict.fromkeys(("-V", "-cwd", "-h", "-hard", "-soft"), 0),
-    **dict.fromkeys(("-M", "-P", "-R", "-a", "-ac", "-ar", "-dc", "-display", "-e"), 1),
-    **dict.fromkeys(("-he", "-hold_jid", "-hold_jid_ad", "-i", "-j", "-js", "-l", "-m"), 1),
-    **dict.fromkeys(("-masterq", "-o", "-ot", "-p", "-q", "-sc", "-v", "-wd"), 1),
-    **dict.fromkeys(("-binding", "-pe"), 2),
+    **dict.fromkeys(_NO_VALUE, 0),
+    **dict.fromkeys(_ONE_VALUE, 1),
+    **dict.fromkeys(_TWO_VALUES, 2),
 }
 
 
@@ -36,9 +43,10 @@ def native_specification(
     complexes: Mapping[str, ComplexAttribute],
     reservation: AdvanceReservation | None = None,
 ) -> str:
-    """The native specification of one task, in the advance reservation `within`.
+    """Return the native specification of one task, in an advance reservation if one is given.
 
-    Refused if something asked for cannot be said.
+    `memory` is the consumable that counts memory, if any. Raises Refused if the cell cannot
+    provide a requested resource.
     """
     job = submission.job
     _check_options(submission.options)
@@ -46,7 +54,7 @@ def native_specification(
     if job.nodes is not None and job.nodes > 1 and not has_own_pe:
         raise Refused("a job over several nodes needs a parallel environment: --native '...:-pe'")
     if job.exclusive:
-        raise Refused("Grid Engine cannot be asked for whole hosts")
+        raise Refused("Grid Engine cannot allocate whole hosts")
     if job.qos is not None:
         raise Refused("Grid Engine has no QOS")
     name = job_name(submission.tag, index)
@@ -67,23 +75,22 @@ def native_specification(
     options += submission.options
     for option in options:
         if not option or re.search(r"[\s'\"\\\0-\x1f\x7f]", option):
-            cause = "quotes, spaces, control characters or nothing"
-            raise Refused(f"native option {option!r} cannot be handed on: {cause}")
+            problem = "quotes, spaces, control characters or nothing"
+            raise Refused(f"native option {option!r} cannot be passed on: {problem}")
     return " ".join(options)
 
 
 def _resource_requests(
     job: Job, memory: str | None, complexes: Mapping[str, ComplexAttribute]
 ) -> list[str]:
-    """The values of -l: time limit, memory, gres, licences, features."""
+    """Return the values of -l: time limit, memory, gres, licences, features."""
     requests = []
     if job.time_limit is not None:
         requests.append(f"h_rt={math.ceil(job.time_limit)}")
     if memory is not None and (total_memory := _total_memory(job)) is not None:
         per_job = memory in complexes and complexes[memory].consumable == "JOB"
-        requests.append(
-            f"{memory}={total_memory if per_job else math.ceil(total_memory / job.cpus)}M"
-        )
+        amount = total_memory if per_job else math.ceil(total_memory / job.cpus)
+        requests.append(f"{memory}={amount}M")
     for name, count in (*job.gres.items(), *job.licences.items()):
         if name not in complexes or complexes[name].consumable == "NO":
             raise Refused(f"the cell has no consumable {name!r}")
@@ -104,26 +111,26 @@ def _check_fits_reservation(
     complexes: Mapping[str, ComplexAttribute],
     reservation: AdvanceReservation,
 ) -> None:
-    """Refused if its reservation lacks what it asks for: the qmaster says `no suitable queues`."""
+    """Raise Refused for requests beyond the reservation: the qmaster would accept no queue."""
     for name, count in (*job.gres.items(), *job.licences.items()):
         if name in complexes and count > (reserved := reservation.amount_of(complexes[name])):
-            raise Refused(f"{count} {name} are asked for, and its reservation has {reserved:g}")
-    # where nothing was reserved its hosts may count none, and give any amount
+            raise Refused(f"{count} {name} requested, but its reservation has {reserved:g}")
+    # without reserved memory its hosts may not count memory, and give any amount
     if memory is not None and memory in reservation.per_slot and memory in complexes:
         reserved = int(reservation.amount_of(complexes[memory]) / 2**20)
         if (requested := _total_memory(job) or 0) > reserved:
-            raise Refused(f"{requested} MiB are asked for, and its reservation has {reserved} MiB")
+            raise Refused(f"{requested} MiB requested, but its reservation has {reserved} MiB")
 
 
 def _total_memory(job: Job) -> int | None:
-    """MiB that it asks for in all."""
+    """Return the requested memory of the whole job in MiB."""
     return job.memory if job.memory_per_cpu is None else job.memory_per_cpu * job.cpus
 
 
 def _check_options(options: tuple[str, ...]) -> None:
-    """Refused if a word of the user's would take from us what we rely on, or is no option's.
+    """Raise Refused for an option that metasched sets itself, and for a word that is not an option.
 
-    Of an option that we do not know any number of words are taken to be values.
+    An option unknown here may have any number of values.
     """
     values_allowed = 0.0
     for option in options:

@@ -106,7 +106,7 @@ STORED_FIELDS: Mapping[str, Mapping[str, str]] = {
     "Submission": {"leased_licences": "leased"},
     "Withdrawal": {"native_ids": "natives", "only_pending": "unstarted"},
     # Files of Grid Engine and DRMAA clusters
-    "_Deletion": {"native_id": "native", "requested_at": "asked", "never_started": "never_began"},
+    "Deletion": {"native_id": "native", "requested_at": "asked", "never_started": "never_began"},
     "_TaskRecord": {"time_limit": "limit", "native_id": "native"},
 }
 

@@ -496,8 +496,8 @@ GENERIC: dict[str, object] = {"library": "/l.so", "profile": "generic", "cpus": 
         ({"library": "/l.so", "native": {"tme": ""}}, "none of always, time"),
         ({"library": "/l.so", "native": {"time": "{hours}"}}, "may hold"),
         ({"library": "/l.so", "native": {"licence": "{name}"}}, "may hold {licence}, {count}"),
-        (GENERIC | {"licences": {"nx": 1}}, "native lacks licences"),
-        (GENERIC | {"partitions": ("long",)}, "native lacks partition"),
+        (GENERIC | {"licences": {"nx": 1}}, "native has no key licences"),
+        (GENERIC | {"partitions": ("long",)}, "native has no key partition"),
         (GENERIC | {"licences": {"nx": -1}, "native": {"licences": "-l {licences}"}}, "nx is -1"),
     ],
 )

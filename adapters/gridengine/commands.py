@@ -1,0 +1,82 @@
+"""Grid Engine's commands for one cell: each runs with a time limit; its answer is parsed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from metasched.adapters.commands import CommandResult, run_command
+from metasched.adapters.errors import Unreachable
+from metasched.adapters.gridengine import listing
+from metasched.adapters.launcher_client import LauncherClient
+
+IDS_PER_COMMAND = 500  # job or reservation ids in the arguments of one command
+
+T = TypeVar("T")
+
+_COMMANDS = {
+    "cancel": ("qdel",),
+    "hold": ("qhold", "-h", "u"),
+    "release": ("qrls", "-h", "u"),
+}
+
+
+class CellCommands:
+    """Runs commands as this account, or through the launcher as the owner of jobs."""
+
+    def __init__(
+        self, bin_dir: str | None, timeout: float, launcher: LauncherClient | None
+    ) -> None:
+        self._bin_dir, self._timeout, self._launcher = bin_dir, timeout, launcher
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if name.startswith("SGE_")},
+            "PATH": os.environ.get("PATH", os.defpath),
+            "LANG": "C.UTF-8",
+            "TZ": "UTC",
+        }
+
+    def run(self, program: str, *arguments: str) -> CommandResult:
+        """Run a command as this account."""
+        path = os.path.join(self._bin_dir, program) if self._bin_dir else program
+        return run_command([path, *arguments], self._environment, self._timeout)
+
+    def run_as_owner(self, user: str, verb: str, ids: str) -> CommandResult:
+        """Run a command that changes jobs, as their owner in site mode."""
+        if self._launcher is None:
+            return self.run(*_COMMANDS[verb], ids)
+        return self._launcher.run(user, verb, (ids,), self._timeout)
+
+    def query(
+        self, parse: Callable[[str], T], program: str, *arguments: str, partial: bool = False
+    ) -> T:
+        """Run a command and parse its answer; with `partial` a non-zero exit code may have one.
+
+        Raises Unreachable if the command fails or its answer cannot be parsed.
+        """
+        answer = self.run(program, *arguments)
+        if answer.exit_code != 0 and not (partial and answer.stdout):
+            raise Unreachable(f"{program}: {answer.error_message}")
+        try:
+            return parse(answer.stdout)
+        except (ValueError, KeyError) as error:
+            raise Unreachable(f"{program}: the answer cannot be read: {error}") from None
+
+    def list_jobs(self, user: str) -> list[listing.QstatJob]:
+        """List the jobs of a user, or of all users for `*`."""
+        return self.query(listing.parse_jobs, "qstat", "-xml", "-r", "-u", user)
+
+    def list_hosts(self) -> list[listing.ExecutionHost]:
+        """List the execution hosts with their queues and free consumables."""
+        return self.query(listing.parse_hosts, "qhost", "-xml", "-q", "-F")
+
+
+def id_lists(ids: Sequence[str]) -> list[str]:
+    """Return the ids as comma-separated lists, none too long for a command line."""
+    starts = range(0, len(ids), IDS_PER_COMMAND)
+    return [",".join(ids[first : first + IDS_PER_COMMAND]) for first in starts]
+
+
+def one_line(message: str) -> str:
+    """Join the lines of a command's message."""
+    return "; ".join(line.strip() for line in message.splitlines() if line.strip())[:500]
