@@ -18,6 +18,7 @@ Measured with Son of Grid Engine 8.1.9:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -136,14 +137,13 @@ class GridEngineReservations:
         self, reservations: Iterable[AdvanceReservation], cell: CellListing
     ) -> dict[str, str]:
         """Return the reservation of each job that runs in one."""
-        starts = [r.start for r in reservations if r.start <= cell.listed_at]
-        candidates: list[str] = []
-        if starts:
-            candidates = [
-                job.id
-                for job in cell.jobs
-                if not job.is_waiting and (job.started or cell.listed_at) >= min(starts)
-            ]
+        active = [r.start for r in reservations if r.start <= cell.listed_at]
+        earliest = min(active, default=math.inf)
+        candidates = [
+            job.id
+            for job in cell.jobs
+            if not job.is_waiting and (job.started or cell.listed_at) >= earliest
+        ]
         cache = self._running_inside
         cached = {id: cache[id] for id in candidates if id in cache}
         new = self._reservations_of(id for id in candidates if id not in cache)

@@ -516,7 +516,7 @@ def test_licences_that_the_cell_counts_are_kept_for_the_window_by_the_cell_itsel
         assert {row["state"] for row in site.until_ended(*inside)} == {"completed"}
         site.until(lambda: site.rows(barred)[0]["state"] == "rejected")
         told = site.run("story", str(barred)).stdout
-        assert "1 matlab are asked for, and its reservation has 0" in told
+        assert "1 matlab requested, but its reservation has 0" in told
         assert "outside" in cell.run("qstat", "-u", "*", "-s", "p")
         site.run("reservation", "cancel", str(made["reservation"]))
         site.until(lambda: "outside" not in cell.run("qstat", "-u", "*"))
@@ -552,7 +552,7 @@ def test_each_slot_has_its_share_of_the_memory_that_the_cell_counts(site: Site, 
         assert {row["state"] for row in site.until_ended(*jobs)} == {"completed"}
         site.until(lambda: site.rows(barred)[0]["state"] == "rejected")
         told = site.run("story", str(barred)).stdout
-        assert "25600 MiB are asked for, and its reservation has 24576 MiB" in told
+        assert "25600 MiB requested, but its reservation has 24576 MiB" in told
         [row] = site.rows(outside)
         assert row["started"] is None
         site.run("reservation", "cancel", id)

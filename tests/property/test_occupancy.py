@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.adapters.gridengine import listing as text
+from metasched.adapters.gridengine import listing
 from metasched.adapters.gridengine.reservation_listing import (
     AdvanceReservation,
     MemoryConsumable,
@@ -33,7 +33,7 @@ def cell(some: list[tuple[str, int, int, int, float | None]], running: int) -> O
     """As many of them as fit side by side: the first jobs that run, the others reservations."""
     memory = MemoryConsumable("h_vmem", 0.25 * GIB, TOTALS)
     hosts = [
-        text.ExecutionHost(name, None, {}, (text.QueueInstance("all.q", size, 0, 0, ""),))
+        listing.ExecutionHost(name, None, {}, (listing.QueueInstance("all.q", size, 0, 0, ""),))
         for name, size in SIZES.items()
     ]
     found = Occupancy((), hosts, NOW, SchedulingRules(memory, duration_offset=2.0))
@@ -42,7 +42,7 @@ def cell(some: list[tuple[str, int, int, int, float | None]], running: int) -> O
         if number < running:
             requests = {"h_rt": f"{begin + lasts}"}
             requests |= {} if each is None else {"h_vmem": f"{each * 1024:g}M"}
-            one = text.QstatJob(
+            one = listing.QstatJob(
                 f"{number}", "x", "a", "r", slots, None, NOW - begin, where, "", requests
             )
             then = replace(found, jobs=(*found.jobs, one))
@@ -148,7 +148,9 @@ def test_a_slot_has_no_less_than_a_job_that_asks_for_no_memory() -> None:
 
 
 def test_a_slot_has_no_more_memory_than_a_queue_gives_it() -> None:
-    hosts = [text.ExecutionHost("n1", 24_000, {}, (text.QueueInstance("all.q", 4, 0, 0, ""),))]
+    hosts = [
+        listing.ExecutionHost("n1", 24_000, {}, (listing.QueueInstance("all.q", 4, 0, 0, ""),))
+    ]
     for totals, most, share in (
         ({"n1": 64.0 * GIB}, None, 16384),
         ({"n1": 64.0 * GIB}, 4.0 * GIB, 4096),
@@ -163,7 +165,7 @@ def test_a_slot_has_no_more_memory_than_a_queue_gives_it() -> None:
 def test_the_share_of_memory_is_the_same_when_a_queue_is_down() -> None:
     for states in (("", ""), ("d", ""), ("", "au")):
         queues = tuple(
-            text.QueueInstance(f"{n}.q", 4, 0, 0, state) for n, state in enumerate(states)
+            listing.QueueInstance(f"{n}.q", 4, 0, 0, state) for n, state in enumerate(states)
         )
-        hosts = [text.ExecutionHost("n1", None, {}, queues)]
+        hosts = [listing.ExecutionHost("n1", None, {}, queues)]
         assert MemoryConsumable("h_vmem", 0.0, {"n1": 64.0 * GIB}).share_per_slot(hosts) == 8192

@@ -16,9 +16,7 @@ from metasched.adapters.drmaa.adapter import DrmaaOptions
 from metasched.adapters.drmaa.generic import NativeTemplates
 from metasched.adapters.drmaa.job_script import build_job_script
 from metasched.adapters.errors import Refused
-from metasched.adapters.gridengine import cluster_info
-from metasched.adapters.gridengine import listing as text
-from metasched.adapters.gridengine import reservation_listing as windows
+from metasched.adapters.gridengine import cluster_info, listing, reservation_listing
 from metasched.adapters.gridengine.accounting import AccountingFile
 from metasched.adapters.gridengine.submission import native_specification
 from metasched.adapters.interpreter import interpreter_command
@@ -110,10 +108,10 @@ QHOST = """<?xml version='1.0'?>
 </qhost>
 """
 COUNTED = {
-    "gpu": text.ComplexAttribute("gpu", "JOB"),
-    "lic": text.ComplexAttribute("lic", "YES"),
-    "h_vmem": text.ComplexAttribute("h_vmem", "YES"),
-    "arch": text.ComplexAttribute("arch", "NO"),
+    "gpu": listing.ComplexAttribute("gpu", "JOB"),
+    "lic": listing.ComplexAttribute("lic", "YES"),
+    "h_vmem": listing.ComplexAttribute("h_vmem", "YES"),
+    "arch": listing.ComplexAttribute("arch", "NO"),
 }
 
 
@@ -130,7 +128,7 @@ def line(
 
 
 def ended(text_line: str, killed: bool = False) -> tuple[State, int | None, int | None] | None:
-    row = text.ended_status(text.parse_accounting_line(text_line), TAG, 0, killed)
+    row = listing.ended_status(listing.parse_accounting_line(text_line), TAG, 0, killed)
     return None if row is None else (row.state, row.exit_code, row.signal)
 
 
@@ -161,7 +159,7 @@ def test_an_end_by_a_signal_that_we_asked_for_is_a_cancellation() -> None:
 
 
 def test_a_record_tells_times_and_usage() -> None:
-    row = text.ended_status(text.parse_accounting_line(line("0", 0)), TAG, 0, False)
+    row = listing.ended_status(listing.parse_accounting_line(line("0", 0)), TAG, 0, False)
     assert row is not None
     assert (row.started, row.ended, row.native_id) == (1795230191, 1795230194, "5")
     assert (row.node, row.cpu_seconds, row.max_memory) == ("n1", 0.25, 2)
@@ -169,7 +167,7 @@ def test_a_record_tells_times_and_usage() -> None:
 
 def test_half_a_line_is_an_error() -> None:
     with pytest.raises(ValueError, match="fields"):
-        text.parse_accounting_line(line("0", 0)[:60])
+        listing.parse_accounting_line(line("0", 0)[:60])
 
 
 @pytest.mark.parametrize(
@@ -191,15 +189,15 @@ def test_half_a_line_is_an_error() -> None:
     ],
 )
 def test_states_of_live_jobs(letters: str, state: State, begun: bool) -> None:
-    job = text.QstatJob("7", TAG, "ada", letters, 1, submitted=10.0, started=20.0)
-    row = text.live_status(job, TAG, 0)
+    job = listing.QstatJob("7", TAG, "ada", letters, 1, submitted=10.0, started=20.0)
+    row = listing.live_status(job, TAG, 0)
     assert row.state is state
     assert (row.started is not None) == begun
     assert row.restarts == ("R" in letters)
 
 
 def test_jobs_of_qstat() -> None:
-    first, second, third = text.parse_jobs(QSTAT)
+    first, second, third = listing.parse_jobs(QSTAT)
     assert (first.id, first.name, first.owner, first.slots) == ("7", TAG, "ada", 2)
     assert (first.started, first.host) == (1795230191.0, "n1")
     assert (second.task_count, second.submitted) == (18, 1795230335.0)
@@ -209,15 +207,15 @@ def test_jobs_of_qstat() -> None:
 @pytest.mark.parametrize("broken", ["", QSTAT[:900], "error: commlib error", "<qhost/>"])
 def test_half_an_answer_is_an_error(broken: str) -> None:
     with pytest.raises(ValueError, match=r"XML|qhost"):
-        text.parse_jobs(broken)
+        listing.parse_jobs(broken)
 
 
 def test_facts() -> None:
-    limits = {"all.q": text.QueueLimits(hard_time=86400.0)}
+    limits = {"all.q": listing.QueueLimits(hard_time=86400.0)}
     totals = {"n1": {"gpu": 2.0, "h_vmem": 32.0 * 2**30}}
     facts = cluster_info.cluster_info(
-        text.parse_jobs(QSTAT),
-        text.parse_hosts(QHOST),
+        listing.parse_jobs(QSTAT),
+        listing.parse_hosts(QHOST),
         limits,
         totals,
         "h_vmem",
@@ -240,19 +238,22 @@ def test_facts() -> None:
 
 
 def test_jobs_without_a_queue_may_go_to_any() -> None:
-    limits = {"short.q": text.QueueLimits(60.0), "all.q": text.QueueLimits(None)}
+    limits = {"short.q": listing.QueueLimits(60.0), "all.q": listing.QueueLimits(None)}
     hosts = [
-        text.ExecutionHost(
+        listing.ExecutionHost(
             "n1",
             None,
             {},
-            (text.QueueInstance("all.q", 4, 1, 0, ""), text.QueueInstance("short.q", 2, 0, 0, "")),
+            (
+                listing.QueueInstance("all.q", 4, 1, 0, ""),
+                listing.QueueInstance("short.q", 2, 0, 0, ""),
+            ),
         )
     ]
     facts = cluster_info.cluster_info([], hosts, limits, {}, None, set(), 0.0, 1.0)
     every = facts.partition(None)
     assert every is not None
-    assert (every.name, every.free_cpus, every.max_time) == (text.ANY_QUEUE, 5, None)
+    assert (every.name, every.free_cpus, every.max_time) == (listing.ANY_QUEUE, 5, None)
     short = facts.partition("short.q")
     assert short is not None
     assert (short.free_cpus, short.max_time) == (2, 60.0)
@@ -263,7 +264,7 @@ def test_jobs_without_a_queue_may_go_to_any() -> None:
     [("600", 600), ("1:00:00", 3600), ("INFINITY", None), ("00:10:00,[n1=1:0:0]", 600), ("", None)],
 )
 def test_durations(said: str, seconds: float | None) -> None:
-    assert text.parse_seconds(said) == seconds
+    assert listing.parse_seconds(said) == seconds
 
 
 @pytest.mark.parametrize(
@@ -275,14 +276,16 @@ def test_durations(said: str, seconds: float | None) -> None:
     ],
 )
 def test_how_long_the_accounting_lags(said: str, delay: float) -> None:
-    assert text.parse_accounting_delay(f"mailer /bin/true\nreporting_params    {said}\n") == delay
+    assert (
+        listing.parse_accounting_delay(f"mailer /bin/true\nreporting_params    {said}\n") == delay
+    )
 
 
 def test_marks() -> None:
-    assert text.parse_job_name(text.job_name(TAG, 0), INSTANCE) == (TAG, 0)
-    assert text.parse_job_name(text.job_name(TAG, 12), INSTANCE) == (TAG, 12)
+    assert listing.parse_job_name(listing.job_name(TAG, 0), INSTANCE) == (TAG, 0)
+    assert listing.parse_job_name(listing.job_name(TAG, 12), INSTANCE) == (TAG, 12)
     for other in ("arr", f"{TAG}.x", "ms-other-42-1", "ms-k3f9-42"):
-        assert text.parse_job_name(other, INSTANCE) is None
+        assert listing.parse_job_name(other, INSTANCE) is None
 
 
 # The accounting file.
@@ -431,7 +434,7 @@ def test_the_interpreter_is_the_kernel_s(first: str, command: list[str]) -> None
 )
 def test_the_wrapper_ends_as_the_payload_did(tmp_path: Path, commands: str, status: int) -> None:
     wrapper = build_job_script(
-        order(f"#!/bin/sh\n{commands}\n"), 0, "grid", text.EXIT_CODE_OF_SIGNAL
+        order(f"#!/bin/sh\n{commands}\n"), 0, "grid", listing.EXIT_CODE_OF_SIGNAL
     )
     ran = subprocess.run(
         ["/bin/sh"],
@@ -508,23 +511,24 @@ def test_options_that_make_no_sense(wrong: dict[str, object], said: str) -> None
 
 def test_consumables_of_the_whole_cell() -> None:
     known = {
-        name: text.ComplexAttribute(name, kind) for name, kind in (("lic", "JOB"), ("arch", "NO"))
+        name: listing.ComplexAttribute(name, kind)
+        for name, kind in (("lic", "JOB"), ("arch", "NO"))
     }
     known |= {
-        "memory": text.ComplexAttribute("memory", "YES"),
-        "lic2": text.ComplexAttribute("lic2", "JOB"),
+        "memory": listing.ComplexAttribute("memory", "YES"),
+        "lic2": listing.ComplexAttribute("lic2", "JOB"),
     }
     host = "complex_values  lic=4,arch=7, \\\n    other=3,lic2=INFINITY,memory=1.5T\n"
-    assert text.parse_host_totals(host, known) == {"lic": 4, "memory": 1.5 * 2**40}
+    assert listing.parse_host_totals(host, known) == {"lic": 4, "memory": 1.5 * 2**40}
     totals = {"lic": 4.0}
-    assert text.parse_host_totals("complex_values NONE\n", known) == {}
+    assert listing.parse_host_totals("complex_values NONE\n", known) == {}
     xml = (
         "<qhost><host name='h'><resourcevalue name='lic' dominance='gc'>9</resourcevalue></host>"
         "<host name='global'><resourcevalue name='lic' dominance='gc'>1.000000</resourcevalue>"
         "</host></qhost>"
     )
-    assert text.parse_global_licences(xml, totals) == {"lic": ManagerLicences(4, 3)}
-    assert text.parse_global_licences("<qhost></qhost>", totals) == {}
+    assert listing.parse_global_licences(xml, totals) == {"lic": ManagerLicences(4, 3)}
+    assert listing.parse_global_licences("<qhost></qhost>", totals) == {}
 
 
 def kept(
@@ -549,46 +553,55 @@ def test_reservations_are_read_and_those_that_end_are_left_out() -> None:
         kept(4, "ms-k3f9-r4", "w", ("n2", 2), owner="eve"),
     )
     xml = f"<qrstat>{''.join(rows)}<ar_unknown><id>9</id></ar_unknown></qrstat>"
-    found = windows.parse_reservations(xml)
+    found = reservation_listing.parse_reservations(xml)
     assert [(one.id, one.usable) for one in found] == [("1", True), ("3", False), ("4", True)]
     assert {one.user for one in found} == {"ada"}
-    assert windows.parse_reservation_ids(xml) == ["1", "2", "3", "4"]
-    assert windows.own_reservations(found, "root", INSTANCE) == (
+    assert reservation_listing.parse_reservation_ids(xml) == ["1", "2", "3", "4"]
+    assert reservation_listing.own_reservations(found, "root", INSTANCE) == (
         ManagerReservation("ms-k3f9-r1", 3600.0, 7200.0, ("n1", "n2"), 3),
         ManagerReservation(
             "ms-k3f9-r3", 3600.0, 7200.0, ("all.q@n2",), 2
         ),  # in no pool: it cannot be used
     )
     hosts = [
-        text.ExecutionHost("n1", None, {"slots": 3.0}, (text.QueueInstance("all.q", 4, 1, 2, ""),)),
-        text.ExecutionHost("n2", None, {}, (text.QueueInstance("all.q", 8, 0, 5, ""),)),
-        text.ExecutionHost("n3", None, {}, (text.QueueInstance("all.q", 8, 0, 0, "au"),)),
+        listing.ExecutionHost(
+            "n1", None, {"slots": 3.0}, (listing.QueueInstance("all.q", 4, 1, 2, ""),)
+        ),
+        listing.ExecutionHost("n2", None, {}, (listing.QueueInstance("all.q", 8, 0, 5, ""),)),
+        listing.ExecutionHost("n3", None, {}, (listing.QueueInstance("all.q", 8, 0, 0, "au"),)),
     ]
     jobs = [
-        text.QstatJob("7", "x", "ada", "r", 1, None, 100.0, "all.q@n1", requests={"h_rt": "600"}),
-        text.QstatJob("8", "x", "ada", "r", 2, None, 100.0, "all.q@n2"),
-        text.QstatJob("9", "x", "ada", "qw", 2),
+        listing.QstatJob(
+            "7", "x", "ada", "r", 1, None, 100.0, "all.q@n1", requests={"h_rt": "600"}
+        ),
+        listing.QstatJob("8", "x", "ada", "r", 2, None, 100.0, "all.q@n2"),
+        listing.QstatJob("9", "x", "ada", "qw", 2),
     ]
-    reserved = windows.parse_reserved_jobs(
+    reserved = reservation_listing.parse_reserved_jobs(
         "<detailed_job_info><djob_info>"
         "<element><JB_job_number>7</JB_job_number></element>"
         "<element><JB_job_number>8</JB_job_number><JB_ar>4</JB_ar></element>"
         "</djob_info></detailed_job_info>"
     )
     assert reserved == {"8": "4"}
-    assert windows.parse_reserved_jobs("<unknown_jobs ><ST_name>7</ST_name></unknown_jobs>") == {}
-    rules = windows.SchedulingRules(
-        limits={"all.q": text.QueueLimits(None, 50.0)}, duration_offset=10.0
+    assert (
+        reservation_listing.parse_reserved_jobs(
+            "<unknown_jobs ><ST_name>7</ST_name></unknown_jobs>"
+        )
+        == {}
     )
-    cell = windows.Occupancy(jobs, hosts, 100.0, rules, found, reserved)
+    rules = reservation_listing.SchedulingRules(
+        limits={"all.q": listing.QueueLimits(None, 50.0)}, duration_offset=10.0
+    )
+    cell = reservation_listing.Occupancy(jobs, hosts, 100.0, rules, found, reserved)
     each = cell.pools(spread=False)
     of_n1 = ((100.0, 710.0, 1), (3600.0, 7200.0, 2))
     of_n2 = ((3600.0, 7200.0, 1), (3600.0, 7200.0, 2), (3600.0, 7200.0, 2))
     assert each == (ProcessorPool(("n1",), 4, of_n1), ProcessorPool(("n2",), 8, of_n2))
     [all] = cell.pools(spread=True)
     assert all == ProcessorPool(("n1", "n2"), 12, tuple(sorted(of_n1 + of_n2)))
-    assert not windows.spans_hosts("pe_name smp\nallocation_rule    $pe_slots\n")
-    assert windows.spans_hosts("pe_name mpi\nallocation_rule    $fill_up\n")
+    assert not reservation_listing.spans_hosts("pe_name smp\nallocation_rule    $pe_slots\n")
+    assert reservation_listing.spans_hosts("pe_name mpi\nallocation_rule    $fill_up\n")
 
 
 def test_what_each_slot_of_a_reservation_has_is_read_and_what_of_it_is_unused_is_kept_free() -> (
@@ -600,18 +613,20 @@ def test_what_each_slot_of_a_reservation_has_is_read_and_what_of_it_is_unused_is
     )
     held = f"<resource_list>{asked}</resource_list>"
     rows = kept(1, "ms-k3f9-r1", "r", ("n1", 3), ("n2", 1), more=held)
-    found = windows.parse_reservations(f"<qrstat>{rows}</qrstat>")
+    found = reservation_listing.parse_reservations(f"<qrstat>{rows}</qrstat>")
     assert found[0].per_slot == {"h_vmem": 2.0 * 2**30}
     hosts = [
-        text.ExecutionHost(
-            name, None, {"h_vmem": left * 2.0**30}, (text.QueueInstance("all.q", 8, 0, 3, ""),)
+        listing.ExecutionHost(
+            name, None, {"h_vmem": left * 2.0**30}, (listing.QueueInstance("all.q", 8, 0, 3, ""),)
         )
         for name, left in (("n1", 9.0), ("n2", 1.0))
     ]
-    inside = text.QstatJob("7", "x", "ada", "r", 1, None, 3600.0, "all.q@n1", "", {"h_vmem": "1G"})
-    rules = windows.SchedulingRules(windows.MemoryConsumable("h_vmem"))
+    inside = listing.QstatJob(
+        "7", "x", "ada", "r", 1, None, 3600.0, "all.q@n1", "", {"h_vmem": "1G"}
+    )
+    rules = reservation_listing.SchedulingRules(reservation_listing.MemoryConsumable("h_vmem"))
     for taken, kept_back in ((3599.0, (0.0, 0.0)), (3600.0, (5.0, 1.0))):
-        cell = windows.Occupancy([inside], hosts, taken, rules, found, {"7": "1"})
+        cell = reservation_listing.Occupancy([inside], hosts, taken, rules, found, {"7": "1"})
         left = [host.free["h_vmem"] / 2**30 for host in cell.hosts_without_reserved()]
         assert left == [9.0 - kept_back[0], 1.0 - kept_back[1]]
 
@@ -623,15 +638,15 @@ def test_a_job_has_its_slots_as_long_as_the_qmaster_takes_it_to_run() -> None:
         ("monitor=1;duration_offset=0:1:0", 60.0),
         ("a=1;Duration_Offset=5", 5.0),
     ):
-        assert text.parse_duration_offset(f"algorithm default\nparams  {params}\n") == offset
-    limits = text.parse_queue_limits(
+        assert listing.parse_duration_offset(f"algorithm default\nparams  {params}\n") == offset
+    limits = listing.parse_queue_limits(
         "qname a.q\nh_rt 1:0:0\ns_rt 0:50:0\nqname b.q\nh_rt INFINITY\n"
     )
     assert (limits["b.q"].hard_time, limits["b.q"].memory) == (None, {})
     given = "qname c.q\nh_rt 9\nh_vmem INFINITY,[n1=4G], \\\n  [@few=2G]\ns_data INFINITY\n"
     memory = {"h_vmem": 2.0 * 2**30, "s_data": math.inf}
-    assert text.parse_queue_limits(given)["c.q"].memory == memory
-    rules = windows.SchedulingRules(limits=limits, duration_offset=60.0)
+    assert listing.parse_queue_limits(given)["c.q"].memory == memory
+    rules = reservation_listing.SchedulingRules(limits=limits, duration_offset=60.0)
     for queue, requests, lasts in (
         ("a.q", {"h_rt": "300"}, 360.0),
         ("a.q", {"h_rt": "300", "s_rt": "0:1:40"}, 160.0),
@@ -641,35 +656,44 @@ def test_a_job_has_its_slots_as_long_as_the_qmaster_takes_it_to_run() -> None:
         ("b.q", {"h_rt": "300"}, 360.0),
         ("b.q", {}, 100 * 365 * 86400.0),
     ):
-        job = text.QstatJob("7", "x", "ada", "r", 1, None, 0.0, f"{queue}@n1", "", requests)
+        job = listing.QstatJob("7", "x", "ada", "r", 1, None, 0.0, f"{queue}@n1", "", requests)
         assert rules.job_duration(job) == lasts
 
 
 def test_one_that_is_being_replaced_is_told_with_the_slots_of_both() -> None:
     rows = (kept(1, "ms-k3f9-r1", "w", ("n1", 2)), kept(5, "ms-k3f9-r1", "w", ("n2", 2)))
-    found = windows.parse_reservations(f"<qrstat>{''.join(rows)}</qrstat>")
-    assert windows.own_reservations(found, "root", INSTANCE) == (
+    found = reservation_listing.parse_reservations(f"<qrstat>{''.join(rows)}</qrstat>")
+    assert reservation_listing.own_reservations(found, "root", INSTANCE) == (
         ManagerReservation("ms-k3f9-r1", 3600.0, 7200.0, ("n2",), 4),
     )
 
 
 def test_queues_are_places_of_their_own_unless_their_host_has_fewer_slots() -> None:
-    both = (text.QueueInstance("all.q", 4, 0, 0, ""), text.QueueInstance("second.q", 4, 0, 0, ""))
+    both = (
+        listing.QueueInstance("all.q", 4, 0, 0, ""),
+        listing.QueueInstance("second.q", 4, 0, 0, ""),
+    )
     hosts = [
-        text.ExecutionHost("n1", None, {"slots": 8.0}, both),
-        text.ExecutionHost("n2", None, {"slots": 6.0}, both),
-        text.ExecutionHost("n3", None, {}, (text.QueueInstance("all.q", 4, 0, 0, "d"),)),
+        listing.ExecutionHost("n1", None, {"slots": 8.0}, both),
+        listing.ExecutionHost("n2", None, {"slots": 6.0}, both),
+        listing.ExecutionHost("n3", None, {}, (listing.QueueInstance("all.q", 4, 0, 0, "d"),)),
     ]
     here = [
-        windows.AdvanceReservation(
+        reservation_listing.AdvanceReservation(
             "1", "x", "root", "w", 100.0, 200.0, {"all.q@n2": 2, "second.q@n2": 1}
         ),
-        windows.AdvanceReservation("2", "x", "root", "w", 100.0, 200.0, {"all.q@n1": 3}),
+        reservation_listing.AdvanceReservation(
+            "2", "x", "root", "w", 100.0, 200.0, {"all.q@n1": 3}
+        ),
     ]
-    jobs = [text.QstatJob("7", "x", "ada", "r", 2, None, 50.0, "all.q@n1")]
-    rules = windows.SchedulingRules(limits={"all.q": text.QueueLimits(50.0)}, duration_offset=10.0)
+    jobs = [listing.QstatJob("7", "x", "ada", "r", 2, None, 50.0, "all.q@n1")]
+    rules = reservation_listing.SchedulingRules(
+        limits={"all.q": listing.QueueLimits(50.0)}, duration_offset=10.0
+    )
     for spread, groups in ((True, {""}), (False, {"n1", "n2"})):
-        cell = windows.Occupancy(jobs, hosts, 100.0, rules, here).pool_map(spread, {"1"})
+        cell = reservation_listing.Occupancy(jobs, hosts, 100.0, rules, here).pool_map(
+            spread, {"1"}
+        )
         assert cell.slots == {"all.q@n1": 4, "second.q@n1": 4, "n2": 6}
         assert cell.movable == {1: SlotUse(100.0, 200.0, {"n2": 3})}
         assert cell.fixed == [
@@ -680,33 +704,37 @@ def test_queues_are_places_of_their_own_unless_their_host_has_fewer_slots() -> N
 
 
 def test_only_windows_that_have_begun_keep_slots_from_others_and_the_rest_are_coming() -> None:
-    hosts = [text.ExecutionHost("n1", None, {}, (text.QueueInstance("all.q", 8, 5, 7, ""),))]
+    hosts = [listing.ExecutionHost("n1", None, {}, (listing.QueueInstance("all.q", 8, 5, 7, ""),))]
     here = [
-        windows.AdvanceReservation("1", "x", "ada", "r", 0.0, 1000.0, {"all.q@n1": 3}),
-        windows.AdvanceReservation("2", "x", "ada", "w", 500.0, 900.0, {"all.q@n1": 4}),
-        windows.AdvanceReservation("3", "x", "ada", "w", 2000.0, 3000.0, {"all.q@n1": 7}),
+        reservation_listing.AdvanceReservation("1", "x", "ada", "r", 0.0, 1000.0, {"all.q@n1": 3}),
+        reservation_listing.AdvanceReservation("2", "x", "ada", "w", 500.0, 900.0, {"all.q@n1": 4}),
+        reservation_listing.AdvanceReservation(
+            "3", "x", "ada", "w", 2000.0, 3000.0, {"all.q@n1": 7}
+        ),
     ]
     jobs = [
-        text.QstatJob("7", "x", "ada", "r", 2, None, 50.0, "all.q@n1"),
-        text.QstatJob("8", "x", "ada", "r", 3, None, 50.0, "all.q@n1", requests={"h_rt": "600"}),
-        text.QstatJob("9", "x", "ada", "qw", 8),
+        listing.QstatJob("7", "x", "ada", "r", 2, None, 50.0, "all.q@n1"),
+        listing.QstatJob("8", "x", "ada", "r", 3, None, 50.0, "all.q@n1", requests={"h_rt": "600"}),
+        listing.QstatJob("9", "x", "ada", "qw", 8),
     ]
-    rules = windows.SchedulingRules(limits={"all.q": text.QueueLimits(60.0)}, duration_offset=5.0)
-    cell = windows.Occupancy(jobs, hosts, 100.0, rules, here, {"7": "1"})
+    rules = reservation_listing.SchedulingRules(
+        limits={"all.q": listing.QueueLimits(60.0)}, duration_offset=5.0
+    )
+    cell = reservation_listing.Occupancy(jobs, hosts, 100.0, rules, here, {"7": "1"})
     [now] = cell.hosts_without_reserved()
     assert [(queue.running, queue.reserved) for queue in now.queues] == [(5, 1)]
     # at 500 three slots are reserved beside four, and one of others' three is still taken
     assert cell.upcoming_windows() == ((495.0, 0), (1995.0, 1))
     facts = cluster_info.cluster_info(
-        [], [now], {"all.q": text.QueueLimits(None)}, {}, None, set(), 100.0, 60.0
+        [], [now], {"all.q": listing.QueueLimits(None)}, {}, None, set(), 100.0, 60.0
     )
     assert (facts.cpus, facts.used_cpus) == (8, 6)
 
 
 def test_who_waits_in_a_reservation_is_not_the_head_of_the_line() -> None:
     listed = [
-        text.QstatJob("7", "x", "ada", "qw", 8, requests={"h_rt": "3600"}),
-        text.QstatJob("8", "x", "bob", "qw", 2, requests={"h_rt": "60"}),
+        listing.QstatJob("7", "x", "ada", "qw", 8, requests={"h_rt": "3600"}),
+        listing.QstatJob("8", "x", "bob", "qw", 2, requests={"h_rt": "60"}),
     ]
     every = cluster_info.cluster_info(listed, [], {}, {}, None, set(), 100.0, 60.0)
     assert (every.queue_head, every.pending_jobs, every.owed_by_others) == (
@@ -723,13 +751,15 @@ def test_who_waits_in_a_reservation_is_not_the_head_of_the_line() -> None:
 
 
 def test_a_job_that_is_queued_in_a_window_may_ask_for_what_is_left_of_it() -> None:
-    one = windows.AdvanceReservation("1", "x", "root", "w", 100.0, 200.0, {})
+    one = reservation_listing.AdvanceReservation("1", "x", "root", "w", 100.0, 200.0, {})
     for now, left in ((10.0, 100), (99.5, 99), (100.0, 99), (150.5, 48), (198.9, 0), (300.0, -101)):
         assert one.remaining_seconds(now) == left
 
 
 def test_a_job_in_a_reservation_names_it_once() -> None:
-    one = windows.AdvanceReservation("7", "x", "root", "w", 100.0, 200.0, {"all.q@n1": 4})
+    one = reservation_listing.AdvanceReservation(
+        "7", "x", "root", "w", 100.0, 200.0, {"all.q@n1": 4}
+    )
     assert "-ar 7" in native_specification(order(), 0, "smp", None, {}, one)
     with pytest.raises(Refused, match="beside --reservation"):
         native_specification(order(options=("-ar", "3")), 0, "smp", None, {}, one)
@@ -737,36 +767,38 @@ def test_a_job_in_a_reservation_names_it_once() -> None:
 
 def test_a_job_may_have_the_licences_of_its_reservation_and_no_others() -> None:
     each = {"lic": 2.0, "gpu": 1.0}  # of lic for each of its two slots
-    one = windows.AdvanceReservation("7", "x", "root", "w", 0.0, 9.0, {"a@n1": 2}, per_slot=each)
+    one = reservation_listing.AdvanceReservation(
+        "7", "x", "root", "w", 0.0, 9.0, {"a@n1": 2}, per_slot=each
+    )
     wants = order(cpus=2, licences={"lic": 4}, gres={"gpu": 1})
     assert "-l gpu=1,lic=2 -ar 7" in native_specification(wants, 0, "smp", None, COUNTED, one)
-    with pytest.raises(Refused, match="5 lic are asked for, and its reservation has 4"):
+    with pytest.raises(Refused, match="5 lic requested, but its reservation has 4"):
         native_specification(order(cpus=1, licences={"lic": 5}), 0, "smp", None, COUNTED, one)
-    with pytest.raises(Refused, match="2 gpu are asked for, and its reservation has 1"):
+    with pytest.raises(Refused, match="2 gpu requested, but its reservation has 1"):
         native_specification(order(gres={"gpu": 2}), 0, "smp", None, COUNTED, one)
 
 
 def test_a_reservation_asks_for_its_licences_that_the_cell_counts() -> None:
-    hosts = [text.ExecutionHost("n1", None, {}, (text.QueueInstance("all.q", 4, 0, 0, ""),))]
+    hosts = [listing.ExecutionHost("n1", None, {}, (listing.QueueInstance("all.q", 4, 0, 0, ""),))]
     window = ReservationSpec("x", "ada", 0.0, 9.0, (), 3, {"lic": 6, "gpu": 1, "nx": 1})
     tokens = {name: COUNTED[name] for name in ("lic", "gpu")}
-    rules = windows.SchedulingRules(
-        windows.MemoryConsumable("h_vmem", 0.0, {"n1": 9.0 * 2**30}), tokens
+    rules = reservation_listing.SchedulingRules(
+        reservation_listing.MemoryConsumable("h_vmem", 0.0, {"n1": 9.0 * 2**30}), tokens
     )
     assert rules.resource_requests(window, hosts) == ["h_vmem=2304M", "lic=2", "gpu=1"]
-    assert windows.SchedulingRules().resource_requests(window, hosts) == []
+    assert reservation_listing.SchedulingRules().resource_requests(window, hosts) == []
     with pytest.raises(ValueError, match="4 lic cannot be shared equally by 3 slots"):
         rules.resource_requests(replace(window, licences={"lic": 4}), hosts)
 
 
 def test_a_job_may_have_the_memory_of_its_reservation_and_no_more() -> None:
-    one = windows.AdvanceReservation(
+    one = reservation_listing.AdvanceReservation(
         "7", "x", "root", "w", 0.0, 9.0, {"a@n1": 2}, per_slot={"h_vmem": 2.0 * 2**30}
     )
     assert "h_vmem=4096M -ar 7" in native_specification(
         order(memory=4096), 0, "smp", "h_vmem", COUNTED, one
     )
-    with pytest.raises(Refused, match="5000 MiB are asked for, and its reservation has 4096 MiB"):
+    with pytest.raises(Refused, match="5000 MiB requested, but its reservation has 4096 MiB"):
         native_specification(order(memory=5000), 0, "smp", "h_vmem", COUNTED, one)
     none = replace(one, per_slot={})  # its hosts may count none, and give any amount
     assert "h_vmem=1M" in native_specification(order(memory=1), 0, "smp", "h_vmem", COUNTED, none)
