@@ -1,7 +1,7 @@
 """Better than the papers: the meta-scheduler's ways of sending against what users do without it.
 
 On federations of real traces and on Pasquali 2008, Table 6. What was measured is in
-docs/experiments.md.
+docs/experiments/tables.md.
 """
 
 from __future__ import annotations

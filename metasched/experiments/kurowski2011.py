@@ -2,7 +2,7 @@
 
 Tasks of the SDSC SP2 trace on two providers of 64 processors; a seed draws which of them are
 reservations, the same ones for all strategies of a row. What the paper leaves open is said in
-docs/experiments.md.
+docs/experiments/tables.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The published experiments, run again: their settings, their figures.
 
 Pasquali 2008 (thesis, two-level scheduling) and Kurowski et al. 2011 (hierarchical scheduling on
-the SDSC SP2 trace). What their texts leave open is said in docs/experiments.md.
+the SDSC SP2 trace). What their texts leave open is said in docs/experiments/tables.md.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class UniformGenerator:
         return [f"l{number}" for number in range(1, self.licences + 1)]
 
 
-# Pasquali 2008; what the tables leave open is said in docs/experiments.md.
+# Pasquali 2008; what the tables leave open is said in docs/experiments/tables.md.
 FLEXIBLE = UniformGenerator(  # Table 1
     machines=(100,),
     licences=20,
