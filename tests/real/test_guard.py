@@ -16,9 +16,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CALLER = """
 import sys
-from metasched.adapters.commands import run
+from metasched.adapters.commands import run_command
 for line in sys.stdin:
-    print(run(["/bin/sh", "-c", line], {"PATH": "/usr/bin:/bin"}, 600.0).out, end="", flush=True)
+    command = ["/bin/sh", "-c", line]
+    print(run_command(command, {"PATH": "/usr/bin:/bin"}, 600.0).stdout, end="", flush=True)
 """
 
 

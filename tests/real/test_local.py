@@ -588,10 +588,10 @@ DYING = """
 import sys
 from pathlib import Path
 import msgspec
-from metasched.adapters.base import Order
-from metasched.adapters.local import Local, LocalOptions
-from metasched.model.job import Cluster
-orders = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Order])
+from metasched.adapters.base import Submission
+from metasched.adapters.local.adapter import Local, LocalOptions
+from metasched.model.cluster import Cluster
+orders = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Submission])
 options = LocalOptions(cpus=4, kill_wait=0.5)
 adapter = Local(Cluster(name="here", adapter="local"), options, sys.argv[1], Path(sys.argv[2]))
 for order in orders:

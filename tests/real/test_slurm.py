@@ -176,8 +176,8 @@ def test_commands_die_with_the_process_that_called_them(
     caller = f"""
 import sys
 from pathlib import Path
-from metasched.adapters.slurm import Slurm, SlurmOptions
-from metasched.model.job import Cluster
+from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
+from metasched.model.cluster import Cluster
 options = SlurmOptions(config={str(alpha.conf)!r}, timeout=60.0)
 Slurm(Cluster(name="alpha", adapter="slurm"), options, "abcd", Path("/")).poll()
 """
