@@ -1,4 +1,4 @@
-"""What a policy author tunes: the keys of a policy file."""
+"""The scheduling policy: keys and defaults of a policy file."""
 
 from __future__ import annotations
 
@@ -8,38 +8,35 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What a policy author tunes; durations in seconds. Daemon and simulator share the defaults.
-
-    `age` is what one step of priority is worth in waiting; `pull_after` how long a task has been
-    pending before it may be pulled, doubled with each move. After `patience` a task that has not
-    begun is recalled if others wait for its licences, and one that is first in line for all of its
-    own is passed no more. Jobs are sent `at_once`, or `late`: when they can start. A reservation is
-    on the cluster that has it `earliest`, or on the `first` of the site's order that can keep it.
-    """
+    """Parameters of the meta-scheduler. Daemon and simulator share the defaults."""
 
     max_priority: int = 10
-    window: int = 100
-    weights: dict[str, float] = field(default_factory=dict)
+    window: int = 100  # jobs with a deadline that heuristic `Deadline` compares with
+    weights: dict[str, float] = field(default_factory=dict)  # of heuristics
+    # base priority of each user class
     classes: dict[str, int] = field(default_factory=lambda: {"gold": 7, "silver": 4, "regular": 1})
-    load: Literal["observed", "paper"] = "observed"
+    load: Literal["observed", "paper"] = "observed"  # loads from listings, or of own jobs (S0)
     ordering: Literal["array", "equal"] = "array"
-    tolerance: float = 0.0
-    pull: bool = True
-    pull_after: float = 3.0
+    tolerance: float = 0.0  # loads that differ by no more count as equal
+    pull: bool = True  # withdraw pending tasks that would start on another cluster now
+    pull_after: float = 3.0  # seconds pending before a task may be pulled; doubles with each move
+    # seconds until a pending task is recalled if others wait for its licences, and until no task
+    # overtakes the head of a licence queue any more
     patience: float = 600.0
-    age: float = 4 * 3600.0
-    default_time: float = 3600.0
+    age: float = 4 * 3600.0  # seconds of waiting that outweigh a step of priority
+    default_time: float = 3600.0  # seconds; estimate of jobs without a time limit
     seed: int = 0
-    send: Literal["at_once", "late"] = "at_once"
+    send: Literal["at_once", "late"] = "at_once"  # late: when the task can start
+    # cluster of a reservation: with the earliest start, or the first in the site's order that fits
     reserve: Literal["earliest", "first"] = "earliest"
 
     @property
     def pull_enabled(self) -> bool:
-        """Whether pending tasks are moved: what is sent late starts where it is sent."""
+        """Whether pending tasks are moved; tasks dispatched late start where they are."""
         return self.pull and self.send == "at_once"
 
 
-# what those keys may be
+# values of the keys that accept a few words
 POLICY_CHOICES = {
     "load": ("observed", "paper"),
     "ordering": ("array", "equal"),

@@ -1,4 +1,4 @@
-"""Whether dependencies are met: what has become of the jobs that others depend on. Pure."""
+"""Status of dependencies: progress of the jobs that other jobs depend on. Pure."""
 
 from __future__ import annotations
 
@@ -14,38 +14,34 @@ from metasched.model.stored_names import STORED_FIELDS
 
 
 class DependencyStatus(Enum):
-    """Of a term, or of a whole dependency."""
+    """Status of a term or of a whole dependency; the value completes a message."""
 
-    WAITING = "has not come yet"
-    SATISFIED = "has come"
-    NEVER_SATISFIED = "can never come"
+    WAITING = "is not met yet"
+    SATISFIED = "is met"
+    NEVER_SATISFIED = "can never be met"
 
 
 class TargetSummary(msgspec.Struct, rename=STORED_FIELDS["TargetSummary"], frozen=True):
-    """What had become of a target's tasks, as ranges; "" for none.
-
-    `ok` and `bad` are those that had ended, with and without success; `size` counts all,
-    `begun` is the last time at which one of the ended began, or ended without having begun.
-    """
+    """Ended tasks of a target, as stored in an event."""
 
     target: DependencyTarget
-    size: int
-    array: bool = False
-    succeeded: str = ""
-    failed: str = ""
-    last_start: float = 0.0
+    size: int  # number of its tasks
+    array: bool = False  # whether its job is an array
+    succeeded: str = ""  # range of indices; "": none
+    failed: str = ""  # range of indices that ended without success
+    last_start: float = 0.0  # epoch seconds; latest start (end, if never started) of ended tasks
 
 
 @dataclass
 class TargetProgress:
-    """How far the tasks of one target are."""
+    """Progress of the tasks of a target."""
 
     target: DependencyTarget
-    size: int
-    array: bool = False
+    size: int  # number of its tasks
+    array: bool = False  # whether its job is an array
     succeeded: set[int] = field(default_factory=set)
-    failed: set[int] = field(default_factory=set)
-    start_times: dict[int, float] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)  # ended without success
+    start_times: dict[int, float] = field(default_factory=dict)  # epoch seconds, by index
 
     @classmethod
     def from_summary(cls, summary: TargetSummary) -> TargetProgress:
@@ -63,13 +59,13 @@ class TargetProgress:
         )
 
     def coarsen(self) -> None:
-        """Know as much as `since` would: of the ended only when the last of them began."""
+        """Reduce start times of ended tasks to those that `from_summary` would restore."""
         ended = self.succeeded | self.failed
         last_start = max((self.start_times[index] for index in ended), default=0.0)
         self.start_times = dict.fromkeys(ended, last_start)
 
     def update(self, index: int, succeeded: bool | None, start_time: float | None) -> None:
-        """What became of a task: it ended well, badly or not yet (None), and began when. O(1)."""
+        """Record the result of a task (None: it has not ended) and its start time. O(1)."""
         for indices, included in (
             (self.succeeded, succeeded is True),
             (self.failed, succeeded is False),
@@ -83,9 +79,10 @@ class TargetProgress:
     def status_of(
         self, term: DependencyTerm, index: int | None, now: float
     ) -> tuple[DependencyStatus, float | None]:
-        """Whether the term has come for the task `index` (None: of no array), at `now` seconds.
+        """Return the status of a term for task `index` (None: the job is not an array).
 
-        And when it will have come, where the clock alone decides that.
+        The second value is the time (epoch seconds) at which the term will be met, if only the
+        clock decides.
         """
         ended = len(self.succeeded) + len(self.failed) == self.size
         match term.dependency_type:
@@ -93,46 +90,42 @@ class TargetProgress:
                 return DependencyStatus.WAITING, None
             case "after":
                 due = max(self.start_times.values()) + term.delay
-                return (
-                    (DependencyStatus.SATISFIED, None)
-                    if now >= due
-                    else (DependencyStatus.WAITING, due)
-                )
+                if now >= due:
+                    return DependencyStatus.SATISFIED, None
+                return DependencyStatus.WAITING, due
             case "afterany":
                 return (DependencyStatus.SATISFIED if ended else DependencyStatus.WAITING), None
             case "afternotok":
-                final_status = (
-                    DependencyStatus.SATISFIED if self.failed else DependencyStatus.NEVER_SATISFIED
-                )
-                return (final_status if ended else DependencyStatus.WAITING), None
+                if not ended:
+                    return DependencyStatus.WAITING, None
+                if self.failed:
+                    return DependencyStatus.SATISFIED, None
+                return DependencyStatus.NEVER_SATISFIED, None
             case "aftercorr" if index is not None and self.target.index is None and self.array:
                 failed, succeeded = index in self.failed, index in self.succeeded
             case _:
                 failed, succeeded = bool(self.failed), ended
-        return (
-            DependencyStatus.NEVER_SATISFIED
-            if failed
-            else DependencyStatus.SATISFIED
-            if succeeded
-            else DependencyStatus.WAITING
-        ), None
+        if failed:
+            return DependencyStatus.NEVER_SATISFIED, None
+        return (DependencyStatus.SATISFIED if succeeded else DependencyStatus.WAITING), None
 
     def describe(self) -> str:
-        """How far it is, in words. O(1): each of many tasks may be told so."""
+        """Describe the progress. O(1): called for each of many dependent tasks."""
         if self.size == 1:
-            result = (
-                "completed" if self.succeeded else "ended without success" if self.failed else ""
-            )
-            return (
-                f"{self.target} {result or ('has begun' if self.start_times else 'has not begun')}"
-            )
-        failed_text = f", {len(self.failed)} without success" if self.failed else ""
+            if self.succeeded:
+                return f"{self.target} completed"
+            if self.failed:
+                return f"{self.target} ended without success"
+            return f"{self.target} has {'started' if self.start_times else 'not started'}"
         ended = len(self.succeeded) + len(self.failed)
-        return f"of {self.size} tasks {len(self.start_times)} have begun and {ended} ended{failed_text}"
+        failed = f", {len(self.failed)} without success" if self.failed else ""
+        return (
+            f"of {self.size} tasks {len(self.start_times)} have started and {ended} ended{failed}"
+        )
 
 
 def combine_statuses(statuses: Iterable[DependencyStatus], any_of: bool) -> DependencyStatus:
-    """What the prospects on all terms come to."""
+    """Return the status of a dependency from those of its terms."""
     distinct = set(statuses)
     decisive, otherwise = (
         (DependencyStatus.SATISFIED, DependencyStatus.NEVER_SATISFIED)

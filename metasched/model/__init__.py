@@ -1,13 +1,17 @@
-"""What metasched talks about: jobs, clusters, listings, licences, reservations. Pure, validated.
+"""Data types: jobs, clusters, listings, licences, reservations. Pure, validated.
 
-job                   jobs, their states and reasons, clusters, listings
+job                   jobs, their states and reasons
+cluster               clusters as configured, and their state as reported
+listing               listings and accounting records of managers
 arrays                ranges of array tasks, and the variables of each task
-dependencies          dependencies between jobs
+dependencies          syntax of dependencies between jobs
 output_paths          output paths with %A, %a and the like
-tags                  the tags by which managers' jobs are found again
+tags                  tags that identify dispatches in managers
 licence               licence pools, leases, counts
-reservation           advance reservations, their states, what managers list of them
-reservation_request   requests for reservations, and what one cluster can offer
+reservation           advance reservations and their states
+survey                nodes and reservations as managers list them
+reservation_request   requests for reservations, and the offers of a cluster
+stored_names          stored spellings of renamed fields
 """
 
 from importlib import import_module
@@ -20,7 +24,13 @@ if TYPE_CHECKING:
     from metasched.model.job import Reason as Reason
     from metasched.model.job import State as State
 
-_HOMES = dict.fromkeys(("Cluster", "Job", "Payload", "Reason", "State"), "metasched.model.job")
+_HOMES = {
+    "Cluster": "metasched.model.cluster",
+    "Job": "metasched.model.job",
+    "Payload": "metasched.model.job",
+    "Reason": "metasched.model.job",
+    "State": "metasched.model.job",
+}
 
 
 def __getattr__(name: str) -> object:

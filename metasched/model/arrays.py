@@ -1,6 +1,6 @@
 """Job arrays: ranges such as `1-1000%50` or `1,3,5-9:2`, and the variables of each task. Pure."""
 
-# Imported by every `metasched submit`: nothing slow (typing, re) at the top.
+# `metasched submit` imports this module: no slow imports (typing, re) at the top.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ from functools import lru_cache
 
 from metasched.errors import ParseError, quote_for_error
 
-MAX_TASKS = 1_000_000  # of one array, whatever a site allows
-MAX_INDEX = 2**31 - 1  # index
+MAX_TASKS = 1_000_000  # of an array, whatever a site allows
+MAX_INDEX = 2**31 - 1
 _SYNTAX_HINT = "write it as 1-100, 1,3,5-9:2 or 1-1000%50"
 
 
 @dataclass(frozen=True)
 class JobArray:
-    """The tasks of an array, ascending; at most `limit` of them at a time (None: any number)."""
+    """The tasks of a job array."""
 
-    indices: tuple[int, ...]
-    step: int = 1  # the distance of neighbours where it is the same everywhere
-    limit: int | None = None
+    indices: tuple[int, ...]  # ascending
+    step: int = 1  # distance of neighbouring indices, if constant
+    limit: int | None = None  # tasks that may run at a time; None: unlimited
 
     def variables(self, job: int, index: int) -> dict[str, str]:
-        """What the task `index` finds in its environment, by the names of every manager."""
+        """Return the environment variables of task `index`, in the spelling of each manager."""
         first, last, step = str(self.indices[0]), str(self.indices[-1]), str(self.step)
         task_id, count = str(index), str(len(self.indices))
         return {
@@ -47,13 +47,13 @@ class JobArray:
         }
 
 
-@lru_cache(maxsize=16)  # of a job whose tasks start one by one
+@lru_cache(maxsize=16)  # repeated calls: the tasks of a job start one by one
 def parse_array(text: str) -> JobArray:
-    """The array that a range means. Unreadable if it is none, or has more than MOST_TASKS."""
+    """Parse a range of tasks. Raises ParseError for a bad range or more than MAX_TASKS tasks."""
     ranges, percent, limit_text = text.strip().partition("%")
     limit = _parse_number(limit_text, text) if percent else None
     if limit == 0:
-        raise ParseError(f"no task at a time in {quote_for_error(text)}", "write %1 or more")
+        raise ParseError(f"limit of 0 tasks in {quote_for_error(text)}", "write %1 or more")
     indices = _parse_indices(ranges, text)
     step = (indices[-1] - indices[0]) // max(len(indices) - 1, 1) or 1
     even = indices == tuple(range(indices[0], indices[-1] + 1, step))
@@ -70,7 +70,7 @@ def _parse_indices(ranges: str, text: str) -> tuple[int, ...]:
 
 
 def _parse_range(part: str, text: str) -> range:
-    """`7`, `1-9` or `1-9:2`."""
+    """Parse `7`, `1-9` or `1-9:2`."""
     first, dash, range_end = part.strip().partition("-")
     last, colon, step = range_end.partition(":")
     begin = _parse_number(first, text)
@@ -80,7 +80,7 @@ def _parse_range(part: str, text: str) -> range:
     if end < begin:
         raise ParseError(f"{quote_for_error(part)} ends before it begins", _SYNTAX_HINT)
     if stride == 0:
-        raise ParseError(f"a step of 0 in {quote_for_error(part)}", _SYNTAX_HINT)
+        raise ParseError(f"step of 0 in {quote_for_error(part)}", _SYNTAX_HINT)
     return range(begin, end + 1, stride)
 
 
@@ -93,7 +93,7 @@ def _parse_number(digits: str, text: str) -> int:
 
 
 def format_indices(indices: Iterable[int]) -> str:
-    """Ascending indices as short as they can be written: `1-3,7,9-13:2`."""
+    """Format ascending indices as a short range: `1-3,7,9-13:2`."""
     values = list(indices)
     parts = []
     first = 0
@@ -102,7 +102,7 @@ def format_indices(indices: Iterable[int]) -> str:
         step = values[last] - values[first] if last < len(values) else 1
         while last < len(values) and values[last] - values[last - 1] == step:
             last += 1
-        if last - first == 2 and step > 1:  # two are no range, the second may begin one
+        if last - first == 2 and step > 1:  # write two indices singly: the second may start a range
             last -= 1
         if last - first == 1:
             parts.append(str(values[first]))
@@ -113,9 +113,9 @@ def format_indices(indices: Iterable[int]) -> str:
 
 
 def parse_task_selector(selector: str) -> tuple[int, tuple[int, ...] | None]:
-    """The job and the indices that a user names: `17` (None: all), `17_3`, `17_[3-9,12]`.
+    """Parse `17` (indices None: all tasks), `17_3` or `17_[3-9,12]` into job and indices.
 
-    Unreadable if the word names nothing.
+    Raises ParseError for anything else.
     """
     job, separator, indices_text = selector.partition("_")
     bracketed = indices_text[:1] == "[" and indices_text[-1:] == "]"
@@ -123,9 +123,9 @@ def parse_task_selector(selector: str) -> tuple[int, tuple[int, ...] | None]:
         if not separator:
             return int(job), None
         try:
-            return int(job), _parse_indices(indices_text[1:-1], selector) if bracketed else (
-                _parse_number(indices_text, selector),
-            )
+            if bracketed:
+                return int(job), _parse_indices(indices_text[1:-1], selector)
+            return int(job), (_parse_number(indices_text, selector),)
         except ParseError:
             pass
     raise ParseError(

@@ -1,4 +1,4 @@
-"""Clusters as a site describes them and as they describe themselves. Pure."""
+"""Clusters: configuration by the site, and state reported by their managers. Pure."""
 
 from __future__ import annotations
 
@@ -10,79 +10,66 @@ from typing import Literal
 import msgspec
 from msgspec import structs
 
-from metasched.model.job import _require_positive
+from metasched.model.job import require_positive
 from metasched.model.stored_names import STORED_FIELDS
 
 
 class Cluster(msgspec.Struct, rename=STORED_FIELDS["Cluster"], frozen=True, kw_only=True):
-    """A cluster as the site describes it; what it says of itself is `Facts`.
-
-    `benchmark` is the speed of one processor relative to the other clusters; `maps` translates
-    (what, our name) to the manager's: {"partition": {"long": "week"}}, "*" = "*" keeps any name.
-    After a silence of `move_after` seconds what has not begun there goes elsewhere (None: stays).
-    In the folder `fence_dir` its payloads claim their attempts ("": they do not). Its manager
-    `reserves` nodes for windows of time; it `takes` jobs that have no reservation, reservations,
-    or both: a static partition. Where not every machine can use a licence, `licensed`
-    names the feature of those that can, in its own words. Of one that `binds_late` its manager is
-    told a reservation only `lead` seconds before the start; `guard` are the seconds for which jobs
-    hold their nodes after their limits, if its manager does not tell, and it counts limits in steps
-    of `granularity` seconds.
-    """
+    """A cluster as the site configures it; its manager reports `ClusterInfo`."""
 
     name: str
     adapter: str
-    benchmark: float = 1.0
-    filesystems: tuple[str, ...] = ()
-    max_tasks_per_dispatch: int = 1000  # tasks of an array in one sending, at the most
+    benchmark: float = 1.0  # speed of a processor relative to the other clusters
+    filesystems: tuple[str, ...] = ()  # mounted there, below "/"; empty: every path can be used
+    max_tasks_per_dispatch: int = 1000  # of an array
+    # metasched's names -> the manager's, by category: {"partition": {"long": "week"}};
+    # "*" = "*" keeps any name
     maps: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
-    move_after: float | None = None
-    fence_dir: str = ""
-    supports_reservations: bool = False
-    takes: Literal["both", "jobs", "reservations"] = "both"
-    binds_late: bool = False
-    lead: float = 60.0
-    guard: float = 60.0
-    granularity: float = 1.0
+    move_after: float | None = None  # seconds without answer before unstarted tasks move; None: off
+    fence_dir: str = ""  # shared folder in which payloads claim their attempts; "": no claims
+    supports_reservations: bool = False  # whether its manager can reserve nodes
+    takes: Literal["both", "jobs", "reservations"] = "both"  # jobs without reservation, or within
+    binds_late: bool = False  # reservations reach its manager `lead` seconds before the start
+    lead: float = 60.0  # seconds
+    guard: float = 60.0  # seconds that jobs hold nodes after their limits; used if not reported
+    granularity: float = 1.0  # seconds; the manager rounds limits up to multiples
+    # licence -> the manager's feature of the machines that can use it; unlisted: all machines
     licence_features: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _require_positive(f"cluster {self.name}: benchmark", self.benchmark)
+        require_positive(f"cluster {self.name}: benchmark", self.benchmark)
 
     def manager_licence_name(self, name: str) -> str:
-        """What its manager calls a licence."""
+        """Return the manager's name of a licence."""
         return self.maps.get("licence", {}).get(name, name)
 
 
 @dataclass(frozen=True)
 class NodeCapacity:
-    """`count` like nodes: what each has and what is free on it now (processors, MiB, gres).
-
-    Nodes that are down or drained are listed too, with `up` False and nothing free: a job that
-    needs them waits, it is not impossible.
-    """
+    """Capacity of `count` identical nodes, per node."""
 
     count: int
     cpus: int
     free_cpus: int
-    memory: int | None = None
-    free_memory: int | None = None
+    memory: int | None = None  # MiB; None: not limited
+    free_memory: int | None = None  # MiB
     gres: Mapping[str, int] = field(default_factory=dict)
     free_gres: Mapping[str, int] = field(default_factory=dict)
     features: tuple[str, ...] = ()
-    up: bool = True
+    up: bool = True  # False: down or drained, nothing free; jobs that need the nodes wait for them
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A queue of a cluster; limits in seconds, None = no limit."""
+    """A partition (queue) of a cluster. A limit of None: unlimited."""
 
     name: str
     nodes: tuple[NodeCapacity, ...]
     default: bool = False
     up: bool = True
-    max_time: float | None = None
-    default_time: float | None = None
-    max_nodes: int | None = None
+    max_time: float | None = None  # seconds
+    default_time: float | None = None  # seconds
+    max_nodes: int | None = None  # per job
 
     @property
     def free_cpus(self) -> int:
@@ -90,7 +77,7 @@ class Partition:
 
     @cached_property
     def eligibility_key(self) -> object:
-        """What of it decides whether a job may be sent: not what is free."""
+        """Key of the properties that decide whether a job is eligible; ignores free resources."""
         counts: dict[object, int] = {}
         for group in self.nodes:
             gres = tuple(sorted(group.gres.items())) if group.gres else ()
@@ -100,12 +87,12 @@ class Partition:
 
     @property
     def with_all_nodes_up(self) -> Partition:
-        """As it would be with all of its nodes up."""
+        """The partition with itself and all of its nodes up."""
         return replace(self, up=True, nodes=tuple(replace(group, up=True) for group in self.nodes))
 
     @property
     def without_load(self) -> Partition:
-        """Its nodes by kind, whatever of them is free."""
+        """The partition without free resources, equal nodes merged."""
         groups: dict[str, NodeCapacity] = {}
         for group in self.nodes:
             node_type = replace(group, count=0, free_cpus=0, free_memory=None, free_gres={})
@@ -117,39 +104,36 @@ class Partition:
 
 @dataclass(frozen=True)
 class ManagerLicences:
-    """How many copies of a licence a manager itself gives out, and how many of them are taken."""
+    """Copies of a licence that a manager counts itself."""
 
     total: int
     used: int = 0
 
 
 class ClusterInfo(msgspec.Struct, rename=STORED_FIELDS["ClusterInfo"]):
-    """What a cluster says of itself, reduced to what decisions need.
+    """State of a cluster as its manager reports it, reduced to the needs of decisions.
 
-    `cpus` and `used` count usable nodes once even where partitions share them. `running` is
-    everyone's (end by the limit, cpus), earliest end first; `owed` the cpu seconds
-    (cpus x limit) of *other people's* pending jobs that could start (not held, no dependency);
-    `pending` the number of everyone's such jobs; `head` (cpus, limit) of the first of them in
-    the manager's own order. `coming` are reserved windows (by when others must have ended, cpus
-    left to what begins now and still runs then), where the manager lets jobs begin until then.
-    `licences` are those that it counts itself, under its own names. `records` says in words how the
-    manager's accounting tells of jobs that it lists no more; empty: it does not.
+    Pending jobs are jobs of any user that could start: not held, dependencies met. Built at each
+    listing and never changed; not frozen, since setting the fields of a frozen struct is slower.
     """
 
-    cpus: int
+    cpus: int  # usable processors; nodes shared by partitions count once
     used_cpus: int
     partitions: tuple[Partition, ...]
+    # (end by the limit in epoch seconds, processors) of all running jobs, earliest end first
     running_jobs: tuple[tuple[float, int], ...] = ()
-    owed_by_others: float = 0.0
-    pending_jobs: int = 0
-    queue_head: tuple[int, float] | None = None
+    owed_by_others: float = 0.0  # processors x limit (seconds) of other users' pending jobs
+    pending_jobs: int = 0  # of all users
+    queue_head: tuple[int, float] | None = None  # (processors, limit) of the first pending job
+    # reserved windows, if the manager starts jobs before them: (start in epoch seconds, processors
+    # left for jobs that start now and run into the window)
     upcoming_windows: tuple[tuple[float, int], ...] = ()
-    accounting_source: str = ""
-    licences: Mapping[str, ManagerLicences] = msgspec.field(default_factory=dict)
+    accounting_source: str = ""  # description of the accounting of ended jobs; "": there is none
+    licences: Mapping[str, ManagerLicences] = msgspec.field(default_factory=dict)  # manager's names
 
     @property
     def without_load(self) -> ClusterInfo:
-        """What decides which jobs can ever run there: not what is free, running or pending now."""
+        """The permanent part: decides which jobs can ever run there, without current load."""
         return structs.replace(
             self,
             used_cpus=0,
@@ -163,7 +147,7 @@ class ClusterInfo(msgspec.Struct, rename=STORED_FIELDS["ClusterInfo"]):
         )
 
     def partition(self, name: str | None) -> Partition | None:
-        """The partition of that name; for None the default one, else the first."""
+        """Return the partition of that name; for None the default partition, else the first."""
         if name is not None:
             return next(
                 (partition for partition in self.partitions if partition.name == name), None

@@ -1,9 +1,9 @@
-"""Dependencies between jobs, in sbatch's words: what they ask, and whether it has come. Pure.
+"""Dependencies between jobs, with the syntax of `sbatch --dependency`. Pure.
 
-`afterok:12:13,afterany:14` asks for all of its terms, `afterok:12?afterany:14` for one of them.
+`afterok:12:13,afterany:14` requires all of its terms, `afterok:12?afterany:14` any of them.
 """
 
-# Imported by every `metasched submit`: nothing slow at the top.
+# `metasched submit` imports this module: no slow imports at the top.
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MAX_DELAY_MINUTES = 10 * 366 * 24 * 60
 
 @dataclass(frozen=True, order=True)
 class DependencyTarget:
-    """What a term waits for: a job, or the task `index` of it."""
+    """The job or task that a term refers to."""
 
     job: int
-    index: int | None = None
+    index: int | None = None  # of the task; None: the whole job
 
     def __str__(self) -> str:
         return str(self.job) if self.index is None else f"{self.job}_{self.index}"
@@ -33,37 +33,35 @@ class DependencyTarget:
 
 @dataclass(frozen=True)
 class DependencyTerm:
-    """One condition; `target` is None for `singleton`, `delay` seconds after the start."""
+    """A condition on a target."""
 
-    dependency_type: str
-    target: DependencyTarget | None = None
-    delay: float = 0.0
+    dependency_type: str  # of DEPENDENCY_TYPES, or SINGLETON
+    target: DependencyTarget | None = None  # None for `singleton`
+    delay: float = 0.0  # seconds after the start of the target; for `after`
 
     def __str__(self) -> str:
+        if self.target is None:
+            return self.dependency_type
         delay_text = f"+{self.delay / 60:g}" if self.delay else ""
-        return (
-            self.dependency_type
-            if self.target is None
-            else f"{self.dependency_type}:{self.target}{delay_text}"
-        )
+        return f"{self.dependency_type}:{self.target}{delay_text}"
 
 
 @dataclass(frozen=True)
 class Dependency:
-    """All of the terms must hold, or any one of them."""
+    """A conjunction or disjunction of terms."""
 
     terms: tuple[DependencyTerm, ...]
-    any_term: bool = False
+    any_term: bool = False  # True: one satisfied term is enough
 
     @property
     def targets(self) -> list[DependencyTarget]:
-        """Each once, in the order in which they were named."""
+        """Distinct targets, in the order of the terms."""
         return list(dict.fromkeys(term.target for term in self.terms if term.target is not None))
 
 
 @lru_cache(maxsize=64)
 def parse_dependency(text: str) -> Dependency:
-    """What a dependency asks for. Unreadable if it is none."""
+    """Parse a dependency. Raises ParseError if it is not valid."""
     any_of = "?" in text
     if any_of and "," in text:
         raise ParseError(f"both , and ? in {quote_for_error(text)}", "use one of them")
@@ -98,7 +96,8 @@ def _parse_term(dependency_type: str, target_text: str, text: str) -> Dependency
         if dependency_type != "after" or not (
             minutes.isascii() and minutes.isdecimal() and len(minutes) < 9
         ):
-            problem = f"{quote_for_error(target_text + plus + minutes)} in {quote_for_error(text)} is no delay"
+            term = quote_for_error(target_text + plus + minutes)
+            problem = f"{term} in {quote_for_error(text)} is no delay"
             raise ParseError(problem, "write after:12+5, for minutes after its start")
         delay = 60.0 * min(int(minutes), _MAX_DELAY_MINUTES)
     try:

@@ -1,4 +1,4 @@
-"""What a manager's listing and accounting say of jobs. Pure."""
+"""Listings and accounting records of managers. Pure."""
 
 from __future__ import annotations
 
@@ -13,32 +13,28 @@ from metasched.model.stored_names import STORED_FIELDS
 
 
 class JobStatus(msgspec.Struct, rename=STORED_FIELDS["JobStatus"]):
-    """One task of ours as a manager lists it.
+    """One row of a manager's listing: the status of a task that metasched dispatched.
 
-    `started` is None until it began, and stays None if it ended without ever having begun: that
-    is the proof on which a moved job is sent again. `exit_code` is the payload's own (None if a
-    signal ended it), `signal` the number of that signal; `word` the manager's own reason;
-    `restarts` how often the manager has begun it anew by itself.
-    `owner` is in site mode the account that the manager names: anybody can write a tag, so a row
-    counts only if the task is that user's. `expected` is when the manager itself expects a task
-    that waits to begin (epoch seconds), if it says so: rows that differ in it alone are equal.
+    Rows that differ in `expected` alone are equal. Not frozen: listings have thousands of rows,
+    and setting the fields of a frozen struct is slower. Treat it as read-only.
     """
 
     tag: str
-    task: int
+    task: int  # index of the task in its job's array
     native_id: str
     state: State
+    # epoch seconds; None after the end proves that the task never started and may run elsewhere
     started: float | None = None
-    ended: float | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    manager_reason: str = ""
+    ended: float | None = None  # epoch seconds
+    exit_code: int | None = None  # of the payload; None if a signal ended it
+    signal: int | None = None  # number of that signal
+    manager_reason: str = ""  # reason as the manager spells it
     node: str = ""
     cpu_seconds: float | None = None
-    max_memory: int | None = None
-    restarts: int = 0
-    owner: str = ""
-    expected: float | None = None
+    max_memory: int | None = None  # MiB
+    restarts: int = 0  # by the manager itself
+    owner: str = ""  # site mode: account that the manager reports; a row counts for its tasks only
+    expected: float | None = None  # epoch seconds; start that the manager expects
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobStatus) and (
@@ -48,12 +44,12 @@ class JobStatus(msgspec.Struct, rename=STORED_FIELDS["JobStatus"]):
 
 @dataclass(frozen=True)
 class Listing:
-    """One complete bulk listing: every task of ours that the manager still knows, and `Facts`.
+    """A complete listing: all tasks of metasched that the manager still remembers.
 
-    The listing proves absence for the span `since`..`until`: whatever reached the manager in it
-    would be in `rows`. (Slurm: since the controller's boot and no longer ago than MinJobAge;
-    until `settle` seconds before the listing began, as a command of ours may still be under way.)
-    `up_since` is when the manager last started (0: it keeps all that it takes over a restart).
+    The listing proves absence for the span `since`..`until`: a task that reached the manager within
+    the span is in `rows`. With Slurm the span begins at the controller's boot, at most MinJobAge
+    ago. It ends `settle` seconds before the listing began, since a command may still be under way.
+    Times are epoch seconds.
     """
 
     taken: float
@@ -61,27 +57,23 @@ class Listing:
     until: float
     rows: tuple[JobStatus, ...]
     info: ClusterInfo
-    up_since: float = 0.0
+    up_since: float = 0.0  # last start of the manager; 0: it loses nothing at a restart
 
 
 class MissingTask(msgspec.Struct, rename=STORED_FIELDS["MissingTask"], frozen=True):
-    """A task of ours that a complete listing lacks: intended at `sent`.
-
-    `native_id` None: the manager never said that it took it. `accepted` is when it did. `user` is
-    in site mode the job's owner: what others have marked is not ours.
-    """
+    """A dispatched task that is missing from a complete listing. Times are epoch seconds."""
 
     tag: str
-    task: int
-    native_id: str | None
-    dispatched: float
-    accepted: float | None = None
-    user: str = ""
+    task: int  # index of the task in its job's array
+    native_id: str | None  # None: the manager never confirmed the dispatch
+    dispatched: float  # when the intent was stored
+    accepted: float | None = None  # when the manager confirmed the dispatch
+    user: str = ""  # site mode: owner of the job; records of other users do not count
 
 
 @dataclass(frozen=True)
 class TaskClaim:
-    """What the payload of one task takes before it begins, in the folder `fence`."""
+    """A claim that the payload of a task takes before it starts, in the folder `fence`."""
 
     fence: str
     tag: str
@@ -89,11 +81,7 @@ class TaskClaim:
 
 
 class AccountingAnswer(msgspec.Struct, rename=STORED_FIELDS["AccountingAnswer"], frozen=True):
-    """What a manager's accounting tells of missing tasks.
+    """Records of a manager's accounting about missing tasks; it may omit tasks."""
 
-    `rows` have ended. `unstarted`, as (tag, task), never began and cannot begin any more: that is
-    proved, not supposed. Of all others it tells nothing, or nothing yet.
-    """
-
-    rows: tuple[JobStatus, ...] = ()
-    never_started: tuple[tuple[str, int], ...] = ()
+    rows: tuple[JobStatus, ...] = ()  # tasks that have ended
+    never_started: tuple[tuple[str, int], ...] = ()  # (tag, index); proved never to start

@@ -1,7 +1,7 @@
-"""Output paths with patterns, as sbatch has them: `log-%A_%4a.out`. Pure.
+"""Output paths with the patterns of sbatch: `log-%A_%4a.out`. Pure.
 
-A job's own words are filled in at its submission (`settled`), which leaves `%a`, `%N` and `%%`;
-a task's when it is sent or read (`filled`).
+`expand_job_fields` expands patterns of the job at submission, and leaves `%a`, `%N` and `%%`;
+`expand_task_fields` expands these when the task is dispatched or its output is read.
 """
 
 import re
@@ -15,7 +15,7 @@ _PATTERN = re.compile(r"%(\d{0,2})([AajxuNt%])?")
 
 
 def check_pattern(pattern: str) -> None:
-    """Unreadable if the pattern names no file, or a word that we cannot fill in."""
+    """Raise ParseError if the pattern names no file or contains an unknown field."""
     for match in _PATTERN.finditer(pattern):
         if match[2] is None or (match[1] and match[2] not in "Aaj"):
             unknown = pattern[match.start() : match.end() + 1]
@@ -30,7 +30,7 @@ def check_pattern(pattern: str) -> None:
 def expand_job_fields(
     pattern: str, job: int, array: bool, name: str, user: str, directory: str
 ) -> str:
-    """The absolute path, in which only `%a`, `%N` and `%%` still mean something."""
+    """Return the absolute path, in which only `%a`, `%N` and `%%` remain."""
 
     def replacement(match: re.Match[str]) -> str:
         width, letter = match[1], match[2]
@@ -44,7 +44,7 @@ def expand_job_fields(
             case "u":
                 return _escape(user)
             case "t":
-                return "0"  # a batch script is its job's first rank
+                return "0"  # a batch script runs as the first rank of its job
             case _:
                 return match[0]
 
@@ -52,12 +52,12 @@ def expand_job_fields(
 
 
 def expand_task_fields(path: str, index: int, node: str) -> str:
-    """The path of one task, as `settled` left it; `node` is the name of its first node."""
+    """Return the path of a task from the result of `expand_job_fields`; `node`: its first node."""
     return node.join(split_at_node(path, index))
 
 
 def split_at_node(path: str, index: int) -> list[str]:
-    """The literal parts of a task's path; the name of its node belongs between them."""
+    """Split a task's path at `%N`, with the other fields expanded."""
     parts, position = [""], 0
     for match in _PATTERN.finditer(path):
         parts[-1] += path[position : match.start()]
@@ -76,12 +76,12 @@ def split_at_node(path: str, index: int) -> list[str]:
 
 
 def varies_by_task(path: str) -> bool:
-    """Whether a settled path is another one for every task."""
+    """Whether a path from `expand_job_fields` differs between tasks."""
     return any(match[2] == "a" for match in _PATTERN.finditer(path))
 
 
 def first_node(nodes: str) -> str:
-    """The short name of the first of a manager's nodes: `a3` of `a[3-5,7]` or `a3.site.org`."""
+    """Return the short name of the first node in a list: `a3` for `a[3-5,7]` or `a3.site.org`."""
     match = re.match(r"([^\[,.]*)(?:\[(\d+))?", nodes)
     return "".join(part or "" for part in match.groups()) if match else ""
 

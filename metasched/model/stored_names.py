@@ -1,8 +1,8 @@
-"""Stored spellings: the names that databases, messages and files have for fields of today.
+"""Stored spellings of fields that have been renamed.
 
-A field may get a better name at any time; what is stored keeps the name under which it was first
-written. A class takes its spellings as `Struct(rename=STORED_FIELDS["Class"])`; a field that is
-not listed is stored under its own name.
+Databases, messages and files keep the name under which a field was first written. A class takes
+its spellings by `Struct(rename=STORED_FIELDS["Class"])`; an unlisted field is stored under its own
+name.
 """
 
 from collections.abc import Mapping

@@ -103,21 +103,21 @@ def test_a_chain_of_dependencies(running: Site) -> None:
     gone = running.submit("-d", f"afterok:{good}", "--kill-on-invalid-dep=yes", "--wrap", "true")
     rows = running.json("status", *map(str, (good, bad, both, either, gone)))
     assert {(row["state"], row["reason"]) for row in rows} == {("queued", "dependency")}
-    assert f"afterok:{first} has not come yet" in running.json("explain", str(good))["text"]
+    assert f"afterok:{first} is not met yet" in running.json("explain", str(good))["text"]
     running.stop()
     running.start()
     (running.folder / "go").write_text("3")
     running.run("wait", str(first), code=3)
     running.run("wait", str(bad))
     running.run("wait", str(either))
-    # what can never come is said, and waits for its owner
+    # what can never be met is said, and waits for its owner
     told = running.json("explain", str(good))
     assert (told["state"], told["reason"]) == ("queued", "dependency")
-    assert f"afterok:{first} can never come: {first} ended without success" in told["text"]
+    assert f"afterok:{first} can never be met: {first} ended without success" in told["text"]
     assert states(running, both, gone) == {"queued": 2}
     running.run("cancel", str(good))
     running.run("wait", str(gone), code=130)
-    assert f"afterok:{good} can never come" in running.json("story", str(gone))[-1]["cause"]
+    assert f"afterok:{good} can never be met" in running.json("story", str(gone))[-1]["cause"]
     running.run("cancel", str(both))
     late = running.submit("-d", f"afterany:{gone}:{first},afterok:{bad}", "--wrap", "true")
     running.run("wait", str(late))
@@ -143,7 +143,7 @@ def test_task_by_task_and_one_at_a_time(running: Site) -> None:
     running.run("wait", str(first), code=1)
     running.run("wait", f"{second}_1", f"{second}_3")
     assert states(running, f"{second}_2") == {"queued": 1}
-    assert f"aftercorr:{first} can never come" in running.json("explain", f"{second}_2")["text"]
+    assert f"aftercorr:{first} can never be met" in running.json("explain", f"{second}_2")["text"]
     told = running.error(
         "submit", "--array=3-4", "-d", f"aftercorr:{first}", "--wrap", "true", code=2
     )

@@ -153,7 +153,7 @@ def test_every_task_of_an_array_is_cancelled_that_can_never_begin() -> None:
     hopeless = job(2, array="1-3", dependency="afterok:1", kill_on_invalid_dep=True)
     assert site.step(JobSubmitted(NOW, hopeless, (fate(1, failed="0"),))) == []
     assert [c.after for c in site.out.changes] == [State.QUEUED, State.CANCELLED] * 3
-    assert site.out.changes[1].cause == "afterok:1 can never come: 1 ended without success"
+    assert site.out.changes[1].cause == "afterok:1 can never be met: 1 ended without success"
     assert not site.core.tasks
 
 
@@ -161,7 +161,7 @@ def test_what_can_never_come_waits_until_its_owner_decides() -> None:
     site = Site()
     site.step(JobSubmitted(NOW, job(2, dependency="afterok:1"), (fate(1, failed="0"),)))
     assert (site.state(2), site.core.tasks[2, 0].reason) == (State.QUEUED, Reason.DEPENDENCY)
-    assert "can never come" in site.core.describe_dependencies(site.core.tasks[2, 0])
+    assert "can never be met" in site.core.describe_dependencies(site.core.tasks[2, 0])
     site.step(UserRequested(NOW, "cancel", 2))
     assert not site.core.tasks
 
