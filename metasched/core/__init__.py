@@ -1,18 +1,19 @@
 """The pure scheduler core: events in, changes and actions out. No clock, no I/O.
 
-scheduler            `Core.step`: one event, in the order in which a decision runs
-events               what the core receives and returns
-transitions          the one table (state, event) -> state
-tasks                tasks, attempts, one line of a task's story
-state                what all parts share
-cluster_view         one cluster as the core sees it
-task_state_machine   the only place where a task's state changes
+scheduler            `Core.step`: applies an event, then decides
+events               events, actions, and the outcome of a step
+transitions          the transition table of tasks: (state, event) -> state
+tasks                tasks, attempts, lines of a task's story
+state                state shared by all parts
+cluster_view         the core's view of a cluster
+task_state_machine   changes the states of tasks
 gates                dependencies, begin times, array limits
-leasing              licence leases follow the tasks
-placement            where queued tasks go
+dependency_status    progress of the jobs that other jobs depend on
+leasing              licence leases of tasks
+placement            dispatches queued tasks to clusters
 withdrawals          pulls, recalls, drains
 user_requests        cancel, hold, release, requeue, modify
-reconciler           listings compared with attempts
+reconciler           attempts that are missing from listings
 stale_attempts       attempts that a manager lists again
 licences/            pools of licence tokens, and the queue for them
 reservations/        advance reservations: offered, bound, moved, broken

@@ -1,4 +1,4 @@
-"""One cluster as the core sees it: what its manager has told, what of ours is there. Pure."""
+"""The core's view of a cluster: its reported state, and metasched's tasks there. Pure."""
 
 from __future__ import annotations
 
@@ -10,81 +10,72 @@ from functools import reduce
 from itertools import starmap
 from operator import add, itemgetter, mul
 
-from metasched.core.tasks import Task, TaskId
+from metasched.core.tasks import Task, TaskId, WithdrawalMode
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Job, Reason, State
 from metasched.model.listing import JobStatus
 from metasched.policies.eligible import Ineligibility, find_ineligibility, translate_job
 
-EligibilityKey = tuple[object, object]  # of partitions, of licences: see `shape`
-_UNDECIDED = Ineligibility(Reason.PRIORITY, "not looked at yet")
-MAX_CACHED_DECISIONS = 10_000  # different needs whose answers are kept, at the most
-FULL_RETRY_DELAY = (10.0, 300.0)  # seconds until a full cluster is tried again: first, at the most
+EligibilityKey = tuple[object, object]  # of partitions, of licences: see `eligibility_key`
+_UNDECIDED = Ineligibility(Reason.PRIORITY, "not checked yet")
+MAX_CACHED_DECISIONS = 10_000  # different requirements in a cache
+FULL_RETRY_DELAY = (10.0, 300.0)  # seconds until a full cluster is tried again: initial, maximum
 
 
 @dataclass
 class StaleAttempt:
-    """An attempt that is listed although we had given it up; `asked`: when its end was asked for.
-
-    `wish` is None (let it be), or the `unstarted` of the withdrawal that is asked for.
-    """
+    """An attempt that is listed although it was considered lost or ended."""
 
     row: JobStatus
-    withdrawal: bool | None = None
-    withdrawal_requested: float = 0.0
+    withdrawal: WithdrawalMode = WithdrawalMode.NONE
+    withdrawal_requested: float = 0.0  # epoch seconds; 0: not yet
 
 
 @dataclass
 class ClusterView:
-    """What is known of one cluster since the start.
-
-    `full` is what its manager said when it took no more for now: until `probe_at` nothing is
-    sent, then one task, to see. `owed` are the cpu seconds of ours that have not begun, which are
-    `unstarted`, `told` those of others. `busy` processors run, by their limits, what is `work`
-    (processors x end) in all, at times `since` to `until`: see `loads`. What
-    is live and not `Attempt.calm` is `uneasy`, so that a listing need not look at all the rest.
-    `strays` are by job, index and sending, `withheld` are rows of tasks whose claims are being
-    revoked. `decided` is what `unfit` has answered, by needs: it holds while the `shape` of the
-    facts does.
-    """
+    """State of a cluster since the start of the daemon. Times are epoch seconds."""
 
     cluster: Cluster
-    info: ClusterInfo | None = None
-    up: bool = False
-    down_reason: str = "not heard from since the start"
-    full_reason: str = ""
+    info: ClusterInfo | None = None  # last reported
+    up: bool = False  # whether its manager answers
+    down_reason: str = "no answer since the start"
+    full_reason: str = ""  # why its manager rejects dispatches for now; "": it is not full
     full_since: float = 0.0
-    retry_at: float = 0.0
-    retry_delay: float = 0.0
-    owed_by_own: float = 0.0
-    owed_by_others: float = 0.0
+    retry_at: float = 0.0  # full: no dispatch until then, then a single task
+    retry_delay: float = 0.0  # seconds
+    owed_by_own: float = 0.0  # processors x estimate (seconds) of metasched's unstarted tasks
+    owed_by_others: float = 0.0  # processors x limit (seconds) of other users' pending jobs
+    # running jobs at times `valid_from` to `valid_until`: their processors, and the sum of
+    # processors x end by the limit; see `loads`
     busy_cpus: int = 0
     busy_work: float = 0.0
     valid_from: float = 0.0
     valid_until: float = -math.inf
-    computing_power: float = math.inf  # unless it has told of processors
+    computing_power: float = math.inf  # processors x benchmark; inf: no processors reported
     unstarted_tasks: dict[TaskId, Task] = field(default_factory=dict)
     live_tasks: dict[TaskId, Task] = field(default_factory=dict)
+    # live tasks whose attempt is not `settled`: a listing delta need not check the others
     needs_attention: dict[TaskId, Task] = field(default_factory=dict)
+    # by (job, index, dispatch id)
     stale_attempts: dict[tuple[int, int, int], StaleAttempt] = field(default_factory=dict)
-    deferred_rows: dict[TaskId, JobStatus] = field(default_factory=dict)
-    up_since: float = 0.0  # when its manager last started, as far as it tells
+    deferred_rows: dict[TaskId, JobStatus] = field(default_factory=dict)  # claims being revoked
+    up_since: float = 0.0  # last start of its manager; 0: not reported
     eligibility_key: EligibilityKey | None = None
+    # results of `check_job` by requirements; valid for the current `eligibility_key`
     decisions: dict[Hashable, Ineligibility | None] = field(default_factory=dict)
     name: str = field(init=False)
-    # in seconds of `Books.watch`: for how long it has answered until it last ceased or began to,
-    # and when that was
+    # in `SchedulerState.observed_seconds`: time up before the last change of `up`, and that change
     _answered_seconds: float = 0.0
     _turned_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.name = self.cluster.name
 
-    # Whether it answers. What expires goes by `watch`, which stands still while nobody could see
-    # anything
+    # Availability. `total_observed` is `SchedulerState.observed_seconds`, a clock that stands still
+    # while no cluster answers
 
     def mark_up(self, total_observed: float) -> float:
-        """It answers; the seconds of its silence in which another cluster answered."""
+        """Record an answer. Return the seconds without answer while another cluster was up."""
         silent_seconds = 0.0
         if not self.up:
             silent_seconds, self._turned_at = total_observed - self._turned_at, total_observed
@@ -92,24 +83,22 @@ class ClusterView:
         return silent_seconds
 
     def mark_down(self, reason: str, total_observed: float) -> None:
+        """Record that the manager does not answer."""
         if self.up:
-            self._answered_seconds, self._turned_at = (
-                self.observed_seconds(total_observed),
-                total_observed,
-            )
+            self._answered_seconds = self.observed_seconds(total_observed)
+            self._turned_at = total_observed
         self.up, self.down_reason = False, reason
 
     def observed_seconds(self, total_observed: float) -> float:
-        """The seconds for which it has answered us."""
-        return (
-            self._answered_seconds + (total_observed - self._turned_at)
-            if self.up
-            else self._answered_seconds
-        )
+        """Return the seconds for which the cluster was up."""
+        if self.up:
+            return self._answered_seconds + (total_observed - self._turned_at)
+        return self._answered_seconds
 
-    # What its manager tells
+    # Reported state
 
     def update_info(self, info: ClusterInfo) -> None:
+        """Take over a new reported state."""
         previous_key, self.eligibility_key = self.eligibility_key, eligibility_key(info)
         if self.eligibility_key != previous_key:
             self.decisions.clear()
@@ -118,19 +107,18 @@ class ClusterView:
         self.valid_until = -math.inf
 
     def sum_running(self, now: float) -> None:
-        """Add up what should not have ended by now."""
+        """Sum up running jobs that have not reached their limits."""
         running = () if self.info is None else self.info.running_jobs
         ended = bisect_right(running, now, key=itemgetter(0))
         self.valid_from = running[ended - 1][0] if ended else -math.inf
         self.valid_until = running[ended][0] if ended < len(running) else math.inf
         still_running = running[ended:]
         self.busy_cpus = sum(map(itemgetter(1), still_running))
-        self.busy_work = reduce(
-            add, starmap(mul, reversed(still_running)), 0.0
-        )  # `sum` depends on the Python
+        # not `sum`: its rounding depends on the version of Python
+        self.busy_work = reduce(add, starmap(mul, reversed(still_running)), 0.0)
 
     def check_job(self, job: Job) -> Ineligibility | None:
-        """Why the cluster cannot run a job, decided once for all that ask for the same."""
+        """Return why the cluster cannot run a job, or None; cached by the job's requirements."""
         licences_matter = self.cluster.licence_features or (
             self.info is not None and self.info.licences
         )
@@ -145,45 +133,45 @@ class ClusterView:
         return cached
 
     def translate_job(self, job: Job) -> Job:
-        """A job that fits the cluster, in the cluster's own words."""
+        """Return an eligible job with the manager's names of partition, account and so on."""
         return translate_job(job, self.cluster, self.info)
 
-    # What is ours there
+    # Tasks of metasched
 
     def add_task(self, task: Task) -> None:
-        """A task of ours may be there from now on."""
+        """Add a task that may be in the manager from now on."""
         self.live_tasks[task.task_id] = self.needs_attention[task.task_id] = task
 
     def remove_task(self, task: Task) -> None:
-        """Its attempt there has ended."""
+        """Remove a task whose attempt there has ended."""
         self.live_tasks.pop(task.task_id, None)
         self.needs_attention.pop(task.task_id, None)
 
     def withdraw_pending_stale(self, key: tuple[int, int, int]) -> None:
-        """Wish for the end of a stray that is to begin anew, though another has begun."""
+        """Withdraw a pending stale attempt, since another attempt of the task has started."""
         stale_attempt = self.stale_attempts.get(key)
         if (
             stale_attempt is not None
             and stale_attempt.row.state is State.PENDING
-            and stale_attempt.withdrawal is None
+            and stale_attempt.withdrawal is WithdrawalMode.NONE
         ):
-            stale_attempt.withdrawal = False
+            stale_attempt.withdrawal = WithdrawalMode.FORCE
 
-    # Whether it takes more
+    # Full clusters
 
     def mark_full(self, reason: str, now: float) -> None:
-        """Its manager is full; try again later, and ever later."""
+        """Record that the manager is full; the delay until the next try doubles each time."""
         initial, maximum = FULL_RETRY_DELAY
         self.retry_delay = min(self.retry_delay * 2, maximum) or initial
         self.full_reason, self.full_since = reason, now
         self.retry_at = now + self.retry_delay
 
     def retry_due(self, now: float) -> bool:
-        """Whether it is full, and time to try it again, with one task."""
+        """Whether the cluster is full and due for another try with a single task."""
         return bool(self.full_reason) and now >= self.retry_at
 
     def adjust_clock(self, step: float) -> None:
-        """The wall clock went `by` seconds more than time has: see `Core`."""
+        """Correct times after the wall clock was set by `step` seconds; see `Core`."""
         self.full_since += min(step, 0.0)
         self.retry_at += step
         for stale_attempt in self.stale_attempts.values():
@@ -191,10 +179,10 @@ class ClusterView:
 
 
 def loads(views: Collection[ClusterView], now: float) -> list[float]:
-    """Seconds of each whole cluster still owed; 0 while it has told of no processors.
+    """Return the load of each cluster: seconds of the whole cluster until its work is done.
 
-    All are asked at each submission: O(1) for each, but O(n) in its running jobs after news of it,
-    and when one of them should have ended.
+    The load is 0 while a cluster has reported no processors. Called at each submission: O(1) per
+    cluster, but O(running jobs) after a listing and at the end of a job.
     """
     for view in views:
         if not view.valid_from <= now < view.valid_until:
@@ -204,7 +192,7 @@ def loads(views: Collection[ClusterView], now: float) -> list[float]:
         / view.computing_power
         for view in views
     ]
-    if min(owed, default=0.0) < 0.0:  # by rounding, when all that runs is about to end
+    if min(owed, default=0.0) < 0.0:  # by rounding, when all running jobs are about to end
         return [max(0.0, seconds) for seconds in owed]
     return owed
 
@@ -212,9 +200,10 @@ def loads(views: Collection[ClusterView], now: float) -> list[float]:
 def eligibility_key(
     info: ClusterInfo | None, *, include_transient: bool = True
 ) -> EligibilityKey | None:
-    """What of the facts decides whether a job may be sent: not what is free or running.
+    """Key of the properties that decide whether jobs are eligible; ignores free resources.
 
-    Without the `passing`, which nodes and partitions are up, whether it can ever start there.
+    Without the transient properties (nodes and partitions that are up, used licences) the key
+    decides whether jobs can ever start there.
     """
     if info is None:
         return None

@@ -1,8 +1,8 @@
-"""What the core is told and what it answers: events, actions, the outcome of a step. Pure.
+"""Events that the core receives, actions that it returns, and the outcome of a step. Pure.
 
-Events carry the time at which a thing was learnt (epoch seconds). They are stored as they are,
-and stepping a fresh core through them gives every decision again. Nobody changes one; the two
-that are most of all are not frozen, since the fields of a frozen class are set one by one.
+`time` is when metasched learnt of an event (epoch seconds). Events are stored: replaying them with
+a fresh core repeats every decision. Treat all of them as read-only. The two most frequent ones are
+not frozen, since setting the fields of a frozen struct is slower.
 """
 
 from __future__ import annotations
@@ -27,30 +27,26 @@ from metasched.policies.policy import Policy
 
 
 class DaemonStarted(msgspec.Struct, rename=STORED_FIELDS["DaemonStarted"], frozen=True):
-    """The daemon started, or re-read its policy: nothing is known of any cluster any more.
-
-    `pools` None: licences are the managers' own affair (simulations), of which there are `licences`
-    different ones.
-    """
+    """The daemon started or re-read its policy. The state of every cluster is unknown again."""
 
     time: float
-    instance: str
+    instance: str  # name of the database, part of every tag
     policy: Policy
     clusters: tuple[Cluster, ...]
-    licence_count: int = 0
-    pools: tuple[LicencePool, ...] | None = None
+    licence_count: int = 0  # number of different licences, if `pools` is None
+    pools: tuple[LicencePool, ...] | None = None  # None: managers handle licences (simulations)
 
 
 class JobSubmitted(msgspec.Struct, rename=STORED_FIELDS["JobSubmitted"]):
-    """A job was accepted; `fates` tell what had become of the jobs that it depends on."""
+    """A job was accepted."""
 
     time: float
     job: Job
-    target_summaries: tuple[TargetSummary, ...] = ()
+    target_summaries: tuple[TargetSummary, ...] = ()  # of the jobs that it depends on
 
 
 class DispatchStarted(msgspec.Struct, rename=STORED_FIELDS["DispatchStarted"], frozen=True):
-    """From now on a sending may be with its manager: stored just before the call is made."""
+    """A dispatch may reach its manager from now on; stored just before the call."""
 
     time: float
     job: int
@@ -58,30 +54,27 @@ class DispatchStarted(msgspec.Struct, rename=STORED_FIELDS["DispatchStarted"], f
 
 
 class DispatchAccepted(msgspec.Struct, rename=STORED_FIELDS["DispatchAccepted"], frozen=True):
-    """The manager took a sending; `natives` maps task index to native id.
-
-    `access` is by what it was told, where there is a choice.
-    """
+    """The manager accepted a dispatch."""
 
     time: float
     job: int
     dispatch_id: int
-    native_ids: dict[int, str]
-    access: str = ""
+    native_ids: dict[int, str]  # by task index
+    access: str = ""  # interface that was used, if the adapter has several
 
 
 class DispatchRejected(msgspec.Struct, rename=STORED_FIELDS["DispatchRejected"], frozen=True):
-    """The manager certainly did not take a sending; `again`: it may take it later."""
+    """The manager certainly did not accept a dispatch."""
 
     time: float
     job: int
     dispatch_id: int
     reason: str
-    retry_later: bool = False
+    retry_later: bool = False  # the manager is full and may accept it later
 
 
 class DispatchUncertain(msgspec.Struct, rename=STORED_FIELDS["DispatchUncertain"], frozen=True):
-    """No answer to a sending: perhaps it is there. Listings will tell."""
+    """The result of a dispatch is unknown; listings will decide."""
 
     time: float
     job: int
@@ -90,54 +83,50 @@ class DispatchUncertain(msgspec.Struct, rename=STORED_FIELDS["DispatchUncertain"
 
 
 class DispatchSkipped(msgspec.Struct, rename=STORED_FIELDS["DispatchSkipped"], frozen=True):
-    """Sendings, as (job, sending), that were never tried: their cluster is silent or full."""
+    """Dispatches were dropped before the call: their cluster is unreachable or full."""
 
     time: float
-    dispatches: tuple[tuple[int, int], ...]
+    dispatches: tuple[tuple[int, int], ...]  # (job, dispatch id)
 
 
 class ListingReceived(msgspec.Struct, rename=STORED_FIELDS["ListingReceived"]):
-    """What a complete listing told: rows that are new or changed, rows gone since the last one.
+    """A complete listing arrived, as the difference from the previous listing.
 
-    `full`: the rows are all there are (the first listing of a worker, or after a silence).
-    `facts` None: as before. `since`..`until`: absence is proved for what was sent in it.
-    `before` is when the listing was taken that the news is relative to, 0 if none is known;
-    `up_since` when the manager last started.
+    It proves the absence of tasks that were dispatched in `since`..`until` and are not listed.
     """
 
     time: float
     cluster: str
-    rows: tuple[JobStatus, ...] = ()
-    vanished: tuple[tuple[str, int], ...] = ()
-    info: ClusterInfo | None = None
-    full: bool = False
-    since: float = 0.0
-    until: float = 0.0
-    previous_taken: float = 0.0
-    up_since: float = 0.0
+    rows: tuple[JobStatus, ...] = ()  # new and changed rows
+    vanished: tuple[tuple[str, int], ...] = ()  # (tag, index) of rows that are gone
+    info: ClusterInfo | None = None  # None: unchanged
+    full: bool = False  # `rows` are all rows: first listing of a worker, or after a failure
+    since: float = 0.0  # epoch seconds
+    until: float = 0.0  # epoch seconds
+    previous_taken: float = 0.0  # epoch seconds; time of the previous listing, 0: there is none
+    up_since: float = 0.0  # epoch seconds; last start of the manager
 
 
 class AccountingReceived(msgspec.Struct, rename=STORED_FIELDS["AccountingReceived"], frozen=True):
-    """What the accounting of a cluster's manager told of missing tasks (see `model.Trace`)."""
+    """A manager's accounting answered a query about missing tasks; see `AccountingAnswer`."""
 
     time: float
     cluster: str
     rows: tuple[JobStatus, ...] = ()
-    never_started: tuple[tuple[str, int], ...] = ()
+    never_started: tuple[tuple[str, int], ...] = ()  # (tag, index)
 
 
 class ClaimsRevoked(msgspec.Struct, rename=STORED_FIELDS["ClaimsRevoked"], frozen=True):
-    """What became of claims that we wanted to revoke.
-
-    Those of `tasks`, as (tag, task), can never begin now; those `begun` have been made before.
-    """
+    """The daemon tried to revoke claims."""
 
     time: float
-    tasks: tuple[tuple[str, int], ...] = ()
-    already_started: tuple[tuple[str, int], ...] = ()
+    tasks: tuple[tuple[str, int], ...] = ()  # (tag, index); revoked, can never start
+    already_started: tuple[tuple[str, int], ...] = ()  # (tag, index); claimed by their payloads
 
 
 class ClusterUnreachable(msgspec.Struct, frozen=True):
+    """A manager does not answer."""
+
     time: float
     cluster: str
     reason: str
@@ -147,61 +136,57 @@ UserAction = Literal["cancel", "hold", "release", "requeue", "lost", "ran"]
 
 
 class UserRequested(msgspec.Struct, rename=STORED_FIELDS["UserRequested"], frozen=True):
-    """A user's wish for some tasks: `indices` None = all of the job.
+    """A user requested an action on tasks of a job.
 
-    `lost` and `ran` are an operator's word on a task that is `unknown`.
+    By `lost` and `ran` an operator resolves tasks that are `unknown`.
     """
 
     time: float
     action: UserAction
     job: int
-    indices: tuple[int, ...] | None = None
-    by: str = ""
+    indices: tuple[int, ...] | None = None  # None: all tasks
+    by: str = ""  # name of the user
 
 
 class RequeuedTask(msgspec.Struct, frozen=True):
-    """An ended task that is to run again, as the database knows it."""
+    """An ended task that shall run again, as stored in the database."""
 
     index: int
     state: State
-    attempts: int
+    attempts: int  # number of attempts so far
 
 
 class JobRequeued(msgspec.Struct, rename=STORED_FIELDS["JobRequeued"], frozen=True):
-    """A user wants ended tasks to run again; what the core has forgotten of them comes along."""
+    """A user requeued ended tasks. The core may have forgotten the job, which is included."""
 
     time: float
     job: Job
     priority: int
-    last_dispatch: int
+    last_dispatch: int  # highest dispatch id of the job
     tasks: tuple[RequeuedTask, ...]
     by: str = ""
-    target_summaries: tuple[TargetSummary, ...] = ()  # as in `Submitted`
+    target_summaries: tuple[TargetSummary, ...] = ()  # as in `JobSubmitted`
 
 
 class JobModified(msgspec.Struct, rename=STORED_FIELDS["JobModified"], frozen=True):
-    """A user changed what a job asks for: `job` is how it is sent from now on.
-
-    `what` tells the changes; `resend`: a manager that has it already must get it anew;
-    `priority` None: as classified.
-    """
+    """A user modified a job."""
 
     time: float
-    job: Job
-    change_summary: str
-    redispatch: bool
-    priority: int | None = None
+    job: Job  # with the changes
+    change_summary: str  # for the story
+    redispatch: bool  # pending tasks must be withdrawn and dispatched again
+    priority: int | None = None  # None: as classified
     by: str = ""
 
 
 class ClusterDrained(msgspec.Struct, frozen=True):
-    """An operator keeps new work from a cluster; `keep_pending`: what waits there may stay."""
+    """An operator drained a cluster: it gets no new tasks."""
 
     time: float
     cluster: str
     by: str = ""
     reason: str = ""
-    keep_pending: bool = False
+    keep_pending: bool = False  # pending tasks stay there
 
     def __str__(self) -> str:
         by_user = f" by {self.by}" if self.by else ""
@@ -209,7 +194,7 @@ class ClusterDrained(msgspec.Struct, frozen=True):
 
 
 class ClusterResumed(msgspec.Struct, frozen=True):
-    """An operator lets a drained cluster have work again."""
+    """An operator resumed a drained cluster."""
 
     time: float
     cluster: str
@@ -217,44 +202,41 @@ class ClusterResumed(msgspec.Struct, frozen=True):
 
 
 class LicencesCounted(msgspec.Struct, frozen=True):
-    """What servers of licences told; of those that they do not name nothing new is known."""
+    """Licence servers reported counts; the counts of other licences are unchanged."""
 
     time: float
     counts: tuple[LicenceCount, ...]
 
 
 class LicenceSet(msgspec.Struct, frozen=True):
-    """An operator says how many of a licence there are; `total` None: as configured again."""
+    """An operator set the total of a licence."""
 
     time: float
     name: str
-    total: int | None
+    total: int | None  # None: as configured
     by: str = ""
 
 
 class LicencesReleased(msgspec.Struct, frozen=True):
-    """An operator takes back the licences of tasks of which nobody knows whether they run.
-
-    `indices` None: of all such tasks of the job.
-    """
+    """An operator released the leases of tasks that are `unknown`."""
 
     time: float
     job: int
-    indices: tuple[int, ...] | None = None
+    indices: tuple[int, ...] | None = None  # None: all tasks
     by: str = ""
 
 
 class TimerExpired(msgspec.Struct, frozen=True):
-    """Time has passed; begin times may have come."""
+    """The time `Core.next_due` has come."""
 
     time: float
 
 
 class ClockSet(msgspec.Struct, rename=STORED_FIELDS["ClockSet"], frozen=True):
-    """The wall clock was set: since the last event it has gone `by` seconds more than time has."""
+    """The wall clock was set."""
 
     time: float
-    step: float
+    step: float  # seconds by which it advanced more than time did since the last event
 
 
 CoreEvent = (
@@ -283,10 +265,12 @@ CoreEvent = (
 )
 
 
-# What comes out.
+# Actions
 
 
 class Dispatch(NamedTuple):
+    """Submit tasks of a job to a cluster under a tag."""
+
     job: int
     dispatch_id: int
     cluster: str
@@ -295,18 +279,18 @@ class Dispatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Withdraw:
-    """Ask a manager to end a sending's tasks; `unstarted`: only if they have not begun."""
+    """Cancel tasks of a dispatch in their manager."""
 
     job: int
     dispatch_id: int
     cluster: str
-    native_ids: dict[int, str | None]
-    only_pending: bool
+    native_ids: dict[int, str | None]  # by task index
+    only_pending: bool  # leave started tasks alone
 
 
 @dataclass(frozen=True)
 class QueryAccounting:
-    """Ask a manager's accounting what has become of tasks that its listing lacks."""
+    """Query a manager's accounting about tasks that are missing from its listing."""
 
     cluster: str
     missing_tasks: tuple[MissingTask, ...]
@@ -314,7 +298,7 @@ class QueryAccounting:
 
 @dataclass(frozen=True)
 class Revoke:
-    """Take the claims of tasks in their payloads' stead, so that they can never begin."""
+    """Take the claims of tasks before their payloads do, so that these can never start."""
 
     cluster: str
     claims: tuple[TaskClaim, ...]
@@ -325,34 +309,28 @@ Action = Dispatch | Withdraw | QueryAccounting | Revoke
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of a step: the story's new lines, the tasks to store, what to do.
+    """The result of a step: records to store, and actions to execute."""
 
-    `closed` are attempts that ended in this step, with the task they belonged to; a task's new
-    attempt, if any, is in the task itself. `past` are sendings of the past of which something new
-    is known, by job, index and sending. `leases` are licences taken and given back, in that order,
-    `standings` what is new of licences, by name, `reservations` those that are new or have changed.
-    `bindings` are what managers are to be told of them. `parts` made the priority of a new job,
-    `warnings` are for the site's log.
-    """
-
-    changes: list[TaskChange] = field(default_factory=list)
-    tasks: dict[tuple[int, int], Task] = field(default_factory=dict)
+    changes: list[TaskChange] = field(default_factory=list)  # new lines of stories
+    tasks: dict[tuple[int, int], Task] = field(default_factory=dict)  # changed, by (job, index)
+    # attempts that ended in this step, with their tasks; a task refers to its new attempt, if any
     closed_attempts: list[tuple[Task, Attempt]] = field(default_factory=list)
+    # changed attempts of earlier dispatches, by (job, index, dispatch id)
     past_attempts: dict[tuple[int, int, int], PastAttempt] = field(default_factory=dict)
-    leases: list[Lease | ReturnedLease] = field(default_factory=list)
-    licence_statuses: dict[str, LicenceStatus] = field(default_factory=dict)
-    reservations: dict[int, Reservation] = field(default_factory=dict)
+    leases: list[Lease | ReturnedLease] = field(default_factory=list)  # in order
+    licence_statuses: dict[str, LicenceStatus] = field(default_factory=dict)  # changed, by name
+    reservations: dict[int, Reservation] = field(default_factory=dict)  # new or changed, by id
     reservation_actions: list[ReservationAction] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # for the log
     actions: list[Action] = field(default_factory=list)
-    priority_parts: list[HeuristicContribution] = field(default_factory=list)
+    priority_parts: list[HeuristicContribution] = field(default_factory=list)  # of the event's job
 
 
 @dataclass(frozen=True)
 class ClusterAssessment:
-    """What was thought of one cluster for a task; `load` in seconds of the whole cluster."""
+    """Assessment of a cluster for a task."""
 
     cluster: str
-    obstacle: Ineligibility | None
-    load: float
-    pending_jobs: int
+    obstacle: Ineligibility | None  # None: the task can be dispatched there
+    load: float  # seconds of the whole cluster, at the task's priority
+    pending_jobs: int  # at the task's priority

@@ -1,9 +1,8 @@
-"""What keeps a queued task with us before any cluster is looked at. Pure.
+"""Gates that hold a queued task before placement. Pure.
 
-In this order: its dependencies, its begin time, the limit of its array, which counts what is
-ready or with a manager, over all clusters together. Nothing here looks at every task for one
-event: what happens to a job is told to those that depend on it, and a slot that is given back
-lets in the next task of its array.
+In this order: its dependencies, its begin time, the limit of its array. The limit counts ready and
+dispatched tasks over all clusters. No event costs a scan of all tasks: a change of a job reaches
+its dependent jobs only, and a released slot admits the next task of its array.
 """
 
 from __future__ import annotations
@@ -31,65 +30,58 @@ from metasched.model.dependencies import (
 from metasched.model.job import Job, Reason, State
 
 JobName = tuple[str, str]  # user, name of the job
-_TermStatus = tuple[DependencyStatus, float | None]  # of a term, and when time alone lets it come
+_TermStatus = tuple[DependencyStatus, float | None]  # and when the clock alone satisfies the term
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 _GATE_REASONS = frozenset({Reason.DEPENDENCY, Reason.BEGIN_TIME, Reason.LIMIT_ARRAY})
-SATISFIED: Final = DependencyStatus.SATISFIED  # named for every task: see `attempts`
-_ALL_TASKS = -1  # all the blocked tasks of a job
-NEXT_STEP = 0.0  # when it is due, whatever the clock says
-MAX_RELEASED_PER_STEP = (
-    1000  # tasks that one step lets go on: a daemon must not be lost in it for seconds
-)
+SATISFIED: Final = DependencyStatus.SATISFIED  # alias: see `task_state_machine`
+_ALL_TASKS = -1  # index in `_timers`: all blocked tasks of a job
+NEXT_STEP = 0.0  # time in `_timers`: due at the next step
+MAX_RELEASED_PER_STEP = 1000  # tasks; a step must not block the daemon for seconds
 
 
 class SchedulingGates:
-    """Where the queued tasks stand; `ready` ones wait for a cluster only."""
+    """Queued tasks by the gate that holds them; `ready` tasks wait for a cluster only."""
 
     def __init__(self) -> None:
         self.ready: dict[TaskId, Task] = {}
-        self._released = 0  # tasks, in this step
-        self.changed_tasks: list[Task] = []  # in this step: those that wait for something else
+        self._released = 0  # number of tasks in this step
+        self.changed_tasks: list[Task] = []  # in this step: tasks with a new reason
         self._newly_ready: dict[TaskId, Task] = {}
-        self.recheck_requested = False  # since `take_fresh` was asked last
+        self.recheck_requested = False  # since the last `take_newly_ready`
         self._delayed: dict[TaskId, Task] = {}  # until their begin time, or a later step
-        self._timers: list[tuple[float, int, int]] = []  # when to look again at a task, or at all
-        self._dependency_timers: dict[
-            int, float
-        ] = {}  # by job: the last of `_times` for its dependencies
-        self._slots: dict[int, set[int]] = {}  # by job: the tasks that count for its limit
+        self._timers: list[tuple[float, int, int]] = []  # heap of (time, job, index)
+        # by job
+        self._dependency_timers: dict[int, float] = {}  # latest timer for its dependencies
+        self._slots: dict[int, set[int]] = {}  # indices of tasks that count for its limit
         self._waiting_for_slot: dict[int, dict[int, Task]] = {}
-        self._next_indices: dict[
-            int, list[int]
-        ] = {}  # heaps of indices: all of `_limited`, and more
-        self._blocked: dict[int, dict[int, Task]] = {}  # by job: until their dependencies have come
-        self._never_satisfied: dict[int, set[int]] = {}  # of these: which never will
-        self._shared_statuses: dict[
-            int, list[_TermStatus]
-        ] = {}  # by job: what its tasks have in common
-        self._progress: dict[
-            int, dict[DependencyTarget, TargetProgress]
-        ] = {}  # by the job that others wait for
-        self._dependents: dict[int, dict[int, Job]] = {}  # likewise
-        self._changed_targets: dict[int, set[int]] = {}  # likewise: what has happened to its tasks
-        self._jobs_by_name: dict[JobName, set[int]] = {}  # open jobs
+        self._next_indices: dict[int, list[int]] = {}  # heaps: all of `_waiting_for_slot`, and more
+        self._blocked: dict[int, dict[int, Task]] = {}  # by unmet dependencies
+        self._never_satisfied: dict[int, set[int]] = {}  # of the blocked tasks
+        self._shared_statuses: dict[int, list[_TermStatus]] = {}  # of terms common to its tasks
+        # by job that other jobs depend on
+        self._progress: dict[int, dict[DependencyTarget, TargetProgress]] = {}
+        self._dependents: dict[int, dict[int, Job]] = {}
+        self._changed_targets: dict[int, set[int]] = {}  # indices of its changed tasks
+        # by name of open jobs
+        self._jobs_by_name: dict[JobName, set[int]] = {}
         self._singletons: dict[JobName, dict[int, Job]] = {}
-        self._freed_names: set[JobName] = set()
+        self._freed_names: set[JobName] = set()  # a job of that name was removed
 
     def begin_step(self) -> None:
-        """Another step begins."""
+        """Begin a step."""
         self._released, self.changed_tasks = 0, []
 
-    # Jobs that come and go
+    # Jobs
 
     def add_job(self, job: Job) -> None:
-        """A job has open tasks (again)."""
+        """Add a job that has open tasks."""
         self._jobs_by_name.setdefault((job.user, job.name), set()).add(job.id)
 
     def track_dependencies(self, job: Job, summaries: Iterable[TargetSummary]) -> None:
-        """Follow what a job depends on; `fates` tell what had become of its targets by now.
+        """Track the targets of a job's dependency, starting from their `summaries`.
 
-        What happens to their open tasks from now on must be told by `happened`.
+        Call `update_progress` for every later change of their tasks.
         """
         for summary in summaries:
             progress_of_job = self._progress.setdefault(summary.target.job, {})
@@ -99,7 +91,7 @@ class SchedulingGates:
             self._singletons.setdefault((job.user, job.name), {})[job.id] = job
 
     def replace_job(self, previous: Job, job: Job) -> None:
-        """A job with open tasks asks for something else, perhaps under another name."""
+        """Replace a job with open tasks by its modified version; its name may differ."""
         self._remove_name(previous)
         self.add_job(job)
         if job.dependency is not None:
@@ -109,7 +101,7 @@ class SchedulingGates:
                     self._dependents[target.job][job.id] = job
 
     def remove_job(self, job: Job) -> None:
-        """The last task of a job has ended."""
+        """Remove a job whose last task has ended."""
         self._remove_name(job)
         self._slots.pop(job.id, None)
         self._next_indices.pop(job.id, None)
@@ -119,7 +111,7 @@ class SchedulingGates:
             self._untrack_dependencies(job)
 
     def _untrack_dependencies(self, job: Job) -> None:
-        """Nothing of a job waits for another any more."""
+        """Stop tracking the targets of a job."""
         for target in _dependency(job).targets:
             self._dependents.get(target.job, {}).pop(job.id, None)
             if not self._dependents.get(target.job):
@@ -138,29 +130,23 @@ class SchedulingGates:
             if name in self._singletons:
                 self._freed_names.add(name)
 
-    # Tasks that come and go
+    # Tasks
 
     def rebuild(self, tasks: Sequence[Task]) -> None:
-        """Forget where queued tasks stand: each will be told again. `tasks` are all open ones.
+        """Forget all queued tasks, which the caller enqueues again; `tasks` are all open tasks.
 
-        Of what others wait for that is known which a database tells.
+        Progress of targets is reduced to the state that a database would restore.
         """
         self.ready, self._newly_ready, self._delayed, self._timers = {}, {}, {}, []
         self._slots, self._waiting_for_slot, self._next_indices = {}, {}, {}
-        self._blocked, self._never_satisfied, self._shared_statuses, self._dependency_timers = (
-            {},
-            {},
-            {},
-            {},
-        )
+        self._blocked, self._never_satisfied = {}, {}
+        self._shared_statuses, self._dependency_timers = {}, {}
         not_dispatched = {task.job.id for task in tasks if not task.attempts}
-        dependent_jobs = chain(
-            *(
-                jobs_by_id.values()
-                for jobs_by_id in (*self._dependents.values(), *self._singletons.values())
-            )
-        )
-        tracked = {job.id: job for job in dependent_jobs}
+        tracked = {
+            job.id: job
+            for jobs_by_id in chain(self._dependents.values(), self._singletons.values())
+            for job in jobs_by_id.values()
+        }
         for job_id in tracked.keys() - not_dispatched:
             self._untrack_dependencies(tracked.pop(job_id))
         self._changed_targets, self._freed_names = {}, set()
@@ -179,15 +165,13 @@ class SchedulingGates:
                 self._slots.setdefault(task.job.id, set()).add(task.index)
 
     def enqueue(self, task: Task, now: float) -> DependencyStatus:
-        """A task waits with us: find the gate before which it stands, and its reason.
+        """Put a queued task behind its gate and set its reason. Return its dependency's status.
 
-        What is said of its dependencies; a task that was sent before waits for none any more.
+        A task that was dispatched before depends on nothing any more.
         """
         previous_reason = task.reason
         status = self._choose_gate(task, now)
-        if (
-            task.reason and task.reason != previous_reason
-        ):  # one without goes on, if not in this step
+        if task.reason and task.reason != previous_reason:  # without a reason it will be placed
             self.changed_tasks.append(task)
         return status
 
@@ -227,16 +211,16 @@ class SchedulingGates:
         return status
 
     def mark_dispatched(self, task: Task) -> None:
-        """A task is with a manager: it waits no more, and has a slot.
+        """Remove a dispatched task from its gate; it takes a slot.
 
-        That is one more than the limit where a manager brought back what it had given up.
+        The slots exceed the limit if a manager lists a lost attempt again.
         """
         self.remove(task)
         if task.job.array is not None and _limit(task.job) is not None:
             self._slots.setdefault(task.job.id, set()).add(task.index)
 
     def remove(self, task: Task) -> None:
-        """A task stands before no gate any more; it keeps its slot."""
+        """Remove a task from its gate; it keeps its slot."""
         task_id = task.task_id
         if self.ready.pop(task_id, None) is not None:
             self._newly_ready.pop(task_id, None)
@@ -248,7 +232,7 @@ class SchedulingGates:
                 self._clear_never_satisfied(job_id, index)
 
     def release_slot(self, task: Task, now: float) -> None:
-        """A task is held or has ended: its slot is the next one's."""
+        """Remove a held or ended task, and pass its slot to the next task."""
         self.remove(task)
         slots = self._slots.get(task.job.id)
         if slots is not None and task.index in slots:
@@ -256,7 +240,7 @@ class SchedulingGates:
             self._fill_slots(task.job.id, now)
 
     def update_progress(self, task: Task) -> None:
-        """Tell those that depend on a task's job what has become of it."""
+        """Update the progress of targets with a changed task."""
         tracked_targets = self._progress.get(task.job.id)
         if tracked_targets is None:
             return
@@ -283,7 +267,7 @@ class SchedulingGates:
         return True
 
     def _fill_slots(self, job_id: int, now: float) -> None:
-        """Give free slots of an array to its next tasks."""
+        """Admit the next tasks of an array to its free slots."""
         waiting, indices = (
             self._waiting_for_slot.get(job_id, {}),
             self._next_indices.get(job_id, []),
@@ -301,11 +285,11 @@ class SchedulingGates:
 
     @property
     def next_due(self) -> float | None:
-        """When time alone lets the next task go on (epoch seconds), or None."""
+        """Time of the next timer (epoch seconds), or None."""
         return self._timers[0][0] if self._timers else None
 
     def pass_time(self, now: float) -> None:
-        """Let go on what waits for a time that has come, as many as one step may."""
+        """Release tasks whose timers have expired, up to the limit of a step."""
         while self._timers and self._timers[0][0] <= now and self._released < MAX_RELEASED_PER_STEP:
             _, job_id, index = heapq.heappop(self._timers)
             if index == _ALL_TASKS:
@@ -316,19 +300,19 @@ class SchedulingGates:
 
     @property
     def settled(self) -> bool:
-        """Whether nobody has become ready, nor anything happened that others may wait for."""
+        """Whether no task has become ready and no dependency needs a check."""
         return not (self._changed_targets or self._freed_names or self._newly_ready)
 
     def resolve_dependencies(self, now: float) -> Iterator[tuple[Task, str]]:
-        """Let go on whose dependencies have come; yield the tasks whose never will, with why.
+        """Release tasks whose dependencies are met. Yield (task, cause) if they can never be met.
 
-        Goes on until nothing more follows from what was made of these.
+        Continues until the caller's reactions cause no further changes.
         """
         while self._changed_targets or self._freed_names:
             changed_targets, self._changed_targets = self._changed_targets, {}
             freed_names, self._freed_names = self._freed_names, set()
             for target, indices in changed_targets.items():
-                # by id: a start of ours learns of them in another order
+                # sorted: after a restart of the daemon their order differs
                 for _, job in sorted(self._dependents.get(target, {}).items()):
                     yield from self._recheck_job(job, target, indices, now)
             for job_name in sorted(freed_names):
@@ -341,7 +325,7 @@ class SchedulingGates:
     def _recheck_job(
         self, job: Job, target: int | None, indices: set[int], now: float
     ) -> Iterator[tuple[Task, str]]:
-        """Look again at a job's blocked tasks, after `indices` of the job `target` have changed."""
+        """Check a job's blocked tasks, after tasks `indices` of job `target` have changed."""
         blocked = self._blocked.get(job.id)
         if not blocked:
             return
@@ -358,7 +342,7 @@ class SchedulingGates:
             yield from self._recheck_tasks(job.id, sorted(blocked.keys() & indices), now)
 
     def _is_paired(self, job: Job, term: DependencyTerm) -> bool:
-        """Whether each task of a job waits for its like in another."""
+        """Whether each task of a job depends on the task with the same index in another."""
         if (
             term.dependency_type != "aftercorr"
             or term.target is None
@@ -370,7 +354,7 @@ class SchedulingGates:
     def _recheck_tasks(
         self, job_id: int, indices: Iterable[int], now: float
     ) -> list[tuple[Task, str]]:
-        """Put blocked tasks to their gates again; those that are newly hopeless."""
+        """Enqueue blocked tasks again. Return (task, cause) if newly never satisfied."""
         newly_unsatisfiable = []
         for index in indices:
             task = _pop_item(self._blocked, job_id, index)
@@ -382,7 +366,7 @@ class SchedulingGates:
         return newly_unsatisfiable
 
     def _clear_never_satisfied(self, job_id: int, index: int) -> bool:
-        """Forget that a task was hopeless; whether it was."""
+        """Forget that a task's dependency can never be met. Return whether it was so."""
         never_satisfied = self._never_satisfied.get(job_id, set())
         was_never_satisfied = index in never_satisfied
         never_satisfied.discard(index)
@@ -406,7 +390,7 @@ class SchedulingGates:
         return progress.status_of(term, None if job.array is None else index, now)
 
     def describe_dependencies(self, task: Task, now: float) -> str:
-        """What a task's dependencies wait for, in words."""
+        """Describe the unmet dependencies of a task."""
         job, dependency = task.job, _dependency(task.job)
         parts = []
         for term in dependency.terms:
@@ -422,18 +406,18 @@ class SchedulingGates:
         return "; ".join(parts)
 
     def request_recheck(self) -> None:
-        """Something has changed for all that are ready: `take_fresh` gives them all again."""
+        """Let `take_newly_ready` return all ready tasks: something changed for all of them."""
         self.recheck_requested = True
 
     def take_newly_ready(self) -> list[Task]:
-        """The tasks that have become ready, or were refreshed, since this was asked last."""
+        """Return the tasks that became ready since the last call, or all after a request."""
         tasks = self.ready if self.recheck_requested else self._newly_ready
         self._newly_ready, self.recheck_requested = {}, False
         return list(tasks.values())
 
 
 def _pop_item(by_key: dict[K, dict[int, V]], key: K, index: int) -> V | None:
-    """Take a task or job out; nothing stays behind of a key that has no other there."""
+    """Remove and return an item; remove an emptied key, too."""
     items = by_key.get(key, {})
     item = items.pop(index, None)
     if item is not None and not items:

@@ -1,6 +1,6 @@
-"""Leases of tasks: what is sent has its licences, and what has ended gives them back. Pure.
+"""Licence leases of tasks: taken before a dispatch, returned at the end. Pure.
 
-`metasched/core/licences/queue.py` decides who may have tokens; here they follow the tasks.
+`metasched/core/licences/queue.py` grants tokens; this module ties them to tasks.
 """
 
 from __future__ import annotations
@@ -20,37 +20,38 @@ from metasched.policies.eligible import Ineligibility
 
 
 class LicenceLeasing:
-    """Takes and gives back the leases of tasks."""
+    """Takes and returns the leases of tasks."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self.licences = LicenceQueue()
-        self.enabled = False  # to lease; else licences are the managers' own affair
+        self.enabled = False  # otherwise managers handle licences
         self._patience = 0.0
-        self.transferring: dict[TaskId, Task] = {}  # on the way to where they are pulled
-        self._demoted: dict[TaskId, float] = {}  # recalled tasks: their key in line
+        self.transferring: dict[TaskId, Task] = {}  # pulled; the next attempt takes over the lease
+        self._demoted: dict[TaskId, float] = {}  # queue keys of recalled tasks
 
     def configure(
         self, pools: tuple[LicencePool, ...] | None, patience: float, clusters: Iterable[str]
     ) -> None:
+        """Take over the configuration of licences; `pools` None: do not lease."""
         self.enabled, self._patience = pools is not None, patience
         for name in self.licences.configure(pools or (), patience, clusters):
             self._report_status(name)
         self.transferring, self._demoted = {}, {}
 
     def needs_lease(self, task: Task) -> bool:
-        """Whether a task needs a lease to be sent."""
+        """Whether a task needs a lease for its dispatch."""
         return self.enabled and bool(task.job.licences)
 
-    # The line
+    # Queue
 
     @property
     def settled(self) -> bool:
-        """Whether nobody in line can have what it waits for, and nobody has a lease passed on."""
+        """Whether no queued task can get its licences, and no lease is being transferred."""
         return self.licences.settled and not self.transferring
 
     def join(self, task: Task) -> None:
-        """Let it wait in line."""
+        """Queue a task for its licences."""
         key = max(task.queue_key, self._demoted.get(task.task_id, task.queue_key))
         self.licences.join(
             task.task_id,
@@ -62,44 +63,40 @@ class LicenceLeasing:
         )
 
     def leave(self, task: Task) -> None:
+        """Remove a task from the licence queue, if it is there."""
         if self.licences.has_waiting:
             self.licences.leave(task.task_id)
 
     def demote(self, task: Task) -> None:
-        """When it comes back it waits behind all who are in line now."""
+        """Let a recalled task queue behind all tasks that wait for licences now."""
         self._demoted[task.task_id] = self._state.now + self._patience
 
     def missing_licences(self, task: Task, now: float) -> list[LicenceStatus]:
-        """The licences of which a task in line could not have what it wants now."""
+        """Return the licences that a queued task could not get now."""
         return list(self.licences.missing_licences(task.task_id, now))
 
     def licence_obstacle(self, task: Task, now: float) -> Ineligibility | None:
-        """Why a task waits for licences, as it is now; None: it does not."""
+        """Return why a task waits for licences, or None."""
         if task.task_id not in self.licences:
             return None
         shortages = self.missing_licences(task, now)
-        texts = [
-            f"licence {shortage.licence}: {shortage.unknown_reason or self._describe_shortage(task, shortage, now)}"
-            for shortage in shortages
-        ]
+        texts = []
+        for shortage in shortages:
+            cause = shortage.unknown_reason or self._describe_shortage(task, shortage, now)
+            texts.append(f"licence {shortage.licence}: {cause}")
         count_unknown = any(shortage.unknown_reason for shortage in shortages)
         reason = Reason.LICENCE_UNKNOWN if count_unknown else Reason.LICENCE_BUSY
         return Ineligibility(reason, "; ".join(texts) or "its turn comes next")
 
     def _describe_shortage(self, task: Task, shortage: LicenceStatus, now: float) -> str:
         requested, free = task.job.licences[shortage.licence], shortage.free or 0
-        if (
-            window := self.licences.blocking_window(task.task_id, shortage.licence, now)
-        ) is not None:
+        window = self.licences.blocking_window(task.task_id, shortage.licence, now)
+        if window is not None:
             free += shortage.reserved
-            limit_hint = (
-                ""
-                if _has_time_limit(task)
-                else "; the job has no time limit, and might not end before"
-            )
-            return (
-                f"{requested} wanted, and {free} free, kept for reservation {window.id}{limit_hint}"
-            )
+            text = f"{requested} wanted, and {free} free, kept for reservation {window.id}"
+            if not _has_time_limit(task):
+                text += "; the job has no time limit, and might not end before"
+            return text
         if free >= requested:
             return f"{requested} wanted, and {free} free, which are kept for the first in line"
         return f"{requested} wanted, {max(free, 0)} of {shortage.total} free"
@@ -107,8 +104,14 @@ class LicenceLeasing:
     # Leases
 
     def take_lease(self, task: Task, forced: bool = False) -> str:
-        """Lease its licences to the attempt of a task, in words; they may be passed on to it."""
-        if task.task_id in self.licences.leases:  # also if there are too few by now: none is added
+        """Lease its licences to the attempt of a task. Return them as text for the story.
+
+        `forced`: the task has them already, even if too few are free. A transferred lease is
+        replaced.
+        """
+        if (
+            task.task_id in self.licences.leases
+        ):  # even if too few are free by now: the use does not grow
             self.return_lease(task, "passed on")
             forced = True
         tokens = dict(task.job.licences)
@@ -120,21 +123,19 @@ class LicenceLeasing:
         return ", ".join(f"{name}:{count}" for name, count in tokens.items())
 
     def update_expected_end(self, task: Task) -> None:
-        """Count its time limit from when it began, until then from when it was sent.
+        """Update the expected end of a lease: start plus time limit.
 
-        Where reservations need its licences it is from now on, since it may begin at any moment;
-        and what nobody knows anything of may keep them for good.
+        An unstarted task counts from its dispatch, or from now if reservations need its licences,
+        since it may start at any moment. The lease of an unknown task may never end.
         """
         if task.task_id not in self.licences.leases:
             return
-        start = (
-            task.live_attempt.dispatched
-            if task.live_attempt.started is None
-            else task.live_attempt.started
-        )
-        if task.live_attempt.started is None and not self.licences.reserved_licences.isdisjoint(
-            task.job.licences
-        ):
+        attempt = task.live_attempt
+        if attempt.started is not None:
+            start = attempt.started
+        elif self.licences.reserved_licences.isdisjoint(task.job.licences):
+            start = attempt.dispatched
+        else:
             start = self._state.now
         end_known = _has_time_limit(task) and task.state is not State.UNKNOWN
         self.licences.expect_end(
@@ -144,7 +145,7 @@ class LicenceLeasing:
     # Windows of reservations
 
     def update_windows(self, changed: Iterable[Reservation]) -> None:
-        """Keep the licences of those that are open, and of the others no more."""
+        """Reserve the licences of open reservations, and free those of closed reservations."""
         for reservation in changed:
             if reservation.state in OPEN_STATES:
                 window = TokenWindow(
@@ -155,7 +156,7 @@ class LicenceLeasing:
                 self.licences.remove_window(reservation.id)
 
     def refresh_expected_ends(self, licences: Collection[str]) -> None:
-        """Learn anew when leases of these licences will have ended."""
+        """Update the expected ends of leases of these licences."""
         for task_id, lease in list(self.licences.leases.items()):
             task = self._state.tasks.get(task_id)
             if task is None or task.attempt is None or lease.tokens.keys().isdisjoint(licences):
@@ -164,20 +165,20 @@ class LicenceLeasing:
                 self.update_expected_end(task)
 
     def window_conflicts(self, view: ClusterView) -> Iterator[Task]:
-        """What has not begun on a cluster, and has licences that reservations need, too."""
+        """Yield unstarted tasks of a cluster that hold licences which reservations need, too."""
         windowed = self.licences.reserved_licences
         for task in view.unstarted_tasks.values() if windowed else ():
             if not windowed.isdisjoint(self.tokens(task)) and task.job.reservation is None:
                 yield task
 
     def ensure_lease(self, task: Task) -> None:
-        """What may run has its licences, whatever is left: it was there before we knew."""
+        """Lease the licences of a task that may run already, even if too few are free."""
         if task.task_id not in self.licences.leases:
             tokens = self.take_lease(task, forced=True)
-            self._state.record_note(task, f"it has {tokens}, which are counted again")
+            self._state.record_note(task, f"it holds {tokens}, which are counted again")
 
     def return_lease(self, task: Task, cause: str, attempt: Attempt | None = None) -> None:
-        """End the lease of a task, if it has one; `attempt` is what may have used it."""
+        """Return the lease of a task, if it has one; `attempt` may have used it."""
         lease = self.licences.leases.get(task.task_id)
         if lease is not None:
             self._record_return(lease, cause, attempt is not None and attempt.has_started)
@@ -188,22 +189,21 @@ class LicenceLeasing:
         self._state.outcome.leases.append(ReturnedLease(lease, now, str(cause), lingers))
 
     def transfer(self, task: Task) -> None:
-        """Its next attempt, which begins in this step, takes the lease over."""
+        """Keep the lease for the task's next attempt, which starts in this step."""
         self.transferring[task.task_id] = task
 
     def release_untransferred(self) -> None:
-        """What was to be sent on and was not gives its lease back."""
+        """Return leases whose tasks were not dispatched again in this step."""
         for task in self.transferring.values():
             if task.attempt is None:
-                self.return_lease(task, "not sent on")
+                self.return_lease(task, "not dispatched again")
         self.transferring = {}
 
     def count_outside_use(self, view: ClusterView) -> None:
-        """What a manager counts as taken of our licences, and not by jobs of ours, others use.
+        """Count the licences that a manager gave to other users' jobs.
 
-        A lease is in its count from when its task has begun. So leases and what others use are
-        together never less than the manager's count, even if that is some moments younger than
-        its listing of tasks.
+        These are the manager's count minus the leases of started tasks. Leases plus outside use
+        never fall below the manager's count, even if it is younger than the listing.
         """
         if not self.enabled or view.info is None:
             return
@@ -227,29 +227,29 @@ class LicenceLeasing:
         self._state.outcome.licence_statuses[name] = self.licences.status(name, self._state.now)
 
     def rebuild(self) -> None:
-        """Make leases agree with what is live, and tell how it stands with every licence."""
+        """Make leases agree with live attempts, and report the status of every licence."""
         if not self.enabled:
             return
         for task_id, lease in list(self.licences.leases.items()):
             task = self._state.tasks.get(task_id)
             if task is None or task.attempt is None:
-                self._record_return(lease, "nobody has it", used=True)
+                self._record_return(lease, "its task has no attempt", used=True)
         for task in self._state.tasks.values():
             if task.attempt is None or not task.job.licences:
                 continue
             if task.state is not State.UNKNOWN:  # an operator may have released it
                 self.ensure_lease(task)
             self.update_expected_end(task)
-        for standing in self.licences.statuses(self._state.now):
-            self._state.outcome.licence_statuses[standing.licence] = standing
+        for status in self.licences.statuses(self._state.now):
+            self._state.outcome.licence_statuses[status.licence] = status
 
     def tokens(self, task: Task) -> Mapping[str, int]:
-        """What is leased to a task, by licence."""
+        """Return the tokens leased to a task, by licence."""
         lease = self.licences.leases.get(task.task_id)
         return {} if lease is None else lease.tokens
 
     def contended_tasks(self, view: ClusterView) -> Iterator[Task]:
-        """What a cluster has that may have to go for the sake of those who wait for licences."""
+        """Yield unstarted tasks of a cluster whose licences other tasks wait for."""
         if not self.licences.has_waiting:
             return
         for task_id in self.licences.leases:
@@ -259,10 +259,10 @@ class LicenceLeasing:
 
 
 def _has_time_limit(task: Task) -> bool:
-    """Whether somebody ends it at its limit."""
+    """Whether a manager ends the task at a limit."""
     return task.job.time_limit is not None
 
 
 def _lease_duration(task: Task) -> float:
-    """Seconds for which a task has its licences by its time limit."""
+    """Return the time limit of a task, else its estimate (seconds)."""
     return task.job.time_limit or task.job.estimated

@@ -1,4 +1,4 @@
-"""Where waiting tasks go: the clusters that may run them, their licences, the choice. Pure."""
+"""Placement of queued tasks: eligible clusters, licences, choice of a cluster. Pure."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from metasched.policies.eligible import PERMANENT_REASONS, Ineligibility
 from metasched.policies.late_binding import LateBinding, ReservedNodes
 from metasched.policies.pull import BackfillCapacity
 
-# what each sending names: see `attempts`
+# aliases: see `task_state_machine`
 _QUEUED: Final = State.QUEUED
 _SEND: Final = TaskEvent.SEND
 
-_PRECEDENCE = {reason: place for place, reason in enumerate(Reason)}
-TIME_TOLERANCE = 1.0  # seconds to which managers round their times
+_PRECEDENCE = {reason: rank for rank, reason in enumerate(Reason)}
+TIME_TOLERANCE = 1.0  # seconds; managers round times
 _NO_ROOM = Ineligibility(
-    Reason.PRIORITY, "it would start on no cluster now, or delay one that goes before"
+    Reason.PRIORITY, "it would start on no cluster now, or delay a task ahead of it"
 )
 _RESERVATION_NEAR = Ineligibility(
     Reason.RESERVATION_NEAR, "by its limit it would still run when a reservation begins"
@@ -36,7 +36,7 @@ _NO_CLUSTER = Ineligibility(Reason.NO_CLUSTER_FITS, "no cluster is configured")
 
 
 class Placement:
-    """Sends what waits for a cluster only."""
+    """Dispatches the tasks that wait for a cluster only."""
 
     def __init__(
         self,
@@ -46,29 +46,22 @@ class Placement:
         gates: SchedulingGates,
         reservations: ReservationBook,
     ) -> None:
-        self._state, self._state_machine, self._leasing, self._gates = (
-            state,
-            state_machine,
-            leasing,
-            gates,
-        )
+        self._state, self._state_machine = state, state_machine
+        self._leasing, self._gates = leasing, gates
         self._reservations = reservations
-        # of one `place`, by job and cluster
+        # of the current pass, by job and cluster: dispatch id and task indices
         self._open_dispatches: dict[tuple[int, str], tuple[int, list[int]]] = {}
-        self._late_binding: LateBinding[str] | None = None  # of one `place`, if that is the policy
-        # by what jobs need: the clusters that may run them, as long as all are as they are
-        self._eligible_cache: dict[Hashable, list[str]] = {}
-        self._paths_matter = False  # paths of a job decide, too
-        self._some_cluster_full = (
-            False  # one of the clusters is full: it takes one task, then no other
-        )
+        self._late_binding: LateBinding[str] | None = None  # of the current pass, if configured
+        self._eligible_cache: dict[Hashable, list[str]] = {}  # clusters, by requirements of jobs
+        self._paths_matter = False  # whether eligibility depends on the paths of a job
+        self._some_cluster_full = False  # a full cluster takes a single task: do not cache
 
-    # 3. The clusters that may run a task
+    # Step 3: eligible clusters
 
     def check_task(self, task: Task, view: ClusterView) -> Ineligibility | None:
-        """Why a task cannot be sent to a cluster now."""
+        """Return why a task cannot be dispatched to a cluster now, or None."""
         if task.rejected_by and view.name in task.rejected_by:
-            return Ineligibility(Reason.NO_CLUSTER_FITS, "its manager refused the job")
+            return Ineligibility(Reason.NO_CLUSTER_FITS, "its manager rejected the job")
         obstacle = self.check_job(task.job, view)
         accepts_tasks = view.up and not view.full_reason and view.name not in self._state.drains
         if accepts_tasks or (obstacle is not None and obstacle.reason in PERMANENT_REASONS):
@@ -82,7 +75,7 @@ class Placement:
         return obstacle
 
     def check_job(self, job: Job, view: ClusterView) -> Ineligibility | None:
-        """Why a cluster, as it is, cannot run a job; not whether it answers and may be used now."""
+        """Return why a cluster cannot run a job, or None; ignores down, drained, full."""
         if job.reservation is not None:
             obstacle = self._reservations.check_job(job, view.name)
             if obstacle is not None:
@@ -96,7 +89,7 @@ class Placement:
         return view.check_job(job)
 
     def assess_clusters(self, task: Task) -> list[ClusterAssessment]:
-        """What speaks against each cluster for a task now, with the loads that decide."""
+        """Return the obstacle and the load of each cluster for a task."""
         self._state.observe_loads()
         loads = self._state.load_ordering.cluster_loads(task.job, task.priority)
         return [
@@ -105,9 +98,9 @@ class Placement:
         ]
 
     def rejection_reason(self, job: Job) -> str | None:
-        """Why no cluster can ever run a job that is about to be submitted, or None."""
+        """Return why no cluster can ever run a job that is being submitted, or None."""
         views = self._state.views
-        if unknown_clusters := [requested for requested in job.clusters if requested not in views]:
+        if unknown_clusters := [name for name in job.clusters if name not in views]:
             return f"there is no cluster {unknown_clusters[0]}; there are {', '.join(views)}"
         licences = self._leasing.licences
         if (
@@ -124,9 +117,7 @@ class Placement:
             if obstacle is None or obstacle.reason not in PERMANENT_REASONS:
                 return None
             obstacles[name] = obstacle
-        sizes = {
-            cluster: info.cpus for cluster in obstacles if (info := views[cluster].info) is not None
-        }
+        sizes = {name: info.cpus for name in obstacles if (info := views[name].info) is not None}
         if sizes.keys() == obstacles.keys() and job.cpus > max(sizes.values()):
             largest = max(sizes, key=sizes.__getitem__)
             qualifier = " of those named" if job.clusters else ""
@@ -134,25 +125,23 @@ class Placement:
                 f"no cluster{qualifier} has {job.cpus} processors, the largest is {largest} with "
                 f"{sizes[largest]}; ask for fewer"
             )
-        explanation = "; ".join(
-            f"{name}: {found_obstacle.text}" for name, found_obstacle in obstacles.items()
-        )
+        explanation = "; ".join(f"{name}: {item.text}" for name, item in obstacles.items())
         return f"no cluster can run the job ({explanation}); change what it asks for"
 
-    # 4. Licences and the choice
+    # Step 4: licences and choice of a cluster
 
     def clear_cache(self) -> None:
-        """A cluster may run other tasks than before."""
+        """Forget eligible clusters: the state of some cluster has changed."""
         self._eligible_cache.clear()
         self._paths_matter = any(view.cluster.filesystems for view in self._state.views.values())
         self._some_cluster_full = any(view.full_reason for view in self._state.views.values())
 
     def place_ready_tasks(self) -> None:
-        """Send what waits for a cluster only, in order of its key.
+        """Dispatch ready tasks in order of their queue keys.
 
-        The tasks that have just become ready, or all where something has changed for all; then
-        those that waited for one that was rejected here. What is sent late is looked at whenever
-        there is room: each may be what the first of all leaves.
+        Considers newly ready tasks, or all after a recheck request, then tasks that depended on a
+        task rejected here. Late binding considers all ready tasks whenever processors are free,
+        since any of them may backfill.
         """
         gates = self._gates
         if gates.recheck_requested:
@@ -175,7 +164,9 @@ class Placement:
     def _place_tasks(self, waiting: list[Task]) -> None:
         state, leasing, licences = self._state, self._leasing, self._leasing.licences
         now = state.now
-        if len(state.views) > 1 and (waiting or licences.has_waiting):  # there is a choice
+        if len(state.views) > 1 and (
+            waiting or licences.has_waiting
+        ):  # otherwise loads do not matter
             state.observe_loads()
         self._open_dispatches = {}
         licence_waiters = []
@@ -192,7 +183,7 @@ class Placement:
             task = state.tasks[granted]
             self._place_task(task)
             if task.attempt is None:
-                leasing.leave(task)  # else it would be granted again, for ever
+                leasing.leave(task)  # else it would be granted again without end
         for task in licence_waiters:
             if (obstacle := leasing.licence_obstacle(task, now)) is not None:
                 self._defer(task, [obstacle])
@@ -200,7 +191,7 @@ class Placement:
             state.outcome.actions.append(Dispatch(job, dispatch_id, cluster, tuple(indices)))
 
     def _find_eligible(self, task: Task) -> list[str]:
-        """The clusters that may run a task now; if there is none it waits, not for licences."""
+        """Return the eligible clusters of a task; if there are none, defer the task."""
         cache_key = self._cache_key(task)
         if cache_key is not None and (cached := self._eligible_cache.get(cache_key)):
             return cached
@@ -221,7 +212,7 @@ class Placement:
         return eligible
 
     def _cache_key(self, task: Task) -> Hashable:
-        """The same for tasks that fit the same clusters; None: it must be asked for by itself."""
+        """Return a key that tasks with the same eligible clusters share; None: do not cache."""
         job = task.job
         if self._some_cluster_full or task.rejected_by or job.reservation is not None:
             return None
@@ -232,7 +223,7 @@ class Placement:
         )
 
     def _place_task(self, task: Task) -> None:
-        """Send a task that waits for nothing but a cluster."""
+        """Choose a cluster for a task and dispatch it, or defer it."""
         late_binding = None if task.job.reservation is not None else self._late_binding
         if late_binding is not None and late_binding.full and task.reason == Reason.PRIORITY:
             return
@@ -256,12 +247,13 @@ class Placement:
                 task, self._state.load_ordering.choose(task.job, task.priority, candidates)
             )
 
-    # Late sending
+    # Late binding
 
     def _make_late_binding(self) -> LateBinding[str] | None:
+        """Return the late binding of this pass, or None if the policy dispatches at once."""
         if self._state.policy.send != "late" or not self._gates.ready:
             return None
-        rooms, promises = {}, {}
+        capacities, reserved = {}, {}
         for name, view in self._state.views.items():
             if view.info is None:
                 continue
@@ -272,20 +264,18 @@ class Placement:
                 and not task.live_attempt.in_last_listing
                 and task.job.reservation is None
             ]
-            rooms[name] = BackfillCapacity(view.info, self._state.now, incoming, view.translate_job)
-            if (
-                rooms[name].free_cpus > 0
-                and (cluster_promises := self.reserved_nodes(view)) is not None
-            ):
-                promises[name] = cluster_promises
-        return LateBinding(rooms, promises)
+            capacity = BackfillCapacity(view.info, self._state.now, incoming, view.translate_job)
+            capacities[name] = capacity
+            if capacity.free_cpus > 0 and (nodes := self.reserved_nodes(view)) is not None:
+                reserved[name] = nodes
+        return LateBinding(capacities, reserved)
 
     def reserved_nodes(
         self, view: ClusterView, excluding: Sequence[Task] = ()
     ) -> ReservedNodes | None:
-        """What must stay free there for reservations, besides all that we have sent, `but` some."""
-        promises = self._reservations.reserved_capacity(view.cluster, self._state.now)
-        if promises is None:
+        """Return the reserved nodes of a cluster, with live tasks counted except `excluding`."""
+        reserved = self._reservations.reserved_capacity(view.cluster, self._state.now)
+        if reserved is None:
             return None
         surveyed_at = self._reservations.availability.surveyed_at(view.name)
         excluded = {task.task_id for task in excluding}
@@ -293,11 +283,11 @@ class Placement:
             started = task.live_attempt.started
             in_survey = started is not None and started + TIME_TOLERANCE < surveyed_at
             if not (in_survey or task_id in excluded or task.job.reservation is not None):
-                promises.record_start(task.job)
-        return promises
+                reserved.record_start(task.job)
+        return reserved
 
     def late_starters(self, view: ClusterView) -> list[Task]:
-        """What waits in a cluster whose reservations rest on its starting at once."""
+        """Return pending tasks of a cluster whose reservations assume that tasks start at once."""
         if not (view.cluster.binds_late and self._reservations.has_reservations_on(view.name)):
             return []
         waiting = [
@@ -310,7 +300,7 @@ class Placement:
         return sorted(waiting, key=lambda task: (task.queue_key, *task.task_id))
 
     def _dispatch(self, task: Task, cluster: str) -> None:
-        """Intend a sending; tasks of one job that go to one cluster now share it, up to a chunk."""
+        """Dispatch a task; tasks of a job share a dispatch if sent to a cluster in one pass."""
         state, job = self._state, task.job.id
         view, open_dispatch = state.views[cluster], self._open_dispatches.get((job, cluster))
         if (
@@ -330,17 +320,17 @@ class Placement:
             view.retry_at = state.now + view.retry_delay
         task.attempts += 1
         task.attempt = Attempt(
-            task.attempts,
-            dispatch_id,
-            cluster,
-            _QUEUED,
-            state.now,
+            number=task.attempts,
+            dispatch_id=dispatch_id,
+            cluster=cluster,
+            state=_QUEUED,
+            dispatched=state.now,
             observed_at_dispatch=view.observed_seconds(state.observed_seconds),
             fence=view.cluster.fence_dir,
         )
         state.add_live_attempt(task, task.attempt)
         view.add_task(task)
-        cause = "moved on purpose" if task.target == cluster else "load and ordering"
+        cause = "moved" if task.target == cluster else "load and ordering"
         task.target = None
         if self._leasing.needs_lease(task):
             cause += f", with {self._leasing.take_lease(task)}"
@@ -349,7 +339,7 @@ class Placement:
             state.observe_load(view)
 
     def _defer(self, task: Task, obstacles: list[Ineligibility]) -> None:
-        """Nothing fits: say why by the reason that comes first, or reject for good."""
+        """Set the reason of a task without eligible cluster, or reject it permanently."""
         temporary = [obstacle for obstacle in obstacles if obstacle.reason not in PERMANENT_REASONS]
         main_obstacle = min(
             temporary or obstacles,

@@ -1,4 +1,4 @@
-"""Attempts that a complete listing lacks: proved absent, looked for, or fenced off. Pure."""
+"""Attempts that are missing from a complete listing: proved absent, queried, or revoked. Pure."""
 
 from __future__ import annotations
 
@@ -18,76 +18,67 @@ from metasched.model.job import State
 from metasched.model.listing import MissingTask
 from metasched.model.tags import parse_tag
 
-ACCOUNTING_RETRY_DELAY = (5.0, 600.0)  # seconds until accounting is asked again: first, at the most
+ACCOUNTING_RETRY_DELAY = (5.0, 600.0)  # seconds between queries of accounting: initial, maximum
 
 
 class Reconciler:
-    """Decides what has become of an attempt that is not there."""
+    """Decides the fate of attempts that are missing from listings."""
 
     def __init__(
         self, state: SchedulerState, state_machine: TaskStateMachine, stale_attempts: StaleAttempts
     ) -> None:
-        self._state, self._state_machine, self._stale_attempts = (
-            state,
-            state_machine,
-            stale_attempts,
-        )
+        self._state, self._state_machine = state, state_machine
+        self._stale_attempts = stale_attempts
 
     def resolve_missing(self, task: Task, listing: ListingReceived) -> None:
-        """A complete listing lacks a live attempt: gone for certain, or nobody knows.
+        """Handle a live attempt that is missing from a complete listing.
 
-        What begins is listed for as long as the listing proves absence. So what was there
-        unstarted within that span, and is not there now, never began: a manager may drop such
-        tasks without a record (Slurm: tasks of an array).
+        Listings contain every attempt that started within the span for which they prove absence. So
+        an attempt that was in the manager, unstarted, within that span never started. Managers
+        drop such tasks without a record (Slurm: tasks of an array).
         """
         attempt = task.live_attempt
         if attempt.accepted is None and attempt.native_id is None:
             if attempt.tried is None or attempt.tried > listing.until:
-                return  # not tried yet, or a late command of ours may still arrive
+                return  # not submitted yet, or the command may still arrive
             if listing.since <= attempt.dispatched:
-                cause = "a complete listing proves that it never arrived"
+                cause = "a complete listing proves that it never reached the manager"
                 self._state_machine.apply(task, TaskEvent.ABSENT, cause)
                 return
         elif not attempt.has_started:
-            earliest_start, last_present = (
-                attempt.dispatched,
-                attempt.accepted or attempt.dispatched,
-            )
+            earliest_start = attempt.dispatched
+            last_present = attempt.accepted or attempt.dispatched
             if attempt.last_listed is not None:
                 earliest_start = last_present = attempt.last_listed
             if listing.since <= earliest_start and last_present <= listing.until:
                 self._resolve_never_started(task)
                 return
         if not attempt.missing:
-            attempt.missing, attempt.accounting_queries, attempt.next_accounting_query = (
-                True,
-                0,
-                self._state.now,
-            )
+            attempt.missing = True
+            attempt.accounting_queries, attempt.next_accounting_query = 0, self._state.now
             if (view := self._state.view_of(task)) is not None:
                 view.needs_attention[task.task_id] = task
         if attempt.state is not State.UNKNOWN:
-            cause = "the manager lists it no more and nothing tells how it ended"
+            cause = "the manager no longer lists it; how it ended is unknown"
             self._state_machine.apply(task, TaskEvent.SILENCE, cause)
 
     def _resolve_never_started(self, task: Task) -> None:
-        """A manager that had the attempt has it no more, and it certainly never began.
+        """Handle an attempt that is gone from its manager and never started.
 
-        Either somebody cancelled it, or the manager started anew without it; then it is sent
-        again.
+        It was cancelled, or lost by a restart of the manager; then the task is dispatched again.
         """
         attempt = task.live_attempt
         last_present = attempt.last_listed or attempt.accepted or attempt.dispatched
         if last_present < self._state.views[attempt.cluster].up_since:
-            cause = "its manager lost it when it started anew; it certainly never began"
+            cause = "lost by a restart of its manager; it never started"
             self._state_machine.apply(task, TaskEvent.ABSENT, cause)
             return
         event = TaskEvent.WITHDRAW if attempt.intent in IF_PENDING_INTENTS else TaskEvent.KILL
-        cause = "gone from the manager; it certainly never began"
+        cause = "gone from the manager; it never started"
         self._state_machine.apply(task, event, cause)
 
     def query_accounting(self, view: ClusterView) -> None:
-        """Ask the accounting of a cluster's manager for what its listings lack."""
+        """Query a manager's accounting about its missing tasks, and revoke their claims."""
         now = self._state.now
         due_tasks = [
             task
@@ -105,7 +96,7 @@ class Reconciler:
                 initial * 2.0**attempt.accounting_queries, maximum
             )
             attempt.accounting_queries += 1
-            if not has_accounting or attempt.accounting_queries > 1:  # accounting may tell more
+            if not has_accounting or attempt.accounting_queries > 1:  # a first query may suffice
                 to_revoke.append(task)
             tag = self._state.live_tag(task)
             missing_tasks.append(
@@ -118,7 +109,7 @@ class Reconciler:
         self._state_machine.revoke_claims(view, to_revoke)
 
     def apply_accounting(self, event: AccountingReceived) -> None:
-        """What accounting knows of attempts that are missing still."""
+        """Apply records of accounting to attempts that are still missing."""
         for row in event.rows:
             task = self._state.task_by_tag(row.tag, row.task)
             if task is not None and task.live_attempt.missing:
@@ -129,18 +120,18 @@ class Reconciler:
             if task is None or not task.live_attempt.missing:
                 continue
             if task.live_attempt.native_id is None:
-                cause = "accounting proves that it never arrived"
+                cause = "accounting proves that it never reached the manager"
                 self._state_machine.apply(task, TaskEvent.ABSENT, cause)
             else:
                 self._resolve_never_started(task)
 
     def apply_revocations(self, event: ClaimsRevoked) -> None:
-        """Claims have been revoked: the tasks can be sent again. Or they were made before."""
+        """Apply revoked claims: the tasks can be dispatched again, unless they claimed before."""
         for tag, index in event.tasks:
             if (task := self._state.task_by_tag(tag, index)) is not None:
                 task.live_attempt.revoking, task.live_attempt.revoked = False, True
                 self._state.views[task.live_attempt.cluster].deferred_rows.pop(task.task_id, None)
-                cause = "its claim is revoked: it can never begin"
+                cause = "its claim is revoked: it can never start"
                 self._state_machine.apply(task, TaskEvent.ABSENT, cause)
             elif (dispatch := parse_tag(tag, self._state.instance)) is not None:
                 past_attempt = self._state.past_attempts_of(dispatch[0], index).get(dispatch[1])
@@ -152,7 +143,7 @@ class Reconciler:
         for tag, index in event.already_started:
             if (task := self._state.task_by_tag(tag, index)) is not None:
                 task.live_attempt.revoking, task.live_attempt.has_started = False, True
-                self._state.record_note(task, "it has begun: its claim is made")
+                self._state.record_note(task, "it has started: its payload made the claim")
                 row = self._state.views[task.live_attempt.cluster].deferred_rows.pop(
                     task.task_id, None
                 )

@@ -1,27 +1,28 @@
-"""The meta-scheduler itself: events in, changes and actions out. Pure; clock and seeds are given.
+"""The meta-scheduler: events in, changes and actions out. Pure; the caller gives times and seeds.
 
-One `Core.step(event)` runs in this order:
-1. apply the event to the clusters and tasks it speaks of: what managers tell (here), what their
-   listings lack (`absences`) or bring back (`comebacks`), what users wish (`wishes`); whatever
-   happens to a task happens in `attempts`, through the one table (`transitions`);
-2. classify a job that is new (`policies.classify`);
-3. let go on what waits with us and may (`gates`), and keep the clusters that may run it
-   (`placing`, `policies.eligible`);
-4. lease all the licences that it wants (`leasing`, `licences`) and choose a cluster (`placing`,
-   `policies.dispatch`), or pull a pending task to where it starts now (`moving`,
-   `policies.pulling`);
-5. pursue what is wished of tasks that are with a manager: cancel, hold, pull (`attempts`);
-6. return what changed and what is to be done in the world.
+`Core.step(event)` runs in this order:
+1. Apply the event to clusters and tasks: listings here, missing tasks in `reconciler`, tasks that
+   are listed again in `stale_attempts`, requests of users in `user_requests`. Every change of a
+   task's state goes through `task_state_machine` and the table in `transitions`.
+2. Classify a new job (`policies.classify`).
+3. Release queued tasks from their gates (`gates`) and find eligible clusters (`placement`,
+   `policies.eligible`).
+4. Lease all licences of a task (`leasing`, `licences`) and choose a cluster (`placement`,
+   `policies.dispatch`). Pull pending tasks to a cluster where they start now (`withdrawals`,
+   `policies.pull`).
+5. Request withdrawals from managers: cancel, hold, pull (`task_state_machine`).
+6. Return changes to store and actions to execute.
 
-All of these share the `books`; each knows only those named before it in `__init__`. Daemon and
-simulator drive the same core. Stepping a fresh core through the recorded events of a daemon gives
-its decisions again.
+All parts share `SchedulerState`. Each part depends only on parts that `Core.__init__` creates
+before it. Daemon and simulator drive the same core. Replaying the recorded events of a daemon with
+a fresh core repeats its decisions.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 from metasched.core.cluster_view import ClusterView, eligibility_key
 from metasched.core.dependency_status import TargetSummary
@@ -60,7 +61,7 @@ from metasched.core.reservations.events import ReservationRequested
 from metasched.core.stale_attempts import StaleAttempts
 from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import WITHDRAWAL_RETRY_SECONDS, TaskStateMachine
-from metasched.core.tasks import EndedTask, Task, TaskId
+from metasched.core.tasks import EndedTask, Task, TaskId, WithdrawalMode
 from metasched.core.transitions import TaskEvent
 from metasched.core.user_requests import UserRequests
 from metasched.core.withdrawals import Withdrawals
@@ -74,11 +75,11 @@ from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.policy import Policy
 
 _NO_TASKS: Mapping[int, Task] = {}
-MAX_MARGIN_JOBS = 1000  # jobs whose margins are kept: the largest window
+MAX_MARGIN_JOBS = 1000  # jobs with a deadline that are remembered: the largest `Policy.window`
 
 
 class Core:
-    """The state of the whole system, and `step`, the only way to change it."""
+    """The whole scheduler. Only `step` changes its state."""
 
     def __init__(self) -> None:
         self.state = SchedulerState()
@@ -89,37 +90,36 @@ class Core:
         self._stale_attempts = StaleAttempts(self.state, self._state_machine)
         self._reconciler = Reconciler(self.state, self._state_machine, self._stale_attempts)
         self._placement = Placement(
-            *(self.state, self._state_machine, self._leasing, self._gates, self.reservations)
+            self.state, self._state_machine, self._leasing, self._gates, self.reservations
         )
         self._withdrawals = Withdrawals(
             self.state, self._state_machine, self._leasing, self._placement
         )
         self._user_requests = UserRequests(
-            *(self.state, self._state_machine, self._leasing, self._gates),
-            *(self._stale_attempts, self._placement),
+            self.state,
+            self._state_machine,
+            self._leasing,
+            self._gates,
+            self._stale_attempts,
+            self._placement,
         )
         self._margin_jobs: list[Job] = []
-        self._info: dict[str, ClusterInfo] = {}  # also of clusters that are not configured now
-        # What may be asked besides the methods below
+        self._info: dict[str, ClusterInfo] = {}  # last reported, also of unconfigured clusters
+        # Queries, besides the methods below
         self.tasks, self.licences = self.state.tasks, self._leasing.licences
         self.tasks_of, self.is_open = self.state.tasks_of, self.state.is_open
         self.tasks_of_dispatch = self.state.tasks_of_dispatch
-        self.missing_licences, self.licence_obstacle = (
-            self._leasing.missing_licences,
-            self._leasing.licence_obstacle,
-        )
-        self.assess_clusters, self.rejection_reason = (
-            self._placement.assess_clusters,
-            self._placement.rejection_reason,
-        )
+        self.missing_licences = self._leasing.missing_licences
+        self.licence_obstacle = self._leasing.licence_obstacle
+        self.assess_clusters = self._placement.assess_clusters
+        self.rejection_reason = self._placement.rejection_reason
 
-    # The one entry point
+    # Entry point
 
     def step(self, event: CoreEvent) -> Outcome:
-        """Apply one event; return what changed and what to do. Never raises on a valid event."""
-        outcome = self.state.begin_step(
-            event.time, event.step if isinstance(event, ClockSet) else 0.0
-        )
+        """Apply an event; return changes and actions. Never raises on a valid event."""
+        clock_step = event.step if isinstance(event, ClockSet) else 0.0
+        outcome = self.state.begin_step(event.time, clock_step)
         self._gates.begin_step()
         if isinstance(event, ClockSet):
             self.licences.adjust_clock(event.step)
@@ -149,13 +149,9 @@ class Core:
                     task.live_attempt.tried = event.time
                     self.state.record_note(task, f"no answer: {event.reason}")
             case DispatchSkipped():
-                skipped = [
-                    task
-                    for dispatch in event.dispatches
-                    for task in self.tasks_of_dispatch(*dispatch)
-                ]
-                for task in skipped:
-                    self._state_machine.apply(task, TaskEvent.ABSENT, "never tried")
+                skipped = [self.tasks_of_dispatch(*dispatch) for dispatch in event.dispatches]
+                for task in chain.from_iterable(skipped):
+                    self._state_machine.apply(task, TaskEvent.ABSENT, "never submitted")
             case ClusterUnreachable():
                 self._apply_cluster_unreachable(event)
             case UserRequested():
@@ -211,7 +207,7 @@ class Core:
             self.state.store(task)
         return outcome
 
-    # Restoring what a database knows
+    # Restoring from a database
 
     def restore(
         self,
@@ -228,14 +224,20 @@ class Core:
         used_outside: Mapping[str, Mapping[str, LicenceCount]] | None = None,
         reservations: Iterable[Reservation] = (),
     ) -> None:
-        """Take over stored tasks before the first event, which must be `Booted`.
+        """Restore a fresh core before its first event, which must be `DaemonStarted`.
 
-        `last_sendings` maps each open job to its highest sending, `margins` are the last jobs
-        with a deadline that could be met, oldest first, `drains` what operators keep closed,
-        `ended` the last tasks that ended, oldest first, `fates` maps an open job to what has
-        become of those that it depends on; `leases` are the live ones, `totals` what operators have
-        set of licences, `past_us` what managers have given of them to others, by licence and
-        cluster, `reservations` those that are open or that a manager may still know.
+        tasks             open tasks
+        last_dispatches   highest dispatch id of each open job
+        info              last reported state of each cluster, without load
+        margins           last jobs with a deadline that could be met, oldest first
+        drains            drained clusters
+        ended             last ended tasks, oldest first
+        target_summaries  by open job: progress of the jobs that it depends on
+        leases            live leases
+        lingering         tokens that were returned and still count as used
+        totals            totals of licences that operators have set
+        used_outside      tokens that managers gave to other users' jobs, by licence and cluster
+        reservations      open reservations, and closed ones that a manager may still have
         """
         self.reservations.restore(reservations)
         self.licences.restore(leases, lingering, totals or {}, used_outside or {})
@@ -268,12 +270,10 @@ class Core:
         for job in self._margin_jobs[-policy.window :]:
             self.classifier.remember(job)
         self.state.views = {cluster.name: ClusterView(cluster) for cluster in event.clusters}
-        (
-            self.state.views_with_unstarted,
-            self.state.unstarted_by_key,
-            self.state.observed_seconds,
-        ) = {}, [], 0.0
-        # what passes has passed
+        self.state.views_with_unstarted = {}
+        self.state.unstarted_by_key = []
+        self.state.observed_seconds = 0.0
+        # the reported load is out of date
         self._info = {name: info.without_load for name, info in self._info.items()}
         for name, view in self.state.views.items():
             if name in self._info:
@@ -288,11 +288,11 @@ class Core:
         )
 
     def _apply_daemon_started(self, event: DaemonStarted) -> None:
-        """Forget all that no database keeps: a core that goes on is one that is restored."""
-        is_copy = self.state.instance not in ("", event.instance)  # a backup has a name of its own
+        """Forget all that the database does not store, so that a restored core is equal."""
+        is_copy = self.state.instance not in ("", event.instance)  # restored from a backup
         self._configure(event)
         open_tasks = [self.tasks[task_id] for task_id in sorted(self.tasks)]
-        self.state.clear_open_tasks()  # from now on in the order in which a database gives them
+        self.state.clear_open_tasks()  # below they are opened in the database's order
         self._gates.rebuild(open_tasks)
         untried: dict[tuple[int, int, str], list[int]] = {}
         for task in open_tasks:
@@ -307,23 +307,19 @@ class Core:
                 continue
             attempt.observed_at_dispatch = 0.0
             attempt.in_last_listing, attempt.missing = False, False
-            attempt.withdrawal_requested = (
-                None if attempt.intent is None else 0.0
-            )  # it may have been told
-            attempt.last_listed, attempt.accounting_queries, attempt.next_accounting_query = (
-                None,
-                0,
-                0.0,
-            )
+            # the manager may have received the request: repeat it without delay
+            attempt.withdrawal_requested = None if attempt.intent is None else 0.0
+            attempt.last_listed = None
+            attempt.accounting_queries, attempt.next_accounting_query = 0, 0.0
             if is_copy or attempt.dispatched > event.time:
-                attempt.dispatched = 0.0  # or the clock was set back: no listing proves so much
+                attempt.dispatched = 0.0  # copied or clock set back: no listing proves absence
                 self.state.store(task)
             never_tried = attempt.untried
             if (view := self.state.view_of(task)) is not None:
                 view.add_task(task)
                 self.state.count_unstarted(task, attempt, attempt.state, +1)
                 if attempt.tried is not None:
-                    attempt.tried = event.time  # a try may have gone on until now
+                    attempt.tried = event.time  # the call may have lasted until now
                     self.state.store(task)
                 elif never_tried:
                     untried.setdefault(
@@ -341,15 +337,15 @@ class Core:
                 view, [t for t in view.live_tasks.values() if t.live_attempt.revoking]
             )
         self._leasing.rebuild()
-        self.reservations.start(*(event.instance, event.policy, event.clusters, self.state.outcome))
-        # also those that were over while their cluster was not configured
+        self.reservations.start(event.instance, event.policy, event.clusters, self.state.outcome)
+        # including reservations that closed while their cluster was not configured
         self._withdrawals.recall_from_closed_reservations(self.reservations.reservations.values())
 
     def _apply_clock_set(self, event: ClockSet) -> None:
-        """Move what durations are counted from: a step of the clock is no time that has passed.
+        """Shift the origins of durations: a step of the clock is not elapsed time.
 
-        What bounds a proof from below is moved back, never forward: perhaps the time did pass,
-        and this host slept.
+        Times that bound a proof of absence from below move back, never forward: this host may have
+        been suspended, so that the time did pass.
         """
         for task in self.tasks.values():
             if task.attempt is not None:
@@ -360,7 +356,7 @@ class Core:
         self._gates.pass_time(event.time)
         self._gates.request_recheck()
 
-    # 1 and 2. Apply
+    # Steps 1 and 2: apply the event
 
     def _apply_job_submitted(self, event: JobSubmitted) -> None:
         job = event.job
@@ -373,20 +369,20 @@ class Core:
             self._state_machine.track_dependencies(job, event.target_summaries)
         key = self.state.queue_key(job, priority)
         tasks = [Task(job, index, priority, key, held=job.held) for index in job.indices]
-        for task in tasks:  # all, before one of them may end
+        for task in tasks:  # all, before any of them may end
             self._state_machine.open(task)
         for task in tasks:
             if job.held:
                 task.state, task.reason = State.HELD, Reason.HELD
                 self.state.record_change(task, None, None, "submitted")
                 continue
-            prospect = self._gates.enqueue(task, event.time)
-            if prospect is SATISFIED:
+            status = self._gates.enqueue(task, event.time)
+            if status is SATISFIED:
                 self.state.record_change(task, None, None, "submitted")
             else:
                 waiting_for = self._gates.describe_dependencies(task, event.time)
                 self.state.record_change(task, None, None, f"submitted; {waiting_for}")
-                self._state_machine.cancel_if_never_satisfied(task, prospect)
+                self._state_machine.cancel_if_never_satisfied(task, status)
 
     def _apply_dispatch_accepted(self, event: DispatchAccepted) -> None:
         for task in self.tasks_of_dispatch(event.job, event.dispatch_id):
@@ -394,7 +390,7 @@ class Core:
             attempt.native_id = event.native_ids.get(task.index)
             attempt.accepted = event.time
             attempt.tried = None
-            cause = "the manager took it" + (f", by {event.access}" if event.access else "")
+            cause = "the manager accepted it" + (f", by {event.access}" if event.access else "")
             self._state_machine.apply(task, TaskEvent.ACCEPT, cause)
             self._state_machine.request_withdrawal(task)
             if view is not None and view.full_reason:
@@ -443,7 +439,9 @@ class Core:
         self._withdrawals.recall_window_conflicts(view)
         self._withdrawals.end_overrunning_tasks(self.reservations.expired_on(view.name))
         if view.cluster.move_after is not None and silent_seconds >= view.cluster.move_after:
-            self._withdrawals.evacuate(view, f"it was silent for {silent_seconds:.0f} s")
+            self._withdrawals.evacuate(
+                view, f"{view.name} was unreachable for {silent_seconds:.0f} s"
+            )
         self._reconciler.query_accounting(view)
         self._stale_attempts.request_withdrawals(view)
         self._gates.pass_time(event.time)
@@ -453,7 +451,7 @@ class Core:
     def _apply_rows(
         self, view: ClusterView, event: ListingReceived
     ) -> list[tuple[tuple[int, int], int]]:
-        """Apply the rows of a listing: (job, sending) and index of each that is ours."""
+        """Apply the rows of a listing. Return (job, dispatch id) and index of metasched's tasks."""
         own_rows, instance, dispatches = [], self.instance, self.state.dispatches
         if event.full:
             view.stale_attempts.clear()
@@ -473,11 +471,11 @@ class Core:
     def _check_unlisted_tasks(
         self, view: ClusterView, event: ListingReceived, own_rows: list[tuple[tuple[int, int], int]]
     ) -> None:
-        """Look at what the rows of a listing do not name, as far as that may mean something."""
+        """Reconcile the tasks that are missing from a listing, or may be."""
         if not (event.full or event.vanished or view.needs_attention):
             return
         dispatches = self.state.dispatches
-        listed_tasks = {  # now, as some of them may just have been adopted
+        listed_tasks = {  # evaluated after the rows: some tasks may just have been adopted
             task.task_id
             for dispatch, index in own_rows
             if (task := dispatches.get(dispatch, _NO_TASKS).get(index)) is not None
@@ -490,30 +488,24 @@ class Core:
             if (task := self.state.task_by_tag(tag, index)) is not None:
                 vanished.add(task.task_id)
                 view.deferred_rows.pop(task.task_id, None)
-        vanished_tasks = {
-            task_id: view.live_tasks[task_id]
-            for task_id in sorted(vanished)
-            if task_id in view.live_tasks
-        }
-        for task_id, task in list(
-            (view.live_tasks if event.full else view.needs_attention | vanished_tasks).items()
-        ):
+        candidates = dict(view.live_tasks if event.full else view.needs_attention)
+        for task_id in sorted(vanished):
+            if task_id in view.live_tasks:
+                candidates[task_id] = view.live_tasks[task_id]
+        for task_id, task in candidates.items():
             attempt = task.live_attempt
             if attempt.settled:
                 view.needs_attention.pop(task_id, None)
             if task_id in listed_tasks:
                 continue
-            if (
-                attempt.in_last_listing
-                and not attempt.missing
-                and (event.full or task_id in vanished)
-            ):
+            gone = event.full or task_id in vanished
+            if gone and attempt.in_last_listing and not attempt.missing:
                 attempt.last_listed = event.previous_taken
-            if event.full or task_id in vanished or attempt.missing or not attempt.in_last_listing:
+            if gone or attempt.missing or not attempt.in_last_listing:
                 self._reconciler.resolve_missing(task, event)
             self._state_machine.request_withdrawal(task)
 
-    # What may be asked
+    # Queries
 
     @property
     def policy(self) -> Policy:
@@ -537,57 +529,57 @@ class Core:
         return [view.cluster for view in self.state.views.values()]
 
     def cluster_status(self, cluster: str) -> tuple[ClusterInfo | None, str]:
-        """What is known of a cluster, and "" if it answers, else why it does not."""
+        """Return the last reported state of a cluster, and "" or the reason why it is down."""
         view = self.state.views[cluster]
         return view.info, "" if view.up else view.down_reason
 
     def tasks_on(self, cluster: str) -> list[Task]:
-        """The tasks that are live on a cluster."""
+        """Return the tasks whose live attempt is on a cluster."""
         return list(self.state.views[cluster].live_tasks.values())
 
     def full_since(self, cluster: str) -> float | None:
-        """When the cluster's manager said that it takes no more for now, or None."""
+        """Return when the cluster's manager reported that it is full (epoch seconds), or None."""
         view = self.state.views[cluster]
         return view.full_since if view.full_reason else None
 
     def find_drain(self, cluster: str) -> ClusterDrained | None:
-        """Who keeps new work from a cluster, since when and why; None: nobody."""
+        """Return the drain of a cluster, or None."""
         return self.state.drains.get(cluster)
 
     def describe_dependencies(self, task: Task) -> str:
-        """What a task's dependencies wait for, in words; empty if for nothing."""
+        """Describe the unmet dependencies of a task; empty if it has none."""
         waiting = task.state is State.QUEUED and task.reason == Reason.DEPENDENCY
         return self._gates.describe_dependencies(task, self.state.now) if waiting else ""
 
     @property
     def next_due(self) -> float | None:
-        """When time alone may let a waiting task go on (epoch seconds), or None."""
+        """The next time (epoch seconds) at which the clock alone changes something, or None."""
         dues = (self._gates.next_due, self.licences.next_due, self.reservations.next_due)
         return min((due for due in dues if due is not None), default=None)
 
     @property
     def has_unstarted_tasks(self) -> bool:
-        """Whether some task of ours has yet to begin with a manager, or waits with us for room."""
+        """Whether a task is pending in a manager, or queued in metasched for free processors."""
         if self.policy.send == "late" and self._gates.ready:
             return True
         return bool(self.state.views_with_unstarted)
 
     @property
     def may_pull(self) -> bool:
-        """Whether a listing without news may let a task be pulled, at the time of the last step."""
+        """Whether an unchanged listing may let a task be pulled, as of the last step."""
         return self.policy.pull_enabled and self._withdrawals.may_pull
 
     def unchanged_listing_matters(self, cluster: str, now: float) -> bool:
-        """Whether a listing without news may still change something.
+        """Whether an unchanged listing of a cluster may still cause a decision.
 
-        A task that it does not show, a wish to repeat, a full cluster to try again, a pull, or a
-        recall for licences that others wait for, or a reservation needs.
+        Causes are an unlisted task, a withdrawal to repeat, a full cluster to try again, a pull,
+        and a recall for licences of queued tasks or of reservations.
         """
         view = self.state.views[cluster]
         if self._gates.ready and view.retry_due(now):
             return True
         if any(
-            stale_attempt.withdrawal is not None
+            stale_attempt.withdrawal is not WithdrawalMode.NONE
             and now - stale_attempt.withdrawal_requested >= WITHDRAWAL_RETRY_SECONDS
             for stale_attempt in view.stale_attempts.values()
         ):
@@ -619,7 +611,7 @@ class Core:
 
 
 def replay(events: Iterable[CoreEvent]) -> Iterator[Outcome]:
-    """Step a fresh core through recorded events: the same decisions, one outcome per event."""
+    """Step a fresh core through recorded events; yield the outcome of each."""
     core = Core()
     for event in events:
         yield core.step(event)

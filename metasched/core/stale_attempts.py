@@ -1,4 +1,4 @@
-"""Attempts that come back: a manager lists what had been given up, or had ended. Pure."""
+"""Stale attempts: a manager lists attempts that were considered lost or ended. Pure."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ from metasched.core.cluster_view import ClusterView, StaleAttempt
 from metasched.core.events import Withdraw
 from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import WITHDRAWAL_RETRY_SECONDS, TaskStateMachine
-from metasched.core.tasks import Intent, Task, TaskChange
+from metasched.core.tasks import Intent, Task, TaskChange, WithdrawalMode
 from metasched.core.transitions import LIVE
 from metasched.model.job import Reason, State
 from metasched.model.listing import JobStatus
 
+_LISTED_AGAIN = "it was considered lost, but its manager lists it again"
+_REQUEUED = "cancelling it, since the task was requeued"
+
 
 class StaleAttempts:
-    """Decides which attempt of a task goes on, and has the others ended.
+    """Decides which attempt of a task continues, and withdraws the others.
 
-    A manager that lost its last seconds brings back what was cancelled; an operator may have
-    called lost what was not. One that waits is withdrawn; one that began goes before a newer one
-    that has not; two that began are both left alone, and told.
+    A manager that lost its last seconds lists cancelled attempts again; an operator may have
+    declared a live attempt lost. A pending stale attempt is withdrawn. A started stale attempt
+    replaces a newer attempt that has not started. If both have started, both continue, and the
+    duplicate is reported.
     """
 
     def __init__(self, state: SchedulerState, state_machine: TaskStateMachine) -> None:
         self._state, self._state_machine = state, state_machine
 
     def apply_row(self, view: ClusterView, job: int, dispatch_id: int, row: JobStatus) -> None:
-        """A manager lists an attempt that is nobody's live one."""
+        """Apply a row of a listing that matches no live attempt."""
         key = (job, row.task, dispatch_id)
         cached = view.stale_attempts.pop(key, None)
         started = row.started is not None or row.state in (State.RUNNING, State.SUSPENDED)
@@ -37,12 +41,12 @@ class StaleAttempts:
         if past_attempt is None:
             if row.state in LIVE:
                 self._state.outcome.warnings.append(
-                    f"{view.name} lists {row.tag}, and nobody knows why"
+                    f"{view.name} lists {row.tag}, which is unknown to metasched"
                 )
             return
         if past_attempt.revoked:
-            if not started:  # else it has found its claim taken
-                stale_attempt.withdrawal = True
+            if not started:  # else its payload finds the claim taken and exits
+                stale_attempt.withdrawal = WithdrawalMode.IF_PENDING
                 view.stale_attempts[key] = stale_attempt
             return
         if task is None:
@@ -54,17 +58,19 @@ class StaleAttempts:
             if task.attempt is not None and task.attempt.has_started:
                 view.withdraw_pending_stale(key)
         elif task.attempt is None:
-            self._state_machine.adopt(task, dispatch_id, "it was given up, and is there after all")
-        elif stale_attempt.withdrawal is None:
-            stale_attempt.withdrawal = True
-            cause = f"sending {dispatch_id} on {past_attempt.cluster} is back: it is withdrawn"
+            self._state_machine.adopt(task, dispatch_id, _LISTED_AGAIN)
+        elif stale_attempt.withdrawal is WithdrawalMode.NONE:
+            stale_attempt.withdrawal = WithdrawalMode.IF_PENDING
+            cause = (
+                f"dispatch {dispatch_id} on {past_attempt.cluster} is listed again: withdrawing it"
+            )
             self._state.record_note(task, cause)
 
     def record_start(self, task: Task, dispatch_id: int, is_live: bool) -> None:
-        """An earlier sending of a task has begun, which was not known, or is not over (`live`).
+        """Record that an earlier dispatch of a task has started, and resolve the conflict.
 
-        What an operator called lost may have been known to have begun; what had ended its
-        manager may begin anew.
+        Does nothing if the start was known and the attempt has ended (not `is_live`). A known start
+        is possible: of an attempt that an operator declared lost, or that its manager restarted.
         """
         past_attempt, attempt = task.past_attempts[dispatch_id], task.attempt
         is_new, past_attempt.has_started = not past_attempt.has_started, True
@@ -72,37 +78,40 @@ class StaleAttempts:
             self._state.outcome.past_attempts[(*task.task_id, dispatch_id)] = past_attempt
         elif not is_live:
             return
-        description = f"sending {dispatch_id} on {past_attempt.cluster} is back"
+        description = f"dispatch {dispatch_id} on {past_attempt.cluster} is listed again"
         if attempt is None:
-            self._state_machine.adopt(task, dispatch_id, "it was given up, and is there after all")
+            self._state_machine.adopt(task, dispatch_id, _LISTED_AGAIN)
         elif attempt.intent is Intent.CANCEL:
             if self.withdraw_all(task):
-                self._state.record_note(task, f"{description}: it is cancelled")
+                self._state.record_note(task, f"{description}: cancelling it")
         elif attempt.has_started and past_attempt.requeued:
             if self.withdraw_all(task, dispatch_id):
-                self._state.record_note(task, f"{description}: it was requeued, and is ended again")
+                self._state.record_note(task, f"{description}: {_REQUEUED}")
         elif not attempt.has_started:
             if attempt.intent is Intent.YIELD:
                 return
             attempt.intent, attempt.yields_to = Intent.YIELD, dispatch_id
             attempt.target = attempt.withdrawal_requested = None
-            self._state.record_note(task, f"{description} and has begun: it goes before")
+            self._state.record_note(
+                task, f"{description} and has started: it replaces the newer attempt"
+            )
             self._state_machine.request_withdrawal(task)
         elif is_new or task.reason != Reason.DUPLICATE:
             self._state_machine.report_duplicate(task, dispatch_id)
 
     def withdraw_all(self, task: Task, only_dispatch: int | None = None) -> bool:
-        """Wish for the end of whatever is back of a task, or of one sending; was any wish new?"""
+        """Withdraw all stale attempts of a task, or of one dispatch. Return whether any is new."""
         returned_attempts = [
             stale_attempt
             for view in self._state.views.values()
             for (job, index, dispatch_id), stale_attempt in view.stale_attempts.items()
             if (job, index) == task.task_id
             and only_dispatch in (None, dispatch_id)
-            and stale_attempt.withdrawal is not False
+            and stale_attempt.withdrawal is not WithdrawalMode.FORCE
         ]
         for stale_attempt in returned_attempts:
-            stale_attempt.withdrawal, stale_attempt.withdrawal_requested = False, 0.0
+            stale_attempt.withdrawal = WithdrawalMode.FORCE
+            stale_attempt.withdrawal_requested = 0.0
         return bool(returned_attempts)
 
     def _apply_to_ended_task(
@@ -112,42 +121,53 @@ class StaleAttempts:
         stale_attempt: StaleAttempt,
         started: bool,
     ) -> None:
-        """An attempt of a task that has ended is listed as live, or as having begun."""
+        """Handle an attempt of an ended task that is listed as live, or as started."""
         job, index, dispatch_id = key
         ended_task, is_live = self._state.ended_tasks[job, index], stale_attempt.row.state in LIVE
         past_attempt = ended_task.past_attempts[dispatch_id]
         if past_attempt.has_started and not is_live:
             return
-        description = f"sending {dispatch_id} on {view.name}"
+        description = f"dispatch {dispatch_id} on {view.name}"
         view.stale_attempts[key] = stale_attempt
         if stale_attempt.row.state is State.PENDING:
-            withdrawal, cause = not started, f"{description} is back: it is withdrawn"
+            withdrawal = WithdrawalMode.FORCE if started else WithdrawalMode.IF_PENDING
+            cause = f"{description} is listed again: withdrawing it"
         elif is_live and ended_task.state is State.CANCELLED:
-            withdrawal, cause = False, f"{description} is back: it is cancelled again"
+            withdrawal = WithdrawalMode.FORCE
+            cause = f"{description} is listed again: cancelling it again"
         elif is_live and past_attempt.requeued:
-            withdrawal, cause = False, f"{description} is back: it was requeued, and is ended again"
+            withdrawal = WithdrawalMode.FORCE
+            cause = f"{description} is listed again: {_REQUEUED}"
         elif past_attempt.has_started:
             return
         else:
-            withdrawal, cause = None, f"DUPLICATE: {description} has begun, too"
+            withdrawal = WithdrawalMode.NONE
+            cause = f"DUPLICATE: {description} has started, too"
             past_attempt.has_started = True
             self._state.outcome.past_attempts[key] = past_attempt
             self._state.outcome.warnings.append(f"job {job}: {cause}")
-        if withdrawal is not None and withdrawal == stale_attempt.withdrawal:
+        if withdrawal is not WithdrawalMode.NONE and withdrawal is stale_attempt.withdrawal:
             return
         stale_attempt.withdrawal, stale_attempt.withdrawal_requested = withdrawal, 0.0
         self._state.outcome.changes.append(
             TaskChange(
-                *(job, index, ended_task.last_attempt, None, ended_task.state, ended_task.state),
-                *(view.name, "", cause),
+                job=job,
+                index=index,
+                attempt=ended_task.last_attempt,
+                event=None,
+                before=ended_task.state,
+                after=ended_task.state,
+                cluster=view.name,
+                reason="",
+                cause=cause,
             )
         )
 
     def request_withdrawals(self, view: ClusterView) -> None:
-        """Ask for the ends of those that must not go on, again if that shows no effect."""
+        """Request the withdrawals of stale attempts on a cluster; repeat them if without effect."""
         now = self._state.now
         for (job, index, dispatch_id), stale_attempt in view.stale_attempts.items():
-            if stale_attempt.withdrawal is None or (
+            if stale_attempt.withdrawal is WithdrawalMode.NONE or (
                 stale_attempt.withdrawal_requested
                 and now - stale_attempt.withdrawal_requested < WITHDRAWAL_RETRY_SECONDS
             ):
@@ -155,5 +175,11 @@ class StaleAttempts:
             stale_attempt.withdrawal_requested = now
             native_ids: dict[int, str | None] = {index: stale_attempt.row.native_id}
             self._state.outcome.actions.append(
-                Withdraw(job, dispatch_id, view.name, native_ids, stale_attempt.withdrawal)
+                Withdraw(
+                    job=job,
+                    dispatch_id=dispatch_id,
+                    cluster=view.name,
+                    native_ids=native_ids,
+                    only_pending=stale_attempt.withdrawal is WithdrawalMode.IF_PENDING,
+                )
             )

@@ -1,7 +1,7 @@
-"""What happens to a task and to its attempts: the only place where a state changes. Pure.
+"""The state machine of tasks and attempts: the only code that changes a task's state. Pure.
 
-An event goes through the one table (`transitions`); what follows from the new state is done here,
-so that indexes, loads, leases and gates agree whatever happened.
+It looks events up in the table of `transitions` and updates indexes, loads, leases and gates with
+each new state, so that they always agree.
 """
 
 from __future__ import annotations
@@ -30,14 +30,10 @@ from metasched.core.transitions import (
 from metasched.model.job import MANAGER_REASON, Job, Reason, State
 from metasched.model.listing import JobStatus, TaskClaim
 
-WITHDRAWAL_RETRY_SECONDS = (
-    60.0  # seconds after which a wish that shows no effect is told to the manager again
-)
-START_TOLERANCE = (
-    5.0  # seconds by which a start must differ to be another; managers round their times
-)
+WITHDRAWAL_RETRY_SECONDS = 60.0  # until a withdrawal without effect is requested again
+START_TOLERANCE = 5.0  # seconds by which a new start differs at least; managers round times
 
-# What each event compares with: a look into an enum is a call on Python 3.11, four times as long
+# Aliases for comparisons at each event: on Python 3.11 access to an enum member is a slow call
 _QUEUED: Final = State.QUEUED
 _HELD: Final = State.HELD
 _PENDING: Final = State.PENDING
@@ -48,17 +44,17 @@ _WITHDRAW: Final = TaskEvent.WITHDRAW
 
 
 class TaskStateMachine:
-    """Lets events happen to tasks (`advance`), and rows of managers to their attempts (`row`)."""
+    """Applies events (`apply`) and rows of listings (`apply_status`) to tasks."""
 
     def __init__(
         self, state: SchedulerState, leasing: LicenceLeasing, gates: SchedulingGates
     ) -> None:
         self._state, self._leasing, self._gates = state, leasing, gates
 
-    # Tasks that come and go
+    # Opening tasks
 
     def open(self, task: Task) -> None:
-        """A task is there that has not ended, or that runs again."""
+        """Add a new or requeued task to the open tasks."""
         self._state.tasks[task.task_id] = task
         tasks_of_job = self._state.open_tasks.get(task.job.id)
         if tasks_of_job is None:
@@ -69,7 +65,7 @@ class TaskStateMachine:
             self._state.add_live_attempt(task, task.attempt)
 
     def track_dependencies(self, job: Job, summaries: Iterable[TargetSummary]) -> None:
-        """Follow what a job depends on, from the `fates` that its targets had by now."""
+        """Track the targets of a job's dependency, starting from their `summaries`."""
         summaries = tuple(summaries)
         self._gates.track_dependencies(job, summaries)
         for job_id in {summary.target.job for summary in summaries}:
@@ -77,18 +73,18 @@ class TaskStateMachine:
                 self._gates.update_progress(task)
 
     def enqueue(self, task: Task) -> None:
-        """It waits with us: let it stand before its gate."""
+        """Queue a task in metasched, behind its gate."""
         self.cancel_if_never_satisfied(task, self._gates.enqueue(task, self._state.now))
 
     def cancel_if_never_satisfied(self, task: Task, status: DependencyStatus) -> None:
-        """Cancel a task whose dependency can never come, if its owner wants that."""
+        """Cancel a task whose dependency can never be met, if its owner requested that."""
         if status is DependencyStatus.NEVER_SATISFIED and task.job.kill_on_invalid_dep:
             self.apply(
                 task, TaskEvent.CANCEL, self._gates.describe_dependencies(task, self._state.now)
             )
 
     def reopen(self, task: Task, last_dispatch: int, cause: str) -> None:
-        """Let an ended task wait again, as if no cluster had ever refused it."""
+        """Queue an ended task again, and forget rejections by clusters."""
         task.ended, task.attempt, task.target, task.held = None, None, None, False
         task.ignore_rejections_until, task.rejected_by = task.attempts, set()
         task.reason = ""
@@ -103,10 +99,10 @@ class TaskStateMachine:
             self._state.last_dispatch[job_id] = last_dispatch
         self.apply(task, TaskEvent.REQUEUE, cause)
 
-    # The one table
+    # Events
 
     def apply(self, task: Task, event: TaskEvent, cause: str) -> None:
-        """Let `event` happen to a task, and what follows from that."""
+        """Apply an event to a task: its transition, and all consequences."""
         state, gates, attempt, before = self._state, self._gates, task.attempt, task.state
         transition = find_transition(before, event, task)
         after = transition.task
@@ -139,23 +135,23 @@ class TaskStateMachine:
             gates.update_progress(task)
             last_dispatch = self._remove_ended(task)
             if attempt is not None and attempt.intent is _REQUEUE:
-                self.reopen(task, last_dispatch, "requeued as asked")
+                self.reopen(task, last_dispatch, "requeued as requested")
             return
         gates.update_progress(task)
         if after is _HELD:
             gates.release_slot(task, state.now)
         elif attempt is not None and attempt.intent is Intent.CANCEL:
-            self.apply(task, TaskEvent.CANCEL, "cancelled as asked")
+            self.apply(task, TaskEvent.CANCEL, "cancelled as requested")
         elif attempt is not None and attempt.yields_to in task.past_attempts:
             assert attempt.yields_to is not None
-            self.adopt(task, attempt.yields_to, "it goes before the one that left")
+            self.adopt(task, attempt.yields_to, "it replaces the newer attempt")
         elif task.held:
-            self.apply(task, TaskEvent.HOLD, "held as asked")
+            self.apply(task, TaskEvent.HOLD, "held as requested")
         else:
             self.enqueue(task)
 
     def _remove_ended(self, task: Task) -> int:
-        """A task has ended; with the last one its job is over. The last sending of the job."""
+        """Remove an ended task, and its job with the last task. Return its last dispatch id."""
         state, job_id = self._state, task.job.id
         self._gates.release_slot(task, state.now)
         del state.tasks[task.task_id]
@@ -169,7 +165,7 @@ class TaskStateMachine:
         return last_dispatch
 
     def _close_attempt(self, task: Task, attempt: Attempt) -> None:
-        """An attempt has ended; the task goes on without it, or has ended too."""
+        """Record the end of an attempt; the task continues without it or has ended, too."""
         if attempt.ended is None:
             attempt.ended = self._state.now
         self._state.outcome.closed_attempts.append((task, attempt))
@@ -180,7 +176,7 @@ class TaskStateMachine:
         view = self._state.views.get(attempt.cluster)
         maybe_submitted = attempt.tried is not None or attempt.accepted is not None
         if view is not None and maybe_submitted and not (attempt.revoked or attempt.rejected):
-            self.revoke_claims(view, [task])  # its manager may bring it back
+            self.revoke_claims(view, [task])  # its manager may list it again
         self._state.remove_live_attempt(task, attempt)
         if view is not None:
             view.remove_task(task)
@@ -192,12 +188,13 @@ class TaskStateMachine:
                 return
         self._leasing.return_lease(task, task.state, attempt)
 
-    # What managers tell
+    # Listings
 
     def apply_status(self, task: Task, status: JobStatus) -> None:
-        """What a manager lists of a live attempt.
+        """Apply a row of a listing to the live attempt of a task.
 
-        While its claim is being revoked that may be a payload which only finds its claim taken.
+        Rows are deferred while the claim is being revoked: the payload may run only until it finds
+        its claim taken.
         """
         attempt = task.live_attempt
         if attempt.revoking:
@@ -208,7 +205,7 @@ class TaskStateMachine:
             attempt = task.live_attempt
         attempt.in_last_listing, attempt.missing, attempt.tried = True, False, None
         attempt.native_id = status.native_id
-        # what waits to begin again has no start of its own yet
+        # a restarted attempt that is pending has no start yet
         if status.state is State.PENDING:
             attempt.started = None
         elif status.started is not None:
@@ -227,25 +224,24 @@ class TaskStateMachine:
         if event is _KILL and attempt.intent is Intent.EXPIRE:
             event, attempt.manager_reason = TaskEvent.EXPIRE, "its reservation ended"
         if event is _WITHDRAW:
-            self.apply(task, event, f"gone unstarted, for the {attempt.intent}")
+            self.apply(task, event, f"withdrawn before its start ({attempt.intent})")
         elif event is not None:
             self.apply(task, event, attempt.manager_reason)
         elif attempt.state is _PENDING and status.manager_reason and task.reason != _DUPLICATE:
             task.reason = MANAGER_REASON + status.manager_reason
         if if_pending and task.attempt is attempt and attempt.has_started:
             if attempt.intent is Intent.RECALL and attempt.state in STARTED:
-                self._state.record_note(task, "it had begun before it could be taken back")
+                self._state.record_note(task, "it started before it could be recalled")
             if attempt.yields_to is not None:
                 self.report_duplicate(task, attempt.yields_to)
-            attempt.intent = attempt.target = attempt.withdrawal_requested = attempt.yields_to = (
-                None
-            )
+            attempt.intent = attempt.target = None
+            attempt.withdrawal_requested = attempt.yields_to = None
             task.held = False
             self._state.store(task)
         self.request_withdrawal(task)
 
     def _apply_restart(self, task: Task, status: JobStatus) -> None:
-        """Open the attempt that the manager has begun by itself; the last one ended with that."""
+        """Close the attempt that the manager restarted by itself, and open a new attempt."""
         previous = task.live_attempt
         previous_state = previous.state
         self._state.count_unstarted(task, previous, previous_state, -1)
@@ -274,9 +270,9 @@ class TaskStateMachine:
         self._gates.update_progress(task)
 
     def adopt(self, task: Task, dispatch_id: int, cause: str) -> None:
-        """Go on with an earlier sending, as a new attempt; the task waits with us.
+        """Continue with an earlier dispatch as the new attempt of a queued or held task.
 
-        If it has not begun it is only taken back: a withdrawal of ours may still be under way.
+        An attempt that never started is only withdrawn: an earlier withdrawal may be under way.
         """
         past_attempt = task.past_attempts.pop(dispatch_id)
         task.attempts += 1
@@ -286,7 +282,11 @@ class TaskStateMachine:
             view.stale_attempts.pop((*task.task_id, dispatch_id), None) if view else None
         )
         task.attempt = Attempt(
-            *(task.attempts, dispatch_id, past_attempt.cluster, State.QUEUED, self._state.now),
+            number=task.attempts,
+            dispatch_id=dispatch_id,
+            cluster=past_attempt.cluster,
+            state=State.QUEUED,
+            dispatched=self._state.now,
             accepted=self._state.now,
             has_started=past_attempt.has_started,
             fence=past_attempt.fence,
@@ -304,18 +304,19 @@ class TaskStateMachine:
                 self.apply_status(task, stale_attempt.row)
 
     def report_duplicate(self, task: Task, dispatch_id: int) -> None:
-        """Two attempts have begun. Both go on; the newer one's end is the task's."""
+        """Report two started attempts. Both continue; the newer decides the task's end."""
         task.reason = Reason.DUPLICATE
         for view in self._state.views.values():
             view.withdraw_pending_stale((*task.task_id, dispatch_id))
-        cause = f"DUPLICATE: sending {dispatch_id} on {task.past_attempts[dispatch_id].cluster} has begun, too"
+        cluster = task.past_attempts[dispatch_id].cluster
+        cause = f"DUPLICATE: dispatch {dispatch_id} on {cluster} has started, too"
         self._state.record_note(task, cause)
         self._state.outcome.warnings.append(f"job {task.name}: {cause}")
 
-    # What managers are told
+    # Requests to managers
 
     def request_withdrawal(self, task: Task) -> None:
-        """Tell the manager what is wished of a task, once it is certain that it is there."""
+        """Request the intended withdrawal, once the manager certainly has the task."""
         attempt = task.attempt
         if attempt is None or attempt.intent is None or attempt.state not in LIVE:
             return
@@ -340,7 +341,7 @@ class TaskStateMachine:
         self._state.step_withdrawals[key][task.index] = attempt.native_id
 
     def recall(self, task: Task, view: ClusterView, cause: str) -> bool:
-        """Recall a task, unless it has begun or is wished for otherwise."""
+        """Withdraw a task, unless it has started or another withdrawal is intended."""
         attempt = task.live_attempt
         if attempt.has_started or attempt.intent is not None:
             return False
@@ -351,7 +352,7 @@ class TaskStateMachine:
         return True
 
     def revoke_claims(self, view: ClusterView, tasks: Iterable[Task]) -> None:
-        """Keep what has claimed nothing yet from ever beginning, as far as there is a fence."""
+        """Revoke the claims of tasks that have a fence and are not known to have started."""
         claims = []
         for task in tasks:
             attempt = task.live_attempt
@@ -365,11 +366,11 @@ class TaskStateMachine:
 
 
 def _was_restarted(attempt: Attempt, status: JobStatus) -> bool:
-    """Whether the manager has begun the payload anew since we last saw the attempt.
+    """Whether the manager restarted the payload since the last listing of the attempt.
 
-    By its own count, or because what ran waits, or has another start: a controller that
-    lost its last seconds no longer counts. It may count while the payload has yet to end:
-    then the start is still the one that we know.
+    Evidence is the manager's count, a started attempt that is pending, or a later start: a
+    controller that lost its last seconds counts no restart. A manager may count the restart while
+    the first run still ends; then the start has not changed yet.
     """
     if status.restarts > attempt.restarts:
         return status.state is State.PENDING or status.started != attempt.started

@@ -1,14 +1,14 @@
-"""A task of the core: its attempts, what is remembered of them, a line of its story. Pure.
+"""Tasks of the core, their attempts, and lines of their stories. Pure.
 
-The core makes these at every step and nobody else changes them, so they are of plain classes with
-slots: the fields of a frozen one are set one by one, and nine of them take three times as long.
-mypyc does not compile them: checkpoints of the database read tasks back by their annotations.
+Only the core changes these. The classes are not frozen and have slots, since setting the fields of
+a frozen class takes three times as long. mypyc does not compile this module: checkpoints of the
+database decode tasks by their annotations.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 import msgspec
 
@@ -16,89 +16,90 @@ from metasched.core.transitions import UNSTARTED, TaskEvent
 from metasched.model.job import Job, State
 from metasched.model.stored_names import STORED_FIELDS
 
-TaskId = tuple[int, int]  # of a task: job, index
+TaskId = tuple[int, int]  # job, index
 
 
 class Intent(StrEnum):
-    """Why we want a task out of its manager."""
+    """Reason to withdraw a task from its manager."""
 
     CANCEL = "cancel"
     HOLD = "hold"
     PULL = "pull"
-    RECALL = "recall"  # it must not, or can never, start where it is
+    RECALL = "recall"  # the task must not start there, or never can
     REQUEUE = "requeue"
-    YIELD = "yield"  # an older attempt is back and has begun: that goes before
-    EXPIRE = "expire"  # the window of its reservation is over
+    YIELD = "yield"  # an older attempt is listed again and has started
+    EXPIRE = "expire"  # its reservation is over
 
 
-# These are wishes only for as long as it has not begun.
+class WithdrawalMode(Enum):
+    """Withdrawal of a stale attempt."""
+
+    NONE = "none"  # leave it
+    IF_PENDING = "if_pending"  # unless it has started
+    FORCE = "force"
+
+
+# Withdrawals with these intents leave started tasks alone
 IF_PENDING_INTENTS = frozenset({Intent.HOLD, Intent.PULL, Intent.RECALL, Intent.YIELD})
 
 
 class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
-    """One try in one manager. `sent` is the time of the intent, `tried` of a doubtful try.
+    """An attempt to run a task in a manager. Times are epoch seconds."""
 
-    `listed` is when the last listing was taken that held it before it was missed; missed, it is
-    looked for in the manager's accounting again at `look_at`, after `looks` times.
-    `rival` is the sending that it yields to, `restarts` how many its manager tells, `begun`
-    whether the payload has ever begun under this sending. Its payload claims it in the folder
-    `fence`; `revoking`: we may have taken that claim; `revoked`: we have.
-    """
-
-    number: int
+    number: int  # 1 for the first attempt of the task
     dispatch_id: int
     cluster: str
     state: State
-    dispatched: float
-    accepted: float | None = None
-    tried: float | None = None
+    dispatched: float  # when the intent was stored
+    accepted: float | None = None  # when the manager confirmed the dispatch
+    tried: float | None = None  # set before a call whose result is unknown, until it is known
     in_last_listing: bool = False
-    missing: bool = False  # complete listings lack it
-    last_listed: float | None = None
-    accounting_queries: int = 0
+    missing: bool = False  # from complete listings, which do not prove its absence
+    last_listed: float | None = None  # last listing that contained it; set once it is not listed
+    accounting_queries: int = 0  # since it is missing
     next_accounting_query: float = 0.0
     native_id: str | None = None
-    intent: Intent | None = None
-    target: str | None = None
-    withdrawal_requested: float | None = None
+    intent: Intent | None = None  # reason to withdraw it
+    target: str | None = None  # cluster to which the task moves after the withdrawal
+    withdrawal_requested: float | None = None  # when the manager was last asked to cancel it
     started: float | None = None
     ended: float | None = None
     exit_code: int | None = None
     signal: int | None = None
-    manager_reason: str = ""
+    manager_reason: str = ""  # as the manager spells it
     node: str = ""
     cpu_seconds: float | None = None
-    max_memory: int | None = None
-    rejected: bool = False
-    observed_at_dispatch: float = 0.0  # reading of its cluster's clock `watched` when it was sent
-    yields_to: int | None = None
-    restarts: int = 0
-    has_started: bool = False
-    fence: str = ""
-    revoking: bool = False
-    revoked: bool = False
+    max_memory: int | None = None  # MiB
+    rejected: bool = False  # by the manager
+    observed_at_dispatch: float = 0.0  # `ClusterView.observed_seconds` at the dispatch
+    yields_to: int | None = None  # id of the older dispatch that replaces it
+    restarts: int = 0  # by the manager itself
+    has_started: bool = False  # whether the payload ever started under this dispatch
+    fence: str = ""  # folder in which its payload claims it; "": no claims
+    revoking: bool = False  # its claim may have been revoked
+    revoked: bool = False  # its claim has been revoked
 
     @property
     def settled(self) -> bool:
-        """The last listing held it, and nobody wants anything of it."""
+        """Whether the last listing contained it, and no withdrawal is intended."""
         return self.in_last_listing and self.intent is None and not self.missing
 
     @property
     def unstarted(self) -> bool:
-        """Whether it can still be moved: what its manager has restarted waits, but has begun."""
+        """Whether it never started and can move; a restarted attempt is pending but has started."""
         return self.state in UNSTARTED and not self.has_started
 
     @property
     def untried(self) -> bool:
-        """Certainly not with the manager: the call has not been made."""
+        """Whether the dispatch call was never made, so that the manager cannot have it."""
         return self.state is State.DISPATCHING and self.tried is None
 
     def accounting_query_due(self, now: float) -> bool:
-        """Whether it is missing, and accounting is to be asked again."""
+        """Whether it is missing and the next query of accounting is due."""
         return self.missing and now >= self.next_accounting_query
 
     def adjust_clock(self, step: float) -> None:
-        """The wall clock went `by` seconds more than time has: see `Core`."""
+        """Correct times after the wall clock was set by `step` seconds; see `Core`."""
         backward_step = min(step, 0.0)
         self.dispatched += backward_step
         self.next_accounting_query += step
@@ -113,49 +114,43 @@ class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
 
 
 class PastAttempt(msgspec.Struct, rename=STORED_FIELDS["PastAttempt"]):
-    """An earlier sending of a task: where it went, whether it began. It may come back."""
+    """An attempt of an earlier dispatch of a task. Its manager may list it again."""
 
     cluster: str
     has_started: bool = False
-    fence: str = ""
-    revoked: bool = False  # it can never begin, whatever its manager says
-    requeued: bool = False  # the task is to run anew since: should it go on, it is ended again
+    fence: str = ""  # folder in which its payload claims it
+    revoked: bool = False  # its claim is revoked: its payload can never start
+    requeued: bool = False  # the task was requeued since: if it continues, it is cancelled again
 
 
 class EndedTask(msgspec.Struct, rename=STORED_FIELDS["EndedTask"]):
-    """What is remembered of a task that has ended, in case an attempt comes back.
-
-    `attempt` is its last one's number, `past` are all of them.
-    """
+    """Record of an ended task, kept in case a manager lists an attempt of it again."""
 
     state: State
-    last_attempt: int
-    past_attempts: dict[int, PastAttempt]
+    last_attempt: int  # number of its last attempt
+    past_attempts: dict[int, PastAttempt]  # by dispatch id
 
 
 class Task(msgspec.Struct, rename=STORED_FIELDS["Task"]):
-    """One task of a job that has not ended. `key` orders tasks that wait and are pulled.
-
-    `classified` is its priority whatever the policy's highest is now.
-    """
+    """An open task of a job."""
 
     job: Job
     index: int
     priority: int
-    queue_key: float
+    queue_key: float  # order of queued and pulled tasks: see `SchedulerState.queue_key`
     state: State = State.QUEUED
     reason: str = ""
     held: bool = False
-    ended: float | None = None
-    attempts: int = 0
-    moves: int = 0
-    target: str | None = None  # where a pull wants it
-    attempt: Attempt | None = None
-    rejected_by: set[str] = msgspec.field(default_factory=set)
-    ignore_rejections_until: int = 0  # refusals of attempts up to this number count no more
-    past_attempts: dict[int, PastAttempt] = msgspec.field(default_factory=dict)  # by sending
+    ended: float | None = None  # epoch seconds
+    attempts: int = 0  # number of attempts so far
+    moves: int = 0  # number of moves to other clusters
+    target: str | None = None  # cluster to which it was pulled
+    attempt: Attempt | None = None  # its live attempt
+    rejected_by: set[str] = msgspec.field(default_factory=set)  # clusters
+    ignore_rejections_until: int = 0  # number of the last attempt whose rejection does not count
+    past_attempts: dict[int, PastAttempt] = msgspec.field(default_factory=dict)  # by dispatch id
     task_id: TaskId = (0, 0)
-    classified_priority: int = 0
+    classified_priority: int = 0  # `priority` before the limit of the current policy
 
     def __post_init__(self) -> None:
         self.task_id, self.classified_priority = (self.job.id, self.index), self.priority
@@ -165,24 +160,25 @@ class Task(msgspec.Struct, rename=STORED_FIELDS["Task"]):
 
     @property
     def name(self) -> str:
+        """The task as users write it: `17` or `17_3`."""
         return f"{self.job.id}_{self.index}" if self.job.array else str(self.job.id)
 
     @property
     def live_attempt(self) -> Attempt:
-        """Its attempt, where it is certain that it has one."""
+        """Its live attempt; the caller knows that there is one."""
         assert self.attempt is not None, self
         return self.attempt
 
 
 @dataclass(slots=True)
 class TaskChange:
-    """One line of a task's story. `attempt` 0: it has none."""
+    """A line of a task's story."""
 
     job: int
     index: int
-    attempt: int
-    event: TaskEvent | None  # None: the reason changed, not the state
-    before: State | None
+    attempt: int  # number; 0: none
+    event: TaskEvent | None  # None: the state did not change
+    before: State | None  # None: the task is new
     after: State
     cluster: str | None
     reason: str

@@ -1,8 +1,8 @@
-"""The one table of transitions: (state, event) -> new state of the task and of its attempt.
+"""The transition table: (state, event) -> new state of the task and of its attempt.
 
-A task waits with us (`queued`, `held`) or has exactly one live attempt, whose state it then
-shares. When an attempt ends the task ends with it, or comes back to `queued`. Nothing else
-changes a state: daemon, simulator and tests all go through `advance`.
+A task is either in metasched (`queued`, `held`) or has exactly one live attempt, and shares its
+state. When the attempt ends, the task ends too or returns to `queued`. All state changes of daemon,
+simulator and tests go through `find_transition`.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ S = State
 
 
 class TaskEvent(StrEnum):
-    """What can happen to a task, with whose word we have for it."""
+    """Events of a task, with their source."""
 
-    __hash__ = str.__hash__  # as of State
+    __hash__ = str.__hash__  # as in State
 
-    SEND = "send"  # we: the intent to hand it to a cluster is stored
-    ACCEPT = "accept"  # manager: it is in the queue
-    REFUSE = "refuse"  # manager: it is certainly not in the queue
-    ABSENT = "absent"  # a listing proves that it never reached the manager
-    SEE = "see"  # manager: it waits in the queue
-    START = "start"  # manager: it runs
+    SEND = "send"  # metasched: the intent to dispatch it is stored
+    ACCEPT = "accept"  # manager: accepted the dispatch
+    REFUSE = "refuse"  # manager: rejected the dispatch
+    ABSENT = "absent"  # metasched: proved that it never reached the manager
+    SEE = "see"  # manager: pending
+    START = "start"  # manager: running
     SUSPEND = "suspend"
     COMPLETE = "complete"
     FAIL = "fail"
-    EXPIRE = "expire"  # manager: ended at its time limit, or with the window of its reservation
-    KILL = "kill"  # manager: ended because somebody cancelled it
+    EXPIRE = "expire"  # manager: ended at its time limit, or with its reservation
+    KILL = "kill"  # manager: cancelled
     LOSE_NODE = "lose_node"
     PREEMPT = "preempt"
-    EXHAUST = "exhaust"  # manager: ended for lack of memory
-    WITHDRAW = "withdraw"  # manager: gone unstarted, as we wished (pull, recall, hold)
-    RESTART = "restart"  # manager: it has begun the payload anew; a new attempt goes on
-    ADOPT = "adopt"  # manager: an attempt that was given up is there after all
-    SILENCE = "silence"  # the manager does not answer, or has lost sight of it
+    EXHAUST = "exhaust"  # manager: out of memory
+    WITHDRAW = "withdraw"  # manager: cancelled before the start by metasched (pull, recall, hold)
+    RESTART = "restart"  # manager: restarted the payload; a new attempt continues
+    ADOPT = "adopt"  # manager: lists an earlier attempt again, which continues
+    SILENCE = "silence"  # the manager does not answer or does not list it
     HOLD = "hold"  # user
     RELEASE = "release"  # user
-    CANCEL = "cancel"  # user, while it is with us
-    REQUEUE = "requeue"  # user: what has ended runs again
-    WRITE_OFF = "write_off"  # operator: it is lost and never began
-    VOUCH = "vouch"  # operator: it ran
-    REJECT = "reject"  # we: no cluster is left that could take it
+    CANCEL = "cancel"  # user, while the task is in metasched
+    REQUEUE = "requeue"  # user: run an ended task again
+    WRITE_OFF = "write_off"  # operator: lost, never started
+    VOUCH = "vouch"  # operator: ran to its end
+    REJECT = "reject"  # metasched: no eligible cluster remains
 
 
 E = TaskEvent
@@ -58,7 +58,7 @@ ATTEMPT_FINAL: Final = (FINAL - {S.REJECTED}) | {S.NODE_FAIL, S.PREEMPTED, S.OUT
 
 
 class Transition(NamedTuple):
-    """The state of the task after an event, and of its attempt (None: it has none)."""
+    """The states of the task and of its attempt (None: no attempt) after an event."""
 
     task: State
     attempt: State | None
@@ -68,7 +68,7 @@ def _both(state: State) -> Transition:
     return Transition(state, state)
 
 
-# What a manager may report of a live attempt, whatever we last knew: polls skip states.
+# Reports of a manager about a live attempt in any state: listings skip states.
 _LISTED = {
     E.SEE: _both(S.PENDING),
     E.START: _both(S.RUNNING),
@@ -109,15 +109,15 @@ TABLE: Final[dict[tuple[State, TaskEvent], Transition]] = {
     **{(state, E.REQUEUE): Transition(S.QUEUED, None) for state in FINAL},
     **{(state, E.RESTART): _both(S.PENDING) for state in LIVE},
 }
-# What has begun cannot be unbegun: a manager that says so restarts it, which is E.RESTART.
+# A started attempt that is pending again was restarted, which is E.RESTART.
 del TABLE[S.RUNNING, E.SEE], TABLE[S.SUSPENDED, E.SEE]
-# Nothing new is no transition.
+# Reports of the current state are no transitions.
 del TABLE[S.PENDING, E.SEE], TABLE[S.RUNNING, E.START], TABLE[S.SUSPENDED, E.SUSPEND]
 del TABLE[S.UNKNOWN, E.SILENCE]
 
 
 class IllegalTransition(Exception):
-    """An event that cannot happen to a task in its state: a defect of ours, never of the user's."""
+    """An event is impossible in the state of its task: a defect of metasched."""
 
     def __init__(self, task: object, state: State, event: TaskEvent) -> None:
         super().__init__(f"task {task}: {event} is impossible in state {state}; see its story")
@@ -125,7 +125,7 @@ class IllegalTransition(Exception):
 
 
 def find_transition(state: State, event: TaskEvent, task: object = "?") -> Transition:
-    """The step that `event` makes from `state`. IllegalTransition if the table has none."""
+    """Return the transition from `state` by `event`. Raises IllegalTransition if there is none."""
     try:
         return TABLE[state, event]
     except KeyError:
@@ -148,9 +148,9 @@ _EVENT_OF_LISTED_STATE: Final = {
 
 
 def event_for_listed_state(current: State, listed: State) -> TaskEvent | None:
-    """The event by which a manager's `listed` state reaches us in state `known`.
+    """Return the event of a task in state `current` whose manager lists it as `listed`.
 
-    None when it tells nothing new.
+    None: the listing changes nothing.
     """
     event = _EVENT_OF_LISTED_STATE[listed]
     return event if (current, event) in TABLE else None

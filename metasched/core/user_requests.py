@@ -1,4 +1,4 @@
-"""What users and operators wish of jobs: asked of open tasks, requeued, modified. Pure."""
+"""Requests of users and operators: cancel, hold, release, requeue, modify, resolve. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class UserRequests:
         self._gates, self._stale_attempts, self._placement = gates, stale_attempts, placement
 
     def apply_request(self, event: UserRequested) -> None:
-        """A wish for open tasks: at once for what waits with us, else told to the manager."""
+        """Apply a request to open tasks: at once if queued in metasched, else by their managers."""
         for task in self._state.tasks_of(event.job, event.indices):
             by_user = f"by {event.by}" if event.by else ""
             attempt = task.attempt
@@ -43,13 +43,10 @@ class UserRequests:
                     self._state_machine.apply(task, TaskEvent.CANCEL, f"cancelled {by_user}")
                 case "cancel":
                     assert attempt is not None
-                    attempt.intent, attempt.target, attempt.withdrawal_requested = (
-                        Intent.CANCEL,
-                        None,
-                        None,
-                    )
+                    attempt.intent = Intent.CANCEL
+                    attempt.target = attempt.withdrawal_requested = None
                     if not untried:
-                        self._state.record_note(task, f"cancel asked for {by_user}")
+                        self._state.record_note(task, f"cancel requested {by_user}")
                     self._stale_attempts.withdraw_all(task)
                 case "hold" if attempt is None:
                     task.held = True
@@ -61,32 +58,40 @@ class UserRequests:
                     if attempt.intent not in (Intent.CANCEL, Intent.YIELD):
                         attempt.intent, attempt.target = Intent.HOLD, None
                         if not untried:
-                            self._state.record_note(task, f"hold asked for {by_user}")
+                            self._state.record_note(task, f"hold requested {by_user}")
                 case "release":
                     if task.state is State.HELD:
                         task.held = False
                         self._state_machine.apply(task, TaskEvent.RELEASE, f"released {by_user}")
                     elif task.held:
                         task.held = False
-                        self._state.record_note(task, f"release asked for {by_user}")
+                        self._state.record_note(task, f"release requested {by_user}")
                 case "requeue" if task.state in STARTED:
                     assert attempt is not None
-                    if attempt.intent in (None, Intent.CANCEL, Intent.EXPIRE):  # the last counts
+                    if attempt.intent in (
+                        None,
+                        Intent.CANCEL,
+                        Intent.EXPIRE,
+                    ):  # the latest request counts
                         attempt.intent = Intent.REQUEUE
-                        self._state.record_note(task, f"requeue asked for {by_user}")
+                        self._state.record_note(task, f"requeue requested {by_user}")
                 case "lost" if task.state is State.UNKNOWN:
                     task.live_attempt.started = None
-                    self._state_machine.apply(task, TaskEvent.WRITE_OFF, f"lost, says {event.by}")
+                    self._state_machine.apply(
+                        task, TaskEvent.WRITE_OFF, f"declared lost by {event.by}"
+                    )
                 case "ran" if task.state is State.UNKNOWN:
                     task.live_attempt.has_started = True
-                    self._state_machine.apply(task, TaskEvent.VOUCH, f"it ran, says {event.by}")
+                    self._state_machine.apply(
+                        task, TaskEvent.VOUCH, f"declared complete by {event.by}"
+                    )
             if untried and attempt is not None and attempt.intent is not None:
-                self._state_machine.apply(task, TaskEvent.ABSENT, "never tried")
+                self._state_machine.apply(task, TaskEvent.ABSENT, "never submitted")
             self._state_machine.request_withdrawal(task)
         self._gates.pass_time(event.time)
 
     def apply_requeue(self, event: JobRequeued) -> None:
-        """Ended tasks run again."""
+        """Requeue ended tasks."""
         job, priority = event.job, min(event.priority, self._state.policy.max_priority)
         by_user = f"by {event.by}" if event.by else ""
         if job.dependency is not None and not all(task.attempts for task in event.tasks):
@@ -99,7 +104,7 @@ class UserRequests:
             for requeued in event.tasks
             if (job.id, requeued.index) not in self._state.tasks
         ]
-        for task in tasks:  # all, before one of them may end again
+        for task in tasks:  # all, before any of them may end again
             task.classified_priority = event.priority
             self._state_machine.open(task)
         for task in tasks:
@@ -109,7 +114,7 @@ class UserRequests:
         self._gates.pass_time(event.time)
 
     def apply_modification(self, event: JobModified) -> None:
-        """A job asks for something else: what waits in a manager comes back, to be sent anew."""
+        """Modify a job; recall pending tasks if the change requires a new dispatch."""
         job = event.job
         self._state.outcome.priority_parts = self._state.classifier.contributions(job)
         priority = event.priority or self._state.classifier.peek(job)
@@ -121,11 +126,8 @@ class UserRequests:
             attempt = task.attempt
             if attempt is not None:
                 self._state.count_unstarted(task, attempt, attempt.state, -1)
-            task.job, task.priority, task.queue_key = (
-                job,
-                priority,
-                self._state.queue_key(job, priority),
-            )
+            task.job, task.priority = job, priority
+            task.queue_key = self._state.queue_key(job, priority)
             task.classified_priority = priority
             task.ignore_rejections_until, task.rejected_by = task.attempts, set()
             if attempt is not None:
@@ -141,5 +143,7 @@ class UserRequests:
                 if event.redispatch or (
                     obstacle is not None and obstacle.reason in PERMANENT_REASONS
                 ):
-                    self._state_machine.recall(task, view, f"to be sent {event.change_summary}")
+                    self._state_machine.recall(
+                        task, view, f"to be dispatched with {event.change_summary}"
+                    )
         self._gates.pass_time(event.time)

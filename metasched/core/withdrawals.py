@@ -1,4 +1,4 @@
-"""What must not stay with its manager: pulls, recalls, and the ends of windows. Pure."""
+"""Withdrawals of dispatched tasks: pulls, recalls, ends of reservations. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from metasched.policies.pull import BackfillCapacity
 
 
 class Withdrawals:
-    """Wants tasks back from clusters where they cannot, may not or need not wait.
+    """Withdraws tasks from clusters where they cannot, must not or need not wait.
 
-    What has begun stays, unless the window of its reservation is over.
+    Started tasks stay, unless their reservation is over.
     """
 
     def __init__(
@@ -35,15 +35,16 @@ class Withdrawals:
         self._state, self._state_machine = state, state_machine
         self._leasing, self._placement = leasing, placement
 
-    # Drained and shrunken clusters
+    # Drained and changed clusters
 
     def apply_drain(self, event: ClusterDrained) -> None:
+        """Drain a cluster."""
         self._state.drains[event.cluster] = event
         if (view := self._state.views.get(event.cluster)) is not None:
             self.recall_ineligible(view)
 
     def apply_resume(self, event: ClusterResumed) -> None:
-        """What had been wanted back, and was not told so yet, may stay."""
+        """Resume a cluster; recalls that were not requested from its manager yet are dropped."""
         self._state.drains.pop(event.cluster, None)
         if (view := self._state.views.get(event.cluster)) is None:
             return
@@ -53,10 +54,10 @@ class Withdrawals:
                 and task.live_attempt.withdrawal_requested is None
             ):
                 task.live_attempt.intent = None
-                self._state.record_note(task, f"{event.cluster} resumed: it stays")
+                self._state.record_note(task, f"{event.cluster} resumed: recall dropped")
 
     def recall_ineligible(self, view: ClusterView) -> None:
-        """Want back what has not begun on a cluster that may not, or cannot ever, start it."""
+        """Recall unstarted tasks from a cluster that is drained or can never start them."""
         drain = self._state.drains.get(view.name)
         drained = drain is not None and not drain.keep_pending
         for task in list(view.live_tasks.values()):
@@ -67,10 +68,10 @@ class Withdrawals:
                 if obstacle is not None and obstacle.reason in PERMANENT_REASONS:
                     self._state_machine.recall(task, view, obstacle.text)
 
-    # Silent clusters
+    # Unreachable clusters
 
     def evacuate(self, view: ClusterView, cause: str) -> None:
-        """Move what has not begun on a cluster, as far as another one can take it."""
+        """Move unstarted tasks of a cluster, if another cluster can take them."""
         self._state.observe_loads()
         for task in sorted(
             view.live_tasks.values(), key=lambda item: (item.queue_key, *item.task_id)
@@ -84,10 +85,10 @@ class Withdrawals:
                 choice = self._state.load_ordering.choose(task.job, task.priority, alternatives)
                 task.live_attempt.target = choice
 
-    # Windows
+    # Reservations
 
     def recall_from_closed_reservations(self, changed: Iterable[Reservation]) -> None:
-        """What waits at its manager for a reservation that is over comes back to us."""
+        """Recall unstarted tasks of closed reservations."""
         for reservation in changed:
             view = self._state.views.get(reservation.cluster)
             if reservation.state in FINAL_STATES and view is not None:
@@ -97,7 +98,7 @@ class Withdrawals:
                         self._state_machine.recall(task, view, cause)
 
     def end_overrunning_tasks(self, expired: Iterable[Reservation]) -> None:
-        """What still runs in windows that are over is to end: managers may see to it late."""
+        """Cancel tasks that still run in reservations that are over; managers may be late."""
         for reservation in expired:
             if (view := self._state.views.get(reservation.cluster)) is None:
                 continue
@@ -115,26 +116,26 @@ class Withdrawals:
                     self._state_machine.request_withdrawal(task)
 
     def recall_late_starters(self, view: ClusterView) -> None:
-        """Want back what did not start at once, and would now run into a reservation."""
+        """Recall tasks that did not start at once and would now run into a reservation."""
         late_starters = self._placement.late_starters(view)
         if not late_starters:
             return
-        promises = self._placement.reserved_nodes(view, excluding=late_starters)
-        if promises is None:
+        reserved = self._placement.reserved_nodes(view, excluding=late_starters)
+        if reserved is None:
             return
         for task in late_starters:
-            if promises.leaves_reserved_nodes(task.job):
-                promises.record_start(task.job)
+            if reserved.leaves_reserved_nodes(task.job):
+                reserved.record_start(task.job)
             else:
                 cause = "it did not start at once, and a reservation is near"
                 self._state_machine.recall(task, view, cause)
 
-    # Licences that others wait for
+    # Contended licences
 
     def recall_licence_holders(self, view: ClusterView) -> None:
-        """Want back what holds licences and does not begin, as far as that serves others.
+        """Recall unstarted tasks that hold licences, if that lets queued tasks start.
 
-        It then waits behind all who are in line now.
+        Recalled tasks queue behind all tasks that wait for licences now.
         """
         now, licences = self._state.now, self._leasing.licences
         if not licences.has_waiting:
@@ -155,12 +156,12 @@ class Withdrawals:
         if not licences.would_unblock(freed, now):
             return
         for task in to_recall:
-            cause = "others wait for its licences, and it does not begin"
+            cause = "other tasks wait for its licences, and it does not start"
             if self._state_machine.recall(task, view, cause):
                 self._leasing.demote(task)
 
     def recall_window_conflicts(self, view: ClusterView) -> None:
-        """Want back what does not begin, and would by its limit have licences of a reservation."""
+        """Recall unstarted tasks that by their limits would hold licences of a reservation."""
         now, licences = self._state.now, self._leasing.licences
         if not licences.reserved_licences:
             return
@@ -177,11 +178,11 @@ class Withdrawals:
             if (
                 reservation_id := licences.delayed_reservation(task.task_id, freed, now)
             ) is not None:
-                cause = f"it has not begun, and reservation {reservation_id} needs its licences"
+                cause = f"it has not started, and reservation {reservation_id} needs its licences"
                 if self._state_machine.recall(task, view, cause):
                     freed.update(self._leasing.tokens(task))
 
-    # Pulling
+    # Pulls
 
     def pull(self, view: ClusterView) -> None:
         """Withdraw pending tasks elsewhere that would start on this cluster now."""
@@ -211,32 +212,35 @@ class Withdrawals:
             if task.live_attempt.target == view.name
         ]
         incoming = [(job.cpus, job.time_limit or job.estimated) for job in on_their_way]
-        room = BackfillCapacity(info, self._state.now, incoming, view.translate_job)
-        if room.free_cpus <= 0:
+        capacity = BackfillCapacity(info, self._state.now, incoming, view.translate_job)
+        if capacity.free_cpus <= 0:
             return
-        for task in self._pullable(view, room):
-            if self._placement.check_task(task, view) is not None or not room.can_start(task.job):
+        for task in self._pullable(view, capacity):
+            if self._placement.check_task(task, view) is not None:
                 continue
-            room.record_start(task.job)
+            if not capacity.can_start(task.job):
+                continue
+            capacity.record_start(task.job)
             task.live_attempt.intent, task.live_attempt.target = Intent.PULL, view.name
             self._state.record_note(task, f"would start on {view.name} now")
             self._state_machine.request_withdrawal(task)
-            if room.free_cpus <= 0:
+            if capacity.free_cpus <= 0:
                 return
 
-    def _pullable(self, view: ClusterView, room: BackfillCapacity) -> Iterator[Task]:
-        """What may leave other clusters that are up for this room, in the order in which it waits.
+    def _pullable(self, view: ClusterView, capacity: BackfillCapacity) -> Iterator[Task]:
+        """Yield tasks of other clusters that may start in the capacity, in order of their keys.
 
-        There may be thousands at every listing: most often the first ones fill the room, and others
-        are ruled out by numbers alone, so that is asked first.
+        There may be thousands at every listing. Most often the first tasks use up the capacity, and
+        the cheap check by processor counts excludes others, so it comes first.
         """
         for _, _, task in self._state.unstarted_by_key:
-            if room.delays_no_head(task.job) and self._may_be_pulled(task):
+            if capacity.delays_no_head(task.job) and self._may_be_pulled(task):
                 current_view = self._state.views[task.live_attempt.cluster]
                 if current_view.up and current_view is not view:
                     yield task
 
     def _may_be_pulled(self, task: Task) -> bool:
+        """Whether a task is pending, not being withdrawn, and has waited long enough."""
         attempt = task.live_attempt
         return (
             task.state is State.PENDING
@@ -247,16 +251,16 @@ class Withdrawals:
         )
 
     def _has_waited(self, task: Task) -> bool:
+        """Whether its cluster was up for long enough since the dispatch."""
         attempt = task.live_attempt
-        waited = (
-            self._state.views[attempt.cluster].observed_seconds(self._state.observed_seconds)
-            - attempt.observed_at_dispatch
-        )
+        view = self._state.views[attempt.cluster]
+        observed = view.observed_seconds(self._state.observed_seconds)
+        waited = observed - attempt.observed_at_dispatch
         return waited >= self._state.policy.pull_after * 2.0**task.moves
 
     @property
     def may_pull(self) -> bool:
-        """Whether some task that nobody wants back has waited for long enough to be pulled."""
+        """Whether a task that is not being withdrawn has waited for long enough to be pulled."""
         return any(
             task.live_attempt.intent is None and self._has_waited(task)
             for view in self._state.views_with_unstarted.values()

@@ -147,7 +147,7 @@ def test_orders_on_their_way_to_a_worker_are_left_undone_if_one_before_them_is_n
         SubmitRequest(jobs=(request,) * 5, scripts={"s": "#!/bin/sh\n"}, environments={"e": {}})
     )
     for job in range(2, 6):
-        until_in(site, "never tried", story, job)
+        until_in(site, "never submitted", story, job)
     first = [line for line in calls.read_text().splitlines() if line.partition("/")[0][-2:] == "-1"]
     assert len(first) == 1
     assert site.stop() == 0

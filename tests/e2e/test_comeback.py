@@ -58,7 +58,7 @@ def test_a_withdrawal_that_the_controller_forgot_is_told_again(
     with beta.forgetting():
         over_slurm.run("hold", str(job))
         over_slurm.until(lambda: over_slurm.row(job)["state"] == "held")
-    until_told(over_slurm, job, "it was given up, and is there after all")
+    until_told(over_slurm, job, "it was considered lost, but its manager lists it again")
     over_slurm.until(lambda: over_slurm.row(job)["state"] == "held")
     assert state(beta, "-j", native) == "CANCELLED"
     over_slurm.run("release", str(job))
@@ -73,7 +73,7 @@ def test_a_cancelled_job_that_comes_back_is_cancelled_again(
     with beta.forgetting():
         over_slurm.run("cancel", str(job))
         over_slurm.until_ended(job)
-    until_told(over_slurm, job, "sending 1 on beta is back: it is withdrawn")
+    until_told(over_slurm, job, "dispatch 1 on beta is listed again: withdrawing it")
     over_slurm.until(lambda: state(beta, "-j", native) == "CANCELLED")
     assert over_slurm.row(job)["state"] == "cancelled"
     assert over_slurm.stop() == 0
@@ -87,7 +87,7 @@ def test_an_id_given_again_is_not_taken_for_ours_and_what_was_lost_runs_once(
         job, native, ran = waiting(over_slurm)
     other = beta.run("sbatch", "--parsable", "--job-name=another", "--wrap", "sleep 600").strip()
     assert other == native
-    until_told(over_slurm, job, "the manager lists it no more")
+    until_told(over_slurm, job, "the manager no longer lists it")
     assert over_slurm.row(job)["state"] == "unknown"
     over_slurm.run("resolve", str(job), "lost")
     over_slurm.until(lambda: over_slurm.row(job)["state"] == "pending")
@@ -143,7 +143,7 @@ def test_what_the_controller_lost_is_sent_again_and_can_never_begin_twice(
         script = beta.run(
             "scontrol", "write", "batch_script", behind_fence.row(job)["native_id"], "-"
         )
-    until_told(behind_fence, job, "its claim is revoked: it can never begin")
+    until_told(behind_fence, job, "its claim is revoked: it can never start")
     behind_fence.until(lambda: behind_fence.row(job)["state"] == "pending")
     variables = "--export=ALL,METASCHED_TASK=0"
     beta.run("sbatch", "--job-name=again", "-o", "again.out", variables, stdin=script)

@@ -79,7 +79,7 @@ def test_clusters_and_story_say_which_access_was_used(
     assert {name: row["exit_code"] for name, row in rows.items()} == {"alpha": 0, "beta": 200}
     assert sorted(ran.read_text().split()) == ["alpha", "beta"]
     for name, job in jobs.items():
-        assert f"the manager took it, by {used(site, name)}" in causes(site, job)
+        assert f"the manager accepted it, by {used(site, name)}" in causes(site, job)
     waiting = site.submit("--wrap", "sleep 600", "-t", "5", "--cluster", "alpha")
     site.until(lambda: site.row(waiting)["state"] == "running")
     site.run("cancel", str(waiting))
@@ -146,10 +146,10 @@ def test_a_pyslurm_that_a_busy_host_imports_slowly_is_used_once_it_is_there(
     site.until(lambda: used(site, "alpha") == "commands")  # until then
     job = site.submit("--wrap", "true", "-t", "5", "--cluster", "alpha")
     assert site.until_ended(job)[0]["state"] == "completed"
-    assert "the manager took it, by commands" in causes(site, job)
+    assert "the manager accepted it, by commands" in causes(site, job)
     (stand_in / "busy").unlink()
     site.until(lambda: used(site, "alpha").startswith("pyslurm 2"))
     job = site.submit("--wrap", "true", "-t", "5", "--cluster", "alpha")
     assert site.until_ended(job)[0]["state"] == "completed"
-    assert f"the manager took it, by {used(site, 'alpha')}" in causes(site, job)
+    assert f"the manager accepted it, by {used(site, 'alpha')}" in causes(site, job)
     assert site.stop() == 0

@@ -69,7 +69,7 @@ def test_one_that_waits_is_withdrawn_and_told_again() -> None:
     site = sent_twice()
     withdrawal = [Withdraw(1, 1, "left", {0: "7"}, only_pending=True)]
     assert site.seen("left", facts(8), site.row(State.PENDING), full=True) == withdrawal
-    assert causes(site) == ["sending 1 on left is back: it is withdrawn"]
+    assert causes(site) == ["dispatch 1 on left is listed again: withdrawing it"]
     assert site.seen("left", None, site.row(State.PENDING, manager_reason="Priority")) == []
     assert causes(site) == []
     later = NOW + WITHDRAWAL_RETRY_SECONDS
@@ -99,8 +99,8 @@ def test_two_that_have_begun_go_on_and_are_told_loudly() -> None:
     site = sent_twice()
     site.seen("right", None, JobStatus(tag_of("cafe", 1, 2), 0, "8", State.RUNNING, started=NOW))
     assert site.seen("left", facts(8), site.row(State.RUNNING, started=NOW), full=True) == []
-    assert causes(site) == ["DUPLICATE: sending 1 on left has begun, too"]
-    assert site.out.warnings == ["job 1: DUPLICATE: sending 1 on left has begun, too"]
+    assert causes(site) == ["DUPLICATE: dispatch 1 on left has started, too"]
+    assert site.out.warnings == ["job 1: DUPLICATE: dispatch 1 on left has started, too"]
     assert site.core.tasks[1, 0].reason == Reason.DUPLICATE
     site.step(UserRequested(NOW, "cancel", 1, by="ada"))
     assert site.out.actions == [Withdraw(1, 2, "right", {0: "8"}, only_pending=False)]
@@ -135,7 +135,7 @@ def test_what_was_seen_to_run_goes_before_a_newer_one_that_has_not(state: State)
 def test_what_was_seen_to_run_and_a_newer_one_that_runs_are_told_once() -> None:
     site = ran_and_called_lost(again_on="right")
     site.seen("right", None, JobStatus(tag_of("cafe", 1, 2), 0, "8", State.RUNNING, started=NOW))
-    told = "DUPLICATE: sending 1 on left has begun, too"
+    told = "DUPLICATE: dispatch 1 on left has started, too"
     for expected in ([told], []):
         site.seen("left", facts(8), site.row(State.RUNNING, started=NOW), full=True)
         assert causes(site) == expected
@@ -145,7 +145,7 @@ def test_a_newer_one_that_began_before_it_could_yield_makes_two() -> None:
     site = sent_twice()
     site.seen("left", facts(8), site.row(State.RUNNING, started=NOW), full=True)
     site.seen("right", None, JobStatus(tag_of("cafe", 1, 2), 0, "8", State.RUNNING, started=NOW))
-    assert "DUPLICATE: sending 1 on left has begun, too" in causes(site)
+    assert "DUPLICATE: dispatch 1 on left has started, too" in causes(site)
     assert site.core.tasks[1, 0].attempt.intent is None  # type: ignore[union-attr]
 
 
@@ -184,7 +184,7 @@ def test_a_tag_that_nobody_sent_is_only_warned_of() -> None:
     site = Site()
     row = JobStatus(tag_of("cafe", 99, 1), 0, "4", State.RUNNING, started=NOW)
     assert site.seen("left", None, row) == []
-    assert site.out.warnings == ["left lists ms-cafe-99-1, and nobody knows why"]
+    assert site.out.warnings == ["left lists ms-cafe-99-1, which is unknown to metasched"]
 
 
 def test_a_restart_by_the_manager_is_a_new_attempt() -> None:
@@ -330,7 +330,7 @@ def test_what_was_requeued_and_is_back_is_ended_though_a_newer_one_runs() -> Non
     site = requeued(again=State.RUNNING)
     running = site.row(State.RUNNING, started=NOW)
     assert site.seen("left", facts(8), running, full=True) == END
-    assert causes(site) == ["sending 1 on left is back: it was requeued, and is ended again"]
+    assert causes(site) == ["dispatch 1 on left is listed again: cancelling it, since the task was requeued"]
     assert site.seen("left", None, running) == []
     assert causes(site) == []
 
