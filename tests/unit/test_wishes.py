@@ -182,5 +182,5 @@ def test_a_job_that_leaves_a_cluster_by_its_owners_wish() -> None:
         Withdraw(1, 1, "left", {0: "7"}, only_pending=True)
     ]
     assert site.seen("left", None, site.row(State.RUNNING, started=NOW)) == []
-    assert "had begun" in site.out.changes[-1].cause
+    assert "it started before" in site.out.changes[-1].cause
     assert site.core.tasks[1, 0].attempt.intent is None  # type: ignore[union-attr]
