@@ -330,7 +330,8 @@ def test_what_was_requeued_and_is_back_is_ended_though_a_newer_one_runs() -> Non
     site = requeued(again=State.RUNNING)
     running = site.row(State.RUNNING, started=NOW)
     assert site.seen("left", facts(8), running, full=True) == END
-    assert causes(site) == ["dispatch 1 on left is listed again: cancelling it, since the task was requeued"]
+    cause = "dispatch 1 on left is listed again: cancelling it, since the task was requeued"
+    assert causes(site) == [cause]
     assert site.seen("left", None, running) == []
     assert causes(site) == []
 
