@@ -1,8 +1,8 @@
 """The whole contract between metasched and a resource manager.
 
 An adapter is one object in one worker process, called by one thread, one call at a time. It
-keeps nothing that matters: after a crash a new one, told the same instance, goes on from what
-the manager itself knows. Every task it submits carries a tag by which it is found again; native
+keeps no state that matters: after a crash a new adapter of the same instance continues from the
+manager's own records. Every task that it submits carries a tag by which it is found again; native
 ids are never trusted alone, since managers re-issue them.
 
 An author implements `Adapter`, registers it under the entry-point group `metasched.adapters`,
@@ -33,43 +33,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a manager can do; callers and the contract tests ask these, never the adapter's name."""
+    """Features of a manager; callers and contract tests test these, never the adapter's name."""
 
     gres: bool = False  # counts generic resources
-    memory: bool = False  # counts the memory that jobs ask for
-    licences: bool = False  # can count licences (`Facts.licences`) and be asked for them
-    limit_granularity: float = 1.0  # seconds; time limits are rounded up to it
+    memory: bool = False  # counts the memory that jobs request
+    licences: bool = False  # can count licences (`ClusterInfo.licences`) and take requests for them
+    limit_granularity: float = 1.0  # seconds; time limits are rounded up to a multiple
     proves_absence: bool = True  # its listings can prove that a tag never arrived
-    estimates_starts: bool = False  # says when it expects what waits to begin (`Row.expected`)
-    reservations: bool = False  # keeps windows of time for users: survey, reserve, unreserve
-    reserves_named_nodes: bool = False  # ... of names that we say; else it chooses them by itself
+    estimates_starts: bool = False  # estimates the start of pending tasks (`JobStatus.expected`)
+    reservations: bool = False  # advance reservations: survey, reserve, delete_reservation
+    reserves_named_nodes: bool = False  # metasched names the nodes; else the manager chooses them
 
 
 class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True, kw_only=True):
-    """One sending: these tasks of a job, under one tag, in this manager's own names.
+    """One dispatch: tasks of a job, under one tag, in this manager's own terms.
 
-    `job.account`, `.partition`, `.qos` and `.constraint` are already translated; `job.licences`
-    are those of the manager's own `Facts.licences`, to be asked for. `options` are
-    the words that the user wrote for this cluster (`--native`), already split. A `fence` is
-    the folder in which the payload is to claim its attempt; adapters never see one (`claims`).
-    A `reservation` is the name under which `Adapter.reserve` has made the one to run in. The site's
-    licences that it has `leased` are named as the site does.
+    `job.account`, `.partition`, `.qos` and `.constraint` are translated to the manager's names.
+    `job.licences` are licences of the manager's own `ClusterInfo.licences`, to be requested.
     """
 
     tag: str
     job: Job
     payload: Payload
-    indices: tuple[int, ...] = (0,)
-    priority: int = 1
-    options: tuple[str, ...] = ()
-    fence: str = ""
-    reservation: str = ""
-    leased_licences: tuple[str, ...] = ()
+    indices: tuple[int, ...] = (0,)  # array indices of the tasks
+    priority: int = 1  # 1..10, higher first
+    options: tuple[str, ...] = ()  # the user's options for this cluster (`--native`), split
+    fence: str = ""  # folder of claims; always "" when an adapter is called (see `claims`)
+    reservation: str = ""  # name that was passed to `Adapter.reserve`; "" = none
+    leased_licences: tuple[str, ...] = ()  # the site's names of the licences leased to the tasks
 
     def environment(self, index: int, cluster: str) -> dict[str, str]:
-        """The whole environment of one task on the cluster of that name: ours wins.
+        """Return the whole environment of a task on `cluster`; metasched's variables win.
 
-        Refused if a variable cannot be handed on.
+        Raises Refused if a variable has no valid name or contains a NUL.
         """
         job = self.job
         variables = {
@@ -82,41 +78,41 @@ class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True
         }
         for name, value in variables.items():
             if not name or "=" in name or "\0" in name + value:
-                raise Refused(f"the environment variable {name[:40]!r} cannot be handed on")
+                raise Refused(f"the environment variable {name[:40]!r} cannot be exported")
         return variables
 
 
 def task_variables(job_id: int, array: JobArray | None, index: int) -> dict[str, str]:
-    """What differs in the environments of a job's tasks."""
+    """Return the environment variables that differ between the tasks of a job."""
     return {"METASCHED_TASK": str(index), **(array.variables(job_id, index) if array else {})}
 
 
 class Withdrawal(msgspec.Struct, rename=STORED_FIELDS["Withdrawal"], frozen=True, kw_only=True):
-    """A wish to be rid of tasks: `natives` maps each index to its native id, if it is known.
+    """A request to end tasks of one dispatch.
 
-    `unstarted` True (a pull, a recall, a hold): only what has certainly not begun and cannot
-    begin any more may be ended; what runs is left alone. False: end it whatever it does.
+    With `only_pending` (a pull, a recall, a hold) a task may be ended only if it certainly has
+    not started and can no longer start; running tasks continue. Otherwise tasks in any state end.
     """
 
     tag: str
     user: str = ""  # the job's owner
-    native_ids: Mapping[int, str | None] = msgspec.field(default_factory=dict)
+    native_ids: Mapping[int, str | None] = msgspec.field(default_factory=dict)  # None: unknown
     only_pending: bool = False
 
 
 class Adapter(ABC):
     """One resource manager.
 
-    `Options` is a frozen dataclass of the adapter's own keys in `[[cluster]]`; config checks it.
+    `Options` is a frozen dataclass of the adapter's own keys in `[[cluster]]`. Its __post_init__
+    raises ValueError for invalid values; metasched.config reports that with the file's line.
     """
 
     Options: ClassVar[type[Any]]
-    poll_interval: ClassVar[float] = 5.0  # seconds between polls while something goes on
-    # Tasks in one order, at the most: a call must not keep polls and withdrawals waiting for long.
-    chunk: ClassVar[int] = 50
-    # What its library needs in the worker's environment before that begins; a site's own wins.
+    poll_interval: ClassVar[float] = 5.0  # seconds between polls while tasks are queued or running
+    chunk: ClassVar[int] = 50  # most tasks in one submission: a long call delays polls
+    # Variables of the worker process that a library needs before its import; a site's own win.
     environment: ClassVar[Mapping[str, str]] = {}
-    # an instance has its own where they depend on its options
+    # An instance may override the class's capabilities where they depend on its options.
     capabilities: ClassVar[Capabilities] = Capabilities()
 
     def __init__(
@@ -127,78 +123,81 @@ class Adapter(ABC):
         folder: Path,
         launcher: LauncherClient | None = None,
     ) -> None:
-        """`folder` is the cluster's own, exists, and outlives the process.
+        """Store the settings. Must not contact the manager: later calls raise Unreachable.
 
-        `launcher` is there in site mode: what is done for a job is done through it as the job's
-        owner, and rows name their owners. Without one (personal mode) this account does all.
-        Must not talk to the manager: an unreachable one is reported by the calls.
+        `folder` belongs to this cluster, exists, and outlives the process. In site mode, changes
+        to jobs go through `launcher` as the job's owner, and each JobStatus names its owner.
+        Without a launcher (personal mode) this account makes all changes.
         """
         self.cluster, self.options, self.instance, self.folder = cluster, options, instance, folder
         self.launcher = launcher
 
     @classmethod
     def capabilities_for(cls, options: Any) -> Capabilities:
-        """What it can do with these options, before it is made; to be overridden if they matter."""
+        """Return the capabilities with these options, before an instance exists.
+
+        Override this where capabilities depend on options.
+        """
         return cls.capabilities
 
     @classmethod
     def configuration_warnings(cls, options: Any) -> list[tuple[str, str]]:
-        """What of the manager's own configuration is against these options, and what to do.
+        """Compare the manager's own configuration with these options; return (problem, remedy).
 
-        Asked by `metasched doctor`, on the daemon's host but in no worker. Raises Unreachable.
+        Called by `metasched doctor` on the daemon's host, outside any worker. Raises Unreachable.
         """
         return []
 
     @property
     def access(self) -> str:
-        """By what it speaks to its manager, where there is a choice: shown to users."""
+        """The interface to the manager in use, such as `commands`; "" if there is only one."""
         return ""
 
     @abstractmethod
     def submit(self, submission: Submission) -> dict[int, str]:
-        """Queue every task of the order; return index -> native id.
+        """Queue every task of the submission; return its native id by array index.
 
-        On return all tasks are in the manager, durably as far as it can. Refused: none is.
-        Unreachable: perhaps they are (search the tag). The manager must not restart a task by
-        itself unless `order.job.requeue`.
+        On return the manager has stored all tasks as durably as it can. Raises Refused if no task
+        is queued, Unreachable if some may be (search for the tag). The manager must not restart a
+        task by itself unless `submission.job.requeue`.
         """
 
     @abstractmethod
     def withdraw(self, withdrawal: Withdrawal) -> None:
-        """Ask the manager to end tasks. Idempotent; unknown and ended ones are no error.
+        """Ask the manager to end tasks. Idempotent; unknown and ended tasks are no error.
 
-        The return means only that the manager has taken the wish: the end itself is told by
-        `poll`. Tasks whose native id is None are found by the tag. Raises Unreachable.
+        On return the manager has accepted the request; `poll` reports the end itself. Tasks whose
+        native id is None are found by the tag. Raises Unreachable.
         """
 
     def withdraw_all(self, withdrawals: Sequence[Withdrawal]) -> None:
-        """As `withdraw`, for several of one user that agree in `unstarted`.
+        """Withdraw tasks of several dispatches of one user, all with the same `only_pending`.
 
-        To be overridden where the manager takes many in one call. If it raises, some of them may
-        have been taken: each is told again by itself.
+        Override this where the manager ends many jobs in one call. If it raises, the manager may
+        have accepted some withdrawals; the caller repeats each of them separately.
         """
         for withdrawal in withdrawals:
             self.withdraw(withdrawal)
 
     @abstractmethod
     def poll(self) -> Listing:
-        """One bulk listing of the whole manager: our tasks and everyone's demand.
+        """List the whole manager in bulk: the tasks of this instance and the load of all users.
 
-        Never per job. Rows hold only tasks whose tag is of this instance. Raises Unreachable;
-        a partial answer is Unreachable too, since absence from a listing is taken as evidence.
+        Never query per job. `rows` contain only tasks whose tag is of this instance. Raises
+        Unreachable, also for a partial answer: absence from a listing counts as evidence.
         """
 
-    def update_licence_demand(self, rho: Mapping[str, float]) -> None:  # noqa: B027 - most order no queue
-        """Learn how many wait for each copy of a licence (`Licences.rho`), before a poll.
+    def update_licence_demand(self, rho: Mapping[str, float]) -> None:  # noqa: B027 - optional
+        """Store the demand per token of each licence (`LicenceQueue.rho`); called before each poll.
 
-        For managers whose queue is ordered here: who has leased a critical one is to start early.
+        For adapters that order the manager's queue: tasks with scarce licences should start early.
         """
 
     def query_accounting(self, missing: Sequence[MissingTask]) -> AccountingAnswer:
-        """What the manager's accounting tells of tasks that a complete listing lacks.
+        """Query the manager's accounting for tasks that are missing from a complete listing.
 
-        Called only where `Facts.records` says that there is such a thing, and again, ever later,
-        for tasks of which it told nothing. A task is `unstarted` only if that is proved. Raises
+        Called only if `ClusterInfo.accounting_source` is set; repeated at growing intervals for
+        tasks without an answer. A task is in `never_started` only if that is proved. Raises
         Unreachable.
         """
         return AccountingAnswer()
@@ -206,31 +205,31 @@ class Adapter(ABC):
     # Only where `capabilities.reservations`:
 
     def survey(self) -> Survey:
-        """What takes the nodes over time, and the reservations of this instance.
+        """List the use of the nodes over time, and the reservations of this instance.
 
-        A manager that can be told which nodes to keep tells of nodes, one that chooses them by
-        itself of pools. Reservations of this instance, ours by their names, are told as `held`, and
-        take no node, but their processors of a pool; jobs take theirs until their limits, in a pool
-        until `guard` after these. Raises Unreachable.
+        With `reserves_named_nodes` the survey lists nodes, otherwise pools of processors. The
+        instance's own reservations, recognised by name, are in `reservations`. They occupy no
+        node, but do occupy processors of a pool. Jobs occupy nodes until their time limits, pools
+        until `guard` seconds later. Raises Unreachable.
         """
         raise NotImplementedError
 
     def reserve(self, spec: ReservationSpec) -> None:
-        """Keep exactly these nodes, or so many processors of a pool, for the user.
+        """Reserve exactly these nodes, or a number of processors of a pool, for the user.
 
-        The user alone may submit jobs into it. Idempotent: what is there under that name is made
-        so; jobs that wait in it stay in it. What a manager chose and cannot use now is replaced. Of
-        its licences those are kept, too, that the manager can reserve.
-        Refused: it is not there, or is as it was before. Unreachable: perhaps it is there.
+        Only the user may submit jobs into the reservation. Idempotent: an existing reservation of
+        that name is changed to match, and jobs pending in it stay in it. Nodes that the manager
+        chose and that are unusable now are replaced. Licences are reserved too, if the manager
+        can. Raises Refused if nothing was created or changed, Unreachable if that is unknown.
         """
         raise NotImplementedError
 
     def delete_reservation(self, name: str) -> None:
-        """Forget a reservation; it is no error that there is none.
+        """Delete a reservation; do nothing if there is none of that name.
 
-        Refused with `again` while it cannot be, since jobs are in it. Raises Unreachable.
+        Raises Refused with `retryable` while jobs are in it. Raises Unreachable.
         """
         raise NotImplementedError
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to let go of
-        """Let go of what is held in this process; the manager's jobs go on."""
+    def close(self) -> None:  # noqa: B027 - optional
+        """Release the resources of this process; the manager's jobs continue."""

@@ -1,10 +1,10 @@
-"""Processes that end with their parent, however it ends.
+"""Child processes that are killed when their parent ends, however it ends.
 
-The kernel kills a child with its parent if the child asks for it, as our own programs do. For a
-command it would have to be asked between fork and exec, which takes a fork of the interpreter:
-3.5 ms of CPU from a worker, where spawning takes 0.6. So commands are spawned into the process
-group of a shell that waits for the end of its input, which only their parent can write to, and
-then kills the group.
+The kernel kills a child with its parent if the child requests it, as metasched's own programs do.
+A command would have to request it between fork and exec. That takes a fork of the interpreter,
+3.5 ms of CPU in a worker; spawning takes 0.6 ms. So commands are spawned into the process group
+of a shell. The shell waits for the end of its input, which only the parent can write to, and then
+kills the group.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _KILL_GROUP_SCRIPT = "read -r _; kill -KILL 0"
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends; SystemExit if it ends meanwhile."""
+    """Have the kernel kill this process when its parent ends.
+
+    Raises SystemExit if the parent ends during the call.
+    """
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -34,7 +37,7 @@ class ChildProcessGroup:
         self._leader: subprocess.Popen[bytes] | None = None
 
     def group_id(self) -> int:
-        """Its id, for a command to be started in; if its leader was killed a new one's. OSError."""
+        """Return the id of the group, starting its leader if none is alive. Raises OSError."""
         if self._leader is None or self._leader.poll() is not None:
             self._leader = subprocess.Popen(
                 ["/bin/sh", "-c", _KILL_GROUP_SCRIPT],

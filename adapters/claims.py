@@ -1,9 +1,9 @@
-"""Claims: what an attempt's payload takes before it begins, or its scheduler in its stead.
+"""Claims: files that decide between the start of an attempt's payload and its revocation.
 
-A claim is a file of its own for each task of a sending, in a folder on a filesystem that the
-daemon and the cluster's nodes share. The payload's first act is to create it, exclusively, or to
-exit; the daemon revokes it by creating it first. Whoever comes first wins, so that an attempt of
-which nobody knows whether it ever reached its manager either is shown to have begun or never can.
+Each task of a dispatch has a claim file, in a folder on a filesystem that the daemon and the
+cluster's nodes share. The payload first creates the file exclusively, or exits. The daemon revokes
+an attempt by creating the file before the payload does. So an attempt that may or may not have
+reached its manager is either shown to have started or can never start.
 """
 
 from __future__ import annotations
@@ -23,18 +23,16 @@ from metasched.adapters.errors import Refused
 from metasched.adapters.interpreter import exec_lines
 from metasched.model.listing import TaskClaim
 
-EXIT_CLAIM_TAKEN = 75  # exit code of a payload that may not begin: EX_TEMPFAIL of sysexits.h
-CLAIM_RETENTION = (
-    365 * 86400.0
-)  # seconds for which claims are kept; no manager brings back what is older
-_JOBS_PER_FOLDER = 1000  # jobs
+EXIT_CLAIM_TAKEN = 75  # exit code of a payload that must not start: EX_TEMPFAIL of sysexits.h
+CLAIM_RETENTION = 365 * 86400.0  # seconds; no manager starts an older job
+_JOBS_PER_FOLDER = 1000
 _STARTED, _REVOKED = "began", "revoked"
 
 
 def apply_fence(submission: Submission) -> Submission:
-    """The order without a fence, its script wrapped in the claim if there was one.
+    """Return the submission without its fence; if it had one, the script claims the task first.
 
-    Refused, for now, if no claim could be made there.
+    Raises Refused, retryable, if no claim can be created in the fence.
     """
     if not submission.fence:
         return submission
@@ -42,31 +40,31 @@ def apply_fence(submission: Submission) -> Submission:
     try:
         _create_folder(folder)
     except OSError as error:
-        raise Refused(
-            f"no claim can be made in {folder}: {error.strerror}", retryable=True
-        ) from None
-    script = claiming_script(
-        submission.payload.script, str(folder / submission.tag), submission.job.requeue
-    )
-    return structs.replace(submission, payload=replace(submission.payload, script=script), fence="")
+        reason = f"no claim can be created in {folder}: {error.strerror}"
+        raise Refused(reason, retryable=True) from None
+    payload = submission.payload
+    claim_path = str(folder / submission.tag)
+    script = claiming_script(payload.script, claim_path, submission.job.requeue)
+    return structs.replace(submission, payload=replace(payload, script=script), fence="")
 
 
 def claiming_script(script: str, claim_path: str, restartable: bool) -> str:
-    """The script as a shell's that begins it only if it makes the file `claim`.TASK.
+    """Return a shell script that runs `script` only if it can create the file `claim_path`.TASK.
 
-    `again`: the same attempt may begin several times, since the user lets its manager rerun it.
-    The claim is made by what the shell has built in, whatever PATH the job is given.
+    With `restartable` the same attempt may start several times: the user allows its manager to
+    requeue the job. Shell builtins create the claim, so the job's PATH does not matter.
     """
     already_started = (
         f'read -r _ms_word 2>/dev/null <"$_ms_claim" && [ "$_ms_word" = {_STARTED} ]'
         if restartable
         else "false"
     )
+    create = f'(set -C; echo {_STARTED} >"$_ms_claim") 2>/dev/null'
     lines = [
         "#!/bin/sh",
         f'_ms_claim={quote(claim_path)}".${{METASCHED_TASK:-0}}"',
-        f'if ! (set -C; echo {_STARTED} >"$_ms_claim") 2>/dev/null && ! {{ {already_started}; }}; then',
-        '  echo "metasched: this attempt may not begin: its claim is taken, $_ms_claim" >&2',
+        f"if ! {create} && ! {{ {already_started}; }}; then",
+        '  echo "metasched: this attempt must not start: its claim is taken, $_ms_claim" >&2',
         f"  exit {EXIT_CLAIM_TAKEN}",
         "fi",
         *exec_lines(script),
@@ -76,10 +74,10 @@ def claiming_script(script: str, claim_path: str, restartable: bool) -> str:
 
 
 def revoke_claim(claim: TaskClaim) -> bool:
-    """Take a claim in its payload's stead, for ever: True. False: the payload has begun.
+    """Take a claim for good before its payload does; return False if the payload has started.
 
-    Idempotent. OSError: not known, and perhaps done. No folder is made here: that it is missing may
-    mean that the shared filesystem is not mounted.
+    Idempotent. Raises OSError if the result is unknown. No folder is created here: a missing
+    folder may mean that the shared filesystem is not mounted.
     """
     folder = _claim_folder(claim.fence, claim.tag)
     path = folder / f"{claim.tag}.{claim.task}"
@@ -89,12 +87,12 @@ def revoke_claim(claim: TaskClaim) -> bool:
             file.write(f"{_REVOKED}\n")
             file.flush()
             os.fsync(file.fileno())
-        os.link(draft, path)  # at once with what it says
+        os.link(draft, path)  # creates the file and its content in one step
     except FileExistsError:
         try:
             return path.read_text().startswith(_REVOKED)
         except PermissionError:
-            return False  # ours could be read
+            return False  # metasched's own file would be readable
     finally:
         os.unlink(draft)
     _fsync_folder(folder)
@@ -106,10 +104,10 @@ def _claim_folder(fence: str, tag: str) -> Path:
 
 
 def _create_folder(folder: Path) -> None:
-    """Make a folder for claims, with the mode of the fence, unless it is there.
+    """Create a folder for claims with the mode of the fence, unless it exists.
 
-    A new one, every thousand jobs, is also the time to drop those of long ago. The mode is what is
-    set last: a folder without it is one whose maker died.
+    A new folder, every thousand jobs, is also the occasion to delete expired folders. The mode is
+    set last: if it differs, the process that created the folder died.
     """
     mode = folder.parent.stat().st_mode & 0o7777
     try:

@@ -1,4 +1,4 @@
-"""Runs a manager's commands: each with a time limit, and never outliving its caller."""
+"""Running a manager's commands, each with a time limit; none outlives the calling process."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from metasched.adapters.errors import Refused, Unreachable
 if TYPE_CHECKING:
     from metasched.adapters.launcher_client import LaunchedCommand
 
-_STDERR_CHECK_INTERVAL = 0.25  # seconds between looks at what a slow command has said so far
+_STDERR_CHECK_INTERVAL = 0.25  # seconds between checks of the errors of a running command
 _BLOCK_SIZE = 2**16  # bytes
-MAX_OUTPUT = 2**28  # bytes of one answer; a listing of 100,000 jobs takes a tenth of it
+MAX_OUTPUT = 2**28  # bytes of output of one command; a listing of 100,000 jobs takes a tenth
 _child_group = ChildProcessGroup()
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a command left: its exit code and its words."""
+    """Exit code and output of a command that has ended."""
 
     exit_code: int
     stdout: str
@@ -34,12 +34,15 @@ class CommandResult:
 
     @property
     def error_message(self) -> str:
-        """What it said against it, in one line."""
+        """The standard error in one line."""
         return _single_line(self.stderr)
 
 
 class CommandAborted(Unreachable):
-    """A command that was killed for what it `said`, at most `seconds` after it began to say it."""
+    """A command was killed because of its standard error.
+
+    The text that matched appeared at most `detection_delay` seconds before the kill.
+    """
 
     def __init__(self, program: str, stderr: str, detection_delay: float) -> None:
         super().__init__(f"{program}: {_single_line(stderr)}")
@@ -57,10 +60,12 @@ def run_command(
     should_abort: Callable[[str], bool] | None = None,
     max_output: int = MAX_OUTPUT,
 ) -> CommandResult:
-    """The answer of one command, `most` bytes at the most; Unreachable if it cannot start.
+    """Run a command to its end and return its result.
 
-    It reads from the descriptor `stdin` (None: nothing) and inherits those of `keep`. Refused: no
-    command can be given these arguments.
+    It reads from the descriptor `stdin` (None: nothing) and inherits the descriptors `pass_fds`.
+    Raises Refused if no command can take these arguments. Raises Unreachable if it cannot start,
+    exceeds `timeout` seconds or `max_output` bytes, or is killed by a signal; CommandAborted as
+    `wait_for_result` does.
     """
     process = start_command(argv, environment, stdin=stdin, pass_fds=pass_fds, umask=umask)
     return wait_for_result(process, os.path.basename(argv[0]), timeout, should_abort, max_output)
@@ -75,7 +80,10 @@ def start_command(
     pass_fds: Sequence[int] = (),
     umask: int = -1,
 ) -> subprocess.Popen[bytes]:
-    """A command that ends with this process; `said` takes what it says. Raises as `run` does."""
+    """Start a command that ends with this process; its output and errors go to `output`.
+
+    Raises as `run_command` does.
+    """
     try:
         return subprocess.Popen(
             argv,
@@ -89,7 +97,7 @@ def start_command(
             process_group=_child_group.group_id(),
         )
     except UnicodeEncodeError:
-        raise Refused("an option, a path or an argument is no text") from None
+        raise Refused("an option, a path or an argument cannot be encoded") from None
     except OSError as error:
         if error.errno == errno.E2BIG:
             raise Refused("the arguments are too long") from None
@@ -103,9 +111,9 @@ def wait_for_result(
     should_abort: Callable[[str], bool] | None = None,
     max_output: int = MAX_OUTPUT,
 ) -> CommandResult:
-    """What a command that was just started answers; Unreachable if nothing in `timeout` s.
+    """Wait for a command that was just started; Unreachable if it exceeds `timeout` seconds.
 
-    If `enough` says so of what it has complained so far it is killed: Stopped.
+    If `should_abort(standard error so far)` is true, kill it and raise CommandAborted.
     """
     with process:
         try:
@@ -113,7 +121,7 @@ def wait_for_result(
         finally:
             process.kill()
     if process.returncode < 0:
-        raise Unreachable(f"{program} was ended by signal {-process.returncode}")
+        raise Unreachable(f"{program} was killed by signal {-process.returncode}")
     return CommandResult(process.returncode, _decode(stdout), _decode(stderr))
 
 
@@ -127,7 +135,7 @@ def _read_output(
     assert process.stdout is not None
     assert process.stderr is not None
     stdout, stderr = bytearray(), bytearray()
-    started = last_check = time.monotonic()  # at `silent` it had not yet said enough
+    started = last_check = time.monotonic()
     with selectors.DefaultSelector() as pipes:
         pipes.register(process.stdout, selectors.EVENT_READ, stdout)
         pipes.register(process.stderr, selectors.EVENT_READ, stderr)
@@ -142,7 +150,7 @@ def _read_output(
                 if not block:
                     pipes.unregister(key.fileobj)
             if len(stdout) + len(stderr) > max_output:
-                raise Unreachable(f"{program}: an answer of more than {max_output >> 20} MiB")
+                raise Unreachable(f"{program}: more than {max_output >> 20} MiB of output")
             if should_abort is not None and should_abort(_decode(stderr)):
                 process.kill()
                 process.wait()
@@ -151,13 +159,13 @@ def _read_output(
     try:
         process.wait(max(0.0, started + timeout - time.monotonic()))
     except subprocess.TimeoutExpired:
-        raise Unreachable(f"{program}: no end within {timeout:g} s") from None
+        raise Unreachable(f"{program}: did not exit within {timeout:g} s") from None
     return bytes(stdout), bytes(stderr)
 
 
 @contextmanager
 def memory_file(content: bytes) -> Iterator[int]:
-    """The descriptor of an open nameless file with this content, to be read from its start."""
+    """Yield the descriptor of an anonymous file with this content, at its start."""
     with open(os.memfd_create("metasched"), "wb") as file:
         file.write(content)
         file.flush()

@@ -1,27 +1,22 @@
-"""What a call of an adapter may raise."""
+"""Exceptions that calls of an adapter raise."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
 
 class AdapterError(Exception):
-    """A call that did not do what was asked.
+    """A call of an adapter that failed.
 
     AdapterError
-     +-- Refused       certainly not done; the manager said no
-     +-- Unreachable   perhaps done; look for the tag before trying again
+     +-- Refused       certainly not carried out: the manager rejected the request
+     +-- Unreachable   perhaps carried out: search for the tag before a retry
     """
 
 
 class Refused(AdapterError):
-    """The manager said no: nothing is queued and nothing has changed.
+    """The manager rejected the request: nothing is queued and nothing has changed.
 
-    `again` is True when the same request may be taken later (a submit limit, a full queue,
-    a partition that is down), False when it never will be.
+    `retryable` is True if the same request may be accepted later (a submit limit, a full queue,
+    a partition that is down), False if it never will be.
     """
 
     def __init__(self, reason: str, retryable: bool = False) -> None:
@@ -30,7 +25,7 @@ class Refused(AdapterError):
 
 
 class Unreachable(AdapterError):
-    """The manager gave no answer in time: the request may or may not have been carried out."""
+    """The manager did not answer in time: the request may or may not have been carried out."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -1,7 +1,7 @@
-"""Asks the site's launcher to run a command as the owner of a job (site mode).
+"""Client of the site's launcher, which runs commands as the owner of a job (site mode).
 
-The message is described in `metasched/launcher.py`. Script, output and errors flow through
-descriptors that travel with it, so the launcher sees none of them.
+`metasched/launcher.py` documents the message. Script, output and errors flow through descriptors
+that are sent with it, so the launcher reads none of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from types import TracebackType
 from metasched.adapters.commands import CommandResult, wait_for_result
 from metasched.adapters.errors import Refused, Unreachable
 
-REPLY_TIMEOUT = 10.0  # seconds that the launcher may take where nothing but itself is waited for
+REPLY_TIMEOUT = 10.0  # seconds for a reply of the launcher that waits for no command
 
 
 class LauncherClient:
@@ -41,18 +41,17 @@ class LauncherClient:
         stdin: int | None = None,
         extra_fd: int | None = None,
     ) -> LaunchedCommand:
-        """Have `verb` carried out as `user`; `keep` becomes descriptor 3 of the command.
+        """Start the command of `verb` as `user`; `extra_fd` becomes its descriptor 3.
 
-        Refused: there is no such account. Unreachable: no launcher is there.
+        Raises Refused if there is no such account, Unreachable if no launcher listens.
         """
-        with ExitStack() as exit_stack:
+        with ExitStack() as stack:
             read_ends, write_ends = zip(os.pipe(), os.pipe(), strict=True)
             for descriptor in write_ends:
-                exit_stack.callback(os.close, descriptor)
-            passed_fds = [
-                exit_stack.enter_context(open(os.devnull)).fileno() if stdin is None else stdin
-            ]
-            passed_fds += [*write_ends, *([] if extra_fd is None else [extra_fd])]
+                stack.callback(os.close, descriptor)
+            if stdin is None:
+                stdin = stack.enter_context(open(os.devnull)).fileno()
+            passed_fds = [stdin, *write_ends, *([] if extra_fd is None else [extra_fd])]
             try:
                 connection = self._send_request(user, verb, arguments, directory, umask, passed_fds)
             except BaseException:
@@ -71,21 +70,20 @@ class LauncherClient:
         directory: str = "/",
         stdin: int | None = None,
     ) -> CommandResult:
-        """The answer of a command within `timeout` seconds; as `commands.run` otherwise."""
+        """Run the command of `verb` to its end, within `timeout` seconds; see `run_command`."""
         command = self.start(user, verb, arguments, directory=directory, stdin=stdin)
         return wait_for_result(command, verb, timeout)
 
     def start_detached(
         self, user: str, verb: str, stdin: int, stdout: int, stderr: int, directory: str = "/"
     ) -> None:
-        """Have a command begun that goes on by itself, with these descriptors."""
-        with self._send_request(
-            user, verb, (), directory, 0o022, [stdin, stdout, stderr]
-        ) as connection:
+        """Start a command with these descriptors that continues after this call."""
+        descriptors = [stdin, stdout, stderr]
+        with self._send_request(user, verb, (), directory, 0o022, descriptors) as connection:
             _read_reply(connection, REPLY_TIMEOUT)
 
     def check_access(self, user: str, directory: str) -> None:
-        """Refused if the user may have no jobs, or may not enter the directory."""
+        """Raise Refused if the user may have no jobs, or may not enter the directory."""
         with self._send_request(user, "enter", (), directory, 0o022, []) as connection:
             _read_reply(connection, REPLY_TIMEOUT)
 
@@ -117,7 +115,7 @@ class LauncherClient:
             socket.send_fds(connection, [header], descriptors)
             connection.sendall(body)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it has refused already, and says why
+            pass  # the launcher has refused already; its reply gives the reason
         except OSError as error:
             connection.close()
             raise Unreachable(f"launcher at {self._path}: {error.strerror or error}") from None
@@ -125,7 +123,7 @@ class LauncherClient:
 
 
 class LaunchedCommand:
-    """A command under way, to be used as a `subprocess.Popen`; leaving the block kills it."""
+    """A running command with the interface of `subprocess.Popen`; leaving the block kills it."""
 
     def __init__(self, connection: socket.socket, stdout_fd: int, stderr_fd: int) -> None:
         self._connection = connection
@@ -133,9 +131,9 @@ class LaunchedCommand:
         self.returncode = 0
 
     def wait(self, timeout: float = REPLY_TIMEOUT) -> None:
-        """Until it has ended, or once killed until nothing of it holds its output.
+        """Wait for its end; after `kill`, until no process has its output open.
 
-        Refused: it was never executed. Unreachable: the launcher has died, or says nothing.
+        Raises Refused if it was never executed, Unreachable if the launcher died or is silent.
         """
         if self._connection.fileno() != -1:
             reply = _read_reply(self._connection, timeout)
@@ -149,7 +147,7 @@ class LaunchedCommand:
                     open_pipes.remove(pipe)
 
     def kill(self) -> None:
-        """The launcher kills what nobody waits for."""
+        """Close the connection: the launcher then kills the command."""
         self._connection.close()
 
     def __enter__(self) -> LaunchedCommand:
@@ -159,7 +157,7 @@ class LaunchedCommand:
         self,
         exc_type: type[BaseException] | None,
         exc: BaseException | None,
-        trace: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.kill()
         self.stdout.close()
@@ -167,7 +165,7 @@ class LaunchedCommand:
 
 
 def uid_of(user: str) -> int:
-    """The user id of an account. Refused if there is none of that name."""
+    """Return the user id of an account. Raises Refused if there is none of that name."""
     try:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
@@ -175,7 +173,7 @@ def uid_of(user: str) -> int:
 
 
 def user_name_of(uid: int) -> str:
-    """The account of a user id, as it is written everywhere; the number if it has no name."""
+    """Return the account name of a user id; the number if it has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -183,14 +181,14 @@ def user_name_of(uid: int) -> str:
 
 
 def _read_reply(connection: socket.socket, timeout: float) -> dict[str, int]:
-    """The launcher's answer. Refused and Unreachable as it says or does not say."""
+    """Return the launcher's reply. Raises Refused if it refuses, Unreachable if none comes."""
     connection.settimeout(timeout)
     received = b""
     try:
         while not received.endswith(b"\n"):
             block = connection.recv(1 << 16)
             if not block:
-                raise Unreachable("the launcher broke off")
+                raise Unreachable("the launcher closed the connection")
             received += block
     except OSError as error:
         raise Unreachable(f"the launcher: {error}") from None

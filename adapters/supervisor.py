@@ -1,24 +1,25 @@
-"""One small process per job of a `local` cluster: runs it, bounds it, records its true end.
+"""One small process per job of a `local` cluster: runs the job, enforces limits, records its end.
 
-Standard library only, and nothing of metasched: `python -I -S supervisor.py` is a nursery that
-forks one supervisor for each job folder named on its standard input (NUL-terminated paths; the
-answer on its standard output is a line "pid start"). Forked, not executed: an interpreter of its
-own for each job would cost ten times the start-up time and four times the memory. Supervisors
-outlive the nursery and whoever started it. The nursery is the account of its jobs, so it also
-does what only that account may: `cancel` and `sweep` before a folder (and a NUL) have it signal
-that folder's supervisor, or kill what a dead one left behind; the answer is "0 0".
+It imports the standard library only. `python -I -S supervisor.py` is a fork server. It forks one
+supervisor for each job folder named on its standard input (NUL-terminated paths). It replies with
+a line "pid start" on its standard output. An interpreter per job instead of a fork would take ten
+times the start-up time and four times the memory. Supervisors outlive the fork server and its
+parent. The fork server runs as the owner of its jobs, so it also serves requests that need this
+account. `cancel FOLDER` signals the folder's supervisor, `sweep FOLDER` kills the processes that
+a dead supervisor left. The reply to both is "0 0".
 
-A job's folder holds, written by the adapter, `spec`: NUL-separated `key=value` fields (`argument`,
+The adapter writes the file `spec` of a job's folder: NUL-separated `key=value` fields (`argument`,
 `environment`, `directory`, `output`, `error`, `umask`, `limit` and `kill_wait` in seconds,
 `memory` in MiB, `devices`), two NULs, the script. A supervisor writes
 
-1. `claim`, by link(2), so that of all who try exactly one succeeds; who fails leaves without a
-   trace. It is on the disk before the payload begins: what has no claim has never begun.
+1. `claim`, by link(2), so that exactly one of several processes succeeds; the others exit without
+   a trace. It is on disk before the payload starts: a task without a claim never started.
 2. `script`, executed directly.
-3. `ended`, on the disk before the supervisor leaves: what has a claim but no `ended` either has
-   a living supervisor (same boot, pid and start time) or has lost it.
+3. `ended`, on disk before the supervisor exits: a task with a claim and without `ended` either has
+   a live supervisor (same boot, pid and start time) or has lost it.
 
-It is a child subreaper, so nothing that the payload starts escapes it. SIGUSR1 cancels the job.
+A supervisor is a child subreaper, so no process of the payload escapes it. SIGUSR1 cancels the
+job.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-MEMORY_INTERVAL = 0.5  # seconds between two looks at the memory of a job that is bounded in it
-KILL_INTERVAL = 0.05, 1.0  # seconds between rounds of SIGKILL: at first, and at most
-SWEEP_SECONDS = 5.0  # spent on killing what a dead supervisor left behind
-WRITE_INTERVAL = 1.0  # seconds between two tries to record the end on a full disk
+MEMORY_INTERVAL = 0.5  # seconds between checks of the memory of a job with a memory limit
+KILL_INTERVAL = 0.05, 1.0  # seconds between rounds of SIGKILL: first, maximum
+SWEEP_SECONDS = 5.0  # the longest time for killing processes that a dead supervisor left
+WRITE_INTERVAL = 1.0  # seconds until the record of the end is retried on a full disk
 CANNOT_BEGIN = 126  # exit codes of a payload that cannot be executed, as in a shell
 NOT_FOUND = 127
-PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
+PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")  # bytes
 
 CANCEL_SIGNAL = signal.SIGUSR1
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
@@ -50,9 +51,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def start_time(pid: int) -> int:
-    """When a process was started, in clock ticks since boot; ProcessLookupError if it is gone.
+    """Return the start time of a process in clock ticks since boot.
 
-    With the pid it names one process for as long as the machine is up. A zombie is gone.
+    With the pid it identifies a process until the next boot. Raises ProcessLookupError if the
+    process has ended or is a zombie.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
@@ -70,11 +72,12 @@ def boot_id() -> str:
 
 
 def claim(folder: str, record: str) -> bool:
-    """Make `record` the folder's claim, durably; False if another has claimed it, or it is gone.
+    """Store `record` durably as the folder's claim.
 
-    The adapter claims in the same way what it withdraws before it has begun.
+    Return False if the folder is claimed already or does not exist. The adapter claims tasks in
+    the same way to withdraw them before their start.
     """
-    # a name that nobody else can have taken: the folder may be open to the owner of the job
+    # an unpredictable name: the job's owner may write in the folder
     draft = os.path.join(folder, f"claim.{os.urandom(8).hex()}")
     try:
         return _write_durably(folder, draft, "claim", record, os.link)
@@ -88,14 +91,14 @@ def claim(folder: str, record: str) -> bool:
 def _write_durably(
     folder: str, draft: str, name: str, text: str, move: Callable[[str, str], None]
 ) -> bool:
-    """Write `text`, give it its name in one step, and return once both are on the disk.
+    """Write `text` to a file, give it its name in one step, and sync both to disk.
 
-    Synced after the move, not before it as well: a disk takes milliseconds for each. What reads
-    it after a loss of power must therefore know a whole record from a torn one.
+    The file is synced only after the move: a disk takes milliseconds for each sync. A reader must
+    therefore recognise a record that a loss of power has truncated.
     """
     with contextlib.suppress(FileNotFoundError):
         os.unlink(draft)
-    # Not through a link: where jobs have owners, the folder is not the adapter's alone.
+    # Never through a link: in site mode the job's owner may write in the folder.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     descriptor = os.open(draft, flags, 0o644)
     with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
@@ -119,12 +122,12 @@ def _children(pid: int) -> list[int]:
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
                 children += map(int, file.read().split())
     except (FileNotFoundError, ProcessLookupError):
-        pass  # it ended meanwhile; its children are ours now
+        pass  # it has ended: its children are now children of this subreaper
     return children
 
 
 def descendants(pid: int) -> list[int]:
-    """Every process below that one."""
+    """Return all descendants of a process."""
     processes: list[int] = []
     generation = _children(pid)
     while generation:
@@ -139,11 +142,11 @@ def _signal_tree(*signals: int) -> None:
             try:
                 os.kill(pid, signal_number)
             except (ProcessLookupError, PermissionError):
-                break  # ended, or it changed its user: it ends when it likes
+                break  # it has ended, or runs as another user and cannot be signalled
 
 
 def _tree_memory() -> int:
-    """Bytes of resident memory of the whole tree, pages shared within it counted each time."""
+    """Return the resident memory of all descendants in bytes; shared pages count repeatedly."""
     pages = 0
     for pid in descendants(os.getpid()):
         try:
@@ -155,7 +158,7 @@ def _tree_memory() -> int:
 
 
 class TaskSpec:
-    """A job's `spec` file, read."""
+    """A job's `spec` file, parsed."""
 
     def __init__(self, data: bytes) -> None:
         header, self.script = data.split(b"\0\0", 1)
@@ -171,7 +174,7 @@ class TaskSpec:
                 self.environment[name] = value
             else:
                 fields[key] = value
-        self.devices = fields.get(b"devices", b"{}")  # the adapter's note, JSON
+        self.devices = fields.get(b"devices", b"{}")  # JSON, read by the adapter alone
         self.directory, self.output = fields[b"directory"], fields[b"output"]
         self.error = fields.get(b"error", self.output)
         self.kill_wait = float(fields[b"kill_wait"])
@@ -181,14 +184,14 @@ class TaskSpec:
 
 
 class Supervisor:
-    """The life of one claimed job, from its first process to its last."""
+    """Runs one claimed job, from its first process to its last."""
 
     def __init__(self, folder: str, spec: TaskSpec, started: float) -> None:
         self.folder, self.spec, self.started = folder, spec, started
         self.main_pid = 0
         self.wait_status: int | None = None  # of the main process, once it has ended
-        self.childless = False  # no descendant is left
-        self.imposed_state = ""  # the state that we gave the job by ending it
+        self.childless = False  # no descendant remains
+        self.imposed_state = ""  # final state of a job that the supervisor has ended
         self.message = ""
         self.cpu_seconds = 0.0
         self.max_memory = 0  # bytes
@@ -209,7 +212,7 @@ class Supervisor:
         self._write_end_record()
 
     def _exec_payload(self, script: str, failure_write: int, parent: int) -> None:
-        """Never returns. What goes wrong before the payload runs is told through `writes`."""
+        """Execute the payload; never return. Write errors before that to `failure_write`."""
         exit_code, target = CANNOT_BEGIN, ""
         try:
             os.setsid()
@@ -242,10 +245,10 @@ class Supervisor:
             os._exit(exit_code)
 
     def _wait_for_end(self) -> None:
-        """Until no process of the job is left.
+        """Enforce limits and handle signals until no process of the job remains.
 
-        What we end gets SIGTERM, and `kill_wait` seconds for all of its processes; what is left
-        behind by a job that ended by itself is killed at once.
+        A job that the supervisor ends gets SIGTERM, and SIGKILL after `kill_wait` seconds. When a
+        job ends by itself, its remaining processes are killed at once.
         """
         now = time.monotonic()
         expiry = None if self.spec.limit is None else now + self.spec.limit
@@ -320,13 +323,13 @@ class Supervisor:
                 _write_durably(self.folder, draft, "ended", "\n".join(lines) + "\n", os.rename)
                 return
             except FileNotFoundError:
-                return  # the whole cluster was removed: nobody is left to tell
+                return  # the folder of the cluster was removed
             except OSError:
                 time.sleep(WRITE_INTERVAL)
 
 
 def _wait_for_signal(seconds: float | None) -> int:
-    """The next watched signal; 0 if none comes in time."""
+    """Return the next handled signal; 0 if none arrives in time."""
     if seconds is None:
         return signal.sigwaitinfo(HANDLED_SIGNALS).si_signo
     received = signal.sigtimedwait(HANDLED_SIGNALS, max(seconds, 0.0))
@@ -334,10 +337,10 @@ def _wait_for_signal(seconds: float | None) -> int:
 
 
 def supervise(folder: str) -> None:
-    """Run the job of `folder`, unless somebody else has claimed it."""
+    """Run the job of `folder`, unless it is claimed already."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # Blocked signals wait for `_wait`: none is lost, whenever it comes.
+    # Blocked signals stay pending until `_wait_for_signal`: none is lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
     if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
@@ -345,7 +348,7 @@ def supervise(folder: str) -> None:
         with open(os.path.join(folder, "spec"), "rb") as file:
             spec = TaskSpec(file.read())
     except FileNotFoundError:
-        return  # withdrawn before we came to it
+        return  # withdrawn meanwhile
     started, pid = time.time(), os.getpid()
     record = f"pid={pid}\nstart={start_time(pid)}\nboot={boot_id()}\ntime={started!r}\n"
     if claim(folder, record):
@@ -353,7 +356,7 @@ def supervise(folder: str) -> None:
 
 
 def open_pidfd(pid: int, start: int) -> int | None:
-    """A pidfd of the process of that pid and start time; None if it is gone."""
+    """Return a pidfd of the process of that pid and start time; None if it has ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -368,7 +371,7 @@ def open_pidfd(pid: int, start: int) -> int | None:
 
 
 def cancel(folder: str) -> None:
-    """Signal the supervisor that claimed this folder, if it lives."""
+    """Signal the supervisor that claimed this folder, if it is alive."""
     with open(os.path.join(folder, "claim"), encoding="utf-8") as file:
         claim_record = dict(line.rstrip("\n").split("=", 1) for line in file)
     if claim_record["boot"] != boot_id():
@@ -385,10 +388,10 @@ def cancel(folder: str) -> None:
 
 
 def sweep(folder: str) -> None:
-    """Kill every process that carries the environment of the folder's task, and all below it.
+    """Kill every process with the environment of the folder's task, and its descendants.
 
-    What has cleared its environment and lost its parent at once cannot be told from other
-    processes; only the supervisor, now dead, could have held it.
+    A process that cleared its environment and lost its parent cannot be recognised; only the
+    supervisor, now dead, could have tracked it.
     """
     with open(os.path.join(folder, "spec"), "rb") as file:
         environment = TaskSpec(file.read()).environment
@@ -415,11 +418,11 @@ def _environment_of(pid: int) -> set[bytes]:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return set(file.read().split(b"\0"))
     except OSError:
-        return set()  # gone, or somebody else's
+        return set()  # it has ended, or belongs to another account
 
 
 def _handle_request(request: bytes) -> str:
-    """What one question is answered with: pid and start time of a new supervisor, or 0 0."""
+    """Serve one request; return the pid and start time of a new supervisor, or "0 0"."""
     verb, _, folder = os.fsdecode(request).partition(" /")
     if verb in ("cancel", "sweep"):
         try:
@@ -437,7 +440,7 @@ def _handle_request(request: bytes) -> str:
 
 
 def run_fork_server() -> None:
-    """Serve the questions on standard input (see the module) until that is closed."""
+    """Serve requests on standard input (see the module's docstring) until it is closed."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors are reaped by the kernel
     gc.disable()
     gc.freeze()
@@ -451,11 +454,11 @@ def run_fork_server() -> None:
             try:
                 os.write(1, f"{_handle_request(request)}\n".encode())
             except BrokenPipeError:
-                return  # the adapter has died; the next one finds what was forked by its claims
+                return  # the adapter has died; the next one finds the supervisors by their claims
 
 
 def _run_supervisor(folder: str) -> None:
-    """Never returns. What should not happen is told to the adapter's log, standard error."""
+    """Run the supervisor of `folder` and exit; write unexpected errors to standard error."""
     exit_code = 1
     try:
         null_fd = os.open(os.devnull, os.O_RDWR)

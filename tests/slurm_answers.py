@@ -162,7 +162,7 @@ def check(lines: Mapping[str, Sequence[str]], user: int) -> None:
         assert bool(row.node) == (row.started is not None)
 
     ours = {line.id for line in queue}
-    facts = cluster_info.cluster_info(queue, nodes, controller.now, ours)
+    facts = cluster_info.build_cluster_info(queue, nodes, controller.now, ours)
     assert (facts.cpus, facts.used_cpus, facts.pending_jobs) == (64, 2, 1)
     assert [cpus for _, cpus in facts.running_jobs] == [2]
     assert facts.queue_head == (64, 600.0)

@@ -1,16 +1,17 @@
-"""`local`: a small, durable resource manager on this host, for real processes.
+"""`local`: a small, durable resource manager for processes of this host.
 
-Its folder is the manager: whoever holds the folder's lock schedules, and jobs go on without it.
+The manager is a folder. The process that holds the folder's lock schedules; jobs continue without
+it.
 
-- `queue.db` (SQLite) holds what was submitted and how it ended.
-- `jobs/<native id>/` is the decision to start that task. A supervisor (`supervisor.py` tells the
-  life of this folder) claims it, runs it and leaves its end there; it is removed once the end is
-  in the database. A folder without a claim may be handed to another supervisor at any time.
-- `lock` lets one process in; `supervisor.log` is empty unless something went wrong.
+- `queue.db` (SQLite) stores submissions and the final status of their tasks.
+- `jobs/<native id>/` records the decision to start a task. A supervisor claims the folder, runs
+  the task and records its end there (see `supervisor.py`). The folder is removed once the end is
+  in the database. A folder without a claim may be given to another supervisor at any time.
+- `lock` admits one process; `supervisor.log` is empty unless a supervisor failed.
 
-So a crash between any two steps is harmless: `_look` finds out from the folder alone where a
-started task stands. Queued tasks start in the order of `submitted - age*(priority - 1)`, chosen
-by a policy of `policies/local/queueing.py` in a thread that sleeps until something happens.
+So a crash between any two steps is harmless: the folder alone shows the state of a started task.
+Queued tasks are ordered by `submitted - age*(priority - 1)`. A policy of `policies/local` chooses
+the tasks to start, in a thread that sleeps until an event.
 """
 
 from __future__ import annotations
@@ -48,25 +49,26 @@ from metasched.model.job import State
 from metasched.model.listing import JobStatus, Listing
 from metasched.model.output_paths import expand_task_fields, first_node
 from metasched.model.tags import parse_tag
-from metasched.policies.local import registry as named
 from metasched.policies.local.queueing import FreeResources, LocalPolicy, RunningJob, WaitingJob
+from metasched.policies.local.registry import DEFAULT_POLICY, make_policy
 
 PARTITION_NAME = "local"
-MEMORY_RESOURCE = "MiB of memory"  # its name among the counted resources, no name of a gres
-MAX_LAUNCHES = 3  # how often a supervisor may die before its claim until the task is given up
-RETRY_DELAY = 1.0  # seconds after an error of the system (a full disk) until the thread tries again
-SAVE_DELAY = 0.2  # seconds of quiet until the ends of jobs are written to the database,
-MAX_UNSAVED = 200  # or that many of them: a disk takes milliseconds for each transaction
+MEMORY_RESOURCE = "MiB of memory"  # memory among the counted resources; never the name of a gres
+MAX_LAUNCHES = 3  # supervisors that may die before their claim until the task fails
+RETRY_DELAY = 1.0  # seconds until the thread retries after a system error (a full disk)
+# A disk takes milliseconds for each transaction, so the ends of jobs are saved in batches:
+SAVE_DELAY = 0.2  # seconds without an event
+MAX_UNSAVED = 200  # jobs
 
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS opened (first REAL NOT NULL, boot TEXT NOT NULL);  -- the last boot
+CREATE TABLE IF NOT EXISTS opened (first REAL NOT NULL, boot TEXT NOT NULL);  -- the last boot id
 CREATE TABLE IF NOT EXISTS orders (
     tag TEXT PRIMARY KEY, head BLOB NOT NULL, script BLOB NOT NULL
 );
 CREATE TABLE IF NOT EXISTS tasks (
-    native INTEGER PRIMARY KEY AUTOINCREMENT,  -- so that no id is ever used twice
+    native INTEGER PRIMARY KEY AUTOINCREMENT,  -- no id is ever used twice
     tag TEXT NOT NULL, task INTEGER NOT NULL, needs TEXT NOT NULL,
-    ended REAL, row TEXT,  -- both once it has ended
+    ended REAL, row TEXT,  -- both are set when the task ends
     UNIQUE (tag, task)
 );
 """
@@ -76,30 +78,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOptions:
-    """Keys of `[[cluster]]` for `local`. ValueError if a number makes no sense.
+    """Keys of `[[cluster]]` for `local`; ValueError names a value out of range."""
 
-    `cpus` processors (more than the host has, if you like), `memory` MiB (None: not counted,
-    but a job over what it asked for is still ended), `gres` counts, `kill_wait` seconds between
-    SIGTERM and SIGKILL, `keep` seconds that ended jobs stay listed, `max_time` seconds that any
-    job may run, `default_time` seconds that a job without a limit is planned to take, `age`
-    seconds of waiting that one step of priority is worth.
-    """
-
-    cpus: int
-    memory: int | None = None
-    gres: Mapping[str, int] = field(default_factory=dict)
-    policy: str = named.DEFAULT_POLICY
-    kill_wait: float = 5.0
-    keep: float = 86400.0
-    max_time: float | None = None
-    default_time: float = 3600.0
-    age: float = 14400.0
+    cpus: int  # processors; may exceed those of the host
+    memory: int | None = None  # MiB; None: not counted, but a job's own request still limits it
+    gres: Mapping[str, int] = field(default_factory=dict)  # generic resources by name
+    policy: str = DEFAULT_POLICY
+    kill_wait: float = 5.0  # seconds between SIGTERM and SIGKILL
+    keep: float = 86400.0  # seconds that ended jobs stay listed
+    max_time: float | None = None  # seconds; the longest time limit of a job
+    default_time: float = 3600.0  # seconds; the estimate for a job without a time limit
+    age: float = 14400.0  # seconds of waiting that weigh as much as one step of priority
 
     def __post_init__(self) -> None:
         for name, amount in {"cpus": self.cpus, "memory": self.memory, **self.gres}.items():
             if amount is not None and amount < 1:
                 raise ValueError(f"{name} is {amount}; it must be 1 or more")
-        named.make_policy(self.policy)
+        make_policy(self.policy)
         for name, seconds in (("max_time", self.max_time), ("default_time", self.default_time)):
             if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
                 raise ValueError(f"{name} is {seconds}; it must be a positive number of seconds")
@@ -113,44 +108,46 @@ class LocalOptions:
 
 
 class _TaskTemplate(msgspec.Struct, frozen=True):
-    """What of an order differs from task to task: its id and range, paths with patterns."""
+    """The parts of a submission from which each task's own fields are made. Stored as JSON."""
 
-    job: int
-    array: str | None
-    output: str
-    error: str | None
+    job: int  # id
+    array: str | None  # the range as submitted
+    output: str  # path, with patterns
+    error: str | None  # path, with patterns; None: as `output`
 
 
 class _Requirements(msgspec.Struct, frozen=True):
-    """What one task needs of the cluster, and its place in the queue: smaller is earlier."""
+    """Resources that one task needs, and its position in the queue. Stored as JSON."""
 
     cpus: int
-    counts: dict[str, int]
-    estimated: float
-    limit: float | None
-    key: float
+    counts: dict[str, int]  # generic resources, and MEMORY_RESOURCE in MiB
+    estimated: float  # seconds
+    limit: float | None  # seconds
+    key: float  # epoch seconds; the queue is in ascending order
     priority: int = 1
-    deadline: float | None = None
+    deadline: float | None = None  # epoch seconds
     user: str = ""
-    uid: int = 0  # of that account, in site mode
-    licences: tuple[str, ...] = ()  # leased of the site's
+    uid: int = 0  # of `user`, in site mode
+    licences: tuple[str, ...] = ()  # the site's licences that are leased to the task
 
 
 @dataclass(slots=True, eq=False)
 class _LocalTask:
+    """A task in the queue, running, or ended within `keep` seconds."""
+
     native_id: int
     requirements: _Requirements
     status: JobStatus
-    is_own: bool  # of this instance
-    launch_decided: float | None = None  # when it was decided to start it
-    launch_count: int = 0
-    devices: dict[str, list[int]] = field(default_factory=dict)
+    is_own: bool  # submitted by this instance
+    launch_decided: float | None = None  # epoch seconds of the decision to start it
+    launch_count: int = 0  # supervisors forked for it
+    devices: dict[str, list[int]] = field(default_factory=dict)  # GPU indices by gres
     supervisor_fd: int | None = None  # pidfd of its supervisor
     waiting: WaitingJob = field(init=False)
 
     def __post_init__(self) -> None:
         requirements = self.requirements
-        # the aged key is the time from which it waits: priorities count as waiting does
+        # the key moves the start of the wait back by `age` seconds for each step of priority
         self.waiting = WaitingJob(
             self.native_id,
             requirements.cpus,
@@ -183,9 +180,9 @@ class _LocalTask:
 class Local(Adapter):
     """This host as a cluster with one partition, `local`.
 
-    Opened by the first call, which takes the folder's lock: Unreachable while another process
-    has it. A tag that was submitted before is answered with its first ids and not queued again.
-    Accounts, partitions, QOS and constraints mean nothing here and are ignored.
+    The first call opens the folder and takes its lock; it raises Unreachable while another process
+    holds the lock. `submit` of a tag that is queued already returns the existing ids. Accounts,
+    partitions, QOS and constraints are ignored.
     """
 
     Options = LocalOptions
@@ -203,11 +200,11 @@ class Local(Adapter):
     ) -> None:
         super().__init__(cluster, options, instance, folder, launcher)
         self.capabilities = self.capabilities_for(options)  # type: ignore[misc]
-        self._policy: LocalPolicy = named.make_policy(options.policy)
+        self._policy: LocalPolicy = make_policy(options.policy)
         self._lock = threading.Lock()
         self._open_resources: ExitStack | None = None
         self._rho: Mapping[str, float] = {}
-        self._reload_needed = False  # the disk failed us half way: what is in memory may be wrong
+        self._reload_needed = False  # a system error interrupted a change: memory may be wrong
 
     @classmethod
     def capabilities_for(cls, options: LocalOptions) -> Capabilities:
@@ -221,10 +218,8 @@ class Local(Adapter):
                     raise Refused(f"tag {submission.tag} is in use for other tasks")
                 return {index: str(existing[index].native_id) for index in submission.indices}
             requirements = self._requirements_of(submission)
-            header, script = (
-                _shared_header(submission, self.cluster.name, requirements, self.options),
-                _encoded_script(submission),
-            )
+            header = _shared_header(submission, self.cluster.name, requirements, self.options)
+            script = submission.payload.script.encode(errors="surrogateescape")
             with self._db:
                 self._db.execute(
                     "INSERT INTO orders VALUES (?, ?, ?)", (submission.tag, header, script)
@@ -284,15 +279,15 @@ class Local(Adapter):
                 return
             self._wake_thread()
         self._thread.join()
-        with resources, suppress(OSError, sqlite3.Error):  # the folders tell it to the next life
+        with resources, suppress(OSError, sqlite3.Error):  # the folders record unsaved ends
             if not self._reload_needed:
                 self._save_ended()
 
-    # Opening: one process, its database, what earlier ones left running, the thread.
+    # Opening: the lock, the database, tasks that are running already, the thread.
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """The lock held and the folder open; what the system refuses becomes Unreachable."""
+        """Hold the lock, with the folder open; convert system errors to Unreachable."""
         with self._lock:
             try:
                 if self._open_resources is None:
@@ -313,7 +308,7 @@ class Local(Adapter):
                 lock_file.seek(0)
                 raise Unreachable(
                     f"{self.folder} is in use by process {lock_file.read() or '?'}; "
-                    "one at a time may hold a local cluster"
+                    "only one process at a time may use a local cluster"
                 ) from None
             lock_file.truncate(0)
             lock_file.write(str(os.getpid()))
@@ -328,7 +323,8 @@ class Local(Adapter):
             self._fork_servers: dict[str, ForkServer] = {}
             stack.callback(self._close_fork_servers)
             self._epoll = stack.enter_context(select.epoll())
-            self._wakeup_fd = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # rung: a first pass
+            # set, so that the thread makes a first pass at once
+            self._wakeup_fd = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             stack.callback(os.close, self._wakeup_fd)
             self._epoll.register(self._wakeup_fd, select.EPOLLIN)
             self._tasks_by_supervisor_fd: dict[int, _LocalTask] = {}
@@ -344,17 +340,19 @@ class Local(Adapter):
         self._thread.start()
 
     def _grant_user_access(self) -> None:
-        """Open the way to the jobs' folders to their owners; what lies on it is closed to them."""
+        """Let the owners of jobs reach the jobs' folders, but no file on the way to them."""
         for path in self.folder.iterdir():
             if path.is_file():
-                path.chmod(0o600)  # it may be from before users came this way
+                path.chmod(0o600)  # it may have been created in personal mode
         self.folder.chmod(0o711)
         self._jobs_folder.chmod(0o755)
         for folder in self.folder.parents:
             if not folder.stat().st_mode & 0o001:
-                raise OSError(f"{folder} is closed to the owners of jobs; chmod o+x")
+                raise OSError(f"{folder} is closed to the owners of jobs; chmod o+x it")
         if not os.path.exists("/proc/1/stat"):
-            raise OSError("/proc hides other accounts' processes (hidepid); give us its gid")
+            raise OSError(
+                "/proc hides other accounts' processes (hidepid); add this account to its gid"
+            )
 
     def _fork_server_for(self, task: _LocalTask) -> ForkServer:
         account = self._account_for(task)
@@ -364,7 +362,7 @@ class Local(Adapter):
         return self._fork_servers[account]
 
     def _account_for(self, task: _LocalTask) -> str:
-        """Whose account acts for a task; "": ours."""
+        """Return the account that runs the task's processes; "" for this account."""
         return "" if self.launcher is None else task.requirements.user
 
     def _close_fork_servers(self) -> None:
@@ -384,7 +382,7 @@ class Local(Adapter):
             )
 
     def _load_state(self) -> None:
-        """Know again what the disk knows."""
+        """Rebuild the state in memory from the database and the jobs' folders."""
         self._db.rollback()
         self._unwatch_all()
         self._obsolete_folders: list[Path] = []
@@ -414,10 +412,10 @@ class Local(Adapter):
         self._reload_needed = False
 
     def _recover_tasks(self, same_boot: bool) -> None:
-        """Sort what is in the database and the folders of jobs into queued and started.
+        """Divide the tasks of the database into queued and started, by their folders.
 
-        Of a folder from before a restart of the host only the claim and the end were certainly
-        written; without a claim it never began, and nobody is left who could claim it.
+        In a folder from before a restart of the host only the claim and the end were synced to
+        disk. A task without a claim never started, and no process is left that could claim it.
         """
         self._free_cpus = self.options.cpus
         self._free_resources = dict(self.options.gres)
@@ -447,35 +445,33 @@ class Local(Adapter):
             ),
             key=lambda t: t.queue_key,
         )
-        # what an earlier life may have told as ended is told as running by none after it
+        # now: a task that an earlier process listed as ended must not be listed as running
         self._unsupervised = [task for task in self._unsupervised if self._needs_supervisor(task)]
 
-    # What is asked for.
+    # Submissions and withdrawals.
 
     def _requirements_of(self, submission: Submission) -> _Requirements:
-        """Refused if this cluster can never run it."""
+        """Return the resources of each task. Raises Refused if this cluster can never run it."""
         job, payload, options = submission.job, submission.payload, self.options
         if submission.options:
-            raise Refused(
-                f"native options {' '.join(submission.options)!r}: a local cluster has none"
-            )
+            options_text = " ".join(submission.options)
+            raise Refused(f"native options {options_text!r}: a local cluster takes none")
         if job.nodes is not None and job.nodes > 1:
-            raise Refused(f"{job.nodes} nodes asked for; a local cluster is one")
+            raise Refused(f"{job.nodes} nodes requested; a local cluster has 1")
         counts = dict(job.gres)
         memory = job.memory or (job.memory_per_cpu or 0) * job.cpus
         if memory and options.memory is not None:
             counts[MEMORY_RESOURCE] = memory
         if job.cpus > options.cpus:
-            raise Refused(f"{job.cpus} cpus asked for; the cluster has {options.cpus}")
-        capacity = {MEMORY_RESOURCE: options.memory, **options.gres}
+            raise Refused(f"{job.cpus} cpus requested; the cluster has {options.cpus}")
+        totals = {MEMORY_RESOURCE: options.memory, **options.gres}
         for name, amount in counts.items():
-            if amount > (capacity.get(name) or 0):
-                raise Refused(
-                    f"{amount} {name} asked for; the cluster has {capacity.get(name) or 0}"
-                )
+            total = totals.get(name) or 0
+            if amount > total:
+                raise Refused(f"{amount} {name} requested; the cluster has {total}")
         limit = options.max_time if job.time_limit is None else job.time_limit
         if options.max_time is not None and limit is not None and limit > options.max_time:
-            raise Refused(f"{limit:g} s asked for; the cluster's limit is {options.max_time:g} s")
+            raise Refused(f"{limit:g} s requested; the cluster's limit is {options.max_time:g} s")
         if self.launcher is not None:
             self.launcher.check_access(job.user, payload.directory)
         elif not os.path.isdir(payload.directory):
@@ -509,7 +505,7 @@ class Local(Adapter):
 
     def _withdraw_task(self, task: _LocalTask, only_pending: bool) -> None:
         folder = self._folder_of(task)
-        # A supervisor may be on its way: whoever claims the folder first decides.
+        # A supervisor may be about to start the task: the first claim of the folder decides.
         if task.launch_decided is None or supervisor.claim(str(folder), "state=cancelled\nword=\n"):
             self._finish_task(task, _unstarted_status(task.status, State.CANCELLED, ""))
         elif not only_pending:
@@ -518,7 +514,7 @@ class Local(Adapter):
             except OSError as error:
                 raise Unreachable(f"task {task.native_id}: {error}") from None
 
-    # What is so.
+    # Listings.
 
     def _is_own_tag(self, tag: str) -> bool:
         return parse_tag(tag, self.instance) is not None
@@ -590,7 +586,7 @@ class Local(Adapter):
             if not self._tasks_by_tag[task.status.tag]:
                 del self._tasks_by_tag[task.status.tag]
 
-    # The thread: what has ended is settled, what can start is started.
+    # The thread: it records ends and starts queued tasks.
 
     def _wake_thread(self) -> None:
         os.eventfd_write(self._wakeup_fd, 1)
@@ -616,13 +612,13 @@ class Local(Adapter):
                         self._save_ended()
                     continue
                 except (OSError, sqlite3.Error):
-                    log.exception("%s: will be tried again", self.folder)
+                    log.exception("%s: retrying in %g s", self.folder, RETRY_DELAY)
                     self._reload_needed = True
                     self._wake_thread()
             time.sleep(RETRY_DELAY)
 
     def _decide_starts(self) -> None:
-        """Decide what starts now; the decision is a job's folder with its `spec`."""
+        """Decide which tasks start now; record each decision as a job folder with a `spec`."""
         if not self._queue or self._free_cpus <= 0:
             return
         now = time.time()
@@ -667,45 +663,39 @@ class Local(Adapter):
         draft.rename(folder / "spec")
 
     def _supervise_started(self) -> None:
-        """Give every started task that is not watched a supervisor to watch, or its end."""
+        """For each started task without a watched supervisor, launch one or record the end."""
         while self._unsupervised:
-            without_supervisor = [
-                task for task in self._unsupervised if self._needs_supervisor(task)
-            ]
-            self._unsupervised = without_supervisor
-            if not without_supervisor:
+            tasks = [task for task in self._unsupervised if self._needs_supervisor(task)]
+            self._unsupervised = tasks
+            if not tasks:
                 return
-            for _, group in groupby(
-                sorted(without_supervisor, key=self._account_for), key=self._account_for
-            ):
+            for _, group in groupby(sorted(tasks, key=self._account_for), key=self._account_for):
                 self._launch_supervisors(list(group))
-            self._unsupervised = [task for task in without_supervisor if task.supervisor_fd is None]
+            self._unsupervised = [task for task in tasks if task.supervisor_fd is None]
 
     def _launch_supervisors(self, tasks: list[_LocalTask]) -> None:
-        """Fork a supervisor for each of some tasks of one user."""
+        """Fork a supervisor for each of these tasks, which have the same owner."""
         for task in tasks:
             task.launch_count += 1
             if self.launcher is not None:
-                # Not before its `spec` is there: we write no more where the owner may lay links.
+                # After `spec` is written: from now on the owner may place links in the folder.
                 grant_access(self._folder_of(task), task.requirements.uid)
+        folders = [self._folder_of(task) for task in tasks]
         try:
-            processes = self._fork_server_for(tasks[0]).fork(
-                [self._folder_of(task) for task in tasks]
-            )
+            processes = self._fork_server_for(tasks[0]).fork(folders)
         except Unreachable as error:
             raise OSError(error.reason) from None
         except (OSError, Refused) as error:
             if self.launcher is None:
-                raise  # ours to mend; a user's nursery may be against us, and is given up
-            log.warning(
-                "%s: no supervisor for %s: %s", self.folder, tasks[0].requirements.user, error
-            )
+                raise  # of this account: retry; an owner's fork server may fail on purpose
+            user = tasks[0].requirements.user
+            log.warning("%s: no supervisor for %s: %s", self.folder, user, error)
             return
         for task, (pid, start) in zip(tasks, processes, strict=True):
             self._watch_supervisor(task, pid, start)
 
     def _needs_supervisor(self, task: _LocalTask) -> bool:
-        """Where a started task stands, from its folder alone; True if it needs a supervisor."""
+        """Update a started task from its folder alone; return True if it needs a supervisor."""
         if task.status.ended is not None or task.supervisor_fd is not None:
             return False
         folder = self._folder_of(task)
@@ -716,16 +706,15 @@ class Local(Adapter):
             message = f"no supervisor can be started: see {self.folder / 'supervisor.log'}"
             supervisor.claim(str(folder), f"state=node_fail\nword={message}\n")
             claim = read_record(folder, "claim") or {}
-        if "state" in claim:  # we claimed it ourselves, perhaps in an earlier life
-            self._finish_task(
-                task, _unstarted_status(task.status, State(claim["state"]), claim["word"])
-            )
+        if "state" in claim:  # claimed by an adapter, perhaps of an earlier process
+            status = _unstarted_status(task.status, State(claim["state"]), claim["word"])
+            self._finish_task(task, status)
             return False
         self._update_from_claim(task)
         same_boot = claim.get("boot") == supervisor.boot_id()
         if same_boot and self._watch_supervisor(task, int(claim["pid"]), int(claim["start"])):
             return False
-        end_record = read_record(folder, "ended")  # it is written before the supervisor leaves
+        end_record = read_record(folder, "ended")  # written before the supervisor exits
         if not end_record:
             self._finish_task(task, self._lost_status(task, same_boot))
         else:
@@ -733,21 +722,21 @@ class Local(Adapter):
         return False
 
     def _lost_status(self, task: _LocalTask, same_boot: bool) -> JobStatus:
-        """Its supervisor died without a word: kill what is left of the job."""
+        """Kill the processes that a dead supervisor left; return the task's final status."""
         if same_boot:
             try:
                 self._fork_server_for(task).sweep(self._folder_of(task))
             except (OSError, AdapterError):
-                log.exception("%s: what task %s left may still run", self.folder, task.native_id)
+                log.exception("%s: processes of task %s may still run", self.folder, task.native_id)
         message = "its supervisor was killed" if same_boot else "the host was restarted"
         return structs.replace(
             task.status, state=State.NODE_FAIL, ended=time.time(), manager_reason=message
         )
 
     def _finish_task(self, task: _LocalTask, status: JobStatus) -> None:
-        """Note an end and give back what the task held.
+        """Set the final status of a task and release its resources.
 
-        It may be saved later: until then the task's folder would tell the same to another life.
+        The status may be saved later: until then the task's folder records the same end.
         """
         task.status = status
         self._unsaved.append(task)
@@ -757,7 +746,7 @@ class Local(Adapter):
             self._release(task)
 
     def _save_ended(self) -> None:
-        """Write the ends to the database, and only then remove the folders that told them."""
+        """Write the ends to the database, and only then remove the folders that record them."""
         if not self._unsaved:
             return
         with self._db:
@@ -766,10 +755,9 @@ class Local(Adapter):
                     "UPDATE tasks SET ended = ?, row = ? WHERE native = ?",
                     (task.status.ended, msgspec.json.encode(task.status).decode(), task.native_id),
                 )
-                if all(
-                    sibling.status.ended for sibling in self._tasks_by_tag[task.status.tag].values()
-                ):
-                    self._db.execute("DELETE FROM orders WHERE tag = ?", (task.status.tag,))
+                tag = task.status.tag
+                if all(sibling.status.ended for sibling in self._tasks_by_tag[tag].values()):
+                    self._db.execute("DELETE FROM orders WHERE tag = ?", (tag,))
         self._obsolete_folders += [
             self._folder_of(t) for t in self._unsaved if t.launch_decided is not None
         ]
@@ -777,16 +765,16 @@ class Local(Adapter):
         self._remove_obsolete()
 
     def _remove_obsolete(self) -> None:
-        """Remove folders of which the database knows all that matters."""
+        """Remove the folders of tasks whose end, or whose absence, is in the database."""
         for folder in self._obsolete_folders:
-            # In one step, or a late supervisor could claim a folder that has lost its claim.
+            # In one step: a late supervisor could claim a folder that has lost its claim.
             renamed = folder.with_suffix(".gone")
             with suppress(FileNotFoundError):
                 folder.rename(renamed)
             shutil.rmtree(renamed, ignore_errors=True)
         self._obsolete_folders.clear()
 
-    # Resources and watches.
+    # Resources and supervisors.
 
     def _folder_of(self, task: _LocalTask) -> Path:
         return self._jobs_folder / str(task.native_id)
@@ -812,7 +800,7 @@ class Local(Adapter):
             self._unwatch(task.supervisor_fd)
 
     def _watch_supervisor(self, task: _LocalTask, pid: int, start: int) -> bool:
-        """Have the thread woken when that process ends; False if it is gone already."""
+        """Wake the thread when that process ends; return False if it has ended already."""
         descriptor = supervisor.open_pidfd(pid, start)
         if descriptor is None:
             return False
@@ -840,7 +828,7 @@ def _pending_status(tag: str, index: int, native_id: int, owner: str) -> JobStat
 
 
 def _gpu_indices(gres: Mapping[str, int]) -> dict[str, list[int]]:
-    """The indices of the GPUs of each kind ("gpu", "gpu:a100"), counted through all kinds."""
+    """Return the GPU indices of each gres ("gpu", "gpu:a100"), numbered over all of them."""
     indices: dict[str, list[int]] = {}
     first = 0
     for name, count in gres.items():
@@ -853,7 +841,10 @@ def _gpu_indices(gres: Mapping[str, int]) -> dict[str, list[int]]:
 def _shared_header(
     submission: Submission, cluster: str, requirements: _Requirements, options: LocalOptions
 ) -> bytes:
-    """What the tasks of an order share: an `_Each`, then fields of `spec`."""
+    """Return the fields that the tasks of a submission share.
+
+    They are a `_TaskTemplate` in JSON, then fields of `spec`.
+    """
     job, payload = submission.job, submission.payload
     template = _TaskTemplate(job.id, job.array, payload.output, payload.error)
     environment = submission.environment(submission.indices[0], cluster)
@@ -873,7 +864,7 @@ def _shared_header(
 
 
 def _task_fields(template: _TaskTemplate, index: int) -> list[bytes]:
-    """The fields of `spec` that are a task's own; they come last, and the last one counts."""
+    """Return the task's own fields of `spec`; they come last and override shared fields."""
     array = None if template.array is None else parse_array(template.array)
     variables = task_variables(template.job, array, index)
     fields = [spec_field("environment", f"{name}={value}") for name, value in variables.items()]
@@ -884,16 +875,15 @@ def _task_fields(template: _TaskTemplate, index: int) -> list[bytes]:
     return fields
 
 
-def _encoded_script(submission: Submission) -> bytes:
-    return submission.payload.script.encode(errors="surrogateescape")
-
-
 def _check_payload(submission: Submission, check_host: bool) -> None:
-    """Refused if the kernel could never execute this payload; `look`: as this account sees it."""
+    """Raise Refused if the kernel could never execute this payload.
+
+    With `check_host`, also if this account cannot execute the script's interpreter.
+    """
     payload = submission.payload
     first_line = payload.script.partition("\n")[0]
     if not first_line.startswith("#!"):
-        raise Refused('the script does not begin with "#!" and an interpreter')
+        raise Refused('the script does not start with "#!" and an interpreter')
     interpreter = re.split("[ \t]", first_line[2:].strip(" \t"), maxsplit=1)[0]
     path = os.path.join(payload.directory, interpreter)
     exists = not check_host or (os.path.isfile(path) and os.access(path, os.X_OK))

@@ -1,4 +1,4 @@
-"""What `local` does on the host: the nursery of supervisors, their records, their processes."""
+"""Fork servers of supervisors, the records of supervisors, and permissions of job folders."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pathlib import Path
 from metasched.adapters import supervisor
 from metasched.adapters.launcher_client import LauncherClient
 
-FORK_SERVER_TIMEOUT = 10.0  # seconds that the nursery may take to fork a batch
-FORK_BATCH_SIZE = 100  # folders handed to the nursery at once: less than a pipe holds, both ways
-MAX_REPLY_LINE = 32  # bytes of an answer to one question
+FORK_SERVER_TIMEOUT = 10.0  # seconds for the reply to a batch of requests
+FORK_BATCH_SIZE = 100  # folders in one batch: requests and replies fit into their pipes
+MAX_REPLY_LINE = 32  # bytes of the reply to one request
 MAX_RECORD_SIZE = 1 << 16  # bytes
 
 
@@ -41,21 +41,21 @@ _OPTIONAL_FIELDS = {"signal", "exit_code"}
 
 
 class ForkServer:
-    """The process that forks supervisors; started when first needed, ended with the adapter.
+    """The process that forks supervisors; started with the first request, ended with the adapter.
 
-    It acts as this account or, with `launcher`, as `user`, who may be against us: nothing that
-    it says is taken on trust.
+    It runs as this account or, with `launcher`, as `user`. A user may be hostile, so every reply
+    is checked.
     """
 
     def __init__(
         self, error_log: Path, launcher: LauncherClient | None = None, user: str = ""
     ) -> None:
         self._error_log, self._launcher, self._user = error_log, launcher, user
-        self._pipes: tuple[int, int] | None = None  # to write to it, to read from it
-        self._process: subprocess.Popen[bytes] | None = None  # of this account
+        self._pipes: tuple[int, int] | None = None  # (for requests, for replies)
+        self._process: subprocess.Popen[bytes] | None = None  # None if a launcher started it
 
     def fork(self, folders: Sequence[Path]) -> list[tuple[int, int]]:
-        """(pid, start time) of a new supervisor for each folder. OSError if it does not answer."""
+        """Fork a supervisor for each folder; return its (pid, start time). Raises OSError."""
         processes: list[tuple[int, int]] = []
         for first in range(0, len(folders), FORK_BATCH_SIZE):
             batch = folders[first : first + FORK_BATCH_SIZE]
@@ -63,11 +63,11 @@ class ForkServer:
         return processes
 
     def cancel(self, folder: Path) -> None:
-        """Have the supervisor of that folder end its job. OSError if it does not answer."""
+        """Signal the supervisor of the folder to end its job. Raises OSError."""
         self._request([b"cancel " + os.fsencode(folder)])
 
     def sweep(self, folder: Path) -> None:
-        """Kill what a dead supervisor of that folder left. OSError if it does not answer."""
+        """Kill the processes that a dead supervisor of the folder left. Raises OSError."""
         self._request([b"sweep " + os.fsencode(folder)])
 
     def _request(self, requests: Sequence[bytes]) -> list[tuple[int, int]]:
@@ -81,23 +81,23 @@ class ForkServer:
         write_fd, read_fd = self._pipes or self._start()
         message = b"".join(request + b"\0" for request in requests)
         if os.write(write_fd, message) != len(message):
-            raise BrokenPipeError("the nursery does not listen")
+            raise BrokenPipeError("the fork server does not read its requests")
         poller = select.poll()
         poller.register(read_fd, select.POLLIN)
         received = b""
         deadline = time.monotonic() + FORK_SERVER_TIMEOUT
         while received.count(b"\n") < len(requests):
             if not poller.poll(max(deadline - time.monotonic(), 0) * 1000):
-                raise TimeoutError(f"the nursery did not answer within {FORK_SERVER_TIMEOUT:g} s")
+                raise TimeoutError(f"no reply of the fork server within {FORK_SERVER_TIMEOUT:g} s")
             block = os.read(read_fd, 65536)
             if not block:
-                raise BrokenPipeError("the nursery has died")
+                raise BrokenPipeError("the fork server has died")
             received += block
             if len(received) > MAX_REPLY_LINE * len(requests):
-                raise OSError("the nursery talks nonsense")
+                raise OSError("invalid reply of the fork server")
         pairs = re.findall(rb"(\d{1,10}) (\d{1,19})\n", received)
         if len(pairs) != len(requests):
-            raise OSError("the nursery talks nonsense")
+            raise OSError("invalid reply of the fork server")
         return [(int(pid), int(start)) for pid, start in pairs]
 
     def _start(self) -> tuple[int, int]:
@@ -143,14 +143,14 @@ class ForkServer:
 
 
 def spec_field(key: str, value: str) -> bytes:
-    """One field of a job's `spec`."""
+    """Return a field of a job's `spec`, encoded."""
     return f"{key}={value}".encode(errors="surrogateescape")
 
 
 def read_record(folder: Path, name: str) -> dict[str, str] | None:
-    """A supervisor's `claim` or `ended` file; None if there is none, {} if it cannot be right.
+    """Read a supervisor's `claim` or `ended` file; None if there is none, {} if it is invalid.
 
-    Power may have cut it short, and where jobs have owners they may have put anything there.
+    A loss of power may have truncated it. In site mode the job's owner may have written anything.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -168,23 +168,20 @@ def read_record(folder: Path, name: str) -> dict[str, str] | None:
     finally:
         os.close(descriptor)
     record = dict(line.split("=", 1) for line in text.split("\n") if "=" in line)
-    patterns = (
-        _END_FIELDS
-        if name == "ended"
-        else _WITHDRAWN_FIELDS
-        if "state" in record
-        else _CLAIM_FIELDS
-    )
+    if name == "ended":
+        patterns = _END_FIELDS
+    else:
+        patterns = _WITHDRAWN_FIELDS if "state" in record else _CLAIM_FIELDS
     complete = record.keys() >= patterns.keys() - _OPTIONAL_FIELDS
     valid = all(patterns[key].fullmatch(record[key]) for key in patterns.keys() & record.keys())
     return record if text.endswith("\n") and complete and valid else {}
 
 
 def grant_access(folder: Path, uid: int) -> None:
-    """Let one more account work in a folder of ours, but not remove or replace what is ours.
+    """Let one more account write in a folder of this account, but not remove or replace its files.
 
-    By a POSIX access list (acl(5); its layout is that of the kernel's posix_acl_xattr.h) and the
-    sticky bit. OSError if the filesystem knows none.
+    This takes a POSIX access list (acl(5), in the layout of the kernel's posix_acl_xattr.h) and
+    the sticky bit. Raises OSError if the filesystem has no access lists.
     """
     undefined_id, full_access, no_access = 0xFFFFFFFF, 7, 0
     entries = (

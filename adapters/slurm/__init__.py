@@ -1,15 +1,16 @@
 """Slurm, driven by its commands or by pyslurm.
 
-adapter               the adapter: what every call does
+adapter               the adapter: submissions, withdrawals, listings
 access                the operations that both ways of access offer
 commands              access by squeue, sbatch, scontrol, scancel
 pyslurm_access        access by pyslurm
-access_choice         which of the two serves a cluster
-listing               jobs and nodes, parsed from the commands' text
+access_choice         the choice between the two for a cluster
+listing               jobs, nodes and the controller, parsed from the commands' output
+cluster_info          partitions, free nodes and queue of a cluster, from its listing
 submission            a submission as sbatch options and a batch script
-listing_horizon       for how long a listing proves that a job is absent
-accounting            queries of sacct and of jobcomp's file
-accounting_records    their records, parsed
+listing_horizon       the time span for which a listing proves that a job is absent
+accounting            queries of sacct and of the file of jobcomp/filetxt
+accounting_records    records of accounting, parsed
 node_reservations     advance reservations of whole nodes
 core_reservations     advance reservations of processors
 reservation_listing   reservations and their nodes, parsed

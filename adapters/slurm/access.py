@@ -1,4 +1,4 @@
-"""What the Slurm adapter asks of its cluster, whichever way the cluster is asked."""
+"""The operations of a Slurm cluster, common to the commands and pyslurm; the cluster's options."""
 
 from __future__ import annotations
 
@@ -15,20 +15,14 @@ from metasched.model.cluster import ManagerLicences
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """Keys of a Slurm cluster in metasched.toml; ValueError names the one that is wrong.
+    """Keys of a Slurm cluster in metasched.toml; ValueError names the invalid key."""
 
-    `config` is its slurm.conf, `bin_dir` where its commands are (None: on the PATH), `timeout`
-    the seconds after which a command counts as unanswered. A command of ours that was under way
-    when its caller died may still arrive for `settle` seconds. `reservation_unit` is what one can
-    reserve: whole nodes, or processors anywhere.
-    """
-
-    config: str
-    bin_dir: str | None = None
+    config: str  # path of slurm.conf
+    bin_dir: str | None = None  # folder of Slurm's commands; None: they are on the PATH
     access: Literal["auto", "pyslurm", "commands"] = "auto"
-    tag_field: Literal["comment", "wckey", "name"] = "comment"
-    timeout: float = 15.0
-    settle: float = 20.0
+    tag_field: Literal["comment", "wckey", "name"] = "comment"  # the job field with the tag
+    timeout: float = 15.0  # seconds until a command counts as unanswered
+    settle: float = 20.0  # seconds for which a command may still arrive after its caller died
     reservation_unit: Literal["node", "processor"] = "node"
 
     def __post_init__(self) -> None:
@@ -49,42 +43,42 @@ class SlurmOptions:
 
 
 class SlurmAccess(Protocol):
-    """One way to speak to a cluster. Every call raises Unreachable if no answer came in time."""
+    """An interface to a cluster. Every call raises Unreachable if no answer comes in time."""
 
     @property
     def name(self) -> str:
-        """What users are told of it, such as `commands`."""
+        """The name that users see, such as `commands`."""
 
     def submit(self, submission: Submission, index: int) -> str:
-        """Queue one task of the order; its native id. Refused: it is certainly not queued."""
+        """Queue one task; return its native id. Raises Refused if it is certainly not queued."""
 
     def submit_array(self, submission: Submission, indices: Sequence[int]) -> str:
-        """Queue these tasks as one array, their indices its task ids; its native id."""
+        """Queue tasks as an array with `indices` as its task ids; return the array's job id."""
 
     def jobs(
         self, *, ids: Sequence[str] = (), user: int | None = None, split_arrays: bool = False
     ) -> list[QueueLine]:
-        """What Slurm lists, and at the least these jobs, or those of this user.
+        """List jobs, at least the jobs `ids` or the jobs of `user`; all jobs by default.
 
-        An empty list if it knows none of `ids`. Pending tasks of an array may share the line of
-        one of them; `apart`: those with a record of their own do not, but of the others one may
-        be lacking.
+        The list is empty if Slurm has none of `ids`. Pending tasks of an array may share a line.
+        With `split_arrays` each task with a record of its own has a line of its own; of the other
+        tasks one may then be missing.
         """
 
     def nodes(self) -> list[NodeLine]:
-        """Each node in each of its partitions."""
+        """List each node in each of its partitions."""
 
     def controller(self) -> ControllerInfo:
-        """The times by which a listing is judged, read from the controller now."""
+        """Return the controller's current times and configuration."""
 
     def licences(self) -> dict[str, ManagerLicences]:
-        """The licences that Slurm counts, its own and those of slurmdbd."""
+        """Return the licences that Slurm counts, local and of slurmdbd, by name."""
 
     def hold(self, ids: Collection[str]) -> str:
-        """Let none of these begin; what was said against it, which only a listing can confirm."""
+        """Hold jobs; return Slurm's error message. Only a listing shows whether they are held."""
 
     def release(self, ids: Collection[str]) -> None:
-        """Let these begin again; what cannot be released is left as it is."""
+        """Release held jobs; ignore jobs that cannot be released."""
 
     def cancel(self, ids: Collection[str]) -> None:
-        """End these. It is no error that one has ended or is not known."""
+        """Cancel jobs; ended and unknown jobs are no error."""

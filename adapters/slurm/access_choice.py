@@ -1,4 +1,4 @@
-"""Which way a Slurm cluster is spoken to: by the commands, or by a pyslurm that serves it."""
+"""The choice between Slurm's commands and pyslurm for a cluster."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ from metasched.adapters.slurm.commands import SlurmCommands
 from metasched.adapters.slurm.pyslurm_access import PyslurmAccess
 
 _IMPORT_SCRIPT = "import pyslurm; print(pyslurm.__version__)"
-_IMPORT_TIMEOUT_FACTOR = (
-    5  # times the time limit of a command, after which an import is taken to hang
-)
+_IMPORT_TIMEOUT_FACTOR = 5  # an import hangs after this many times the time limit of a command
 
 
 class AccessChoice:
-    """The access that `options.access` asks for, as far as this interpreter has it.
+    """The access that `options.access` selects, as far as this interpreter offers it.
 
-    pyslurm is first imported in a process of its own, since it ends the one that it cannot serve.
-    A busy host may keep a good one waiting for longer than any command, so a trial that has not
-    ended is no verdict: it goes on beside the calls, and one that hangs is begun anew.
+    pyslurm is first imported in a separate process, since it ends a process that it cannot serve.
+    On a busy host that import may take longer than any command. So a trial that has not ended
+    decides nothing: it continues during the calls, and a trial that hangs is restarted.
     """
 
     def __init__(self, options: SlurmOptions, cluster: str) -> None:
@@ -35,13 +33,14 @@ class AccessChoice:
         self._commands = SlurmCommands(options, cluster)
         self._chosen: SlurmAccess | None = None
         self._trial: _ImportTrial | None = None
-        self._trial_wait = options.timeout  # seconds for a trial before a call goes on without it
-        self.name = ""  # of the access that was given last
+        self._trial_wait = options.timeout  # seconds; longest wait of a call for a trial
+        self.name = ""  # of the access that was returned last
 
     def access(self) -> SlurmAccess:
-        """The way to the cluster for now.
+        """Return the access to use for now.
 
-        Unreachable: pyslurm is asked for, but there is none of the cluster's release, or none yet.
+        Raises Unreachable if the options demand pyslurm and its release differs from the
+        cluster's, or if it cannot be imported, or not yet.
         """
         if self._chosen is None:
             self._chosen = self._choose()
@@ -50,7 +49,7 @@ class AccessChoice:
         return access
 
     def _choose(self) -> SlurmAccess | None:
-        """What is to be used from now on; None: the commands until more is known."""
+        """Return the access to use from now on; None while that is undecided."""
         if self._options.access == "commands":
             return self._commands
         try:
@@ -58,7 +57,7 @@ class AccessChoice:
         except _ImportPending as error:
             if self._options.access == "pyslurm":
                 raise Unreachable(f'access is "pyslurm", but {error}') from None
-            self._trial_wait = 0.0  # the commands serve meanwhile
+            self._trial_wait = 0.0  # use the commands meanwhile
             return None
         if problem is None:
             return PyslurmAccess(self._options, self._cluster)
@@ -67,9 +66,12 @@ class AccessChoice:
         return self._commands
 
     def _pyslurm_problem(self) -> str | None:
-        """Why pyslurm cannot be used here; None if it can. _Undecided while its import is tried."""
+        """Return the reason why pyslurm cannot be used; None if it can.
+
+        Raises _ImportPending while its import is tried.
+        """
         if self._options.tag_field == "wckey":
-            return "it is not used where the tag is in the wckey"
+            return 'it cannot be used with tag_field = "wckey"'
         if importlib.util.find_spec("pyslurm") is None:
             return f"{sys.executable} has no pyslurm"
         trial = self._trial
@@ -87,28 +89,28 @@ class AccessChoice:
         if code is None:
             raise _ImportPending(f"{sys.executable} has not imported it in {trial.seconds:.0f} s")
         self._trial = None
-        message = f"the process was ended by signal {-code}" if code < 0 else trial.last_line
+        message = f"the process was killed by signal {-code}" if code < 0 else trial.last_line
         if code != 0:
             return f"it cannot be imported by {sys.executable}: {message[:300]}"
         cluster_release = self._commands.release_version()
         match = re.match(r"(\d+)\.(\d+)", message)
         if match is None or (int(match[1]), int(match[2])) != cluster_release:
             release = f"{cluster_release[0]}.{cluster_release[1]:02d}"
-            return f"{sys.executable} has that of {message}, and the cluster is of {release}"
+            return f"{sys.executable} has pyslurm {message}, and the cluster runs Slurm {release}"
         return None
 
 
 class _ImportPending(Exception):
-    """It is not known yet whether pyslurm can be used."""
+    """The trial import of pyslurm has not ended yet."""
 
 
 class _ImportTrial:
-    """pyslurm being imported in a process, which does not outlive this one."""
+    """An import of pyslurm in a separate process, which ends with this process."""
 
     def __init__(self, config: str) -> None:
-        """Unreachable: the interpreter cannot be started."""
+        """Start the process. Raises Unreachable if the interpreter cannot be started."""
         self._started = time.monotonic()
-        with memory_file(b"") as output:  # nobody need read what is said meanwhile
+        with memory_file(b"") as output:  # a file takes output without a reader
             self._output = os.fdopen(os.dup(output), "rb")
             self._process = start_command(
                 [sys.executable, "-c", _IMPORT_SCRIPT],
@@ -118,11 +120,11 @@ class _ImportTrial:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the start."""
         return time.monotonic() - self._started
 
     def wait(self, seconds: float) -> None:
-        """Until it has ended, for that long at the most."""
+        """Wait for the end, at most `seconds`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 
@@ -132,12 +134,12 @@ class _ImportTrial:
 
     @property
     def code(self) -> int | None:
-        """Its exit code, or the signal that ended it, negative; None: it is under way."""
+        """The exit code, or minus the number of the signal that ended it; None while it runs."""
         return self._process.poll()
 
     @property
     def last_line(self) -> str:
-        """The last line of what it said."""
+        """The last line of its output."""
         self._output.seek(0)
         lines = self._output.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "no explanation"

@@ -1,6 +1,7 @@
-"""Asks Slurm's accounting what became of jobs that Slurm lists no more.
+"""Queries of Slurm's accounting for jobs that squeue no longer lists.
 
-`sacct` where slurmdbd is, else the file of `JobCompType=jobcomp/filetxt` where it can be read.
+The source is `sacct` if the cluster has slurmdbd, else the file of `JobCompType=jobcomp/filetxt`
+if it is readable.
 """
 
 from __future__ import annotations
@@ -15,39 +16,48 @@ from msgspec import structs
 
 from metasched.adapters.errors import Refused
 from metasched.adapters.launcher_client import uid_of
-from metasched.adapters.slurm import accounting_records as records
+from metasched.adapters.slurm.accounting_records import (
+    SlurmRecord,
+    end_time,
+    latest_records,
+    parse_completion,
+)
 from metasched.adapters.slurm.listing import ControllerInfo, comma_lists
 from metasched.model.listing import AccountingAnswer, MissingTask
 
-_BLOCK_SIZE = 2**16  # bytes; where the search for the first line in question ends
-_END_TIME_ERROR = 600.0  # seconds by which a job's end may be told too early (suspended, node lost)
+_BLOCK_SIZE = 2**16  # bytes; the search for the first relevant line ends within a block
+_END_TIME_ERROR = 600.0  # seconds; a recorded end may be this early (job suspended, node lost)
 
 
 class AccountingSource(Protocol):
-    """What accounting asks the cluster's commands."""
+    """The commands that accounting needs."""
 
     def controller(self) -> ControllerInfo: ...
 
-    def sacct(self, *filters: str) -> list[records.SlurmRecord]:
-        """Every record of every try that the filters choose."""
+    def sacct(self, *filters: str) -> list[SlurmRecord]:
+        """Return the records that the filters select, one for each run of a job."""
 
     def unsent_messages(self) -> int:
-        """How many messages to slurmdbd the controller still holds back."""
+        """Return the number of messages to slurmdbd that the controller has queued."""
 
     def purge_age(self) -> float | None:
-        """The age in seconds at which slurmdbd may have thrown a record away; None: never."""
+        """Return the age in seconds at which slurmdbd may purge records; None: never."""
 
 
 class SlurmAccounting:
-    """The accounting of one cluster; jobs are those of `user`, or of who owns what is missing."""
+    """The accounting of one cluster.
+
+    Records count only if their job belongs to `user` (a user id) or, with None, to the owner of
+    the missing task.
+    """
 
     def __init__(self, source: AccountingSource, tag_field: str, user: int | None) -> None:
         self._source, self._tag_field, self._user = source, tag_field, user
 
     def describe_lookup(self, controller: ControllerInfo, submit_lines: bool) -> str:
-        """In words: how an ended job is found there; "" if there is no accounting to ask.
+        """Describe how ended jobs are found; "" if the cluster has no usable accounting.
 
-        `submit_lines`: jobs are sent by sbatch, of whose words slurmdbd keeps a copy.
+        With `submit_lines`, jobs are submitted by sbatch: slurmdbd stores its command line.
         """
         if controller.slurmdbd:
             if self._tag_field != "comment":
@@ -61,10 +71,10 @@ class SlurmAccounting:
         return ""
 
     def query(self, missing: Sequence[MissingTask]) -> AccountingAnswer:
-        """See `Adapter.trace`.
+        """Query accounting for missing tasks; see `Adapter.query_accounting`.
 
-        Proof that a task never began: the controller has been up since before it was sent, has
-        told accounting all it had to tell, and accounting reaches back so far and lacks it.
+        A task provably never started if the controller has been up since before its dispatch, has
+        no unsent messages to slurmdbd, and accounting reaches back to that time without a record.
         """
         users = self._owners(missing)
         missing = list(users)
@@ -73,25 +83,23 @@ class SlurmAccounting:
         controller = self._source.controller()
         clock_skew = time.time() - controller.now
         if controller.slurmdbd:
-            # asked first: what the controller tells later is new
+            # before the records: messages that are queued later are about later events
             complete, purge_age = self._source.unsent_messages() == 0, self._source.purge_age()
             matches = self._query_slurmdbd(missing, clock_skew, users.values())
             recorded_since = 0.0 if purge_age is None else time.time() - purge_age
         elif controller.completions:
             complete = True
-            matches, recorded_since = self._read_completions(
-                controller.completions, missing, clock_skew
-            )
+            path = controller.completions
+            matches, recorded_since = self._read_completions(path, missing, clock_skew)
         else:
             return AccountingAnswer()
         matches = [record for record in matches if record.user in users.values()]
         proven_since = max(controller.boot + 1 + clock_skew, recorded_since)
-        latest: dict[MissingTask, records.SlurmRecord | None] = {}
-        for user in set(users.values()):  # others may forge a mark
+        latest: dict[MissingTask, SlurmRecord | None] = {}
+        for user in set(users.values()):  # another user may have forged a mark
             owned = [task for task in missing if users[task] == user]
-            latest |= records.latest_records(
-                (r for r in matches if r.user == user), owned, clock_skew
-            )
+            own_records = [record for record in matches if record.user == user]
+            latest |= latest_records(own_records, owned, clock_skew)
         unmarked_times = [r.submit + clock_skew for r in matches if r.mark is None]
         return AccountingAnswer(
             rows=tuple(
@@ -113,7 +121,7 @@ class SlurmAccounting:
         )
 
     def _owners(self, missing: Iterable[MissingTask]) -> dict[MissingTask, str]:
-        """The user id of each; without those whose owner has no account any more."""
+        """Return the user id of each task's owner, except owners without an account."""
         owners = {}
         for task in missing:
             with suppress(Refused):
@@ -122,7 +130,7 @@ class SlurmAccounting:
 
     def _query_slurmdbd(
         self, missing: Sequence[MissingTask], clock_skew: float, users: Iterable[str]
-    ) -> list[records.SlurmRecord]:
+    ) -> list[SlurmRecord]:
         matches = []
         ids = sorted({task.native_id for task in missing if task.native_id is not None})
         for id_list in comma_lists(ids):
@@ -138,37 +146,36 @@ class SlurmAccounting:
 
     def _read_completions(
         self, path: str, missing: Collection[MissingTask], clock_skew: float
-    ) -> tuple[list[records.SlurmRecord], float]:
-        """The records that may be those of the missing, and since when the file tells all."""
+    ) -> tuple[list[SlurmRecord], float]:
+        """Return records that may match, and the time since which the file is complete."""
         oldest = min(task.dispatched for task in missing) - clock_skew
         try:
             with open(path, "rb") as file:
-                first_end = records.end_time(_decode(file.readline()))
+                first_end = end_time(_decode(file.readline()))
                 file.seek(_find_position(file, oldest - _END_TIME_ERROR))
                 matches = [
                     record
                     for line in file
-                    if (record := records.parse_completion(_decode(line), self._tag_field))
+                    if (record := parse_completion(_decode(line), self._tag_field))
                 ]
         except OSError:
             return [], time.time()
-        recorded_since = (
-            time.time() if first_end is None else first_end + clock_skew + _END_TIME_ERROR
-        )
-        return matches, recorded_since
+        if first_end is None:
+            return matches, time.time()
+        return matches, first_end + clock_skew + _END_TIME_ERROR
 
 
 def _find_position(file: IO[bytes], not_before: float) -> int:
-    """Where the lines begin that end at `moment` or later, not much later; O(log size).
+    """Return the position of a line at most a block before the first end at `not_before`.
 
-    Lines are in the order in which jobs ended.
+    Lines are in the order in which jobs ended. Binary search, O(log size).
     """
     low, high = 0, os.fstat(file.fileno()).st_size
     while high - low > _BLOCK_SIZE:
         middle = (low + high) // 2
         file.seek(middle)
         file.readline()
-        ended = records.end_time(_decode(file.readline()))
+        ended = end_time(_decode(file.readline()))
         if ended is not None and ended >= not_before:
             high = middle
         else:

@@ -1,11 +1,11 @@
-"""One Slurm cluster: what is asked of it is decided here, how it is asked by its access.
+"""The adapter of a Slurm cluster, on top of an access by commands or by pyslurm.
 
-A task is one Slurm job, or one task of an array where several are sent together; its comment (or
-wckey, or name) carries the tag. Slurm 22.05 forgets tasks of an array that are cancelled while
-they wait, at once and without a record. What we withdraw we hold before, which gives each task a
-record of its own; what others cancel the core infers (`Core._missing`).
+A task is one Slurm job, or one task of an array where several tasks are submitted together. Its
+comment (or wckey, or name) carries the tag. Slurm 22.05 forgets pending tasks of an array at once
+when they are cancelled, without a record. So a withdrawal holds a task first, which gives it a
+record of its own. The core infers tasks that other users cancel (`Reconciler`).
 
-What has been found out about Slurm, and rests on its word only, is tested in tests/real.
+Undocumented behaviour of Slurm that this code relies on is tested in tests/real.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from msgspec import structs
 from metasched.adapters.base import Adapter, Capabilities, Submission, Withdrawal
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, uid_of, user_name_of
-from metasched.adapters.slurm import cluster_info
-from metasched.adapters.slurm import listing as text
-from metasched.adapters.slurm import submission as batch
+from metasched.adapters.slurm import listing
 from metasched.adapters.slurm.access import SlurmAccess, SlurmOptions
 from metasched.adapters.slurm.access_choice import AccessChoice
 from metasched.adapters.slurm.accounting import SlurmAccounting
+from metasched.adapters.slurm.cluster_info import build_cluster_info
 from metasched.adapters.slurm.commands import SlurmCommands
 from metasched.adapters.slurm.core_reservations import CoreReservations
 from metasched.adapters.slurm.listing_horizon import ListingHorizon
 from metasched.adapters.slurm.node_reservations import NodeReservations
+from metasched.adapters.slurm.submission import can_be_array
 from metasched.model.cluster import Cluster, ClusterInfo, ManagerLicences
 from metasched.model.job import Job
 from metasched.model.listing import AccountingAnswer, Listing, MissingTask
@@ -40,16 +40,16 @@ from metasched.model.survey import ReservationSpec, Survey
 __all__ = ["Slurm", "SlurmOptions"]
 
 _CORE_SELECT_TYPES = ("select/cons_tres", "select/cons_res")
-_LICENCE_QUERY_INTERVAL = 60.0  # seconds until a cluster without licences is asked for them again
+_LICENCE_QUERY_INTERVAL = 60.0  # seconds between queries while a cluster counts no licences
 
 
 class Slurm(Adapter):
-    """One Slurm cluster, spoken to by the means of its own release."""
+    """One Slurm cluster, through the commands or the pyslurm of its own release."""
 
     Options: ClassVar[type[Any]] = SlurmOptions
     # pyslurm reads scripts in the encoding of the locale
     environment: ClassVar[Mapping[str, str]] = {"PYTHONUTF8": "1"}
-    chunk: ClassVar[int] = 200  # a call as an array; a few seconds where it must be one by one
+    chunk: ClassVar[int] = 200  # one call as an array; a few seconds as single jobs
     capabilities: ClassVar[Capabilities] = Capabilities(
         gres=True,
         memory=True,
@@ -76,11 +76,10 @@ class Slurm(Adapter):
         self._next_licence_query = 0.0
         self._max_array_size: int | None = None
         self._access_choice = AccessChoice(options, cluster.name)
-        # whichever way is chosen: there is no other to accounting
+        # the only access to accounting and to reservations
         commands = SlurmCommands(options, cluster.name)
-        self._accounting = SlurmAccounting(
-            commands, options.tag_field, os.geteuid() if launcher is None else None
-        )
+        user = os.geteuid() if launcher is None else None
+        self._accounting = SlurmAccounting(commands, options.tag_field, user)
         self.capabilities = self.capabilities_for(options)  # type: ignore[misc]
         by_node = options.reservation_unit == "node"
         self._reservations = (NodeReservations if by_node else CoreReservations)(commands, instance)
@@ -96,7 +95,7 @@ class Slurm(Adapter):
         select = SlurmCommands(options, "").controller().select
         if select in _CORE_SELECT_TYPES:
             return []
-        fix = f'write reservation_unit = "node", or have it run {_CORE_SELECT_TYPES[0]}'
+        fix = f'write reservation_unit = "node", or set its SelectType={_CORE_SELECT_TYPES[0]}'
         return [(f"it runs {select}, which reserves no processors", fix)]
 
     @property
@@ -105,20 +104,19 @@ class Slurm(Adapter):
 
     @property
     def _access(self) -> SlurmAccess:
-        """The way to the cluster for now. Unreachable if it cannot be had."""
+        """The access to use for now. Raises Unreachable if there is none."""
         return self._access_choice.access()
 
     def submit(self, submission: Submission) -> dict[int, str]:
-        """Queue the tasks: those that can be as one array, each other as a job of its own.
+        """Queue tasks as one array where possible, each other task as a job of its own.
 
-        A refusal after some were taken is Unreachable: these are found by the tag, the others
-        proved absent.
+        Raises Unreachable for a refusal after some tasks were accepted: these are found by the
+        tag, the others are proved absent.
         """
         self._check_size(submission.job)
         if submission.reservation:
-            submission = structs.replace(
-                submission, reservation=self._reservations.current_name(submission.reservation)
-            )
+            name = self._reservations.current_name(submission.reservation)
+            submission = structs.replace(submission, reservation=name)
         access = self._access_as(submission.job.user)
         array_indices = self._array_indices(submission)
         native_ids: dict[int, str] = {}
@@ -132,17 +130,15 @@ class Slurm(Adapter):
         except Refused as refusal:
             if not native_ids:
                 raise
-            accepted = f"{len(native_ids)} of {len(submission.indices)} tasks were taken"
+            accepted = f"{len(native_ids)} of {len(submission.indices)} tasks were accepted"
             raise Unreachable(f"{accepted}, then: {refusal.reason}") from None
         return native_ids
 
     def _array_indices(self, submission: Submission) -> list[int]:
-        """The tasks to send as an array: those whose indices can be its task ids."""
-        if (
-            submission.job.array is None
-            or len(submission.indices) < 2
-            or not batch.can_be_array(submission)
-        ):
+        """Return the indices to submit as an array: those that can be its task ids."""
+        if submission.job.array is None or len(submission.indices) < 2:
+            return []
+        if not can_be_array(submission):
             return []
         if self._max_array_size is None:
             self._max_array_size = self._access.controller().array_size
@@ -150,13 +146,13 @@ class Slurm(Adapter):
         return indices if len(indices) > 1 else []
 
     def _access_as(self, user: str) -> SlurmAccess:
-        """What acts on the jobs of a user: in site mode the commands, as that user."""
+        """Return the access for changes to a user's jobs: in site mode, commands as that user."""
         if self.launcher is None:
             return self._access
         return SlurmCommands(self._settings, self.cluster.name, self.launcher, user)
 
     def _check_size(self, job: Job) -> None:
-        """Slurm itself takes what can never start, and lets it wait for ever."""
+        """Raise Refused for a job that exceeds its partition; Slurm would keep it pending."""
         partition = self._cluster_info.partition(job.partition) if self._cluster_info else None
         if partition is None:
             return
@@ -168,44 +164,42 @@ class Slurm(Adapter):
         self.withdraw_all([withdrawal])
 
     def withdraw_all(self, withdrawals: Sequence[Withdrawal]) -> None:
-        """End tasks, chosen by their tag in a listing of this moment, never by native id alone.
+        """End tasks, selected by their tag in a new listing, never by native id alone.
 
-        `scancel --state=PENDING` looks and then kills, so that a job may begin in between.
-        Hence for `unstarted`: hold, look again, and cancel what is pending and held, since that
-        cannot begin any more.
+        `scancel --state=PENDING` tests the state and then kills, so a job may start in between.
+        With `only_pending` therefore: hold the jobs, list them again, and cancel those that are
+        pending and held, since these can no longer start.
         """
         active = self._find_tasks(withdrawals)
         access = self._access_as(withdrawals[0].user)
         if not withdrawals[0].only_pending:
-            self._hold(
-                access, (line.id for line in active if line.state == "PENDING" and "_" in line.id)
-            )
+            array_tasks = [line.id for line in active if "_" in line.id and line.state == "PENDING"]
+            self._hold(access, array_tasks)
             access.cancel([line.id for line in active])
             return
         pending = {line.id for line in active if line.state == "PENDING" and line.restarts == "0"}
         if not pending:
             return
         hold_error = self._hold(access, pending)
-        rechecked = [
-            line for line in self._find_tasks(withdrawals, split_arrays=True) if line.id in pending
-        ]
-        # Slurm "holds" what runs, too: if the user lets it requeue, it must not stay held.
-        started = {line.id for line in rechecked if line.state != "PENDING" or line.restarts != "0"}
-        held = [line.id for line in rechecked if line.id not in started and line.priority == "0"]
+        lines = self._find_tasks(withdrawals, split_arrays=True)
+        lines = [line for line in lines if line.id in pending]
+        # Slurm "holds" running jobs, too; a job that may be requeued must not stay held.
+        started = {line.id for line in lines if line.state != "PENDING" or line.restarts != "0"}
+        held = [line.id for line in lines if line.id not in started and line.priority == "0"]
         access.cancel(held)
         access.release(started)
-        if len(held) + len(started) < len(rechecked):
-            raise Unreachable(f"hold: {hold_error or 'not held'}")
+        if len(held) + len(started) < len(lines):
+            raise Unreachable(f"hold: {hold_error or 'some jobs are not held'}")
 
     def _hold(self, access: SlurmAccess, ids: Iterable[str]) -> str:
-        """Hold jobs, and each task of an array apart; what was said against it."""
-        errors = [access.hold(group) for group in text.separate_arrays(ids) if group]
+        """Hold jobs, with a record for each task of an array; return Slurm's error message."""
+        errors = [access.hold(group) for group in listing.separate_arrays(ids) if group]
         return "; ".join(filter(None, errors))
 
     def _find_tasks(
         self, withdrawals: Sequence[Withdrawal], split_arrays: bool = False
-    ) -> list[text.QueueLine]:
-        """Our tasks that are asked for and have not ended, a line each."""
+    ) -> list[listing.QueueLine]:
+        """List the tasks of the withdrawals that have not ended, a line each."""
         requested = {
             (withdrawal.tag, index) for withdrawal in withdrawals for index in withdrawal.native_ids
         }
@@ -221,18 +215,17 @@ class Slurm(Adapter):
         return [
             line._replace(id=native)
             for line in lines
-            if line.user == str(user) and text.is_active(line)
-            for key, native in text.parse_mark(line.tag, line.id).items()
+            if line.user == str(user) and listing.is_active(line)
+            for key, native in listing.parse_mark(line.tag, line.id).items()
             if key in requested
         ]
 
     def poll(self) -> Listing:
-        """Four calls, whatever the number of jobs, and one where Slurm counts licences.
+        """List the cluster in four calls, whatever the number of jobs.
 
-        One more while windows are to come, three while processors are reserved.
-
-        The boot time is read after the listing: were the controller restarted in between, the
-        listing would prove less than it does, never more.
+        There is one more call if Slurm counts licences, one while reservations are upcoming, and
+        three while processors are reserved. The boot time is read after the listing: after a
+        restart of the controller in between, the listing proves less, never more.
         """
         access, taken_at = self._access, time.time()
         jobs = access.jobs()
@@ -241,19 +234,19 @@ class Slurm(Adapter):
         controller = access.controller()
         now = time.monotonic()
         since, up_since = self._horizon.update(controller, listed_at, now)
-        clock_offset = time.time() - now  # what turns our monotonic times into those of day
+        clock_offset = time.time() - now  # epoch seconds minus the local monotonic clock
         try:
             user = os.geteuid() if self.launcher is None else None
-            statuses = text.job_statuses(jobs, self.instance, user)
+            statuses = listing.job_statuses(jobs, self.instance, user)
             if user is None:
                 names = {status.owner: user_name_of(int(status.owner)) for status in statuses}
                 statuses = [
                     structs.replace(status, owner=names[status.owner]) for status in statuses
                 ]
-            own_ids = {job.id for job in jobs if text.is_own(job, self.instance, user)}
+            own_ids = {job.id for job in jobs if listing.is_own(job, self.instance, user)}
             available_nodes = self._reservations.available_nodes(jobs, node_lines, taken_at)
-            info = cluster_info.cluster_info(jobs, available_nodes, taken_at, own_ids)
-            coming = self._reservations.upcoming(jobs, available_nodes, taken_at)
+            info = build_cluster_info(jobs, available_nodes, taken_at, own_ids)
+            upcoming_windows = self._reservations.upcoming(jobs, available_nodes, taken_at)
         except ValueError as error:
             raise Unreachable(f"the listing cannot be read: {error}") from None
         accounting = self._accounting.describe_lookup(controller, access.name == SlurmCommands.name)
@@ -261,7 +254,7 @@ class Slurm(Adapter):
             info,
             accounting_source=accounting,
             licences=self._query_licences(),
-            upcoming_windows=coming,
+            upcoming_windows=upcoming_windows,
         )
         self._max_array_size = controller.array_size
         return Listing(
@@ -274,13 +267,11 @@ class Slurm(Adapter):
         )
 
     def _query_licences(self) -> Mapping[str, ManagerLicences]:
-        """What Slurm counts of licences; where it counts none it is asked now and then."""
+        """Return the licences that Slurm counts; while there are none, query at intervals."""
         now = time.monotonic()
         if self._manager_licences or now >= self._next_licence_query:
-            self._manager_licences, self._next_licence_query = (
-                self._access.licences(),
-                now + _LICENCE_QUERY_INTERVAL,
-            )
+            self._manager_licences = self._access.licences()
+            self._next_licence_query = now + _LICENCE_QUERY_INTERVAL
         return self._manager_licences
 
     def query_accounting(self, missing: Sequence[MissingTask]) -> AccountingAnswer:

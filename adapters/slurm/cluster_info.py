@@ -1,4 +1,4 @@
-"""What Slurm says of a whole cluster: partitions, nodes, running and pending work."""
+"""Partitions, free nodes, running and pending jobs of a Slurm cluster, from its listing. Pure."""
 
 from __future__ import annotations
 
@@ -7,36 +7,43 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from metasched.adapters.slurm.listing import (
-    _CANNOT_START,
-    _HOLDS_PROCESSORS,
-    _STATES,
     EMPTY_VALUES,
+    HOLDS_PROCESSORS,
     NO_LIMIT,
     UNUSABLE_FLAGS,
     NodeLine,
     QueueLine,
     parse_duration,
     parse_gres,
+    parse_state,
     parse_time,
     task_count,
 )
 from metasched.model.cluster import ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import State
 
+# Reasons of pending jobs that do not compete for processors. They include limits of accounts and
+# of QOS (Assoc..., QOS...): Slurm passes such jobs over.
+_CANNOT_START = re.compile(
+    r"JobHeld|Dependency|BeginTime|Partition(Config|Down|Inactive|NodeLimit|TimeLimit)"
+    r"|BadConstraints|InactiveLimit|Invalid(Account|QOS)|AccountNotAllowed|QOSNotAllowed"
+    r"|Assoc|QOS|JobArrayTaskLimit|ReservationDeleted|Reservation$|launch_failed|job_requeued"
+)
 
-def cluster_info(
+
+def build_cluster_info(
     jobs: Sequence[QueueLine], node_lines: Sequence[NodeLine], taken_at: float, own_ids: set[str]
 ) -> ClusterInfo:
-    """Everyone's demand and what there is to meet it; `ours` are the ids of our jobs."""
+    """Summarise the load of all users and the free nodes; `own_ids` are jobs of this instance."""
     partitions = _partitions(node_lines)
     tiers = {line.partition.rstrip("*"): int(line.priority_tier) for line in node_lines}
     usable = usable_cpus(node_lines)
     running, waiting = [], []
     owed, pending = 0.0, 0
     for job in jobs:
-        state = _STATES.get(job.state, State.UNKNOWN)
-        if state in _HOLDS_PROCESSORS or job.state == "CONFIGURING":
-            # nothing that moves with the clock: a listing without news must look like the last
+        state = parse_state(job.state)
+        if state in HOLDS_PROCESSORS or job.state == "CONFIGURING":
+            # independent of the clock: unchanged jobs must give an unchanged ClusterInfo
             end = parse_time(job.end) or (parse_time(job.start) or 0.0) + NO_LIMIT
             running.append((end, _min_cpus(job)))
         elif state is State.PENDING and _could_start(job, taken_at):
@@ -59,7 +66,7 @@ def cluster_info(
 
 
 def _min_cpus(job: QueueLine) -> int:
-    return int(job.cpus.partition("-")[0])  # a range while pending: at least so many
+    return int(job.cpus.partition("-")[0])  # a range of a pending job: its minimum
 
 
 def _could_start(job: QueueLine, taken_at: float) -> bool:
@@ -99,20 +106,12 @@ def _partitions(node_lines: Sequence[NodeLine]) -> dict[str, Partition]:
 
 
 def _group_nodes(lines: Iterable[NodeLine]) -> tuple[NodeCapacity, ...]:
-    """Nodes grouped by what they have and what is free."""
-    node_kinds = Counter((_is_usable(line), line.cpus, *line[4:9]) for line in lines)
+    """Group nodes that are alike in capacity and in free resources."""
+    kinds = Counter((_is_usable(line), line.cpus, *line[4:9]) for line in lines)
     groups = []
-    for (
-        up,
-        cpus,
-        memory,
-        used_memory,
-        gres_text,
-        used_gres,
-        features,
-    ), count in node_kinds.items():
+    for (up, cpus, memory, used_memory, gres, used_gres, features), count in kinds.items():
         _, idle, _, total = map(int, cpus.split("/"))
-        used_counts = parse_gres(used_gres)
+        totals, used = parse_gres(gres), parse_gres(used_gres)
         groups.append(
             NodeCapacity(
                 count=count,
@@ -120,11 +119,8 @@ def _group_nodes(lines: Iterable[NodeLine]) -> tuple[NodeCapacity, ...]:
                 free_cpus=idle if up else 0,
                 memory=int(memory),
                 free_memory=max(0, int(memory) - int(used_memory)) if up else 0,
-                gres=parse_gres(gres_text),
-                free_gres={
-                    name: total_count - used_counts.get(name, 0) if up else 0
-                    for name, total_count in parse_gres(gres_text).items()
-                },
+                gres=totals,
+                free_gres={n: count - used.get(n, 0) if up else 0 for n, count in totals.items()},
                 features=() if features in EMPTY_VALUES else tuple(features.split(",")),
                 up=up,
             )
@@ -133,7 +129,7 @@ def _group_nodes(lines: Iterable[NodeLine]) -> tuple[NodeCapacity, ...]:
 
 
 def usable_cpus(node_lines: Iterable[NodeLine]) -> dict[str, tuple[int, int]]:
-    """Processors of each node that can be used: those in use, and all."""
+    """Return (processors in use, all processors) of each usable node."""
     return {line.name: _cpu_counts(line) for line in node_lines if _is_usable(line)}
 
 

@@ -1,4 +1,4 @@
-"""A Slurm cluster by its commands: sbatch, scancel, scontrol, squeue, sinfo, and sacct."""
+"""Access to a Slurm cluster by its commands: sbatch, scancel, scontrol, squeue, sinfo, sacct."""
 
 from __future__ import annotations
 
@@ -19,17 +19,22 @@ from metasched.adapters.commands import (
 )
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient
-from metasched.adapters.slurm import accounting_records as records
-from metasched.adapters.slurm import listing as text
-from metasched.adapters.slurm import reservation_listing as windows
-from metasched.adapters.slurm import submission as batch
+from metasched.adapters.slurm import accounting_records, listing, reservation_listing
 from metasched.adapters.slurm.access import SlurmOptions
+from metasched.adapters.slurm.submission import (
+    array_script,
+    environment_file,
+    error_message,
+    parse_refusal,
+    sbatch_arguments,
+    sbatch_script,
+)
 from metasched.model.cluster import ManagerLicences
 from metasched.model.job import Payload
 
-# sbatch says so, sleeps for a second (later for two, three, ...) and tries again by itself.
+# sbatch prints this, sleeps for a second (later for two, three, ...) and retries by itself.
 _RETRYING = re.compile(r"retrying$", re.MULTILINE)
-_RETRY_SLEEP = 1.0
+_RETRY_SLEEP = 1.0  # seconds
 
 _PROGRAMS = {
     "submit": ("sbatch",),
@@ -42,9 +47,9 @@ T = TypeVar("T")
 
 
 class SlurmCommands:
-    """The commands of the cluster's own release, each started anew for every call.
+    """The commands of the cluster's own release, a new process for each call.
 
-    With a `launcher` what is done for a job is done as its owner, `user`.
+    With a `launcher`, changes to jobs are made as their owner, `user`.
     """
 
     name = "commands"
@@ -68,15 +73,15 @@ class SlurmCommands:
         }
 
     def submit(self, submission: Submission, index: int) -> str:
-        arguments = batch.sbatch_arguments(submission, index, self._settings.tag_field)
-        script = batch.sbatch_script(submission.payload.script)
-        variables = batch.environment_file(submission, index, self._cluster)
+        arguments = sbatch_arguments(submission, index, self._settings.tag_field)
+        script = sbatch_script(submission.payload.script)
+        variables = environment_file(submission, index, self._cluster)
         return self._sbatch(submission.payload, arguments, variables, script)
 
     def submit_array(self, submission: Submission, indices: Sequence[int]) -> str:
-        arguments = batch.sbatch_arguments(submission, None, self._settings.tag_field, indices)
-        script = batch.array_script(submission, indices, self._cluster)
-        variables = batch.environment_file(submission, indices[0], self._cluster)
+        arguments = sbatch_arguments(submission, None, self._settings.tag_field, indices)
+        script = array_script(submission, indices, self._cluster)
+        variables = environment_file(submission, indices[0], self._cluster)
         return self._sbatch(submission.payload, arguments, variables, script)
 
     def _sbatch(
@@ -92,8 +97,8 @@ class SlurmCommands:
                 payload=payload,
             )
         if result.exit_code != 0:
-            uncertain = Unreachable(f"sbatch: {batch.error_message(result.stderr)}")
-            raise (result.exit_code > 0 and batch.parse_refusal(result.stderr)) or uncertain
+            uncertain = Unreachable(f"sbatch: {error_message(result.stderr)}")
+            raise (result.exit_code > 0 and parse_refusal(result.stderr)) or uncertain
         job_id = result.stdout.strip().partition(";")[0]
         if not job_id.isdecimal():
             raise Unreachable(f"sbatch answered {result.stdout[:80]!r}, not a job id")
@@ -101,18 +106,18 @@ class SlurmCommands:
 
     def jobs(
         self, *, ids: Sequence[str] = (), user: int | None = None, split_arrays: bool = False
-    ) -> list[text.QueueLine]:
-        # --array of 22.05 leaves the last task of 0-8:2 out
+    ) -> list[listing.QueueLine]:
+        # --array of 22.05 omits the last task of 0-8:2
         filters = ["--states=all", *(["--array"] if split_arrays else [])]
         job_ids = sorted({native_id.partition("_")[0] for native_id in ids})
-        if 0 < len(job_ids) <= text.IDS_PER_CALL:
+        if 0 < len(job_ids) <= listing.IDS_PER_CALL:
             filters.append(f"--jobs={','.join(job_ids)}")
         elif user is not None:
             filters.append(f"--user={user}")
-        field_names = (*text.QUEUE_FIELDS, self._settings.tag_field)
+        field_names = (*listing.QUEUE_FIELDS, self._settings.tag_field)
         try:
             return self._query_listing(
-                "squeue", text.parse_queue, field_names, "--noconvert", *filters
+                "squeue", listing.parse_queue, field_names, "--noconvert", *filters
             )
         except Unreachable as error:
             if ids and "Invalid job id" in error.reason:
@@ -120,35 +125,39 @@ class SlurmCommands:
             raise
 
     def release_version(self) -> tuple[int, int]:
-        """Major and minor number of the cluster's release, as its commands tell it."""
-        return self._query(text.parse_release, "sinfo", "--version")
+        """Return (major, minor) of the release of the cluster's commands."""
+        return self._query(listing.parse_release, "sinfo", "--version")
 
-    def nodes(self) -> list[text.NodeLine]:
+    def nodes(self) -> list[listing.NodeLine]:
         return self._query_listing(
-            "sinfo", text.parse_nodes, text.NODE_FIELDS, "--Node", "--noconvert"
+            "sinfo", listing.parse_nodes, listing.NODE_FIELDS, "--Node", "--noconvert"
         )
 
-    def controller(self) -> text.ControllerInfo:
-        return self._query(text.parse_controller, "scontrol", "show", "config")
+    def controller(self) -> listing.ControllerInfo:
+        return self._query(listing.parse_controller, "scontrol", "show", "config")
 
     def licences(self) -> dict[str, ManagerLicences]:
-        return self._query(text.parse_licences, "scontrol", "--oneliner", "show", "licenses")
+        return self._query(listing.parse_licences, "scontrol", "--oneliner", "show", "licenses")
 
-    def reservations(self) -> list[windows.SlurmReservation]:
-        """Everybody's."""
+    def reservations(self) -> list[reservation_listing.SlurmReservation]:
+        """List the reservations of all users."""
         return self._query(
-            windows.parse_reservations, "scontrol", "--oneliner", "show", "reservation"
+            reservation_listing.parse_reservations, "scontrol", "--oneliner", "show", "reservation"
         )
 
-    def reserved_jobs(self) -> list[windows.ReservedJob]:
-        """Jobs in reservations that have not ended."""
+    def reserved_jobs(self) -> list[reservation_listing.ReservedJob]:
+        """List active jobs in reservations."""
         return self._query_listing(
-            "squeue", windows.parse_reserved_jobs, windows.RESERVED_JOB_FIELDS
+            "squeue",
+            reservation_listing.parse_reserved_jobs,
+            reservation_listing.RESERVED_JOB_FIELDS,
         )
 
-    def cores(self) -> dict[str, windows.NodeCores]:
-        """What each node has."""
-        return self._query_listing("sinfo", windows.parse_cores, windows.CORES_FIELDS, "--Node")
+    def cores(self) -> dict[str, reservation_listing.NodeCores]:
+        """Return the cores of each node."""
+        return self._query_listing(
+            "sinfo", reservation_listing.parse_cores, reservation_listing.CORES_FIELDS, "--Node"
+        )
 
     def _query_listing(
         self,
@@ -161,56 +170,67 @@ class SlurmCommands:
         fields = ",".join(f"{name}:{delimiter}" for name in field_names)
         return self._query(
             lambda output: parse(output, delimiter),
-            *(program, "--noheader", "--all", *options, f"--Format={fields}"),
+            program,
+            "--noheader",
+            "--all",
+            *options,
+            f"--Format={fields}",
         )
 
     def scontrol(self, *arguments: str) -> str:
-        """Have scontrol change something, as this account; what was said against it."""
+        """Run scontrol as this account; return its error message, "" if it succeeded."""
         result = self._run("scontrol", *arguments)
-        return "" if result.exit_code == 0 else batch.error_message(result.stderr)
+        return "" if result.exit_code == 0 else error_message(result.stderr)
 
     def hold(self, ids: Collection[str]) -> str:
-        results = [self._run_as_owner("hold", *arguments) for arguments in text.job_arguments(ids)]
+        results = [
+            self._run_as_owner("hold", *arguments) for arguments in listing.job_arguments(ids)
+        ]
         return "; ".join(
-            batch.error_message(result.stderr) for result in results if result.exit_code != 0
+            error_message(result.stderr) for result in results if result.exit_code != 0
         )
 
     def release(self, ids: Collection[str]) -> None:
-        for arguments in text.job_arguments(ids):
+        for arguments in listing.job_arguments(ids):
             self._run_as_owner("release", *arguments)
 
     def cancel(self, ids: Collection[str]) -> None:
-        for arguments in text.job_arguments(ids):
+        for arguments in listing.job_arguments(ids):
             result = self._run_as_owner("cancel", *arguments)
-            # It is no error that a job has ended meanwhile; scancel then says so or nothing.
+            # An ended job is no error; scancel may or may not report it.
             if result.exit_code != 0 and not re.search("Invalid job id|already", result.stderr):
-                raise Unreachable(f"scancel: {batch.error_message(result.stderr)}")
+                raise Unreachable(f"scancel: {error_message(result.stderr)}")
 
-    def sacct(self, *filters: str) -> list[records.SlurmRecord]:
+    def sacct(self, *filters: str) -> list[accounting_records.SlurmRecord]:
         delimiter = _delimiter()
         options = ("--noheader", "--allocations", "--duplicates", "--parsable")
         return self._query(
-            lambda output: records.parse_sacct(output, delimiter, self._settings.tag_field),
-            *("sacct", *options, f"--delimiter={delimiter}", *filters),
-            f"--format={','.join(records.SACCT_FIELDS)}",
+            lambda output: accounting_records.parse_sacct(
+                output, delimiter, self._settings.tag_field
+            ),
+            "sacct",
+            *options,
+            f"--delimiter={delimiter}",
+            *filters,
+            f"--format={','.join(accounting_records.SACCT_FIELDS)}",
         )
 
     def unsent_messages(self) -> int:
-        return self._query(records.parse_unsent_messages, "sdiag")
+        return self._query(accounting_records.parse_unsent_messages, "sdiag")
 
     def purge_age(self) -> float | None:
         return self._query(
-            records.parse_purge_age, "sacctmgr", "--noheader", "show", "configuration"
+            accounting_records.parse_purge_age, "sacctmgr", "--noheader", "show", "configuration"
         )
 
     def _query(self, parse: Callable[[str], T], program: str, *arguments: str) -> T:
         result = self._run(program, *arguments)
         if result.exit_code != 0:
-            raise Unreachable(f"{program}: {batch.error_message(result.stderr)}")
+            raise Unreachable(f"{program}: {error_message(result.stderr)}")
         try:
             return parse(result.stdout)
         except ValueError as error:
-            raise Unreachable(f"{program}: the answer cannot be read: {error}") from None
+            raise Unreachable(f"{program}: unexpected output: {error}") from None
 
     def _run_as_owner(
         self,
@@ -219,9 +239,9 @@ class SlurmCommands:
         files: tuple[int, int] | None = None,
         payload: Payload | None = None,
     ) -> CommandResult:
-        """The answer of a command that changes something, given as the owner of the job.
+        """Run a command that changes a job, as the job's owner.
 
-        `files` are its standard input and another one that it reads.
+        `files` are the descriptors of its standard input and of another file that it reads.
         """
         stdin, extra_fd = files or (None, None)
         if self._launcher is None:
@@ -253,7 +273,7 @@ class SlurmCommands:
         pass_fds: Sequence[int] = (),
         umask: int = -1,
     ) -> CommandResult:
-        """The answer of one command of this cluster; Unreachable if none came in time."""
+        """Run a command of this cluster. Raises Unreachable if it does not end in time."""
         path = os.path.join(self._settings.bin_dir, program) if self._settings.bin_dir else program
         with _full_queue_is_refused():
             return run_command(
@@ -269,12 +289,12 @@ class SlurmCommands:
 
 @contextmanager
 def _full_queue_is_refused() -> Iterator[None]:
-    """Refused instead of Stopped, if sbatch was caught asleep between two tries."""
+    """Convert CommandAborted to Refused if sbatch was killed while it slept before a retry."""
     try:
         yield
-    except CommandAborted as stopped:
-        if stopped.detection_delay < _RETRY_SLEEP:
-            raise Refused(batch.error_message(stopped.stderr), retryable=True) from None
+    except CommandAborted as aborted:
+        if aborted.detection_delay < _RETRY_SLEEP:
+            raise Refused(error_message(aborted.stderr), retryable=True) from None
         raise
 
 
@@ -286,5 +306,5 @@ _ABORT_CHECKS = {"sbatch": _is_retrying}
 
 
 def _delimiter() -> str:
-    """Ends each field of a listing; other people's free text cannot contain it but by chance."""
+    """Return a random delimiter of fields, which free text of other users will not contain."""
     return f"|{secrets.token_hex(4)}|"

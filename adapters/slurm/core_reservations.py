@@ -1,10 +1,10 @@
-"""Advance reservations of processors of one Slurm cluster: Slurm chooses the cores itself.
+"""Advance reservations of processors on a Slurm cluster, which chooses the cores itself.
 
-Slurm reserves cores, with all their processors. It is told how many, and takes them on one node if
-it can: lists of nodes with a number for each are gone from 24.11 on. Slurm 22.05, measured: cores
-are taken round those of others' windows and of jobs that may still run then; they are never
-changed, so that what replaces a reservation is made beside it, under another name, and jobs that
-wait go over to it; one in which jobs wait or run cannot be deleted.
+Slurm reserves cores with all their processors. It is given their number, and takes them on one node
+if it can; releases from 24.11 on take no number for each node. Measured with Slurm 22.05: it avoids
+cores of other reservations and of jobs that may still run then. It never changes the cores of a
+reservation. So a replacement is created under an alternate name, and pending jobs move to it. A
+reservation with pending or running jobs cannot be deleted.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from metasched.adapters.errors import Refused, Unreachable
-from metasched.adapters.slurm import listing as text
-from metasched.adapters.slurm import reservation_listing as windows
+from metasched.adapters.slurm.listing import NodeLine, QueueLine
 from metasched.adapters.slurm.node_reservations import (
     NodeReservations,
     check_error,
@@ -22,55 +21,61 @@ from metasched.adapters.slurm.node_reservations import (
     has_jobs,
     scontrol_time,
 )
-from metasched.adapters.slurm.reservation_listing import SlurmReservation, base_name
+from metasched.adapters.slurm.reservation_listing import (
+    SlurmReservation,
+    alternate_name,
+    base_name,
+    build_pool,
+    nodes_outside_reservations,
+    own_reservations,
+)
 from metasched.model.reservation import reservation_id
-from metasched.model.survey import ReservationSpec, Survey
+from metasched.model.survey import ProcessorPool, ReservationSpec, Survey
 
-_MAX_MOVES = 10  # reservations that are moved at the most to make room for one
+_MAX_MOVES = 10  # reservations that are moved to make room for a new one
 
 
 class CoreReservations(NodeReservations):
-    """Those of one cluster, each so many cores of the default partition."""
+    """The reservations of a cluster, each a number of cores of the default partition."""
 
     def survey(
-        self, jobs: Iterable[text.QueueLine], node_lines: Sequence[text.NodeLine], taken_at: float
+        self,
+        jobs: Iterable[QueueLine],
+        node_lines: Sequence[NodeLine],
+        taken_at: float,
     ) -> Survey:
         reservations, cores = self._commands.reservations(), self._commands.cores()
         reserved_ids = {job.id for job in self._commands.reserved_jobs()}
-        up_nodes = [
-            name for name, is_up in default_nodes(node_lines).items() if is_up and name in cores
-        ]
-        pools = (
-            (windows.build_pool(up_nodes, cores, jobs, reservations, reserved_ids, taken_at),)
-            if up_nodes
-            else ()
-        )
-        return Survey(taken_at, (), windows.own_reservations(reservations, self._instance), pools)
+        nodes = default_nodes(node_lines)
+        up_nodes = [name for name, is_up in nodes.items() if is_up and name in cores]
+        pools: tuple[ProcessorPool, ...] = ()
+        if up_nodes:
+            pools = (build_pool(up_nodes, cores, jobs, reservations, reserved_ids, taken_at),)
+        return Survey(taken_at, (), own_reservations(reservations, self._instance), pools)
 
     def available_nodes(
-        self, jobs: Sequence[text.QueueLine], node_lines: Sequence[text.NodeLine], taken_at: float
-    ) -> Sequence[text.NodeLine]:
+        self,
+        jobs: Sequence[QueueLine],
+        node_lines: Sequence[NodeLine],
+        taken_at: float,
+    ) -> Sequence[NodeLine]:
         if not any("reserved" in line.state.lower() for line in node_lines):
             return node_lines
         reservations, cores = self._commands.reservations(), self._commands.cores()
         reservation_by_job = {job.id: job.reservation for job in self._commands.reserved_jobs()}
-        return windows.available_nodes(
+        return nodes_outside_reservations(
             node_lines, cores, jobs, reservations, reservation_by_job, taken_at
         )
 
     def reserve(self, spec: ReservationSpec) -> None:
-        """Have it made once, on nodes that are up; what was made besides is deleted."""
+        """Create the reservation on nodes that are up; delete its other versions."""
         node_lines = self._commands.nodes()
         if any("unknown" in line.state.lower() for line in node_lines):
-            raise Unreachable("the controller has not heard from all of its nodes as yet")
-        up_nodes = {current for current, is_up in default_nodes(node_lines).items() if is_up}
+            raise Unreachable("the state of some nodes is unknown after a start of the controller")
+        up_nodes = {name for name, is_up in default_nodes(node_lines).items() if is_up}
         reservations = self._commands.reservations()
         existing = _versions_of(reservations, spec.name)
-        usable = [
-            reservation.name
-            for reservation in existing
-            if reservation.cores == spec.size and up_nodes.issuperset(reservation.nodes)
-        ]
+        usable = [r.name for r in existing if r.cores == spec.size and up_nodes.issuperset(r.nodes)]
         if len(existing) > 1 and not usable:
             self._replace(existing[0].name, existing[-1].name)
             return self.reserve(spec)
@@ -85,7 +90,7 @@ class CoreReservations(NodeReservations):
             super().delete(reservation.name)
 
     def current_name(self, name: str) -> str:
-        """Refused, to be tried again, if there is none."""
+        """Return the name of the newest version. Raises Refused, retryable, if there is none."""
         existing = _versions_of(self._commands.reservations(), name)
         if not existing:
             raise Refused(f"no reservation {name}", retryable=True)
@@ -94,18 +99,19 @@ class CoreReservations(NodeReservations):
     def _create_with_room(
         self, spec: ReservationSpec, reservations: Sequence[SlurmReservation]
     ) -> str:
-        """Make a new one, and room for it by moving ours that have not begun; its name.
+        """Create a reservation; if necessary, move reservations of this instance. Return its name.
 
-        What Slurm chose for these may be in the way although there are cores enough.
+        The cores that Slurm chose for other reservations may leave no room, although there are
+        enough cores. Only reservations that have not started are moved.
         """
         now = time.time()
         movable = [
-            reservation
-            for reservation in sorted(reservations, key=lambda reservation: reservation.start)
-            if reservation_id(base_name(reservation.name), self._instance) is not None
-            and base_name(reservation.name) != spec.name
-            and now < reservation.start < spec.end
-            and spec.start < reservation.end
+            r
+            for r in sorted(reservations, key=lambda r: r.start)
+            if reservation_id(base_name(r.name), self._instance) is not None
+            and base_name(r.name) != spec.name
+            and now < r.start < spec.end
+            and spec.start < r.end
         ]
         refusal = Refused("")
         for reservation in (None, *movable[:_MAX_MOVES]):
@@ -117,53 +123,47 @@ class CoreReservations(NodeReservations):
                 refusal = error
         raise refusal
 
-    def _move(
-        self, reservation: SlurmReservation, reservations: Iterable[SlurmReservation]
-    ) -> None:
-        """Have other cores for one. Refused if there are none."""
-        name = base_name(reservation.name)
+    def _move(self, moved: SlurmReservation, reservations: Iterable[SlurmReservation]) -> None:
+        """Move a reservation to other cores. Raises Refused if there are none."""
+        name = base_name(moved.name)
         names = [version.name for version in _versions_of(reservations, name)]
-        if len(names) > 1:  # an earlier call has not come to its end
+        if len(names) > 1:  # an earlier call did not complete
             replacement = names[-1]
         else:
-            spec = ReservationSpec(
-                name, reservation.users, reservation.start, reservation.end, (), reservation.cores
-            )
+            spec = ReservationSpec(name, moved.users, moved.start, moved.end, (), moved.cores)
             replacement = self._create(spec, reservations)
         self._replace(names[0], replacement)
 
     def _create(self, spec: ReservationSpec, reservations: Iterable[SlurmReservation]) -> str:
-        """The name of a new one. Refused if it cannot be had."""
-        existing = [reservation.name for reservation in _versions_of(reservations, spec.name)]
-        name = windows.alternate_name(existing[0]) if existing else spec.name
+        """Create a reservation and return its name. Raises Refused if that is impossible."""
+        existing = [r.name for r in _versions_of(reservations, spec.name)]
+        name = alternate_name(existing[0]) if existing else spec.name
         error = ""
-        for node_options in (("NodeCnt=1",), ()):
+        for node_options in (["NodeCnt=1"], []):
             error = self._commands.scontrol(
-                *("create", "reservation", f"ReservationName={name}", f"Users={spec.user}"),
-                *(f"StartTime={scontrol_time(spec.start)}", f"EndTime={scontrol_time(spec.end)}"),
-                *(f"CoreCnt={spec.size}", *node_options, "Flags=STATIC_ALLOC"),
+                "create",
+                "reservation",
+                f"ReservationName={name}",
+                f"Users={spec.user}",
+                f"StartTime={scontrol_time(spec.start)}",
+                f"EndTime={scontrol_time(spec.end)}",
+                f"CoreCnt={spec.size}",
+                *node_options,
+                "Flags=STATIC_ALLOC",
             )
             if not error:
                 break
         if "CoreCnt" in error:
             raise Refused('its SelectType reserves no cores; write reservation_unit = "node"')
-        if "Duplicate" in error:  # an earlier call of ours has arrived after all
+        if "Duplicate" in error:  # an earlier call has arrived late
             raise Unreachable(f"{name}: {error}")
         check_error(error)
         return name
 
     def _replace(self, old_name: str, new_name: str) -> None:
-        """Delete it; what waits in it goes over to the new one, what runs in it is let run."""
-        reserved_jobs = [
-            job_line
-            for job_line in self._commands.reserved_jobs()
-            if job_line.reservation == old_name
-        ]
-        pending_ids = [
-            job_line.id.partition("_")[0]
-            for job_line in reserved_jobs
-            if job_line.state == "PENDING"
-        ]
+        """Delete a reservation; its pending jobs move to the new one, its running jobs continue."""
+        jobs = [job for job in self._commands.reserved_jobs() if job.reservation == old_name]
+        pending_ids = [job.id.partition("_")[0] for job in jobs if job.state == "PENDING"]
         for job_id in dict.fromkeys(pending_ids):
             self._commands.scontrol("update", f"JobId={job_id}", f"ReservationName={new_name}")
         error = self._commands.scontrol("delete", f"ReservationName={old_name}")
@@ -173,5 +173,5 @@ class CoreReservations(NodeReservations):
 
 
 def _versions_of(reservations: Iterable[SlurmReservation], name: str) -> list[SlurmReservation]:
-    """The one of that name, and what replaces it."""
-    return [reservation for reservation in reservations if base_name(reservation.name) == name]
+    """Return the reservation of that name, and its replacement."""
+    return [r for r in reservations if base_name(r.name) == name]

@@ -1,8 +1,8 @@
-"""What Slurm's listings say, read into the model: pure text in, rows and facts out.
+"""Output of Slurm's commands, parsed: jobs, nodes, the controller. Pure.
 
-Written for the answers of Slurm 22.05 to 26.05 under SLURM_TIME_FORMAT=%s, --noconvert and
-SLURM_BITSTR_LEN=0 (times in epoch seconds, plain numbers, array ranges in full). Text that
-cannot be read raises ValueError: a listing that is understood by half proves nothing.
+Written for Slurm 22.05 to 26.05 with SLURM_TIME_FORMAT=%s, --noconvert and SLURM_BITSTR_LEN=0
+(times in epoch seconds, plain numbers, array ranges in full). Functions raise ValueError for
+unexpected text: a partly understood listing proves nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from metasched.model.job import State
 from metasched.model.listing import JobStatus
 from metasched.model.tags import parse_tag
 
-IDS_PER_CALL = 500
-NO_LIMIT = 365 * 86400.0  # seconds; stands for a job's UNLIMITED where a number is needed
-_LIMIT_CHECK_INTERVAL = 30.0  # seconds between two looks of slurmctld at time limits
+IDS_PER_CALL = 500  # job ids in one command line
+NO_LIMIT = 365 * 86400.0  # seconds; stands for UNLIMITED where a number is needed
+_LIMIT_CHECK_INTERVAL = 30.0  # seconds between checks of time limits by slurmctld
 
 QUEUE_FIELDS = (
     *("jobarrayid", "userid", "state", "partition", "numcpus", "timelimit", "submittime"),
@@ -41,7 +41,7 @@ _STATES = {
     "REQUEUE_HOLD": State.PENDING,
     "RESV_DEL_HOLD": State.PENDING,
     "SPECIAL_EXIT": State.PENDING,
-    "CONFIGURING": State.PENDING,  # nodes are being made ready; the script has not begun
+    "CONFIGURING": State.PENDING,  # nodes are being prepared; the script has not started
     "RUNNING": State.RUNNING,
     "COMPLETING": State.RUNNING,
     "RESIZING": State.RUNNING,
@@ -62,7 +62,7 @@ _STATES = {
     "OUT_OF_MEMORY": State.OUT_OF_MEMORY,
     "REVOKED": State.UNKNOWN,  # a sibling of a federation has taken it over
 }
-_HOLDS_PROCESSORS = {State.RUNNING, State.SUSPENDED}
+HOLDS_PROCESSORS = {State.RUNNING, State.SUSPENDED}
 _ACTIVE = {State.PENDING, State.RUNNING, State.SUSPENDED, State.UNKNOWN}
 _HAS_STATUS = {
     *(State.COMPLETED, State.FAILED, State.TIMEOUT, State.CANCELLED),
@@ -70,13 +70,7 @@ _HAS_STATUS = {
 }
 EMPTY_VALUES = {"", "(null)", "None", "N/A", "Unknown", "NONE"}
 
-# Reasons with which a pending job takes no part in the competition for processors. Limits of
-# accounts and of QOS (Assoc..., QOS...) too: Slurm passes such jobs over.
-_CANNOT_START = re.compile(
-    r"JobHeld|Dependency|BeginTime|Partition(Config|Down|Inactive|NodeLimit|TimeLimit)"
-    r"|BadConstraints|InactiveLimit|Invalid(Account|QOS)|AccountNotAllowed|QOSNotAllowed"
-    r"|Assoc|QOS|JobArrayTaskLimit|ReservationDeleted|Reservation$|launch_failed|job_requeued"
-)
+
 UNUSABLE_FLAGS = {
     *("down", "unknown", "error", "future", "drain", "fail", "not_responding", "invalid_reg"),
     *("invalid", "reboot_requested", "reboot_issued", "powering_down", "maint", "reserved"),
@@ -85,24 +79,24 @@ UNUSABLE_FLAGS = {
 
 
 class QueueLine(NamedTuple):
-    """One record of squeue, as printed; `tag` is the comment or the name."""
+    """One record of squeue, as printed."""
 
-    id: str
-    user: str
+    id: str  # 7, 7_4 or, for pending tasks of an array, 7_[1-9:2,12]
+    user: str  # user id
     state: str
     partition: str
-    cpus: str
-    limit: str
+    cpus: str  # a number or, of a pending job, a range
+    limit: str  # [D-]HH:MM:SS
     submitted: str
     eligible: str
     start: str
     end: str
     restarts: str
-    status: str
+    status: str  # exit status
     priority: str
     nodes: str
     reason: str
-    tag: str
+    tag: str  # the comment, wckey or name
 
 
 class NodeLine(NamedTuple):
@@ -120,42 +114,36 @@ class NodeLine(NamedTuple):
     available: str
     limit: str
     default_limit: str
-    job_sizes: str  # least-most nodes of a job
+    job_sizes: str  # minimum-maximum nodes of a job
     priority_tier: str
 
 
 @dataclass(frozen=True)
 class ControllerInfo:
-    """What `scontrol show config` says, in the controller's clock (seconds).
+    """The output of `scontrol show config`."""
 
-    `min_job_age` None: ended jobs are never forgotten. Task ids of an array are below
-    `array_size`. `slurmdbd`: there is accounting, which keeps comments if `comments`; `completions`
-    is the file of jobcomp/filetxt. `overrun` are the seconds for which a job may hold its nodes
-    after its limit; None: not told. `select` is what chooses nodes.
-    """
-
-    now: float
-    boot: float
-    min_job_age: float | None
-    array_size: int = 0
-    slurmdbd: bool = False
-    comments: bool = False
-    completions: str | None = None
-    overrun: float | None = None
-    select: str = ""
+    now: float  # epoch seconds of the controller's clock
+    boot: float  # epoch seconds of the controller's clock
+    min_job_age: float | None  # seconds that ended jobs stay listed; None: without limit
+    array_size: int = 0  # task ids of an array are below it
+    slurmdbd: bool = False  # accounting by slurmdbd
+    comments: bool = False  # slurmdbd stores comments
+    completions: str | None = None  # path of the file of jobcomp/filetxt
+    overrun: float | None = None  # seconds a job may hold nodes after its limit; None: unknown
+    select: str = ""  # SelectType
 
 
 def comma_lists(ids: Collection[str]) -> Iterator[str]:
-    """The ids as comma-separated lists, none too long for a command line."""
+    """Yield the ids as comma-separated lists that fit into a command line."""
     id_list = list(ids)
     for start in range(0, len(id_list), IDS_PER_CALL):
         yield ",".join(id_list[start : start + IDS_PER_CALL])
 
 
 def job_arguments(ids: Collection[str]) -> Iterator[list[str]]:
-    """The ids as words for scontrol and scancel, which take `7_[1-3,9]` for tasks of an array.
+    """Yield the ids as arguments of scontrol and scancel, tasks of an array as `7_[1-3,9]`.
 
-    They take no steps (`1-9:2`), unlike sbatch.
+    Unlike sbatch, these commands take no steps (`1-9:2`).
     """
     arrays: dict[str, list[int]] = {}
     for native_id in ids:
@@ -175,7 +163,7 @@ def job_arguments(ids: Collection[str]) -> Iterator[list[str]]:
 
 
 def _ranges(tasks: Sequence[int]) -> list[str]:
-    """Ascending numbers as ranges: `1-3`, `7`."""
+    """Return ascending numbers as ranges: `1-3`, `7`."""
     ranges = []
     for _, run in groupby(enumerate(tasks), key=lambda pair: pair[1] - pair[0]):
         numbers = [task for _, task in run]
@@ -184,9 +172,10 @@ def _ranges(tasks: Sequence[int]) -> list[str]:
 
 
 def separate_arrays(ids: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The ids in two parts, no array whole in the first one, and one task of each in the second.
+    """Divide the ids into two lists; the second contains one task of each array.
 
-    Held so, every task gets a record of its own, which tells what has become of it.
+    If the lists are held one after the other, Slurm splits off a record for every task. The
+    record later shows the task's end.
     """
     first, last_by_array = [], {}
     for native_id in ids:
@@ -199,7 +188,10 @@ def separate_arrays(ids: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def split_records(text: str, delimiter: str, width: int) -> list[list[str]]:
-    """Lines of `width` fields that each end in `delimiter`, whatever newlines they hold."""
+    """Split text into records of `width` fields, each ending in `delimiter`.
+
+    Fields may contain newlines.
+    """
     if not text.strip():
         return []
     fields = text.split(delimiter)
@@ -208,27 +200,27 @@ def split_records(text: str, delimiter: str, width: int) -> list[list[str]]:
     lines = [fields[i : i + width] for i in range(0, len(fields), width)]
     for line in lines[1:]:
         if not line[0].startswith("\n"):
-            raise ValueError(f"a line begins with {line[0][:20]!r}")
+            raise ValueError(f"a record starts with {line[0][:20]!r}, not on a new line")
         line[0] = line[0][1:]
     return lines
 
 
 def parse_queue(text: str, delimiter: str) -> list[QueueLine]:
-    """The records of squeue with QUEUE_FIELDS and the field of the tag, all ending so."""
+    """Parse the output of squeue with QUEUE_FIELDS and the tag's field."""
     return [QueueLine(*line) for line in split_records(text, delimiter, len(QueueLine._fields))]
 
 
 def parse_nodes(text: str, delimiter: str) -> list[NodeLine]:
-    """The records of sinfo with NODE_FIELDS, all ending in `delimiter`."""
+    """Parse the output of sinfo with NODE_FIELDS."""
     return [NodeLine(*line) for line in split_records(text, delimiter, len(NodeLine._fields))]
 
 
 def parse_controller(text: str) -> ControllerInfo:
-    """What the answer of `scontrol show config` says. ValueError if a time is not in it."""
+    """Parse the output of `scontrol show config`."""
     now = re.search(r"^Configuration data as of (\d+)", text, re.MULTILINE)
     config = dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", text, re.MULTILINE))
     if now is None or "BOOT_TIME" not in config or "MinJobAge" not in config:
-        raise ValueError("no times in the answer of scontrol show config")
+        raise ValueError("no times in the output of scontrol show config")
     return ControllerInfo(
         now=float(now[1]),
         boot=float(config["BOOT_TIME"]),
@@ -254,7 +246,7 @@ def _overrun(config: Mapping[str, str]) -> float | None:
 
 
 def parse_licences(text: str) -> dict[str, ManagerLicences]:
-    """The licences of `scontrol --oneliner show licenses`, those that others reserve as taken."""
+    """Parse the output of `scontrol --oneliner show licenses`; reserved licences count as used."""
     licences = {}
     for line in text.splitlines():
         fields = dict(re.findall(r"(\w+)=(\S*)", line))
@@ -268,20 +260,20 @@ def parse_licences(text: str) -> dict[str, ManagerLicences]:
 
 
 def parse_release(text: str) -> tuple[int, int]:
-    """Major and minor number in `slurm 24.11.5` or `slurm-wlm 22.05.8`."""
+    """Return (major, minor) of `slurm 24.11.5` or `slurm-wlm 22.05.8`."""
     match = re.match(r"slurm\S* (\d+)\.(\d+)", text)
     if match is None:
-        raise ValueError(f"{text[:40]!r} tells no release of Slurm")
+        raise ValueError(f"{text[:40]!r} is no release of Slurm")
     return int(match[1]), int(match[2])
 
 
 def parse_time(text: str) -> float | None:
-    """A time of day; None where Slurm has none."""
+    """Return epoch seconds; None if the field is empty."""
     return None if text in EMPTY_VALUES else float(int(text))
 
 
 def parse_duration(text: str) -> float | None:
-    """Seconds of `[D-]HH:MM:SS` or `MM:SS`; None for no limit and for none said."""
+    """Return the seconds of `[D-]HH:MM:SS` or `MM:SS`; None for no limit or an unset limit."""
     if text.lower() in {"unlimited", "infinite", "not_set", "partition_limit", "n/a", "invalid"}:
         return None
     days, dash, rest = text.rpartition("-")
@@ -292,10 +284,10 @@ def parse_duration(text: str) -> float | None:
 
 
 def parse_exit_status(text: str) -> tuple[int | None, int | None]:
-    """(exit code, signal) from a wait status such as 2304, or from `9:0` of later releases.
+    """Return (exit code, signal) of a wait status such as 2304, or `9:0` in later releases.
 
-    Both None if it is neither: a code above zero together with a signal is Slurm's own error
-    number (4021: the script could not be launched).
+    Both are None for Slurm's own error numbers, which have a code and a signal (4021: the script
+    could not be launched).
     """
     code, colon, signal = text.partition(":")
     status = (int(code), int(signal)) if colon else (int(code) >> 8, int(code) & 0x7F)
@@ -308,7 +300,7 @@ def parse_exit_status(text: str) -> tuple[int | None, int | None]:
 
 
 def task_count(job: str) -> int:
-    """How many tasks a record stands for: `7_[1-9:2,12%3]` for six, `7` and `7_4` for one."""
+    """Return the number of tasks of a record: 6 for `7_[1-9:2,12%3]`, 1 for `7` and `7_4`."""
     match = re.search(r"_\[([^\]%]*)", job)
     if match is None:
         return 1
@@ -321,7 +313,7 @@ def task_count(job: str) -> int:
 
 
 def parse_gres(text: str) -> dict[str, int]:
-    """`gpu:a100:2(S:0-1),shard:8` as {"gpu": 2, "gpu:a100": 2, "shard": 8}."""
+    """Parse `gpu:a100:2(S:0-1),shard:8` to {"gpu": 2, "gpu:a100": 2, "shard": 8}."""
     counts: Counter[str] = Counter()
     for part in re.sub(r"\([^)]*\)", "", text).split(","):
         *names, count = part.split(":")
@@ -332,17 +324,18 @@ def parse_gres(text: str) -> dict[str, int]:
 
 
 def format_mark(tag: str, index: int | None) -> str:
-    """What a job carries in Slurm: the tag of its sending, with its index if that is not 0.
+    """Return the mark that a job carries in Slurm: its tag, and its index if that is not 0.
 
-    None: an array, whose tasks are told by their ids.
+    With index None the mark is that of an array, whose task ids are the indices.
     """
     return f"{tag}/a" if index is None else f"{tag}/{index}" if index else tag
 
 
 def parse_mark(text: str, job: str) -> dict[tuple[str, int], str]:
-    """The tasks, as (tag, index), that a job with this mark and id stands for, with their ids.
+    """Return the native ids, by (tag, index), of the tasks of a job with this mark and id.
 
-    None for other people's texts, nor for an array of which all that waited was cancelled at once.
+    The result is empty for text of other users, and for an array whose pending tasks were all
+    cancelled together.
     """
     tag, _, index = text.partition("/")
     if index != "a":
@@ -354,7 +347,7 @@ def parse_mark(text: str, job: str) -> dict[tuple[str, int], str]:
 
 
 def parse_state(name: str) -> State:
-    """The state that a word of Slurm's means."""
+    """Return the state that a name of Slurm stands for."""
     return _STATES.get(name, State.UNKNOWN)
 
 
@@ -363,12 +356,15 @@ def has_ended(state: State) -> bool:
 
 
 def is_active(line: QueueLine) -> bool:
-    """Whether the job has not ended."""
+    """Return whether the job has not ended."""
     return parse_state(line.state) in _ACTIVE
 
 
 def is_own(line: QueueLine, instance: str, user: int | None) -> bool:
-    """Whether it is a job of `instance`, and of `user`, if any: others may forge a tag."""
+    """Return whether the job has a tag of `instance` and, if given, the owner `user`.
+
+    Other users may forge a tag.
+    """
     return (
         user in (None, int(line.user))
         and parse_tag(line.tag.partition("/")[0], instance) is not None
@@ -376,7 +372,7 @@ def is_own(line: QueueLine, instance: str, user: int | None) -> bool:
 
 
 def job_statuses(lines: Iterable[QueueLine], instance: str, user: int | None) -> list[JobStatus]:
-    """Our tasks; if `user` is None each with the user id of its owner."""
+    """Return the tasks of `instance`; if `user` is None, each with its owner's user id."""
     return [
         status
         for line in lines
@@ -386,7 +382,7 @@ def job_statuses(lines: Iterable[QueueLine], instance: str, user: int | None) ->
 
 
 def _statuses_of(line: QueueLine, owner: str) -> Iterator[JobStatus]:
-    """The tasks that a record of ours stands for."""
+    """Yield the tasks that a record stands for."""
     tasks = parse_mark(line.tag, line.id)
     current = parse_state(line.state)
     started, code, signal = _start_time(line, current), None, None
@@ -396,7 +392,7 @@ def _statuses_of(line: QueueLine, owner: str) -> Iterator[JobStatus]:
     manager_reason = "" if line.reason in EMPTY_VALUES else line.reason
     node = "" if line.nodes in EMPTY_VALUES else line.nodes
     restarts = int(line.restarts)
-    # of several tasks Slurm says when the last one begins that it has planned, and not which
+    # for a record of several tasks Slurm shows the start of one of them only, without its id
     expected = _expected_start(line) if current is State.PENDING and len(tasks) == 1 else None
     for (tag, task), native_id in tasks.items():
         yield JobStatus(
@@ -417,21 +413,21 @@ def _statuses_of(line: QueueLine, owner: str) -> Iterator[JobStatus]:
 
 
 def _expected_start(line: QueueLine) -> float | None:
-    """When Slurm expects a pending job to begin; what is held keeps what was planned before."""
+    """Return Slurm's estimate of the start of a pending job; a held job has an outdated one."""
     return None if line.eligible in EMPTY_VALUES else parse_time(line.start)
 
 
 def _start_time(line: QueueLine, state: State) -> float | None:
-    """When it began; None if it never did.
+    """Return the start of a job in epoch seconds; None if it never started.
 
-    A job that is cancelled while pending gets a start time too, but never a node. One that was
-    requeued has begun before; when, is no longer known: at the latest when it was requeued.
+    A job that is cancelled while pending gets a start time too, but never a node. A requeued job
+    has started before, at the latest when it was requeued; Slurm keeps no earlier time.
     """
     if int(line.restarts) > 0 and state is State.PENDING:
         return parse_time(line.submitted)
     if state is State.PENDING:
         return None
-    if state in _HOLDS_PROCESSORS or line.nodes not in EMPTY_VALUES or int(line.restarts) > 0:
+    if state in HOLDS_PROCESSORS or line.nodes not in EMPTY_VALUES or int(line.restarts) > 0:
         start = parse_time(line.start)
         return parse_time(line.submitted) if start is None else start
     return None

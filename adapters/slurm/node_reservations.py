@@ -1,9 +1,9 @@
-"""Advance reservations of one Slurm cluster: what takes its nodes when, and nodes kept for users.
+"""Advance reservations of whole nodes on a Slurm cluster, and the use of its nodes over time.
 
-A reservation names its nodes (Slurm then marks it SPEC_NODES and replaces none by itself), so that
-it is metasched that says where it is. Slurm 22.05, measured: names are unique; nodes change at any
-time, also while jobs wait or run in it, which stay where they are; one in which jobs wait or run
-cannot be deleted; up to 30 s after its end its jobs are killed, and it is forgotten.
+metasched chooses the nodes of a reservation and names them (Slurm then marks it SPEC_NODES and
+replaces none). Measured with Slurm 22.05: names are unique. Nodes can be changed at any time; jobs
+that are pending or running in the reservation stay where they are. A reservation with pending or
+running jobs cannot be deleted. Up to 30 s after its end Slurm kills its jobs and forgets it.
 """
 
 from __future__ import annotations
@@ -14,54 +14,57 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from metasched.adapters.errors import Refused, Unreachable
-from metasched.adapters.slurm import cluster_info
-from metasched.adapters.slurm import listing as text
-from metasched.adapters.slurm import reservation_listing as windows
+from metasched.adapters.slurm import listing
+from metasched.adapters.slurm.cluster_info import usable_cpus
 from metasched.adapters.slurm.commands import SlurmCommands
-from metasched.adapters.slurm.reservation_listing import SlurmReservation, expand_hosts
+from metasched.adapters.slurm.listing import UNUSABLE_FLAGS, NodeLine, QueueLine
+from metasched.adapters.slurm.reservation_listing import (
+    SlurmReservation,
+    expand_hosts,
+    upcoming_windows,
+)
 from metasched.model.reservation import reservation_id
 from metasched.model.survey import ManagerReservation, NodeUsage, ReservationSpec, Span, Survey
 
-# The controller's own words: it has not done it.
+# Error messages of the controller that mean: nothing was changed.
 _REJECTED = re.compile(
     r"busy|Invalid|invalid|Duplicate|Access/permission|not permitted|in use|Requested|specification"
 )
 _NOT_FOUND = re.compile(r"Requested reservation is invalid|not found")
-# Up, but not for everybody; and not yet heard from by a controller that has just started.
+# Nodes up, but restricted; or not yet known to a controller that has just started.
 _UP_FLAGS = frozenset({"reserved", "maint", "unknown"})
 
 
 class NodeReservations:
-    """Those of one cluster, by its commands, given as this account, which must be an operator."""
+    """The reservations of a cluster, by commands as this account, which must be an operator."""
 
     def __init__(self, commands: SlurmCommands, instance: str) -> None:
         self._commands, self._instance = commands, instance
 
     def survey(
-        self, jobs: Iterable[text.QueueLine], node_lines: Sequence[text.NodeLine], taken_at: float
+        self,
+        jobs: Iterable[QueueLine],
+        node_lines: Sequence[NodeLine],
+        taken_at: float,
     ) -> Survey:
-        """What takes the nodes of the default partition (of all, if there is none)."""
+        """Survey the nodes of the default partition, or of all partitions if none is default."""
         reservations = self._commands.reservations()
         overrun = self._commands.controller().overrun
         spans: dict[str, list[Span]] = {}
         for job in jobs:
-            if text.is_active(job) and (nodes := expand_hosts(job.nodes)):
-                begin = text.parse_time(job.start) or taken_at
-                end = text.parse_time(job.end) or begin + text.NO_LIMIT
+            if listing.is_active(job) and (nodes := expand_hosts(job.nodes)):
+                begin = listing.parse_time(job.start) or taken_at
+                end = listing.parse_time(job.end) or begin + listing.NO_LIMIT
                 for node in nodes:
                     spans.setdefault(node, []).append((begin, end))
-        held = []
-        for reservation in reservations:
-            if reservation_id(reservation.name, self._instance) is not None:
-                held.append(
-                    ManagerReservation(
-                        reservation.name, reservation.start, reservation.end, reservation.nodes
-                    )
-                )
+        own = []
+        for r in reservations:
+            if reservation_id(r.name, self._instance) is not None:
+                own.append(ManagerReservation(r.name, r.start, r.end, r.nodes))
                 continue
-            for node in reservation.nodes:
-                spans.setdefault(node, []).append((reservation.start, reservation.end))
-        cpus = {node_line.name: int(node_line.cpus.rpartition("/")[2]) for node_line in node_lines}
+            for node in r.nodes:
+                spans.setdefault(node, []).append((r.start, r.end))
+        cpus = {line.name: int(line.cpus.rpartition("/")[2]) for line in node_lines}
         groups: dict[tuple[int, bool, tuple[Span, ...]], list[str]] = {}
         for name, is_up in default_nodes(node_lines).items():
             group = (cpus[name], is_up, tuple(sorted(spans.get(name, ()))))
@@ -69,22 +72,28 @@ class NodeReservations:
         return Survey(
             taken_at,
             tuple(NodeUsage(tuple(names), *group) for group, names in groups.items()),
-            tuple(held),
+            tuple(own),
             guard=overrun,
         )
 
     def available_nodes(
-        self, jobs: Sequence[text.QueueLine], node_lines: Sequence[text.NodeLine], taken_at: float
-    ) -> Sequence[text.NodeLine]:
-        """The nodes as jobs in no reservation can have them."""
+        self,
+        jobs: Sequence[QueueLine],
+        node_lines: Sequence[NodeLine],
+        taken_at: float,
+    ) -> Sequence[NodeLine]:
+        """Return the nodes with the resources that jobs outside reservations can use."""
         return node_lines
 
     def upcoming(
-        self, jobs: Sequence[text.QueueLine], node_lines: Sequence[text.NodeLine], taken_at: float
+        self,
+        jobs: Sequence[QueueLine],
+        node_lines: Sequence[NodeLine],
+        taken_at: float,
     ) -> tuple[tuple[float, int], ...]:
-        """Windows of a time to come, everybody's: when, and the processors that they leave.
+        """Return (start, processors left) of the upcoming reservations of all users.
 
-        Not one if that cannot be read: a manager that answers is not silent for want of it.
+        The result is empty if they cannot be listed: the poll succeeds nevertheless.
         """
         try:
             reservations = self._commands.reservations()
@@ -93,22 +102,26 @@ class NodeReservations:
             cores = self._commands.cores()
         except Unreachable:
             return ()
-        usable = {name: cpus for name, (_, cpus) in cluster_info.usable_cpus(node_lines).items()}
-        return windows.upcoming(usable, cores, jobs, reservations, taken_at)
+        usable = {name: cpus for name, (_, cpus) in usable_cpus(node_lines).items()}
+        return upcoming_windows(usable, cores, jobs, reservations, taken_at)
 
     def current_name(self, name: str) -> str:
-        """Under which name jobs are to be sent into it."""
+        """Return Slurm's name of a reservation, for the submission of jobs."""
         return name
 
     def reserve(self, spec: ReservationSpec) -> None:
         nodes = ",".join(spec.nodes)
         if (existing := self._find(spec.name)) is None:
             error = self._commands.scontrol(
-                *("create", "reservation", f"ReservationName={spec.name}"),
-                *(f"StartTime={scontrol_time(spec.start)}", f"EndTime={scontrol_time(spec.end)}"),
-                *(f"Nodes={nodes}", f"Users={spec.user}"),
+                "create",
+                "reservation",
+                f"ReservationName={spec.name}",
+                f"StartTime={scontrol_time(spec.start)}",
+                f"EndTime={scontrol_time(spec.end)}",
+                f"Nodes={nodes}",
+                f"Users={spec.user}",
             )
-            if "Duplicate" in error:  # an earlier call of ours has arrived after all
+            if "Duplicate" in error:  # an earlier call has arrived late
                 existing, error = self._find(spec.name), ""
             if error or existing is None:
                 return check_error(error)
@@ -126,35 +139,23 @@ class NodeReservations:
             check_error(error)
 
     def _find(self, name: str) -> SlurmReservation | None:
-        return next(
-            (
-                reservation
-                for reservation in self._commands.reservations()
-                if reservation.name == name
-            ),
-            None,
-        )
+        return next((r for r in self._commands.reservations() if r.name == name), None)
 
 
-def default_nodes(node_lines: Sequence[text.NodeLine]) -> dict[str, bool]:
-    """The nodes of the default partition (all, if there is none), and whether each is up."""
-    marked_lines = [line for line in node_lines if line.partition.endswith("*")]
-    states = {
-        node_line.name: set(node_line.state.lower().split("+"))
-        for node_line in marked_lines or node_lines
-    }
-    return {
-        name: (flags - _UP_FLAGS).isdisjoint(text.UNUSABLE_FLAGS) for name, flags in states.items()
-    }
+def default_nodes(node_lines: Sequence[NodeLine]) -> dict[str, bool]:
+    """Return whether each node of the default partition (else of all partitions) is up."""
+    lines = [line for line in node_lines if line.partition.endswith("*")] or node_lines
+    states = {line.name: set(line.state.lower().split("+")) for line in lines}
+    return {name: (flags - _UP_FLAGS).isdisjoint(UNUSABLE_FLAGS) for name, flags in states.items()}
 
 
 def has_jobs(error: str) -> bool:
-    """Whether scontrol complains that jobs are in a reservation."""
+    """Return whether scontrol's error is that jobs are in the reservation."""
     return "in use" in error
 
 
 def check_error(error: str) -> None:
-    """Refused if scontrol said no, Unreachable if it is not known what became of it."""
+    """Raise Refused if scontrol's error means no change, Unreachable for any other error."""
     if error and _REJECTED.search(error):
         raise Refused(error)
     if error:
@@ -162,9 +163,9 @@ def check_error(error: str) -> None:
 
 
 def scontrol_time(seconds: float) -> str:
-    """A time as scontrol takes it under TZ=UTC; one that has passed is now.
+    """Format epoch seconds for scontrol under TZ=UTC; a time in the past becomes `now`.
 
-    Slurm refuses what has passed by more than ten minutes.
+    Slurm refuses times more than ten minutes in the past.
     """
     if seconds < time.time():
         return "now"

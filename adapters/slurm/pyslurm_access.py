@@ -1,12 +1,12 @@
-"""A Slurm cluster by pyslurm, in a worker whose Python has the pyslurm of the cluster's release.
+"""Access to a Slurm cluster by pyslurm, if the worker's Python has that of the cluster's release.
 
-What grows with the number of jobs goes by pyslurm: to submit, to list, to hold and to cancel.
-Nodes and the controller's times stay with the commands, two a poll: pyslurm (22.5) tells neither
-what of the generic resources is in use nor the controller's clock. So does whatever pyslurm
-cannot say (see `_beyond`) and what it tells wrongly (see `_exact`).
+pyslurm serves the operations whose cost grows with the number of jobs: submit, list, hold, cancel.
+The commands serve nodes and the controller's times, in two calls for each poll: pyslurm (22.5)
+reports neither the generic resources in use nor the controller's clock. They also serve requests
+that pyslurm cannot express (`_needs_sbatch`) and values that it reports wrongly (`_correct_lines`).
 
-pyslurm reads SLURM_CONF when it is imported and ends the process if that is no good; its calls
-hold the interpreter's lock, and wait as long as MessageTimeout for a controller that is gone.
+pyslurm reads SLURM_CONF on import and ends the process if the file is invalid. Its calls hold the
+interpreter's lock, and block for MessageTimeout if the controller does not answer.
 """
 
 from __future__ import annotations
@@ -19,27 +19,33 @@ from typing import Any
 from metasched.adapters.base import Submission
 from metasched.adapters.commands import memory_file
 from metasched.adapters.errors import Unreachable
-from metasched.adapters.slurm import submission as batch
 from metasched.adapters.slurm.access import SlurmOptions
 from metasched.adapters.slurm.commands import SlurmCommands
 from metasched.adapters.slurm.listing import QueueLine, format_mark, is_active
+from metasched.adapters.slurm.submission import (
+    job_name,
+    output_path,
+    parse_refusal,
+    task_environment,
+    time_limit_minutes,
+)
 
-_MAX_SINGLE_LOADS = 16  # so many jobs are asked for one by one; for more all are listed
+_MAX_SINGLE_LOADS = 16  # jobs that are queried singly; for more all jobs are listed
 
 
 class PyslurmAccess(SlurmCommands):
-    """pyslurm where it serves, else the commands; made where its import has been tried."""
+    """pyslurm where possible, else the commands; created only after a successful trial import."""
 
     def __init__(self, options: SlurmOptions, cluster: str) -> None:
         super().__init__(options, cluster)
         os.environ["SLURM_CONF"] = options.config
         import pyslurm
 
-        # it would hand them on to the jobs
+        # jobs would inherit them
         for name in [name for name in os.environ if name.startswith("SLURM_")]:
             del os.environ[name]
         self._pyslurm: Any = pyslurm
-        # our failed jobs, by squeue; None: it has no such record
+        # squeue's lines of this account's failed jobs; None: squeue has no such job
         self._squeue_lines: dict[tuple[str, ...], QueueLine | None] = {}
         self.name = f"pyslurm {pyslurm.__version__}"
 
@@ -52,16 +58,16 @@ class PyslurmAccess(SlurmCommands):
                 return str(self._pyslurm.JobSubmitDescription(**attributes).submit())
             except self._pyslurm.RPCError as error:
                 stderr = f"sbatch: error: Batch job submission failed: {error}"
-                refused = batch.parse_refusal(stderr) if _is_controller_error(error) else None
+                refused = parse_refusal(stderr) if _is_controller_error(error) else None
                 raise (refused or Unreachable(f"pyslurm: {error}")) from None
-            except ValueError:  # before anything was sent: sbatch takes it or says why not
+            except ValueError:  # nothing was sent; sbatch accepts the job or reports the problem
                 pass
         return super().submit(submission, index)
 
     def _description(self, submission: Submission, index: int, script: str) -> dict[str, Any]:
-        """The attributes of a JobSubmitDescription for one task; None: not asked for."""
+        """Return the attributes of a JobSubmitDescription for one task; None: not requested."""
         job, payload = submission.job, submission.payload
-        label, name = format_mark(submission.tag, index), batch.job_name(job.name)
+        label, name = format_mark(submission.tag, index), job_name(job.name)
         by_comment = self._settings.tag_field == "comment"
         return {
             "name": name or submission.tag if by_comment else label,
@@ -72,26 +78,24 @@ class PyslurmAccess(SlurmCommands):
             "environment": {
                 "SLURM_CPUS_PER_TASK": str(job.cpus_per_task),
                 "SLURM_SUBMIT_HOST": socket.gethostname().partition(".")[0],
-                **batch.task_environment(submission, index, self._cluster),
+                **task_environment(submission, index, self._cluster),
             },
             "working_directory": payload.directory,
             "standard_in": "/dev/null",
-            "standard_output": batch.output_path(payload.output, index),
-            "standard_error": None
-            if payload.error is None
-            else batch.output_path(payload.error, index),
+            "standard_output": output_path(payload.output, index),
+            "standard_error": None if payload.error is None else output_path(payload.error, index),
             "log_files_open_mode": "truncate",
             "is_requeueable": job.requeue,
             "ntasks": job.tasks,
             "cpus_per_task": job.cpus_per_task,
-            # without a word of it pyslurm asks for one node, and of a range Slurm takes the most
+            # by default pyslurm requests one node, and Slurm takes the maximum of a range
             "nodes": {"min": job.nodes or 1, "max": job.nodes or job.tasks},
             "use_min_nodes": job.nodes is None,
             "memory_per_node": job.memory,
             "memory_per_cpu": job.memory_per_cpu,
             "gres_per_node": dict(job.gres) or None,
             "resource_sharing": "no" if job.exclusive else None,
-            "time_limit": batch.time_limit_minutes(job),
+            "time_limit": time_limit_minutes(job),
             "account": job.account,
             "partitions": job.partition,
             "qos": job.qos,
@@ -112,7 +116,7 @@ class PyslurmAccess(SlurmCommands):
         return self._correct_lines(lines)
 
     def _load_all(self) -> list[Any]:
-        os.environ["SLURM_BITSTR_LEN"] = "0"  # the tasks of an array in full
+        os.environ["SLURM_BITSTR_LEN"] = "0"  # array ranges in full
         try:
             return list(self._pyslurm.Jobs.load().values())
         except self._pyslurm.RPCError as error:
@@ -129,12 +133,12 @@ class PyslurmAccess(SlurmCommands):
             raise Unreachable(f"pyslurm: {error}") from None
 
     def _queue_line(self, job: Any, own_uid: int) -> QueueLine:
-        """A job as squeue would print it; the tag of our own account's only."""
+        """Return a job as squeue would print it, with a tag only if it is this account's."""
         tag = None
         if job.user_id == own_uid:
             try:
                 tag = job.comment if self._settings.tag_field == "comment" else job.name
-            except UnicodeDecodeError:  # whatever it says, we did not write it
+            except UnicodeDecodeError:  # not written by metasched
                 tag = None
         return QueueLine(
             id=_native_id(job),
@@ -156,11 +160,11 @@ class PyslurmAccess(SlurmCommands):
         )
 
     def _correct_lines(self, lines: list[QueueLine]) -> list[QueueLine]:
-        """The lines, those of our failed jobs by squeue: pyslurm takes 128 off larger exit codes.
+        """Replace the lines of this account's failed jobs by squeue's.
 
-        And it cannot tell task 0 from tasks that were cancelled together. What has ended changes
-        no more, so that each is asked for until squeue, too, tells its end: to squeue a failed job
-        is COMPLETING until its nodes are free again.
+        pyslurm subtracts 128 from larger exit codes, and confuses task 0 with tasks that were
+        cancelled together. A line is queried until squeue, too, lists the job as ended, and stored
+        then: squeue lists a failed job as COMPLETING until its nodes are free.
         """
         doubtful = {_end_key(line) for line in lines if line.tag and _has_failed(line)}
         self._squeue_lines = {
@@ -168,7 +172,7 @@ class PyslurmAccess(SlurmCommands):
         }
         squeue_lines = dict(self._squeue_lines)
         if unverified := doubtful - self._squeue_lines.keys():
-            squeue_lines |= dict.fromkeys(unverified)  # what squeue does not know it does not list
+            squeue_lines |= dict.fromkeys(unverified)  # squeue omits unknown jobs
             squeue_lines |= {
                 _end_key(line): line
                 for line in super().jobs(ids=[end_key[0] for end_key in unverified])
@@ -197,7 +201,7 @@ class PyslurmAccess(SlurmCommands):
         super().release(task_ids)
 
     def _change(self, job_id: str, method: str) -> str:
-        """Hold or release a job; what the controller said against it."""
+        """Hold or release a job; return the controller's error message."""
         try:
             getattr(self._pyslurm.Job(int(job_id)), method)()
         except self._pyslurm.RPCError as error:
@@ -207,7 +211,7 @@ class PyslurmAccess(SlurmCommands):
         return ""
 
     def cancel(self, ids: Collection[str]) -> None:
-        """pyslurm may tell the error of an earlier call: what it complains of goes to scancel."""
+        """Cancel jobs; after an error, by scancel: pyslurm may report that of an earlier call."""
         job_ids, remaining = _split_ids(ids)
         for position, job_id in enumerate(job_ids):
             try:
@@ -219,11 +223,11 @@ class PyslurmAccess(SlurmCommands):
 
 
 def _needs_sbatch(submission: Submission) -> bool:
-    """Whether an order says something that pyslurm would not carry, or not as it is.
+    """Return whether pyslurm could not submit this, or not unchanged.
 
-    Native options are the words of sbatch, which takes licences and reservations, too. pyslurm ends
-    the arguments at an empty one and any text at a NUL, and reads the script as lines that may end
-    in a carriage return.
+    Native options are options of sbatch; it takes licences and reservations, too. pyslurm ends
+    arguments at an empty argument and any text at a NUL. It removes carriage returns at the ends
+    of the script's lines.
     """
     payload = submission.payload
     return (
@@ -235,7 +239,7 @@ def _needs_sbatch(submission: Submission) -> bool:
 
 
 def _is_controller_error(error: Any) -> bool:
-    """Whether it is the controller's own word (slurm_errno.h), not one about the way to it."""
+    """Return whether the controller reported the error (slurm_errno.h), not the connection."""
     return bool(2000 <= error.errno < 5000)
 
 
@@ -244,7 +248,7 @@ def _native_id(job: Any) -> str:
         return str(job.id)
     if job.array_tasks_waiting is not None:
         return f"{job.array_id}_[{job.array_tasks_waiting}]"
-    # task 0 is told as none, and so are all that waited and were cancelled at once: see `_exact`
+    # None for task 0, and for pending tasks that were cancelled together: see `_correct_lines`
     return f"{job.array_id}_{job.array_task_id or 0}"
 
 
@@ -265,7 +269,7 @@ def _end_key(line: QueueLine) -> tuple[str, ...]:
 
 
 def _split_ids(ids: Iterable[str]) -> tuple[list[str], list[str]]:
-    """(ids of jobs, ids of tasks of native arrays, which pyslurm cannot name)."""
+    """Return (job ids, task ids of Slurm's arrays); pyslurm cannot address the latter."""
     job_ids: list[str] = []
     task_ids: list[str] = []
     for native_id in ids:

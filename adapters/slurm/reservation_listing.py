@@ -1,4 +1,4 @@
-"""What Slurm says of reservations, of the cores in them, and its lists of hosts: pure text in."""
+"""Reservations of Slurm, their cores, and lists of hosts, parsed and evaluated. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from metasched.adapters.slurm import listing as text
+from metasched.adapters.slurm import listing
 from metasched.model.reservation import reservation_id
 from metasched.model.survey import ManagerReservation, ProcessorPool
 
@@ -19,21 +19,18 @@ CORES_FIELDS = ("nodelist", "cpusstate", "sockets", "cores")
 
 @dataclass(frozen=True)
 class SlurmReservation:
-    """One reservation of the cluster for its `users`, of so many `cores`.
-
-    `parts` are those of each node; empty where these are whole nodes, and in the first seconds.
-    """
+    """One reservation of the cluster, as listed by scontrol."""
 
     name: str
-    start: float
-    end: float
+    start: float  # epoch seconds
+    end: float  # epoch seconds
     nodes: tuple[str, ...]
-    cores: int
-    cores_by_node: Mapping[str, int]
+    cores: int  # on all nodes together
+    cores_by_node: Mapping[str, int]  # empty for whole nodes, and in the first seconds
     users: str = ""
 
     def cores_on_nodes(self, cores: Mapping[str, NodeCores]) -> Mapping[str, int] | None:
-        """Its cores on each node; None: not told as yet."""
+        """Return the reserved cores of each node; None if Slurm does not list them yet."""
         if self.cores_by_node:
             return self.cores_by_node
         if len(self.nodes) == 1:
@@ -52,29 +49,29 @@ class ReservedJob(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeCores:
-    """So many on one node, which have so many processors together."""
+    """The cores of one node."""
 
     count: int
-    cpus: int
+    cpus: int  # processors of all cores together
 
     @property
     def threads_per_core(self) -> int:
-        """Processors of each."""
+        """Processors of each core."""
         return max(1, self.cpus // max(1, self.count))
 
 
 def parse_reservations(answer: str) -> list[SlurmReservation]:
-    """The reservations of `scontrol --oneliner show reservation`. ValueError if one is not read."""
+    """Parse the output of `scontrol --oneliner show reservation`. Raises ValueError."""
     parsed = []
     for line in answer.splitlines():
         fields = dict(re.findall(r"(\w+)=(\S*)", line))
         if "ReservationName" not in fields:
             continue
         if not {"StartTime", "EndTime", "Nodes", "CoreCnt"} <= fields.keys():
-            raise ValueError(f"no window in {line[:100]!r}")
+            raise ValueError(f"no times, nodes or cores in {line[:100]!r}")
         start, end = float(fields["StartTime"]), float(fields["EndTime"])
         core_specs = re.findall(r"NodeName=(\S+) CoreIDs=([\d,-]+)", line)
-        cores_by_node = {node: text.task_count(f"_[{ids}]") for node, ids in core_specs}
+        cores_by_node = {node: listing.task_count(f"_[{ids}]") for node, ids in core_specs}
         nodes, cores = expand_hosts(fields["Nodes"]), int(fields["CoreCnt"])
         name, users = fields["ReservationName"], fields.get("Users", "")
         parsed.append(SlurmReservation(name, start, end, nodes, cores, cores_by_node, users))
@@ -82,15 +79,15 @@ def parse_reservations(answer: str) -> list[SlurmReservation]:
 
 
 def parse_reserved_jobs(answer: str, delimiter: str) -> list[ReservedJob]:
-    """The jobs of squeue with WITHIN_FIELDS that are in a reservation."""
-    width = len(RESERVED_JOB_FIELDS)
-    listed_jobs = (ReservedJob(*line) for line in text.split_records(answer, delimiter, width))
-    return [job for job in listed_jobs if job.reservation not in text.EMPTY_VALUES]
+    """Parse the output of squeue with RESERVED_JOB_FIELDS; return the jobs in a reservation."""
+    lines = listing.split_records(answer, delimiter, len(RESERVED_JOB_FIELDS))
+    jobs = (ReservedJob(*line) for line in lines)
+    return [job for job in jobs if job.reservation not in listing.EMPTY_VALUES]
 
 
 def parse_cores(answer: str, delimiter: str) -> dict[str, NodeCores]:
-    """The nodes of sinfo with CORES_FIELDS."""
-    lines = text.split_records(answer, delimiter, len(CORES_FIELDS))
+    """Parse the output of sinfo with CORES_FIELDS; return the cores of each node."""
+    lines = listing.split_records(answer, delimiter, len(CORES_FIELDS))
     return {
         node: NodeCores(int(sockets) * int(cores_per_socket), int(cpus.rpartition("/")[2]))
         for node, cpus, sockets, cores_per_socket in lines
@@ -100,57 +97,49 @@ def parse_cores(answer: str, delimiter: str) -> dict[str, NodeCores]:
 def build_pool(
     up_nodes: Collection[str],
     cores: Mapping[str, NodeCores],
-    jobs: Iterable[text.QueueLine],
+    jobs: Iterable[listing.QueueLine],
     reservations: Iterable[SlurmReservation],
     reserved_ids: Collection[str],
     taken_at: float,
 ) -> ProcessorPool:
-    """The cores of the nodes that are `up`, and when some are taken.
+    """Build the pool of the cores of `up_nodes`, with the time spans in which some are in use.
 
-    `within` are the ids of jobs in reservations, whose cores are counted with these.
+    `reserved_ids` are jobs in reservations: the reservation counts their cores.
     """
     threads = min(cores[node].threads_per_core for node in up_nodes)
     uses = []
     for job in jobs:
-        if (
-            text.is_active(job)
-            and job.id not in reserved_ids
-            and not set(expand_hosts(job.nodes)).isdisjoint(up_nodes)
-        ):
-            begin = text.parse_time(job.start) or taken_at
-            end = text.parse_time(job.end) or begin + text.NO_LIMIT
+        if job.id in reserved_ids or not listing.is_active(job):
+            continue
+        if not set(expand_hosts(job.nodes)).isdisjoint(up_nodes):
+            begin = listing.parse_time(job.start) or taken_at
+            end = listing.parse_time(job.end) or begin + listing.NO_LIMIT
             uses.append((begin, end, -(-int(job.cpus) // threads)))
     for reservation in reservations:
         if pool_nodes := [node for node in reservation.nodes if node in up_nodes]:
-            cores_by_node = reservation.cores_on_nodes(cores)
-            core_count = (
-                reservation.cores
-                if cores_by_node is None
-                else sum(cores_by_node.get(node, 0) for node in pool_nodes)
-            )
+            core_count = reservation.cores
+            if (cores_by_node := reservation.cores_on_nodes(cores)) is not None:
+                core_count = sum(cores_by_node.get(node, 0) for node in pool_nodes)
             uses.append((reservation.start, reservation.end, core_count))
     size = sum(cores[node].count for node in up_nodes)
     return ProcessorPool(tuple(up_nodes), size, tuple(sorted(uses)), threads)
 
 
-def available_nodes(
-    node_lines: Sequence[text.NodeLine],
+def nodes_outside_reservations(
+    node_lines: Sequence[listing.NodeLine],
     cores: Mapping[str, NodeCores],
-    jobs: Iterable[text.QueueLine],
+    jobs: Iterable[listing.QueueLine],
     reservations: Iterable[SlurmReservation],
     reservation_by_job: Mapping[str, str],
     taken_at: float,
-) -> list[text.NodeLine]:
-    """The nodes as jobs in no reservation can have them: what is left of those reserved in part.
+) -> list[listing.NodeLine]:
+    """Return the nodes without the processors that are reserved now and idle.
 
-    `within` names the reservations of jobs.
+    Jobs outside reservations can use the rest. `reservation_by_job` names the reservation of each
+    job that is in one.
     """
-    current = [
-        reservation
-        for reservation in reservations
-        if reservation.start <= taken_at < reservation.end
-    ]
-    idle: Counter[str] = Counter()  # processors that only jobs to come in reservations can have
+    current = [r for r in reservations if r.start <= taken_at < r.end]
+    idle: Counter[str] = Counter()  # idle processors that are reserved
     closed = set()
     for reservation in current:
         for node in cores.keys() & set(reservation.nodes):
@@ -160,11 +149,10 @@ def available_nodes(
                 closed.add(node)
     active_names = {reservation.name for reservation in current}
     for job in jobs:
-        if text.is_active(job) and reservation_by_job.get(job.id) in active_names:
+        if listing.is_active(job) and reservation_by_job.get(job.id) in active_names:
             job_nodes = expand_hosts(job.nodes)
-            for (
-                node
-            ) in job_nodes:  # how many on each of several nodes it has is not told: one at least
+            for node in job_nodes:
+                # squeue does not show the job's processors on each of several nodes: at least 1
                 idle[node] -= int(job.cpus) if len(job_nodes) == 1 else 1
     return [
         _without_reserved(line, max(0, idle[line.name])) if line.name not in closed else line
@@ -172,7 +160,7 @@ def available_nodes(
     ]
 
 
-def _without_reserved(line: text.NodeLine, reserved: int) -> text.NodeLine:
+def _without_reserved(line: listing.NodeLine, reserved: int) -> listing.NodeLine:
     allocated, idle, other, total = map(int, line.cpus.split("/"))
     withheld = min(idle, reserved)
     states = [flag for flag in line.state.split("+") if flag.lower() != "reserved"]
@@ -182,22 +170,20 @@ def _without_reserved(line: text.NodeLine, reserved: int) -> text.NodeLine:
     )
 
 
-def upcoming(
+def upcoming_windows(
     usable: Mapping[str, int],
     cores: Mapping[str, NodeCores],
-    jobs: Sequence[text.QueueLine],
+    jobs: Sequence[listing.QueueLine],
     reservations: Sequence[SlurmReservation],
     taken_at: float,
 ) -> tuple[tuple[float, int], ...]:
-    """When windows begin, and how many processors they leave to what begins now and runs then.
+    """Return (start, processors left to jobs that start now and still run then) of reservations.
 
-    `usable` are the processors of each node that can be used. What runs in another window may be
-    counted twice: less is left then.
+    `usable` are the processors of each usable node. Jobs that run in another reservation may be
+    counted twice, which leaves too few processors, never too many.
     """
     windows = []
-    for start in sorted(
-        {reservation.start for reservation in reservations if reservation.start > taken_at}
-    ):
+    for start in sorted({r.start for r in reservations if r.start > taken_at}):
         reserved: Counter[str] = Counter()
         for reservation in reservations:
             if reservation.start <= start < reservation.end:
@@ -210,7 +196,7 @@ def upcoming(
                     )
         remaining = sum(max(0, cpus - reserved[node]) for node, cpus in usable.items())
         for job in jobs:
-            if text.is_active(job) and (text.parse_time(job.end) or math.inf) > start:
+            if listing.is_active(job) and (listing.parse_time(job.end) or math.inf) > start:
                 job_nodes = expand_hosts(job.nodes)
                 if any(node in usable and reserved[node] < usable[node] for node in job_nodes):
                     remaining -= int(job.cpus)
@@ -221,29 +207,30 @@ def upcoming(
 def own_reservations(
     reservations: Iterable[SlurmReservation], instance: str
 ) -> tuple[ManagerReservation, ...]:
-    """Those of this instance; of one that is being replaced, the newer, with the cores of both."""
+    """Return the reservations of this instance.
+
+    Of a reservation that is being replaced, return the newer version, with the cores of both.
+    """
     by_name: dict[str, ManagerReservation] = {}
     for reservation in reservations:
         name = base_name(reservation.name)
         if reservation_id(name, instance) is not None:
-            replaced_cores = by_name[name].size or 0 if name in by_name else 0
+            size = reservation.cores
+            if name in by_name:
+                size += by_name[name].size or 0
             by_name[name] = ManagerReservation(
-                name,
-                reservation.start,
-                reservation.end,
-                reservation.nodes,
-                replaced_cores + reservation.cores,
+                name, reservation.start, reservation.end, reservation.nodes, size
             )
     return tuple(by_name.values())
 
 
 def base_name(name: str) -> str:
-    """The name of a reservation, before it was replaced by one of another name."""
+    """Return the name of a reservation before it was replaced under its alternate name."""
     return name.removesuffix(_ALTERNATE_SUFFIX)
 
 
 def alternate_name(name: str) -> str:
-    """What replaces a reservation is called."""
+    """Return the name for the replacement of a reservation."""
     return base_name(name) if name.endswith(_ALTERNATE_SUFFIX) else name + _ALTERNATE_SUFFIX
 
 
@@ -251,8 +238,8 @@ _ALTERNATE_SUFFIX = "-again"
 
 
 def expand_hosts(host_list: str) -> tuple[str, ...]:
-    """The names in `n1,rack[1-2,07]x[1-2]`. ValueError if it is no such list."""
-    if host_list in text.EMPTY_VALUES:
+    """Return the names in a list such as `n1,rack[1-2,07]x[1-2]`. Raises ValueError."""
+    if host_list in listing.EMPTY_VALUES:
         return ()
     if re.fullmatch(r"([^\[\],]|\[[\d,-]+\])+(,([^\[\],]|\[[\d,-]+\])+)*", host_list) is None:
         raise ValueError(f"{host_list[:80]!r} is no list of hosts")

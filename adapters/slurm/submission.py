@@ -1,4 +1,4 @@
-"""What sbatch is told for one task, and what its refusals mean: pure."""
+"""Options, environment and script of sbatch for a submission, and its error messages. Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from metasched.model.arrays import format_indices
 from metasched.model.job import Job
 from metasched.model.output_paths import split_at_node
 
-_MAX_NAME_LENGTH = 256  # Slurm takes 1024 bytes; a character of UTF-8 has four at most
+_MAX_NAME_LENGTH = 256  # characters; Slurm takes 1024 bytes, UTF-8 needs up to 4 for a character
 
-# What a user's own options may not say, since a task is known, found and ended by it.
+# Options that users must not set: metasched relies on its own values.
 _RESERVED_LONG = (
     *("array", "chdir", "clusters", "cluster", "error", "export", "export-file", "get-user-env"),
     *("gid", "help", "input", "output", "parsable", "quiet", "requeue", "test-only", "uid"),
     *("usage", "version", "wait", "wrap"),
 )
 _RESERVED_SHORT = "aDeihMoQVW"
-_TAG_OPTIONS = {"comment": "comment", "wckey": "wckey", "name": "job-name"}  # what carries the tag
+_TAG_OPTIONS = {"comment": "comment", "wckey": "wckey", "name": "job-name"}  # by tag_field
 _SHORT_FLAGS = "HkOsv"  # short options without a value
 
-# Answers to a submission that are certain: it was not queued.
+# Errors of the controller that mean: the job was not queued.
 _RETRYABLE = re.compile(
     r"try again|Required (node|partition) not available|configuration not available now"
     r"|nodes are busy|Partition in DOWN state|submissions disabled|usage threshold"
@@ -42,7 +42,7 @@ _PERMANENT = re.compile(
     r"|User's group|Pathname|Memory (required|specification)|No partition|Only batch"
     r"|Duplicate generic|Cannot request|Circular|Burst Buffer|Multiple partition|X11"
 )
-# Complaints of sbatch before it asks the controller anything.
+# Errors of sbatch before it contacts the controller.
 _NOT_SENT = re.compile(
     r"Batch script |This does not look like a batch script|The Slurm controller does not allow"
     r"|Unable to open file|Invalid |Bad |Unrecognized |unrecognized option|invalid option"
@@ -54,7 +54,7 @@ _NOT_SENT = re.compile(
 def sbatch_arguments(
     submission: Submission, index: int | None, tag_field: str, array: Sequence[int] = ()
 ) -> list[str]:
-    """The words that follow `sbatch --export-file=...`; the script comes on standard input.
+    """Return the arguments after `sbatch --export-file=...`; it reads the script from its input.
 
     They are those of one task, or, with `index` None, of an array of these tasks. Every option is
     one word, so that no value can become an option. Refused if something asked for cannot be said
@@ -63,9 +63,9 @@ def sbatch_arguments(
     job, payload = submission.job, submission.payload
     label = format_mark(submission.tag, index)
     options: dict[str, str | None] = {  # None: the option has no value
-        # first, since accounting is searched for the first one in the words of the submission
+        # first: accounting is searched for its first occurrence in the command line
         _TAG_OPTIONS[tag_field]: label,
-        "export": "ALL",  # of --export-file; from 26.05 on that alone hands nothing on
+        "export": "ALL",  # of --export-file, which alone exports nothing from 26.05 on
         "parsable": None,
         "ignore-pbs": None,
         "chdir": payload.directory,
@@ -98,7 +98,7 @@ def sbatch_arguments(
     ]
     command += [*_native_options(submission.options, tag_field), "/dev/stdin", *payload.arguments]
     if any("\0" in argument for argument in command):
-        raise Refused("an option, a path or an argument holds a NUL character")
+        raise Refused("an option, a path or an argument contains a NUL character")
     return command
 
 
@@ -120,12 +120,12 @@ def _resource_options(job: Job) -> dict[str, str | None]:
 
 
 def time_limit_minutes(job: Job) -> int | None:
-    """The job's time limit as Slurm counts it."""
+    """Return the job's time limit in minutes, rounded up; None if it has none."""
     return None if job.time_limit is None else max(1, math.ceil(job.time_limit / 60))
 
 
 def job_name(requested: str) -> str:
-    """The name as far as Slurm can carry it: one line, not too long, no half characters."""
+    """Return the name as Slurm can store it: one line, not too long, no broken characters."""
     clean = "".join(c if c.isprintable() else " " for c in requested[:_MAX_NAME_LENGTH])
     return clean.encode("utf-8", "replace").decode().strip()
 
@@ -141,7 +141,7 @@ def output_path(pattern: str, index: int | None) -> str:
     if "\\" not in pattern:
         return "%N".join(part.replace("%", "%%") for part in parts)
     if len(parts) > 1:
-        raise Refused("Slurm fills in no %N in a path with a backslash")
+        raise Refused("Slurm expands no %N in a path with a backslash")
     return parts[0].replace("\\", "\\\\")
 
 
@@ -163,7 +163,7 @@ def _native_options(options: tuple[str, ...], tag_field: str) -> list[str]:
                 for long_option in (*_RESERVED_LONG, tag_option)
                 if long_option.startswith(option_name)
             ]
-            # sbatch takes any abbreviation that is unique
+            # sbatch accepts any unique abbreviation
             if reserved:
                 raise Refused(
                     f"native option {argument!r} is not allowed: metasched sets --{option_name}"
@@ -183,14 +183,14 @@ def _native_options(options: tuple[str, ...], tag_field: str) -> list[str]:
 
 
 def task_environment(submission: Submission, index: int, cluster: str) -> dict[str, str]:
-    """The environment of a task, with what sbatch would take from where it runs."""
+    """Return the environment of a task, with the submission directory that sbatch would set."""
     return submission.environment(index, cluster) | {
         "SLURM_SUBMIT_DIR": submission.payload.directory
     }
 
 
 def environment_file(submission: Submission, index: int, cluster: str) -> bytes:
-    """The environment of a task as --export-file reads it: NAME=value, each ended by a NUL."""
+    """Return the environment of a task for --export-file: NAME=value, each ended by a NUL."""
     values = task_environment(submission, index, cluster)
     return "".join(f"{name}={value}\0" for name, value in values.items()).encode(
         "utf-8", "surrogateescape"
@@ -198,10 +198,10 @@ def environment_file(submission: Submission, index: int, cluster: str) -> bytes:
 
 
 def sbatch_script(source: str) -> bytes:
-    """The script as sent: same lines, but sbatch finds no directive in it.
+    """Return the script with its directives disabled, all other lines unchanged.
 
-    The directives have been read by metasched already. sbatch looks for `#SBATCH` (and stumbles
-    over `#SLURM`) in the first columns of the lines before the first command.
+    metasched has read the directives already. sbatch reads `#SBATCH` (and fails on `#SLURM`) at
+    the start of lines before the first command.
     """
     lines = source.split("\n")
     for number, line in enumerate(lines):
@@ -213,7 +213,7 @@ def sbatch_script(source: str) -> bytes:
 
 
 def can_be_array(submission: Submission) -> bool:
-    """Whether tasks of the order may be sent as an array: paths and script allow for it."""
+    """Return whether paths and script of the submission permit an array."""
     payload = submission.payload
     paths = f"{payload.output}{payload.error}"
     return (
@@ -224,10 +224,10 @@ def can_be_array(submission: Submission) -> bool:
 
 
 def array_script(submission: Submission, indices: Sequence[int], cluster: str) -> bytes:
-    """The script of an array: it sets what differs from task to task, then becomes the user's.
+    """Return the script of an array: it sets each task's own variables and execs the user's script.
 
-    Slurm itself sets SLURM_ARRAY_*, as if the array were all of the job; and a shell drops
-    variables whose names it cannot have.
+    It also sets SLURM_ARRAY_*, which Slurm sets as if the array were the whole job, and variables
+    whose names are invalid in a shell, which the shell would drop.
     """
     first, last = (submission.environment(index, cluster) for index in (indices[0], indices[-1]))
     assignments = []
@@ -241,7 +241,7 @@ def array_script(submission: Submission, indices: Sequence[int], cluster: str) -
 
 
 def parse_refusal(stderr: str) -> Refused | None:
-    """The refusal that sbatch's words certainly are; None when they leave a doubt."""
+    """Return the refusal in sbatch's errors; None if the job may have been queued."""
     messages = list(_messages(stderr))
     error = next(
         (text for text in messages if text.startswith("Batch job submission failed: ")), None
@@ -253,7 +253,7 @@ def parse_refusal(stderr: str) -> Refused | None:
     if any(_RETRYABLE.search(text) for text in messages):
         return Refused(reason, retryable=True)
     if _POLICY_LIMIT.search(error):
-        # Without its detail it may be a limit of size or of number; the latter passes.
+        # Without a detail it may be a limit on the size or on the number of jobs, which passes.
         detailed = any(_POLICY_DETAIL.fullmatch(text) for text in messages)
         return Refused(reason, retryable=not detailed)
     return Refused(reason) if _PERMANENT.match(error) else None
@@ -267,5 +267,5 @@ def _messages(stderr: str) -> Iterator[str]:
 
 
 def error_message(stderr: str) -> str:
-    """What a command said against it, in one line, without its own name."""
+    """Return a command's error messages in one line, without the command's name."""
     return "; ".join(_messages(stderr))[:500] or "no explanation"

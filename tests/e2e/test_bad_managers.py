@@ -52,12 +52,12 @@ LISTINGS = {
         {"squeue": "echo 'squeue: error: cannot stat slurm.conf, retrying' >&2; exec sleep 600"},
         "no answer within 3 s (squeue: error: cannot stat slurm.conf, retrying)",
     ),
-    "empty": ({"scontrol": ""}, "scontrol: the answer cannot be read"),
+    "empty": ({"scontrol": ""}, "scontrol: unexpected output"),
     "refusing": (
         {"squeue": "echo 'squeue: error: Access/permission denied' >&2; exit 1"},
         "Access/permission denied",
     ),
-    "killed": ({"sinfo": "kill -SEGV $$"}, "sinfo was ended by signal 11"),
+    "killed": ({"sinfo": "kill -SEGV $$"}, "sinfo was killed by signal 11"),
 }
 
 

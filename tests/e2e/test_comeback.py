@@ -149,7 +149,7 @@ def test_what_the_controller_lost_is_sent_again_and_can_never_begin_twice(
     beta.run("sbatch", "--job-name=again", "-o", "again.out", variables, stdin=script)
     ended_once(behind_fence, beta, job, ran)
     behind_fence.until(lambda: state(beta, "--name=again") == "FAILED")
-    assert "this attempt may not begin" in (beta.folder / "again.out").read_text()
+    assert "this attempt must not start" in (beta.folder / "again.out").read_text()
     assert ran.read_text() == "x\n"
 
 

@@ -124,7 +124,7 @@ def test_a_pyslurm_that_cannot_be_imported_is_a_reason_and_the_daemon_goes_on(
     (stand_in / f"{way}-import").touch()
     configured(site, slurm_site, str(stand_in), more="timeout = 2\n")
     site.start("down:")
-    told = "was ended by signal 11" if way == "crash" else "has not imported it in "
+    told = "was killed by signal 11" if way == "crash" else "has not imported it in "
     site.until(lambda: told in state(site, "alpha"))
     assert 'access is "pyslurm"' in state(site, "alpha")
     site.until(lambda: state(site, "beta") == "up")

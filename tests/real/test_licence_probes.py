@@ -74,7 +74,7 @@ def test_lmstat_is_asked_for_all_in_utc_and_in_english(tmp_path: Path) -> None:
     ("body", "words"),
     [
         ("yes 'Users of x: ' | head -c 20000000", "more than 8 MiB"),
-        ("kill -9 $$", "lmutil was ended by signal 9"),
+        ("kill -9 $$", "lmutil was killed by signal 9"),
         ("exit 3", "not the output of lmstat"),
         ("echo no such host >&2; exit 1", "not the output of lmstat"),
     ],

@@ -316,7 +316,7 @@ def test_a_full_queue_refuses_for_now_and_at_once(tmp_path: Path) -> None:
     with SlurmSite(tmp_path / "site", [tiny]) as site:
         client = Client(site["tiny"], tmp_path)
         first = client.submit("true", options="--hold", indices=(1, 2))
-        with pytest.raises(Unreachable, match="1 of 2 tasks were taken"):
+        with pytest.raises(Unreachable, match="1 of 2 tasks were accepted"):
             client.submit("true", options="--hold", indices=(1, 2))
         begun = time.monotonic()
         with pytest.raises(Refused) as refusal:

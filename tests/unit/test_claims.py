@@ -104,7 +104,7 @@ def test_the_script_reaches_its_own_interpreter_byte_for_byte(tmp_path: Path) ->
 
 
 def test_without_a_place_for_claims_nothing_is_sent_for_now(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="no claim can be made") as refused:
+    with pytest.raises(Refused, match="no claim can be created") as refused:
         order(tmp_path / "absent", "#!/bin/sh\n")
     assert refused.value.retryable
 

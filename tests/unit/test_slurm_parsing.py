@@ -73,7 +73,7 @@ def row(**changed: str) -> JobStatus:
 
 
 def facts(*jobs: text.QueueLine) -> ClusterInfo:
-    return cluster_info.cluster_info(jobs, text.parse_nodes(NODES, "~"), TAKEN, set())
+    return cluster_info.build_cluster_info(jobs, text.parse_nodes(NODES, "~"), TAKEN, set())
 
 
 # Recorded listings.
@@ -104,7 +104,7 @@ def test_recorded_rows_of_ours() -> None:
 
 def test_recorded_facts() -> None:
     lines = text.parse_queue(QUEUE, "~")
-    seen = cluster_info.cluster_info(lines, text.parse_nodes(NODES, "~"), TAKEN, {"85"})
+    seen = cluster_info.build_cluster_info(lines, text.parse_nodes(NODES, "~"), TAKEN, {"85"})
     assert (seen.cpus, seen.used_cpus) == (48, 35)
     assert seen.running_jobs == (
         (1795228696.0, 1),
@@ -118,7 +118,7 @@ def test_recorded_facts() -> None:
 
 
 def test_recorded_partitions() -> None:
-    main, short = cluster_info.cluster_info(
+    main, short = cluster_info.build_cluster_info(
         [], text.parse_nodes(NODES, "~"), TAKEN, set()
     ).partitions
     usual: dict[str, Any] = {"cpus": 16, "memory": 65536, "features": ("any",)}
@@ -450,7 +450,7 @@ def test_the_head_is_the_first_in_slurms_own_order() -> None:
     assert facts(*jobs).queue_head == (2, 600.0)
     important = NODES.replace("~1-2~1~", "~1-2~5~")  # the tier of `short`
     jobs[0] = jobs[0]._replace(partition="short")
-    assert cluster_info.cluster_info(
+    assert cluster_info.build_cluster_info(
         jobs, text.parse_nodes(important, "~"), TAKEN, set()
     ).queue_head == (1, 600.0)
 
@@ -481,7 +481,7 @@ def test_when_running_work_ends(state: str, changed: dict[str, str], end: float)
 )
 def test_which_nodes_are_usable(state: str, up: bool) -> None:
     (first, *_) = text.parse_nodes(NODES, "~")
-    seen = cluster_info.cluster_info(
+    seen = cluster_info.build_cluster_info(
         [], [first._replace(state=state, cpus="0/16/0/16")], TAKEN, set()
     )
     assert seen.cpus == (16 if up else 0)

@@ -10,14 +10,14 @@ from metasched.adapters.slurm.reservation_listing import (
     ReservedJob,
     SlurmReservation,
     alternate_name,
-    available_nodes,
     build_pool,
     expand_hosts,
+    nodes_outside_reservations,
     own_reservations,
     parse_cores,
     parse_reservations,
     parse_reserved_jobs,
-    upcoming,
+    upcoming_windows,
 )
 from metasched.model.survey import ManagerReservation, ProcessorPool
 
@@ -102,7 +102,7 @@ def test_other_jobs_have_what_is_left_of_a_node_that_is_reserved_in_part() -> No
         SlurmReservation("whole", 0, 99, ("a3",), 4, {}),
     ]
     jobs = [job("1", 2, "a1"), job("2", 3, "a[1-2]"), job("3", 1, "a1")]
-    found = available_nodes(
+    found = nodes_outside_reservations(
         [place("a1", 4), place("a2", 2), place("a3", 0)],
         FOUR,
         jobs,
@@ -127,10 +127,16 @@ def test_windows_to_come_leave_what_neither_they_nor_jobs_have_when_they_begin()
     ]
     jobs = [job("1", 2, "a1", end=150), job("2", 3, "a2", end=90), job("3", 1, "a1", end=900)]
     # 24, less 2 on a3, 4 and 2 on a1 and a2 for part, and 2 and 1 of jobs that still run
-    assert upcoming(usable, FOUR, jobs, kept, 10) == ((100, 13), (250, 14))
-    assert upcoming(usable, FOUR, [], kept, 10)[1] == (250, 14)  # nothing runs on a1 beside it
-    assert upcoming({"a1": 8}, FOUR, [job("1", 8, "a1", end=999)], kept, 10) == ((100, 0), (250, 0))
-    assert upcoming(usable, FOUR, jobs, kept[:1], 10) == ()
+    assert upcoming_windows(usable, FOUR, jobs, kept, 10) == ((100, 13), (250, 14))
+    assert upcoming_windows(usable, FOUR, [], kept, 10)[1] == (
+        250,
+        14,
+    )
+    assert upcoming_windows({"a1": 8}, FOUR, [job("1", 8, "a1", end=999)], kept, 10) == (
+        (100, 0),
+        (250, 0),
+    )
+    assert upcoming_windows(usable, FOUR, jobs, kept[:1], 10) == ()
 
 
 def test_what_is_being_replaced_is_one_with_the_cores_of_both() -> None:
