@@ -128,7 +128,7 @@ def parse_completion(line: str, tag_field: str) -> SlurmRecord | None:
 
 
 def _allocated_node(nodes: str) -> str:
-    """Return the nodes, "" for none. A job cancelled while pending may have a start, but no node."""
+    """Return the nodes, "" for none; a job cancelled while pending has a start, but no node."""
     return "" if nodes in _NO_NODE else nodes
 
 
