@@ -199,7 +199,7 @@ def test_an_empty_queue_is_no_jobs() -> None:
     ],
 )
 def test_half_a_listing_is_none(answer: str) -> None:
-    with pytest.raises(ValueError, match=r"read as lines|a line begins"):
+    with pytest.raises(ValueError, match=r"read as lines|a record starts"):
         text.parse_queue(answer, "~")
 
 

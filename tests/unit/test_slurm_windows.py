@@ -47,7 +47,7 @@ def test_a_reservation() -> None:
 
 
 def test_one_that_is_cut_is_not_read_by_half() -> None:
-    with pytest.raises(ValueError, match="no window"):
+    with pytest.raises(ValueError, match="no times, nodes or cores"):
         parse_reservations(SHOWN[:60])
 
 
