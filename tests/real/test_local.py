@@ -594,9 +594,9 @@ from metasched.model.cluster import Cluster
 orders = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Submission])
 options = LocalOptions(cpus=4, kill_wait=0.5)
 adapter = Local(Cluster(name="here", adapter="local"), options, sys.argv[1], Path(sys.argv[2]))
-for order in orders:
-    adapter.submit(order)
-    print(order.tag, flush=True)
+for submission in submissions:
+    adapter.submit(submission)
+    print(submission.tag, flush=True)
 import time
 time.sleep(60)
 """
