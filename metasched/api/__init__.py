@@ -1,10 +1,10 @@
-"""HTTP: routes, identity of callers, and the use cases behind the routes.
+"""The HTTP API: routes by resource, authentication, and the use cases behind the routes.
 
-app             the FastAPI application
+app             the FastAPI application and its error responses
 server          the daemon's process: HTTP server, scheduler service, signals
-identity        who is calling, and what they may do
-request         what every route receives
-selection       which jobs a request means
-submissions, changes, modifications, jobs, explanations   jobs
-clusters, licences, reservations, tokens                  everything else
+identity        authentication and permissions of callers
+request         dependencies of all routes: daemon, scheduler service, caller
+selection       the jobs that a request refers to
+submissions, changes, modifications, jobs, explanations   routes of jobs
+clusters, licences, reservations, tokens                  routes of other resources
 """

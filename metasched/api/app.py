@@ -1,14 +1,7 @@
-"""The HTTP API, on the unix socket and over TCP: routes by resource, one module each.
+"""The FastAPI application, served on the unix socket and over TCP.
 
-    request      what each request has: the daemon, the engine that runs, who sent it
-    choosing     which jobs a request is about
-    submitting   jobs come
-    changing     they are cancelled, held, released, requeued, resolved, modified
-    jobs         how they are; waiting for them
-    explaining   why one is where it is
-    clusters, licences, reservations, tokens
-
-Whatever is refused is one line, {"error": what, where; what to do}, and has changed nothing.
+An error response is {"error": "problem, place; remedy"}, in one line. A refused request has changed
+nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +16,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from metasched.api import changes as changing
-from metasched.api import clusters, jobs, licences, reservations, tokens
-from metasched.api import explanations as explaining
-from metasched.api import submissions as submitting
+from metasched.api import (
+    changes,
+    clusters,
+    explanations,
+    jobs,
+    licences,
+    reservations,
+    submissions,
+    tokens,
+)
 from metasched.api.identity import ForbiddenError, UnauthenticatedError
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.daemon.service import RESTART_DELAY, Daemon
@@ -38,20 +37,12 @@ RETRY_AFTER = {"Retry-After": f"{2 * RESTART_DELAY:.0f}"}
 
 
 def create_app(daemon: Daemon) -> FastAPI:
-    """The application; what must last is the daemon's."""
+    """Create the application. All lasting state is in `daemon`."""
     app = FastAPI(title="metasched", version=version("metasched"))
     app.state.daemon = daemon
-    app.state.entering = defaultdict(asyncio.Lock)  # by user
-    for module in (
-        submitting,
-        changing,
-        jobs,
-        explaining,
-        clusters,
-        licences,
-        reservations,
-        tokens,
-    ):
+    app.state.launcher_locks = defaultdict(asyncio.Lock)  # by user
+    job_modules = (submissions, changes, jobs, explanations)
+    for module in (*job_modules, clusters, licences, reservations, tokens):
         app.include_router(module.router)
     _register_error_handlers(app)
 
@@ -70,7 +61,7 @@ def create_app(daemon: Daemon) -> FastAPI:
 
 
 def _register_error_handlers(app: FastAPI) -> None:
-    """Each refusal is one line, under the status that says whether trying again helps."""
+    """Map exceptions to one-line error responses; status 503 means that a retry can succeed."""
 
     @app.exception_handler(ApiError)
     async def _request_error(_: Request, error: ApiError) -> JSONResponse:
@@ -86,24 +77,24 @@ def _register_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(UnicodeEncodeError)
     async def _not_encodable(_: Request, error: UnicodeEncodeError) -> JSONResponse:
-        return _error_response(422, "half a character, in the request; leave it out")
+        return _error_response(422, "half a character, in the request; remove it")
 
     @app.exception_handler(StorageFailed)
     async def _storage_failed(_: Request, error: StorageFailed) -> JSONResponse:
         message = (
-            f"the database is away or takes no write ({error}); nothing changed, try again soon"
+            f"the database is away or rejects writes ({error}); nothing changed, try again soon"
         )
         return _error_response(503, message)
 
     @app.exception_handler(StorageUncertain)
     async def _storage_uncertain(_: Request, error: StorageUncertain) -> JSONResponse:
-        message = f"the database was gone before it said whether it took this ({error})"
-        remedy = "look with `metasched status` or `metasched reservations` whether it is done"
+        message = f"the database connection failed before the commit was confirmed ({error})"
+        remedy = "check with `metasched status` or `metasched reservations` whether it was done"
         return _error_response(504, f"{message}; {remedy}")
 
     @app.exception_handler(Exception)
     async def _internal_error(_: Request, error: Exception) -> JSONResponse:
-        message = f"a defect in the daemon ({type(error).__name__}); its log tells more, report it"
+        message = f"a defect in the daemon ({type(error).__name__}); see its log and report it"
         return _error_response(500, message)
 
     @app.exception_handler(HTTPException)
@@ -119,6 +110,6 @@ def _register_error_handlers(app: FastAPI) -> None:
 
 
 def _error_response(status: int, message: str) -> JSONResponse:
-    """It may quote what the caller sent, half characters and all, which no answer can carry."""
+    """Build an error response; escape lone surrogates that the message quotes from the request."""
     text = message.encode(errors="backslashreplace").decode()
     return JSONResponse({"error": text}, status, RETRY_AFTER if status == 503 else None)

@@ -1,4 +1,4 @@
-"""Clusters: how each is, drained and resumed."""
+"""Routes that list, drain and resume clusters."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ router = APIRouter()
 
 @dataclass(frozen=True)
 class DrainOptions:
-    """How a cluster is drained: why, and whether jobs that wait there may stay."""
+    """Options of a drain."""
 
     reason: str = ""
-    keep_pending: bool = False
+    keep_pending: bool = False  # leave jobs that are pending there
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
 
 
@@ -45,7 +45,9 @@ async def drain(
     caller.require_operator("drain clusters")
     adapter = _adapter_of(service, name)
     if len(options.reason) > MAX_NAME_LENGTH or not options.reason.isprintable():
-        raise ApiError(422, f"reason: unprintable or more than {MAX_NAME_LENGTH}; write a line")
+        raise ApiError(
+            422, f"reason: unprintable or over {MAX_NAME_LENGTH} characters; write a line"
+        )
     service.apply_events(
         ClusterDrained(time.time(), name, caller.user, options.reason, options.keep_pending)
     )
@@ -62,14 +64,15 @@ async def resume(caller: CurrentCaller, service: CurrentService, name: str) -> d
 
 
 def _adapter_of(service: SchedulerService, name: str) -> str:
-    """The adapter of a cluster. Wrong if there is no such cluster."""
+    """Return the adapter of a cluster. Raise ApiError if there is no such cluster."""
     adapters = {cluster.name: cluster.adapter for cluster in service.core.clusters}
     if name not in adapters:
-        raise ApiError(404, f"no cluster {name[:60]!r}; there are {', '.join(adapters)}")
+        raise ApiError(404, f"no cluster {name[:60]!r}; use {', '.join(adapters)}")
     return adapters[name]
 
 
 def _cluster_row(service: SchedulerService, name: str, adapter: str) -> dict[str, Any]:
+    """Return a row of `clusters --json`."""
     info, unreachable_reason = service.core.cluster_status(name)
     drain_state = service.core.find_drain(name)
     connection = service.connections[name]
@@ -102,6 +105,7 @@ def _cluster_row(service: SchedulerService, name: str, adapter: str) -> dict[str
 
 
 def breaker_row(breaker: CircuitBreaker) -> dict[str, Any]:
+    """Return the state of a circuit breaker for JSON."""
     return {
         "state": breaker.state(time.monotonic()),
         "failures": breaker.failures,

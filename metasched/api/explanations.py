@@ -1,4 +1,4 @@
-"""Why a job is where it is, and what speaks against each cluster."""
+"""Route that explains the state of a job and its obstacles on each cluster."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ async def explain(
     job_row = daemon.ledger.job_row(job_id)
     assert job_row is not None
     rows = daemon.ledger.status([(job_id, index)])
-    # of a whole array the first task that has not ended, and of these one that waits
-    row = min(rows, key=lambda r: (r["state"] in FINAL, State(r["state"]) not in QUEUED_OR_HELD))
+    # of an array: the first open task, preferably a queued or held task
+    row = min(
+        rows, key=lambda task: (task["state"] in FINAL, State(task["state"]) not in QUEUED_OR_HELD)
+    )
     task = service.core.tasks.get((job_id, row["task_index"]))
     clusters: list[dict[str, Any]] = []
     licences: list[dict[str, Any]] = []
@@ -67,28 +69,28 @@ async def explain(
 
 
 def _count_states(rows: Sequence[dict[str, Any]]) -> str:
-    """How many tasks are in which state, in words."""
+    """Describe the number of tasks in each state."""
     counts = Counter(row["state"] for row in rows)
     parts = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     return f"Of {len(rows)} tasks are {parts}"
 
 
 def _describe_expectation(expectation: ExpectedStart | None) -> str:
-    """When a manager expects a task to begin, in a sentence that follows another."""
+    """Describe the manager's expected start in a sentence that follows another."""
     if expectation is None:
         return ""
     return (
-        f" {expectation.cluster} expects it to begin at {iso(expectation.start)}, "
-        f"as it said at {iso(expectation.reported_at)}."
+        f" {expectation.cluster} expects it to start at {iso(expectation.start)} "
+        f"(reported at {iso(expectation.reported_at)})."
     )
 
 
 def _describe_state(row: dict[str, Any], clusters: Sequence[dict[str, Any]], cause: str) -> str:
-    """Why a task is where it is, in a sentence."""
-    location = f"on {row['cluster']}" if row["cluster"] else "with us"
+    """Describe the state of a task and its cause in a sentence."""
+    location = f"on {row['cluster']}" if row["cluster"] else "in metasched"
     match State(row["state"]):
         case State.HELD:
-            return "It is held; release it to let it go."
+            return "It is held; release it with `metasched release`."
         case State.QUEUED if row["reason"] == "begin_time":
             return "It waits for its begin time."
         case State.QUEUED if row["reason"] == "dependency":
@@ -96,17 +98,17 @@ def _describe_state(row: dict[str, Any], clusters: Sequence[dict[str, Any]], cau
         case State.QUEUED if row["reason"] in ("licence_busy", "licence_unknown"):
             return f"It waits for its licences: {cause}."
         case State.QUEUED if row["reason"] == "limit_array":
-            return f"It waits until fewer tasks of its array ({row['array']}) are under way."
+            return f"It waits until fewer tasks of its array ({row['array']}) are active."
         case State.QUEUED:
             reasons = "; ".join(f"{c['cluster']}: {c['text']}" for c in clusters if c["text"])
             return f"It waits {location}: {reasons or cause}."
         case State.DISPATCHING:
-            return f"It is being sent to {row['cluster']} ({cause})."
+            return f"It is being dispatched to {row['cluster']} ({cause})."
         case State.PENDING:
-            manager_reason = row["reason"].removeprefix("manager:") or "it has just arrived"
+            manager_reason = row["reason"].removeprefix("manager:") or "no reason reported yet"
             return f"It waits in the queue {location}: {manager_reason}."
         case State.UNKNOWN:
-            return f"Nobody can say how it is {location}: {cause}."
+            return f"Its state {location} is unknown: {cause}."
         case State.RUNNING | State.SUSPENDED:
             return f"It is {row['state']} {location} since {iso(row['started'])}."
         case final_state:
@@ -116,6 +118,7 @@ def _describe_state(row: dict[str, Any], clusters: Sequence[dict[str, Any]], cau
 def cluster_verdicts(
     service: SchedulerService, task: Task, chosen_cluster: str | None
 ) -> list[dict[str, Any]]:
+    """Return eligibility, load and obstacle of each cluster for a task."""
     return [
         {
             "cluster": verdict.cluster,

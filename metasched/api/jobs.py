@@ -1,4 +1,4 @@
-"""What is told of jobs: how they are, their stories, where they write."""
+"""Routes that report jobs: status, waiting for the end, story, output paths."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def status(
         since=since,
         ended_since=None if all or requested else time.time() - RECENTLY_ENDED,
     )
-    # written here, in a thread: it would be checked and written by the one that sends jobs
+    # encoded in this worker thread: FastAPI would validate and encode it in the event loop
     body = msgspec.json.encode([_status_row(row, daemon.service) for row in rows])
     return Response(body, media_type="application/json")
 
@@ -101,7 +101,7 @@ def story(daemon: CurrentDaemon, caller: CurrentCaller, job: str) -> dict[str, A
 
 @router.get("/jobs/{job}/output")
 def output(daemon: CurrentDaemon, caller: CurrentCaller, job: str) -> dict[str, Any]:
-    """Where one task writes. Wrong if it must be named first, or its node is not known yet."""
+    """Return the output paths of a task; `%N` stays until its node is known."""
     job_id, index = find_visible_job(daemon, caller, job)
     job_row = daemon.ledger.job_row(job_id)
     assert job_row is not None
@@ -110,7 +110,7 @@ def output(daemon: CurrentDaemon, caller: CurrentCaller, job: str) -> dict[str, 
     if index is None and any(path and varies_by_task(path) for path in paths.values()):
         first_index = daemon.ledger.status([(job_id, None)])[0]["task_index"]
         raise ApiError(
-            422, f"job {job_id} has a file for each task; name one, as {job_id}_{first_index}"
+            422, f"job {job_id} has a file for each task; name a task, as {job_id}_{first_index}"
         )
     first_nodes = [first_node(node_list) for node_list in daemon.ledger.nodes(job_id, index or 0)]
     node = (first_nodes and first_nodes[-1]) or "%N"
@@ -121,7 +121,7 @@ def output(daemon: CurrentDaemon, caller: CurrentCaller, job: str) -> dict[str, 
 
 
 def _status_row(row: dict[str, Any], service: SchedulerService | None) -> dict[str, Any]:
-    """A row of `status --json`."""
+    """Return a row of `status --json`."""
     expectation = None
     if service is not None and row["state"] == State.PENDING:
         expectation = service.expected_start((row["job"], row["task_index"]))
@@ -145,14 +145,14 @@ def _status_row(row: dict[str, Any], service: SchedulerService | None) -> dict[s
 
 
 def _shell_exit_code(code: int | None, signal: int | None) -> int | None:
-    """As a shell gives it: 128 + the signal that ended it."""
+    """Return the exit code as a shell reports it: 128 + signal if a signal ended the job."""
     return 128 + signal if signal else code
 
 
 async def _stored_changes(daemon: Daemon, timeout: float) -> AsyncIterator[None]:
-    """Now, then after each stored change, until the time-out or the daemon's end.
+    """Yield at once, then after each stored change, at most ten times a second.
 
-    At most ten times a second.
+    Ends after `timeout` seconds, or when the daemon stops.
     """
     deadline = time.monotonic() + timeout
     while True:

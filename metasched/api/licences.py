@@ -1,4 +1,4 @@
-"""Licences: how it stands with each, who has what a task waits for, totals and releases."""
+"""Routes that list licences and their holders, set totals, and release leases."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ router = APIRouter()
 
 @dataclass(frozen=True)
 class LicenceTotal:
-    """How many of a licence there are; None: as configured."""
+    """New total of a licence."""
 
-    total: int | None
+    total: int | None  # None: as configured
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
 
 
 @router.get("/licences")
 async def licences(_: CurrentCaller, service: CurrentService) -> list[dict[str, Any]]:
-    return [
-        _licence_row(service, standing) for standing in service.core.licences.statuses(time.time())
-    ]
+    statuses = service.core.licences.statuses(time.time())
+    return [_licence_row(service, status) for status in statuses]
 
 
 @router.get("/licences/servers")
@@ -52,8 +51,8 @@ async def release_licences(
     service: CurrentService,
     selection: Annotated[JobSelection, Body()],
 ) -> dict[str, Any]:
-    """Take back what the chosen tasks have leased that are unknown; of others a note."""
-    caller.require_operator("take back licences")
+    """Release the leases of the selected tasks that are unknown; the others get a note."""
+    caller.require_operator("release licences")
     now, results = time.time(), []
     indices: dict[int, list[int]] = {}
     for row in select_tasks(daemon, caller, "release", selection):
@@ -66,7 +65,7 @@ async def release_licences(
             note = ""
             indices.setdefault(task_id[0], []).append(task_id[1])
         else:
-            note = f"it is {row['state']}; only what is unknown can lose its licences"
+            note = f"it is {row['state']}; only unknown jobs can lose their licences"
         results.append(
             {
                 "job": row["job"],
@@ -91,18 +90,19 @@ async def set_licence(
     name: str,
     requested: Annotated[LicenceTotal, Body()],
 ) -> dict[str, Any]:
-    caller.require_operator("set how many licences there are")
+    caller.require_operator("set licence totals")
     pools = service.core.licences
     if (refusal := pools.refusal({name: 0})) is not None:
         raise ApiError(404, refusal)
     if requested.total is not None and not 0 <= requested.total <= MAX_TOKENS:
-        raise ApiError(422, f"{requested.total} of a licence; give 0 to {MAX_TOKENS}")
+        raise ApiError(422, f"total {requested.total} is out of range; give 0 to {MAX_TOKENS}")
     now = time.time()
     service.apply_events(LicenceSet(now, name, requested.total, caller.user))
     return _licence_row(service, pools.status(name, now))
 
 
 def _server_row(monitor: LicenceMonitor) -> dict[str, Any]:
+    """Return the state of a licence server."""
     return {
         "server": monitor.settings.name,
         "kind": monitor.settings.server_type,
@@ -113,45 +113,45 @@ def _server_row(monitor: LicenceMonitor) -> dict[str, Any]:
     }
 
 
-def _licence_row(service: SchedulerService, standing: LicenceStatus) -> dict[str, Any]:
-    """A row of `licences --json`."""
+def _licence_row(service: SchedulerService, status: LicenceStatus) -> dict[str, Any]:
+    """Return a row of `licences --json`."""
     core = service.core
-    pool = core.licences.configured_pool(standing.licence)
+    pool = core.licences.configured_pool(status.licence)
     return {
-        "licence": standing.licence,
-        **_token_counts(standing),
-        "waiting": standing.waiting_tokens,
-        "rho": standing.rho,
-        "lingering": standing.lingering,
+        "licence": status.licence,
+        **_token_counts(status),
+        "waiting": status.waiting_tokens,
+        "rho": status.rho,
+        "lingering": status.lingering,
         "headroom": pool.headroom if pool else 0,
         "clusters": list(pool.clusters) if pool else [],
         "machines": {
-            cluster.name: cluster.licence_features[standing.licence]
+            cluster.name: cluster.licence_features[status.licence]
             for cluster in core.clusters
-            if standing.licence in cluster.licence_features
+            if status.licence in cluster.licence_features
         },
         "server": pool.server if pool else "",
-        "observed": iso(standing.observed),
-        "chosen": standing.operator_total,
-        "reserved": standing.reserved,
-        "windows": list(_reserved_windows(core, standing.licence)),
-        "managers": list(_manager_rows(service, standing)),
+        "observed": iso(status.observed),
+        "chosen": status.operator_total,
+        "reserved": status.reserved,
+        "windows": list(_reserved_windows(core, status.licence)),
+        "managers": list(_manager_rows(service, status)),
     }
 
 
-def _token_counts(standing: LicenceStatus) -> dict[str, Any]:
-    """Who has how many, and what keeps more from being leased."""
+def _token_counts(status: LicenceStatus) -> dict[str, Any]:
+    """Return the token counts of a licence, and the state of its pool."""
     return {
-        "total": standing.total,
-        "ours": standing.leased_tokens,
-        "outside": standing.outside,
-        "free": None if standing.free is None else max(standing.free, 0),
-        "state": _pool_state(standing),
+        "total": status.total,
+        "ours": status.leased_tokens,
+        "outside": status.outside,
+        "free": None if status.free is None else max(status.free, 0),
+        "state": _pool_state(status),
     }
 
 
 def _reserved_windows(core: Core, licence: str) -> Iterator[dict[str, Any]]:
-    """The reservations that have some of a licence, by their start."""
+    """Yield the reservations that hold tokens of a licence, by start."""
     for window in core.licences.windows(licence):
         yield {
             "reservation": window.id,
@@ -161,21 +161,19 @@ def _reserved_windows(core: Core, licence: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def _manager_rows(service: SchedulerService, standing: LicenceStatus) -> Iterator[dict[str, Any]]:
-    """What managers themselves count of a licence; `others` are taken there, and not by us.
+def _manager_rows(service: SchedulerService, status: LicenceStatus) -> Iterator[dict[str, Any]]:
+    """Yield the licence counts of managers; `others` counts use outside metasched.
 
-    `observed` is when the manager was last asked.
+    `observed` is the time of the manager's last listing.
     """
     core = service.core
     for cluster in core.clusters:
         info, _ = core.cluster_status(cluster.name)
-        manager_name = cluster.manager_licence_name(standing.licence)
+        manager_name = cluster.manager_licence_name(status.licence)
         if info is None or manager_name not in info.licences:
             continue
-        manager_licences, outside_use = (
-            info.licences[manager_name],
-            standing.used_outside.get(cluster.name),
-        )
+        manager_licences = info.licences[manager_name]
+        outside_use = status.used_outside.get(cluster.name)
         yield {
             "cluster": cluster.name,
             "total": manager_licences.total,
@@ -185,41 +183,41 @@ def _manager_rows(service: SchedulerService, standing: LicenceStatus) -> Iterato
         }
 
 
-def _pool_state(standing: LicenceStatus) -> str:
-    """What keeps a licence from being leased as usual; "ok": nothing."""
-    if standing.unknown_reason:
-        return f"unknown: {standing.unknown_reason}"
-    excess = standing.leased_tokens + standing.outside + standing.reserved - (standing.total or 0)
+def _pool_state(status: LicenceStatus) -> str:
+    """Return "ok", or the reason why no tokens of a licence can be leased."""
+    if status.unknown_reason:
+        return f"unknown: {status.unknown_reason}"
+    excess = status.leased_tokens + status.outside + status.reserved - (status.total or 0)
     return f"over-committed by {excess}" if excess > 0 else "ok"
 
 
 def licence_holders(
     core: Core, task: Task, now: float, is_visible: Callable[[str], bool]
 ) -> list[dict[str, Any]]:
-    """For each licence that keeps a task waiting who has it, and until when.
+    """Return the holders of each licence that a task waits for, with their expected end.
 
-    Those whose user is not `visible` to who asks are told without job and user.
+    The job and user of a holder are omitted unless `is_visible(user)`.
     """
     return [
         {
-            "licence": standing.licence,
-            "wanted": task.job.licences[standing.licence],
-            "windows": list(_reserved_windows(core, standing.licence)),
+            "licence": status.licence,
+            "wanted": task.job.licences[status.licence],
+            "windows": list(_reserved_windows(core, status.licence)),
             "holders": [
-                _holder_row(core, lease, standing.licence, is_visible)
+                _holder_row(core, lease, status.licence, is_visible)
                 for lease in core.licences.leases.values()
-                if standing.licence in lease.tokens
+                if status.licence in lease.tokens
             ],
-            **_token_counts(standing),
+            **_token_counts(status),
         }
-        for standing in core.missing_licences(task, now)
+        for status in core.missing_licences(task, now)
     ]
 
 
 def _holder_row(
     core: Core, lease: Lease, licence: str, is_visible: Callable[[str], bool]
 ) -> dict[str, Any]:
-    """A lease, and when its job ends by its time limit; None: it has not begun, or is unknown."""
+    """Describe a lease; `expected` is the end by the time limit, None before the job starts."""
     task = core.tasks.get((lease.job, lease.index))
     job = task.job if task else None
     started = task.attempt.started if task and task.attempt else None
@@ -235,7 +233,7 @@ def _holder_row(
 
 
 def describe_holders(shortages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Who has what is lacking, in words."""
+    """Describe the holders of missing licences."""
     for shortage in shortages:
         for entry in shortage["holders"]:
             task = "" if entry["task"] is None else f"_{entry['task']}"
@@ -244,12 +242,12 @@ def describe_holders(shortages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
                 if entry["job"]
                 else "another user's job"
             )
-            expected_return = f", expected back by {entry['expected']}" if entry["expected"] else ""
+            expected_return = f", expected back at {entry['expected']}" if entry["expected"] else ""
             yield f"{entry['count']} of {shortage['licence']} with {holder}{expected_return}"
         for entry in shortage["windows"]:
             reservation = (
                 f"reservation {entry['reservation']} from {entry['start']} to {entry['end']}"
             )
-            yield f"{entry['count']} of {shortage['licence']} kept for {reservation}"
+            yield f"{entry['count']} of {shortage['licence']} reserved for {reservation}"
         if shortage["outside"]:
             yield f"{shortage['outside']} of {shortage['licence']} in use by others"

@@ -1,4 +1,4 @@
-"""What users may change of a job after its submission, and what a change takes."""
+"""The attributes of a job that users can modify, and the effect of a modification."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from metasched.model.job import Job
 from metasched.units import MAX_NUMBER
 
 MAX_EPOCH = 1e11  # epoch seconds: the year 5138
-METASCHED_FIELDS = frozenset({"deadline", "owner_priority", "name"})  # no manager needs to know
+METASCHED_FIELDS = frozenset({"deadline", "owner_priority", "name"})  # managers need no update
 
 
 def _check_line(text: str) -> str:
     if not text.isprintable() or not 0 < len(text) <= 255:
-        raise ValueError("it is no line of 1 to 255 characters")
+        raise ValueError("it is not a line of 1 to 255 characters")
     return text
 
 
@@ -25,30 +25,26 @@ EpochSeconds = Annotated[float, Field(ge=0, lt=MAX_EPOCH, allow_inf_nan=False)]
 
 
 class JobChanges(BaseModel):
-    """What is to be different; what is not given stays, None takes it away.
-
-    `time_limit` in seconds, `deadline` and `begin` in epoch seconds; `priority` None: as
-    classified.
-    """
+    """New values of job attributes; an attribute that is not given stays, None removes it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    time_limit: Annotated[float, Field(gt=0, le=MAX_NUMBER)] | None = None
+    time_limit: Annotated[float, Field(gt=0, le=MAX_NUMBER)] | None = None  # seconds
     deadline: EpochSeconds | None = None
     begin: EpochSeconds | None = None
     urgency: Annotated[int, Field(ge=0, le=3)] = 0
-    priority: Annotated[int, Field(ge=1, le=100)] | None = None
+    priority: Annotated[int, Field(ge=1, le=100)] | None = None  # None: as classified
     name: Line = ""
-    clusters: tuple[Line, ...] = ()
+    clusters: tuple[Line, ...] = ()  # empty: all
     account: Line | None = None
     partition: Line | None = None
     qos: Line | None = None
     constraint: Line | None = None
 
     def apply_to(self, job: Job, default_time: float) -> Job:
-        """The job as it is to be; `default_time` in seconds, for one without a limit.
+        """Return the modified job. `default_time` in seconds is for a job without a time limit.
 
-        ValueError if it makes no sense.
+        Raise ValueError if the result is invalid.
         """
         values: dict[str, Any] = {name: getattr(self, name) for name in self.model_fields_set}
         values.pop("priority", None)
@@ -60,17 +56,18 @@ class JobChanges(BaseModel):
 
 
 def changed_fields(before: Job, after: Job) -> frozenset[str]:
-    """The names of the fields in which two jobs differ."""
+    """Return the names of the fields in which two jobs differ."""
     names = {field.name for field in fields(Job)} - {"estimated"}
     return frozenset(name for name in names if getattr(before, name) != getattr(after, name))
 
 
 def describe_changes(before: Job, after: Job) -> str:
-    """The changes in words, for the story."""
-    return ", ".join(
-        f"{name.replace('_', ' ')} {_format_value(getattr(before, name))} -> {_format_value(getattr(after, name))}"
-        for name in sorted(changed_fields(before, after))
-    )
+    """Describe the changes for the job's story."""
+    changes = []
+    for name in sorted(changed_fields(before, after)):
+        old, new = (_format_value(getattr(job, name)) for job in (before, after))
+        changes.append(f"{name.replace('_', ' ')} {old} -> {new}")
+    return ", ".join(changes)
 
 
 def _format_value(value: object) -> str:
@@ -82,9 +79,9 @@ def _format_value(value: object) -> str:
 
 
 def needs_new_dispatch(before: Job, after: Job, now: float) -> bool:
-    """Whether a manager that has the job already must get it again.
+    """Return whether a dispatched job must be withdrawn and dispatched again.
 
-    Other clusters to choose from, and a begin time that has come, take nothing by themselves.
+    A new list of allowed clusters, or a begin time in the past, does not require it.
     """
     changed = changed_fields(before, after) - METASCHED_FIELDS - {"clusters"}
     return bool(changed - {"begin"}) or ("begin" in changed and (after.begin or 0.0) > now)

@@ -1,4 +1,4 @@
-"""What each request has: the daemon that serves it, the engine that runs, and who sent it."""
+"""Dependencies of routes: the daemon, its running scheduler service, the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which jobs a request is about, and whether its sender may do that."""
+"""Select the jobs of a request and check the permissions of its caller."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from metasched.errors import ApiError, ParseError
 from metasched.model.arrays import parse_task_selector
 from metasched.model.job import State
 
-RECENTLY_ENDED = 3600.0  # seconds for which ended jobs are listed without being asked for
+RECENTLY_ENDED = 3600.0  # seconds for which ended jobs are listed by default
 
 
 @dataclass(frozen=True)
 class JobSelection:
-    """Which jobs a command is about: by id, or all open ones of a user or in a state."""
+    """The jobs of a command: by id, or all open jobs of a user or in given states."""
 
-    jobs: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()  # as 17, 17_3 or 17_[3-4]
     user: str | None = None
-    state: str | None = None
+    state: str | None = None  # states, separated by commas
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
 
 
 def select_tasks(
     daemon: Daemon, caller: Caller, action: str, selection: JobSelection
 ) -> list[dict[str, Any]]:
-    """The rows of the chosen tasks: by id, else open ones (to requeue: lately ended ones, too).
+    """Return the rows of the selected tasks.
 
-    An unknown id, or another's, is refused as a whole.
+    Without ids only open tasks are selected; `requeue` adds the tasks that ended in the last hour.
+    Raise ApiError for an unknown job; the caller must be its owner or an operator.
     """
     if not (selection.jobs or selection.user or selection.state):
         raise ApiError(422, f"nothing to {action}; name jobs, --user or --state")
@@ -52,7 +53,7 @@ def select_tasks(
 
 
 def parse_job_ids(references: Sequence[str]) -> list[tuple[int, int | None]]:
-    """`17`, `17_3` and `17_[3-4]` as (17, None), (17, 3) and (17, 3), (17, 4)."""
+    """Parse `17`, `17_3` and `17_[3-4]` to (17, None), (17, 3) and (17, 3), (17, 4)."""
     task_ids: list[tuple[int, int | None]] = []
     for reference in references:
         try:
@@ -64,7 +65,7 @@ def parse_job_ids(references: Sequence[str]) -> list[tuple[int, int | None]]:
 
 
 def find_owners(daemon: Daemon, requested: Sequence[tuple[int, int | None]]) -> set[str]:
-    """Whose the jobs are. Wrong if one was never stored."""
+    """Return the owners of jobs. Raise ApiError if a job or task does not exist."""
     if missing := daemon.ledger.missing_jobs(requested):
         remainder = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ApiError(
@@ -74,32 +75,34 @@ def find_owners(daemon: Daemon, requested: Sequence[tuple[int, int | None]]) -> 
 
 
 def find_visible_job(daemon: Daemon, caller: Caller, reference: str) -> tuple[int, int | None]:
-    """The job that a word names, if the caller may look into it."""
+    """Return the job or task that `reference` names, after checking the caller's permission."""
     requested = parse_job_ids([reference])
     if len(requested) > 1:
         raise ApiError(
-            422, f"{reference} are several tasks; name one, as {requested[0][0]}_{requested[0][1]}"
+            422,
+            f"{reference} are several tasks; name one task, as {requested[0][0]}_{requested[0][1]}",
         )
     caller.require_owner(find_owners(daemon, requested))
     return requested[0]
 
 
 def parse_states(text: str | None) -> list[str]:
+    """Parse states separated by commas."""
     if text is None:
         return []
     for state in text.split(","):
         if state not in set(State):
-            raise ApiError(422, f"unknown state {state!r}; there are {', '.join(State)}")
+            raise ApiError(422, f"unknown state {state!r}; use {', '.join(State)}")
     return text.split(",")
 
 
 def change_results(
     daemon: Daemon, rows: Sequence[dict[str, Any]], notes: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """What each task was and is, with a note."""
+    """Return the state before and after a change, with a note, for each task."""
     states_after = {
-        (r["job"], r["task_index"]): r["state"]
-        for r in daemon.ledger.status([(row["job"], None) for row in rows])
+        (after["job"], after["task_index"]): after["state"]
+        for after in daemon.ledger.status([(row["job"], None) for row in rows])
     }
     return [
         {

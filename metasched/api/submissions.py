@@ -1,4 +1,4 @@
-"""Jobs are submitted: all of a request or none."""
+"""Route that submits jobs: all jobs of a request, or none."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from metasched.api.modifications import MAX_EPOCH
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.reservations import apply_reservation
 from metasched.client.job_request import MAX_NAME_LENGTH
-from metasched.client.schemas import JobRequest as JobRequest
-from metasched.client.schemas import SubmitRequest
+from metasched.client.schemas import JobRequest, SubmitRequest
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import JobSubmitted
 from metasched.core.tasks import Task
@@ -50,10 +49,10 @@ async def submit(
     service: CurrentService,
     submission: Annotated[SubmitRequest, Body()],
 ) -> dict[str, Any]:
-    """Accept all jobs or none: check everything, then store, classify and assign in one go."""
+    """Validate all jobs, then store, classify and assign them in a single transaction."""
     if (launcher_path := service.settings.launcher) is not None:
-        # one thread for each user, whose directories may be slow to answer
-        async with request.app.state.entering[caller.user]:
+        # one thread per user at a time: file systems of their directories may be slow
+        async with request.app.state.launcher_locks[caller.user]:
             await asyncio.to_thread(
                 _check_may_submit, LauncherClient(launcher_path, ""), caller.user, submission
             )
@@ -61,31 +60,31 @@ async def submit(
         raise ApiError(422, "no job in the request; send one or more")
     now = time.time()
     owner = (caller.user, service.settings.class_of(caller.user))
-    accepted = [_accept(service, owner, request, submission, now) for request in submission.jobs]
-    fates = [dependency_fates(service, stored.job) for stored in accepted]
+    accepted = [_accept(service, owner, job, submission, now) for job in submission.jobs]
+    targets = [dependency_targets(service, stored.job) for stored in accepted]
     warnings = [
         deadline_warnings(stored.job) + _shared_output_warnings(stored) for stored in accepted
     ]
     if submission.strict and (warning := next((w[0] for w in warnings if w), None)):
-        raise ApiError(422, f"{warning}; mend it, or leave out --strict")
+        raise ApiError(422, f"{warning}; fix it, or leave out --strict")
     if submission.dry_run:
         return {
             "jobs": [
-                _dry_run(service, stored.job, w)
-                for stored, w in zip(accepted, warnings, strict=True)
+                _dry_run(service, stored.job, job_warnings)
+                for stored, job_warnings in zip(accepted, warnings, strict=True)
             ]
         }
     texts = dict(submission.scripts)
-    texts |= {d: encode(e) for d, e in submission.environments.items()}
+    texts |= {key: encode(variables) for key, variables in submission.environments.items()}
     digests = {client_digest: digest(text) for client_digest, text in texts.items()}
     service.apply_events(
         *(
-            JobSubmitted(now, s.job, job_fates)
-            for s, job_fates in zip(accepted, fates, strict=True)
+            JobSubmitted(now, stored.job, job_targets)
+            for stored, job_targets in zip(accepted, targets, strict=True)
         ),
         stored=[
-            replace(s, script=digests[s.script], environment=digests[s.environment])
-            for s in accepted
+            replace(job, script=digests[job.script], environment=digests[job.environment])
+            for job in accepted
         ],
         new_texts={digests[client_digest]: text for client_digest, text in texts.items()},
     )
@@ -108,12 +107,12 @@ async def submit(
 
 
 def _check_may_submit(launcher: LauncherClient, user: str, submission: SubmitRequest) -> None:
-    """Wrong if the site lets the user have no jobs, or not in one of their directories."""
+    """Raise ApiError if the site refuses jobs of the user, or the user cannot enter a directory."""
     try:
         for directory in {job.directory for job in submission.jobs}:
             launcher.check_access(user, directory)
     except Refused as error:
-        raise ApiError(403, f"{error.reason}; choose a directory that is yours to enter") from None
+        raise ApiError(403, f"{error.reason}; choose a directory that you can enter") from None
     except Unreachable as error:
         raise ApiError(503, f"{error.reason}; nothing changed, try again soon") from None
 
@@ -125,9 +124,9 @@ def _accept(
     submission: SubmitRequest,
     now: float,
 ) -> StoredJob:
-    """The job that a request of `owner` (user, class) makes.
+    """Return the job for a request of `owner` (user, user class).
 
-    Wrong if it makes no sense or can never run here.
+    Raise ApiError if it is invalid, or can never run on this site.
     """
     user, user_class = owner
     request = apply_reservation(service, user, request, now)
@@ -144,7 +143,7 @@ def _accept(
     for cluster, native_options in request.native.items():
         if cluster not in cluster_names:
             raise ApiError(
-                422, f"--native {cluster}: no such cluster; there are {', '.join(cluster_names)}"
+                422, f"--native {cluster}: no such cluster; use {', '.join(cluster_names)}"
             )
         try:
             shlex.split(native_options)
@@ -218,25 +217,25 @@ def _accept(
 
 
 def _check_array(request: JobRequest, max_tasks: int) -> None:
-    """Unreadable if the range of an array is none; Wrong if the site allows no such number."""
+    """Raise ParseError for an invalid array range, ApiError if the array is too large."""
     if request.array is not None and (tasks := len(parse_array(request.array).indices)) > max_tasks:
         raise ApiError(
             403, f"an array of {tasks} tasks, the site allows {max_tasks}; submit it in parts"
         )
 
 
-def dependency_fates(service: SchedulerService, job: Job) -> tuple[TargetSummary, ...]:
-    """What has become of the jobs that one depends on.
+def dependency_targets(service: SchedulerService, job: Job) -> tuple[TargetSummary, ...]:
+    """Return the present states of the jobs that `job` depends on.
 
-    Wrong if its owner has no such job, or one of its tasks would wait for a task that is none.
+    Raise ApiError if its owner has no such job, or a task depends on a task that does not exist.
     """
     if job.dependency is None:
         return ()
     dependency = parse_dependency(job.dependency)
-    fates = {target: service.ledger.target_summary(target) for target in dependency.targets}
-    for target, fate in fates.items():
-        # another user's job is as good as none: the answer must not tell that it is there
-        if fate is None or service.ledger.owner(target.job) != job.user:
+    summaries = {target: service.ledger.target_summary(target) for target in dependency.targets}
+    for target, summary in summaries.items():
+        # the response must not reveal that another user's job exists
+        if summary is None or service.ledger.owner(target.job) != job.user:
             message = f"no job {target} of yours to wait for; see `metasched status --all`"
             raise ApiError(404, message)
     for term in dependency.terms:
@@ -253,39 +252,39 @@ def dependency_fates(service: SchedulerService, job: Job) -> tuple[TargetSummary
                     f"{term}: job {term.target.job} has no task {unmatched[0]}, --dependency; "
                     "give both the same tasks",
                 )
-    return tuple(fate for fate in fates.values() if fate is not None)
+    return tuple(summary for summary in summaries.values() if summary is not None)
 
 
 def _shared_output_warnings(stored: StoredJob) -> list[str]:
-    """A warning if the tasks of an array write over each other's output."""
+    """Warn if the tasks of an array overwrite each other's output."""
     for path in stored.job.writes:
         if (
             len(stored.job.indices) > 1
             and not varies_by_task(path)
             and not path.startswith("/dev/")
         ):
-            return [f"all tasks write to one file, {path}: put %a into its name"]
+            return [f"all tasks write to the same file, {path}: put %a into its name"]
     return []
 
 
 def _check_texts(request: JobRequest) -> None:
-    """Wrong for what no database, no manager and no terminal can carry."""
+    """Raise ApiError for values that the database or a manager cannot store."""
     for key, value in vars(request).items():
         for text in _strings_in(value):
             if "\0" in text or not (text.isascii() or text == _replace_surrogates(text)):
-                raise ApiError(422, f"{key} holds bytes that are no text; leave them out")
+                raise ApiError(422, f"{key} holds bytes that are not text; leave them out")
     if len(request.name) > MAX_NAME_LENGTH or any(ord(c) < 32 for c in request.name):
         raise ApiError(
-            422, f"name: control characters or more than {MAX_NAME_LENGTH}; write a shorter one"
+            422, f"name: control characters or over {MAX_NAME_LENGTH} characters; give another"
         )
     for key in ("tasks", "cpus_per_task", "nodes", "memory", "memory_per_cpu", "time_limit"):
         if (getattr(request, key) or 1) > MAX_NUMBER:
-            raise ApiError(422, f"{key} is more than {MAX_NUMBER}; ask for less")
+            raise ApiError(422, f"{key} is more than {MAX_NUMBER}; request less")
     for key in ("begin", "deadline"):
         if not 0 <= (getattr(request, key) or 0) < MAX_EPOCH:
-            raise ApiError(422, f"{key} is no time of this world; give another")
+            raise ApiError(422, f"{key} is out of range; give another time")
     if not 0 <= request.umask <= 0o777:
-        raise ApiError(422, f"umask {request.umask} makes no sense; give 0 to 511")
+        raise ApiError(422, f"umask {request.umask} is out of range; give 0 to 511")
 
 
 def _strings_in(value: object) -> Iterator[str]:
@@ -303,7 +302,7 @@ def _replace_surrogates(text: str) -> str:
 
 
 def default_time_limit(service: SchedulerService, partition: str | None) -> float:
-    """Seconds of a job without a limit: its partition's default, else the policy's."""
+    """Return the time limit of a job that gives none: of its partition, else of the policy."""
     if partition is not None:
         for cluster in service.core.clusters:
             info, _ = service.core.cluster_status(cluster.name)
@@ -320,15 +319,16 @@ def _expand_output_path(pattern: str, request: JobRequest, job_id: int, user: st
 
 
 def deadline_warnings(job: Job) -> list[str]:
+    """Warn if the deadline of a job has passed or cannot be met."""
     if job.deadline is not None and job.deadline <= job.submitted:
         return [f"the deadline {iso(job.deadline)} has passed"]
     if cannot_meet_deadline(job):
-        return [f"the deadline {iso(job.deadline)} cannot be met: the job may run until after it"]
+        return [f"the deadline {iso(job.deadline)} cannot be met: the time limit ends after it"]
     return []
 
 
 def _dry_run(service: SchedulerService, job: Job, warnings: list[str]) -> dict[str, Any]:
-    """What a submission would do now."""
+    """Return the outcome that a submission would have now."""
     priority = service.core.classifier.peek(job)
     task = Task(job, 0, priority, 0.0)
     eligible = [

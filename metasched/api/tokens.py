@@ -1,4 +1,4 @@
-"""Tokens by which users call from other hosts."""
+"""Routes that create, list and revoke tokens for calls from other hosts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ router = APIRouter()
 
 @dataclass(frozen=True)
 class TokenLifetime:
-    """How long a token is good for."""
+    """Lifetime of a new token."""
 
     seconds: float
 
@@ -34,11 +34,15 @@ async def create_token(
     lifetime: Annotated[TokenLifetime, Body()],
 ) -> dict[str, Any]:
     if caller.by_token:
-        raise ForbiddenError("a token makes no tokens; call with MUNGE or from the daemon's host")
+        raise ForbiddenError(
+            "a token cannot create tokens; call with MUNGE or from the daemon's host"
+        )
     if daemon.settings.tcp is None or not daemon.settings.tcp.tokens:
-        raise ForbiddenError("no tokens are taken here; the site allows them in [tcp]")
+        raise ForbiddenError("tokens are not enabled; the site can enable them in [tcp]")
     if not 0 < lifetime.seconds <= MAX_LIFETIME:
-        raise ApiError(422, f"a token lasts up to {MAX_LIFETIME / 86400:g} days; ask for that")
+        raise ApiError(
+            422, f"a token is valid for at most {MAX_LIFETIME / 86400:g} days; request less"
+        )
     secret, now = f"ms_{secrets.token_urlsafe(32)}", time.time()
     token_id = daemon.ledger.add_token(caller.user, secret, now, now + lifetime.seconds)
     return {"id": token_id, "token": secret, "expires": iso(now + lifetime.seconds)}

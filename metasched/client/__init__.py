@@ -1,7 +1,9 @@
-"""The client side: standard library and msgspec at most, so that commands start quickly.
+"""The client of the daemon; imports the standard library and msgspec at most, to start quickly.
 
-client        finds the daemon and talks to it
-credentials   tokens and MUNGE credentials
-job_request   a job as a user requests it: options, directives, script
-options       the options of `submit`, each with its spellings
+client        calls of the daemon over HTTP
+credentials   tokens and MUNGE credentials for calls from another host
+options       the options of `submit`: names, values, help
+directives    #SBATCH, #$, #PBS and #MS lines of a job script
+job_request   the request that a command line, its script and the environment make
+schemas       the bodies that `submit` sends
 """

@@ -1,6 +1,6 @@
-"""A client of the daemon: HTTP and JSON over its unix socket, typed errors, quick to import.
+"""Client of the daemon: HTTP and JSON over its unix socket or TCP, with typed errors.
 
-http.client is not used: it imports ssl and email, a third of what `metasched submit` takes.
+http.client is not used: it imports ssl and email, a third of the run time of `metasched submit`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from metasched.paths import MAX_REQUEST_BYTES, MAX_SOCKET_PATH_BYTES, is_url
 if TYPE_CHECKING:
     from metasched.client.schemas import SubmitRequest
 
-TIMEOUT = 60.0  # seconds for an answer
-LONG_POLL = 30.0  # seconds that the daemon may keep one question about the end of jobs
+TIMEOUT = 60.0  # seconds for a response
+LONG_POLL = 30.0  # seconds after which the daemon answers `wait` though jobs are still open
 
 
 class ClientError(UserError):
-    """A call that did not do what was asked: what, where; what to do.
+    """A call that failed; the message is "problem, place; remedy".
 
-    ClientError (1)      the daemon refused it for another reason, or a defect
-     +-- BadRequest (2)   what was asked makes no sense
-     +-- Forbidden (3)    by policy or permission
-     +-- Unreachable (4)  no daemon answers; nothing was changed
-     +-- NotFound (5)     no such job or cluster
-     +-- Broken (1)       the answer broke off: the daemon may have done it
+    ClientError (exit code 1)      refused for another reason, or a defect of the daemon
+     +-- BadRequest (2)            the request is invalid
+     +-- PermissionDenied (3)      refused by policy or permission
+     +-- DaemonUnreachable (4)     no daemon answers; nothing was changed
+     +-- NotFound (5)              no such job or cluster
+     +-- ResponseLost (1)          no complete response: the request may have been carried out
     """
 
     exit_code = 1
@@ -69,12 +69,13 @@ _BY_STATUS = {
 
 
 class Client:
-    """Calls of one daemon; every call is a connection of its own, so none can go stale."""
+    """Calls of a daemon. Every call opens its own connection, so that none can go stale."""
 
     def __init__(self, path: Path | str, timeout: float = TIMEOUT) -> None:
-        """`path` is a socket, or the URL of a daemon on another host; `timeout` in seconds.
+        """Connect to `path`, a socket or the URL of a daemon on another host, at each call.
 
-        Unreachable if the kernel takes no socket of that path, or the URL has no port.
+        `timeout` is in seconds. Raises DaemonUnreachable if the path is too long for a socket, or
+        the URL has an invalid port.
         """
         self.path, self.timeout = str(path), timeout
         self._remote = is_url(path)
@@ -91,22 +92,22 @@ class Client:
             )
 
     def submit(self, submission: SubmitRequest) -> list[dict[str, Any]]:
-        """Hand in jobs, all or none; an answer each with `job`, `priority`, `cluster`."""
-        # not `asdict`, which copies every text of every job
+        """Submit all jobs or none. Return `job`, `priority`, `cluster` and `warnings` of each."""
+        # not `asdict`, which copies the texts of every job
         body = {**vars(submission), "jobs": [vars(job) for job in submission.jobs]}
         answer = self._request("POST", "/jobs", body=body)
         return self._parse_rows(answer, "jobs")
 
     def jobs(self, jobs: Sequence[str] = (), **filters: str | float | None) -> list[dict[str, Any]]:
-        """The rows of `status`: of these jobs, or all open ones that pass the filters."""
+        """Return the rows of `status` for these jobs, or for all jobs that pass the filters."""
         return self._parse_rows(self._request("GET", "/jobs", {"job": jobs, **filters}))
 
     def change(
         self, action: str, jobs: Sequence[str], user: str | None = None, state: str | None = None
     ) -> list[dict[str, Any]]:
-        """Ask to `cancel`, `hold`, `release` or `requeue` jobs, or call unknown ones `lost`, `ran`.
+        """Cancel, hold, release or requeue jobs; `lost` and `ran` resolve unknown jobs.
 
-        The answer tells for each task what was and is.
+        Return the state before and after, and a note, for each task.
         """
         body = {"jobs": list(jobs), "user": user, "state": state}
         return self._parse_rows(self._request("POST", f"/jobs/{action}", body=body), "jobs")
@@ -118,7 +119,7 @@ class Client:
         user: str | None = None,
         state: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Change what jobs ask for (see `modify.Changes`); what each task was and is."""
+        """Change job attributes (`JobChanges`); return the state before and after for each task."""
         body = {
             "choice": {"jobs": list(jobs), "user": user, "state": state},
             "changes": dict(changes),
@@ -126,23 +127,23 @@ class Client:
         return self._parse_rows(self._request("POST", "/jobs/modify", body=body), "jobs")
 
     def wait(self, jobs: Sequence[str], timeout: float = LONG_POLL) -> list[dict[str, Any]]:
-        """The rows of the jobs as soon as all have ended, at the latest after so many seconds."""
+        """Return the rows of the jobs when all have ended, or after `timeout` seconds."""
         return self._parse_rows(
             self._request("GET", "/jobs/wait", {"job": jobs, "timeout": timeout})
         )
 
     def story(self, job: str) -> list[dict[str, Any]]:
-        """Every event of a job, oldest first."""
+        """Return the events of a job, oldest first."""
         return self._parse_rows(
             self._request("GET", f"/jobs/{quote(job, safe='')}/story"), "events"
         )
 
     def explain(self, job: str) -> dict[str, Any]:
-        """Why a job is where it is."""
+        """Return the state of a job with its reason, priority and eligible clusters."""
         return self._parse_object(self._request("GET", f"/jobs/{quote(job, safe='')}/explain"))
 
     def output(self, job: str) -> dict[str, Any]:
-        """The paths of a job's `output` and `error` (None: the same file)."""
+        """Return the paths of a job's `output` and `error` (None: the same file)."""
         return self._parse_object(self._request("GET", f"/jobs/{quote(job, safe='')}/output"))
 
     def clusters(self) -> list[dict[str, Any]]:
@@ -152,13 +153,13 @@ class Client:
         return self._parse_rows(self._request("GET", "/licences/servers"))
 
     def drain(self, cluster: str, reason: str = "", keep_pending: bool = False) -> dict[str, Any]:
-        """Keep new work from a cluster; the cluster as it is then."""
+        """Stop dispatching to a cluster. Return its new row of `clusters`."""
         body = {"reason": reason, "keep_pending": keep_pending}
         path = f"/clusters/{quote(cluster, safe='')}/drain"
         return self._parse_object(self._request("POST", path, body=body))
 
     def resume(self, cluster: str) -> dict[str, Any]:
-        """Let a cluster have work again; the cluster as it is then."""
+        """Dispatch to a cluster again. Return its new row of `clusters`."""
         return self._parse_object(
             self._request("POST", f"/clusters/{quote(cluster, safe='')}/resume")
         )
@@ -167,29 +168,29 @@ class Client:
         return self._parse_rows(self._request("GET", "/licences"))
 
     def set_licence(self, name: str, total: int | None) -> dict[str, Any]:
-        """Say how many of a licence there are (None: as configured); how it stands with it then."""
+        """Set the total of a licence (None: as configured). Return its new row of `licences`."""
         path = f"/licences/{quote(name, safe='')}/total"
         return self._parse_object(self._request("POST", path, body={"total": total}))
 
     def release_licences(self, jobs: Sequence[str]) -> list[dict[str, Any]]:
-        """Take back the licences of jobs that are unknown; what each task has given back."""
+        """Release the leases of unknown jobs. Return the tokens released by each task."""
         return self._parse_rows(
             self._request("POST", "/licences/release", body={"jobs": list(jobs)}), "jobs"
         )
 
     def reserve(self, request: Mapping[str, object]) -> dict[str, Any]:
-        """Make a reservation (see `reserve.Wish`); its row, or with `dry_run` the `offers`."""
+        """Make a reservation (`ReservationBody`). Return its row; with `dry_run` the `offers`."""
         return self._parse_object(self._request("POST", "/reservations", body=dict(request)))
 
     def reservations(self, include_closed: bool = False) -> list[dict[str, Any]]:
-        """Those that are open or ended lately; `all`: every one."""
+        """Return the reservations that are open or closed in the last hour, or all."""
         return self._parse_rows(self._request("GET", "/reservations", {"all": include_closed}))
 
     def cancel_reservation(self, reservation_id: int) -> dict[str, Any]:
         return self._parse_object(self._request("POST", f"/reservations/{reservation_id}/cancel"))
 
     def create_token(self, lifetime: float) -> dict[str, Any]:
-        """A new token for the caller: `id`, `token`, `expires`."""
+        """Create a token for the caller, valid for `lifetime` seconds: `id`, `token`, `expires`."""
         return self._parse_object(self._request("POST", "/tokens", body={"seconds": lifetime}))
 
     def tokens(self) -> list[dict[str, Any]]:
@@ -214,7 +215,7 @@ class Client:
             answer = json.loads(content)
         except ValueError:
             raise self._response_lost(
-                f"an answer that is no JSON (status {status})", method
+                f"the response is not JSON (status {status})", method
             ) from None
         if status >= 300:
             error = answer.get("error") if isinstance(answer, dict) else None
@@ -223,10 +224,13 @@ class Client:
         return answer
 
     def _exchange(self, method: str, target: str, body: bytes) -> tuple[int, bytes]:
-        """One request in HTTP/1.0, so that the answer is one piece and ends the connection."""
+        """Send an HTTP/1.0 request: the response is unchunked and ends with the connection.
+
+        Return its status and content.
+        """
         if len(body) > MAX_REQUEST_BYTES:
             raise BadRequest(
-                f"more than {MAX_REQUEST_BYTES} bytes, the request; submit fewer at once"
+                f"more than {MAX_REQUEST_BYTES} bytes, the request; submit fewer jobs at once"
             )
         head = f"{method} {target} HTTP/1.0\r\nContent-Length: {len(body)}\r\n"
         if body:
@@ -244,7 +248,7 @@ class Client:
                 raise self._response_lost(f"no answer in {self.timeout:g} s", method) from None
             except OSError as error:
                 raise self._response_lost(
-                    f"the answer broke off ({error.strerror})", method
+                    f"the response is incomplete ({error.strerror})", method
                 ) from None
         headers, _, content = answer.partition(b"\r\n\r\n")
         status_line, *fields = headers.decode("latin-1").split("\r\n")
@@ -255,9 +259,10 @@ class Client:
             if name.lower() == _CONTENT_LENGTH
         ]
         if not version.startswith("HTTP/1.") or not status[:3].isdecimal():
-            raise self._response_lost("the answer broke off" if answer else "no answer", method)
+            problem = "the response is incomplete" if answer else "no answer"
+            raise self._response_lost(problem, method)
         if not lengths or lengths[0].strip() != str(len(content)):
-            raise self._response_lost("the answer broke off", method)
+            raise self._response_lost("the response is incomplete", method)
         return int(status[:3]), content
 
     def _connect(self) -> socket.socket:
@@ -277,8 +282,8 @@ class Client:
 
     def _unreachable(self, reason: str) -> DaemonUnreachable:
         return DaemonUnreachable(
-            f"no daemon answers ({reason}), {self.path}; look at the URL, the daemon's [tcp] "
-            "and, for https, at SSL_CERT_FILE"
+            f"no daemon answers ({reason}), {self.path}; check the URL, the daemon's [tcp] "
+            "and, for https, SSL_CERT_FILE"
         )
 
     def _connect_unix(self) -> socket.socket:
@@ -289,7 +294,7 @@ class Client:
         except PermissionError:
             connection.close()
             raise PermissionDenied(
-                f"not allowed, socket {self.path}; the daemon belongs to somebody else: "
+                f"not allowed, socket {self.path}; the daemon belongs to another user: "
                 "start your own with `metasched serve`"
             ) from None
         except OSError:
@@ -301,19 +306,24 @@ class Client:
         return connection
 
     def _response_lost(self, problem: str, method: str) -> ResponseLost:
-        verify = "look with `metasched status` or `metasched reservations` whether it is done"
-        remedy = "try again" if method == "GET" else verify
+        remedy = "try again"
+        if method != "GET":
+            remedy = "check with `metasched status` or `metasched reservations` whether it was done"
         return ResponseLost(f"{problem}, socket {self.path}; {remedy}")
 
     def _parse_rows(self, answer: Any, key: str | None = None) -> list[dict[str, Any]]:
         rows = answer.get(key) if key is not None and isinstance(answer, dict) else answer
         if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
-            raise ResponseLost(f"not a daemon's answer, socket {self.path}; is it a metasched's?")
+            raise ResponseLost(
+                f"unexpected response, socket {self.path}; check that it is metasched's"
+            )
         return rows
 
     def _parse_object(self, answer: Any) -> dict[str, Any]:
         if not isinstance(answer, dict):
-            raise ResponseLost(f"not a daemon's answer, socket {self.path}; is it a metasched's?")
+            raise ResponseLost(
+                f"unexpected response, socket {self.path}; check that it is metasched's"
+            )
         return answer
 
 

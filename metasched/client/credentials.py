@@ -1,8 +1,8 @@
-"""How a client on another host says who it is: a token of the user's, else MUNGE.
+"""Authentication of a client on another host: a token of the user, else a MUNGE credential.
 
-Both travel in the header `Authorization`. A MUNGE credential carries the digest of one request to
-one daemon, and munged takes each only once, so that who overhears one, or is shown one, can do
-nothing with it: neither on the daemon that it is for, nor on another that shares the key.
+Both are sent in the header `Authorization`. A MUNGE credential carries the digest of a request to a
+daemon, and munged accepts it only once. An intercepted credential is therefore useless, both for
+that daemon and for another that shares the key.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from pathlib import Path
 from metasched.errors import UserError
 from metasched.paths import personal_token
 
-MUNGE_TIMEOUT = 10.0  # for the command munge
+MUNGE_TIMEOUT = 10.0  # seconds, for the command munge
 
 
 class NoCredential(UserError):
-    """Nothing says to another host who is calling."""
+    """Neither a token nor a MUNGE credential is available."""
 
     exit_code = 3
 
 
 def daemon_name(host: str, port: int) -> str:
-    """A daemon as its clients call it: `host:port`."""
+    """Return the name by which clients address a daemon: `host:port`."""
     return f"[{host}]:{port}" if ":" in host else f"{host.lower()}:{port}"
 
 
 def request_digest(daemon: str, method: str, target: str, body: bytes) -> str:
-    """What a MUNGE credential is good for: this daemon, method, path with query, and body."""
+    """Return the digest of daemon, method, path with query and body, for a MUNGE credential."""
     return hashlib.sha256(f"{daemon}\n{method} {target}\n".encode() + body).hexdigest()
 
 
 def authorization_header(daemon: str, method: str, target: str, body: bytes) -> str:
-    """The header's value for one request. NoCredential says what can be done."""
+    """Return the value of the header for a request. Raise NoCredential with a remedy."""
     path = personal_token()
     try:
         return f"Bearer {_read_token(path)}"
@@ -51,15 +51,15 @@ def _read_token(path: Path) -> str:
     with path.open(encoding="ascii", errors="replace") as file:
         file_status = os.fstat(file.fileno())
         if file_status.st_uid != os.geteuid() or stat.S_IMODE(file_status.st_mode) & 0o077:
-            raise NoCredential(f"others may read or write it, token file {path}; chmod 600 it")
+            raise NoCredential(f"other users can read or write it, token file {path}; chmod 600 it")
         token = file.read(1000).strip()
     if not re.fullmatch(r"[\w.~+/=-]+", token, re.ASCII):
-        raise NoCredential(f"there is no token in it, token file {path}; make a new one")
+        raise NoCredential(f"no valid token in it, token file {path}; create a new token")
     return token
 
 
 def _munge_credential(payload: str, token_path: Path) -> str:
-    remedy = f"start munged, or put a token of `metasched token create` into {token_path}"
+    remedy = f"start munged, or write a token of `metasched token create` to {token_path}"
     try:
         process = subprocess.run(
             ["munge", *_socket_arguments(), "-s", payload],

@@ -11,37 +11,30 @@ from metasched.client.options import (
     parse_directive,
     unknown_option,
 )
-from metasched.units import (
-    quote_for_error,
-)
+from metasched.units import quote_for_error
 
-# What the user gave, by option, each with the place where it stands.
+# dest of an option -> (its value, where it was given: COMMAND_LINE, or file and line)
 OptionValues = dict[str, tuple[object, str]]
 
+GPU_OPTIONS = ("gpus", "gpus_per_node", "gpus_per_task")
 
-_GPU_OPTIONS = ("gpus", "gpus_per_node", "gpus_per_task")
-
-
-# Of each of these the last one given counts, whichever it is.
+# Options that replace each other: the last option given of a set counts.
 _EXCLUSIVE_OPTIONS = (
-    set(_GPU_OPTIONS),
+    set(GPU_OPTIONS),
     {"mem", "mem_per_cpu"},
     {"requeue", "no_requeue"},
 )
 
-
-# Of the lines for other managers, those that make an array; under which name their value goes.
+# Directives of other managers that are read: the array options, with their dest.
 _ARRAY_OPTIONS = {
     "#$": {"-t": "array", "-tc": "task_limit"},
     "#PBS": {"-J": "array", "-t": "array"},
 }
-
-
-_MAX_SCRIPT_BYTES = 4 * 1024 * 1024  # bytes
+_MAX_SCRIPT_BYTES = 4 * 1024 * 1024
 
 
 def read_script(path: str) -> str:
-    """The text of a script. BadInput if it is none that a cluster could run."""
+    """Return the text of a script. Raise InvalidSubmission if no cluster could run it."""
     location = quote_for_error(path)
     try:
         with open(path, "rb") as file:
@@ -76,19 +69,19 @@ def read_script(path: str) -> str:
     return text
 
 
-def _wrap_command(command: str) -> str:
+def wrap_command(command: str) -> str:
     if not command.strip():
         raise InvalidSubmission("an empty command, --wrap; write --wrap 'COMMAND'")
-    return f"#!/bin/sh\n{_require_utf8(command, '--wrap')}\n"
+    return f"#!/bin/sh\n{require_utf8(command, '--wrap')}\n"
 
 
 def read_directives(script: str, path: str, warnings: list[str]) -> OptionValues:
-    """The options of a script's `#MS`, `#SBATCH`, `#$` and `#PBS` lines, up to its first command.
+    """Return the options of the `#MS`, `#SBATCH`, `#$` and `#PBS` lines before the first command.
 
-    Later lines win over earlier ones, `#MS` over the others; of `#$` and `#PBS` lines only what
-    makes an array counts. What is not understood goes into
-    one line of `warnings`. BadInput for an unknown `#MS` option, and for what a job cannot do
-    without and we cannot do yet.
+    Later lines override earlier lines, and `#MS` overrides the others. Of `#$` and `#PBS` lines
+    only the array options are read. Options that are not understood are listed in one entry of
+    `warnings`. Raise InvalidSubmission for an unknown `#MS` option, and for an essential `#SBATCH`
+    option that is not supported.
     """
     ms_values: OptionValues = {}
     foreign_values: OptionValues = {}
@@ -100,7 +93,7 @@ def read_directives(script: str, path: str, warnings: list[str]) -> OptionValues
         location = f"{path} line {line_number}"
         if prefix == "#MS":
             parsed, unparsed = parse_directive(
-                MS_OPTIONS, _split_arguments(remainder, location), location
+                MS_OPTIONS, split_arguments(remainder, location), location
             )
             if unparsed:
                 raise unknown_option(unparsed[0], location)
@@ -108,12 +101,12 @@ def read_directives(script: str, path: str, warnings: list[str]) -> OptionValues
                 ms_values, {dest: (value, location) for dest, value in parsed.items()}
             )
         elif prefix == "#SBATCH":
-            arguments = _split_arguments(remainder, location)
+            arguments = split_arguments(remainder, location)
             if arguments[:1] in (["hetjob"], ["packjob"]):
                 raise InvalidSubmission(
-                    f"{arguments[0]} is not built yet, {location}; submit its parts one by one"
+                    f"{arguments[0]} is not supported, {location}; submit its parts one by one"
                 )
-            # --exclusive=user is the one flag that may carry a value.
+            # --exclusive=user is the only flag that may have a value
             unknown += [argument for argument in arguments if argument.startswith("--exclusive=")]
             arguments = [
                 "--exclusive" if argument.startswith("--exclusive=") else argument
@@ -129,7 +122,7 @@ def read_directives(script: str, path: str, warnings: list[str]) -> OptionValues
             )
         elif prefix in _ARRAY_OPTIONS and remainder.strip():
             parsed, unparsed = _parse_array_options(
-                _split_arguments(remainder, location), _ARRAY_OPTIONS[prefix], location
+                split_arguments(remainder, location), _ARRAY_OPTIONS[prefix], location
             )
             unknown += [f"{prefix} (line {line_number})"] if unparsed else []
             foreign_values = merge_options(
@@ -137,14 +130,14 @@ def read_directives(script: str, path: str, warnings: list[str]) -> OptionValues
             )
     if unknown:
         names = ", ".join(dict.fromkeys(unknown))
-        warnings.append(f"not understood and without effect, {path}: {names}")
+        warnings.append(f"unknown options ignored, {path}: {names}")
     return merge_options(foreign_values, ms_values)
 
 
 def _parse_array_options(
     arguments: Sequence[str], option_names: Mapping[str, str], location: str
 ) -> tuple[dict[str, object], list[str]]:
-    """What a line of another manager says of an array, by `dest`, and its other words."""
+    """Return the array options of another manager's line by dest, and its other words."""
     values: dict[str, object] = {}
     unparsed: list[str] = []
     remaining = list(arguments)
@@ -160,14 +153,14 @@ def _parse_array_options(
 
 
 def merge_options(lower: OptionValues, higher: OptionValues) -> OptionValues:
-    """Both, where an option of `higher` takes the place of its like in `lower`."""
+    """Merge options; `higher` overrides equal and mutually exclusive options of `lower`."""
     replaced = {
         dest for exclusive in _EXCLUSIVE_OPTIONS if exclusive & higher.keys() for dest in exclusive
     }
     return {**{dest: value for dest, value in lower.items() if dest not in replaced}, **higher}
 
 
-def _split_arguments(text: str, location: str) -> list[str]:
+def split_arguments(text: str, location: str) -> list[str]:
     import shlex
 
     try:
@@ -176,7 +169,7 @@ def _split_arguments(text: str, location: str) -> list[str]:
         raise InvalidSubmission(f"{str(error).lower()}, {location}; close it") from None
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -184,8 +177,8 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _require_utf8(text: str, location: str) -> str:
-    if not _is_utf8(text):
+def require_utf8(text: str, location: str) -> str:
+    if not is_utf8(text):
         raise InvalidSubmission(
             f"{quote_for_error(text)} is not UTF-8 text, {location}; write it as UTF-8"
         )

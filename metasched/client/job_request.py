@@ -1,4 +1,4 @@
-"""What a submit command asks for: options, scripts and directives, turned into a `Request`."""
+"""The request that a `submit` command makes from its options, script and environment."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from metasched.client.directives import (
-    _GPU_OPTIONS,
+    GPU_OPTIONS,
     OptionValues,
-    _is_utf8,
-    _require_utf8,
-    _split_arguments,
-    _wrap_command,
+    is_utf8,
     merge_options,
     read_directives,
     read_script,
+    require_utf8,
+    split_arguments,
+    wrap_command,
 )
 from metasched.client.options import COMMAND_LINE, InvalidSubmission
 from metasched.client.schemas import JobRequest, SubmitRequest
@@ -37,7 +37,7 @@ from metasched.units import parse_duration as parse_duration
 
 T = TypeVar("T")
 
-
+# variables that other managers and metasched set for their own jobs
 _STRIPPED_PREFIXES = ("SLURM_", "SBATCH_", "SGE_", "PBS_", "METASCHED_")
 MAX_NAME_LENGTH = 255  # characters
 
@@ -49,19 +49,20 @@ def prepare_submission(
     environ: Mapping[str, str],
     now: float,
 ) -> tuple[SubmitRequest, list[str]]:
-    """The submission of one job that a command line asks for, and the warnings it deserves.
+    """Build the request for a command line. Return it with its warnings.
 
-    `command` is the script and its arguments; relative paths are taken from the present
-    directory; `now` is in epoch seconds. BadInput for what makes no sense or is not built yet.
+    `command` is the script and its arguments. Relative paths refer to the current directory.
+    `now` is in epoch seconds. Raise InvalidSubmission for invalid or unsupported input.
     """
     values: OptionValues = {dest: (value, COMMAND_LINE) for dest, value in options.items()}
     warnings: list[str] = []
     if "wrap" in values:
         if command:
             raise InvalidSubmission(
-                f"both --wrap and the script {quote_for_error(command[0])}, {COMMAND_LINE}; give one of them"
+                f"both --wrap and the script {quote_for_error(command[0])}, {COMMAND_LINE}; "
+                "give one of them"
             )
-        script, name = _wrap_command(str(options["wrap"])), "wrap"
+        script, name = wrap_command(str(options["wrap"])), "wrap"
     elif command:
         script, name = read_script(command[0]), os.path.basename(command[0])
         values = merge_options(read_directives(script, command[0], warnings), values)
@@ -74,7 +75,7 @@ def prepare_submission(
         directory=_working_directory(values),
         umask=_current_umask(),
         arguments=tuple(
-            _require_utf8(argument, "an argument of the script") for argument in command[1:]
+            require_utf8(argument, "an argument of the script") for argument in command[1:]
         ),
         output=_output_pattern(values, "output"),
         error=_output_pattern(values, "error"),
@@ -110,16 +111,13 @@ def prepare_submission(
     ), warnings
 
 
-# Scripts and their directives
-
-
 # Environment
 
 
 def _exported_environment(
     values: OptionValues, environ: Mapping[str, str], warnings: list[str]
 ) -> dict[str, str]:
-    """What the job sees of the present environment: all but other managers' own variables."""
+    """Return the environment of the job, after `--export`, without other managers' variables."""
     entries = (_text_option(values, "export") or "ALL").split(",")
     if entries == ["NONE"]:
         return {}
@@ -135,22 +133,23 @@ def _exported_environment(
         if not name or entry == "NONE":
             location = values["export"][1]
             raise InvalidSubmission(
-                f"--export {quote_for_error(entry)}, {location}; write ALL, NONE, or NAME,NAME=value,..."
+                f"--export {quote_for_error(entry)}, {location}; "
+                "write ALL, NONE, or NAME,NAME=value,..."
             )
         if is_set:
             exported[name] = value
         elif name in environ:
             exported[name] = environ[name]
         else:
-            warnings.append(f"--export: {name} is not set here, the job will not have it")
+            warnings.append(f"--export: {name} is not set, the job will not have it")
     dropped = [
         variable
         for variable, content in exported.items()
-        if not (_is_utf8(variable) and _is_utf8(content))
+        if not (is_utf8(variable) and is_utf8(content))
     ]
     if dropped:
         names = ", ".join(quote_for_error(variable) for variable in dropped)
-        warnings.append(f"variables that are not UTF-8 text were left out: {names}")
+        warnings.append(f"variables that are not UTF-8 text are not exported: {names}")
     return {variable: content for variable, content in exported.items() if variable not in dropped}
 
 
@@ -158,7 +157,7 @@ def _exported_environment(
 
 
 def _parse_option(values: OptionValues, dest: str, parse: Callable[[str], T]) -> T | None:
-    """What `parse` makes of an option, None if it was not given. BadInput if it cannot."""
+    """Parse an option; None if it was not given. Raise InvalidSubmission if `parse` fails."""
     if dest not in values:
         return None
     value, _ = values[dest]
@@ -169,7 +168,7 @@ def _parse_option(values: OptionValues, dest: str, parse: Callable[[str], T]) ->
 
 
 def _locate(values: OptionValues, dest: str) -> str:
-    """The option and, if it stands in a script, its line."""
+    """Return the name of the option and, if it was read from a script, its line."""
     option, location = f"--{dest.replace('_', '-')}", values[dest][1]
     return option if location == COMMAND_LINE else f"{option}, {location}"
 
@@ -181,7 +180,7 @@ def _text_option(values: OptionValues, dest: str) -> str | None:
 def _check_text(text: str) -> str:
     if not text.strip():
         raise ParseError("an empty word", "leave the option out, or give it a value")
-    if not _is_utf8(text):
+    if not is_utf8(text):
         raise ParseError(f"{quote_for_error(text)} is not UTF-8 text", "write it as UTF-8")
     if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in text):
         raise ParseError(f"control characters in {quote_for_error(text)}", "leave them out")
@@ -209,25 +208,26 @@ def _working_directory(values: OptionValues) -> str:
     try:
         current = os.getcwd()
     except OSError as error:
-        raise InvalidSubmission(f"{error.strerror}, the present directory; cd to another") from None
+        raise InvalidSubmission(f"{error.strerror}, the current directory; cd to another") from None
     requested = _text_option(values, "chdir") or ""
     directory = os.path.normpath(os.path.join(current, requested))
     if requested and not os.path.isdir(directory):
         raise InvalidSubmission(
-            f"no directory {quote_for_error(requested)}, {_locate(values, 'chdir')}; make it first"
+            f"no directory {quote_for_error(requested)}, {_locate(values, 'chdir')}; "
+            "create it first"
         )
-    return _require_utf8(directory, "the present directory")
+    return require_utf8(directory, "the current directory")
 
 
 def _current_umask() -> int:
-    """This process's; the kernel tells it only to who sets it."""
+    """Return the umask of this process; reading it requires setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def _output_pattern(values: OptionValues, dest: str) -> str | None:
-    """An output path whose patterns the daemon can fill in."""
+    """Return an output path; its patterns are checked, and expanded by the daemon."""
 
     def checked(text: str) -> str:
         check_pattern(_check_text(text))
@@ -237,7 +237,7 @@ def _output_pattern(values: OptionValues, dest: str) -> str | None:
 
 
 def _array_range(values: OptionValues) -> str | None:
-    """The range of an array, with the limit that a line of its own may give it."""
+    """Return the array range, with the limit of a separate `#$ -tc` line if it has none."""
     text = _parse_option(values, "array", _check_range)
     limit = _parse_option(values, "task_limit", parse_count)
     if text is None or limit is None or "%" in text:
@@ -257,13 +257,13 @@ def _check_dependency(text: str) -> str:
 
 def _parse_yes_no(text: str) -> bool:
     if text not in ("yes", "no"):
-        raise ParseError(f"{quote_for_error(text)} is neither", "write yes or no")
+        raise ParseError(f"{quote_for_error(text)} is neither yes nor no", "write yes or no")
     return text == "yes"
 
 
 def _parse_urgency(text: str) -> int:
     if text not in ("0", "1", "2", "3"):
-        raise ParseError(f"{quote_for_error(text)} is no urgency", "write 0, 1, 2 or 3")
+        raise ParseError(f"{quote_for_error(text)} is not an urgency", "write 0, 1, 2 or 3")
     return int(text)
 
 
@@ -276,18 +276,18 @@ def _native_options(values: OptionValues) -> dict[str, str]:
         if not (cluster and colon and options.strip()):
             location = _locate(values, "native")
             raise InvalidSubmission(
-                f"{quote_for_error(text)} is not for one cluster, {location}; write CLUSTER:'ARGS'"
+                f"{quote_for_error(text)} names no cluster, {location}; write CLUSTER:'ARGS'"
             )
-        _split_arguments(options, _locate(values, "native"))
+        split_arguments(options, _locate(values, "native"))
         by_cluster.setdefault(cluster, []).append(options)
     return {cluster: " ".join(options) for cluster, options in by_cluster.items()}
 
 
 def _resource_counts(values: OptionValues, warnings: list[str]) -> dict[str, Any]:
-    """Tasks, processors, nodes, memory and generic resources, as sbatch completes them.
+    """Return tasks, processors, nodes, memory and generic resources, completed as by sbatch.
 
-    `--nodes` alone is a task per node; `--ntasks-per-node` gives the tasks of given nodes, or
-    the nodes of given tasks. What counts per job or per task is turned into a count per node.
+    `--nodes` alone gives a task per node. `--ntasks-per-node` gives the tasks for a number of
+    nodes, or the nodes for a number of tasks. GPU counts per job or task become counts per node.
     """
     tasks = _parse_option(values, "ntasks", parse_count)
     nodes = _parse_option(
@@ -318,16 +318,16 @@ def _resource_counts(values: OptionValues, warnings: list[str]) -> dict[str, Any
     if "mem" in values and "mem_per_cpu" in values:
         raise InvalidSubmission(f"both --mem and --mem-per-cpu, {COMMAND_LINE}; give one of them")
     gres = _parse_option(values, "gres", parse_gres) or {}
-    gpus = {dest: values[dest] for dest in _GPU_OPTIONS if dest in values}
+    gpus = {dest: values[dest] for dest in GPU_OPTIONS if dest in values}
     if len(gpus) > 1 or (gpus and any(name.partition(":")[0] == "gpu" for name in gres)):
         raise InvalidSubmission(
-            f"GPUs asked for twice, {_locate(values, next(iter(gpus)))}; "
+            f"GPUs requested twice, {_locate(values, next(iter(gpus)))}; "
             "give one of --gpus, --gpus-per-node, --gpus-per-task and --gres"
         )
     for dest in gpus:
         requested = _parse_option(values, dest, lambda text: parse_gres(f"gpu:{text}")) or {}
         if dest != "gpus_per_node":
-            # Counts are per node, so the nodes must be known for the job's sum to be right.
+            # counts are per node: the number of nodes must be fixed for the job's total to be right
             nodes = nodes or 1
         for name, count in requested.items():
             total = count * {"gpus": 1, "gpus_per_task": tasks}.get(dest, nodes or 1)
@@ -356,5 +356,5 @@ def _parse_nodes(text: str, location: str, warnings: list[str]) -> int:
                 f"{quote_for_error(text)} ends before it begins", "write N, or MIN-MAX"
             )
         if maximum != minimum:
-            warnings.append(f"a range of nodes is not built yet, {location}: taken as {count}")
+            warnings.append(f"a range of nodes is not supported, {location}: using {count}")
     return count

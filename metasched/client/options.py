@@ -1,42 +1,37 @@
-"""The options of `metasched submit`, once: for the command line, `#MS` and `#SBATCH` lines.
+"""The options of `metasched submit`: a single table for command line, `#MS` and `#SBATCH` lines.
 
-argparse reads them all: it starts in a tenth of Typer's time, and a script's own arguments and
-unknown `#SBATCH` options need its `parse_known_args`. Typer gets the same table for `--help`
+argparse parses them: it starts in a tenth of Typer's time, and a script's own arguments and
+unknown `#SBATCH` options need its `parse_known_args`. Typer uses the same table for `--help`
 and completion.
 """
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from metasched.errors import UserError
 from metasched.units import quote_for_error
 
-COMMAND_LINE = "metasched submit"  # where an option stands if not in a script
-
+COMMAND_LINE = "metasched submit"  # location of an option that is not in a script
 
 _HELP_HINT = "see `metasched submit --help`"
 
 
 class InvalidSubmission(UserError):
-    """A submission that makes no sense, in one line: what, where; what to do."""
+    """The submission is invalid. The message is one line: problem, place; remedy."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its names (the first is the one in messages), its value, its help.
+    """An option of `submit` or of a directive."""
 
-    A flag has no `metavar`. `many` may be given again and again. `refused` tells why an option is
-    known but not taken, and what to do instead. `scope` is "job" (in every directive), "ours"
-    (in `#MS` lines, not in `#SBATCH`) or "call" (on the command line only).
-    """
-
-    option_strings: str
-    metavar: str
+    option_strings: str  # all names, separated by spaces; messages use the first
+    metavar: str  # of its value; "" for a flag
     help: str
     repeatable: bool = False
-    refusal: str = ""
-    scope: str = "job"
+    refusal: str = ""  # "reason; remedy" if the option is known but refused
+    scope: Literal["job", "metasched", "call"] = "job"  # all directives; #MS only; command line
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -44,14 +39,14 @@ class Option:
 
     @property
     def dest(self) -> str:
-        """Under which name its value is found."""
+        """The key of its value, as in argparse."""
         return self.names[0].removeprefix("--").replace("-", "_")
 
 
 OPTIONS = (
     Option("--ntasks -n", "N", "Tasks of the job [1]."),
     Option("--cpus-per-task -c", "N", "Processors of each task [1]."),
-    Option("--nodes -N", "N", "Nodes to spread the tasks over; alone it means a task on each."),
+    Option("--nodes -N", "N", "Nodes to spread the tasks over; alone: one task on each node."),
     Option("--ntasks-per-node", "N", "Tasks on each node."),
     Option("--mem", "SIZE", "Memory per node: 4G, 500M; a bare number is MiB."),
     Option("--mem-per-cpu", "SIZE", "Memory per processor."),
@@ -61,20 +56,20 @@ OPTIONS = (
     Option("--gres", "SPEC", "Generic resources per node: gpu:2, gpu:a100:2, or a comma list."),
     Option("--exclusive", "", "Share no node with other jobs."),
     Option("--time -t", "DUR", "Time limit: 90s, 10m, 1:30:00, 2-00:00:00; bare: minutes."),
-    Option("--begin -b", "TIME", "Not before: +2h, now+1hour, 17:30, 2030-01-31T17:30."),
-    Option("--deadline", "TIME", "To be finished by: as --begin."),
-    Option("--urgency", "0..3", "How urgent its owner calls it [0].", scope="ours"),
-    Option("--cluster", "NAME,...", "Only these clusters.", scope="ours"),
-    Option("--account -A", "NAME", "Account that pays."),
+    Option("--begin -b", "TIME", "Start no earlier: +2h, now+1hour, 17:30, 2030-01-31T17:30."),
+    Option("--deadline", "TIME", "Finish by this time; formats as --begin."),
+    Option("--urgency", "0..3", "Urgency as judged by the owner [0].", scope="metasched"),
+    Option("--cluster", "NAME,...", "Only these clusters.", scope="metasched"),
+    Option("--account -A", "NAME", "Account to charge."),
     Option("--partition -p", "NAME", "Partition or queue."),
     Option("--qos -q", "NAME", "Quality of service."),
-    Option("--constraint -C", "FEATURES", "Features that the nodes must have."),
+    Option("--constraint -C", "FEATURES", "Required node features."),
     Option(
         "--native",
         "CLUSTER:'ARGS'",
         "Options for one cluster, passed on as written; may be repeated.",
         repeatable=True,
-        scope="ours",
+        scope="metasched",
     ),
     Option(
         "--licence --license --licenses -L",
@@ -84,30 +79,30 @@ OPTIONS = (
     Option("--name --job-name -J", "NAME", "Name of the job [the script's]."),
     Option("--output -o", "PATH", "Output file; %j job, %a task, %x name, %u user, %N node."),
     Option("--error -e", "PATH", "File of the error stream [the output file]."),
-    Option("--chdir -D", "DIR", "Directory to run in [the present one]."),
+    Option("--chdir -D", "DIR", "Working directory [the current directory]."),
     Option("--export", "LIST", "Environment: ALL, NONE, or NAME,NAME=value [ALL]."),
-    Option("--requeue", "", "May be started again by its cluster if a node fails."),
-    Option("--no-requeue", "", "Never started twice: the default."),
-    Option("--hold -H", "", "Wait until released."),
+    Option("--requeue", "", "Allow its cluster to restart it if a node fails."),
+    Option("--no-requeue", "", "Never restart it (default)."),
+    Option("--hold -H", "", "Hold the job until it is released."),
     Option("--wrap", "CMD", "Run this shell command instead of a script.", scope="call"),
-    Option("--wait -W", "", "Wait for the end; exit with the job's code.", scope="call"),
-    Option("--dry-run", "", "Say what would happen and store nothing.", scope="call"),
-    Option("--strict", "", "Refuse what is otherwise a warning.", scope="call"),
+    Option("--wait -W", "", "Wait until the job ends; exit with its code.", scope="call"),
+    Option("--dry-run", "", "Print the outcome; store nothing.", scope="call"),
+    Option("--strict", "", "Treat warnings as errors.", scope="call"),
     Option("--parsable", "", "Print the bare id.", scope="call"),
     Option("--json", "", "Print JSON.", scope="call"),
     Option("--help -h", "", "Show this help.", scope="call"),
     Option("--config", "FILE", "Configuration that names the daemon.", scope="call"),
     Option(
-        "--array -a", "RANGE", "A task for each index: 1-100, 1,3,5-9:2; 1-100%10: 10 at a time."
+        "--array -a", "RANGE", "One task for each index: 1-100, 1,3,5-9:2; 1-100%10: 10 at a time."
     ),
     Option(
-        "--dependency -d", "LIST", "Start after others: afterok:12:13,afterany:14_3, singleton."
+        "--dependency -d", "LIST", "Start after other jobs: afterok:12:13,afterany:14_3, singleton."
     ),
-    Option("--kill-on-invalid-dep", "yes|no", "Cancel it if that can never come [no]."),
-    Option("--reservation", "ID", "Run in this reservation, within its window.", scope="ours"),
+    Option("--kill-on-invalid-dep", "yes|no", "Cancel if a dependency can never be met [no]."),
+    Option("--reservation", "ID", "Run in this reservation, within its window.", scope="metasched"),
 )
 
-# sbatch's own that would change what runs, and what to write instead.
+# sbatch options that would change the job's command or environment, refused with a remedy
 _SBATCH_REFUSED = (
     Option(
         "--reservation",
@@ -161,10 +156,9 @@ SBATCH_OPTIONS = (*(o for o in OPTIONS if o.scope == "job"), *_SBATCH_REFUSED)
 
 
 def parse_command_line(arguments: Sequence[str]) -> tuple[dict[str, object], list[str]]:
-    """The options of a command line by `dest`, and the script with its arguments.
+    """Return the options of a command line by dest, and the script with its arguments.
 
-    Options end at the script. BadInput for an unknown one, a missing value, or one that is not
-    built yet.
+    Options end at the script. Raise InvalidSubmission for an unknown option or a missing value.
     """
     parser = _build_parser(OPTIONS)
     parser.add_argument("command", nargs=argparse.REMAINDER)
@@ -179,9 +173,9 @@ def parse_command_line(arguments: Sequence[str]) -> tuple[dict[str, object], lis
 def parse_directive(
     options: Sequence[Option], arguments: Sequence[str], location: str
 ) -> tuple[dict[str, object], list[str]]:
-    """The options of a directive by `dest`, and the words that are no known ones.
+    """Return the options of a directive by dest, and its unknown words.
 
-    BadInput for a missing value, or an option that is refused by name.
+    Raise InvalidSubmission for a missing value, or for an option that is refused by name.
     """
     return _parse(_build_parser(options), options, arguments, location)
 
@@ -192,7 +186,7 @@ def _build_parser(options: Sequence[Option]) -> argparse.ArgumentParser:
         allow_abbrev=False,
         exit_on_error=False,
         argument_default=argparse.SUPPRESS,
-        # A width of its own: else every option asks for the size of the terminal.
+        # a fixed width: the default queries the size of the terminal for every option
         formatter_class=lambda prog: argparse.HelpFormatter(prog, width=100),
     )
     for option in options:
@@ -222,7 +216,7 @@ def _parse(
 
 
 def unknown_option(argument: str, location: str) -> InvalidSubmission:
-    """The error about a word that is no option there."""
+    """Return the error for an unknown option, with the closest known name."""
     from difflib import get_close_matches
 
     name = argument.partition("=")[0]

@@ -1,4 +1,4 @@
-"""What a client sends to the daemon."""
+"""Bodies that a client sends to the daemon to submit jobs."""
 
 from __future__ import annotations
 
@@ -8,62 +8,52 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
-    """One job as the client sends it: times in epoch seconds, durations in seconds, memory in MiB.
+    """A job as the client sends it."""
 
-    `script` and `environment` are digests of texts that travel beside it, once per call.
-    `output` and `error` may hold the patterns of `patterns.KNOWN`; the daemon, which knows the
-    id, fills them in. `array` and `dependency` are as the user wrote them. `cpus_per_task` x
-    `tasks` processors in all (of each task of an array).
-    """
-
-    script: str
-    environment: str
-    directory: str
+    script: str  # digest of its text in SubmitRequest.scripts
+    environment: str  # digest of its variables in SubmitRequest.environments
+    directory: str  # working directory, an absolute path
     umask: int = 0o022
-    arguments: tuple[str, ...] = ()
-    output: str | None = None
-    error: str | None = None
+    arguments: tuple[str, ...] = ()  # of the script
+    output: str | None = None  # path; the daemon expands its patterns
+    error: str | None = None  # path; None: the output file
     name: str = ""
     tasks: int = 1
-    cpus_per_task: int = 1
+    cpus_per_task: int = 1  # processors; an array task has tasks x cpus_per_task
     nodes: int | None = None
-    memory: int | None = None
-    memory_per_cpu: int | None = None
-    gres: Mapping[str, int] = field(default_factory=dict)
+    memory: int | None = None  # MiB per node
+    memory_per_cpu: int | None = None  # MiB
+    gres: Mapping[str, int] = field(default_factory=dict)  # count per node
     exclusive: bool = False
-    time_limit: float | None = None
-    begin: float | None = None
-    deadline: float | None = None
-    urgency: int = 0
+    time_limit: float | None = None  # seconds
+    begin: float | None = None  # epoch seconds
+    deadline: float | None = None  # epoch seconds
+    urgency: int = 0  # 0 to 3
     held: bool = False
     requeue: bool = False
     account: str | None = None
     partition: str | None = None
     qos: str | None = None
     constraint: str | None = None
-    clusters: tuple[str, ...] = ()
-    native: Mapping[str, str] = field(default_factory=dict)
-    licences: Mapping[str, int] = field(default_factory=dict)
-    array: str | None = None
-    dependency: str | None = None
+    clusters: tuple[str, ...] = ()  # allowed clusters; empty: all
+    native: Mapping[str, str] = field(default_factory=dict)  # cluster -> native options
+    licences: Mapping[str, int] = field(default_factory=dict)  # name -> count
+    array: str | None = None  # range as written by the user
+    dependency: str | None = None  # as written by the user
     kill_on_invalid_dep: bool = False
     reservation: int | None = None
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - the API checks by it
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by the API
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubmitRequest:
-    """One call: jobs that are all accepted or none, with the texts that they name by digest.
-
-    `strict` refuses what is otherwise a warning (a deadline that has passed); `dry_run` answers
-    what would happen and stores nothing.
-    """
+    """Jobs of which all are accepted or none, with the texts that they name by digest."""
 
     jobs: tuple[JobRequest, ...]
-    scripts: Mapping[str, str]
-    environments: Mapping[str, Mapping[str, str]]
-    strict: bool = False
-    dry_run: bool = False
+    scripts: Mapping[str, str]  # digest -> text
+    environments: Mapping[str, Mapping[str, str]]  # digest -> variables
+    strict: bool = False  # treat warnings as errors
+    dry_run: bool = False  # return the outcome, store nothing
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - the API checks by it
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by the API

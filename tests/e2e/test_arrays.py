@@ -158,7 +158,7 @@ def test_what_makes_no_sense_is_refused(shared: Site) -> None:
     job = shared.submit("--hold", *more)
     assert f"no job {job}_3" in shared.error("submit", "-d", f"afterok:{job}_3", *more, code=5)
     told = shared.error("submit", "--array=1-9", "--strict", "-o", "one.txt", *more, code=2)
-    assert "all tasks write to one file" in told
+    assert "all tasks write to the same file" in told
     shared.run("cancel", str(job))
 
 

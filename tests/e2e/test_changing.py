@@ -38,7 +38,7 @@ def test_a_running_job_that_is_requeued_is_ended_first_even_over_a_crash(running
     running.until(lambda: ran.read_text() == "x\nx\n")
     running.until(lambda: running.row(job)["state"] == "running")
     told = running.run("requeue", str(running.submit("--hold", "--wrap", "true"))).stdout
-    assert "has not begun" in told
+    assert "has not started" in told
     running.error("requeue", "99", code=5)
     running.run("cancel", str(job))
     running.until_ended(job)
@@ -164,7 +164,7 @@ def test_of_what_its_cluster_begins_again_it_is_said_why_nothing_happens(
     over_slurm.until(lambda: over_slurm.row(job)["state"] == "pending")
     for wish in ("hold", "requeue"):
         [row] = over_slurm.json(wish, str(job))
-        assert row["note"].startswith("its cluster begins it again by itself; ")
+        assert row["note"].startswith("its cluster restarts it; ")
     assert over_slurm.row(job)["state"] == "pending"
     over_slurm.run("cancel", str(job))
     assert over_slurm.until_ended(job)[0]["state"] == "cancelled"

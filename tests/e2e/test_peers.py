@@ -121,7 +121,7 @@ def test_another_account_is_refused_even_if_it_can_connect(running: Site) -> Non
         ("POST", "/jobs", one(bogus=1), 422, "bogus"),
         ("POST", "/jobs/cancel", {}, 422, "nothing to cancel"),
         ("POST", "/jobs/cancel", {"jobs": ["1"], "force": True}, 422, "force"),
-        ("POST", "/jobs/burn", {"jobs": ["1"]}, 422, "wish"),
+        ("POST", "/jobs/burn", {"jobs": ["1"]}, 422, "action"),
         ("GET", "/jobs?state=lost", None, 422, "unknown state"),
         ("GET", "/jobs/wait?job=4", None, 404, "no job 4"),
     ],

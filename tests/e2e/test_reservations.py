@@ -137,7 +137,7 @@ def test_licences_are_kept_for_the_window_over_a_death_and_free_after_it(
     without = site.submit("-L", "matlab", "-t", "2:00:00", "--wrap", "true")
     inside = site.submit("-L", "matlab:2", "--reservation", id, "--wrap", "true")
     site.until(lambda: site.row(without)["reason"] == "licence_busy")
-    assert f"kept for reservation {id}" in site.run("explain", str(without)).stdout
+    assert f"reserved for reservation {id}" in site.run("explain", str(without)).stdout
     site.stop(signal.SIGKILL)
     site.start()
     [row] = site.until_ended(inside)

@@ -110,7 +110,7 @@ def test_what_is_unknown_is_resolved_by_an_operator(running: Site) -> None:
     job = running.submit("--wrap", "sleep 300", "--cluster", "right")
     running.until(lambda: running.row(job)["state"] == "running")
     whole = running.config.read_text()
-    assert "only what is unknown" in running.run("resolve", str(job), "lost").stdout
+    assert "only unknown jobs" in running.run("resolve", str(job), "lost").stdout
     running.stop()
     running.configure(TWO_LOCAL.partition('\n[[cluster]]\nname = "right"')[0])
     running.start()
@@ -120,7 +120,7 @@ def test_what_is_unknown_is_resolved_by_an_operator(running: Site) -> None:
     running.config.write_text(whole)
     running.start()
     assert running.until_ended(job)[0]["state"] == "cancelled"
-    assert "cancelled; only what is unknown" in running.run("resolve", str(job), "lost").stdout
+    assert "cancelled; only unknown jobs" in running.run("resolve", str(job), "lost").stdout
     assert "lost or ran" in running.error("resolve", str(job), "gone", code=2)
 
 

@@ -126,7 +126,7 @@ def test_licences_are_set_by_operators_and_who_has_one_is_told_by_permission(
         assert "operators" in b.error("licence", *wish, code=3), wish
     assert local.json("licences")[0]["total"] == 1
     [note] = operator.json("licence", "release", str(holder))
-    assert "only what is unknown can lose its licences" in note["note"]
+    assert "only unknown jobs can lose their licences" in note["note"]
     operator.run("licence", "set", "matlab", "2")
     assert b.until_ended(waiting)[0]["state"] == "completed"
     operator.run("licence", "set", "matlab", "configured")

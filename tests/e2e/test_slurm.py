@@ -88,7 +88,7 @@ def test_when_the_manager_expects_a_job_to_begin_is_told_and_makes_no_story(
     assert abs(datetime.fromisoformat(first) - end) < timedelta(minutes=2)
     told = over_slurm.json("explain", str(job))
     assert told["expected_start"] == first
-    words = f"beta expects it to begin at {first}, as it said at {told['expected_told']}."
+    words = f"beta expects it to start at {first} (reported at {told['expected_told']})."
     assert told["text"].endswith(words)
     story = over_slurm.json("story", str(job))
     native = over_slurm.row(full)["native_id"]

@@ -135,7 +135,7 @@ def test_a_token_is_its_user_until_it_is_revoked(far: tuple[Site, Far], tmp_path
     job = site.run("submit", "--parsable", "-o", "/dev/null", "--wrap", "true", env=remote).stdout
     assert json.loads(site.run("status", job.strip(), "--json", env=remote).stdout)
     told = site.run("token", "create", code=3, env=remote).stderr
-    assert "a token makes no tokens" in told
+    assert "a token cannot create tokens" in told
     site.run("token", "revoke", str(made["id"]))
     told = site.run("status", code=3, env=remote).stderr
     assert "unknown, expired or revoked" in told
@@ -163,7 +163,7 @@ def test_a_token_that_others_may_read_is_not_sent(far: tuple[Site, Far], tmp_pat
     file.chmod(0o600)
     for nonsense in ("", "one\r\nTwo: three", "\N{BLACK STAR}"):
         file.write_text(nonsense)
-        assert "there is no token in it" in site.run("status", code=3, env=remote).stderr
+        assert "no valid token in it" in site.run("status", code=3, env=remote).stderr
     file.unlink()
     file.mkdir()
     assert "Is a directory" in site.run("status", code=3, env=remote).stderr

@@ -204,7 +204,7 @@ def test_warnings_go_to_stderr(daemon: Fake, run: Run, home: Path) -> None:
     done = run("submit", "--parsable", "job.sh")
     assert done.out == "17\n"
     assert done.err.splitlines() == [
-        "metasched: warning: not understood and without effect, job.sh: --nice",
+        "metasched: warning: unknown options ignored, job.sh: --nice",
         "metasched: warning: the deadline has passed",
     ]
 
@@ -214,7 +214,7 @@ def test_strict_refuses_warnings(daemon: Fake, run: Run, home: Path) -> None:
     done = run("submit", "--strict", "job.sh")
     assert done.code == 2
     assert done.err.count("\n") == 1
-    assert done.err.endswith("--nice; mend it, or leave out --strict\n")
+    assert done.err.endswith("--nice; fix it, or leave out --strict\n")
     assert daemon.asked == []
 
 
@@ -350,7 +350,7 @@ def test_a_socket_that_nobody_serves(home: Path) -> None:
 @pytest.mark.skipif(os.getuid() == 0, reason="root may connect to every socket")
 def test_a_socket_of_somebody_else(daemon: Fake) -> None:
     daemon.path.chmod(0)
-    with pytest.raises(PermissionDenied, match="belongs to somebody else"):
+    with pytest.raises(PermissionDenied, match="belongs to another user"):
         Client(daemon.path).health()
 
 
@@ -387,7 +387,7 @@ def test_an_answer_that_breaks_off(daemon: Fake, run: Run, answer: object) -> No
 
 def test_a_submission_that_breaks_off_may_have_been_taken(daemon: Fake, run: Run) -> None:
     daemon.answer("/jobs", b"")
-    assert "look with `metasched status`" in run("submit", "--wrap", "x").err
+    assert "check with `metasched status`" in run("submit", "--wrap", "x").err
     assert len(daemon.asked) == 1  # never sent twice
 
 

@@ -357,14 +357,14 @@ def test_generic_resources_are_counted_per_node(
         ("-N 4-2", "ends before it begins"),
         ("--mem 1G --mem-per-cpu 1G", "both --mem and --mem-per-cpu"),
         ("--gpus 3 -N 2", "cannot be shared equally"),
-        ("--gpus 2 --gres gpu:1", "asked for twice"),
+        ("--gpus 2 --gres gpu:1", "requested twice"),
         ("-t 0", "no sensible duration"),
         ("-t soon", '"soon" is no duration, --time;'),
         ("--begin never", '"never" is no time, --begin;'),
-        ("--urgency 4", "is no urgency"),
+        ("--urgency 4", "is not an urgency"),
         ("--cluster a,,b", "an empty name"),
         ("--account ", "an empty word"),
-        ("--native left", "is not for one cluster"),
+        ("--native left", "names no cluster"),
         ("--native left:'x", "no closing quotation"),
         ("--output out-%n", 'unknown pattern "%n"'),
         ("--output %4x", 'unknown pattern "%4x"'),
@@ -524,7 +524,7 @@ def test_what_is_not_understood_is_named_in_one_warning() -> None:
     )
     submission, warnings = submitted(path)
     assert warnings == [
-        "not understood and without effect, job.sh: "
+        "unknown options ignored, job.sh: "
         "--mail-type, --mail-user, --exclusive=user, -w, --nice, #PBS (line 4)"
     ]
     assert (submission.jobs[0].tasks, submission.jobs[0].exclusive) == (2, True)
@@ -561,7 +561,7 @@ def test_dependencies_travel_as_written() -> None:
 def test_a_range_of_nodes_is_its_least_with_a_warning() -> None:
     submission, warnings = submitted(script("#SBATCH -N 2-4"))
     assert submission.jobs[0].nodes == 2
-    assert warnings == ["a range of nodes is not built yet, --nodes, job.sh line 2: taken as 2"]
+    assert warnings == ["a range of nodes is not supported, --nodes, job.sh line 2: using 2"]
     assert submitted("-N", "2-2", script())[1] == []
 
 
@@ -578,7 +578,7 @@ def test_a_range_of_nodes_is_its_least_with_a_warning() -> None:
         ("#SBATCH -L matlab:", '"matlab:" is no licence, --licence, job.sh line 2; '),
         ("#SBATCH --licenses=matlab:x", '"x" is no number from 1 to 2147483647, --licence, job.sh'),
         ("#SBATCH --reservation=x", "--reservation is not taken from there, job.sh line 2; "),
-        ("#SBATCH hetjob", "hetjob is not built yet, job.sh line 2; "),
+        ("#SBATCH hetjob", "hetjob is not supported, job.sh line 2; "),
         ("#SBATCH -W", "--wait "),
         ("#SBATCH -i data.txt", "--input "),
         ("#SBATCH -n two", '"two" is no number from 1 to 2147483647, --ntasks, job.sh line 2; '),
@@ -641,7 +641,7 @@ def test_variables_that_cannot_travel_are_named_in_one_warning() -> None:
 
 def test_a_variable_that_is_not_set_is_a_warning() -> None:
     _, warnings = submitted("--export", "NOWHERE", "--wrap", "x")
-    assert warnings == ["--export: NOWHERE is not set here, the job will not have it"]
+    assert warnings == ["--export: NOWHERE is not set, the job will not have it"]
 
 
 def test_the_directory(tmp_path: Path) -> None:
@@ -656,7 +656,7 @@ def test_a_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert "the present directory" in refused("--wrap", "x")
+    assert "the current directory" in refused("--wrap", "x")
 
 
 def test_strict_and_dry_run_travel() -> None:
