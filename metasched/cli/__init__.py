@@ -1,6 +1,6 @@
-"""The command line. `main` is the entry point; every other module is a few like commands.
+"""The command line. `main` is the entry point; each other module holds a group of commands.
 
-`submit` does not pass through Typer, whose import alone would take most of its time.
+`submit` bypasses Typer, whose import would take most of its run time.
 """
 
 import os
@@ -11,27 +11,27 @@ from io import TextIOWrapper
 from metasched.cli.messages import fail
 from metasched.errors import UserError
 
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell would say
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 
 
 def main() -> int:
-    """Run the command of this process's arguments; its exit code (design §4). Never raises."""
+    """Run the command of this process's arguments. Return its exit code; never raise."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name is no reason to fail
+        sys.stdout.reconfigure(errors="backslashreplace")  # for names that the encoding lacks
     try:
         code = _run_command(sys.argv[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone (`| head`): nothing may be written at exit either.
+        # the reader has closed the pipe (`| head`): discard output that is flushed at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except UserError as error:
         return fail(str(error), error.exit_code)
     except OSError as error:
         location = error.filename or "standard output"
-        return fail(f"{error.strerror or error}, {location}; mend that and try again", 1)
+        return fail(f"{error.strerror or error}, {location}; fix that and try again", 1)
     return code
 
 

@@ -1,6 +1,6 @@
-"""The commands as a Typer application: help, completion, and errors of usage in one line.
+"""The commands as a Typer application: help, completion, and usage errors in one line.
 
-Only the command that is asked for is imported; help and completion need all of them.
+Only the module of the requested command is imported; help and completion import all modules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from metasched.units import quote_for_error
 
 EXIT_USAGE = 2
 
-COMMANDS = {
+COMMANDS = {  # name -> module
     "submit": "submit_help",
     "status": "jobs",
     "cancel": "jobs",
@@ -49,11 +49,11 @@ COMMANDS = {
 
 
 def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
-    """The application with these commands."""
+    """Build the application with these commands."""
     app = typer.Typer(
         name="metasched",
         help="One queue for several batch clusters.",
-        # Plain help: alike on a terminal and in a pipe, and brackets stay as written.
+        # plain help: the same on a terminal and in a pipe, with brackets as written
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -65,7 +65,7 @@ def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
         if isinstance(command, typer.Typer):  # a group of commands
             app.add_typer(command, name=name)
             continue
-        # What follows a script belongs to it, whatever it looks like.
+        # arguments after the script belong to the script
         settings = {"allow_interspersed_args": name != "submit"}
         app.command(name, context_settings=settings)(command)
     return app
@@ -84,7 +84,7 @@ def _root(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; its exit code."""
+    """Run a command and return its exit code."""
     command_name = arguments[0]
     if command_name not in COMMANDS and not command_name.startswith("-"):
         suggestions = get_close_matches(command_name, COMMANDS, n=1)
@@ -99,7 +99,7 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Abort:
         raise KeyboardInterrupt from None
     except Exception as error:
-        # The class of usage errors is no public name of Typer; this method marks them.
+        # Typer does not export its class of usage errors; this method marks them
         if not hasattr(error, "format_message"):
             raise
         return fail(_usage_message(error, command_name), EXIT_USAGE)
@@ -107,7 +107,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _usage_message(error: Any, command_name: str) -> str:
-    """What Typer has to say about wrong usage, in our words: what, where; what to do."""
+    """Convert a usage error of Typer to "problem, place; remedy"."""
     location = f"metasched {command_name}" if command_name in COMMANDS else "metasched"
     remedy = f"see `{location} --help`"
     if hasattr(error, "option_name") and hasattr(error, "possibilities"):

@@ -15,7 +15,7 @@ ClusterArgument = Annotated[
 ]
 
 cluster = typer.Typer(
-    help="""Close a cluster to new work, and open it again.
+    help="""Drain and resume clusters.
 
     \b
     Examples:
@@ -27,11 +27,11 @@ cluster = typer.Typer(
 
 
 def clusters(json: JsonOption = False, config: ConfigOption = None) -> None:
-    """List the clusters, what they have, and what is queued on them.
+    """List the clusters with their state, size and queue.
 
-    LOAD is the processor time still owed there at the lowest priority, JOBS counts ours that
-    are queued; --json has both for every priority. SINCE and NEXT TRY are of one that does not
-    answer or whose worker died: it is asked less and less often.
+    LOAD is the remaining processor time of their queue at the lowest priority. JOBS counts the jobs
+    of metasched that are pending there. --json lists both for every priority. SINCE and NEXT TRY
+    belong to a cluster that does not answer or whose worker died; polls are delayed.
 
     \b
     Examples:
@@ -44,17 +44,19 @@ def clusters(json: JsonOption = False, config: ConfigOption = None) -> None:
 @cluster.command()
 def drain(
     name: ClusterArgument,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why.")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Reason, shown to users.")
+    ] = "",
     keep_pending: Annotated[
-        bool, typer.Option("--keep-pending", help="What waits in its queue may stay there.")
+        bool, typer.Option("--keep-pending", help="Leave pending jobs in its queue.")
     ] = False,
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Send a cluster nothing new. What runs there goes on.
+    """Drain a cluster: dispatch nothing new to it; running jobs continue.
 
-    What waits in its queue is taken back once it has certainly not begun, and goes to another
-    cluster or waits. It stays drained over restarts, until resumed.
+    Pending jobs are withdrawn once they have certainly not started. They are dispatched to another
+    cluster, or are queued in metasched. The drain survives restarts, until `cluster resume`.
 
     \b
     Examples:
@@ -66,7 +68,7 @@ def drain(
 
 @cluster.command()
 def resume(name: ClusterArgument, json: JsonOption = False, config: ConfigOption = None) -> None:
-    """Let a drained cluster have work again.
+    """Resume a drained cluster.
 
     \b
     Examples:
@@ -105,7 +107,7 @@ def _print_clusters(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
 
 
 def _trouble_times(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Since when it does not answer, else its worker dies, else is drained; and the next try."""
+    """Return the start of an outage, of worker failures or of a drain; and the next retry."""
     for trouble in (row.get("breaker"), row.get("worker")):
         if trouble and trouble["failures"]:
             return format_time(trouble["since"]), format_time(trouble["next_try"])

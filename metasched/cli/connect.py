@@ -1,4 +1,4 @@
-"""What the commands that talk to the daemon have in common: finding it, ids, `--json`."""
+"""Shared by commands that call the daemon: its address, job ids, common options."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from metasched.model.arrays import format_indices, parse_task_selector
 from metasched.paths import daemon_socket
 from metasched.units import ParseError
 
-MAX_TASKS_WIDTH = 30  # characters of a list of tasks on a terminal
+MAX_TASKS_WIDTH = 30  # characters for a list of tasks on a terminal
 
 ConfigOption = Annotated[
     str | None,
@@ -27,7 +27,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def require_value(parameter: typer.CallbackParam, text: str | None) -> str | None:
-    """The callback of what must not be empty: a variable of a script that is not set."""
+    """Refuse an empty value (of an unset shell variable, say); a callback of Typer options."""
     if text == "":
         name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
         raise UserError(f"an empty word, {name}; leave it out, or give it a value")
@@ -35,12 +35,12 @@ def require_value(parameter: typer.CallbackParam, text: str | None) -> str | Non
 
 
 def connect(config: str | None) -> Client:
-    """The daemon of the configuration, else of the environment, else the nearest one."""
+    """Return a client of the daemon that configuration, environment or default path name."""
     return Client(daemon_socket(config))
 
 
 def check_job_ids(references: Sequence[str]) -> list[str]:
-    """Job ids as given. UserError for a word that is none."""
+    """Return the job ids unchanged. Raise UserError for an invalid id."""
     for reference in references:
         try:
             parse_task_selector(reference)
@@ -50,16 +50,16 @@ def check_job_ids(references: Sequence[str]) -> list[str]:
 
 
 def format_task_id(row: dict[str, object]) -> str:
-    """How users write the job, or the task, of a row."""
+    """Return the id of a job or task as users write it: `17` or `17_3`."""
     return str(row["job"]) if row.get("task") is None else f"{row['job']}_{row['task']}"
 
 
 def fold_array_rows(
     rows: Sequence[dict[str, Any]], group_key: Callable[[dict[str, Any]], object]
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The tasks of each array that look alike, together: `17_[3-9]`, as squeue does.
+    """Group the tasks of each array with equal `group_key`, as squeue does: `17_[3-9]`.
 
-    With the rows that stand behind it, of which there is at least one.
+    Yield the label and the rows of each group.
     """
     groups: dict[object, list[dict[str, Any]]] = {}
     for row in rows:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from metasched.db.store import Database
 
 db = typer.Typer(
-    help="""Look after the database; all but `upgrade` may be done while the daemon runs.
+    help="""Maintain the database; all commands but `upgrade` can run beside the daemon.
 
     \b
     Examples:
@@ -31,7 +31,7 @@ db = typer.Typer(
 
 @db.command()
 def upgrade(json: JsonOption = False, config: NearestConfigOption = None) -> None:
-    """Bring the database to the schema of this version, as the daemon does when it starts.
+    """Upgrade the database to the schema of this version, as the daemon does at its start.
 
     \b
     Examples:
@@ -47,9 +47,9 @@ def upgrade(json: JsonOption = False, config: NearestConfigOption = None) -> Non
 
 @db.command()
 def check(json: JsonOption = False, config: NearestConfigOption = None) -> int:
-    """Check, as it is at one moment: pages, counters, and whether its events give its state.
+    """Check a snapshot of the database: pages, counters, and a replay of its events.
 
-    Exits with 1 if something is wrong.
+    Exits with 1 if a check fails.
 
     \b
     Examples:
@@ -78,12 +78,12 @@ def backup(
     json: JsonOption = False,
     config: NearestConfigOption = None,
 ) -> None:
-    """Copy the database, as it is at one moment, to a new file.
+    """Copy a snapshot of the database to a new file.
 
-    That is another database of SQLite, or a script for psql by which PostgreSQL fills an empty one.
+    The copy is an SQLite database, or a psql script that restores a PostgreSQL database.
 
-    A daemon started on the copy calls itself by another name in its clusters: what was there
-    when the copy was made is `unknown` until you say what became of it (`metasched resolve`).
+    A daemon started on the copy uses another instance name in its clusters. Jobs that were there
+    when the copy was made are `unknown` until they are resolved (`metasched resolve`).
 
     \b
     Examples:
@@ -98,14 +98,14 @@ def backup(
 def prune(
     older_than: Annotated[
         str | None,
-        typer.Option("--older-than", metavar="DUR", help="Ended so long ago [`keep`]."),
+        typer.Option("--older-than", metavar="DUR", help="Minimum time since the end [`keep`]."),
     ] = None,
     json: JsonOption = False,
     config: NearestConfigOption = None,
 ) -> None:
-    """Forget jobs that ended long ago, with scripts, environments and stories; reservations, too.
+    """Delete old jobs with their scripts, environments and stories, and old reservations.
 
-    The daemon does so by itself with what is older than `keep`.
+    The daemon deletes jobs that are older than `keep` automatically.
 
     \b
     Examples:
@@ -131,6 +131,7 @@ def prune(
 
 
 def _load_database(config: Path | None) -> "Database":
+    """Return the database that the configuration names."""
     from metasched.config.reading import find_config, load_settings
 
     return load_settings(find_config(config)).database

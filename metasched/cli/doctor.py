@@ -1,4 +1,4 @@
-"""The command for 3 a.m.: doctor."""
+"""The command `doctor`."""
 
 import json as json_format
 
@@ -10,11 +10,11 @@ def doctor(
     json: JsonOption = False,
     config: NearestConfigOption = None,
 ) -> int:
-    """Tell on one page what is wrong, and what to do about it.
+    """Check the installation; print each problem and its fix.
 
-    Looks at the configuration, the database and its disk, the launcher (site mode), the
-    daemon, each cluster and its clock, and the jobs that are unknown. Run it as the daemon's
-    account, on its host. Exits with 1 if something is wrong.
+    Checks the configuration, the database and its disk, the launcher (site mode), the daemon, each
+    cluster and its clock, and unknown jobs. Run it as the daemon's account, on the daemon's host.
+    Exits with 1 if a check fails.
 
     \b
     Examples:

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import json as json_format
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from metasched.cli.connect import JsonOption
+from metasched.cli.progress import progress_bar
+from metasched.cli.results import result_json, result_line
 from metasched.cli.show import print_table
-from metasched.cli.simulate import _print_experiments, _progress_bar, _result_row, _table_row
 from metasched.errors import UserError
 
 
 def experiment(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", show_default=False, help="Which; see --list.")
+        str | None,
+        typer.Argument(
+            metavar="NAME", show_default=False, help="Name of the experiment; see --list."
+        ),
     ] = None,
-    list_experiments: Annotated[bool, typer.Option("--list", help="List what there is.")] = False,
+    list_experiments: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
     runs: Annotated[
-        int | None, typer.Option("--runs", min=1, max=10000, help="Seeds [as many as the paper].")
+        int | None,
+        typer.Option("--runs", min=1, max=10000, help="Number of seeds [as in the paper]."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="DIR", help="Draw a picture of each figure.")
+        Path | None, typer.Option("--plot", metavar="DIR", help="Draw a chart of each figure.")
     ] = None,
     report: Annotated[
-        Path | None, typer.Option("--report", metavar="OUT.html", help="Write a page with it all.")
+        Path | None,
+        typer.Option("--report", metavar="OUT.html", help="Write a report with all results."),
     ] = None,
     dask: Annotated[
         str,
@@ -34,7 +40,7 @@ def experiment(
     ] = "",
     json: JsonOption = False,
 ) -> None:
-    """Run an experiment; print its figures beside the published ones or the baseline's.
+    """Run an experiment; compare its figures with published figures or with a baseline.
 
     \b
     Examples:
@@ -44,23 +50,23 @@ def experiment(
       metasched experiment two-level --dask tcp://head:8786 --report two-level.html
       METASCHED_TRACES=traces metasched experiment local-periods --json --plot pictures
     """
-    from metasched.experiments import catalogue as experiments
+    from metasched.experiments import catalogue
     from metasched.experiments.plots import check_folder, save_result_plots
     from metasched.experiments.report import check_report, render_results
 
     if list_experiments:
-        _print_experiments(list(experiments.EXPERIMENTS.values()), json)
+        _print_experiments(list(catalogue.EXPERIMENTS.values()), json)
         return
     if name is None:
-        raise UserError("no NAME, metasched experiment; choose one of metasched experiment --list")
-    selected = experiments.find_experiment(name)
+        raise UserError("no NAME, metasched experiment; see metasched experiment --list")
+    selected = catalogue.find_experiment(name)
     if plot is not None:
         check_folder(plot)
     if report is not None:
         check_report(report)
     runs = runs or selected.runs
-    with _progress_bar("runs", runs * len(selected.cases())) as progress:
-        results = experiments.run_experiment(selected, runs, progress, dask)
+    with progress_bar("runs", runs * len(selected.cases())) as progress:
+        results = catalogue.run_experiment(selected, runs, progress, dask)
     if plot is not None:
         save_result_plots(selected.name, results, plot)
     if report is not None:
@@ -73,7 +79,7 @@ def experiment(
     if json:
         print(
             json_format.dumps(
-                [_result_row(selected.name, runs, result) for result in results], indent=2
+                [result_json(selected.name, runs, result) for result in results], indent=2
             )
         )
         return
@@ -82,5 +88,31 @@ def experiment(
     reference_columns = ("PUBLISHED", "PERCENT") if published else (f"OVER {selected.baseline}",)
     print_table(
         ("SETTING", "POLICY", "FIGURE", "OURS", *reference_columns, f"MINUS {selected.baseline}"),
-        [_table_row(result, published) for result in results],
+        [result_line(result, published) for result in results],
+    )
+
+
+def _print_experiments(experiments: list[Any], json: bool) -> None:
+    if json:
+        print(
+            json_format.dumps(
+                [
+                    {
+                        "experiment": experiment.name,
+                        "about": experiment.about,
+                        "source": experiment.source,
+                        "runs": experiment.runs,
+                    }
+                    for experiment in experiments
+                ],
+                indent=2,
+            )
+        )
+        return
+    print_table(
+        ("EXPERIMENT", "RUNS", "ABOUT", "SOURCE"),
+        [
+            (experiment.name, experiment.runs, experiment.about, experiment.source)
+            for experiment in experiments
+        ],
     )

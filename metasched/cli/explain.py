@@ -1,4 +1,4 @@
-"""The commands that explain: story, explain."""
+"""The commands `story` and `explain`."""
 
 import json as json_format
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", show_default=False)]
 
 
 def story(job: JobArgument, json: JsonOption = False, config: ConfigOption = None) -> None:
-    """Tell every event of a job with its cause.
+    """Print every event of a job with its cause.
 
     \b
     Examples:
@@ -33,14 +33,15 @@ def story(job: JobArgument, json: JsonOption = False, config: ConfigOption = Non
         explanation = ": ".join(
             printable(event[key]) for key in ("reason", "cause") if event.get(key)
         )
+        suffix = f"  ({explanation})" if explanation else ""
         print(
             f"{format_time(event['time'])}{task}{attempt}  {printable(event['event'])}"
-            f"  {printable(change)}{printable(location)}{'  (' + explanation + ')' if explanation else ''}"
+            f"  {printable(change)}{printable(location)}{suffix}"
         )
 
 
 def explain(job: JobArgument, json: JsonOption = False, config: ConfigOption = None) -> None:
-    """Tell why a job is where it is, why not yet, and when.
+    """Explain the state of a job: its reason, eligible clusters, expected start.
 
     \b
     Examples:
@@ -61,7 +62,7 @@ def explain(job: JobArgument, json: JsonOption = False, config: ConfigOption = N
 
 
 def print_explanation(answer: Mapping[str, Any]) -> None:
-    """Print what made the priority, and what every cluster has to say to the job."""
+    """Print the parts of the priority, and the verdict of each cluster."""
     if answer.get("parts"):
         print()
         print_table(
@@ -83,7 +84,7 @@ def print_explanation(answer: Mapping[str, Any]) -> None:
                 (
                     cluster["cluster"],
                     "yes" if cluster["eligible"] else "no",
-                    "here" if cluster["chosen"] else "",
+                    "yes" if cluster["chosen"] else "",
                     format_number(cluster["load"]),
                     format_number(cluster["count"]),
                     ": ".join(str(cluster[key]) for key in ("reason", "text") if cluster.get(key)),
@@ -94,5 +95,5 @@ def print_explanation(answer: Mapping[str, Any]) -> None:
 
 
 def format_number(value: object) -> str:
-    """A figure of a table: four digits, no more."""
+    """Format a number for a table, with four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else printable(value)

@@ -1,4 +1,4 @@
-"""Reservations over time: lines for a terminal, and a picture."""
+"""Gantt charts of reservations: text for a terminal, and a picture."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from metasched.cli.show import printable
 
 OPEN_STATES = ("requested", "confirmed", "bound", "active")
-MIN_CHART_WIDTH = 20  # columns: a chart in fewer shows nothing
-CHARACTER_WIDTH = 1 / 120  # of the width of a picture
+MIN_CHART_WIDTH = 20  # columns
+CHARACTER_WIDTH = 1 / 120  # fraction of the width of a picture
 ReservationRow = Mapping[str, Any]
 Box = tuple[float, float, int, int]  # start, end, lowest processor, processors
 
 
 def open_rows(rows: Sequence[ReservationRow]) -> list[ReservationRow]:
-    """Those of `reservations --json` that are not over, by cluster and start."""
+    """Return the open rows of `reservations --json`, ordered by cluster and start."""
     return sorted(
         (row for row in rows if row["state"] in OPEN_STATES),
         key=lambda row: (row["cluster"], row["start"], row["reservation"]),
@@ -27,9 +27,9 @@ def open_rows(rows: Sequence[ReservationRow]) -> list[ReservationRow]:
 def render_chart(
     rows: Sequence[ReservationRow], now: float, width: int, bar_character: str = "█"
 ) -> list[str]:
-    """A bar for each reservation that is open, on one axis of `width` columns from now on.
+    """Return the lines of a chart: a bar for each open reservation, on a time axis from `now`.
 
-    None at all if there is nothing to show, or no room for it.
+    Return no lines without open reservations, or if `width` columns are too few.
     """
     open_reservations = open_rows(rows)
     labels = [
@@ -48,17 +48,15 @@ def render_chart(
         bar_start = min(max(int(start_offset / seconds_per_column), 0), chart_width - 1)
         bar_length = max(min(round(end_offset / seconds_per_column), chart_width) - bar_start, 1)
         lines.append(f"{label:{label_width}}{'.' * bar_start}{bar_character * bar_length}".rstrip())
-    axis_labels = [
+    first_label, last_label = (
         datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M") for time in (now, latest_end)
-    ]
-    return [
-        *lines,
-        f"{'':{label_width}}{axis_labels[0]}{axis_labels[1]:>{chart_width - len(axis_labels[0])}}".rstrip(),
-    ]
+    )
+    axis = f"{first_label}{last_label:>{chart_width - len(first_label)}}"
+    return [*lines, f"{'':{label_width}}{axis}".rstrip()]
 
 
 def draw_picture(rows: Sequence[ReservationRow], path: Path) -> None:
-    """Write a picture of the open ones: time across, processors up, an axis for each cluster."""
+    """Write a picture of the open reservations: time by processors, an axis for each cluster."""
     from matplotlib.figure import Figure
 
     from metasched.experiments.plots import save_figure
@@ -86,23 +84,18 @@ def draw_picture(rows: Sequence[ReservationRow], path: Path) -> None:
             )
             caption = printable(f"{row['reservation']} {row['user']}")
             [label] = axis.bar_label(bars, [caption], label_type="center", parse_math=False)
-            if (
-                end - start < len(caption) * CHARACTER_WIDTH * span
-            ):  # it would cover what is beside it
+            if end - start < len(caption) * CHARACTER_WIDTH * span:  # wider than its bar
                 label.set_rotation(90)
         axis.set(ylabel=f"{name}\nprocessors", ylim=(0, None))
     save_figure(figure, path)
 
 
 def stack_boxes(rows: Sequence[ReservationRow]) -> list[Box]:
-    """Boxes of a cluster's reservations that do not overlap, each as low as there is room."""
+    """Arrange the reservations of a cluster in boxes without overlap, each as low as possible."""
     boxes: list[Box] = []
     for row in rows:
-        start, end, size = (
-            _epoch_seconds(row["start"]),
-            _epoch_seconds(row["end"]),
-            int(row["size"]),
-        )
+        start, end = _epoch_seconds(row["start"]), _epoch_seconds(row["end"])
+        size = int(row["size"])
         overlapping = sorted(
             (low, low + height)
             for begin, stop, low, height in boxes

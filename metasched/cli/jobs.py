@@ -1,4 +1,4 @@
-"""The commands about jobs that are there: status, cancel, hold, release, wait, output."""
+"""The commands that list, change, wait for and print jobs: `status` to `output`."""
 
 import json as json_format
 import os
@@ -23,9 +23,9 @@ from metasched.client.client import Client, DaemonUnreachable, NotFound, Respons
 from metasched.errors import UserError
 from metasched.units import ParseError, parse_moment, quote_for_error
 
-FOLLOW_INTERVAL = 0.2  # seconds between looks at a growing file
-MAX_OUTAGE = 300.0  # seconds without an answer after which a wait gives up
-POLL_INTERVAL = 1.0  # seconds between questions whether its job goes on
+FOLLOW_INTERVAL = 0.2  # seconds between reads of a growing file
+MAX_OUTAGE = 300.0  # seconds without a response after which `wait` fails
+POLL_INTERVAL = 1.0  # seconds between queries of the state of a job
 
 _COLUMNS = ("name", "user", "state", "reason", "priority", "cluster", "native_id")
 _TIME_COLUMNS = ("submitted", "expected_start", "started", "ended")
@@ -51,14 +51,14 @@ def status(
         typer.Option("--since", metavar="T", help="Submitted since: 2h (ago), 17:30, ISO 8601."),
     ] = None,
     show_all: Annotated[
-        bool, typer.Option("--all", help="Also those that ended long ago.")
+        bool, typer.Option("--all", help="Also list jobs that ended earlier.")
     ] = False,
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """List jobs: open ones and those that ended in the last hour.
+    """List the jobs that are open or ended in the last hour.
 
-    Tasks of an array that look alike share a line; --json has a row for each.
+    Equal tasks of an array share a line; --json lists every task.
 
     \b
     Examples:
@@ -84,13 +84,13 @@ def status(
 
 
 def _display_key(row: dict[str, Any]) -> object:
-    """What tasks must share to stand on one line; one that runs has a line of its own."""
+    """Return the values that tasks on a line share; a running task has its own line."""
     running_task = row["task"] if row["state"] in ("running", "suspended") else None
     return running_task, *(row[key] for key in ("state", "reason", "cluster", "exit_code"))
 
 
 def _status_line(label: str, group: Sequence[dict[str, Any]]) -> tuple[object, ...]:
-    """A line for tasks that look alike: from the first begin to the last end."""
+    """Return the line of equal tasks, with their earliest start and latest end."""
     first = group[0] if len(group) == 1 else {**group[0], "native_id": None}
     earliest = {
         name: min((row[name] for row in group if row.get(name)), default=None)
@@ -113,75 +113,65 @@ def _parse_since(text: str) -> float:
         raise UserError(f"{error.problem}, --since; {error.fix}") from None
 
 
-def cancel(
-    jobs: JobsArgument = None,
-    user: UserOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
-    config: ConfigOption = None,
-) -> None:
-    """End jobs, wherever they are.
+def _action_command(action: str, help: str) -> Callable[..., None]:
+    """Build the command that applies `action` to jobs."""
+
+    def command(
+        jobs: JobsArgument = None,
+        user: UserOption = None,
+        state: StateOption = None,
+        json: JsonOption = False,
+        config: ConfigOption = None,
+    ) -> None:
+        _change_jobs(action, jobs, user, state, json, config)
+
+    command.__doc__ = help
+    return command
+
+
+cancel = _action_command(
+    "cancel",
+    """Cancel jobs in any state.
 
     \b
     Examples:
       metasched cancel 17 18_3 '19_[4-9]'
       metasched cancel --user ada --state pending
-    """
-    _change_jobs("cancel", jobs, user, state, json, config)
-
-
-def hold(
-    jobs: JobsArgument = None,
-    user: UserOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
-    config: ConfigOption = None,
-) -> None:
-    """Keep jobs that have not started from starting.
+    """,
+)
+hold = _action_command(
+    "hold",
+    """Hold jobs that have not started.
 
     \b
     Examples:
       metasched hold 17
       metasched hold --user ada
-    """
-    _change_jobs("hold", jobs, user, state, json, config)
-
-
-def release(
-    jobs: JobsArgument = None,
-    user: UserOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
-    config: ConfigOption = None,
-) -> None:
-    """Let held jobs go.
+    """,
+)
+release = _action_command(
+    "release",
+    """Release held jobs.
 
     \b
     Examples:
       metasched release 17
       metasched release --state held
-    """
-    _change_jobs("release", jobs, user, state, json, config)
+    """,
+)
+requeue = _action_command(
+    "requeue",
+    """Requeue jobs: run them again from the start.
 
-
-def requeue(
-    jobs: JobsArgument = None,
-    user: UserOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
-    config: ConfigOption = None,
-) -> None:
-    """Run jobs again, from their beginning.
-
-    One that runs is ended first. With --state, of those that have ended the ones of the last
-    hour. It is the same job with one more attempt, and its output files are written anew.
+    A running job is ended first. --state also selects jobs that ended in the last hour. The job
+    keeps its id and gets a new attempt; its output files are overwritten.
 
     \b
     Examples:
       metasched requeue 17
       metasched requeue --state failed,timeout
-    """
-    _change_jobs("requeue", jobs, user, state, json, config)
+    """,
+)
 
 
 def resolve(
@@ -190,10 +180,10 @@ def resolve(
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Say what became of a job that is unknown: it was lost and never began, or it ran.
+    """Resolve an unknown job: `lost` if it never started, `ran` if it did.
 
-    A lost job is sent again, so look first in the records of its cluster for its tag: if it
-    does run there after all, it runs twice. One that ran counts as completed.
+    A lost job is dispatched again. Search the records of its cluster for its tag first: a job that
+    does run there would run twice. A job that ran counts as completed.
 
     \b
     Examples:
@@ -219,7 +209,7 @@ def _change_jobs(
 
 
 def print_changes(rows: Sequence[dict[str, Any]], json: bool) -> None:
-    """Print what a change made of each task."""
+    """Print the state before and after a change for each task."""
     if json:
         print(json_format.dumps(rows, indent=2))
         return
@@ -235,10 +225,10 @@ def print_changes(rows: Sequence[dict[str, Any]], json: bool) -> None:
 
 
 def wait(jobs: RequiredJobs, json: JsonOption = False, config: ConfigOption = None) -> int:
-    """Wait for the end of jobs; exit with their code.
+    """Wait until jobs end; exit with their highest exit code.
 
-    It is the job's own, of several jobs the highest: 124 if the time limit ended it, 130 if it
-    was cancelled, 3 if every cluster rejected it, 1 if nobody knows.
+    The code is 124 for a job that reached its time limit, 130 for a cancelled job, 3 for a job that
+    every cluster rejected, and 1 if the exit code is unknown.
 
     \b
     Examples:
@@ -258,7 +248,7 @@ def wait(jobs: RequiredJobs, json: JsonOption = False, config: ConfigOption = No
 
 
 def wait_until_ended(client: Client, jobs: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of jobs, once every one has ended; a daemon that restarts meanwhile is awaited."""
+    """Wait until all jobs have ended, also across restarts of the daemon. Return their rows."""
     from metasched.core.transitions import FINAL
 
     last_answer: float | None = None
@@ -268,7 +258,7 @@ def wait_until_ended(client: Client, jobs: Sequence[str]) -> list[dict[str, Any]
             last_answer = time.monotonic()
             if all(row["state"] in FINAL for row in rows):
                 return rows
-        except ResponseLost:  # it was there a moment ago
+        except ResponseLost:  # the daemon was up a moment ago
             last_answer = last_answer or time.monotonic()
             time.sleep(POLL_INTERVAL)
         except DaemonUnreachable:
@@ -278,12 +268,12 @@ def wait_until_ended(client: Client, jobs: Sequence[str]) -> list[dict[str, Any]
 
 
 def exit_code(rows: Sequence[dict[str, Any]]) -> int:
-    """The highest exit code of jobs that have ended."""
+    """Return the highest exit code of jobs that have ended."""
     return max((_exit_code_for(row["state"], row["exit_code"]) for row in rows), default=0)
 
 
 def _exit_code_for(state: str, code: int | None) -> int:
-    """The job's own code; of one that was ended by others, what timeout(1) and shells say."""
+    """Return the code of a job; as timeout(1) and shells do if it was ended from outside."""
     from metasched.model.job import State
 
     match state:
@@ -302,13 +292,15 @@ def _exit_code_for(state: str, code: int | None) -> int:
 def output(
     job: Annotated[str, typer.Argument(metavar="JOB", show_default=False)],
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on as it grows, until the job has ended.")
+        bool, typer.Option("--follow", "-f", help="Follow the output until the job ends.")
     ] = False,
-    error: Annotated[bool, typer.Option("--error", "-e", help="The error stream instead.")] = False,
+    error: Annotated[
+        bool, typer.Option("--error", "-e", help="Print the error stream instead.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the paths as JSON.")] = False,
     config: ConfigOption = None,
 ) -> int:
-    """Print what a job has written.
+    """Print the output of a job.
 
     \b
     Examples:
@@ -329,16 +321,16 @@ def output(
     except FileNotFoundError:
         states = ", ".join(sorted({row["state"] for row in client.jobs([job])}))
         hint = "wait for it with --follow" if not follow else f"see `metasched story {job}`"
-        raise NotFound(f"nothing written yet, job {job} ({states}), {path}; {hint}") from None
+        raise NotFound(f"no output yet, job {job} ({states}), {path}; {hint}") from None
     except OSError as os_error:
         if isinstance(os_error, BrokenPipeError) or os_error.filename is None:
             raise
-        return fail(f"{os_error.strerror}, {path}; read it where the job ran", 1)
+        return fail(f"{os_error.strerror}, {path}; read it on the host of the job", 1)
     return 0
 
 
 def _open_job_check(client: Client, job: str) -> Callable[[], bool]:
-    """Whether the job goes on, asked at most once a second; False from its end on."""
+    """Return a function that tells whether the job is open, querying at most once a second."""
     from metasched.core.transitions import FINAL
 
     still_open, last_query = True, 0.0
@@ -354,17 +346,17 @@ def _open_job_check(client: Client, job: str) -> Callable[[], bool]:
 
 
 def _copy_output(path: str, is_open: Callable[[], bool]) -> None:
-    """Write a file to stdout, and what is added to it for as long as the job goes on."""
+    """Write a file to stdout; follow its growth while the job is open."""
     job_open = is_open()
     while job_open and not os.path.exists(path):
         time.sleep(FOLLOW_INTERVAL)
         job_open = is_open()
     with open(path, "rb") as file:
         while True:
-            # Asked before reading: what the job wrote last is then in the last round.
+            # queried before reading: the last round then includes the job's last output
             job_open = is_open()
             if os.fstat(file.fileno()).st_size < file.tell():
-                file.seek(0)  # the job was started again and began a new file
+                file.seek(0)  # the job was restarted and truncated the file
             _copy_available(file)
             if not job_open:
                 return

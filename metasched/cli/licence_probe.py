@@ -1,4 +1,4 @@
-"""The command licence probe: what a licence server says, and what was understood of it."""
+"""The command `licence probe`: query a licence server and show the parsed report."""
 
 import asyncio
 import json as json_format
@@ -15,25 +15,27 @@ from metasched.cli.show import format_time, print_table
 from metasched.errors import UserError
 from metasched.licence_servers.base import LicenceServerError, UsageReport
 
-MAX_ANSWER_BYTES = 2**23  # bytes of a stored answer
+MAX_ANSWER_BYTES = 2**23  # of a stored response
 
 
 def probe(
     server: Annotated[str, typer.Argument(metavar="[SERVER]", show_default=False)] = "",
     source: Annotated[
         str,
-        typer.Option("--from", metavar="FILE", help="Ask nobody: read this answer (-: stdin)."),
+        typer.Option(
+            "--from", metavar="FILE", help="Parse this response (-: stdin), query no server."
+        ),
     ] = "",
     server_kind: Annotated[
-        str, typer.Option("--kind", metavar="KIND", help="Of what kind that answer is.")
+        str, typer.Option("--kind", metavar="KIND", help="Type of the server of that response.")
     ] = "flexlm",
     json: JsonOption = False,
     config: NearestConfigOption = None,
 ) -> int:
-    """Ask a licence server once (all of them: name none) and show what was understood.
+    """Query a licence server, or all of them, and show the parsed report.
 
-    Needs no daemon, and changes nothing: the daemon asks for itself. Lines that could not be read
-    are named. Exits with 1 if a server said nothing of licences.
+    Needs no daemon and changes nothing: the daemon queries the servers itself. Lines that cannot be
+    parsed are listed. Exits with 1 if a server reports no licences.
 
     \b
     Examples:
@@ -41,12 +43,12 @@ def probe(
       lmutil lmstat -a -c 27000@lic1 | metasched licence probe --from -
       metasched licence probe --from answer.json --kind command --json
     """
-    from metasched.licence_servers.process import query_server as asked
+    from metasched.licence_servers.process import query_server
 
     results: list[dict[str, Any]] = []
     for name, query in _queries(server, source, server_kind, config):
         try:
-            report, error_message = asyncio.run(asked(query)), ""
+            report, error_message = asyncio.run(query_server(query)), ""
         except LicenceServerError as error:
             report, error_message = UsageReport(()), str(error)
         results.append({"server": name, "error": error_message, **_report_row(report)})
@@ -59,7 +61,7 @@ def probe(
 
 
 def _report_row(report: UsageReport) -> dict[str, Any]:
-    """The report with its times as users read them."""
+    """Return the report for JSON, with ISO 8601 times."""
     row = asdict(report)
     row["observed"] = _iso_time(report.observed)
     row["troubles"] = [str(trouble) for trouble in report.troubles]
@@ -76,7 +78,7 @@ def _iso_time(seconds: float | None) -> str | None:
 def _queries(
     server: str, source: str, server_kind: str, config: Path | None
 ) -> list[tuple[str, Any]]:
-    """What to ask, by the name of whom. UserError if there is no such server or file."""
+    """Return (server, query) pairs. Raise UserError if there is no such server or file."""
     from metasched.licence_servers.process import ServerQuery
 
     if source and not server:
@@ -113,7 +115,7 @@ def _read_answer(source: str) -> str:
             content = file.read(MAX_ANSWER_BYTES + 1)
     if len(content) > MAX_ANSWER_BYTES:
         raise UserError(
-            f"{source} has more than {MAX_ANSWER_BYTES >> 20} MiB; give one answer of a server"
+            f"{source} has more than {MAX_ANSWER_BYTES >> 20} MiB; give a single response"
         )
     return content.decode(errors="replace")
 
@@ -134,7 +136,7 @@ def _print_result(result: dict[str, Any]) -> None:
                 feature["name"],
                 "uncounted" if feature["issued"] is None else feature["issued"],
                 *(feature[key] for key in ("used", "reserved", "queued")),
-                "not told" if feature["uses"] is None else len(feature["uses"]),
+                "not reported" if feature["uses"] is None else len(feature["uses"]),
             )
             for feature in result["features"]
         ),

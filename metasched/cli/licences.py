@@ -1,4 +1,4 @@
-"""The commands about licences: licences, licence set, licence probe, licence release."""
+"""The commands `licences`, `licence set`, `licence probe` and `licence release`."""
 
 import json as json_format
 import sys
@@ -15,10 +15,10 @@ from metasched.cli.show import format_time, print_table
 from metasched.errors import UserError
 from metasched.units import ParseError, parse_count
 
-WATCH_INTERVAL = 2.0  # seconds between two looks of --watch
+WATCH_INTERVAL = 2.0  # seconds between queries of --watch
 
 licence = typer.Typer(
-    help="""Set how many of a licence there are, ask its server, take it back from lost jobs.
+    help="""Set the total of a licence, query its server, release leases of lost jobs.
 
     \b
     Examples:
@@ -32,14 +32,14 @@ licence = typer.Typer(
 
 def licences(
     json: JsonOption = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show every change, until ^C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Print every change, until ^C.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """List the licences: how many there are, who has them, how many are wanted.
+    """List the licences with their totals, holders and demand.
 
-    OURS are leased to jobs of ours, OUTSIDE in use by others, RESERVED are kept for reservations
-    that have begun (below are all that have some); WAITING are wanted by jobs that wait for them;
-    RHO is that demand for each copy: above 1 the licence is critical.
+    OURS counts tokens leased to jobs of metasched, OUTSIDE tokens used by others. RESERVED counts
+    tokens of active reservations; a second table lists the reservations of licences. WAITING counts
+    tokens requested by queued jobs. RHO is the demand per token: above 1 the licence is critical.
 
     \b
     Examples:
@@ -69,10 +69,10 @@ def set_total(
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Say how many of a licence there are, from now on and over restarts.
+    """Set the total of a licence; the total survives restarts.
 
-    The word `configured` as TOTAL returns to what the configuration says. If more are leased than
-    there are now nothing is killed, and nothing new is leased until it fits again.
+    TOTAL `configured` restores the configured value. If more tokens are leased than the new total,
+    no job is killed, and no token is leased until the leases fit again.
 
     \b
     Examples:
@@ -95,9 +95,9 @@ def release(
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Take back the licences of jobs of which nobody knows whether they run.
+    """Release the licences of unknown jobs.
 
-    If such a job is seen running after all its licences are counted again.
+    If such a job turns out to be running, its licences are counted again.
 
     \b
     Examples:

@@ -1,10 +1,10 @@
-"""Errors and warnings: one line each on stderr."""
+"""Errors and warnings, in one line each on stderr."""
 
 import sys
 
 
 def fail(message: str, code: int) -> int:
-    """Tell an error; returns the exit code."""
+    """Print an error and return the exit code."""
     _report("error", message)
     return code
 

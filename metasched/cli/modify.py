@@ -1,4 +1,4 @@
-"""The command that changes what jobs ask for: modify."""
+"""The command `modify`."""
 
 import time as clock
 from collections.abc import Callable
@@ -30,34 +30,38 @@ def modify(
     time_limit: Annotated[
         OptionalText, _option("--time -t", "DUR", "Time limit; bare: minutes.")
     ] = None,
-    deadline: Annotated[OptionalText, _option("--deadline", "TIME", "To be finished by.")] = None,
-    begin: Annotated[OptionalText, _option("--begin -b", "TIME", "Not before.")] = None,
-    urgency: Annotated[OptionalText, _option("--urgency", "0..3", "How urgent.")] = None,
-    priority: Annotated[
-        OptionalText, _option("--priority", "1..10", "Instead of what its class and deadline give.")
+    deadline: Annotated[OptionalText, _option("--deadline", "TIME", "Finish by this time.")] = None,
+    begin: Annotated[OptionalText, _option("--begin -b", "TIME", "Start no earlier.")] = None,
+    urgency: Annotated[
+        OptionalText, _option("--urgency", "0..3", "Urgency as judged by the owner.")
     ] = None,
-    name: Annotated[OptionalText, _option("--name --job-name -J", "NAME", "Name.")] = None,
+    priority: Annotated[
+        OptionalText, _option("--priority", "1..10", "Fixed priority [operators only].")
+    ] = None,
+    name: Annotated[
+        OptionalText, _option("--name --job-name -J", "NAME", "Name of the job.")
+    ] = None,
     cluster: Annotated[
         OptionalText, _option("--cluster", "NAME,...", "Only these clusters.")
     ] = None,
-    account: Annotated[OptionalText, _option("--account -A", "NAME", "Account that pays.")] = None,
+    account: Annotated[OptionalText, _option("--account -A", "NAME", "Account to charge.")] = None,
     partition: Annotated[
         OptionalText, _option("--partition -p", "NAME", "Partition or queue.")
     ] = None,
     qos: Annotated[OptionalText, _option("--qos -q", "NAME", "Quality of service.")] = None,
     constraint: Annotated[
-        OptionalText, _option("--constraint -C", "FEATURES", "Of the nodes.")
+        OptionalText, _option("--constraint -C", "FEATURES", "Required node features.")
     ] = None,
     user: UserOption = None,
     state: StateOption = None,
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Change what jobs ask for; `none` takes a wish away.
+    """Modify jobs; the value `none` removes an attribute.
 
-    A job with us is changed at once. One in a cluster's queue is taken back and sent again,
-    and so loses its place there; deadline, urgency, priority and name do without that, and can
-    be changed while a job runs. A job that runs keeps everything else.
+    A job queued in metasched is modified at once. A job pending on a cluster is withdrawn and
+    dispatched again, and so loses its place in the queue. Deadline, urgency, priority and name need
+    no new dispatch. They can be changed while a job runs; other attributes cannot.
 
     \b
     Examples:
@@ -92,7 +96,7 @@ def modify(
 
 
 def _parse_value(field: str, option: str, text: str, parse: Callable[[str], object]) -> object:
-    """What the user gave, or what takes the wish away."""
+    """Return the parsed value, or the value that removes the attribute."""
     if text == "none" and field != "name":
         return {"urgency": 0, "clusters": []}.get(field)
     try:
@@ -104,5 +108,5 @@ def _parse_value(field: str, option: str, text: str, parse: Callable[[str], obje
 def _parse_within(text: str, minimum: int, maximum: int) -> int:
     count = parse_count(text, minimum)
     if count > maximum:
-        raise ParseError(f"{count} is too much", f"write {minimum} to {maximum}")
+        raise ParseError(f"{count} is too large", f"write {minimum} to {maximum}")
     return count

@@ -1,4 +1,4 @@
-"""The commands about advance reservations: reserve, reservations, reservation cancel."""
+"""The commands `reserve`, `reservations` and `reservation cancel`."""
 
 import json as json_format
 import sys
@@ -27,7 +27,7 @@ T = TypeVar("T")
 ReservationArgument = Annotated[str, typer.Argument(metavar="ID", show_default=False)]
 
 reservation = typer.Typer(
-    help="""Cancel an advance reservation.
+    help="""Manage advance reservations.
 
     \b
     Examples:
@@ -41,26 +41,29 @@ def reserve(
     size: Annotated[
         str | None, typer.Option("--size", "-n", metavar="N", help="Processors [--nodes: nodes].")
     ] = None,
-    nodes: Annotated[bool, typer.Option("--nodes", help="Sizes count nodes.")] = False,
+    nodes: Annotated[
+        bool, typer.Option("--nodes", help="Sizes count nodes, not processors.")
+    ] = False,
     start: Annotated[
-        str | None, typer.Option("--start", metavar="TIME", help="Begin then: +2h, 17:30, ...")
+        str | None, typer.Option("--start", metavar="TIME", help="Start time: +2h, 17:30, ...")
     ] = None,
-    end: Annotated[str | None, typer.Option("--end", metavar="TIME", help="End then.")] = None,
+    end: Annotated[str | None, typer.Option("--end", metavar="TIME", help="End time.")] = None,
     duration: Annotated[
-        str | None, typer.Option("--duration", metavar="DUR", help="Last so long: 90s, 10m, 1h30m.")
+        str | None, typer.Option("--duration", metavar="DUR", help="Duration: 90s, 10m, 1h30m.")
     ] = None,
     ready: Annotated[
-        str | None, typer.Option("--ready", metavar="TIME", help="Begin then or later [now].")
+        str | None, typer.Option("--ready", metavar="TIME", help="Earliest start [now].")
     ] = None,
     deadline: Annotated[
-        str | None, typer.Option("--deadline", metavar="TIME", help="End then or earlier.")
+        str | None, typer.Option("--deadline", metavar="TIME", help="Latest end.")
     ] = None,
     at_least: Annotated[
         str | None,
-        typer.Option("--at-least", metavar="N|DUR", help="Be content with this size or duration."),
+        typer.Option("--at-least", metavar="N|DUR", help="Smallest acceptable size or duration."),
     ] = None,
     at_most: Annotated[
-        str | None, typer.Option("--at-most", metavar="N|DUR", help="The most that is of use.")
+        str | None,
+        typer.Option("--at-most", metavar="N|DUR", help="Largest useful size or duration."),
     ] = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", metavar="NAME,...", help="Only these clusters.")
@@ -68,17 +71,22 @@ def reserve(
     let_run: Annotated[
         str | None,
         typer.Option(
-            "--let-run", metavar="DUR", help="Jobs may go on so long after its end [site's]."
+            "--let-run", metavar="DUR", help="Time that jobs may run after its end [site's]."
         ),
     ] = None,
     licence: Annotated[
         str | None,
-        typer.Option("--licence", "-L", metavar="NAME[:N],...", help="Keep these licences, too."),
+        typer.Option(
+            "--licence", "-L", metavar="NAME[:N],...", help="Reserve these licences, too."
+        ),
     ] = None,
     user: Annotated[
         str | None,
         typer.Option(
-            "--user", metavar="U", callback=require_value, help="For this user [operators only]."
+            "--user",
+            metavar="U",
+            callback=require_value,
+            help="Owner [you; others: operators only].",
         ),
     ] = None,
     mail: Annotated[
@@ -87,19 +95,20 @@ def reserve(
             "--mail",
             metavar="ADDRESS",
             callback=require_value,
-            help="Write there if it breaks [owner's name].",
+            help="Address to notify if it breaks [owner's name].",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be possible.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List possible windows; reserve nothing.")
+    ] = False,
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
     """Reserve processors or nodes for a time; run jobs there by `submit --reservation ID`.
 
-    With --start the window is fixed; else it is the earliest between --ready and --deadline. With
-    --at-least and --at-most as many processors as there are (give --duration), or as long as they
-    are free (give --size). Slurm mostly reserves whole nodes: processors are
-    rounded up to them.
+    --start fixes the window; otherwise it is the earliest between --ready and --deadline.
+    --at-least and --at-most give a range of sizes (with --duration) or of durations (with --size);
+    the largest that is free is reserved. Clusters that reserve nodes round processors up.
 
     \b
     Examples:
@@ -128,7 +137,9 @@ def reserve(
         raise UserError("--end without --start, or beside --duration; give two of the three")
     if start_time is not None:
         if any(value is not None for value in (*window.values(), at_least, at_most)):
-            raise UserError("--start fixes the window, --ready or another opens it; choose one")
+            raise UserError(
+                "--start fixes the window, other options open it; leave out --start or the others"
+            )
         if seconds is None:
             raise UserError("no end, --start; add --duration or --end")
         window = {"ready": start_time, "deadline": start_time + seconds}
@@ -141,16 +152,16 @@ def reserve(
         "dry_run": dry_run,
     }
     if licences := _parse_option("--licence", licence, parse_licences):
-        request["licences"] = licences  # a daemon of an earlier release knows of none
+        request["licences"] = licences  # omitted if empty: unknown to daemons of earlier releases
     if user is not None:
-        request["user"] = user  # nor of others' reservations
+        request["user"] = user
     if mail is not None:
-        request["mail"] = mail  # nor of mail
+        request["mail"] = mail
     answer = connect(config).reserve(request)
     if json:
         print(json_format.dumps(answer, indent=2))
     elif dry_run:
-        print("Nothing reserved; possible would be")
+        print("Dry run, nothing reserved. Possible windows:")
         columns = ("cluster", "nodes", "processors", "start", "end", "possible starts")
         rows = (
             (
@@ -168,7 +179,7 @@ def reserve(
 def _size_and_duration(
     size: int | None, duration: float | None, at_least: str | None, at_most: str | None
 ) -> dict[str, float]:
-    """Size and duration, of which one may be open."""
+    """Return the ranges of size and duration, of which only one can be open."""
     if (at_least is None) != (at_most is None):
         raise UserError("only one of --at-least and --at-most; give both")
     if at_least is None:
@@ -177,7 +188,7 @@ def _size_and_duration(
             raise UserError(f"no {missing}, metasched reserve; see `metasched reserve --help`")
         return {"least": size, "most": size, "shortest": duration, "longest": duration}
     if (size is None) == (duration is None):
-        raise UserError("--at-least opens one of size and duration; give the other one")
+        raise UserError("--at-least opens size or duration; give the other")
     if size is None:
         assert duration is not None
         least, most = (
@@ -211,17 +222,17 @@ def _parse_time_option(option: str, value: str | None, now: float) -> float | No
 
 def reservations(
     show_all: Annotated[
-        bool, typer.Option("--all", help="Also those that ended long ago.")
+        bool, typer.Option("--all", help="Also list those that ended earlier.")
     ] = False,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="OUT.png", help="Draw those that are open.")
+        Path | None, typer.Option("--plot", metavar="OUT.png", help="Draw the open reservations.")
     ] = None,
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """List the reservations that are open, and those that ended in the last hour.
+    """List the reservations that are open or ended in the last hour.
 
-    On a terminal the open ones are shown over time, too.
+    On a terminal a chart shows the open reservations over time.
 
     \b
     Examples:
@@ -248,7 +259,7 @@ def reservations(
 
 @reservation.command()
 def cancel(id: ReservationArgument, json: JsonOption = False, config: ConfigOption = None) -> None:
-    """Cancel a reservation. Jobs that wait for it come back to us; those that run go on.
+    """Cancel a reservation. Pending jobs return to the queue of metasched; running jobs continue.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The commands that run metasched itself: serve, demo."""
+"""The commands `serve` and `demo`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,13 +11,13 @@ from metasched.cli.connect import JsonOption, NearestConfigOption
 def serve(
     config: NearestConfigOption = None,
     standby: Annotated[
-        bool, typer.Option("--standby", help="Wait while another daemon has the database.")
+        bool, typer.Option("--standby", help="Wait while another daemon uses the database.")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Only read the configuration, start nothing.")
+        bool, typer.Option("--check", help="Check the configuration and exit.")
     ] = False,
 ) -> int:
-    """Run the daemon until it is told to stop.
+    """Run the daemon until it receives SIGTERM or SIGINT.
 
     \b
     Examples:
@@ -37,13 +37,13 @@ def serve(
 
 def demo(
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=1000, help="Jobs to run.")] = 40,
-    seed: Annotated[int, typer.Option("--seed", help="Of the workload.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the workload.")] = 1,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Write a Gantt chart.")
     ] = None,
     json: JsonOption = False,
 ) -> int:
-    """Run a mixed workload on two local clusters and show it live.
+    """Run a mixed workload on two local clusters and display its progress.
 
     \b
     Examples:

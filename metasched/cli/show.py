@@ -1,4 +1,4 @@
-"""Tables for people: by Rich on a terminal, plain and uncut in a pipe."""
+"""Tables and times for users: by Rich on a terminal, plain and complete in a pipe."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,16 +12,12 @@ _STYLES = {
     "unknown": "yellow",
     "held": "yellow",
 }
-_WRAPPING_COLUMNS = (
-    "NAME",
-    "NATIVE_ID",
-    "REASON",
-    "NOTE",
-)  # may take several lines on a narrow terminal
+# columns that may wrap on a narrow terminal
+_WRAPPING_COLUMNS = ("NAME", "NATIVE_ID", "REASON", "NOTE")
 
 
 def printable(value: object) -> str:
-    """A value as text that cannot move the cursor: managers and other users wrote it."""
+    """Replace control characters: values come from managers and other users."""
     text = "" if value is None else str(value)
     return "".join(character if character.isprintable() else "?" for character in text)
 
@@ -41,7 +37,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def _print_rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """Only the columns that hold something: a terminal is narrow."""
+    """Print a table without its empty columns: a terminal is narrow."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -58,7 +54,7 @@ def _print_rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) ->
 
 
 def format_time(timestamp: object) -> str:
-    """A time of the API: in a pipe as it is, on a terminal short and local."""
+    """Format a time of the API: unchanged in a pipe, short and local on a terminal."""
     if not isinstance(timestamp, str) or not sys.stdout.isatty():
         return printable(timestamp)
     from datetime import datetime

@@ -1,22 +1,20 @@
-"""The commands of the laboratory: simulate, experiment."""
+"""The command `simulate`."""
 
 from __future__ import annotations
 
 import csv
 import gc
 import json as json_format
-import math
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import typer
 
 from metasched.cli.connect import JsonOption
 from metasched.cli.messages import warn
+from metasched.cli.progress import progress_bar
+from metasched.cli.results import result_json, result_line
 from metasched.cli.show import print_table
 from metasched.errors import UserError
 
@@ -52,7 +50,9 @@ def simulate(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Of policy or workload; repeatable."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Set a key of policy or workload; repeatable."
+        ),
     ] = None,
     clusters: Annotated[
         str | None,
@@ -60,24 +60,28 @@ def simulate(
     ] = None,
     jobs: Annotated[
         str | None,
-        typer.Option("--jobs", metavar="A:B", help="Only those at places A to B-1, from 0."),
+        typer.Option("--jobs", metavar="A:B", help="Use only jobs A to B-1, counted from 0."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of all that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all random numbers.")] = 0,
     runs: Annotated[
-        int, typer.Option("--runs", min=1, max=10000, help="Seeds, from --seed on, to compare.")
+        int, typer.Option("--runs", min=1, max=10000, help="Number of seeds, from --seed on.")
     ] = 1,
     schedule: Annotated[
-        Path | None, typer.Option("--schedule", metavar="OUT.csv", help="Write every job's times.")
+        Path | None,
+        typer.Option("--schedule", metavar="OUT.csv", help="Write the times of every job."),
     ] = None,
     over_time: Annotated[
         Path | None,
-        typer.Option("--over-time", metavar="OUT.csv", help="Write each cluster's state by time."),
+        typer.Option(
+            "--over-time", metavar="OUT.csv", help="Write the state of clusters over time."
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="OUT.png", help="Draw the schedule.")
     ] = None,
     report: Annotated[
-        Path | None, typer.Option("--report", metavar="OUT.html", help="Write a page with it all.")
+        Path | None,
+        typer.Option("--report", metavar="OUT.html", help="Write a report with all results."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -91,7 +95,7 @@ def simulate(
       metasched simulate lublin --set jobs=50000 --jobs 0:1000 --schedule out.csv --plot out.png
       metasched simulate table1 --policy easy --policy fb-unmod --runs 10 --report out.html
     """
-    from metasched.policies.local import registry as named
+    from metasched.policies.local import registry
     from metasched.simulate import metrics
     from metasched.simulate.settings import read_settings, read_workload
     from metasched.simulate.settings import simulate as run
@@ -104,16 +108,16 @@ def simulate(
         from metasched.experiments.report import check_report, render_run
 
         check_report(report)
-    gc.disable()  # nothing here makes cycles, and looking for them takes a third of the time
-    policies, overrides = policy or [named.DEFAULT_POLICY], settings or []
+    gc.disable()  # no cycles are created; collection would take a third of the time
+    policies, overrides = policy or [registry.DEFAULT_POLICY], settings or []
     parameters: dict[str, object] = {"clusters": clusters} if clusters is not None else {}
     parameters |= {"jobs": jobs} if jobs is not None else {}
     parameters |= {"set": " ".join(overrides)} if overrides else {}
     if len(policies) > 1 or runs > 1:
         if schedule is not None or over_time is not None or plot is not None:
             raise UserError(
-                "several runs have no one schedule, --schedule, --over-time or --plot; "
-                "write --report, or simulate one policy with one seed"
+                "several runs have no single schedule, --schedule, --over-time or --plot; "
+                "use --report, or simulate a single policy with a single seed"
             )
         seeds = range(seed, seed + runs)
         parameters["seeds"] = f"{seed} to {seed + runs - 1}" if runs > 1 else seed
@@ -123,7 +127,7 @@ def simulate(
         return
     simulation_settings = read_settings(policies[0], overrides, seed, clusters)
     trace, cluster_specs = read_workload(workload, clusters, jobs, simulation_settings)
-    with _progress_bar("jobs ended", len(trace.entries), 1000) as progress:
+    with progress_bar("jobs ended", len(trace.entries), 1000) as progress:
         started = time.perf_counter()
         result = run(trace, cluster_specs, simulation_settings, progress)
         wall_seconds = time.perf_counter() - started
@@ -138,7 +142,7 @@ def simulate(
         parameters = {"policy": policies[0], **parameters, "seed": seed}
         report.write_text(render_run(trace.name, parameters, result, figures), encoding="utf-8")
     for cause, count in result.dropped.items():
-        warn(f"{count} jobs dropped ({cause}), {workload}; they count in no figure")
+        warn(f"{count} jobs dropped ({cause}), {workload}; the figures exclude them")
     if json:
         print(json_format.dumps(figures, indent=2))
     else:
@@ -151,18 +155,18 @@ def _compare_runs(
     report: Path | None,
     json: bool,
 ) -> None:
-    """Several policies, or one with several seeds."""
+    """Simulate several policies or seeds; print a comparison."""
     from metasched.experiments.comparison import compare
     from metasched.experiments.report import render_results
 
     workload, policies, *_, seeds = arguments
-    with _progress_bar("runs", len(policies) * len(seeds)) as progress:
+    with progress_bar("runs", len(policies) * len(seeds)) as progress:
         results = compare(*arguments, progress)
     if report is not None:
         page = render_results(Path(workload).name, parameters, results)
         report.write_text(page, encoding="utf-8")
     if json:
-        rows = [_result_row("", len(seeds), result) for result in results]
+        rows = [result_json("", len(seeds), result) for result in results]
         omitted = ("experiment", "setting", "published", "difference_percent")
         print(
             json_format.dumps(
@@ -173,109 +177,12 @@ def _compare_runs(
         return
     print_table(
         ("POLICY", "FIGURE", "MEAN", f"OVER {policies[0]}", f"MINUS {policies[0]}"),
-        [_table_row(result, False)[1:] for result in results],
+        [result_line(result, False)[1:] for result in results],
     )
-
-
-def _print_experiments(experiments: list[Any], json: bool) -> None:
-    if json:
-        print(
-            json_format.dumps(
-                [
-                    {
-                        "experiment": experiment.name,
-                        "about": experiment.about,
-                        "source": experiment.source,
-                        "runs": experiment.runs,
-                    }
-                    for experiment in experiments
-                ],
-                indent=2,
-            )
-        )
-        return
-    print_table(
-        ("EXPERIMENT", "RUNS", "ABOUT", "SOURCE"),
-        [
-            (experiment.name, experiment.runs, experiment.about, experiment.source)
-            for experiment in experiments
-        ],
-    )
-
-
-def _result_row(name: str, runs: int, result: Any) -> dict[str, Any]:
-    paired = result.paired
-    return {
-        "experiment": name,
-        "runs": runs,
-        "setting": result.row,
-        "policy": result.column,
-        "figure": result.figure,
-        "mean": result.mean,
-        "values": list(result.values),
-        "published": result.published,
-        "difference_percent": result.difference,
-        "over_baseline": result.ratio,
-        "minus_baseline": None if paired is None else paired[0],
-        "minus_baseline_95": paired[1] if paired and math.isfinite(paired[1]) else None,
-    }
-
-
-def _table_row(result: Any, published: bool) -> list[str]:
-    difference = ""
-    if result.paired is not None:
-        mean, half_width = result.paired
-        difference = f"{mean:+.4g}" + (
-            f" +- {round(half_width, 6):.2g}" if math.isfinite(half_width) else ""
-        )
-    if published:
-        reference = [
-            "" if result.published is None else f"{result.published:g}",
-            "" if result.difference is None else f"{result.difference:+.1f}%",
-        ]
-    else:
-        reference = ["" if result.ratio is None else f"{result.ratio:.2f}"]
-    return [
-        result.row,
-        result.column,
-        result.figure,
-        f"{result.mean:.4g}" if abs(result.mean) < 1e4 else f"{result.mean:.0f}",
-        *reference,
-        difference,
-    ]
-
-
-class ProgressCallback(Protocol):
-    def __call__(self, steps: int, /) -> None: ...
-
-
-@contextmanager
-def _progress_bar(label: str, total: int, every: int = 1) -> Iterator[ProgressCallback | None]:
-    """A progress bar on a terminal, nothing in a pipe; drawn again after `every` steps."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress
-
-    with Progress(
-        *Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)
-    ) as progress:
-        task = progress.add_task(label, total=total)
-        pending = 0
-
-        def advance(steps: int) -> None:
-            nonlocal pending
-            pending += steps
-            if pending >= every:
-                progress.advance(task, pending)
-                pending = 0
-
-        yield advance
-        progress.advance(task, pending)
 
 
 def _write_schedule(path: Path, schedule: Any) -> None:
+    """Write the schedule as CSV, in seconds from the origin of the trace."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(SCHEDULE_COLUMNS)
@@ -303,9 +210,7 @@ def _write_over_time(path: Path, schedule: Any) -> None:
         rows = csv.writer(file)
         rows.writerow(("cluster", *metrics.UsageSample._fields))
         for cluster_index, cluster in enumerate(schedule.clusters):
-            placements = [
-                placement for placement in schedule.jobs if placement.cluster == cluster_index
-            ]
+            placements = [job for job in schedule.jobs if job.cluster == cluster_index]
             for seconds, *state in metrics.usage_over_time(placements):
                 rows.writerow((cluster.name, f"{seconds:.15g}", *state))
 

@@ -14,10 +14,10 @@ from metasched.paths import daemon_socket
 
 
 def submit(options: Mapping[str, object], command: Sequence[str]) -> int:
-    """Hand in one job and print its id; with --wait, wait and return its own exit code."""
+    """Submit a job and print its id; with --wait, wait and return the exit code of the job."""
     submission, warnings = prepare_submission(options, command, environ=os.environ, now=time.time())
     if submission.strict and warnings:
-        raise InvalidSubmission(f"{warnings[0]}; mend it, or leave out --strict")
+        raise InvalidSubmission(f"{warnings[0]}; fix it, or leave out --strict")
     for message in warnings:
         warn(message)
     config = options.get("config")
@@ -31,11 +31,11 @@ def submit(options: Mapping[str, object], command: Sequence[str]) -> int:
     elif "parsable" in options and not submission.dry_run:
         print(answer["job"])
     else:
-        location = f"cluster {answer['cluster']}" if answer["cluster"] else "waiting with us"
+        location = f"cluster {answer['cluster']}" if answer["cluster"] else "queued in metasched"
         tasks = f" of {answer['tasks']} tasks" if answer.get("tasks") else ""
         message = f"Job {answer['job']}{tasks}:"
         if submission.dry_run:
-            message = "Nothing submitted; it would be"
+            message = "Dry run, nothing submitted. Outcome:"
         print(f"{message} priority {answer['priority']}, {location}")
         if answer.get("why"):
             from metasched.cli.explain import print_explanation

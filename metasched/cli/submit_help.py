@@ -1,4 +1,4 @@
-"""`submit` as Typer sees it, for `--help` and completion: from the table that argparse reads."""
+"""`submit` for Typer's help and completion, built from the options that argparse reads."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from metasched.client.options import OPTIONS
 
 
 def submit(**options: Any) -> int:
-    """Submit a job; prints its id.
+    """Submit a job and print its id.
 
-    The options stand before the script, what follows it is passed to it. They may also stand in
-    the script, in lines as `#MS --time 10m`; common #SBATCH lines are read too. The command
-    line wins over #MS, and #MS over #SBATCH.
+    Options precede the script; arguments after it are passed to the script. The script itself may
+    contain options, in lines as `#MS --time 10m`; common #SBATCH lines are read too. The command
+    line overrides #MS, and #MS overrides #SBATCH.
 
     \b
     Examples:
@@ -33,7 +33,7 @@ def submit(**options: Any) -> int:
 
 
 def _build_signature() -> inspect.Signature:
-    """What Typer is to know of `submit`: the same table that argparse reads."""
+    """Build the Typer signature of `submit` from `OPTIONS`."""
     keyword_only = inspect.Parameter.KEYWORD_ONLY
     parameters = [
         inspect.Parameter(

@@ -1,4 +1,4 @@
-"""The commands about tokens: token create, token list, token revoke."""
+"""The commands `token create`, `token list` and `token revoke`."""
 
 import json as json_format
 import os
@@ -13,7 +13,7 @@ from metasched.errors import UserError
 from metasched.units import ParseError, parse_duration
 
 token = typer.Typer(
-    help="""Tokens by which hosts without MUNGE know you.
+    help="""Manage tokens, which authenticate you on hosts without MUNGE.
 
     \b
     Examples:
@@ -28,16 +28,16 @@ token = typer.Typer(
 @token.command()
 def create(
     expires: Annotated[
-        str, typer.Option("--expires", metavar="DUR", help="How long it is good for.")
+        str, typer.Option("--expires", metavar="DUR", help="Lifetime of the token.")
     ] = "30-00:00:00",
     file: Annotated[
         Path | None,
-        typer.Option("--file", metavar="PATH", help="Write it there (0600) instead of printing."),
+        typer.Option("--file", metavar="PATH", help="Write the token to this file (0600) instead."),
     ] = None,
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Make a token. It is shown once: the daemon keeps a hash of it only.
+    """Create a token. It is shown only once: the daemon stores a hash of it.
 
     \b
     Examples:
@@ -53,7 +53,7 @@ def create(
         new_token = client.create_token(seconds)
         print(json_format.dumps(new_token) if json else new_token["token"])
         return
-    # made first, so that a token that cannot be kept is never made
+    # the file is created first: a token that cannot be stored is never created
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w", encoding="ascii") as target:
         try:
@@ -63,14 +63,14 @@ def create(
             raise
         target.write(f"{new_token.pop('token')}\n")
     message = (
-        f"Token {new_token['id']}, good until {format_time(new_token['expires'])}, is in {file}"
+        f"Token {new_token['id']} in {file} is valid until {format_time(new_token['expires'])}"
     )
     print(json_format.dumps(new_token) if json else message)
 
 
 @token.command(name="list")
 def list_tokens(json: JsonOption = False, config: ConfigOption = None) -> None:
-    """List your tokens; operators see everybody's.
+    """List your tokens; operators see all tokens.
 
     \b
     Examples:
@@ -96,7 +96,7 @@ def revoke(
     token_id: Annotated[int, typer.Argument(metavar="ID", show_default=False)],
     config: ConfigOption = None,
 ) -> None:
-    """Make a token worthless, at once.
+    """Revoke a token, with immediate effect.
 
     \b
     Examples:

@@ -226,7 +226,7 @@ def test_dry_run_tells_why(daemon: Fake, run: Run) -> None:
     daemon.answer("/jobs", accepted(job=None, why=why))
     done = run("submit", "--dry-run", "--wait", "--wrap", "x")
     assert (done.code, daemon.asked[0][3]["dry_run"]) == (0, True)
-    assert done.out.startswith("Nothing submitted; it would be priority 7, cluster left\n")
+    assert done.out.startswith("Dry run, nothing submitted. Outcome: priority 7, cluster left\n")
     assert ["deadline", "0.1235", "2"] in [line.split() for line in done.out.splitlines()]
     assert json.loads(run("submit", "--dry-run", "--json", "--wrap", "x").out)["why"] == why
 
@@ -699,7 +699,7 @@ def test_explain(daemon: Fake, run: Run) -> None:
     assert " ".join(lines[0]) == "Job 17_3 is queued, cluster_down, priority 7."
     assert " ".join(lines[1]) == "It waits with us."
     assert ["user", "7", "1"] in lines
-    assert ["left", "yes", "here", "120", "2"] in lines
+    assert ["left", "yes", "yes", "120", "2"] in lines
     assert "right no 2 cluster_down: no answer for 30 s" in [" ".join(line) for line in lines]
     assert json.loads(run("explain", "17_3", "--json").out) == answer
 
