@@ -1,4 +1,4 @@
-"""The command line and its client, against a daemon that answers what a test wants."""
+"""The command line and its client, against a fake daemon with prepared responses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from metasched.paths import (
 
 @dataclass
 class Fake:
-    """A daemon whose answers are set: by path, a list is used up to its last one."""
+    """A daemon with prepared responses by path; the last response of a list is repeated."""
 
     path: Path
     answers: dict[str, list[Any]] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         super().__init__(str(fake.path), _Handler)
 
     def get_request(self) -> tuple[Any, Any]:
-        # The handler wants an address to name in its log.
+        # the handler logs the address of the peer
         return super().get_request()[0], ("client", 0)
 
 
@@ -106,7 +106,7 @@ def daemon(home: Path) -> Iterator[Fake]:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No daemon, configuration or environment but the test's own."""
+    """An empty home without daemon, configuration or environment."""
     for name in ("METASCHED_CONFIG", "METASCHED_SOCKET", "_METASCHED_COMPLETE"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -129,7 +129,7 @@ Run = Callable[..., Done]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run `metasched` with these words, in this process."""
+    """Run `metasched` with these arguments in this process."""
 
     def run(*words: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["metasched", *words])
@@ -142,7 +142,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def started(*words: str, **options: Any) -> subprocess.Popen[bytes]:
-    """`metasched` as a process of its own."""
+    """Start `metasched` as a subprocess."""
     source = "import sys; from metasched.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", source, *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
@@ -176,7 +176,7 @@ def accepted(**more: object) -> dict[str, object]:
 # submit
 
 
-def test_submit_sends_what_the_daemon_reads(daemon: Fake, run: Run, home: Path) -> None:
+def test_submit_sends_a_complete_request(daemon: Fake, run: Run, home: Path) -> None:
     daemon.answer("/jobs", accepted())
     words = ("-n", "2", "-t", "10", "--native", "left:-x", "--export", "A=ü", "job.sh", "-n", "ü")
     (home / "job.sh").write_text("#!/bin/sh\n#MS --urgency 2\n")
@@ -193,7 +193,7 @@ def test_submit_sends_what_the_daemon_reads(daemon: Fake, run: Run, home: Path) 
     ("option", "out"),
     [("--json", '{"job": 17, "priority": 7, "cluster": null}\n'), ("--parsable", "17\n")],
 )
-def test_submit_for_programs(daemon: Fake, run: Run, option: str, out: str) -> None:
+def test_submit_output_for_programs(daemon: Fake, run: Run, option: str, out: str) -> None:
     daemon.answer("/jobs", accepted(cluster=None))
     assert run("submit", option, "--wrap", "x").out == out
 
@@ -218,7 +218,7 @@ def test_strict_refuses_warnings(daemon: Fake, run: Run, home: Path) -> None:
     assert daemon.asked == []
 
 
-def test_dry_run_tells_why(daemon: Fake, run: Run) -> None:
+def test_dry_run_explains_the_outcome(daemon: Fake, run: Run) -> None:
     why = {
         "parts": [{"heuristic": "deadline", "contribution": 0.123456, "weight": 2}],
         "clusters": [verdict("left", chosen=True), verdict("right", eligible=False)],
@@ -231,7 +231,7 @@ def test_dry_run_tells_why(daemon: Fake, run: Run) -> None:
     assert json.loads(run("submit", "--dry-run", "--json", "--wrap", "x").out)["why"] == why
 
 
-def test_submit_and_wait_gives_the_code_of_the_job(daemon: Fake, run: Run) -> None:
+def test_submit_wait_exits_with_the_code_of_the_job(daemon: Fake, run: Run) -> None:
     daemon.answer("/jobs", accepted())
     daemon.answer("/jobs/wait", [row()], [row(state="failed", exit_code=9)])
     done = run("submit", "--wait", "--parsable", "--wrap", "x")
@@ -239,7 +239,7 @@ def test_submit_and_wait_gives_the_code_of_the_job(daemon: Fake, run: Run) -> No
     assert [path for _, path, _, _ in daemon.asked] == ["/jobs", "/jobs/wait", "/jobs/wait"]
 
 
-def test_typer_reads_submit_as_argparse_does(
+def test_typer_and_argparse_agree_on_submit(
     daemon: Fake, run: Run, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     daemon.answer("/jobs", accepted())
@@ -318,7 +318,7 @@ def test_wrong_usage_is_one_line_and_exit_2(
 @pytest.mark.parametrize(
     ("status", "code"), [(400, 2), (422, 2), (403, 3), (404, 5), (409, 1), (503, 4), (500, 1)]
 )
-def test_the_daemons_refusals(daemon: Fake, run: Run, status: int, code: int) -> None:
+def test_exit_code_by_http_status(daemon: Fake, run: Run, status: int, code: int) -> None:
     daemon.answer("/jobs", (status, {"error": "what, where; what to do"}))
     for words in (["status"], ["submit", "--wrap", "x"]):
         done = run(*words)
@@ -326,7 +326,7 @@ def test_the_daemons_refusals(daemon: Fake, run: Run, status: int, code: int) ->
         assert done.err == "metasched: error: what, where; what to do\n"
 
 
-def test_a_refusal_without_words(daemon: Fake, run: Run) -> None:
+def test_an_error_response_without_a_message(daemon: Fake, run: Run) -> None:
     daemon.answer("/jobs", (502, ["?"]))
     done = run("status")
     assert (done.code, done.err.count("\n")) == (1, 1)
@@ -341,20 +341,20 @@ def test_no_daemon(run: Run) -> None:
         assert "start it with `metasched serve`" in done.err
 
 
-def test_a_socket_that_nobody_serves(home: Path) -> None:
+def test_a_socket_without_a_daemon(home: Path) -> None:
     (home / "file").touch()
     with pytest.raises(DaemonUnreachable, match="no daemon answers"):
         Client(home / "file").health()
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may connect to every socket")
-def test_a_socket_of_somebody_else(daemon: Fake) -> None:
+def test_a_socket_of_another_user(daemon: Fake) -> None:
     daemon.path.chmod(0)
     with pytest.raises(PermissionDenied, match="belongs to another user"):
         Client(daemon.path).health()
 
 
-def test_a_path_that_no_socket_can_have(daemon: Fake, run: Run) -> None:
+def test_a_path_too_long_for_a_socket(daemon: Fake, run: Run) -> None:
     os.environ["METASCHED_SOCKET"] = "/tmp/" + "x" * 103
     done = run("status")
     assert (done.code, done.err.count("\n")) == (4, 1)
@@ -376,7 +376,7 @@ def test_a_path_that_no_socket_can_have(daemon: Fake, run: Run) -> None:
         [1],
     ],
 )
-def test_an_answer_that_breaks_off(daemon: Fake, run: Run, answer: object) -> None:
+def test_an_incomplete_response(daemon: Fake, run: Run, answer: object) -> None:
     daemon.answer("/jobs", answer)
     for words in (["status"], ["submit", "--wrap", "x"]):
         done = run(*words)
@@ -385,13 +385,13 @@ def test_an_answer_that_breaks_off(daemon: Fake, run: Run, answer: object) -> No
         assert "Traceback" not in done.err
 
 
-def test_a_submission_that_breaks_off_may_have_been_taken(daemon: Fake, run: Run) -> None:
+def test_an_interrupted_submission_is_not_repeated(daemon: Fake, run: Run) -> None:
     daemon.answer("/jobs", b"")
     assert "check with `metasched status`" in run("submit", "--wrap", "x").err
-    assert len(daemon.asked) == 1  # never sent twice
+    assert len(daemon.asked) == 1  # not repeated
 
 
-def test_an_answer_that_does_not_come(daemon: Fake) -> None:
+def test_a_response_that_times_out(daemon: Fake) -> None:
     daemon.answer("/health", None)
     with pytest.raises(ResponseLost, match=r"no answer in 0\.1 s"):
         Client(daemon.path, timeout=0.1).health()
@@ -400,15 +400,15 @@ def test_an_answer_that_does_not_come(daemon: Fake) -> None:
 # Finding the daemon
 
 
-def test_places_follow_the_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_follow_the_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", "relative/paths/are/ignored")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert personal_data() == home / ".local/share/metasched"
     assert personal_socket() == home / ".local/state/metasched/metasched.sock"
 
 
-def test_who_names_the_daemon(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--config`, METASCHED_CONFIG, METASCHED_SOCKET, the personal configuration and place."""
+def test_precedence_of_daemon_addresses(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--config`, METASCHED_CONFIG, METASCHED_SOCKET, the personal configuration and path."""
 
     def config(name: str) -> str:
         path = home / f"{name}.toml"
@@ -427,9 +427,7 @@ def test_who_names_the_daemon(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert daemon_socket(config("by-option")) == Path("/by-option")
 
 
-def test_the_site_serves_those_without_a_daemon_of_their_own(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_site_daemon_is_the_fallback(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = home / "site.sock"
     monkeypatch.setattr("metasched.paths.site_socket", lambda: site)
     assert daemon_socket() == personal_socket()
@@ -449,7 +447,7 @@ def test_configurations_that_name_no_socket(home: Path, text: str) -> None:
         configured_socket(home / "bad.toml")
 
 
-def test_a_configuration_without_a_socket_means_the_usual_one(home: Path) -> None:
+def test_a_configuration_without_a_socket_means_the_default_socket(home: Path) -> None:
     (home / "a.toml").write_text("[policy]\nfile = 'p.toml'\n")
     assert configured_socket(home / "a.toml") == personal_socket()
 
@@ -473,7 +471,7 @@ def test_status_is_a_plain_uncut_table_in_a_pipe(daemon: Fake, run: Run) -> None
     assert json.loads(run("status", "--json").out) == rows
 
 
-def test_status_asks_for_what_is_wanted(daemon: Fake, run: Run) -> None:
+def test_status_sends_its_filters(daemon: Fake, run: Run) -> None:
     daemon.answer("/jobs", [])
     before = time.time()
     run("status", "17", "18_3", "--user", "a&b", "--state", "held,queued", "--all")
@@ -488,14 +486,14 @@ def test_status_asks_for_what_is_wanted(daemon: Fake, run: Run) -> None:
     assert float(daemon.asked[1][2]["since"][0]) == pytest.approx(before - 7200, abs=60)
 
 
-def test_nothing_in_a_table_moves_the_cursor(daemon: Fake, run: Run) -> None:
+def test_tables_contain_no_control_characters(daemon: Fake, run: Run) -> None:
     daemon.answer("/jobs", [row(reason="manager:\x1b[2J\nx")])
     done = run("status")
     assert "manager:?[2J?x" in done.out
     assert done.out.count("\n") == 2
 
 
-def test_what_a_terminal_cannot_show_is_no_error(daemon: Fake) -> None:
+def test_characters_outside_the_encoding_of_the_terminal(daemon: Fake) -> None:
     daemon.answer("/jobs", [row(name="ünï")])
     out, err = started("status", env={**os.environ, "PYTHONIOENCODING": "ascii"}).communicate()
     assert (b"\\xfcn\\xef" in out, err) == (True, b"")
@@ -514,7 +512,7 @@ def test_status_on_a_terminal(
     assert "ENDED" not in done.out
 
 
-def test_licences_with_the_windows_that_have_some(daemon: Fake, run: Run) -> None:
+def test_licences_with_reservations(daemon: Fake, run: Run) -> None:
     start, end = "2090-01-31T10:00:00+00:00", "2090-01-31T11:00:00+00:00"
     row = {"licence": "matlab", "total": 4, "ours": 1, "outside": 0, "free": 3, "waiting": 0}
     row |= {"rho": 0.0, "state": "ok"}
@@ -525,7 +523,7 @@ def test_licences_with_the_windows_that_have_some(daemon: Fake, run: Run) -> Non
     assert run("licences").out.splitlines()[-1].split()[:3] == ["7", "matlab", "2"]
 
 
-def test_a_reservation_for_somebody_else_is_asked_for_by_name(daemon: Fake, run: Run) -> None:
+def test_a_reservation_for_another_user(daemon: Fake, run: Run) -> None:
     times = {"start": "2090-01-31T10:00:00+00:00", "end": "2090-01-31T11:00:00+00:00"}
     where = {"cluster": "alpha", "nodes": 1, "processors": None, "starts": []}
     offer: dict[str, Any] = where | times
@@ -550,7 +548,7 @@ def test_reservations_on_a_terminal_are_shown_over_time(
         "end": "2090-01-31T11:00:00+00:00",
         "nodes": ["n1"],
         "cause": "asked for",
-    }  # as a daemon of an earlier release tells it
+    }  # as reported by a daemon of an earlier release
     daemon.answer("/reservations", [one])
     assert "7 alpha 4 ada" not in run("reservations").out
     daemon.answer("/reservations", [one | {"licences": {"matlab": 2, "ansys": 1}}])
@@ -563,7 +561,7 @@ def test_reservations_on_a_terminal_are_shown_over_time(
 
 
 @pytest.mark.parametrize("wish", ["cancel", "hold", "release"])
-def test_wishes(daemon: Fake, run: Run, wish: str) -> None:
+def test_actions(daemon: Fake, run: Run, wish: str) -> None:
     rows = [{"job": 17, "task": None, "was": "held", "state": "queued", "note": "soon"}]
     daemon.answer(f"/jobs/{wish}", {"jobs": rows})
     done = run(wish, "17", "18_3", "--state", "held")
@@ -620,7 +618,7 @@ def test_output_prints_the_bytes_of_the_file(daemon: Fake, home: Path) -> None:
     assert started("output", "17", "--error").communicate() == (b"oops", b"")
 
 
-def test_output_that_is_not_there(daemon: Fake, run: Run, home: Path) -> None:
+def test_missing_output(daemon: Fake, run: Run, home: Path) -> None:
     paths(daemon, home / "out")
     daemon.answer("/jobs", [row(state="pending")])
     done = run("output", "17")
@@ -642,7 +640,7 @@ def test_output_follows_until_the_job_has_ended(daemon: Fake, home: Path) -> Non
     with (home / "out").open("a") as file:
         file.write("two\n")
     assert process.stdout.readline() == b"two\n"
-    (home / "out").write_text("new\n")  # started again: shorter than what was read
+    (home / "out").write_text("new\n")  # restarted: shorter than the part already read
     assert process.stdout.readline() == b"new\n"
     with (home / "out").open("a") as file:
         file.write("last")
@@ -754,7 +752,7 @@ def test_help_of_submit_names_every_option(run: Run) -> None:
 def test_version(run: Run) -> None:
     told = run("--version").out
     assert told.startswith("metasched ")
-    assert "compiled" not in told  # the tree itself never is
+    assert "compiled" not in told  # the source tree is never compiled
 
 
 def test_completion_knows_commands_and_options() -> None:
@@ -776,7 +774,7 @@ def test_submit_imports_nothing_slow(daemon: Fake, home: Path) -> None:
     (home / "job.sh").write_text("#!/bin/sh\n#SBATCH -n 2\n#MS -t 10m\n")
     source = "import sys; from metasched.cli import main; main(); print(*sys.modules)"
     command = [sys.executable, "-c", source, "submit", "--parsable", "job.sh"]
-    # measuring coverage imports things of its own
+    # coverage imports modules itself
     environment = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")}
     done = subprocess.run(command, capture_output=True, check=True, text=True, env=environment)
     loaded = done.stdout.split()
@@ -810,7 +808,7 @@ def test_an_interrupt_is_quiet(daemon: Fake, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [["status"], ["output", "17"]])
-def test_a_reader_that_leaves_is_no_error(daemon: Fake, home: Path, words: list[str]) -> None:
+def test_a_closed_pipe_is_no_error(daemon: Fake, home: Path, words: list[str]) -> None:
     daemon.answer("/jobs", [row(i) for i in range(3000)])
     (home / "out").write_text("x\n" * 1_000_000)
     paths(daemon, home / "out")
@@ -824,7 +822,7 @@ def test_a_reader_that_leaves_is_no_error(daemon: Fake, home: Path, words: list[
         assert process.stderr.read() == b""
 
 
-def test_an_answer_that_cannot_be_written(daemon: Fake) -> None:
+def test_output_that_cannot_be_written(daemon: Fake) -> None:
     daemon.answer("/jobs", [row()])
     source = "import sys; from metasched.cli import main; sys.exit(main())"
     with open("/dev/full", "wb") as full:

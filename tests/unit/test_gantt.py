@@ -1,4 +1,4 @@
-"""Reservations over time, for a terminal and as a picture."""
+"""Gantt charts of reservations, for a terminal and as a picture."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def row(id: int, start: float, end: float, **more: Any) -> dict[str, Any]:
     return {**named, **times, **more}
 
 
-def test_bars_lie_where_their_windows_are() -> None:
+def test_bars_match_their_windows() -> None:
     rows = [
         row(2, 50, 100),
         row(1, -10, 50, state="active"),
@@ -43,12 +43,12 @@ def test_bars_lie_where_their_windows_are() -> None:
     assert max(map(len, lines)) == 56
 
 
-def test_nothing_to_show_and_no_room_are_no_chart() -> None:
+def test_no_chart_without_reservations_or_room() -> None:
     assert render_chart([row(1, 0, 10, state="ended")], NOW, 80) == []
     assert render_chart([row(1, 0, 10)], NOW, 30) == []
 
 
-def test_what_others_wrote_cannot_move_the_cursor() -> None:
+def test_labels_contain_no_control_characters() -> None:
     assert "\x1b" not in render_chart([row(1, 0, 10, user="\x1b[2J")], NOW, 80)[0]
 
 
@@ -57,7 +57,7 @@ def test_boxes_do_not_overlap_and_fill_gaps_from_below() -> None:
     assert [box[2:] for box in stack_boxes(rows)] == [(0, 4), (4, 2), (6, 5), (0, 1)]
 
 
-def test_words_of_narrow_boxes_do_not_cover_those_beside(
+def test_labels_of_narrow_boxes_are_rotated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures: list[Figure] = []
@@ -72,7 +72,7 @@ def test_words_of_narrow_boxes_do_not_cover_those_beside(
     assert not any(one.overlaps(other) for one, other in pairwise(boxes))
 
 
-def test_a_picture_of_open_ones_and_of_none(tmp_path: Path) -> None:
+def test_pictures_with_and_without_open_reservations(tmp_path: Path) -> None:
     for rows in ([row(1, 0, 10, user="$a$"), row(2, 5, 90, cluster="beta")], []):
         draw_picture(rows, tmp_path / "out.png")
         assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")

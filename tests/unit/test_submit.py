@@ -1,4 +1,4 @@
-"""What a submission means: words, scripts, directives, environment, and what is refused."""
+"""Submissions: values, scripts, directives, environment, refusals."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-def test_a_bare_duration_counts_what_the_option_says() -> None:
+def test_the_unit_of_a_bare_duration() -> None:
     assert parse_duration("10", bare_unit=60) == 600
     assert parse_duration("10s", bare_unit=60) == 10
 
@@ -73,7 +73,7 @@ def test_a_bare_duration_counts_what_the_option_says() -> None:
         *["9" * 30, "9" * 5000],
     ],
 )
-def test_durations_that_are_none(text: str) -> None:
+def test_invalid_durations(text: str) -> None:
     with pytest.raises(ParseError):
         parse_duration(text)
 
@@ -121,7 +121,7 @@ def test_moments_in_the_past(text: str, moment: float) -> None:
         *["12/31", "now-1hour", "0001-01-01", "9999-12-31", "+99999999d", "9" * 5000],
     ],
 )
-def test_moments_that_are_none(text: str) -> None:
+def test_invalid_moments(text: str) -> None:
     with pytest.raises(ParseError):
         parse_moment(text, NOON)
 
@@ -152,7 +152,7 @@ def utc(text: str) -> float:
     ],
 )
 @pytest.mark.usefixtures("berlin")
-def test_local_times_about_a_change_of_the_clock(now: str, text: str, moment: str) -> None:
+def test_local_times_near_a_clock_change(now: str, text: str, moment: str) -> None:
     assert parse_moment(text, utc(now)) == utc(moment)
 
 
@@ -174,7 +174,7 @@ def test_local_times_about_a_change_of_the_clock(now: str, text: str, moment: st
     ],
 )
 @pytest.mark.usefixtures("berlin")
-def test_a_local_time_that_is_none_or_two_is_refused_with_both_ways_to_write_it(
+def test_missing_and_ambiguous_local_times_are_refused_with_both_spellings(
     now: str, text: str, told: str, ways: tuple[str, str]
 ) -> None:
     with pytest.raises(ParseError) as refused:
@@ -197,7 +197,7 @@ def test_memory(text: str, mebibytes: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "G", "0", "0G", "-4G", "4X", "4 G G", "9" * 5000, "9999999T"])
-def test_memory_that_is_none(text: str) -> None:
+def test_invalid_memory(text: str) -> None:
     with pytest.raises(ParseError):
         parse_memory(text)
 
@@ -222,13 +222,13 @@ def test_generic_resources(text: str, counts: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     "text", ["", ",", "gpu:", ":2", "gpu:0", "gpu:a:b:2", "gpu:-1", "gpu:2(S:0)", "gpu:9999999999"]
 )
-def test_generic_resources_that_are_none(text: str) -> None:
+def test_invalid_generic_resources(text: str) -> None:
     with pytest.raises(ParseError):
         parse_gres(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "1k", "", "2147483648", "9" * 5000, "²"])
-def test_counts_that_are_none(text: str) -> None:
+def test_invalid_counts(text: str) -> None:
     with pytest.raises(ParseError):
         parse_count(text)
 
@@ -279,7 +279,7 @@ def test_a_wrapped_command() -> None:
     assert submission.jobs[0].name == "wrap"
 
 
-def test_equal_texts_have_equal_digests_and_others_have_not() -> None:
+def test_equal_texts_have_equal_digests() -> None:
     first, again, other = request("--wrap", "x"), request("--wrap", "x"), request("--wrap", "y")
     assert first.script == again.script != other.script
     assert first.environment == again.environment
@@ -391,7 +391,7 @@ def test_generic_resources_are_counted_per_node(
         ("--exclusive=user", "ignored explicit argument"),
     ],
 )
-def test_nonsense_is_refused_in_one_line(words: str, told: str) -> None:
+def test_invalid_options_are_refused_in_one_line(words: str, told: str) -> None:
     assert told in refused(*words.split(" "), "--wrap", "x")
 
 
@@ -403,12 +403,12 @@ def test_a_missing_value_is_named() -> None:
 @pytest.mark.parametrize(
     "name", ["a\nb", "a\tb", "\x1b[31m", "\x7f", "\x9b", "x" * 256, "", "\udcff"]
 )
-def test_names_that_are_refused(name: str) -> None:
+def test_refused_names(name: str) -> None:
     assert "--name; " in refused("--name", name, "--wrap", "x")
 
 
 @pytest.mark.parametrize("name", ['it\'s "q"', "日本語", "x" * 255, "a b", "-"])
-def test_names_that_are_kept(name: str) -> None:
+def test_accepted_names(name: str) -> None:
     assert request(f"--name={name}", "--wrap", "x").name == name
 
 
@@ -454,7 +454,7 @@ def test_scripts_that_cannot_be_read(tmp_path: Path) -> None:
     assert "a directory" in refused(str(tmp_path))
 
 
-def test_the_biggest_script_is_taken(tmp_path: Path) -> None:
+def test_the_largest_script_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "big.sh").write_text("#!/bin/sh\n".ljust(4 * 1024 * 1024, "#"))
     assert request("big.sh").name == "big.sh"
 
@@ -487,7 +487,7 @@ def test_sbatch_lines_are_understood() -> None:
     assert (job.requeue, job.held, job.exclusive) == (True, True, True)
 
 
-def test_later_lines_win_ours_over_sbatch_and_the_command_line_over_all() -> None:
+def test_precedence_of_directives_and_command_line() -> None:
     path = script(
         "#MS --time 2h --qos ours --name first",
         "#SBATCH -t 60 -q theirs -A theirs -n 2",
@@ -509,14 +509,14 @@ def test_later_lines_win_ours_over_sbatch_and_the_command_line_over_all() -> Non
         (["#SBATCH --mem=4G", "#MS --mem-per-cpu 1G"], "", {"memory": None}),
     ],
 )
-def test_an_option_takes_the_place_of_its_rivals(
+def test_an_option_replaces_exclusive_options(
     lines: list[str], words: str, expected: dict[str, object]
 ) -> None:
     job = request(*words.split(), script(*lines))
     assert {name: getattr(job, name) for name in expected} == expected
 
 
-def test_what_is_not_understood_is_named_in_one_warning() -> None:
+def test_unknown_directives_are_listed_in_one_warning() -> None:
     path = script(
         "#SBATCH --mail-type=END --mail-user a@b -n 2",
         "#SBATCH -w node1 --exclusive=user --nice",
@@ -546,19 +546,19 @@ def test_what_is_not_understood_is_named_in_one_warning() -> None:
         ([], "", None),
     ],
 )
-def test_arrays_in_every_managers_words(lines: list[str], words: str, array: str | None) -> None:
+def test_array_directives_of_every_manager(lines: list[str], words: str, array: str | None) -> None:
     submission, warnings = submitted(*words.split(), script(*lines))
     assert submission.jobs[0].array == array
     assert warnings == []
 
 
-def test_dependencies_travel_as_written() -> None:
+def test_dependencies_are_sent_as_written() -> None:
     job = request("-d", " afterok:12:13_4,singleton ", "--kill-on-invalid-dep", "yes", script())
     assert (job.dependency, job.kill_on_invalid_dep) == ("afterok:12:13_4,singleton", True)
     assert request(script("#SBATCH -d after:1+5?afterany:2")).dependency == "after:1+5?afterany:2"
 
 
-def test_a_range_of_nodes_is_its_least_with_a_warning() -> None:
+def test_a_range_of_nodes_means_its_minimum_with_a_warning() -> None:
     submission, warnings = submitted(script("#SBATCH -N 2-4"))
     assert submission.jobs[0].nodes == 2
     assert warnings == ["a range of nodes is not supported, --nodes, job.sh line 2: using 2"]
@@ -590,11 +590,11 @@ def test_a_range_of_nodes_is_its_least_with_a_warning() -> None:
         ("#MS --array 0-1000000", "more than 1000000 tasks"),
     ],
 )
-def test_directives_that_are_refused(line: str, told: str) -> None:
+def test_refused_directives(line: str, told: str) -> None:
     assert told in refused(script(line))
 
 
-def test_a_wrong_directive_that_is_overruled_is_no_error() -> None:
+def test_an_invalid_directive_that_is_overridden_is_no_error() -> None:
     assert request("-n", "2", script("#SBATCH -n two")).tasks == 2
 
 
@@ -631,7 +631,7 @@ def test_environment(export: str | None, kept: dict[str, str]) -> None:
     assert warnings == []
 
 
-def test_variables_that_cannot_travel_are_named_in_one_warning() -> None:
+def test_variables_that_are_not_text_are_listed_in_one_warning() -> None:
     environ = {"GOOD": "ü", "BAD": "\udcff", "\udcfe": "x"}
     submission, warnings = submitted("--wrap", "x", environ=environ)
     assert list(submission.environments.values()) == [{"GOOD": "ü"}]
@@ -651,7 +651,7 @@ def test_the_directory(tmp_path: Path) -> None:
     assert request("-D", "/", "--wrap", "x").directory == "/"
 
 
-def test_a_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -659,7 +659,7 @@ def test_a_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "the current directory" in refused("--wrap", "x")
 
 
-def test_strict_and_dry_run_travel() -> None:
+def test_strict_and_dry_run_are_sent() -> None:
     submission, _ = submitted("--strict", "--dry-run", "--wrap", "x")
     assert (submission.strict, submission.dry_run) == (True, True)
     submission, _ = submitted("--wrap", "x")
