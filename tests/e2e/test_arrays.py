@@ -36,7 +36,7 @@ def test_each_task_runs_once_and_writes_its_own_file(running: Site) -> None:
         told = f"{task} of 5 to 9, job {job}\n"
         assert (running.folder / f"metasched-{job}_{task}.out").read_text() == told
         assert running.run("output", f"{job}_{task}").stdout == told
-    assert f"name one, as {job}_1" in running.error("output", str(job), code=2)
+    assert f"name a task, as {job}_1" in running.error("output", str(job), code=2)
     # in a table, like tasks share a line
     assert lines(running.run("wait", str(job), code=4).stdout) == [
         [f"{job}_[1,3,7,9]", "completed", "0"],

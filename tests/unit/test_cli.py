@@ -319,11 +319,11 @@ def test_wrong_usage_is_one_line_and_exit_2(
     ("status", "code"), [(400, 2), (422, 2), (403, 3), (404, 5), (409, 1), (503, 4), (500, 1)]
 )
 def test_exit_code_by_http_status(daemon: Fake, run: Run, status: int, code: int) -> None:
-    daemon.answer("/jobs", (status, {"error": "what, where; what to do"}))
+    daemon.answer("/jobs", (status, {"error": "problem, place; remedy"}))
     for words in (["status"], ["submit", "--wrap", "x"]):
         done = run(*words)
         assert (done.code, done.out) == (code, "")
-        assert done.err == "metasched: error: what, where; what to do\n"
+        assert done.err == "metasched: error: problem, place; remedy\n"
 
 
 def test_an_error_response_without_a_message(daemon: Fake, run: Run) -> None:

@@ -152,7 +152,7 @@ def test_cells_tell_intervals_differences_and_what_was_published() -> None:
         (["--report", "nowhere/out.html"], "is in no folder"),
         (["--policy", "easy", "--policy", "easy"], "easy is named twice"),
         (["--policy", "easy", "--policy", "esy"], 'write "easy"'),
-        (["--runs", "2", "--plot", "out.png"], "no one schedule"),
+        (["--runs", "2", "--plot", "out.png"], "no single schedule"),
     ],
 )
 def test_wrong_usage_is_one_line(
