@@ -131,7 +131,7 @@ def _action_command(action: str, help: str) -> Callable[..., None]:
 
 cancel = _action_command(
     "cancel",
-    """Cancel jobs in any state.
+    """Cancel queued, pending or running jobs.
 
     \b
     Examples:
