@@ -1,9 +1,10 @@
-"""CARTS: how many processors of a cluster are free over time, under advance reservations.
+"""CARTS: free processors of a cluster over time, under advance reservations.
 
-`Carts` keeps amounts, so that processors can be chosen as late as a reservation's start (dynamic
-binding); `CartsSets` (CARTS-SR) keeps sets of processors, for managers that bind at creation.
-Source: Kurowski et al. 2011, sections 3.2 to 3.4. Its printed algorithms 1 and 2 do not work; this
-is their meaning. Times are seconds, integers or floats; a window is [start, end).
+`Carts` keeps amounts, so that processors can be chosen as late as the start of a reservation
+(dynamic binding); `CartsSets` (CARTS-SR) keeps sets of processors, for managers that bind at
+creation. Source: Kurowski et al. 2011, sections 3.2 to 3.4. Its printed algorithms 1 and 2 do not
+work; this implements their intention. Times are seconds, integers or floats; a window is
+[start, end).
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from operator import ge, lt
 
 from metasched.carts.tree import NODE_MAX, InnerNode, LeafNode, TreeNode, build_tree, last_start
 
-"""Entries of a node before it is split. Measured: 32 to 128 differ by less than a fifth."""
-"""Entries below which a node joins a neighbour that has room."""
+"""Entries above which a node is split. Measured: 32 to 128 differ by less than a fifth."""
+"""Entries below which a node is merged with a neighbour that has room."""
 GAP_LEVELS = 16
-"""Parts of the capacity for which longest gaps are remembered: a search for 90 of 128 processors
-passes over what has no gap for 88."""
+"""Steps of the capacity for which longest gaps are cached: a search for 90 of 128 processors skips
+nodes without a gap for 88."""
 
 _LINEAR_SEARCHES = 4
-"""Gaps looked at one by one before the longest gaps of nodes are asked for, which are dear to find
-the first time. Measured on 128 processors 60% booked: 12 take twice as long, 3 hardly less."""
+"""Gaps checked one by one before the longest gaps of nodes are used, which are costly to compute
+the first time. Measured on 128 processors, 60% booked: 12 take twice as long, 3 hardly less."""
 
 
 class Carts:
@@ -45,7 +46,7 @@ class Carts:
     """
 
     def __init__(self, capacity: int, origin: float = 0.0) -> None:
-        """`capacity` processors, all free from `origin` (seconds) on."""
+        """Start with `capacity` processors, all free from `origin` (seconds) on."""
         check_processors("capacity", capacity)
         self.capacity = capacity
         self._grain = max(1, capacity // GAP_LEVELS)
@@ -55,7 +56,7 @@ class Carts:
     def of(
         cls, capacity: int, reservations: Iterable[tuple[float, float, int]], origin: float = 0.0
     ) -> Carts:
-        """From (start, end, size) of all reservations at once, in O(n log n).
+        """Build from (start, end, size) of all reservations at once, in O(n log n).
 
         ValueError names the first time at which they do not fit.
         """
@@ -82,15 +83,15 @@ class Carts:
 
     @property
     def origin(self) -> float:
-        """The start of the first slot (seconds): nothing is known before it."""
+        """The start of the first slot (seconds); no time before it is represented."""
         return self._root.times[0]
 
     def slots(self) -> list[tuple[float, int]]:
-        """(start, free processors) of every slot in order; the last one has no end."""
+        """Return (start, free processors) of every slot in order; the last slot has no end."""
         return list(self._root.walk(0))
 
     def free(self, start: float, end: float) -> int:
-        """The least number of processors free at once in [start, end). ValueError as `reserve`."""
+        """Return the least processors free at once in [start, end). ValueError as `reserve`."""
         self._check_window(start, end, 1)
         return self._root.least(start, end)
 
@@ -104,9 +105,9 @@ class Carts:
         self._change(start, end, -size)
 
     def release(self, start: float, end: float, size: int) -> None:
-        """Give back what was taken. ValueError, and no change, if more would be free than exists.
+        """Give back processors. ValueError, and no change, if more would be free than exist.
 
-        What begins before the origin, because the past was pruned, is given back from there on.
+        The part before the origin is ignored: the past may have been pruned.
         """
         check_processors("size", size)
         start = max(check_time("start", start), self.origin)
@@ -123,22 +124,22 @@ class Carts:
     def earliest_start(
         self, size: int, duration: float, ready: float, deadline: float | None = None
     ) -> float | None:
-        """The first time from `ready` on at which `size` processors are free for `duration`.
+        """Return the first time from `ready` on with `size` processors free for `duration`.
 
-        None if there is none that ends by `deadline`, or if the cluster is smaller. ValueError if
-        size or duration is not positive. ARTS2 (Kurowski et al. 2011, Algorithm 2), but beginning
-        in the slot that contains `ready`, and ending with the last slot, which is unbounded.
+        None if no such time ends by `deadline`, or if the cluster is smaller. ValueError if size or
+        duration is not positive. ARTS2 (Kurowski et al. 2011, Algorithm 2), but beginning in the
+        slot that contains `ready`, and ending with the last slot, which is unbounded.
         """
         return next((first for first, _ in self._gaps(size, duration, ready, deadline)), None)
 
     def starts(
         self, size: int, duration: float, ready: float, deadline: float
     ) -> list[tuple[float, float]]:
-        """All possible starts as closed intervals (first, last); arguments as `earliest_start`."""
+        """Return all possible starts as closed intervals (first, last); see `earliest_start`."""
         return list(self._gaps(size, duration, ready, deadline))
 
     def prune(self, until: float) -> None:
-        """Forget what lies before `until`, which becomes the origin."""
+        """Forget everything before `until`, which becomes the origin."""
         if check_time("until", until) > self.origin:
             self._root.drop(until)
             self._shrink()
@@ -203,10 +204,6 @@ class Carts:
         assert all(a[0] < b[0] and a[1] != b[1] for a, b in pairwise(slots))
         assert all(0 <= free <= self.capacity for _, free in slots)
         assert slots[-1][1] == self.capacity
-
-
-# The tree below `Carts`: a B+ tree by time. An amount in a leaf is relative: the shifts on the way
-# down to it are added, so that a change of whole nodes is one addition.
 
 
 """Of the slots of a node: where the first with too few processors begins, the longest gap between

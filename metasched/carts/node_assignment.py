@@ -1,4 +1,4 @@
-"""Which nodes each of several reservations gets, so that all have theirs throughout. Pure."""
+"""Assignment of nodes to reservations, so that each has its nodes throughout. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from metasched.model.survey import Span
 
 @dataclass(frozen=True)
 class NodeDemand:
-    """A reservation that needs `size` nodes for [start, end).
-
-    It would rather keep those that it `has`, and can have none of those that it `leaves`.
-    """
+    """A reservation that needs `size` nodes for [start, end)."""
 
     id: int
     start: float
     end: float
     size: int
-    current: tuple[str, ...] = ()
-    excluded: tuple[str, ...] = ()
+    current: tuple[str, ...] = ()  # nodes to keep if possible
+    excluded: tuple[str, ...] = ()  # nodes not to use
 
 
 def assign_nodes(
@@ -30,15 +27,15 @@ def assign_nodes(
     demands: Iterable[NodeDemand],
     group: Callable[[str], str] = lambda node: "",
 ) -> dict[int, tuple[str, ...]] | None:
-    """Nodes for all needs, or None if none were found; `taken` says when each node is not free.
+    """Return nodes for all demands, or None if no assignment was found.
 
-    All nodes of one are of the same group.
-
-    First each keeps what it has, where that is still free; if this fails all are placed anew.
-    In order of their starts each takes, of the group of which it leaves the least, the nodes that
-    have been taken until the latest time and are wanted again the soonest (best fit). Where nothing
-    is taken in advance and there is one group this succeeds whenever the amounts allow it (Kurowski
-    et al. 2011, Proposition 1); else it may fail though an assignment exists.
+    `busy` lists the spans in which each node is not free. All nodes of a reservation are in the
+    same group. First each demand keeps those of its current nodes that are free; if this fails, all
+    are assigned anew. In order of their starts, each demand takes nodes from the group that is
+    left with the fewest: those that were busy until the latest time and are needed again the
+    soonest (best fit). With one group and no node busy in advance, this succeeds whenever the
+    amounts allow it (Kurowski et al. 2011, Proposition 1); else it may fail although an assignment
+    exists.
     """
     ordered = sorted(demands, key=lambda demand: (demand.start, demand.id))
     assignment = _assign_in_order(busy, ordered, group, keep_current=True)
@@ -86,7 +83,7 @@ def _assign_in_order(
 
 
 def _fit(spans: Sequence[Span], demand: NodeDemand) -> tuple[float, float] | None:
-    """How badly the window fits between what is taken: less is better; None: it does not."""
+    """Return the idle times around the window on a node, less is better; None: it is busy."""
     before, after = inf, inf
     for start, end in spans:
         if start < demand.end and demand.start < end:
@@ -101,10 +98,10 @@ def _fit(spans: Sequence[Span], demand: NodeDemand) -> tuple[float, float] | Non
 def move_order(
     current: Mapping[int, NodeDemand], target: Mapping[int, Collection[str]]
 ) -> list[int]:
-    """The order in which reservations move to their nodes, so that none needs one still taken.
+    """Return the order in which reservations move, so that each finds its nodes free.
 
-    `now` is where they are, by id. Where two would have to change places at once one of them goes
-    first all the same, and its manager will say no.
+    `current` is where they are, by id. If two would have to swap at once, one of them goes first
+    all the same, and its manager will reject it.
     """
     remaining, order = dict(target), []
     while remaining:
@@ -118,6 +115,7 @@ def move_order(
 def _blocked(
     id: int, targets: Mapping[int, Collection[str]], current: Mapping[int, NodeDemand]
 ) -> bool:
+    """Return whether a move needs nodes that another reservation still has."""
     demand = current[id]
     return any(
         other != id

@@ -1,7 +1,7 @@
-"""Which reservations of slots to move, and where to, so that another one fits. Pure.
+"""Relocation of reservations between pools of slots, so that another reservation fits. Pure.
 
-For managers that choose slots by themselves and never change them: what moves is made elsewhere
-before it is given up where it was, so that it has slots of both for a moment.
+For managers that choose slots themselves and never change them: a reservation is created in its new
+pool before it is deleted in the old, and has slots of both for a moment.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from metasched.carts.carts import Carts
 from metasched.carts.node_assignment import NodeDemand, assign_nodes, move_order
 from metasched.model.survey import Span
 
-NO_MOVE_BEFORE_START = (
-    30.0  # seconds before its start in which one is not moved any more for another
-)
-_MAX_WORK = 1_000_000  # slots looked at, once for each reservation placed: measured, 1.1 s
+NO_MOVE_BEFORE_START = 30.0  # seconds before its start in which a reservation is not moved
+_MAX_WORK = 1_000_000  # slots checked, per reservation assigned: measured, 1.1 s
 
-SlotCounts = Mapping[str, int]  # how many of each place
+SlotCounts = Mapping[str, int]  # by pool
 
 
 @dataclass(frozen=True)
 class SlotUse:
-    """So many slots that are taken for [start, end)."""
+    """Slots that are taken in [start, end), by pool."""
 
     start: float
     end: float
@@ -33,22 +31,20 @@ class SlotUse:
 
 @dataclass(frozen=True)
 class PoolMap:
-    """Places with so many slots each: `fixed` uses, and by id those that may move.
+    """Pools of slots with their uses: `fixed`, and by id those of reservations that may move."""
 
-    A reservation lies within one of the groups that `group` makes of the places.
-    """
-
-    slots: SlotCounts
+    slots: SlotCounts  # of each pool
     fixed: Sequence[SlotUse]
     movable: Mapping[int, SlotUse]
-    group: Callable[[str], str]
+    group: Callable[[str], str]  # maps a pool to its group; a reservation stays within one group
 
     def find_moves(self, new: NodeDemand) -> list[tuple[int, SlotCounts]] | None:
-        """Who is to move, one after the other, and what each has then; None: nothing was found.
+        """Return the moves that make room for `new`, in order, with the new slots of each.
 
-        Each slot is a node to `assigned`. At first one is moved alone, then more and more are
-        placed anew, by their starts, in the end all; so nothing is found only where that fails,
-        too, or where one needs what another leaves after it, or after too much of work.
+        None: no solution was found. Each slot is a node to `assign_nodes`. At first one reservation
+        moves alone, then growing prefixes in order of their starts are assigned anew, in the end
+        all. So a solution is missed only where that fails as well, where a reservation needs what
+        another leaves after it, or beyond the work limit.
         """
         work_left = _MAX_WORK
         table = _SlotTable(self)
@@ -72,7 +68,7 @@ class PoolMap:
 
 
 class _SlotTable:
-    """The slots of all places, told apart. Where more is taken than there is nothing is free."""
+    """The slots of all pools, numbered. A pool with more uses than slots has nothing free."""
 
     def __init__(self, pool_map: PoolMap) -> None:
         self._pool_map = pool_map
@@ -81,7 +77,7 @@ class _SlotTable:
             *((-1 - position, use) for position, use in enumerate(pool_map.fixed)),
         ]
         self._pool_of_slot: dict[str, str] = {}
-        self._busy: dict[str, list[Span]] = {}  # by what is fixed
+        self._busy: dict[str, list[Span]] = {}  # by fixed uses
         self._slots_of: dict[int, tuple[str, ...]] = dict.fromkeys(pool_map.movable, ())
         for pool, count in pool_map.slots.items():
             demands = [
@@ -107,7 +103,7 @@ class _SlotTable:
     def relocate(
         self, movers: Sequence[int], new: NodeDemand
     ) -> list[tuple[int, SlotCounts]] | None:
-        """What each of some would have, and in which order they would get it, beside `new`."""
+        """Return the new slots of each of `movers` beside `new`, in the order of their moves."""
         movable, group = self._pool_map.movable, self._pool_map.group
         busy = {slot: list(spans) for slot, spans in self._busy.items()}
         for id in movable.keys() - set(movers):
@@ -140,7 +136,9 @@ class _SlotTable:
         return [(id, Counter(self._pool_of_slot[slot] for slot in assignment[id])) for id in order]
 
     def is_feasible(self, moves: Sequence[tuple[int, SlotCounts]], new: NodeDemand) -> bool:
-        """Whether each finds its slots free while it still has the old, and `new` fits then."""
+        """Return whether each move finds free slots while it still has the old ones, and `new` fits
+        then.
+        """
         movable, fixed = self._pool_map.movable, self._pool_map.fixed
         divided_pools = set(self._pool_of_slot.values())
         free = {

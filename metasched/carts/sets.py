@@ -1,4 +1,4 @@
-"""CARTS of several resources searched together."""
+"""CARTS-SR: free sets of processors over time. Source: Kurowski et al. 2011, section 3.4."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from metasched.carts.carts import _does_not_fit, check_duration, check_processor
 
 
 class CartsSets:
-    """CARTS-SR: which processors (0, 1, ...) are free over time; bound when they are reserved.
+    """CARTS-SR: free processors (0, 1, ...) over time, chosen when they are reserved.
 
-    For managers that bind at creation, and as the baseline that `Carts` is compared with. A window
-    needs processors that are free through all of it, so some requests are refused that amounts
-    would admit (Kurowski et al. 2011, Proposition 1). `reserve` takes the lowest numbers, or the
-    `highest`. Each call takes O(slots).
+    For managers that bind at creation, and as the baseline for `Carts`. A window needs processors
+    that are free throughout, so some requests are refused that amounts would admit (Kurowski et al.
+    2011, Proposition 1). `reserve` takes the lowest numbers, or the `highest`. Each call takes
+    O(slots).
     """
 
     def __init__(self, processors: int, origin: float = 0.0) -> None:
@@ -25,15 +25,15 @@ class CartsSets:
         self._all = self._free[0]
 
     def slots(self) -> list[tuple[float, frozenset[int]]]:
-        """(start, free processors) of every slot in order; the last one has no end."""
+        """Return (start, free processors) of every slot in order; the last slot has no end."""
         return [(t, _processors_in(bits)) for t, bits in zip(self._times, self._free, strict=True)]
 
     def free(self, start: float, end: float) -> frozenset[int]:
-        """The processors that are free through all of [start, end)."""
+        """Return the processors that are free throughout [start, end)."""
         return _processors_in(self._common(start, end))
 
     def reserve(self, start: float, end: float, size: int, highest: bool = False) -> frozenset[int]:
-        """The `size` processors taken. ValueError, and no change, if no `size` of them are free."""
+        """Reserve and return `size` processors. ValueError, and no change, if they do not fit."""
         check_processors("size", size)
         common = self._common(start, end)
         if common.bit_count() < size:
@@ -43,7 +43,7 @@ class CartsSets:
         return taken
 
     def release(self, start: float, end: float, processors: Iterable[int]) -> None:
-        """Give back what was taken. ValueError, and no change, if one of them was free."""
+        """Give back processors. ValueError, and no change, if any of them was free."""
         returned = frozenset(processors)
         bits = sum(1 << processor for processor in returned)
         low, high = self._window(start, end)
@@ -54,7 +54,7 @@ class CartsSets:
     def earliest_start(
         self, size: int, duration: float, ready: float, deadline: float | None = None
     ) -> float | None:
-        """The first start from `ready` on with `size` processors free throughout, or None."""
+        """Return the first start from `ready` on with `size` processors throughout, or None."""
         check_processors("size", size)
         check_duration(duration)
         earliest = max(check_time("ready", ready), self.origin)

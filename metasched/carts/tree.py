@@ -1,4 +1,8 @@
-"""The balanced tree of slots under CARTS: inner nodes know what lies below them."""
+"""The tree below `Carts`: a B+ tree by time, with cached gaps.
+
+Amounts in a leaf are relative: the shifts on the way down to it are added, so that a change of
+whole nodes is one addition.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ NODE_MIN = NODE_MAX // 4
 
 
 class LeafNode:
-    """Slots: `times` and the `amounts` free from each on."""
+    """Slots: their start `times` and free `amounts`, relative to the shifts above."""
 
     __slots__ = ("amounts", "gaps", "times")
 
@@ -30,7 +34,7 @@ class LeafNode:
         return zip(self.times, (amount + shift for amount in self.amounts), strict=True)
 
     def amount_at(self, time: float, side: Bisection = bisect_right) -> int:
-        """The amount at `time`; with `bisect_left` the one just before it."""
+        """Return the amount at `time`; with `bisect_left`, just before it."""
         return self.amounts[side(self.times, time) - 1]
 
     def least(self, start: float, end: float) -> int:
@@ -38,7 +42,7 @@ class LeafNode:
         return min(self.amounts[max(bisect_right(times, start) - 1, 0) : bisect_left(times, end)])
 
     def first(self, time: float, limit: int, meets: LimitTest) -> float | None:
-        """The start of the first slot, from the one that contains `time`, that meets the limit."""
+        """Return the start of the first slot, from the slot at `time` on, that meets the limit."""
         amounts = self.amounts
         for index in range(max(bisect_right(self.times, time) - 1, 0), len(amounts)):
             if meets(amounts[index], limit):
@@ -48,11 +52,11 @@ class LeafNode:
     def find_gap(
         self, time: float, limit: int, duration: float, opened: float | None, grain: int
     ) -> tuple[bool, float | None]:
-        """Whether a gap of `limit` processors for `duration` closes here, and where it opened.
+        """Return whether a gap of `limit` processors for `duration` closes, and where it opened.
 
-        Looks from `time` on. `opened` tells since when the gap before this node is open. Without
-        success the second answer is where the gap at this node's end opened, if one is open. A
-        gap may have too few processors, by what `grain` rounds off, but none is passed over.
+        Searches from `time` on; `opened` is the start of a gap still open before this node. If no
+        gap closes, the second value is the start of the gap open at the node's end, or None. By the
+        rounding of `grain` a gap may have too few processors, but no gap is passed over.
         """
         times, amounts = self.times, self.amounts
         for index in range(max(bisect_right(times, time) - 1, 0), len(times)):
@@ -66,7 +70,7 @@ class LeafNode:
         return False, opened
 
     def summary(self, limit: int, grain: int) -> GapSummary:
-        """The gaps of `limit` processors, rounded down to whole grains; remembered."""
+        """Return the gaps of `limit` processors, rounded down to whole grains; cached."""
         level = limit // grain
         if level not in self.gaps:
             self.gaps[level] = self._summary(level * grain)
@@ -86,27 +90,27 @@ class LeafNode:
         return None if closes is None else (closes, longest, opened)
 
     def cut(self, time: float) -> None:
-        """Begin a slot at `time`, if none begins there."""
+        """Begin a slot at `time`, unless one begins there."""
         index = bisect_left(self.times, time)
         if index == len(self.times) or self.times[index] != time:
             self.times.insert(index, time)
             self.amounts.insert(index, self.amounts[index - 1])
 
     def add(self, start: float, end: float, amount: int) -> None:
-        """Add to all slots that begin in [start, end)."""
+        """Add `amount` to all slots that begin in [start, end)."""
         self.gaps.clear()
         amounts = self.amounts
         for index in range(bisect_left(self.times, start), bisect_left(self.times, end)):
             amounts[index] += amount
 
     def remove(self, time: float) -> None:
-        """Join the slot that begins at `time` to the one before it."""
+        """Merge the slot that begins at `time` into the slot before it."""
         self.gaps.clear()
         index = bisect_left(self.times, time)
         del self.times[index], self.amounts[index]
 
     def drop(self, until: float) -> None:
-        """Let the first slot begin at `until`; what lies before is dropped."""
+        """Drop everything before `until`, where the first slot then begins."""
         self.gaps.clear()
         index = bisect_right(self.times, until) - 1
         del self.times[:index], self.amounts[:index]
@@ -130,7 +134,7 @@ class LeafNode:
 
 
 class InnerNode:
-    """Nodes of one height: where each begins, its shift, and its bounds with that shift."""
+    """Nodes of equal height: the start, shift and bounds (with the shift) of each."""
 
     __slots__ = ("gaps", "high", "kids", "low", "shifts", "times")
 
@@ -176,7 +180,7 @@ class InnerNode:
         self, time: float, limit: int, duration: float, opened: float | None, grain: int
     ) -> tuple[bool, float | None]:
         first = max(bisect_right(self.times, time) - 1, 0)
-        if self.times[first] < time:  # the gaps of a kid say nothing of a part of it
+        if self.times[first] < time:  # a child's gaps say nothing of a part of it
             relative_limit = limit - self.shifts[first]
             closed, opened = self.kids[first].find_gap(
                 time, relative_limit, duration, opened, grain
@@ -208,7 +212,9 @@ class InnerNode:
         return False, opened
 
     def tails(self, limit: int, grain: int) -> list[GapSummary]:
-        """From each kid on, the gaps of `limit` processors to the end; otherwise as `summary`."""
+        """Return, for each child, the gaps of `limit` processors from there to the end; as
+        `summary`.
+        """
         level = limit // grain
         if level not in self.gaps:
             tails = [self._gaps(len(self.kids) - 1, level * grain, grain)]
@@ -308,7 +314,7 @@ class InnerNode:
         self.kids.insert(index, child)
         self.shifts.insert(index, shift)
         for column in (self.times, self.low, self.high):
-            column.insert(index, 0)  # until the refresh
+            column.insert(index, 0)  # until `_refresh`
         self._refresh(index)
 
     def _delete(self, index: int) -> None:
@@ -341,7 +347,7 @@ LimitTest = Callable[[int, int], bool]
 
 
 def build_tree(times: list[float], amounts: list[int]) -> TreeNode:
-    """The tree over slots in order, its nodes three quarters full."""
+    """Return a tree over slots in order, its nodes three quarters full."""
     width = NODE_MAX * 3 // 4
     level: list[TreeNode] = [
         LeafNode(times[at : at + width], amounts[at : at + width])
@@ -353,7 +359,7 @@ def build_tree(times: list[float], amounts: list[int]) -> TreeNode:
 
 
 def join_gaps(gaps: GapSummary, next_start: float, next_gaps: GapSummary) -> GapSummary:
-    """The gaps of some slots and of the rest, which begins at `begin`."""
+    """Return the gaps of two adjacent runs of slots, the second beginning at `next_start`."""
     if gaps is None:
         return next_gaps
     closes, longest, opened = gaps
@@ -366,9 +372,9 @@ def join_gaps(gaps: GapSummary, next_start: float, next_gaps: GapSummary) -> Gap
 def pass_over(
     gaps: GapSummary, start: float, opened: float | None, duration: float
 ) -> tuple[bool, float | None]:
-    """Whether no gap of that duration closes in slots that begin at `begin`.
+    """Return whether no gap of that duration closes in slots that begin at `start`.
 
-    `opened` tells since when one is open; the second answer, since when one is at their end.
+    `opened` is the start of a gap still open before; the second value, of the gap open at the end.
     """
     since = start if opened is None else opened
     if gaps is None:
@@ -378,12 +384,12 @@ def pass_over(
 
 
 def gap_length(opened: float, closes: float) -> float:
-    """Of a gap: an ulp more, since start + duration <= end may hold by rounding alone."""
+    """Return the length plus an ulp: start + duration <= end may hold by rounding alone."""
     return closes - opened + ulp(closes)
 
 
 def last_start(end: float, duration: float) -> float:
-    """The latest start that ends by `end`, in spite of rounding."""
+    """Return the latest start that ends by `end`, in spite of rounding."""
     last = end - duration
     while last + duration > end:
         last -= ulp(end)

@@ -90,7 +90,8 @@ class LicenceLeasing:
 
     def _describe_shortage(self, task: Task, shortage: LicenceStatus, now: float) -> str:
         requested, free = task.job.licences[shortage.licence], shortage.free or 0
-        window = self.licences.blocking_window(task.task_id, shortage.licence, now)
+        lookahead = self.licences.lookahead
+        window = lookahead.blocking_window(task.task_id, shortage.licence, now)
         if window is not None:
             free += shortage.reserved
             text = f"{requested} wanted, and {free} free, kept for reservation {window.id}"

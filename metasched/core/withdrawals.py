@@ -176,7 +176,7 @@ class Withdrawals:
         ]
         for task in sorted(waiting, key=lambda task: (task.queue_key, *task.task_id), reverse=True):
             if (
-                reservation_id := licences.delayed_reservation(task.task_id, freed, now)
+                reservation_id := licences.lookahead.delayed_reservation(task.task_id, freed, now)
             ) is not None:
                 cause = f"it has not started, and reservation {reservation_id} needs its licences"
                 if self._state_machine.recall(task, view, cause):

@@ -1,4 +1,4 @@
-"""What is known of floating licences: pools, counts, leases of tokens, how a licence stands. Pure.
+"""Floating licences: configured pools, counts, leases of tokens, status of a licence. Pure.
 
 Times are seconds since the epoch, durations seconds, amounts tokens (copies of a licence).
 """
@@ -15,7 +15,7 @@ import msgspec
 from metasched.model.stored_names import STORED_FIELDS
 
 LICENCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}")
-MAX_TOKENS = 1_000_000_000  # tokens: what every database holds, and more than any site has
+MAX_TOKENS = 1_000_000_000  # tokens: fits every database's integers
 
 
 def _check_amount(label: str, value: int) -> None:
@@ -30,22 +30,16 @@ def _check_duration(label: str, value: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LicencePool:
-    """All copies of one licence, as the site describes them.
-
-    `total` None: its server tells. `clusters` are those on which it can be used (none named: on
-    all). `headroom` copies are always left to others. What we gave back counts as in use for
-    `linger` seconds, or until its server has been asked since. `server` names where counts come
-    from; empty: `total` is the truth and nobody else uses it. A count older than `stale_after`
-    seconds is none: then nothing is free. ValueError if a name or a number makes no sense.
-    """
+    """All copies of one licence, as the site configures them. ValueError if a value is invalid."""
 
     name: str
-    total: int | None = None
-    clusters: tuple[str, ...] = ()
-    headroom: int = 0
+    total: int | None = None  # None: its server reports it
+    clusters: tuple[str, ...] = ()  # on which it can be used; empty: all
+    headroom: int = 0  # copies that metasched never leases
+    # seconds for which returned tokens count as in use, unless the server is queried
     linger: float = 0.0
-    server: str = ""
-    stale_after: float = 300.0
+    server: str = ""  # source of counts; empty: `total` is exact and nobody else uses the licence
+    stale_after: float = 300.0  # seconds after which a count is ignored, and nothing is free
 
     def __post_init__(self) -> None:
         if not LICENCE_NAME.fullmatch(self.name):
@@ -64,16 +58,15 @@ class LicencePool:
 
 @dataclass(frozen=True)
 class LicenceCount:
-    """What a server, or a cluster's manager, told of one licence when asked at `observed`.
+    """The use of one licence as a server, or a cluster's manager, reported it.
 
-    `total` None: it does not say how many there are. `outside` are in use and not ours.
-    ValueError if a number makes no sense.
+    ValueError if a number is invalid.
     """
 
     name: str
-    total: int | None
-    outside: int
-    observed: float
+    total: int | None  # None: not reported
+    outside: int  # tokens in use, but not leased by metasched
+    observed: float  # when it was queried
 
     def __post_init__(self) -> None:
         if self.total is not None:
@@ -83,37 +76,39 @@ class LicenceCount:
             raise ValueError(f"licence {self.name} was observed at {self.observed}; give a time")
 
     def adjusted_for_clock(self, shift: float) -> LicenceCount:
-        """The same told no later, after the clock was set: perhaps it is older than it seems."""
+        """Return the count after the clock was set forward by `shift` seconds.
+
+        It is never dated later: it may be older than it seems.
+        """
         return replace(self, observed=self.observed + min(shift, 0.0))
 
 
 @dataclass(frozen=True)
 class Lease:
-    """The tokens that an attempt of a task has taken, by licence.
-
-    `forced`: its task has them already, so that it has them whatever is left.
-    """
+    """The tokens leased to an attempt of a task, by licence."""
 
     job: int
     index: int
     attempt: int
     tokens: Mapping[str, int]
     since: float
+    # its task has the tokens already, even beyond the total
     forced: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
 class ReturnedLease:
-    """A lease that has ended, and why. Until `lingers` its tokens count as in use, by licence."""
+    """A lease that has ended."""
 
     lease: Lease
     until: float
     reason: str
+    # when its tokens stop counting as in use, by licence
     lingering_until: Mapping[str, float] = field(default_factory=dict)
 
 
 class LingeringTokens(msgspec.Struct, rename=STORED_FIELDS["LingeringTokens"], frozen=True):
-    """Tokens that were given back, and count as in use for some time."""
+    """Returned tokens that still count as in use for some time."""
 
     licence: str
     count: int
@@ -123,30 +118,24 @@ class LingeringTokens(msgspec.Struct, rename=STORED_FIELDS["LingeringTokens"], f
 
 @dataclass(frozen=True)
 class LicenceStatus:
-    """How many tokens of a licence there are, and whose they are.
-
-    `total` None: nobody has said yet. `free` is what may be taken now, below 0 if more is in use
-    than there is; None: not known, and `word` says why. `waiting` are wanted by the `asking` tasks
-    in line. `chosen` is the total that an operator has set, `past_us` the part of `outside` that
-    the managers of clusters have given to others, by cluster. `reserved` are kept for windows that
-    have begun.
-    """
+    """How many tokens of a licence there are, and who has them."""
 
     licence: str
-    total: int | None
-    leased_tokens: int
-    outside: int
-    lingering: int
-    free: int | None
-    waiting_tokens: int
-    unknown_reason: str
-    observed: float | None
-    operator_total: int | None
-    requests: int = 0
+    total: int | None  # None: unknown
+    leased_tokens: int  # by tasks of metasched
+    outside: int  # in use outside metasched
+    lingering: int  # returned, but counted as in use
+    free: int | None  # may be leased now; negative: over-committed; None: unknown
+    waiting_tokens: int  # requested by queued tasks
+    unknown_reason: str  # why `free` is None; else empty
+    observed: float | None  # when the figures were observed
+    operator_total: int | None  # total set by an operator
+    requests: int = 0  # queued tasks that request some
+    # part of `outside`, by cluster, as managers report
     used_outside: Mapping[str, LicenceCount] = field(default_factory=dict)
-    reserved: int = 0
+    reserved: int = 0  # kept for windows that have begun
 
     @property
     def rho(self) -> float | None:
-        """Tasks in line per copy (Pasquali 2008, §3.2.1); above 1 the licence is critical."""
+        """Queued tasks per copy (Pasquali 2008, §3.2.1); above 1 the licence is critical."""
         return self.requests / self.total if self.total else None

@@ -1,6 +1,7 @@
-"""The life of an advance reservation: its states, what it is, what a manager tells. Pure.
+"""Advance reservations: the reservation, its states and transitions. Pure.
 
-Times are seconds since the epoch, sizes count what the cluster promises: nodes, or processors.
+Times are seconds since the epoch. Sizes count the unit that the cluster reserves: nodes or
+processors.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from metasched.model.stored_names import STORED_FIELDS
 
 
 class ReservationState(StrEnum):
-    """Where a reservation is."""
+    """The state of a reservation."""
 
-    REQUESTED = "requested"  # stored, and its nodes are kept for it; its manager has not answered
-    CONFIRMED = "confirmed"  # promised; its manager is told later, or again since it has lost it
-    BOUND = "bound"  # its manager keeps the nodes
+    REQUESTED = "requested"  # stored, nodes assigned; the manager has not answered
+    CONFIRMED = "confirmed"  # granted; to be bound later, or again after the manager lost it
+    BOUND = "bound"  # the manager has reserved the nodes
     ACTIVE = "active"  # its window has begun
     ENDED = "ended"
     CANCELLED = "cancelled"
-    BROKEN = "broken"  # it could not be kept
+    BROKEN = "broken"  # could not be kept
 
 
 class ReservationTransition(StrEnum):
-    """What can happen to a reservation, with whose word we have for it."""
+    """Events in the life of a reservation, with their source."""
 
-    BIND = "bind"  # manager: it keeps the nodes
-    LOSE = "lose"  # manager: it does not know it any more
-    BEGIN = "begin"  # the clock
-    END = "end"  # the clock
+    BIND = "bind"  # manager: has reserved the nodes
+    LOSE = "lose"  # manager: does not know it any more
+    BEGIN = "begin"  # clock
+    END = "end"  # clock
     CANCEL = "cancel"  # owner
-    BREAK = "break"  # we: it cannot be kept
+    BREAK = "break"  # metasched: cannot be kept
 
 
 OPEN_STATES = frozenset(
@@ -60,36 +61,27 @@ TRANSITIONS: dict[tuple[ReservationState, ReservationTransition], ReservationSta
 
 
 class Reservation(msgspec.Struct, rename=STORED_FIELDS["Reservation"], frozen=True, kw_only=True):
-    """`size` nodes (`cpus` processors together) of a cluster for its owner, in [start, end).
-
-    `nodes` are those that it is to have, `placed` those that its manager has said to keep; none
-    where the manager promises processors and chooses them by itself (`Pool`). While
-    it is `held` its manager may know it, whatever became of it. `tries` counts refusals since it
-    was last bound; `offers` are windows that were possible when it broke. What still runs in it at
-    its end is killed, after `let_run` seconds more: as long nobody else is promised its nodes.
-    `licences` are kept for its jobs besides, by name. `mail` is where its owner is told that it
-    broke; "": by the owner's name.
-    """
+    """`size` nodes (`cpus` processors in all) of a cluster for its owner in [start, end)."""
 
     id: int
     user: str
     cluster: str
     start: float
     end: float
-    size: int
-    cpus: int
-    created: float
-    nodes: tuple[str, ...]
+    size: int  # nodes, or units of a pool
+    cpus: int  # processors in all
+    created: float  # when it was requested
+    nodes: tuple[str, ...]  # assigned nodes; empty where the manager chooses
     state: ReservationState = ReservationState.REQUESTED
     cause: str = ""
-    bound_nodes: tuple[str, ...] = ()
-    known_to_manager: bool = True
-    rejections: int = 0
-    closed: float | None = None
-    offers: tuple[Offer, ...] = ()
-    let_run: float = 0.0
-    licences: Mapping[str, int] = msgspec.field(default_factory=dict)
-    mail: str = ""
+    bound_nodes: tuple[str, ...] = ()  # confirmed by the manager
+    known_to_manager: bool = True  # whether the manager may have it, in any state
+    rejections: int = 0  # by its manager since it was last bound
+    closed: float | None = None  # when it ended
+    offers: tuple[Offer, ...] = ()  # windows that were possible when it broke
+    let_run: float = 0.0  # seconds that jobs may run past `end`; its nodes stay reserved
+    licences: Mapping[str, int] = msgspec.field(default_factory=dict)  # kept for its jobs, by name
+    mail: str = ""  # address for the notice that it broke; "": the user name
 
     @property
     def until(self) -> float:
@@ -98,7 +90,7 @@ class Reservation(msgspec.Struct, rename=STORED_FIELDS["Reservation"], frozen=Tr
 
 
 class IllegalReservationTransition(Exception):
-    """Something that cannot happen to a reservation in its state: a defect of ours."""
+    """The transition table has no entry for this state and transition: a bug in metasched."""
 
     def __init__(self, reservation: Reservation, transition: ReservationTransition) -> None:
         super().__init__(
@@ -107,7 +99,7 @@ class IllegalReservationTransition(Exception):
 
 
 def next_state(reservation: Reservation, transition: ReservationTransition) -> ReservationState:
-    """The state after a turn. IllegalTurn if the table has none."""
+    """Return the state after a transition; IllegalReservationTransition if the table has none."""
     try:
         return TRANSITIONS[reservation.state, transition]
     except KeyError:
@@ -115,21 +107,21 @@ def next_state(reservation: Reservation, transition: ReservationTransition) -> R
 
 
 def manager_name(instance: str, id: int) -> str:
-    """By which a manager knows it: `ms-<instance>-r<id>`."""
+    """Return the name of a reservation at its manager: `ms-<instance>-r<id>`."""
     return f"ms-{instance}-r{id}"
 
 
 def reservation_id(name: str, instance: str) -> int | None:
-    """The id in a name if the reservation is this instance's, else None."""
+    """Return the id in a manager's name of a reservation of this instance, else None."""
     prefix = f"ms-{instance}-r"
     number = name.removeprefix(prefix)
     return int(number) if name.startswith(prefix) and number.isdecimal() else None
 
 
-# What a manager tells.
+# What a manager reports.
 
 
-# What the core is told.
+# Events.
 
 
-# What is to be done.
+# Actions.

@@ -1,7 +1,7 @@
-"""Requests for advance reservations and what one cluster can promise of them: pure, over `Carts`.
+"""Requests for advance reservations, and the offers of one cluster: pure, over `Carts`.
 
-Source: Kurowski et al. 2011, section 4.4.1. Times are seconds, sizes are processors or
-nodes, whichever unit the cluster's `Carts` counts.
+Source: Kurowski et al. 2011, section 4.4.1. Times are seconds, sizes count processors or nodes,
+whichever unit the cluster's `Carts` counts.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from metasched.model.stored_names import STORED_FIELDS
 
 
 class ReservationRequest(msgspec.Struct, rename=STORED_FIELDS["ReservationRequest"], frozen=True):
-    """`least` to `most` processors for `shortest` to `longest` seconds in [ready, deadline].
+    """Sizes and durations requested within [ready, deadline].
 
-    The four kinds of the source are its special cases, and are made by the four class methods.
-    ValueError if it can never be met, or if both the size and the duration are open.
+    The four kinds of the source are special cases, made by the four class methods. ValueError if
+    the request can never be met, or if both the size and the duration are ranges.
     """
 
     ready: float
     deadline: float
-    min_size: int
+    min_size: int  # processors or nodes
     max_size: int
-    min_duration: float
+    min_duration: float  # seconds
     max_duration: float
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class ReservationRequest(msgspec.Struct, rename=STORED_FIELDS["ReservationReques
 
     @classmethod
     def fixed(cls, size: int, start: float, end: float) -> ReservationRequest:
-        """That size for that window, or nothing."""
+        """Request that size for exactly that window."""
         duration = end - start
         while start + duration > end:  # by rounding
             duration = nextafter(duration, 0.0)
@@ -66,39 +66,36 @@ class ReservationRequest(msgspec.Struct, rename=STORED_FIELDS["ReservationReques
     def flexible(
         cls, size: int, duration: float, ready: float, deadline: float
     ) -> ReservationRequest:
-        """As soon as possible within [ready, deadline]."""
+        """Request the earliest window within [ready, deadline]."""
         return cls(ready, deadline, size, size, duration, duration)
 
     @classmethod
     def best_size(
         cls, min_size: int, max_size: int, duration: float, ready: float, deadline: float
     ) -> ReservationRequest:
-        """Best effort per size: as many as there are, then as soon as possible."""
+        """Request the largest size, then the earliest window (best effort per size)."""
         return cls(ready, deadline, min_size, max_size, duration, duration)
 
     @classmethod
     def best_time(
         cls, size: int, min_duration: float, max_duration: float, ready: float, deadline: float
     ) -> ReservationRequest:
-        """Best effort per time: for as long as possible, then as soon as possible."""
+        """Request the longest duration, then the earliest window (best effort per time)."""
         return cls(ready, deadline, size, size, min_duration, max_duration)
 
 
 @dataclass(frozen=True)
 class ReservationQuota:
-    """What a user may reserve: until `horizon` seconds from now, `longest` seconds each.
+    """Limits on the reservations of one user."""
 
-    `most` processors (or nodes, as they are asked for) in all that are open at a time; None: all.
-    What still runs at the end may go on for `let_run` seconds.
-    """
-
-    horizon: float = 365 * 86400.0
-    max_duration: float = 30 * 86400.0
+    horizon: float = 365 * 86400.0  # seconds from now, by which it must end
+    max_duration: float = 30 * 86400.0  # seconds
+    # processors (or nodes, as requested) of all open reservations; None: unlimited
     max_size: int | None = None
-    let_run: float = 0.0
+    let_run: float = 0.0  # seconds that jobs may run past the end
 
     def refusal(self, size: int, reserved: int) -> str | None:
-        """Why `size` more are too many beside the `others` that the user has, or None."""
+        """Return why `size` beside `reserved` units exceeds the quota; None: it does not."""
         if self.max_size is None or size + reserved <= self.max_size:
             return None
         return f"{size} more, beside {reserved}, exceed the {self.max_size} that you may reserve"
@@ -106,17 +103,14 @@ class ReservationQuota:
 
 @dataclass(frozen=True)
 class Offer:
-    """`size` processors in [start, end).
-
-    `cluster` is said of those that are told instead of one on another cluster.
-    """
+    """A possible window: `size` units in [start, end)."""
 
     start: float
     end: float
     size: int
-    cluster: str = ""
+    cluster: str = ""  # set if it differs from that of the broken reservation
 
     @property
     def rank(self) -> tuple[int, float, float]:
-        """Less is better: the larger, then the longer, then the earlier."""
+        """Sort key, smallest first: the larger, then the longer, then the earlier."""
         return (-self.size, self.start - self.end, self.start)

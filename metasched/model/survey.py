@@ -1,4 +1,7 @@
-"""What a manager lists about nodes over time and its reservations."""
+"""What a manager reports about its nodes over time and about its reservations. Pure.
+
+Times are seconds since the epoch.
+"""
 
 from __future__ import annotations
 
@@ -14,69 +17,62 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True)
 class NodeUsage:
-    """Nodes that are alike: `cpus` of each, whether they are `up`, when they are taken.
-
-    `spans` are others' reservations, and jobs until their limits; they may overlap.
-    """
+    """Nodes with the same processors, state and use."""
 
     nodes: tuple[str, ...]
-    cpus: int
+    cpus: int  # of each node
     up: bool
-    spans: tuple[Span, ...] = ()
+    spans: tuple[Span, ...] = ()  # others' reservations, jobs until their limits; may overlap
 
 
 @dataclass(frozen=True)
 class ProcessorPool:
-    """`size` units on nodes that are up, over all of which one reservation may spread.
+    """Units (processors or cores) over which one reservation may spread."""
 
-    A unit is a processor, or a core that has several (`cpus`). `uses` are what takes some of them:
-    start, end, units. They are reservations, also those of this instance, and jobs in none until
-    their limits; they may overlap.
-    """
-
-    nodes: tuple[str, ...]
-    size: int
+    nodes: tuple[str, ...]  # all are up
+    size: int  # units
+    # start, end, units; reservations (also metasched's), and jobs in none until their limits; may
+    # overlap
     uses: tuple[tuple[float, float, int], ...] = ()
-    cpus: int = 1
+    cpus: int = 1  # processors per unit
 
 
 @dataclass(frozen=True)
 class ManagerReservation:
-    """A reservation of this instance as its manager keeps it; `size` is told of those in pools."""
+    """A reservation of this instance as its manager reports it."""
 
     name: str
     start: float
     end: float
     nodes: tuple[str, ...]
-    size: int | None = None
+    size: int | None = None  # reported for pools only
 
 
 class Survey(msgspec.Struct, rename=STORED_FIELDS["Survey"], frozen=True):
-    """What a manager tells of its nodes over time, begun at `taken`.
+    """Use of a cluster's nodes over time as its manager reports it.
 
-    One that promises processors and chooses the nodes by itself tells of `pools`, and no `nodes`.
-    Jobs may hold theirs for `guard` seconds after their limits, and are counted so in pools; None:
-    it does not tell.
+    A manager that reserves processors and chooses the nodes itself reports `pools` and no `nodes`.
     """
 
-    observed: float
+    observed: float  # when it was begun
     nodes: tuple[NodeUsage, ...]
     reservations: tuple[ManagerReservation, ...] = ()
     pools: tuple[ProcessorPool, ...] = ()
+    # seconds for which jobs may outlast their limits, included in `pools`; None: not reported
     guard: float | None = None
 
     @property
     def usable_nodes(self) -> frozenset[str]:
-        """The nodes that can be used."""
+        """The nodes that are up."""
         groups = [use.nodes for use in self.nodes if use.up] + [pool.nodes for pool in self.pools]
         return frozenset(node for group in groups for node in group)
 
 
 @dataclass(frozen=True)
 class ReservationSpec:
-    """What a manager is to keep for a user: exactly these nodes, or `size` units of a pool.
+    """A reservation to create at a manager: exactly `nodes`, or `size` units of a pool.
 
-    With it go those `licences`, in its own names, that it can reserve. At `end` it kills what runs.
+    The manager kills what runs in it at `end`.
     """
 
     name: str
@@ -84,5 +80,6 @@ class ReservationSpec:
     start: float
     end: float
     nodes: tuple[str, ...]
-    size: int = 0
+    size: int = 0  # units of a pool
+    # in the manager's names; only those that it can reserve
     licences: Mapping[str, int] = field(default_factory=dict)

@@ -15,8 +15,8 @@ from statistics import fmean
 
 import pytest
 
-from metasched.core.licences.pool import TaskId
 from metasched.core.licences.queue import LicenceQueue
+from metasched.core.tasks import TaskId
 from metasched.model.licence import Lease, LicencePool
 
 TOTAL, JOBS, LOAD, DRAWS = 4, 400, 0.95, 12

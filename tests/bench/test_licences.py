@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import select
 
 from metasched.core.events import Outcome
-from metasched.core.licences.pool import TaskId
 from metasched.core.licences.queue import LicenceQueue
+from metasched.core.tasks import TaskId
 from metasched.db import leases
 from metasched.db.backends import database_from_url
 from metasched.db.schema import licence

@@ -63,8 +63,8 @@ def standing(site: Site) -> dict[str, dict[str, Any]]:
     [
         (["-L", "matlb"], 3, "no licence 'matlb' is known; did you mean matlab?"),
         (["-L", "MATLAB:2,gauss"], 3, "no licence 'MATLAB' is known"),
-        (["-L", "matlab,ansys:3"], 3, "3 of licence ansys, there are 2; ask for 2 at the most"),
-        (["-L", "matlab:2147483647"], 3, "2147483647 of licence matlab, which nobody has"),
+        (["-L", "matlab,ansys:3"], 3, "3 of licence ansys, there are 2; ask for at most 2"),
+        (["-L", "matlab:2147483647"], 3, "2147483647 of licence matlab, the maximum is"),
         (["-L", "remote:3"], 3, "3 of licence remote, there are 2"),
         (["-L", "ansys", "--cluster", "right"], 3, "licence ansys cannot be used there"),
         (["-L", "matlab:0"], 2, '"0" is no number from 1'),

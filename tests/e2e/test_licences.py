@@ -171,7 +171,7 @@ def test_what_is_told_of_licences(licensed: Site) -> None:
     assert (note["released"], note["note"]) == ({}, "it has no licences")
     for words, what in (
         (["-L", "matlb"], "no licence 'matlb' is known; did you mean matlab?"),
-        (["-L", "matlab:5"], "5 of licence matlab, there are 4; ask for 4 at the most"),
+        (["-L", "matlab:5"], "5 of licence matlab, there are 4; ask for at most 4"),
         (["-L", "ansys", "--cluster", "right"], "licence ansys cannot be used there"),
     ):
         assert what in licensed.error("submit", *words, "--wrap", "true", code=3)

@@ -127,7 +127,7 @@ def test_licences_are_kept_for_the_window_over_a_death_and_free_after_it(
     hour = ("--size", "1", "--start", "+25s", "--duration", "1h")
     told = site.error("reserve", *hour, "--licence", "matlap:1", code=3)
     assert told == "no licence 'matlap' is known; did you mean matlab?"
-    assert "ask for 2 at the most" in site.error("reserve", *hour, "-L", "matlab:3", code=3)
+    assert "ask for at most 2" in site.error("reserve", *hour, "-L", "matlab:3", code=3)
     made = reserve(site, *hour, "--licence", "matlab:2")
     assert made["licences"] == {"matlab": 2}
     id = str(made["reservation"])

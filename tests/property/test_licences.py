@@ -18,9 +18,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from metasched.core.licences.pool import TaskId
 from metasched.core.licences.queue import LicenceQueue
 from metasched.core.licences.windows import TokenWindow
+from metasched.core.tasks import TaskId
 from metasched.model.licence import Lease, LicencePool
 
 NAMES = ("a", "b", "c")
@@ -92,7 +92,7 @@ class Line(RuleBasedStateMachine):
     def reserve(self, wants: dict[str, int], begins: float, lasts: float) -> None:
         """As the book does it: a window is promised where nothing lacks."""
         start, until = self.now + begins, self.now + begins + lasts
-        lacking = self.line.unavailable_spans(wants, self.now)
+        lacking = self.line.lookahead.unavailable_spans(wants, self.now)
         if any(begin < until and start < end for begin, end in lacking):
             return
         self.jobs += 1
@@ -160,7 +160,7 @@ class Line(RuleBasedStateMachine):
         place = data.draw(st.sampled_from(sorted(self.held)))
         self.ends[place] = self.now + self.lasts[place]
         self.line.expect_end(place, self.ends[place], True, self.inside.get(place))
-        if self.line.delayed_reservation(place, {}, self.now) is not None:
+        if self.line.lookahead.delayed_reservation(place, {}, self.now) is not None:
             self.end(place, used=False)
         self.settle()
 

@@ -55,7 +55,7 @@ OTHERS = (replace(POOLS[0], total=3, linger=0.0), *POOLS[1:])
 # what two cores may differ in, by name: counters of their own, and what is computed anew from
 # the rest whenever it is asked for
 OWN = {
-    *("_version", "_serial", "serial", "head_cache_key", "head_reservation", "slots_cache_key"),
+    *("version", "_serial", "serial", "head_cache_key", "head_reservation", "slots_cache_key"),
     *("slots", "_margin_jobs"),
 }
 

@@ -286,11 +286,11 @@ def test_what_may_run_beyond_its_limit_has_its_licences_so_long_but_not_beyond_i
     line = LicenceQueue()
     line.configure([MATLAB], 0.0)
     line.take(Lease(1, 0, 1, {"matlab": 2}, T), T + 100, True)
-    assert list(line.unavailable_spans({"matlab": 3}, T)) == [(T, T + 100)]
-    assert list(line.unavailable_spans({"matlab": 3}, T, 60.0)) == [(T, T + 160)]
+    assert list(line.lookahead.unavailable_spans({"matlab": 3}, T)) == [(T, T + 100)]
+    assert list(line.lookahead.unavailable_spans({"matlab": 3}, T, 60.0)) == [(T, T + 160)]
     line.add_window(TokenWindow(1, T, T + 200, {"matlab": 2}))
     line.take(Lease(2, 0, 1, {"matlab": 2}, T), T + 200, True, 1)
-    assert list(line.unavailable_spans({"matlab": 3}, T, 60.0)) == [
+    assert list(line.lookahead.unavailable_spans({"matlab": 3}, T, 60.0)) == [
         (T, T + 160),
         (T + 160, T + 200),
     ]

@@ -65,7 +65,7 @@ def free(line: LicenceQueue, name: str = "matlab", now: float = NOW) -> int | No
 def test_what_is_free_of_a_licence() -> None:
     line = pools(LicencePool(name="matlab", total=9, headroom=2, server="s", stale_after=60.0))
     assert free(line) is None
-    assert line.status("matlab", NOW).unknown_reason == "its server s has not been heard from yet"
+    assert line.status("matlab", NOW).unknown_reason == "its server s has not answered yet"
     assert line.record_count(LicenceCount("matlab", None, 3, NOW), NOW)
     line.take(Lease(1, 0, 1, {"matlab": 1}, NOW), NOW + 60)
     assert free(line) == 9 - 3 - 2 - 1
@@ -134,11 +134,11 @@ def test_rho_counts_who_waits_per_copy_and_not_how_many_they_want() -> None:
     [
         ({"matlab": 7}, None),
         ({"ansys": 99}, None),  # only its server knows, and has not said so yet
-        ({"matlab": 8}, "8 of licence matlab, there are 9, 2 of them kept free; ask for 7 at the"),
+        ({"matlab": 8}, "8 of licence matlab, there are 9, 2 of them kept free; ask for at most 7"),
         ({"none": 1}, "1 of licence none, there are 0; wait until there are more"),
         ({"matlb": 1}, "no licence 'matlb' is known; did you mean matlab?"),
         ({"zzz": 1}, "no licence 'zzz' is known; known are: matlab, ansys, none"),
-        ({"ansys": MAX_TOKENS + 1}, "which nobody has; ask for fewer"),
+        ({"ansys": MAX_TOKENS + 1}, f"the maximum is {MAX_TOKENS}; ask for fewer"),
     ],
 )
 def test_what_nobody_can_ever_have(wants: dict[str, int], said: str | None) -> None:

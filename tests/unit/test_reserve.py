@@ -121,7 +121,7 @@ def test_a_window_has_its_licences_and_the_next_one_is_told_who_has_them() -> No
         ({"matlap": 1}, "no licence 'matlap' is known; did you mean matlab?"),
         ({"cad": 1}, "licence cad can be used on some machines of alpha only, and floating ones"),
         ({"ansys": 1}, "alpha: licence ansys cannot be used there"),
-        ({"told": 1}, "licence told: its server flex has not been heard from yet"),
+        ({"told": 1}, "licence told: its server flex has not answered yet"),
         ({"matlab": 0}, "0 of licence 'matlab' makes no sense"),
     ],
 )

@@ -1,4 +1,7 @@
-"""The tokens of one licence: leased, returning, used by others."""
+"""State of one licence pool, and the groups of tasks queued for it.
+
+Times are seconds since the epoch, durations seconds, amounts tokens (copies of a licence).
+"""
 
 from __future__ import annotations
 
@@ -10,103 +13,94 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from metasched.core.licences.windows import TokenClaim, TokenSlots, TokenWindow
-from metasched.model.licence import LicenceCount, LicencePool
+from metasched.core.tasks import TaskId
+from metasched.model.licence import Lease, LicenceCount, LicencePool
 
-TaskId = tuple[int, int]  # job, index
-
-
-QueueKey = tuple[
-    float, int, float, int, int
-]  # step of patience, -size, key, place; the least first
-
-
-RequestedTokens = tuple[tuple[str, int], ...]
-
-
-_NEVER = math.inf
+# step of patience, -size, queue time, job, index; the smallest goes first
+QueueKey = tuple[float, int, float, int, int]
+RequestedTokens = tuple[tuple[str, int], ...]  # licence, count; sorted
+NEVER = math.inf
 
 
 def unconfigured_pool(name: str) -> LicencePool:
-    """One of which the site says nothing (any more)."""
+    """Return an empty pool for a licence that the site does not configure (any more)."""
     return LicencePool(name=name, total=0)
 
 
 class LeaseTerms(NamedTuple):
-    """For how many seconds at the most one has its licences, and in which reservation.
+    """How long a task holds its licences, and in which reservation."""
 
-    `limited`: somebody sees to that.
-    """
-
-    duration: float
-    enforced: bool
-    reservation: int | None
+    duration: float  # seconds, at most
+    enforced: bool  # whether the task is killed at its limit
+    reservation: int | None  # in which the task runs
 
 
 @dataclass(eq=False)
 class TaskGroup:
-    """Those in line that want the same for as long. It waits at the pool `at` ("": nowhere yet)."""
+    """Queued tasks with the same request and the same terms."""
 
     requested: RequestedTokens
     terms: LeaseTerms
     serial: int
-    queue_keys: dict[TaskId, QueueKey] = field(default_factory=dict)
-    heap: list[QueueKey] = field(default_factory=list)
-    blocked_at: str = ""
+    queue_keys: dict[TaskId, QueueKey] = field(default_factory=dict)  # of its tasks
+    heap: list[QueueKey] = field(default_factory=list)  # of `queue_keys`; may hold stale ones
+    blocked_at: str = ""  # the pool that has too few tokens; "": not checked yet
 
     def head_key(self) -> QueueKey | None:
-        """The order of the first member; O(log n) for each one that has left."""
+        """Return the key of the first task; O(log n) for each task that has left."""
         heap = self.heap
         while heap and self.queue_keys.get(heap[0][3:]) != heap[0]:
             heapq.heappop(heap)
         return heap[0] if heap else None
 
 
-GroupEntry = tuple[
-    QueueKey, int, TaskGroup
-]  # of a heap of groups; stale once the group has another first
-
-
-# the first group of a kind that waits at a licence: by how many it wants, and how long; whether
-# those after it may go as well
+# in a heap of groups; stale once the group has another first task
+GroupEntry = tuple[QueueKey, int, TaskGroup]
+# the first group blocked at a licence, its request size and terms; whether later groups with the
+# same size and terms may go as well
 BlockedGroup = tuple[GroupEntry, str, int, LeaseTerms, bool]
 
 
 @dataclass(eq=False)
 class PoolState:
-    """The state of one pool. `known`: the site describes it (now)."""
+    """The current state of one licence pool."""
 
     config: LicencePool
-    configured: bool = True
-    operator_total: int | None = None
-    server_count: LicenceCount | None = None
-    used_outside: dict[str, LicenceCount] = field(default_factory=dict)  # told by clusters
+    configured: bool = True  # whether the site configures it (now)
+    operator_total: int | None = None  # total set by an operator
+    server_count: LicenceCount | None = None  # last count of the licence server
+    # by cluster, as managers report
+    used_outside: dict[str, LicenceCount] = field(default_factory=dict)
     leased_tokens: int = 0
-    leased_by_task: dict[TaskId, int] = field(default_factory=dict)  # what `ours` consists of
-    waiting_tokens: int = 0
-    requests: int = 0  # tasks in line that want some
-    lingering: int = 0
+    leased_by_task: dict[TaskId, int] = field(default_factory=dict)  # adds up to `leased_tokens`
+    waiting_tokens: int = 0  # requested by queued tasks
+    requests: int = 0  # queued tasks that request some
+    lingering: int = 0  # returned tokens that count as in use
     # until, given back, many: a heap of what lingers, if no server has been asked since
+    # heap of (free at, returned at, tokens)
     returning: list[tuple[float, float, int]] = field(default_factory=list)
-    queue: list[GroupEntry] = field(default_factory=list)
+    queue: list[GroupEntry] = field(default_factory=list)  # heap of groups that request some
     # by how many they want, and how long
+    # groups blocked here, by request size and terms
     blocked: dict[int, dict[LeaseTerms, list[GroupEntry]]] = field(default_factory=dict)
-    head_key: QueueKey | None = None  # in line for this licence
-    windows: dict[int, TokenWindow] = field(default_factory=dict)
+    head_key: QueueKey | None = None  # of the first task queued for this licence
+    windows: dict[int, TokenWindow] = field(default_factory=dict)  # by reservation
     leased_by_reservation: Counter[int] = field(
         default_factory=Counter
-    )  # of `ours`, by jobs of which reservation
+    )  # part of `leased_tokens`, by reservation
     # for the first in line, and over time; after which change, and when, that was found
-    head_reservation: tuple[float, int] = (_NEVER, 0)
-    head_cache_key: tuple[int, float] = (-1, 0.0)
-    slots_cache_key: tuple[int, float] = (-1, 0.0)
+    head_reservation: tuple[float, int] = (NEVER, 0)  # shadow time, extra tokens; cached
+    head_cache_key: tuple[int, float] = (-1, 0.0)  # (version, time) of `head_reservation`
+    slots_cache_key: tuple[int, float] = (-1, 0.0)  # (version, time) of `slots`
+    # free tokens over time; cached
     slots: dict[tuple[int | None, bool, float], TokenSlots] = field(default_factory=dict)
 
-    total: int | None = None  # what the site or an operator says, but no more than the server has
+    total: int | None = None  # as configured, or set by an operator; at most the server's total
     # what clusters have given to others, or the server tells if it is more: it tells of those, too
-    outside: int = 0
+    outside: int = 0  # use outside metasched: the larger of the managers' and the server's figure
 
     def recompute(self) -> None:
-        """Learn the total, outside use and what lingers anew, after what they come from changed."""
+        """Recompute `total`, `outside` and `lingering` after one of their sources changed."""
         declared = self.config.total if self.operator_total is None else self.operator_total
         server_total = self.server_count.total if self.server_count is not None else None
         self.total = min(
@@ -114,39 +108,39 @@ class PoolState:
         )
         server_outside = self.server_count.outside if self.server_count is not None else 0
         self.outside = max(
-            server_outside, sum(declared.outside for declared in self.used_outside.values())
+            server_outside, sum(count.outside for count in self.used_outside.values())
         )
         self.lingering = sum(entry[2] for entry in self.returning if self.still_lingers(entry))
 
     def still_lingers(self, entry: tuple[float, float, int]) -> bool:
-        """Whether it still counts: what was given back before is told as in use now, or free."""
+        """Return whether an entry still counts; a later server count includes its tokens."""
         return self.server_count is None or entry[1] >= self.server_count.observed
 
     @property
     def observed(self) -> float | None:
-        """When that was so: as its server told, else the first of the clusters."""
+        """When the figures were observed: by the licence server, else first by a cluster."""
         if self.server_count is not None:
             return self.server_count.observed
         return min((count.observed for count in self.used_outside.values()), default=None)
 
     def excludes(self, cluster: str) -> bool:
-        """Whether it cannot be used on a cluster."""
+        """Return whether the licence cannot be used on a cluster."""
         return bool(self.config.clusters) and cluster not in self.config.clusters
 
     def unknown_reason(self, now: float) -> str:
-        """Why nobody can say how many are free; empty if that is known."""
+        """Return why the number of free tokens is unknown; empty if it is known."""
         if not self.configured:
             return "no such licence is configured"
         if self.config.server and self.server_count is None:
-            return f"its server {self.config.server} has not been heard from yet"
+            return f"its server {self.config.server} has not answered yet"
         if self.config.server and self.server_count is not None:
             age = now - self.server_count.observed
             if age > self.config.stale_after:
                 return f"its server {self.config.server} has not answered for {age:.0f} s"
-        return "" if self.total is not None else f"{self.config.server} does not say how many"
+        return "" if self.total is not None else f"{self.config.server} reports no total"
 
     def free(self, now: float) -> int | None:
-        """What may be taken now; None: not known."""
+        """Return the tokens that may be leased now; None: unknown."""
         if (
             self.config.server or self.total is None or not self.configured
         ) and self.unknown_reason(now):
@@ -157,14 +151,41 @@ class PoolState:
         )
 
     def unleased_claims(self) -> Iterator[TokenClaim]:
-        """The windows, and what each still has of it, also while that lingers after its end."""
+        """Yield each window with the tokens that its jobs have not leased.
+
+        They stay claimed while tokens of the window may linger after its end.
+        """
         for window in self.windows.values():
             count = window.licences[self.config.name] - self.leased_by_reservation[window.id]
             if count > 0:
                 yield replace(window, until=window.until + self.config.linger), count
 
     def reserved_now(self, now: float) -> int:
-        """What windows that have begun still have of it."""
+        """Return the unleased tokens of windows that have begun."""
         return sum(
             count for window, count in self.unleased_claims() if window.start <= now < window.until
         )
+
+    def windows_by_start(self) -> list[TokenWindow]:
+        """Return the reservation windows that have tokens of this licence, by their start."""
+        return sorted(self.windows.values(), key=lambda window: (window.start, window.id))
+
+
+@dataclass(eq=False)
+class LicenceState:
+    """The state of all licences: shared by the queue, which changes it, and the look-ahead."""
+
+    pools: dict[str, PoolState] = field(default_factory=dict)
+    leases: dict[TaskId, Lease] = field(default_factory=dict)
+    lease_ends: dict[TaskId, float] = field(default_factory=dict)  # by their tasks' time limits
+    unenforced: set[TaskId] = field(default_factory=set)  # leases whose end is not enforced
+    reservation_of: dict[TaskId, int] = field(default_factory=dict)  # leases within reservations
+    windows: dict[int, TokenWindow] = field(default_factory=dict)  # also without any licence
+    group_of: dict[TaskId, TaskGroup] = field(default_factory=dict)  # all queued tasks
+    version: int = 0  # increases with every change that shadow times depend on
+
+    def pool(self, name: str) -> PoolState:
+        """Return the state of a pool; an unknown licence gets an unconfigured pool."""
+        if name not in self.pools:
+            self.pools[name] = PoolState(unconfigured_pool(name), configured=False)
+        return self.pools[name]

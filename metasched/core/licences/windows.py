@@ -1,8 +1,8 @@
-"""Tokens of one licence over time: what leases leave, and what reservations keep of it. Pure.
+"""Free tokens of one licence over time, given leases and reservation windows. Pure.
 
-Slots are (start, amount) in order, the last one without an end, as those of `carts.Carts`. Amounts
-may be below 0, by what lacks of what has been promised: a total was lowered, or others use more.
-Times are seconds since the epoch.
+Slots are (start, amount) in order, the last slot without an end, like those of `carts.Carts`.
+Amounts are negative by the tokens that are missing for windows: a total was lowered, or use outside
+metasched grew. Times are seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TokenSlots = list[tuple[float, int]]
 
 @dataclass(frozen=True)
 class TokenWindow:
-    """The tokens that jobs of the reservation `id`, and no others, have in [start, until)."""
+    """Tokens that only jobs of the reservation `id` may lease in [start, until)."""
 
     id: int
     start: float
@@ -27,9 +27,7 @@ class TokenWindow:
     licences: Mapping[str, int]
 
 
-TokenClaim = tuple[
-    TokenWindow, int
-]  # and what it has of a licence that none of its jobs has leased
+TokenClaim = tuple[TokenWindow, int]  # a window, and its tokens not leased by its jobs
 _FREE, _EARLIER, _OWN, _LATER = range(4)
 
 
@@ -40,13 +38,14 @@ def tokens_over_time(
     claims: Iterable[TokenClaim],
     reservation: int | None = None,
 ) -> TokenSlots:
-    """How many tokens may be taken from when on by jobs of the reservation `own` (None: of none).
+    """Return the tokens that jobs of `reservation` (None: of none) may lease, from `now` on.
 
-    `free` are so now, of the `returns` (when, how many) those at infinity never come. Where there
-    are too few for all windows those have theirs that were promised first. O(n log n).
+    `free` are available now. Tokens with a return time of infinity never come
+    back. Where there are too few tokens for all windows, earlier reservations go first.
+    O(n log n).
     """
     changes = [(now, _FREE, 0)]
-    after_now = nextafter(now, inf)  # who is past its limit ends at any moment, but has not yet
+    after_now = nextafter(now, inf)  # a task past its limit ends at any moment, but has not yet
     changes += [(max(end, after_now), _FREE, count) for end, count in returns if end < inf]
     for window, count in claims:
         if window.until > now:
@@ -64,13 +63,13 @@ def tokens_over_time(
 
 
 def slot_spans(slots: TokenSlots) -> Iterator[tuple[float, float, int]]:
-    """The slots as (start, end, amount); the last one ends at infinity."""
+    """Yield the slots as (start, end, amount); the last slot ends at infinity."""
     for (start, count), (end, _) in pairwise([*slots, (inf, 0)]):
         yield start, end, count
 
 
 def min_tokens(slots: TokenSlots, start: float, end: float) -> int:
-    """The least amount in [start, end), which must not be empty nor begin before the slots."""
+    """Return the least amount in [start, end), which must not be empty or precede the slots."""
     first = bisect_right(slots, start, key=itemgetter(0)) - 1
     return min(count for _, count in slots[first : bisect_left(slots, end, key=itemgetter(0))])
 
@@ -78,9 +77,9 @@ def min_tokens(slots: TokenSlots, start: float, end: float) -> int:
 def earliest_start(
     slots: TokenSlots, needed: int, ready: float, duration: float, until: float
 ) -> float:
-    """The first moment from `ready` on at which so many are there for `lasts` seconds.
+    """Return the first time from `ready` on with `needed` tokens for `duration` seconds.
 
-    It is enough if they are there `until` then. Infinity: there is none.
+    It is enough if they are available until `until`. Infinity: there is no such time.
     """
     opened: float | None = None
     for start, stop, count in slot_spans(slots):

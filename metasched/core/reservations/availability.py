@@ -1,8 +1,8 @@
-"""What is free of each cluster over time, for reservations to come. Pure.
+"""Free capacity of each cluster over time, for new reservations. Pure.
 
-Free is what jobs by their limits, others' reservations and ours leave, as the managers told when
-they were asked last. A manager that chooses nodes by itself tells of amounts only
-(`reservation_life.Pool`).
+Free is what jobs (by their limits), others' reservations and metasched's own leave, by each
+manager's last survey. A manager that chooses nodes itself reports amounts only
+(`model.survey.ProcessorPool`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from metasched.model.survey import Span, Survey
 
 
 class Availability:
-    """What each cluster has told last, and what the reservations that are `known` leave of it."""
+    """The last survey of each cluster, and what the given reservations leave of it."""
 
     def __init__(self, reservations: Mapping[int, Reservation], licences: LicenceQueue) -> None:
         self._reservations, self._licences = reservations, licences
@@ -31,10 +31,11 @@ class Availability:
         self.surveys: dict[str, Survey] = {}
 
     def configure(self, instance: str, clusters: Mapping[str, Cluster]) -> None:
-        """Nothing is known of any manager."""
+        """Set the clusters and forget all surveys."""
         self._instance, self._clusters, self.surveys = instance, dict(clusters), {}
 
     def open_on(self, cluster: str) -> list[Reservation]:
+        """Return the open reservations of a cluster."""
         return [
             reservation
             for reservation in self._reservations.values()
@@ -42,12 +43,12 @@ class Availability:
         ]
 
     def surveyed_at(self, cluster: str) -> float:
-        """When the last survey of a cluster was begun; 0: there is none."""
+        """Return when the last survey of a cluster was begun; 0: there is none."""
         survey = self.surveys.get(cluster)
         return 0.0 if survey is None else survey.observed
 
     def guard(self, cluster: str) -> float:
-        """Seconds for which jobs of a cluster that binds late may hold nodes after their limits."""
+        """Return for how many seconds jobs of a late-binding cluster may outlast their limits."""
         settings, survey = self._clusters.get(cluster), self.surveys.get(cluster)
         if settings is None or not settings.binds_late:
             return 0.0
@@ -55,20 +56,20 @@ class Availability:
         return settings.guard if reported is None else reported
 
     def reserves_nodes(self, cluster: str) -> bool:
-        """Whether a cluster promises nodes; else it promises processors."""
+        """Return whether a cluster reserves nodes; else it reserves processors."""
         return cluster not in self.surveys or not self.surveys[cluster].pools
 
     def cpus_per_unit(self, cluster: str) -> int:
-        """Processors that each node of a cluster has, or each unit of what it promises, at least.
+        """Return the least processors per node, or per unit that the cluster reserves.
 
-        Its survey must be known.
+        The cluster must have been surveyed.
         """
         survey = self.surveys[cluster]
         sizes = [group.cpus for group in survey.nodes] + [pool.cpus for pool in survey.pools]
         return min(sizes, default=1)
 
     def largest_capacity(self, clusters: Iterable[str], by_node: bool) -> tuple[int, str]:
-        """The most that one of the clusters could ever promise, and which."""
+        """Return the most units that any of the clusters could ever reserve, and its name."""
         sizes = []
         for name in clusters:
             if (survey := self.surveys.get(name)) is not None:
@@ -80,7 +81,7 @@ class Availability:
         return max(sizes, default=(0, ""))
 
     def needs(self, cluster: str) -> list[NodeDemand]:
-        """What has not begun may move; what has begun is taken account of by `taken`."""
+        """Return the demands of reservations that may still move; active ones may not."""
         return [
             NodeDemand(
                 reservation.id,
@@ -94,7 +95,7 @@ class Availability:
         ]
 
     def down_nodes(self, reservation: Reservation) -> list[str]:
-        """Its nodes that are not up; none as long as that is not known."""
+        """Return the nodes of a reservation that are not up; empty while unknown."""
         survey = self.surveys.get(reservation.cluster)
         if survey is None:
             return []
@@ -111,10 +112,10 @@ class Availability:
     def busy_spans(
         self, cluster: str, now: float, excluded_id: int | None = None, guard: float | None = None
     ) -> dict[str, list[Span]]:
-        """When each node that is up is taken by what cannot move: not by the reservation `but`.
+        """Return when each node that is up is taken by what cannot move.
 
-        Jobs in a reservation of ours are no obstacle to that reservation. All may hold a node for
-        `guard` seconds longer; None: as the cluster's jobs may.
+        Jobs inside a reservation of metasched are no obstacle to it. The reservation `excluded_id`
+        is left out. Jobs may hold a node for `guard` seconds longer; None: the cluster's value.
         """
         survey = self.surveys[cluster]
         overrun = self.guard(cluster) if guard is None else guard
@@ -143,9 +144,9 @@ class Availability:
         return busy
 
     def pool_map(self, cluster: str, now: float) -> PoolMap | None:
-        """The pools of a cluster, and which of ours could be in another one.
+        """Return the pools of a cluster, with the reservations that could move to another pool.
 
-        None where all is one: what is in the way there its manager alone can tell.
+        None if there is only one pool: only the manager knows what is in the way there.
         """
         survey = self.surveys[cluster]
         if len(survey.pools) < 2:
@@ -157,7 +158,7 @@ class Availability:
         fixed, movable = [], {}
         for demand in self.needs(cluster):
             held = held_by_name.get(manager_name(self._instance, demand.id))
-            if held is None:  # it may be any that the manager chooses
+            if held is None:  # in whichever pool the manager chooses
                 fixed.append(SlotUse(demand.start, demand.end, dict.fromkeys(pools, demand.size)))
                 continue
             name = pool_of.get(held.nodes[0] if len(held.nodes) == 1 else "", "")
@@ -174,9 +175,9 @@ class Availability:
     def carts_for(
         self, event: ReservationRequested, cluster: str, together: bool = False
     ) -> list[Carts]:
-        """What is free of a cluster while all licences that are asked for are free as well.
+        """Return the free capacity of a cluster while all requested licences are free as well.
 
-        Empty if one cannot be used there. `together` as in `carts`.
+        Empty if a licence cannot be used there. `together` as in `carts`.
         """
         survey = self.surveys.get(cluster)
         if survey is None or self._licences.first_unusable(event.licences, cluster) is not None:
@@ -187,7 +188,9 @@ class Availability:
         )
         unavailable = [
             (start, min(stop, end))
-            for start, stop in self._licences.unavailable_spans(event.licences, event.time, overrun)
+            for start, stop in self._licences.lookahead.unavailable_spans(
+                event.licences, event.time, overrun
+            )
             if start < end
         ]
         carts_list = self.carts(cluster, event.time, together)
@@ -197,9 +200,9 @@ class Availability:
         return carts_list
 
     def carts(self, cluster: str, now: float, together: bool = False) -> list[Carts]:
-        """What is free of a cluster over time: its nodes, or the processors of each of its pools.
+        """Return the free capacity of a cluster over time: its nodes, or one `Carts` per pool.
 
-        Empty if it has told of none that is up. `together`: of all its pools.
+        Empty if no node is known to be up. `together`: one `Carts` over all pools.
         """
         survey = self.surveys.get(cluster)
         if survey is None:
@@ -211,7 +214,7 @@ class Availability:
                 for demand in self.needs(cluster)
                 if manager_name(self._instance, demand.id) not in bound_names
             ]
-            # which pool the manager chooses is not known before it has
+            # their pool is unknown until the manager has chosen it
             unbound_uses = [(demand.start, demand.end, demand.size) for demand in unbound]
             if together:
                 uses = [use for pool in survey.pools for use in pool.uses]
@@ -232,11 +235,11 @@ class Availability:
 
 
 def _free_over_time(capacity: int, uses: Iterable[tuple[float, float, int]], now: float) -> Carts:
-    """What is left of so many from now on."""
+    """Return `capacity` units from now on, less the uses."""
     carts = Carts(capacity, now)
     for start, end, amount in uses:
         if end > (first := max(start, now)):
-            # what failed leaves less than was promised: nothing more is, then
+            # after a failure less may be free than is reserved: then nothing is free
             size = min(amount, carts.free(first, end))
             if size:
                 carts.reserve(first, end, size)
@@ -244,7 +247,7 @@ def _free_over_time(capacity: int, uses: Iterable[tuple[float, float, int]], now
 
 
 def _block(carts: Carts, start: float, end: float) -> None:
-    """Take all that is free in [start, end)."""
+    """Reserve all that is free in [start, end)."""
     for (begin, free), (stop, _) in pairwise([*carts.slots(), (inf, 0)]):
         low, high = max(begin, start), min(stop, end)
         if free and low < high:
@@ -252,7 +255,7 @@ def _block(carts: Carts, start: float, end: float) -> None:
 
 
 def _subtract(spans: Iterable[Span], start: float, end: float) -> Iterator[Span]:
-    """What of the spans lies outside [start, end)."""
+    """Yield the parts of the spans outside [start, end)."""
     for begin, stop in spans:
         if begin < min(stop, start):
             yield begin, min(stop, start)
@@ -261,7 +264,7 @@ def _subtract(spans: Iterable[Span], start: float, end: float) -> Iterator[Span]
 
 
 def merge_spans(spans: Iterable[Span]) -> Iterator[Span]:
-    """The spans as disjoint ones, in order."""
+    """Yield the spans in order, overlapping ones merged."""
     last: Span = (-inf, -inf)
     for start, end in sorted(spans):
         if start > last[1]:

@@ -1,9 +1,9 @@
-"""All reservations and what is decided about them: events in, changes and actions out. Pure.
+"""All advance reservations and the decisions about them: events in, changes and actions out. Pure.
 
-A request is decided by amounts of what is free (`availability`), while all licences that it wants
-are free as well (`licences`, which keeps them then). Which nodes it has is decided then, and may be
-changed until it begins (`node_assignment`): when that admits another, or one fails. A manager that
-chooses by itself is told an amount only.
+A request is granted by free amounts (`availability`), in windows in which all requested licences
+are free as well (the licence queue keeps them from then on). Its nodes are assigned at the same
+time, and may change until it begins (`node_assignment`), to admit another reservation or to replace
+a failed node. A manager that chooses nodes itself gets an amount only.
 """
 
 from __future__ import annotations
@@ -54,44 +54,38 @@ from metasched.policies.reservation_choice import (
     ResourcePriority,
 )
 
-MAX_REJECTIONS = (
-    5  # refusals of its manager, one at once after the other, after which a request is broken
-)
-# Likewise of what was promised before, the rest one at each survey: a controller that has just
-# started refuses everything until it has heard from its nodes
+MAX_REJECTIONS = 5  # rejections, retried at once, after which a requested reservation breaks
+# The same for a confirmed reservation, retried at each survey after the first MAX_REJECTIONS: a
+# controller that has just started rejects everything until it has heard from its nodes
 MAX_REJECTIONS_CONFIRMED = MAX_REJECTIONS + 12
-BIND_TIMEOUT = 20.0  # seconds in which one that begins at once must be bound
-MAX_SURVEY_AGE = 60.0  # seconds for which a survey may be decided by
-_SEARCH_AHEAD = 365 * 86400.0  # seconds for which another window is looked for
+BIND_TIMEOUT = 20.0  # seconds: a reservation that begins at once must be bound by then
+MAX_SURVEY_AGE = 60.0  # seconds
+_SEARCH_AHEAD = 365 * 86400.0  # seconds: how far ahead another window is searched for
 _NO_SPARE_NODE = "cannot be used, and no other node is free"
 
 
 class ReservationBook:
-    """The reservations that are open, or that a manager may still know."""
+    """The reservations that are open, or that a manager may still have."""
 
     def __init__(self, licences: LicenceQueue) -> None:
         self.reservations: dict[int, Reservation] = {}
         self.availability = Availability(self.reservations, licences)
         self._instance = ""
         self._chooser: ClusterChooser = MinimumCompletionTime()
-        self._to_reassign: set[int] = set()  # refused: to be placed anew by the next survey
+        self._to_reassign: set[int] = set()  # rejected: the next survey assigns other nodes
         self._clusters: dict[str, Cluster] = {}
-        self._nodes_chosen: set[int] = (
-            set()
-        )  # of those that bind late: whose nodes have been chosen
-        self._survey_requested: dict[
-            int, float
-        ] = {}  # likewise: when a survey was asked for to choose them
-        self._expired: set[int] = set()  # whose jobs must be gone: `run_out` has told
+        self._nodes_chosen: set[int] = set()  # late-binding: nodes are chosen
+        self._survey_requested: dict[int, float] = {}  # late-binding: when a survey was requested
+        self._expired: set[int] = set()  # returned by `collect_expired`: jobs must be gone
 
     def restore(self, reservations: Iterable[Reservation]) -> None:
-        """Take over what is stored, before `booted`."""
+        """Load stored reservations, before `start`."""
         self.reservations.update((reservation.id, reservation) for reservation in reservations)
 
     def start(
         self, instance: str, policy: Policy, clusters: Iterable[Cluster], out: Outcome
     ) -> None:
-        """Nothing is known of any manager: tell each again what it is to keep and to forget."""
+        """Reset what is known of managers; bind and unbind each reservation again."""
         self._instance = instance
         by_id = sorted(self.reservations.items())
         self.reservations.clear()
@@ -122,10 +116,10 @@ class ReservationBook:
                 out.reservation_actions.append(Bind(reservation.cluster, reservation.id))
 
     def _check_cluster_configured(self, reservation: Reservation, out: Outcome) -> None:
-        """Say so if it is not configured (any more); an error in a file must not cost a promise.
+        """Log a reservation whose cluster is not configured (any more), or is configured again.
 
-        Its manager keeps what it has been told, and so it is broken only when it would begin. One
-        that has begun stays as it is: its jobs run, and nobody can be given them elsewhere.
+        It is kept, since a mistake in a file must not cost a reservation: its manager still has it,
+        and it is broken only when it would begin. An active reservation stays active for its jobs.
         """
         missing = f"cluster {reservation.cluster} is not configured"
         if reservation.state in FINAL_STATES:
@@ -141,10 +135,10 @@ class ReservationBook:
             f"reservation {reservation.id} of {reservation.user}: {missing}; {hint}"
         )
 
-    # Looking things up
+    # Queries
 
     def check_job(self, job: Job, cluster: str) -> Ineligibility | None:
-        """Why a job cannot be sent to a cluster for its reservation's sake, if it has one."""
+        """Return why the job's reservation keeps it from a cluster; None: it does not."""
         if job.reservation is None:
             return None
         reservation = self.reservations.get(job.reservation)
@@ -166,17 +160,19 @@ class ReservationBook:
             return Ineligibility(Reason.RESERVATION_WAIT, message)
         if (
             job.licences and reservation.state is not ReservationState.ACTIVE
-        ):  # none are to lie idle until then
+        ):  # they must not lie idle until then
             message = f"reservation {reservation.id} has not begun; its jobs have their licences from then on"
             return Ineligibility(Reason.RESERVATION_WAIT, message)
         return None
 
     def has_reservations_on(self, cluster: str) -> bool:
-        """Whether a cluster's manager is to keep or to forget anything."""
+        """Return whether a cluster's manager has, or is to have, any reservation."""
         return any(reservation.cluster == cluster for reservation in self.reservations.values())
 
     def needs_nodes_on(self, cluster: str) -> bool:
-        """Whether one there lacks nodes, which any survey may show to be free."""
+        """Return whether a reservation there has too few nodes, which any survey may show to be
+        free.
+        """
         return any(
             reservation.id in self._to_reassign
             or (reservation.bound_nodes and self.availability.down_nodes(reservation))
@@ -185,7 +181,7 @@ class ReservationBook:
 
     @property
     def next_due(self) -> float | None:
-        """When time alone changes the state of one (epoch seconds), or None."""
+        """The next time (epoch seconds) at which a reservation changes without an event, or None."""
         dues = (
             self._due_time(reservation) if reservation.state in OPEN_STATES else reservation.until
             for reservation in self.reservations.values()
@@ -217,7 +213,7 @@ class ReservationBook:
         )
 
     def _awaits_node_choice(self, reservation: Reservation) -> bool:
-        """Whether its nodes are chosen, and its manager told of it, shortly before its start."""
+        """Return whether its nodes are still to be chosen and bound, shortly before its start."""
         if (
             reservation.state is not ReservationState.CONFIRMED
             or reservation.bound_nodes
@@ -228,7 +224,7 @@ class ReservationBook:
         return cluster is not None and cluster.binds_late
 
     def collect_expired(self, now: float) -> list[Reservation]:
-        """Those in which nothing may run any more, once each in a life of the daemon."""
+        """Return reservations in which nothing may run any more, each once per daemon epoch."""
         expired = [
             reservation
             for reservation in self.reservations.values()
@@ -240,16 +236,16 @@ class ReservationBook:
         return expired
 
     def expired_on(self, cluster: str) -> list[Reservation]:
-        """Those of which `run_out` has told, as long as their manager may know them."""
+        """Return those that `collect_expired` has returned and that the manager may still have."""
         expired = (self.reservations[id] for id in sorted(self._expired))
         return [reservation for reservation in expired if reservation.cluster == cluster]
 
-    # What is kept by sending late
+    # Capacity kept by late dispatch
 
     def reserved_capacity(self, cluster: Cluster, now: float) -> ReservedNodes | None:
-        """What a cluster must have free for reservations to come; None if it has none.
+        """Return what a cluster that binds late must keep free for its reservations; None: nothing.
 
-        Where its manager binds early that sees to it.
+        The manager sees to it itself where it binds early.
         """
         if not cluster.binds_late:
             return None
@@ -266,9 +262,10 @@ class ReservationBook:
             now, first, self.availability.guard(cluster.name), cluster.granularity, carts
         )
 
-    # What happens
+    # Events
 
     def handle(self, event: ReservationEvent, out: Outcome) -> None:
+        """Apply an event to the book; add changes and actions to `out`."""
         match event:
             case SurveyReceived():
                 self._handle_survey(event, out)
@@ -292,7 +289,7 @@ class ReservationBook:
                     )
 
     def advance_time(self, now: float, out: Outcome) -> None:
-        """Begin and end what is due; what is not bound by then is broken."""
+        """Begin and end reservations that are due; break those not bound in time."""
         for reservation in [
             reservation
             for reservation in self.reservations.values()
@@ -336,7 +333,7 @@ class ReservationBook:
         for id in reported.keys() - {
             reservation.id for reservation in self.availability.open_on(cluster)
         }:
-            out.reservation_actions.append(Unbind(cluster, id))  # nobody's, or not any more
+            out.reservation_actions.append(Unbind(cluster, id))  # unknown, or closed
         for reservation in self.availability.open_on(cluster):
             if reservation.state not in (ReservationState.BOUND, ReservationState.ACTIVE):
                 continue
@@ -344,7 +341,7 @@ class ReservationBook:
                 if reported[reservation.id].size not in (None, reservation.size):
                     out.reservation_actions.append(
                         Bind(cluster, reservation.id)
-                    )  # somebody has changed it
+                    )  # changed at the manager
             elif event.time < reservation.end:
                 reservation = self._transition(
                     reservation,
@@ -395,12 +392,12 @@ class ReservationBook:
         self._assign_nodes(cluster, assignment, out, force_id=event.id)
 
     def _comparable(self, event: ReservationRequested, cluster: str, offer: Offer) -> Offer:
-        """An offer as it compares with other clusters': what nobody asked for is no gain."""
+        """Return an offer without the excess by rounding up to nodes, to compare clusters by."""
         cpus = 1 if event.by_node else self.availability.cpus_per_unit(cluster)
         return replace(offer, size=min(offer.size * cpus, event.request.max_size))
 
     def offers(self, event: ReservationRequested) -> dict[str, Offer]:
-        """What each cluster could promise now, the best first; nothing is reserved."""
+        """Return the offer of each cluster, the best first, without reserving anything."""
         ranked = [
             (self._comparable(event, cluster, result[0]).rank, cluster, result[0])
             for cluster in event.clusters
@@ -411,7 +408,7 @@ class ReservationBook:
     def possible_starts(
         self, event: ReservationRequested, cluster: str, offer: Offer
     ) -> list[tuple[float, float]]:
-        """When a window as large and long as this offer could start, by amounts: (first, last)."""
+        """Return all starts of a window like this offer, by amounts, as intervals (first, last)."""
         duration = offer.end - offer.start + event.let_run
         spans = [
             span
@@ -421,10 +418,12 @@ class ReservationBook:
                 offer.size, duration, event.request.ready, event.request.deadline + event.let_run
             )
         ]
-        return list(merge_spans(spans)) or [(offer.start, offer.start)]  # where others are to move
+        return list(merge_spans(spans)) or [
+            (offer.start, offer.start)
+        ]  # possible only if others move
 
     def alternatives(self, event: ReservationRequested) -> dict[str, list[Offer]]:
-        """What would be possible instead, by cluster, the nearest to the request first."""
+        """Return windows possible instead, by cluster, the nearest to the request first."""
         by_cluster = {}
         for cluster in event.clusters:
             offers: list[Offer] = []
@@ -439,7 +438,7 @@ class ReservationBook:
     def _find_offer(
         self, event: ReservationRequested, cluster: str
     ) -> tuple[Offer, dict[int, tuple[str, ...]]] | None:
-        """The best that a cluster can promise, and the nodes of all its reservations then."""
+        """Return the best offer of a cluster, and the nodes of all its reservations with it."""
         survey = self.availability.surveys.get(cluster)
         if survey is None or event.time - survey.observed > MAX_SURVEY_AGE:
             return None
@@ -464,9 +463,9 @@ class ReservationBook:
         return None if assignment is None else (_without_let_run(offer, event.let_run), assignment)
 
     def _offer_by_relocation(self, event: ReservationRequested, cluster: str) -> Offer | None:
-        """The first window by the amounts of all pools, if others can leave one of them for it.
+        """Return the first window by the amounts of all pools, if others can leave one pool for it.
 
-        The adapter moves them, when the manager finds no room.
+        The adapter relocates them when the manager has no room.
         """
         if (pool_map := self.availability.pool_map(cluster, event.time)) is None:
             return None
@@ -486,9 +485,9 @@ class ReservationBook:
     def _in_cluster_units(
         self, event: ReservationRequested, cluster: str, carts: Carts
     ) -> ReservationRequest | None:
-        """The request in what the cluster promises, until its jobs are gone.
+        """Return the request in units that the cluster reserves, extended by `let_run`.
 
-        None: it is too large, or asks for nodes where processors are promised.
+        None: it is too large, or asks for nodes where processors are reserved.
         """
         if event.by_node and not self.availability.reserves_nodes(cluster):
             return None
@@ -526,7 +525,7 @@ class ReservationBook:
         self._store(reservation, out)
 
     def _handle_rejected(self, event: ReservationRejected, out: Outcome) -> None:
-        """Look again at what is free, and place it anew; it may have been somebody's meanwhile."""
+        """Survey again and assign other nodes; its nodes may have been taken meanwhile."""
         reservation = self.reservations[event.id]
         reservation = structs.replace(
             reservation,
@@ -536,7 +535,7 @@ class ReservationBook:
         if reservation.state in (
             ReservationState.BOUND,
             ReservationState.ACTIVE,
-        ):  # it stays where it is
+        ):  # it keeps its nodes
             if down_nodes := self.availability.down_nodes(reservation):
                 reservation = structs.replace(
                     reservation, cause=f"{', '.join(down_nodes)} {_NO_SPARE_NODE}"
@@ -564,10 +563,10 @@ class ReservationBook:
             del self.reservations[event.id]
             self._expired.discard(event.id)
 
-    # Which nodes
+    # Node choice
 
     def _choose_due_nodes(self, cluster: str, now: float, out: Outcome) -> None:
-        """Bind what is due to be, on the lowest-numbered nodes that will be free."""
+        """Bind reservations whose nodes are due, on the lowest-numbered nodes that will be free."""
         lead = self._clusters[cluster].lead
         due = [
             reservation
@@ -588,7 +587,10 @@ class ReservationBook:
                 self._store(structs.replace(reservation, cause=cause), out)
 
     def _lowest_free_nodes(self, reservation: Reservation, now: float) -> tuple[str, ...] | None:
-        """The nodes for one that binds late; jobs past their limits are counted if that can be."""
+        """Return the lowest-numbered free nodes for a late-binding reservation, or None.
+
+        Nodes that jobs may hold past their limits are avoided if possible.
+        """
         earliest = max(reservation.start, now)
         fixed = [
             other
@@ -612,7 +614,7 @@ class ReservationBook:
         return None
 
     def _reassign_nodes(self, cluster: str, now: float, out: Outcome) -> None:
-        """Replace nodes that have failed, and what was refused."""
+        """Assign new nodes for those that failed, and to reservations that were rejected."""
         rejected = [
             reservation
             for reservation in self.availability.open_on(cluster)
@@ -628,7 +630,7 @@ class ReservationBook:
             return
         for reservation in rejected:
             self._to_reassign.discard(reservation.id)
-        if not self.availability.reserves_nodes(cluster):  # its manager chooses
+        if not self.availability.reserves_nodes(cluster):  # the manager chooses
             out.reservation_actions += [
                 Bind(cluster, reservation.id) for reservation in (*rejected, *failing)
             ]
@@ -690,7 +692,9 @@ class ReservationBook:
         cause: str = "",
         force_id: int | None = None,
     ) -> None:
-        """Give reservations their nodes, in an order in which each finds its own free."""
+        """Store new nodes and bind them, in an order in which each reservation finds its nodes
+        free.
+        """
         new_nodes = {
             id: nodes
             for id, nodes in assignment.items()
@@ -716,12 +720,12 @@ class ReservationBook:
             if not self._awaits_node_choice(reservation):
                 out.reservation_actions.append(Bind(cluster, id))
 
-    # What becomes of one
+    # Changes of a reservation
 
     def _transition(
         self, reservation: Reservation, transition: ReservationTransition, cause: str, out: Outcome
     ) -> Reservation:
-        """Let something happen to a reservation: the only place where its state changes."""
+        """Apply a transition: the only place where the state of a reservation changes."""
         updated = structs.replace(
             reservation, state=next_state(reservation, transition), cause=cause
         )
@@ -740,11 +744,11 @@ class ReservationBook:
         self._store(
             structs.replace(self._transition(reservation, transition, cause, out), closed=now), out
         )
-        if reservation.cluster in self._clusters:  # else it is told once that is configured again
+        if reservation.cluster in self._clusters:  # else when the cluster is configured again
             out.reservation_actions.append(Unbind(reservation.cluster, reservation.id))
 
     def _break(self, reservation: Reservation, now: float, cause: str, out: Outcome) -> None:
-        """It cannot be kept: tell why, and which window there is instead."""
+        """Break a reservation: log the cause and store the window offered instead."""
         self._close(reservation, ReservationTransition.BREAK, now, cause, out)
         configured = reservation.cluster in self._clusters
         offer = (
@@ -759,7 +763,7 @@ class ReservationBook:
         )
 
     def _next_window_on_cluster(self, reservation: Reservation, now: float) -> Offer | None:
-        """The next window of its cluster that would do."""
+        """Return the next window of the same length and size on its cluster."""
         duration, ready = reservation.until - reservation.start, max(reservation.start, now)
         starts = [
             start
@@ -774,7 +778,7 @@ class ReservationBook:
         )
 
     def _next_window_anywhere(self, reservation: Reservation, now: float) -> Offer | None:
-        """The next window of any cluster with as many processors, as these have told last."""
+        """Return the next window of any cluster with as many processors, by the last surveys."""
         earliest, duration = max(reservation.start, now), reservation.end - reservation.start
         candidates = [
             name
@@ -817,11 +821,11 @@ class ReservationBook:
 
 
 def _without_let_run(offer: Offer, let_run: float) -> Offer:
-    """The window of an offer that holds its nodes until its jobs are gone."""
+    """Return the offer without the time that jobs may run past its end."""
     return replace(offer, end=offer.end - let_run)
 
 
 def _natural_key(node: str) -> list[tuple[int, str]]:
-    """What sorts n2 before n10."""
+    """Return a key that sorts n2 before n10."""
     parts = re.split(r"(\d+)", node)
     return [(int(part) if part.isdecimal() else -1, part) for part in parts]

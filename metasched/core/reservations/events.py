@@ -1,4 +1,4 @@
-"""Events and actions of advance reservations."""
+"""Events and actions of advance reservations; times are seconds since the epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from metasched.model.survey import Survey
 
 
 class SurveyReceived(msgspec.Struct, frozen=True):
-    """What a cluster's manager tells of its nodes."""
+    """A cluster's manager reported the use of its nodes."""
 
     time: float
     cluster: str
@@ -23,27 +23,22 @@ class SurveyReceived(msgspec.Struct, frozen=True):
 class ReservationRequested(
     msgspec.Struct, rename=STORED_FIELDS["ReservationRequested"], frozen=True
 ):
-    """A user wants a reservation: `request` counts processors, or nodes with `by_node`.
-
-    `clusters` are those to choose from. `until` (the horizon) bounds what is offered instead.
-    What runs in it may go on for `let_run` seconds after its end. `licences` are to be kept, too.
-    The owner is written to at `mail`.
-    """
+    """A user requests a reservation."""
 
     time: float
     id: int
     user: str
-    request: ReservationRequest
+    request: ReservationRequest  # counts processors, or nodes if `by_node`
     by_node: bool
-    clusters: tuple[str, ...]
-    horizon: float
-    let_run: float = 0.0
-    licences: Mapping[str, int] = msgspec.field(default_factory=dict)
-    mail: str = ""
+    clusters: tuple[str, ...]  # to choose from
+    horizon: float  # latest end of alternative offers
+    let_run: float = 0.0  # seconds that jobs may run past the end
+    licences: Mapping[str, int] = msgspec.field(default_factory=dict)  # to reserve as well
+    mail: str = ""  # address of the owner
 
 
 class ReservationBound(msgspec.Struct, frozen=True):
-    """The manager keeps these nodes for it."""
+    """The manager confirmed these nodes for a reservation."""
 
     time: float
     id: int
@@ -51,7 +46,7 @@ class ReservationBound(msgspec.Struct, frozen=True):
 
 
 class ReservationRejected(msgspec.Struct, frozen=True):
-    """The manager certainly does not keep for it what was asked for."""
+    """The manager certainly did not create or change the reservation as requested."""
 
     time: float
     id: int
@@ -59,14 +54,14 @@ class ReservationRejected(msgspec.Struct, frozen=True):
 
 
 class ReservationReleased(msgspec.Struct, frozen=True):
-    """The manager keeps nothing for it any more."""
+    """The manager has deleted the reservation."""
 
     time: float
     id: int
 
 
 class ReservationCancelled(msgspec.Struct, frozen=True):
-    """Its owner does not want it any more."""
+    """The owner, or an operator, cancelled a reservation."""
 
     time: float
     id: int
@@ -85,7 +80,7 @@ ReservationEvent = (
 
 @dataclass(frozen=True)
 class Bind:
-    """Let the manager keep the nodes of a reservation, as they are in the book by then."""
+    """Create or change a reservation at its manager, as it is in the book at that time."""
 
     cluster: str
     id: int
@@ -93,7 +88,7 @@ class Bind:
 
 @dataclass(frozen=True)
 class Unbind:
-    """Let the manager forget a reservation."""
+    """Delete a reservation at its manager."""
 
     cluster: str
     id: int
@@ -101,7 +96,7 @@ class Unbind:
 
 @dataclass(frozen=True)
 class SurveyCluster:
-    """Ask the manager for a survey."""
+    """Query a survey from the manager."""
 
     cluster: str
 

@@ -1,21 +1,23 @@
-"""What one cluster can offer for a reservation request."""
+"""Requests for advance reservations, and the offers of one cluster: pure, over `Carts`.
+
+Source: Kurowski et al. 2011, section 4.4.1. Times are seconds, sizes count processors or nodes,
+whichever unit the cluster's `Carts` counts.
+"""
 
 from __future__ import annotations
 
 from metasched.carts.carts import Carts
 from metasched.model.reservation_request import Offer, ReservationRequest
 
-MIN_OFFERED_DURATION = (
-    60.0  # seconds: no window shorter than that is offered to somebody who asked for more
-)
+MIN_OFFERED_DURATION = 60.0  # seconds: a request for more is offered no shorter window
 
 
 def best_offer(carts: Carts, request: ReservationRequest) -> Offer | None:
-    """The best that the cluster can promise of a request, or None; nothing is reserved."""
+    """Return the best offer of the cluster for a request, or None; nothing is reserved."""
     if request.min_duration < request.max_duration:
         return _longest_offer(carts, request)
     low, high, offer = request.min_size, min(request.max_size, carts.capacity), None
-    while low <= high:  # where a size is free every smaller one is
+    while low <= high:  # if a size fits, so does every smaller size
         size = (low + high + 1) // 2
         start = carts.earliest_start(size, request.max_duration, request.ready, request.deadline)
         if start is None:
@@ -26,10 +28,10 @@ def best_offer(carts: Carts, request: ReservationRequest) -> Offer | None:
 
 
 def alternative_offers(carts: Carts, request: ReservationRequest, horizon: float) -> list[Offer]:
-    """What would be possible instead of a request that is not, the nearest to it first.
+    """Return offers for a request that cannot be met, the nearest to it first.
 
-    The same later, ending by `until` (the horizon); fewer processors in the window; a shorter time
-    in the window.
+    They are: the same later, ending by `horizon`; fewer processors in the window; a shorter
+    duration in the window.
     """
     ready, deadline, size = request.ready, request.deadline, request.min_size
     offers = []
