@@ -99,10 +99,10 @@ async def cancel(caller: CurrentCaller, service: CurrentService, id: int) -> dic
     if reservation.user != caller.user and not caller.operator:
         message = f"reservation {id} is {reservation.user}'s, and you are {caller.user}"
         raise ForbiddenError(f"{message}; ask its owner or an operator")
-    current = service.core.reservations.reservations.get(id)
+    current = service.core.reservations.by_id.get(id)
     if current is not None and current.state in OPEN_STATES:
         service.apply_events(ReservationCancelled(time.time(), id, caller.user))
-        reservation = service.core.reservations.reservations[id]
+        reservation = service.core.reservations.by_id[id]
     return _reservation_row(reservation)
 
 
@@ -144,7 +144,7 @@ async def _reserve(service: SchedulerService, user: str, body: ReservationBody) 
         raise ApiError(403, f"{message}; ask for fewer")
     open_reservations = [
         reservation
-        for reservation in book.reservations.values()
+        for reservation in book.by_id.values()
         if reservation.user == user and reservation.state in OPEN_STATES
     ]
     if excess := quota.refusal(
@@ -152,7 +152,7 @@ async def _reserve(service: SchedulerService, user: str, body: ReservationBody) 
     ):
         raise ApiError(403, f"{excess}; ask for less, or cancel another")
     if body.dry_run:
-        offers = book.offers(event)
+        offers = book.offer_finder.offers(event)
         if not offers:
             raise ApiError(403, _explain_refusal(service, event))
         return {
@@ -167,14 +167,14 @@ async def _reserve(service: SchedulerService, user: str, body: ReservationBody) 
                 | {
                     "starts": [
                         list(map(iso, interval))
-                        for interval in book.possible_starts(event, name, offer)[:MAX_STARTS]
+                        for interval in book.offer_finder.possible_starts(event, name, offer)[:MAX_STARTS]
                     ]
                 }
                 for name, offer in offers.items()
             ]
         }
     service.apply_events(event)
-    if reservation_id not in book.reservations:
+    if reservation_id not in book.by_id:
         raise ApiError(403, _explain_refusal(service, event))
     reservation = await _await_answer(service, reservation_id)
     if reservation.state is ReservationState.BROKEN:
@@ -305,12 +305,12 @@ def _eligible_clusters(service: SchedulerService, body: ReservationBody) -> tupl
 
 async def _await_answer(service: SchedulerService, reservation_id: int) -> Reservation:
     """The reservation once its manager has answered, or after a while as it is."""
-    reservation = service.core.reservations.reservations[reservation_id]
+    reservation = service.core.reservations.by_id[reservation_id]
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT):
             while reservation.state is ReservationState.REQUESTED:
                 await service.state_changed.wait()
-                reservation = service.core.reservations.reservations.get(
+                reservation = service.core.reservations.by_id.get(
                     reservation_id
                 ) or _stored_reservation(service, reservation_id)
     except TimeoutError:
@@ -330,8 +330,8 @@ def _stored_reservation(service: SchedulerService, reservation_id: int) -> Reser
 def _explain_refusal(service: SchedulerService, event: ReservationRequested) -> str:
     """Why a request is refused, and what would be possible."""
     book, licences = service.core.reservations, service.core.licences
-    alternatives = book.alternatives(event)
-    if not event.licences or not book.offers(structs.replace(event, licences={})):
+    alternatives = book.offer_finder.alternatives(event)
+    if not event.licences or not book.offer_finder.offers(structs.replace(event, licences={})):
         return _alternatives_message(book, alternatives)
     licence_names = " and ".join(f"{name}:{count}" for name, count in event.licences.items())
     conflicts = [
@@ -427,7 +427,7 @@ def apply_reservation(
     """
     if request.reservation is None:
         return request
-    reservation = service.core.reservations.reservations.get(request.reservation)
+    reservation = service.core.reservations.by_id.get(request.reservation)
     reservation = reservation or _stored_reservation(service, request.reservation)
     name = f"reservation {reservation.id}"
     if reservation.user != user:
@@ -474,7 +474,7 @@ def remaining_seconds(
 
 def check_reservation_fit(service: SchedulerService, job: Job, now: float) -> None:
     """Wrong if a job that is changed no longer fits into its reservation, if it has an open one."""
-    reservation = service.core.reservations.reservations.get(job.reservation or 0)
+    reservation = service.core.reservations.by_id.get(job.reservation or 0)
     if reservation is None or reservation.state not in OPEN_STATES:
         return
     if job.time_limit is None:

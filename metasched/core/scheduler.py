@@ -124,7 +124,7 @@ class Core:
         if isinstance(event, ClockSet):
             self.licences.adjust_clock(event.step)
         self.licences.expire_lingering(event.time)
-        if self.reservations.reservations and not isinstance(event, DaemonStarted):
+        if self.reservations.by_id and not isinstance(event, DaemonStarted):
             self.reservations.advance_time(event.time, outcome)
             self._leasing.update_windows(outcome.reservations.values())
         match event:
@@ -165,9 +165,7 @@ class Core:
                 self._gates.request_recheck()
             case ClusterResumed():
                 self._withdrawals.apply_resume(event)
-                self._withdrawals.recall_from_closed_reservations(
-                    self.reservations.reservations.values()
-                )
+                self._withdrawals.recall_from_closed_reservations(self.reservations.by_id.values())
                 self._gates.request_recheck()
             case LicencesCounted():
                 for count in event.counts:
@@ -198,7 +196,7 @@ class Core:
             self._leasing.update_windows(outcome.reservations.values())
             self._withdrawals.recall_from_closed_reservations(outcome.reservations.values())
             self._gates.request_recheck()
-        if self.reservations.reservations:
+        if self.reservations.by_id:
             self._withdrawals.end_overrunning_tasks(self.reservations.collect_expired(event.time))
         self._placement.place_ready_tasks()
         if isinstance(event, ListingReceived) and self.policy.pull_enabled:
@@ -257,7 +255,7 @@ class Core:
         self._leasing.configure(
             pools, policy.patience, [cluster.name for cluster in event.clusters]
         )
-        self._leasing.update_windows(self.reservations.reservations.values())
+        self._leasing.update_windows(self.reservations.by_id.values())
         self.state.classifier = Classifier(
             max_priority=policy.max_priority,
             heuristics=[
@@ -339,7 +337,7 @@ class Core:
         self._leasing.rebuild()
         self.reservations.start(event.instance, event.policy, event.clusters, self.state.outcome)
         # including reservations that closed while their cluster was not configured
-        self._withdrawals.recall_from_closed_reservations(self.reservations.reservations.values())
+        self._withdrawals.recall_from_closed_reservations(self.reservations.by_id.values())
 
     def _apply_clock_set(self, event: ClockSet) -> None:
         """Shift the origins of durations: a step of the clock is not elapsed time.

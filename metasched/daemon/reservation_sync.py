@@ -97,7 +97,7 @@ class ReservationSync:
             await self._survey()
 
     async def _bind(self, action: Bind) -> None:
-        reservation = self._host.core.reservations.reservations.get(action.id)
+        reservation = self._host.core.reservations.by_id.get(action.id)
         if reservation is None or reservation.state not in OPEN_STATES:
             self._complete(action)
             return

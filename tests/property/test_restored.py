@@ -200,7 +200,7 @@ class Restored(World):
         )
         kept = tuple(
             ManagerReservation(manager_name(INSTANCE, one.id), one.start, one.end, one.bound_nodes)
-            for one in self.core.reservations.reservations.values()
+            for one in self.core.reservations.by_id.values()
             if held and one.cluster == name and one.bound_nodes
         )
         self.step(SurveyReceived(self.now, name, Survey(self.now, uses, kept)))
@@ -226,7 +226,7 @@ class Restored(World):
 
     @rule(data=st.data(), what=st.sampled_from(["bound", "bound", "declined", "cancel", "release"]))
     def tell_of_reservation(self, data: Any, what: str) -> None:
-        known = self.core.reservations.reservations
+        known = self.core.reservations.by_id
         there = [id for id, one in known.items() if one.cluster in self.configured]
         if not there:
             return
@@ -243,7 +243,7 @@ class Restored(World):
 
     @rule(data=st.data(), wants=st.sampled_from([{}, {"a": 1}, {"a": 2}]))
     def submit_reserved(self, data: Any, wants: dict[str, int]) -> None:
-        known = self.core.reservations.reservations
+        known = self.core.reservations.by_id
         if not known:
             return
         one = known[data.draw(st.sampled_from(sorted(known)))]

@@ -69,7 +69,7 @@ class Windows(RuleBasedStateMachine):
             self.step(
                 ReservationRequested(self.now, id, "ada", request, True, ("alpha",), 1e6, let_run)
             )
-            self.windows[id] = self.core.reservations.reservations[id]
+            self.windows[id] = self.core.reservations.by_id[id]
             self.step(ReservationBound(self.now, id, self.windows[id].nodes))
         for id in range(1, JOBS + 1):
             within = data.draw(st.sampled_from([None, *self.windows, *self.windows]))
@@ -130,7 +130,7 @@ class Windows(RuleBasedStateMachine):
             )
         )
         for task in self.core.tasks_on("alpha"):
-            known = task.job.reservation in self.core.reservations.reservations
+            known = task.job.reservation in self.core.reservations.by_id
             if known and task.live_attempt.has_started and self.over(task.job.id, self.now):
                 assert self.told[task.job.id, task.live_attempt.number] == 1
 
@@ -156,14 +156,14 @@ class Windows(RuleBasedStateMachine):
 
     @rule(id=st.integers(1, 3))
     def cancel(self, id: int) -> None:
-        one = self.core.reservations.reservations.get(id)
+        one = self.core.reservations.by_id.get(id)
         if one is not None and one.state in OPEN_STATES:
             self.step(ReservationCancelled(self.now, id, "ada"))
 
     @rule(id=st.integers(1, 3))
     def is_forgotten(self, id: int) -> None:
         """A manager deletes none in which jobs are."""
-        one = self.core.reservations.reservations.get(id)
+        one = self.core.reservations.by_id.get(id)
         if one is None or one.state in OPEN_STATES:
             return
         live = {job for job, row in self.rows.items() if row.ended is None}

@@ -85,7 +85,7 @@ def test_a_crash_after_any_step_loses_nothing_and_tells_managers_again(ledger: L
     for event, told, state in (
         (None, [Bind("alpha", 1)], ReservationState.REQUESTED),
         (
-            ReservationBound(NOW, 1, core.reservations.reservations[1].nodes),
+            ReservationBound(NOW, 1, core.reservations.by_id[1].nodes),
             [],
             ReservationState.BOUND,
         ),
@@ -95,12 +95,12 @@ def test_a_crash_after_any_step_loses_nothing_and_tells_managers_again(ledger: L
             step(core, ledger, event)
         core, out = life(ledger)  # the last one is gone without a word
         assert out.reservation_actions == told
-        assert core.reservations.reservations[1].state is state
-        assert ledger.reservation(1) == core.reservations.reservations[1]
+        assert core.reservations.by_id[1].state is state
+        assert ledger.reservation(1) == core.reservations.by_id[1]
     step(core, ledger, ReservationReleased(NOW, 1))
     core, out = life(ledger)
     assert out.reservation_actions == []
-    assert core.reservations.reservations == {}
+    assert core.reservations.by_id == {}
     stored = ledger.reservation(1)
     assert stored is not None
     assert (stored.state, stored.known_to_manager) == (ReservationState.CANCELLED, False)
@@ -187,7 +187,7 @@ def test_nor_can_they_promise_a_licence_twice_for_two_clusters(ledger: Ledger) -
     step(third, ledger, BESIDE)
     step(third, ledger, asked(ledger, start=150.0, cluster="beta", matlab=1))
     third, _ = life(ledger)
-    assert [one.licences for one in third.reservations.reservations.values()] == [
+    assert [one.licences for one in third.reservations.by_id.values()] == [
         {"matlab": 3},
         {"matlab": 1},
         {"matlab": 1},

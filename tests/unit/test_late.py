@@ -93,7 +93,7 @@ class Site:
         book = self.core.reservations
         held = tuple(
             ManagerReservation(manager_name("i", r.id), r.start, r.end, r.bound_nodes)
-            for r in book.reservations.values()
+            for r in book.by_id.values()
             if r.bound_nodes
         )
         return self.step(
@@ -104,11 +104,11 @@ class Site:
         request = ReservationRequest.fixed(size, T + start, T + end)
         asked = ReservationRequested(self.now, id, "ada", request, True, ("alpha",), T + 1e6)
         self.step(asked)
-        made = self.core.reservations.reservations.get(id)
+        made = self.core.reservations.by_id.get(id)
         return None if made is None else made.state
 
     def stage(self) -> ReservationState:
-        return self.core.reservations.reservations[1].state
+        return self.core.reservations.by_id[1].state
 
     def reason(self, id: int) -> str:
         return self.core.tasks[id, 0].reason
@@ -210,7 +210,7 @@ def test_shortly_before_its_start_the_lowest_nodes_that_will_be_free_are_bound()
     site.survey(n1=(0, 3600), n2=(0, 985))
     assert site.out.reservation_actions == [Bind("alpha", 1)]
     book = site.core.reservations
-    assert book.reservations[1].nodes == ("n2", "n10")
+    assert book.by_id[1].nodes == ("n2", "n10")
     assert site.survey(n1=(0, 3600)).reservation_actions == []
     site.step(ReservationBound(site.now, 1, ("n2", "n10")))
     assert site.stage() is ReservationState.BOUND
@@ -227,7 +227,7 @@ def test_nodes_that_jobs_hold_past_their_limits_are_taken_only_for_want_of_other
         site.now = T + 950
         site.step(TimerExpired(site.now))
         site.survey(n1=(0, 995))
-        assert site.core.reservations.reservations[1].nodes == chosen
+        assert site.core.reservations.by_id[1].nodes == chosen
 
 
 def test_one_that_finds_too_few_nodes_is_tried_until_its_start_and_broken_at_it() -> None:
@@ -238,14 +238,14 @@ def test_one_that_finds_too_few_nodes_is_tried_until_its_start_and_broken_at_it(
     site.step(TimerExpired(site.now))
     site.survey(n1=(0, 3600))  # somebody else's
     book = site.core.reservations
-    assert (book.reservations[1].state, book.reservations[1].cause) == (
+    assert (book.by_id[1].state, book.by_id[1].cause) == (
         ReservationState.CONFIRMED,
         "too few nodes are free for it as yet",
     )
     site.now = T + 1000
     assert site.step(TimerExpired(site.now)).reservation_actions == [SurveyCluster("alpha")]
     assert site.survey(n1=(0, 3600)).reservation_actions == [Unbind("alpha", 1)]
-    assert book.reservations[1].state is ReservationState.BROKEN
+    assert book.by_id[1].state is ReservationState.BROKEN
 
 
 def test_after_a_restart_nothing_is_bound_too_early_and_nothing_sent_that_may_be_in_the_way() -> (
@@ -255,7 +255,7 @@ def test_after_a_restart_nothing_is_bound_too_early_and_nothing_sent_that_may_be
     site.survey()
     site.reserve(1, 1000, 2000, size=1)
     again = Site()
-    again.core.restore([], {}, {}, [], reservations=site.core.reservations.reservations.values())
+    again.core.restore([], {}, {}, [], reservations=site.core.reservations.by_id.values())
     described = (
         Cluster(name="alpha", adapter="slurm", supports_reservations=True, binds_late=True),
     )

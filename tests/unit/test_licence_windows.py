@@ -105,10 +105,10 @@ class Site:
     ) -> ReservationState | None:
         """Ask for a node and licences for that window; what became of it."""
         self.step(self.event(id, ReservationRequest.fixed(1, T + start, T + end), now, **licences))
-        one = self.core.reservations.reservations.get(id)
+        one = self.core.reservations.by_id.get(id)
         if one is not None:
             self.step(ReservationBound(T + now, id, one.nodes))
-        return None if one is None else self.core.reservations.reservations[id].state
+        return None if one is None else self.core.reservations.by_id[id].state
 
     def submit(self, id: int, many: int, limit: float | None, at: float = 0.0, **more: int) -> bool:
         """Whether a job that wants so many goes at once."""
@@ -190,8 +190,8 @@ def test_windows_are_promised_where_all_their_licences_are_free() -> None:
     assert site.reserve(7, 3000, 3100, matlab=3) is ReservationState.BOUND
     asked = site.event(8, ReservationRequest.flexible(1, 50, T, T + 4000), matlab=2)
     book = site.core.reservations
-    assert book.offers(asked) == {"alpha": Offer(T + 1200, T + 1250, 1)}
-    assert book.possible_starts(asked, "alpha", Offer(T + 1200, T + 1250, 1)) == [
+    assert book.offer_finder.offers(asked) == {"alpha": Offer(T + 1200, T + 1250, 1)}
+    assert book.offer_finder.possible_starts(asked, "alpha", Offer(T + 1200, T + 1250, 1)) == [
         (T + 1200, T + 2950),
         (T + 3100, T + 3950),
     ]

@@ -80,7 +80,7 @@ class Desk:
 
     def bind(self, *ids: int, now: float = T) -> None:
         for id in ids:
-            self.step(ReservationBound(now, id, self.book.reservations[id].nodes))
+            self.step(ReservationBound(now, id, self.book.by_id[id].nodes))
 
     def held(self) -> tuple[ManagerReservation, ...]:
         return tuple(
@@ -92,7 +92,7 @@ class Desk:
         return self[id].state
 
     def __getitem__(self, id: int) -> Reservation:
-        return self.book.reservations[id]
+        return self.book.by_id[id]
 
 
 def passed(desk: Desk, now: float) -> Outcome:
@@ -135,7 +135,7 @@ def test_a_promise_is_stored_with_the_wish_to_bind_it() -> None:
     assert (desk.state(1), desk[1].closed) == (ReservationState.ENDED, T + 20)
     assert out.reservation_actions == [Unbind("alpha", 1)]
     desk.step(ReservationReleased(T + 21, 1))
-    assert desk.book.reservations == {}
+    assert desk.book.by_id == {}
 
 
 BETA = Cluster(name="beta", adapter="drmaa", supports_reservations=True)
@@ -251,15 +251,16 @@ def test_others_move_to_another_host_where_one_has_its_processors_on_one_host() 
     desk.bind(1, 2)
     told("h1", "h2")
     third = ask(3, 100, 300)
-    assert desk.book.offers(third) == {"alpha": Offer(T + 100, T + 300, 2)}
-    assert desk.book.possible_starts(third, "alpha", Offer(T + 100, T + 300, 2)) == [
+    assert desk.book.offer_finder.offers(third) == {"alpha": Offer(T + 100, T + 300, 2)}
+    assert desk.book.offer_finder.possible_starts(third, "alpha", Offer(T + 100, T + 300, 2)) == [
         (T + 100, T + 100)
     ]
-    assert desk.book.offers(ask(3, 100, 300, size=3)) == {}
-    assert desk.book.offers(ask(3, 40, 300)) == {}  # one processor of each host is taken
+    assert desk.book.offer_finder.offers(ask(3, 100, 300, size=3)) == {}
+    # one processor of each host is taken
+    assert desk.book.offer_finder.offers(ask(3, 40, 300)) == {}
     out = desk.step(third)
     assert out.reservation_actions == [Bind("alpha", 3)]
-    assert desk.book.offers(ask(4, 100, 300)) == {}
+    assert desk.book.offer_finder.offers(ask(4, 100, 300)) == {}
 
 
 def test_dynamic_binding_admits_what_static_binding_must_refuse() -> None:
@@ -329,13 +330,13 @@ def test_a_node_that_fails_after_the_start_is_replaced_if_another_is_free() -> N
     told = f"{was} cannot be used, and no other node is free"
     assert (desk[1].cause, out.warnings) == (told, [f"reservation 1 of ada: {told}"])
     desk.ask(2, 15, 20, now=T + 11)
-    assert 2 not in desk.book.reservations
+    assert 2 not in desk.book.by_id
     out = desk.tell(T + 12, broken, NodeUsage((other,), 4, True), held=desk.held())
     assert (desk[1].nodes, out.reservation_actions) == ((other,), [Bind("alpha", 1)])
     desk.bind(1, now=T + 13)
     assert (desk.state(1), desk[1].cause) == (ReservationState.ACTIVE, f"moved to {other}")
     desk.ask(2, 15, 20, now=T + 13)
-    assert 2 not in desk.book.reservations
+    assert 2 not in desk.book.by_id
 
 
 def test_while_its_jobs_may_go_on_nobody_else_is_promised_its_nodes() -> None:
@@ -344,7 +345,7 @@ def test_while_its_jobs_may_go_on_nobody_else_is_promised_its_nodes() -> None:
     assert desk.ask(2, 24, 30).reservations == {}
     assert desk.ask(2, 5, 9, let_run=2).reservations == {}
     event = desk.asked(2, 24, 30)
-    [offer] = desk.book.alternatives(event)["alpha"]
+    [offer] = desk.book.offer_finder.alternatives(event)["alpha"]
     assert offer == Offer(T + 25, T + 31, 1)
     desk.bind(1)
     for id, start, end, given in ((2, 24, 30, False), (3, 25, 30, True)):
@@ -474,7 +475,7 @@ def test_after_a_restart_each_manager_is_told_again_what_it_may_lack() -> None:
     desk.bind(1, 2)
     desk.step(ReservationCancelled(T, 2, "ada"))
     again, out = ReservationBook(LicenceQueue()), Outcome()
-    again.restore(desk.book.reservations.values())
+    again.restore(desk.book.by_id.values())
     again.start("i", Policy(), [ALPHA], out)
     assert out.reservation_actions == [Unbind("alpha", 2), Bind("alpha", 3)]
     assert again.next_due == T + 10
@@ -626,6 +627,6 @@ def test_which_cluster_has_a_reservation(
             T + 100,
         )
     )
-    assert list(book.offers(event)) == ["beta", "alpha"]
+    assert list(book.offer_finder.offers(event)) == ["beta", "alpha"]
     book.handle(event, out)
-    assert book.reservations[1].cluster == chosen
+    assert book.by_id[1].cluster == chosen

@@ -71,11 +71,8 @@ class Desk:
 
     def apply_events(self, event: CoreEvent) -> None:
         self.core.step(event)
-        if (
-            isinstance(event, ReservationRequested)
-            and event.id in self.core.reservations.reservations
-        ):
-            nodes = self.core.reservations.reservations[event.id].nodes
+        if isinstance(event, ReservationRequested) and event.id in self.core.reservations.by_id:
+            nodes = self.core.reservations.by_id[event.id].nodes
             self.core.step(ReservationBound(event.time, event.id, nodes))
 
     def reserve(self, dry_run: bool = False, /, **licences: int) -> dict[str, Any]:
@@ -117,7 +114,7 @@ def test_a_window_has_its_licences_and_the_next_one_is_told_who_has_them() -> No
 @pytest.mark.parametrize(
     ("wanted", "told"),
     [
-        ({"matlab": 4}, "4 of licence matlab, there are 4, 1 of them kept free; ask for 3"),
+        ({"matlab": 4}, "4 of licence matlab, there are 4, 1 of them kept free; ask for at most 3"),
         ({"matlap": 1}, "no licence 'matlap' is known; did you mean matlab?"),
         ({"cad": 1}, "licence cad can be used on some machines of alpha only, and floating ones"),
         ({"ansys": 1}, "alpha: licence ansys cannot be used there"),
@@ -131,7 +128,7 @@ def test_licences_that_cannot_be_reserved(wanted: dict[str, int], told: str) -> 
         desk.reserve(**wanted)
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
-    assert desk.core.reservations.reservations == {}
+    assert desk.core.reservations.by_id == {}
 
 
 def test_who_has_all_that_may_be_reserved_gets_more_once_some_of_it_is_over() -> None:
@@ -165,4 +162,4 @@ def test_how_far_ahead_and_for_how_long(quota: ReservationQuota, told: str) -> N
     desk.quota = quota
     with pytest.raises(ApiError, match=told):
         desk.reserve()
-    assert desk.core.reservations.reservations == {}
+    assert desk.core.reservations.by_id == {}

@@ -53,7 +53,7 @@ class Site:
         self.step(SurveyReceived(T, "alpha", Survey(T, (nodes,))))
         request = ReservationRequest.fixed(1, START, END)
         self.step(ReservationRequested(T, 1, "ada", request, True, ("alpha",), T + 1e6, let_run))
-        self.step(ReservationBound(T, 1, self.core.reservations.reservations[1].nodes))
+        self.step(ReservationBound(T, 1, self.core.reservations.by_id[1].nodes))
 
     def step(self, event: CoreEvent) -> Outcome:
         self.out = self.core.step(event)

@@ -26,13 +26,13 @@ class Availability:
 
     def __init__(self, reservations: Mapping[int, Reservation], licences: LicenceQueue) -> None:
         self._reservations, self._licences = reservations, licences
-        self._clusters: dict[str, Cluster] = {}
+        self.clusters: dict[str, Cluster] = {}
         self._instance = ""
         self.surveys: dict[str, Survey] = {}
 
     def configure(self, instance: str, clusters: Mapping[str, Cluster]) -> None:
         """Set the clusters and forget all surveys."""
-        self._instance, self._clusters, self.surveys = instance, dict(clusters), {}
+        self._instance, self.clusters, self.surveys = instance, dict(clusters), {}
 
     def open_on(self, cluster: str) -> list[Reservation]:
         """Return the open reservations of a cluster."""
@@ -49,7 +49,7 @@ class Availability:
 
     def guard(self, cluster: str) -> float:
         """Return for how many seconds jobs of a late-binding cluster may outlast their limits."""
-        settings, survey = self._clusters.get(cluster), self.surveys.get(cluster)
+        settings, survey = self.clusters.get(cluster), self.surveys.get(cluster)
         if settings is None or not settings.binds_late:
             return 0.0
         reported = None if survey is None else survey.guard

@@ -1,0 +1,104 @@
+"""Choice of nodes for reservations: late binding, rejected nodes, failed nodes. Pure.
+
+Times are seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from metasched.carts.node_assignment import NodeDemand, assign_nodes, move_order
+from metasched.core.reservations.availability import Availability
+from metasched.model.reservation import Reservation, ReservationState
+from metasched.model.survey import Span
+
+Assignment = Mapping[int, tuple[str, ...]]  # nodes by reservation
+
+
+def lowest_free_nodes(
+    availability: Availability, reservation: Reservation, bound: Iterable[Reservation], now: float
+) -> tuple[str, ...] | None:
+    """Return the lowest-numbered free nodes for a late-binding reservation, or None.
+
+    `bound` are the reservations of the cluster whose nodes are chosen, but not active. Nodes that
+    jobs may hold past their limits are avoided if possible.
+    """
+    earliest = max(reservation.start, now)
+    bound = list(bound)
+    for guard in (availability.guard(reservation.cluster), 0.0):
+        busy = availability.busy_spans(reservation.cluster, now, guard=guard)
+        for other in bound:
+            for node in busy.keys() & set(other.nodes):
+                busy[node].append((other.start, other.until))
+        free = [
+            node
+            for node in sorted(busy, key=_natural_key)
+            if not any(start < reservation.until and earliest < end for start, end in busy[node])
+        ]
+        if len(free) >= reservation.size:
+            return tuple(free[: reservation.size])
+    return None
+
+
+def nodes_after_rejection(
+    availability: Availability,
+    reservation: Reservation,
+    unassigned: Collection[int],
+    busy: Mapping[str, Sequence[Span]],
+) -> Assignment | None:
+    """Return new nodes for a rejected reservation and those that make room for it, or None.
+
+    `unassigned` are the reservations still without valid nodes.
+    """
+    demands = [
+        replace(demand, current=()) if demand.id == reservation.id else demand
+        for demand in availability.needs(reservation.cluster)
+        if demand.id == reservation.id or demand.id not in unassigned
+    ]
+    return assign_nodes(busy, demands)
+
+
+def nodes_after_failure(
+    availability: Availability, reservation: Reservation, now: float
+) -> Assignment | None:
+    """Return nodes that replace the failed nodes of a reservation, or None.
+
+    Other reservations that have not begun may move to make room for it.
+    """
+    busy = availability.busy_spans(reservation.cluster, now, excluded_id=reservation.id)
+    usable = tuple(node for node in reservation.nodes if node in busy)
+    start = reservation.start
+    if reservation.state is ReservationState.ACTIVE:
+        start = max(start, now)
+    demands = [
+        *(need for need in availability.needs(reservation.cluster) if need.id != reservation.id),
+        NodeDemand(reservation.id, start, reservation.until, reservation.size, usable),
+    ]
+    return assign_nodes(busy, demands)
+
+
+def moves_in_order(
+    assignment: Assignment, reservations: Mapping[int, Reservation], forced: int | None = None
+) -> list[tuple[int, tuple[str, ...]]]:
+    """Return the reservations whose nodes change, in an order in which each finds its nodes free.
+
+    The reservation `forced` is included even if its nodes stay the same.
+    """
+    new_nodes = {
+        id: nodes
+        for id, nodes in assignment.items()
+        if set(nodes) != set(reservations[id].bound_nodes) or id == forced
+    }
+    current = {
+        moved.id: NodeDemand(moved.id, moved.start, moved.until, moved.size, moved.bound_nodes)
+        for moved in map(reservations.__getitem__, new_nodes)
+    }
+    return [(id, new_nodes[id]) for id in move_order(current, new_nodes)]
+
+
+def _natural_key(node: str) -> list[tuple[int, str]]:
+    """Return a key that sorts n2 before n10."""
+    parts = re.split(r"(\d+)", node)
+    return [(int(part) if part.isdecimal() else -1, part) for part in parts]
