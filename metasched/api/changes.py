@@ -16,12 +16,12 @@ from metasched.api.modifications import (
     needs_new_dispatch,
 )
 from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
-from metasched.api.reservations import check_reservation_fit
 from metasched.api.selection import JobSelection, change_results, select_tasks
 from metasched.api.submissions import deadline_warnings, default_time_limit, dependency_targets
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import CoreEvent, JobModified, JobRequeued, UserAction, UserRequested
 from metasched.core.transitions import FINAL, QUEUED_OR_HELD, STARTED, UNSTARTED
+from metasched.daemon.reserved_jobs import check_reservation_fit
 from metasched.daemon.service import SchedulerService
 from metasched.errors import ApiError
 from metasched.model.job import Job, State

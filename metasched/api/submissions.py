@@ -16,12 +16,12 @@ from metasched.adapters.launcher_client import LauncherClient
 from metasched.api.explanations import cluster_verdicts
 from metasched.api.modifications import MAX_EPOCH
 from metasched.api.request import CurrentCaller, CurrentService
-from metasched.api.reservations import apply_reservation
 from metasched.client.job_request import MAX_NAME_LENGTH
 from metasched.client.schemas import JobRequest, SubmitRequest
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import JobSubmitted
 from metasched.core.tasks import Task
+from metasched.daemon.reserved_jobs import apply_reservation
 from metasched.daemon.service import SchedulerService
 from metasched.db.ledger import StoredJob, encode
 from metasched.db.schema import digest

@@ -81,7 +81,7 @@ def test_jobs_wait_for_their_processors_and_run_in_them(over_cell: Site, cell: C
     told = over_cell.error("reserve", "--size", "9", *window, code=3)
     assert told == "no cluster has 9 processors, the largest is cell with 8; ask for fewer"
     told = over_cell.error("reserve", "--nodes", "--size", "1", *window, code=3)
-    assert told == ("processors, not nodes, are what can be reserved on cell; leave out --nodes")
+    assert told == ("only processors can be reserved on cell; leave out --nodes")
     job = ("submit", "--reservation", id, "--wrap", "true")
     told = over_cell.error(*job, "-n", "6", code=3)
     assert f"reservation {id} has 5 processors; ask for fewer" in told

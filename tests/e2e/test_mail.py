@@ -107,6 +107,6 @@ def test_an_owner_is_told_at_least_once_though_the_program_fails_and_the_daemon_
 def test_where_there_is_no_program_nobody_is_promised_to_be_told(running: Site) -> None:
     reserve = ("reserve", "--size", "1", "--duration", "1h")
     told = running.error(*reserve, "--mail", "ada", code=3)
-    assert "this site has no mail program to tell you by, --mail; leave it out" in told
+    assert "this site has no mail program to notify you by, --mail; leave it out" in told
     told = running.error(*reserve, "--mail", "|sh", code=2)
-    assert told == "'|sh' is no address, --mail; write one as ada@example.org"
+    assert told == "'|sh' is no address, --mail; write an address as ada@example.org"

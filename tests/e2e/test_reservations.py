@@ -215,7 +215,7 @@ def test_what_cannot_be_reserved_or_run_there_is_one_line_and_changes_nothing(
         assert told in over_gamma.error("reserve", "--size", "4", *words, code=code)
     assert "no reservation 99" in over_gamma.error("reservation", "cancel", "99", code=5)
     wish = {"least": 1, "most": 1, "shortest": 60, "longest": 60, "ready": math.nan}
-    with pytest.raises(BadRequest, match="ready is no time of this world"):
+    with pytest.raises(BadRequest, match="ready is out of range"):
         Client(over_gamma.folder / "ms.sock").reserve(wish)
     hour = ("--start", "+1h", "--duration", "1h")
     told = over_gamma.error("reserve", "--size", "13", *hour, code=3)
@@ -309,7 +309,7 @@ def test_a_static_partition_keeps_batch_jobs_and_reservations_apart(
     site.configure(local + table + 'takes = "jobs"\n')
     site.start()
     told = site.error("reserve", "--size", "4", "--start", "+1h", "--duration", "5m", code=3)
-    assert "gamma: the site keeps it for jobs without one" in told
+    assert "gamma: the site keeps it for jobs without a reservation" in told
     assert site.until_ended(site.submit("-n", "3", "--wrap", "true"))[0]["cluster"] == "gamma"
 
 

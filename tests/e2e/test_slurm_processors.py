@@ -106,7 +106,7 @@ def test_two_windows_and_a_batch_job_share_a_node(over_rho: Site, rho: SlurmClus
     told = over_rho.error("reserve", "--size", "9", *window, code=3)
     assert told == "no cluster has 9 processors, the largest is rho with 8; ask for fewer"
     told = over_rho.error("reserve", "--nodes", "--size", "1", *window, code=3)
-    assert told == "processors, not nodes, are what can be reserved on rho; leave out --nodes"
+    assert told == "only processors can be reserved on rho; leave out --nodes"
     job = ("submit", "--reservation", str(large["reservation"]), "--wrap", "true")
     assert "has 2 processors; ask for fewer" in over_rho.error(*job, "-n", "3", code=3)
 

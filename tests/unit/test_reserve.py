@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 from metasched.api.licences import _licence_row as licence_row
-from metasched.api.reservations import ReservationBody, _reserve
+from metasched.api.request import CurrentCaller
+from metasched.api.reservations import create
 from metasched.core.events import CoreEvent, DaemonStarted, ListingReceived
 from metasched.core.reservations.events import (
     ReservationBound,
@@ -20,6 +21,7 @@ from metasched.core.reservations.events import (
     SurveyReceived,
 )
 from metasched.core.scheduler import Core
+from metasched.daemon.reservation_requests import ReservationTerms
 from metasched.daemon.service import SchedulerService
 from metasched.errors import ApiError
 from metasched.model.cluster import Cluster, ClusterInfo
@@ -37,7 +39,7 @@ POOLS = (
 
 
 class Desk:
-    """What `_reserve` asks of a daemon, with two clusters that answer at once."""
+    """What `create` asks of a daemon, with two clusters that answer at once."""
 
     def __init__(self) -> None:
         self.core, now = Core(), time.time()
@@ -77,7 +79,7 @@ class Desk:
 
     def reserve(self, dry_run: bool = False, /, **licences: int) -> dict[str, Any]:
         begin = math.ceil(time.time()) + 3600.0
-        wish = ReservationBody(
+        wish = ReservationTerms(
             least=1,
             most=1,
             shortest=600.0,
@@ -87,7 +89,8 @@ class Desk:
             licences=licences,
             dry_run=dry_run,
         )
-        return asyncio.run(_reserve(cast(SchedulerService, self), "ada", wish))
+        caller = cast(CurrentCaller, SimpleNamespace(user="ada"))
+        return asyncio.run(create(caller, cast(SchedulerService, self), wish))
 
 
 def test_a_window_has_its_licences_and_the_next_one_is_told_who_has_them() -> None:

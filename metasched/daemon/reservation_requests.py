@@ -1,0 +1,354 @@
+"""Requests of users for advance reservations, callable without HTTP.
+
+The core decides a request by surveys taken for it; then the manager of the cluster must answer.
+Every function raises ApiError with the problem and the remedy, and then nothing is reserved.
+Times are seconds since the epoch, durations seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from msgspec import structs
+
+from metasched.core.reservations.book import ReservationBook
+from metasched.core.reservations.events import ReservationRequested
+from metasched.daemon.mail import ADDRESS
+from metasched.daemon.service import SchedulerService
+from metasched.errors import ApiError
+from metasched.model.cluster import Cluster
+from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
+from metasched.model.reservation_request import Offer, ReservationQuota, ReservationRequest
+from metasched.units import MAX_NUMBER, iso
+
+START_TOLERANCE = 5.0  # seconds by which a start may have passed while the request was sent
+ANSWER_TIMEOUT = 20.0  # seconds to wait for managers
+MAX_STARTS = 20  # intervals of possible starts reported per cluster
+MAX_ALTERNATIVES = 3  # alternative windows reported per cluster
+_MAX_EPOCH = 1e11  # epoch seconds: the year 5138
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReservationTerms:
+    """What a user requests; field names as in the body of POST /reservations."""
+
+    least: int  # processors (nodes if `by_node`)
+    most: int
+    shortest: float  # seconds
+    longest: float
+    ready: float | None = None  # earliest start; None: now
+    deadline: float | None = None  # latest end; None: the horizon of the owner's quota
+    by_node: bool = False
+    clusters: tuple[str, ...] = ()  # to choose from; empty: all
+    let_run: float | None = None  # seconds that jobs may run past the end; None: the quota's
+    licences: Mapping[str, int] = field(default_factory=dict)
+    dry_run: bool = False
+    user: str | None = None  # the owner; None: the caller
+    mail: str = ""  # address for the notice that it broke; "": the user name
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by the API's validation
+
+
+class PossibleWindow(NamedTuple):
+    """The result of a dry run for one cluster."""
+
+    cluster: str
+    offer: Offer
+    cpus_per_unit: int | None  # None: the cluster reserves nodes
+    starts: list[tuple[float, float]]  # intervals (first, last), `MAX_STARTS` at most
+
+
+async def reserve(service: SchedulerService, user: str, terms: ReservationTerms) -> Reservation:
+    """Reserve a window; return the reservation after its manager answered, or timed out."""
+    event = await _survey_and_check(service, user, terms, service.ledger.next_reservation)
+    book = service.core.reservations
+    service.apply_events(event)
+    if event.id not in book.by_id:
+        raise ApiError(403, _explain_refusal(service, event))
+    reservation = await _await_answer(service, event.id)
+    if reservation.state is ReservationState.BROKEN:
+        service.ledger.mark_notified(event.id, time.time())  # by this error
+        problem = f"{reservation.cluster} cannot keep it: {reservation.cause}"
+        offers = {reservation.cluster: list(reservation.offers)}
+        raise ApiError(403, f"{problem}; {_describe_alternatives(book, offers)}")
+    return reservation
+
+
+async def find_windows(
+    service: SchedulerService, user: str, terms: ReservationTerms
+) -> list[PossibleWindow]:
+    """Return the windows that could be reserved, the best first, without reserving any."""
+    event = await _survey_and_check(service, user, terms, lambda: 0)
+    book = service.core.reservations
+    offers = book.offer_finder.offers(event)
+    if not offers:
+        raise ApiError(403, _explain_refusal(service, event))
+    windows = []
+    for cluster, offer in offers.items():
+        by_node = book.availability.reserves_nodes(cluster)
+        cpus_per_unit = None if by_node else book.availability.cpus_per_unit(cluster)
+        starts = book.offer_finder.possible_starts(event, cluster, offer)[:MAX_STARTS]
+        windows.append(PossibleWindow(cluster, offer, cpus_per_unit, starts))
+    return windows
+
+
+def find_reservation(service: SchedulerService, id: int) -> Reservation:
+    """Return a stored reservation by id."""
+    reservation = service.ledger.reservation(id) if 0 < id <= MAX_NUMBER else None
+    if reservation is None:
+        raise ApiError(404, f"no reservation {id}; see `metasched reservations`")
+    return reservation
+
+
+def quantity(count: int, unit: str) -> str:
+    """Return a count with its unit, as "1 node" or "2 nodes"."""
+    return f"{count} {unit}{'' if count == 1 else 's'}"
+
+
+async def _survey_and_check(
+    service: SchedulerService, user: str, terms: ReservationTerms, next_id: Callable[[], int]
+) -> ReservationRequested:
+    """Survey the eligible clusters and check the quota; return the event for the core."""
+    quota = service.settings.quota_of(user)
+    _validate(terms)
+    if terms.mail and service.mailer.program is None:
+        problem = "this site has no mail program to notify you by, --mail"
+        raise ApiError(403, f"{problem}; leave it out, and look at `metasched reservations`")
+    _build_request(terms, quota, time.time())  # reject early, before managers are queried
+    _check_licences(service, terms.licences)
+    clusters = _eligible_clusters(service, terms)
+    surveys = [
+        asyncio.create_task(service.connections[name].reservation_sync.request_survey())
+        for name in clusters
+    ]
+    _, unanswered = await asyncio.wait(surveys, timeout=ANSWER_TIMEOUT)
+    for survey in unanswered:
+        survey.cancel()
+    now = time.time()
+    id = next_id()
+    request = _build_request(terms, quota, now)
+    _check_size(service.core.reservations, terms, clusters, request)
+    _check_quota(service.core.reservations, user, terms, quota, request)
+    return ReservationRequested(
+        time=now,
+        id=id,
+        user=user,
+        request=request,
+        by_node=terms.by_node,
+        clusters=clusters,
+        horizon=now + quota.horizon,
+        let_run=quota.let_run if terms.let_run is None else terms.let_run,
+        licences=terms.licences,
+        mail=terms.mail,
+    )
+
+
+def _validate(terms: ReservationTerms) -> None:
+    if terms.mail and not ADDRESS.fullmatch(terms.mail):
+        problem = f"{terms.mail[:63]!r} is no address, --mail"
+        raise ApiError(422, f"{problem}; write an address as ada@example.org")
+    for name, count in terms.licences.items():
+        if not 1 <= count <= MAX_NUMBER:
+            problem = f"{count} of licence {name[:63]!r} makes no sense"
+            raise ApiError(422, f"{problem}; ask for 1 or more")
+    for size in (terms.least, terms.most):
+        if not 1 <= size <= MAX_NUMBER:
+            raise ApiError(422, f"size {size} makes no sense; ask for 1 to {MAX_NUMBER}")
+    for duration in (terms.shortest, terms.longest):
+        if not 0 < duration <= MAX_NUMBER:
+            problem = f"a duration of {duration:g} s makes no sense"
+            raise ApiError(422, f"{problem}; ask for another")
+    if not 0 <= (let_run := terms.let_run or 0.0) <= MAX_NUMBER:
+        raise ApiError(422, f"to let run for {let_run:g} s makes no sense; give another time")
+    for name, moment in (("ready", terms.ready), ("deadline", terms.deadline)):
+        if not 0 <= (moment or 0.0) < _MAX_EPOCH:
+            raise ApiError(422, f"{name} is out of range; give another time")
+
+
+def _build_request(
+    terms: ReservationTerms, quota: ReservationQuota, now: float
+) -> ReservationRequest:
+    """Return the request in whole seconds, as managers count."""
+    ready = now if terms.ready is None else terms.ready
+    if ready < now - START_TOLERANCE:
+        raise ApiError(422, f"the start {iso(ready)} has passed; ask for a later one")
+    horizon = now + quota.horizon
+    deadline = horizon if terms.deadline is None else terms.deadline
+    if deadline > horizon:
+        raise ApiError(
+            403,
+            f"the end {iso(deadline)} lies beyond the horizon of {quota.horizon:.0f} s, which is "
+            f"{iso(horizon)}; ask for an earlier one",
+        )
+    if terms.longest > quota.max_duration:
+        limit = f"the {quota.max_duration:.0f} s that you may reserve"
+        raise ApiError(403, f"{terms.longest:.0f} s is more than {limit}; ask for less")
+    if (terms.let_run or 0.0) > quota.let_run:
+        problem = f"jobs of yours may go on for {quota.let_run:.0f} s after its end"
+        raise ApiError(403, f"{problem}, not for {terms.let_run:.0f} s; ask for less")
+    if terms.deadline is not None and deadline <= ready:
+        problem = f"the end {iso(deadline)} is not after the start {iso(ready)}"
+        raise ApiError(422, f"{problem}; swap them")
+    begin, deadline = float(math.ceil(max(ready, now))), float(math.ceil(deadline))
+    shortest, longest, available = terms.shortest, terms.longest, deadline - begin
+    # the window loses the seconds that passed while the request was sent
+    if available < shortest <= available + START_TOLERANCE + 1.0:
+        shortest = longest = max(available, 1.0)
+    try:
+        return ReservationRequest(begin, deadline, terms.least, terms.most, shortest, longest)
+    except ValueError as error:
+        raise ApiError(422, f"{error}, in the request; change it") from None
+
+
+def _check_licences(service: SchedulerService, requested: Mapping[str, int]) -> None:
+    """Check that the licences can be reserved, and that their use is known now."""
+    core = service.core
+    if (refusal := core.licences.refusal(requested)) is not None:
+        raise ApiError(403, refusal)
+    for name in requested:
+        node_locked = [c.name for c in core.clusters if name in c.licence_features]
+        if node_locked:
+            problem = f"licence {name} can be used on some machines of {node_locked[0]} only"
+            raise ApiError(403, f"{problem}, and floating ones can be reserved; leave it out")
+        if unknown_reason := core.licences.status(name, time.time()).unknown_reason:
+            problem = f"licence {name}: {unknown_reason}"
+            raise ApiError(503, f"{problem}; nothing changed, try again soon")
+
+
+def _eligible_clusters(service: SchedulerService, terms: ReservationTerms) -> tuple[str, ...]:
+    """Return the clusters that can be surveyed for the request."""
+    clusters = {cluster.name: cluster for cluster in service.core.clusters}
+    if unknown := [name for name in terms.clusters if name not in clusters]:
+        raise ApiError(404, f"there is no cluster {unknown[0]}; there are {', '.join(clusters)}")
+    objections, eligible = {}, []
+    for name in terms.clusters or clusters:
+        if (objection := _objection_to(service, clusters[name], terms)) is None:
+            eligible.append(name)
+        else:
+            objections[name] = objection
+    if not eligible:
+        reasons = "; ".join(f"{name}: {objection}" for name, objection in objections.items())
+        problem = f"no cluster takes reservations now ({reasons})"
+        raise ApiError(403, f"{problem}; see `metasched clusters`")
+    return tuple(eligible)
+
+
+def _objection_to(
+    service: SchedulerService, cluster: Cluster, terms: ReservationTerms
+) -> str | None:
+    """Return why the request cannot be reserved on a cluster now; None: it may be possible."""
+    if not cluster.supports_reservations:
+        return "its manager keeps no reservations"
+    if cluster.takes == "jobs":
+        return "the site keeps it for jobs without a reservation"
+    if terms.longest < cluster.granularity:
+        minimum = f"a job there takes at least {cluster.granularity:g} s"
+        return f"{minimum}, the window {terms.longest:g} s"
+    unusable_licence = service.core.licences.first_unusable(terms.licences, cluster.name)
+    if unusable_licence is not None:
+        return f"licence {unusable_licence} cannot be used there"
+    _, unreachable_reason = service.core.cluster_status(cluster.name)
+    if unreachable_reason:
+        return f"it does not answer ({unreachable_reason})"
+    drain = service.core.find_drain(cluster.name)
+    return None if drain is None else str(drain)
+
+
+def _check_size(
+    book: ReservationBook,
+    terms: ReservationTerms,
+    clusters: tuple[str, ...],
+    request: ReservationRequest,
+) -> None:
+    """Check that a surveyed cluster is large enough."""
+    largest, largest_cluster = book.availability.largest_capacity(clusters, terms.by_node)
+    unit = "nodes" if terms.by_node else "processors"
+    if terms.by_node and not any(map(book.availability.reserves_nodes, clusters)):
+        problem = f"only processors can be reserved on {', '.join(clusters)}"
+        raise ApiError(403, f"{problem}; leave out --nodes")
+    if not largest_cluster:
+        problem = "no cluster reports its free nodes"
+        raise ApiError(503, f"{problem}; nothing changed, try again soon")
+    if request.min_size > largest:
+        problem = f"no cluster has {request.min_size} {unit}"
+        raise ApiError(
+            403, f"{problem}, the largest is {largest_cluster} with {largest}; ask for fewer"
+        )
+
+
+def _check_quota(
+    book: ReservationBook,
+    user: str,
+    terms: ReservationTerms,
+    quota: ReservationQuota,
+    request: ReservationRequest,
+) -> None:
+    """Check the size of all open reservations of a user, with this request."""
+    reserved = sum(
+        reservation.size if terms.by_node else reservation.cpus
+        for reservation in book.by_id.values()
+        if reservation.user == user and reservation.state in OPEN_STATES
+    )
+    if (refusal := quota.refusal(request.max_size, reserved)) is not None:
+        raise ApiError(403, f"{refusal}; ask for less, or cancel another")
+
+
+async def _await_answer(service: SchedulerService, id: int) -> Reservation:
+    """Return the reservation after its manager answered, or unchanged after a timeout."""
+    book = service.core.reservations
+    reservation = book.by_id[id]
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT):
+            while reservation.state is ReservationState.REQUESTED:
+                await service.state_changed.wait()
+                reservation = book.by_id.get(id) or find_reservation(service, id)
+    except TimeoutError:
+        pass
+    return reservation
+
+
+def _explain_refusal(service: SchedulerService, event: ReservationRequested) -> str:
+    """Return why a request is refused, and the alternative windows."""
+    book, licences = service.core.reservations, service.core.licences
+    alternatives = book.offer_finder.alternatives(event)
+    if not event.licences or not book.offer_finder.offers(structs.replace(event, licences={})):
+        return _describe_alternatives(book, alternatives)
+    requested = " and ".join(f"{name}:{count}" for name, count in event.licences.items())
+    conflicts = [
+        f", reservation {window.id} has {window.licences[name]} of {name} from "
+        f"{iso(window.start)} to {iso(window.until)}"
+        for name in event.licences
+        for window in licences.windows(name)
+        if event.request.ready < window.until and window.start < event.request.deadline
+    ]
+    problem = f"there is room, but {requested} cannot be kept for it"
+    problem += "".join(conflicts[:MAX_ALTERNATIVES])
+    return _describe_alternatives(book, alternatives, problem)
+
+
+def _describe_alternatives(
+    book: ReservationBook,
+    alternatives: Mapping[str, list[Offer]],
+    problem: str = "that is not free",
+) -> str:
+    descriptions = [
+        f"{cluster} has {_describe_offer(book, cluster, offer)}"
+        for cluster, offers in alternatives.items()
+        for offer in offers[:MAX_ALTERNATIVES]
+    ]
+    if not descriptions:
+        return f"{problem}; nor is anything like it: ask for less, or for later"
+    return f"{problem}; {'; '.join(descriptions)}"
+
+
+def _describe_offer(book: ReservationBook, cluster: str, offer: Offer) -> str:
+    if book.availability.reserves_nodes(cluster):
+        size = quantity(offer.size, "node")
+    else:
+        size = quantity(offer.size * book.availability.cpus_per_unit(cluster), "processor")
+    return f"{size} from {iso(offer.start)} to {iso(offer.end)}"
