@@ -17,8 +17,6 @@ from operator import ge, lt
 
 from metasched.carts.tree import NODE_MAX, InnerNode, LeafNode, TreeNode, build_tree, last_start
 
-"""Entries above which a node is split. Measured: 32 to 128 differ by less than a fifth."""
-"""Entries below which a node is merged with a neighbour that has room."""
 GAP_LEVELS = 16
 """Steps of the capacity for which longest gaps are cached: a search for 90 of 128 processors skips
 nodes without a gap for 88."""
@@ -33,7 +31,7 @@ class Carts:
 
     There are v slots, at most two for each reservation and one. All calls but `of` and `slots`
     take O(log v): a window that covers whole nodes of the tree is booked in these nodes alone, and
-    a search passes over nodes whose longest gap (remembered until they change) is too short.
+    a search skips nodes whose longest gap (cached until they change) is too short.
 
     >>> carts = Carts(capacity=4)
     >>> carts.reserve(10, 20, 3)
@@ -96,12 +94,10 @@ class Carts:
         return self._root.least(start, end)
 
     def reserve(self, start: float, end: float, size: int) -> None:
-        """Take `size` processors for [start, end). ValueError, and no change, if they don't fit."""
+        """Reserve processors for [start, end). ValueError, and no change, if they do not fit."""
         self._check_window(start, end, size)
         if (least := self._root.least(start, end)) < size:
-            raise ValueError(
-                f"{size} processors do not fit into [{start}, {end}): {least} are free"
-            )
+            raise no_room(size, start, end, least)
         self._change(start, end, -size)
 
     def release(self, start: float, end: float, size: int) -> None:
@@ -193,8 +189,8 @@ class Carts:
             self._root = InnerNode([self._root, self._root.halve()])
 
     def _shrink(self) -> None:
-        while isinstance(self._root, InnerNode) and len(self._root.kids) == 1:
-            shift, self._root = self._root.shifts[0], self._root.kids[0]
+        while isinstance(self._root, InnerNode) and len(self._root.children) == 1:
+            shift, self._root = self._root.shifts[0], self._root.children[0]
             self._root.add(-inf, inf, shift)
 
     def _check(self) -> None:
@@ -211,7 +207,7 @@ two such, and where the gap after the last such opens (None if it is the last sl
 there is no such slot."""
 
 
-def _does_not_fit(size: int, start: float, end: float, free: int) -> ValueError:
+def no_room(size: int, start: float, end: float, free: int) -> ValueError:
     return ValueError(f"{size} processors do not fit into [{start}, {end}): {free} are free")
 
 

@@ -86,10 +86,8 @@ class _SlotTable:
                 if use.slots.get(pool)
             ]
             slot_names = [f"{pool} {number}" for number in range(count)]
-            if (
-                not slot_names
-                or (assignment := assign_nodes(dict.fromkeys(slot_names, ()), demands)) is None
-            ):
+            assignment = assign_nodes(dict.fromkeys(slot_names, ()), demands)
+            if not slot_names or assignment is None:
                 continue
             self._pool_of_slot |= dict.fromkeys(slot_names, pool)
             self._busy |= {slot_name: [] for slot_name in slot_names}
@@ -136,9 +134,7 @@ class _SlotTable:
         return [(id, Counter(self._pool_of_slot[slot] for slot in assignment[id])) for id in order]
 
     def is_feasible(self, moves: Sequence[tuple[int, SlotCounts]], new: NodeDemand) -> bool:
-        """Return whether each move finds free slots while it still has the old ones, and `new` fits
-        then.
-        """
+        """Return whether each move finds free slots beside its old ones, and `new` fits then."""
         movable, fixed = self._pool_map.movable, self._pool_map.fixed
         divided_pools = set(self._pool_of_slot.values())
         free = {

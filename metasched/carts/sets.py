@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
-from metasched.carts.carts import _does_not_fit, check_duration, check_processors, check_time
+from metasched.carts.carts import check_duration, check_processors, check_time, no_room
 
 
 class CartsSets:
@@ -37,7 +37,7 @@ class CartsSets:
         check_processors("size", size)
         common = self._common(start, end)
         if common.bit_count() < size:
-            raise _does_not_fit(size, start, end, common.bit_count())
+            raise no_room(size, start, end, common.bit_count())
         taken = frozenset(sorted(_processors_in(common), reverse=highest)[:size])
         self._flip(start, end, taken)
         return taken

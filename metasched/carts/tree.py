@@ -13,9 +13,9 @@ from operator import ge
 from typing import Any
 
 NODE_MAX = 64
-
-
+"""Entries above which a node is split. Measured: 32 to 128 differ by less than a fifth."""
 NODE_MIN = NODE_MAX // 4
+"""Entries below which a node is merged with a neighbour that has room."""
 
 
 class LeafNode:
@@ -28,9 +28,11 @@ class LeafNode:
         self.gaps: dict[int, GapSummary] = {}
 
     def bounds(self) -> tuple[int, int]:
+        """Return the least and the largest amount."""
         return min(self.amounts), max(self.amounts)
 
     def walk(self, shift: int) -> Iterator[tuple[float, int]]:
+        """Yield (start, amount + shift) of every slot in order."""
         return zip(self.times, (amount + shift for amount in self.amounts), strict=True)
 
     def amount_at(self, time: float, side: Bisection = bisect_right) -> int:
@@ -38,6 +40,7 @@ class LeafNode:
         return self.amounts[side(self.times, time) - 1]
 
     def least(self, start: float, end: float) -> int:
+        """Return the least amount in [start, end)."""
         times = self.times
         return min(self.amounts[max(bisect_right(times, start) - 1, 0) : bisect_left(times, end)])
 
@@ -117,6 +120,7 @@ class LeafNode:
         self.times[0] = until
 
     def halve(self) -> LeafNode:
+        """Move the right half of the entries to a new node, and return it."""
         self.gaps.clear()
         half = len(self.times) // 2
         right = LeafNode(self.times[half:], self.amounts[half:])
@@ -124,22 +128,24 @@ class LeafNode:
         return right
 
     def append(self, other: TreeNode) -> None:
+        """Append the entries of the right neighbour."""
         assert isinstance(other, LeafNode)
         self.gaps.clear()
         self.times += other.times
         self.amounts += other.amounts
 
     def check(self) -> None:
+        """Raise AssertionError if an invariant is broken."""
         assert 0 < len(self.times) == len(self.amounts) <= NODE_MAX
 
 
 class InnerNode:
     """Nodes of equal height: the start, shift and bounds (with the shift) of each."""
 
-    __slots__ = ("gaps", "high", "kids", "low", "shifts", "times")
+    __slots__ = ("children", "gaps", "high", "low", "shifts", "times")
 
     def __init__(self, children: list[TreeNode]) -> None:
-        self.kids = children
+        self.children = children
         self.gaps: dict[int, list[GapSummary]] = {}
         self.times: list[float] = [child.times[0] for child in children]
         self.shifts = [0] * len(children)
@@ -148,30 +154,33 @@ class InnerNode:
         self.high = [high for _, high in bounds]
 
     def bounds(self) -> tuple[int, int]:
+        """Return the least and the largest amount."""
         return min(self.low), max(self.high)
 
     def walk(self, shift: int) -> Iterator[tuple[float, int]]:
-        for child, own_shift in zip(self.kids, self.shifts, strict=True):
+        """Yield (start, amount + shift) of every slot in order."""
+        for child, own_shift in zip(self.children, self.shifts, strict=True):
             yield from child.walk(shift + own_shift)
 
     def amount_at(self, time: float, side: Bisection = bisect_right) -> int:
         index = side(self.times, time) - 1
-        return self.kids[index].amount_at(time, side) + self.shifts[index]
+        return self.children[index].amount_at(time, side) + self.shifts[index]
 
     def least(self, start: float, end: float) -> int:
+        """Return the least amount in [start, end)."""
         first = max(bisect_right(self.times, start) - 1, 0)
         last = bisect_left(self.times, end) - 1
-        lowest = self.kids[first].least(start, end) + self.shifts[first]
+        lowest = self.children[first].least(start, end) + self.shifts[first]
         if first >= last:
             return lowest
-        lowest = min(lowest, self.kids[last].least(start, end) + self.shifts[last])
+        lowest = min(lowest, self.children[last].least(start, end) + self.shifts[last])
         return min([lowest, *self.low[first + 1 : last]])
 
     def first(self, time: float, limit: int, meets: LimitTest) -> float | None:
         bounds = self.high if meets is ge else self.low
         for index in range(max(bisect_right(self.times, time) - 1, 0), len(bounds)):
             if meets(bounds[index], limit):
-                start = self.kids[index].first(time, limit - self.shifts[index], meets)
+                start = self.children[index].first(time, limit - self.shifts[index], meets)
                 if start is not None:
                     return start
         return None
@@ -182,18 +191,18 @@ class InnerNode:
         first = max(bisect_right(self.times, time) - 1, 0)
         if self.times[first] < time:  # a child's gaps say nothing of a part of it
             relative_limit = limit - self.shifts[first]
-            closed, opened = self.kids[first].find_gap(
+            closed, opened = self.children[first].find_gap(
                 time, relative_limit, duration, opened, grain
             )
             first += 1
-            if closed or first == len(self.kids):
+            if closed or first == len(self.children):
                 return closed, opened
         skipped, opened_after = pass_over(
             self.tails(limit, grain)[first], self.times[first], opened, duration
         )
         if skipped:
             return False, opened_after
-        for index in range(first, len(self.kids)):
+        for index in range(first, len(self.children)):
             start = self.times[index]
             if opened is not None and opened + duration <= start:
                 return True, opened
@@ -204,7 +213,7 @@ class InnerNode:
                 opened = opened_after
                 continue
             relative_limit = limit - self.shifts[index]
-            closed, opened = self.kids[index].find_gap(
+            closed, opened = self.children[index].find_gap(
                 time, relative_limit, duration, opened, grain
             )
             if closed:
@@ -212,13 +221,11 @@ class InnerNode:
         return False, opened
 
     def tails(self, limit: int, grain: int) -> list[GapSummary]:
-        """Return, for each child, the gaps of `limit` processors from there to the end; as
-        `summary`.
-        """
+        """Return `summary` for the slots from each child on to the end."""
         level = limit // grain
         if level not in self.gaps:
-            tails = [self._gaps(len(self.kids) - 1, level * grain, grain)]
-            for index in range(len(self.kids) - 2, -1, -1):
+            tails = [self._gaps(len(self.children) - 1, level * grain, grain)]
+            for index in range(len(self.children) - 2, -1, -1):
                 own_gaps = self._gaps(index, level * grain, grain)
                 tails.append(join_gaps(own_gaps, self.times[index + 1], tails[-1]))
             self.gaps[level] = tails[::-1]
@@ -232,11 +239,11 @@ class InnerNode:
             return None
         if self.high[index] < limit:
             return self.times[index], 0.0, None
-        return self.kids[index].summary(limit - self.shifts[index], grain)
+        return self.children[index].summary(limit - self.shifts[index], grain)
 
     def cut(self, time: float) -> None:
         index = bisect_right(self.times, time) - 1
-        child = self.kids[index]
+        child = self.children[index]
         child.cut(time)
         if len(child.times) > NODE_MAX:
             self._insert(index + 1, child.halve(), self.shifts[index])
@@ -254,13 +261,13 @@ class InnerNode:
                 self.low[index] += amount
                 self.high[index] += amount
             else:
-                self.kids[index].add(start, end, amount)
+                self.children[index].add(start, end, amount)
                 self._refresh(index)
 
     def remove(self, time: float) -> None:
         self.gaps.clear()
         index = bisect_right(self.times, time) - 1
-        child = self.kids[index]
+        child = self.children[index]
         child.remove(time)
         if not child.times:
             self._delete(index)
@@ -274,44 +281,47 @@ class InnerNode:
         index = bisect_right(self.times, until) - 1
         for column in self._columns():
             del column[:index]
-        self.kids[0].drop(until)
+        self.children[0].drop(until)
         self._refresh(0)
 
     def halve(self) -> InnerNode:
+        """Move the right half of the entries to a new node, and return it."""
         self.gaps.clear()
-        half = len(self.kids) // 2
-        right = InnerNode(self.kids[half:])
+        half = len(self.children) // 2
+        right = InnerNode(self.children[half:])
         right.shifts, right.low, right.high = self.shifts[half:], self.low[half:], self.high[half:]
         for column in self._columns():
             del column[half:]
         return right
 
     def append(self, other: TreeNode) -> None:
+        """Append the entries of the right neighbour."""
         assert isinstance(other, InnerNode)
         self.gaps.clear()
         for column, addition in zip(self._columns(), other._columns(), strict=True):
             column += addition
 
     def check(self) -> None:
-        assert 0 < len(self.kids) <= NODE_MAX
-        assert self.times == [child.times[0] for child in self.kids]
+        """Raise AssertionError if an invariant is broken."""
+        assert 0 < len(self.children) <= NODE_MAX
+        assert self.times == [child.times[0] for child in self.children]
         for child, shift, low, high in zip(
-            self.kids, self.shifts, self.low, self.high, strict=True
+            self.children, self.shifts, self.low, self.high, strict=True
         ):
             child.check()
             assert (low - shift, high - shift) == child.bounds()
 
     def _columns(self) -> tuple[list[Any], ...]:
-        return self.times, self.shifts, self.low, self.high, self.kids
+        return self.times, self.shifts, self.low, self.high, self.children
 
     def _refresh(self, index: int) -> None:
-        child, shift = self.kids[index], self.shifts[index]
+        child, shift = self.children[index], self.shifts[index]
         low, high = child.bounds()
         self.times[index] = child.times[0]
         self.low[index], self.high[index] = low + shift, high + shift
 
     def _insert(self, index: int, child: TreeNode, shift: int) -> None:
-        self.kids.insert(index, child)
+        self.children.insert(index, child)
         self.shifts.insert(index, shift)
         for column in (self.times, self.low, self.high):
             column.insert(index, 0)  # until `_refresh`
@@ -323,9 +333,9 @@ class InnerNode:
 
     def _join_neighbours(self, index: int) -> None:
         left_index = index - 1 if index else 0
-        if left_index + 1 == len(self.kids):
+        if left_index + 1 == len(self.children):
             return
-        left_child, right_child = self.kids[left_index], self.kids[left_index + 1]
+        left_child, right_child = self.children[left_index], self.children[left_index + 1]
         if len(left_child.times) + len(right_child.times) > NODE_MAX - NODE_MIN:
             return
         right_child.add(-inf, inf, self.shifts[left_index + 1] - self.shifts[left_index])
@@ -335,14 +345,11 @@ class InnerNode:
 
 
 TreeNode = LeafNode | InnerNode
-
-
 GapSummary = tuple[float, float, float | None] | None
-
-
+"""Of the slots of a node: the start of the first slot below the limit, the longest gap between two
+such slots, and the start of the gap after the last (None: it is the last slot of all). None: no
+slot is below the limit."""
 Bisection = Callable[[list[float], float], int]
-
-
 LimitTest = Callable[[int, int], bool]
 
 
