@@ -1,4 +1,4 @@
-"""What `metasched doctor` tells of a healthy site, and of each thing that is wrong."""
+"""`metasched doctor` on a healthy site, and on sites with one problem each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def findings(site: Site, code: int) -> dict[str, dict[str, Any]]:
     return {f["check"]: f for f in json.loads(site.run("doctor", "--json", code=code).stdout)}
 
 
-def test_a_healthy_site_then_one_thing_wrong_after_the_other(running: Site) -> None:
+def test_a_healthy_site_then_one_problem_after_the_other(running: Site) -> None:
     job = running.submit("--wrap", "sleep 300", "--cluster", "right")
     running.until(lambda: running.row(job)["state"] == "running")
     found = findings(running, 0)

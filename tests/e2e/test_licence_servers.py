@@ -1,4 +1,4 @@
-"""A daemon that asks licence servers: what users and admins see of it.
+"""A daemon that queries licence servers, as users and admins see it.
 
 The `lmutil` here is our script, since the real one is proprietary: it prints what a file holds.
 """
@@ -26,7 +26,7 @@ Feature usage info:
 
 
 class Server:
-    """What the licence server is to say."""
+    """Set the output of the licence server."""
 
     def __init__(self, folder: Path) -> None:
         self.answer, self.asked = folder / "answer", folder / "asked"
@@ -41,7 +41,7 @@ class Server:
 
     @property
     def times(self) -> int:
-        """How often it was asked."""
+        """Return the number of queries."""
         return len(self.asked.read_text()) if self.asked.exists() else 0
 
 
@@ -63,7 +63,7 @@ def licence(site: Site, name: str) -> dict[str, Any]:
 
 
 def finding(site: Site, check: str) -> dict[str, Any]:
-    """What doctor says of something; it may exit with 0 or 1."""
+    """Return the result of one check of doctor, which exits with 0 or 1."""
     for code in (0, 1):
         try:
             told = json.loads(site.run("doctor", "--json", code=code).stdout)
@@ -73,7 +73,7 @@ def finding(site: Site, check: str) -> dict[str, Any]:
     raise AssertionError(check)
 
 
-def test_what_a_server_counts_is_leased_and_nothing_twice(site: Site) -> None:
+def test_counted_tokens_are_leased_and_no_token_counts_twice(site: Site) -> None:
     server = Server(site.folder)
     me, here = pwd.getpwuid(os.geteuid()).pw_name, socket.gethostname()
     server.says(feature("MATLAB", 4, ("eve", "ws7", 1)), feature("other", 9))
@@ -112,7 +112,7 @@ features = {{ matlab = "MATLAB" }}
     site.until(lambda: site.row(second)["reason"] == "licence_busy")
     (site.folder / "go").touch()
     site.until_ended(job)
-    # the server still tells of it: it is not free, though we have given it back
+    # the server still reports the token: it is not free, although its lease has ended
     probes = server.times
     site.until(lambda: server.times > probes + 1)
     assert (licence(site, "matlab")["outside"], licence(site, "matlab")["free"]) == (3, 1)
@@ -123,11 +123,11 @@ features = {{ matlab = "MATLAB" }}
     told = finding(site, "licence server main")
     assert not told["ok"]
     assert "absent: it has no absent" in told["text"]
-    # three licences, one probe an interval
+    # three licences, one query per interval
     assert server.times <= time.monotonic() - begun + 1
 
 
-def test_a_server_that_says_nothing_of_use_fails_closed(site: Site) -> None:
+def test_unusable_output_counts_no_free_token(site: Site) -> None:
     answer = site.folder / "answer"
 
     def says(text: str) -> None:

@@ -1,4 +1,4 @@
-"""A real daemon tells owners of broken reservations by a mail program, whatever that one does."""
+"""A real daemon notifies owners of broken reservations, with a failing mail program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from metasched.model.reservation import Reservation, ReservationState
 from tests.e2e.conftest import Site
 from tests.e2e.test_doctor import findings
 
-# It fails twice; the third time it writes, and the daemon is killed before it can know.
+# It fails twice; the third time it writes, and the daemon is killed before its exit.
 PROGRAM = """#!/bin/sh
 cd {folder}
 echo "$@" >>calls
@@ -28,7 +28,7 @@ esac
 
 
 def broken(site: Site, id: int, *, closed: float, mail: str = "") -> None:
-    """Write down that a reservation is broken, as a daemon does just before it is killed."""
+    """Store a broken reservation, as a daemon does just before it is killed."""
     one = Reservation(
         id=id,
         user="ada",
@@ -52,7 +52,7 @@ def broken(site: Site, id: int, *, closed: float, mail: str = "") -> None:
 
 
 def told(site: Site) -> list[int]:
-    """The reservations whose owners have been told, as it is stored."""
+    """Return the stored reservations whose owners have been notified."""
     ledger = Ledger(database_from_url(site.url, site.folder).open_existing())
     try:
         untold = {one.id for one in ledger.unnotified_reservations(0.0)}
@@ -67,7 +67,7 @@ def calls(site: Site) -> list[str]:
 
 
 @pytest.mark.slow
-def test_an_owner_is_told_at_least_once_though_the_program_fails_and_the_daemon_dies(
+def test_an_owner_is_notified_at_least_once_over_failures_and_a_crash(
     site: Site,
 ) -> None:
     program = site.folder / "mail"
@@ -78,7 +78,7 @@ def test_an_owner_is_told_at_least_once_though_the_program_fails_and_the_daemon_
     assert "no program" in findings(site, 1)["mail program"]["text"]
     site.stop()
     broken(site, 1, closed=time.time(), mail="ada@example.org")
-    broken(site, 2, closed=time.time() - 2 * 86400.0)  # nobody wants to know any more
+    broken(site, 2, closed=time.time() - 2 * 86400.0)  # too old for a mail
     program.write_text(PROGRAM.format(folder=site.folder))
     program.chmod(0o755)
     site.start()
@@ -89,7 +89,7 @@ def test_an_owner_is_told_at_least_once_though_the_program_fails_and_the_daemon_
     assert told(site) == []
     written = site.folder / "text"
     site.until(lambda: written.exists() and written.read_text().endswith("--dry-run.\n"))
-    assert site.stop(signal.SIGKILL) == -signal.SIGKILL  # the program has done it before
+    assert site.stop(signal.SIGKILL) == -signal.SIGKILL  # killed by the program
     site.start()
     site.until(lambda: told(site) == [1])
     site.stop()
@@ -104,7 +104,7 @@ def test_an_owner_is_told_at_least_once_though_the_program_fails_and_the_daemon_
     assert "reservation 1: notified ada@example.org that it is broken" in log
 
 
-def test_where_there_is_no_program_nobody_is_promised_to_be_told(running: Site) -> None:
+def test_without_a_program_no_mail_is_promised(running: Site) -> None:
     reserve = ("reserve", "--size", "1", "--duration", "1h")
     told = running.error(*reserve, "--mail", "ada", code=3)
     assert "this site has no mail program to notify you by, --mail; leave it out" in told

@@ -25,7 +25,7 @@ def test_jobs_outlive_the_daemon_and_give_their_true_exit_code(
     running.until(lambda: running.row(long)["state"] == "running")
     code = running.stop(number)
     assert code == (0 if number is signal.SIGTERM else -signal.SIGKILL)
-    time.sleep(2.5)  # the first ends while nobody looks
+    time.sleep(2.5)  # the first job ends without a daemon
     running.start()
     rows = running.until_ended(short, long, queued)
     assert [row["exit_code"] for row in rows] == [5, 6, 0]
@@ -34,7 +34,7 @@ def test_jobs_outlive_the_daemon_and_give_their_true_exit_code(
 
 @pytest.mark.slow
 def test_killed_at_random_while_jobs_are_submitted(running: Site) -> None:
-    """Twelve kills: every job that was accepted begins exactly once."""
+    """Twelve kills: every accepted job starts exactly once."""
     draw = random.Random(7)
     ran = running.folder / "ran"
     accepted = []
@@ -59,7 +59,7 @@ def test_a_worker_that_dies_is_started_again(running: Site) -> None:
     assert running.until_ended(job)[0]["state"] == "completed"
 
 
-def test_a_worker_that_dies_while_nothing_is_asked_of_it_is_noticed_at_once(site: Site) -> None:
+def test_the_death_of_an_idle_worker_is_noticed_at_once(site: Site) -> None:
     site.configure('[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 8\npoll_interval = 600\n')
     site.start()
     [worker] = psutil.Process(site.pid).children()
@@ -67,7 +67,7 @@ def test_a_worker_that_dies_while_nothing_is_asked_of_it_is_noticed_at_once(site
     site.until(lambda: "left: its worker died of signal 9; a new worker in 0.5 s" in site.told())
     [another] = site.until(lambda: psutil.Process(site.pid).children())
     assert another.pid != worker.pid
-    job = site.submit("--wrap", "true")  # to the new one
+    job = site.submit("--wrap", "true")  # to the new worker
     site.until(lambda: site.row(job)["native_id"])
     assert site.json("clusters")[0]["breaker"]["failures"] == 0
     assert "does not answer" not in site.told()
@@ -88,7 +88,7 @@ def test_a_worker_that_hangs_is_killed_and_nothing_is_lost(site: Site) -> None:
     assert not worker.is_running()
 
 
-def test_a_wait_goes_on_over_a_restart_of_the_daemon(running: Site) -> None:
+def test_a_wait_continues_over_a_restart_of_the_daemon(running: Site) -> None:
     job = running.submit("--wrap", "sleep 4; exit 9")
     with subprocess.Popen(
         [COMMAND, "wait", str(job)], env=running.environment, stderr=subprocess.PIPE
@@ -106,7 +106,7 @@ def test_a_closed_terminal_does_not_end_the_daemon(running: Site) -> None:
     assert running.stop() == 0
 
 
-def test_what_is_unknown_is_resolved_by_an_operator(running: Site) -> None:
+def test_an_operator_resolves_unknown_jobs(running: Site) -> None:
     job = running.submit("--wrap", "sleep 300", "--cluster", "right")
     running.until(lambda: running.row(job)["state"] == "running")
     whole = running.config.read_text()
@@ -132,8 +132,8 @@ def test_no_worker_outlives_a_killed_daemon(running: Site) -> None:
     assert not any(worker.is_running() for worker in workers)
 
 
-def test_a_database_that_takes_no_writes_loses_nothing(running: Site) -> None:
-    """Another program holds the database: submissions are refused, then all goes on."""
+def test_a_database_without_writes_loses_nothing(running: Site) -> None:
+    """Another program locks the database: submissions are refused until it releases the lock."""
     import sqlite3
 
     job = running.submit("--wrap", "sleep 3; exit 4")

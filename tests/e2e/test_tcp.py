@@ -1,4 +1,4 @@
-"""Callers on other hosts: tokens and MUNGE credentials over TCP, and what proves nothing."""
+"""Callers on other hosts: tokens and MUNGE credentials over TCP, valid and invalid."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALIAS = "metasched.example.org:443"
 
 
 class Far:
-    """A port for a daemon and a munged for it: what its hosts would share."""
+    """A port for a daemon, and a munged that its hosts share."""
 
     def __init__(self, folder: Path) -> None:
         if shutil.which("munged") is None and shutil.which("/usr/sbin/munged") is None:
@@ -75,7 +75,7 @@ class Far:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a client on another host, without a token."""
+        """Environment of a client on another host, without a token."""
         return {
             "METASCHED_CONFIG": "",
             "METASCHED_SOCKET": f"http://127.0.0.1:{self.port}",
@@ -122,7 +122,7 @@ def me() -> str:
     return pwd.getpwuid(os.geteuid()).pw_name
 
 
-def test_a_token_is_its_user_until_it_is_revoked(far: tuple[Site, Far], tmp_path: Path) -> None:
+def test_a_token_is_valid_until_it_is_revoked(far: tuple[Site, Far], tmp_path: Path) -> None:
     site, there = far
     file = tmp_path / "token"
     made = json.loads(site.run("token", "create", "--file", file, "--json").stdout)
@@ -169,7 +169,7 @@ def test_a_token_that_others_may_read_is_not_sent(far: tuple[Site, Far], tmp_pat
     assert "Is a directory" in site.run("status", code=3, env=remote).stderr
 
 
-def test_who_is_not_known_cannot_fill_the_daemons_memory(far: tuple[Site, Far]) -> None:
+def test_an_unknown_caller_cannot_fill_the_memory_of_the_daemon(far: tuple[Site, Far]) -> None:
     _, there = far
     with socket.create_connection(("127.0.0.1", there.port), timeout=30) as sender:
         sender.sendall(b"POST /jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
@@ -179,7 +179,7 @@ def test_who_is_not_known_cannot_fill_the_daemons_memory(far: tuple[Site, Far]) 
     assert there.ask({})[0] == 401
 
 
-def test_munge_says_who_is_calling_once_and_for_one_request(far: tuple[Site, Far]) -> None:
+def test_a_munge_credential_is_valid_once_and_for_one_request(far: tuple[Site, Far]) -> None:
     site, there = far
     site.run("status", env=there.environment)
     digest = request_digest(there.name, "GET", "/health", b"")
@@ -194,12 +194,12 @@ def test_munge_says_who_is_calling_once_and_for_one_request(far: tuple[Site, Far
     assert (status, "another request" in answer["error"]) == (401, True)
 
 
-def test_a_munge_credential_is_for_the_daemon_that_was_called_and_no_other(
+def test_a_munge_credential_is_valid_for_one_daemon(
     far: tuple[Site, Far],
 ) -> None:
-    """Whoever is called may show it to any daemon whose host has the same key."""
+    """The called daemon could send it to any daemon whose host has the same key."""
     site, there = far
-    elsewhere = f"http://localhost:{there.port}"  # by a name that it has only on this host
+    elsewhere = f"http://localhost:{there.port}"  # a name that is valid on this host only
     assert site.run("status", env=there.environment | {"METASCHED_SOCKET": elsewhere})
     for name, status in (
         (f"{socket.gethostname()}:{there.port}", 200),
@@ -227,7 +227,7 @@ def test_a_munge_credential_is_for_the_daemon_that_was_called_and_no_other(
         {"Cookie": "user=root"},
     ],
 )
-def test_nobody_is_believed_without_proof(far: tuple[Site, Far], headers: dict[str, str]) -> None:
+def test_invalid_credentials_are_refused(far: tuple[Site, Far], headers: dict[str, str]) -> None:
     _, there = far
     for method, path in (("GET", "/health"), ("GET", "/jobs"), ("POST", "/jobs/cancel")):
         status, answer = there.ask(headers, method, path)
@@ -235,13 +235,13 @@ def test_nobody_is_believed_without_proof(far: tuple[Site, Far], headers: dict[s
         assert answer["error"].count("\n") == 0
 
 
-def test_a_certificate_that_is_not_there_is_one_line(site: Site) -> None:
+def test_a_missing_certificate_is_an_error_in_one_line(site: Site) -> None:
     table = '[tcp]\nlisten = "127.0.0.1:0"\ncertificate = "c.pem"\nkey = "k.pem"\n'
     site.configure(TWO_LOCAL, table)
     assert "certificate" in site.error("serve", code=2)
 
 
-def test_tls_with_a_certificate_of_the_sites(site: Site) -> None:
+def test_tls_with_a_certificate_of_the_site(site: Site) -> None:
     if shutil.which("openssl") is None:
         require("openssl", "it makes the certificate")
     with socket.socket() as holder:
@@ -271,7 +271,7 @@ def test_tls_with_a_certificate_of_the_sites(site: Site) -> None:
 
 
 @pytest.mark.root
-def test_users_of_other_hosts_are_who_they_are(common_folder: Path) -> None:
+def test_users_of_other_hosts_keep_their_identity(common_folder: Path) -> None:
     site = ManyUsers(common_folder / "tcp")
     there = Far(site.folder)
     try:
@@ -285,7 +285,7 @@ def test_users_of_other_hosts_are_who_they_are(common_folder: Path) -> None:
             env=there.environment,
         ).stdout.strip()
         a.until(lambda: a.row(int(job))["state"] == "running")
-        assert b.row(int(job))["user"] == A  # listed, and no more than that
+        assert b.row(int(job))["user"] == A  # listed only
         for wish in ("cancel", "story"):
             told = b.run(wish, job, code=3, env=there.environment).stderr
             assert f"a job of {A}, and you are {B}" in told

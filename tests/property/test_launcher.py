@@ -1,4 +1,4 @@
-"""Whatever a message holds, the launcher acts only for whom and by what its file permits."""
+"""For any message the launcher acts only for accounts and programs that its file permits."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MESSAGES = st.fixed_dictionaries(
 
 
 @given(MESSAGES | ANY)
-def test_only_what_the_file_permits(message: object) -> None:
+def test_only_permitted_requests_are_executed(message: object) -> None:
     try:
         request = parse_request(json.dumps(message).encode(), POLICY)
     except LauncherError:
@@ -76,6 +76,6 @@ def test_only_what_the_file_permits(message: object) -> None:
 
 
 @given(st.binary())
-def test_bytes_that_are_no_message(body: bytes) -> None:
+def test_invalid_bytes(body: bytes) -> None:
     with pytest.raises(LauncherError):
         parse_request(body, POLICY)

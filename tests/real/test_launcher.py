@@ -1,4 +1,4 @@
-"""The launcher as root runs it, against those who would misuse it."""
+"""The launcher, run by root, against misuse."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fds():
         try:
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            pass  # that of this listing
+            pass  # the descriptor of this listing
     return found
 umask = os.umask(0)
 print(json.dumps({
@@ -58,7 +58,7 @@ for target in itertools.cycle(targets):
 
 
 class Place:
-    """A launcher of its own with a few programs: `ask` sends one message as the daemon would."""
+    """A launcher with a few programs; `ask` sends a message as the daemon does."""
 
     def __init__(self, folder: Path) -> None:
         accounts.make(KEEPER, A, B)
@@ -106,7 +106,7 @@ class Place:
         return LauncherClient(self.socket, cluster)
 
     def ask(self, body: bytes, length: int | None = None, fds: Sequence[int] = ()) -> Any:
-        """The answer to a message, None if the launcher hangs up."""
+        """Return the answer to a message, None if the launcher closes the connection."""
         with self.connected() as connection:
             head = struct.pack(">I", len(body) if length is None else length)
             socket.send_fds(connection, [head + body], fds)
@@ -129,7 +129,7 @@ def uid(name: str) -> int:
 
 @contextmanager
 def acting(name: str) -> Iterator[None]:
-    """As the kernel tells the peer of a socket: by the effective uid."""
+    """Connect with another effective uid, which the kernel reports to the peer."""
     os.seteuid(uid(name))
     try:
         yield
@@ -175,7 +175,7 @@ def probe(place: Place, **words: Any) -> dict[str, Any]:
     return found
 
 
-def test_a_command_is_wholly_its_owners(place: Place) -> None:
+def test_a_command_runs_completely_as_its_owner(place: Place) -> None:
     reads, writes = os.pipe()
     os.write(writes, b"of the user")
     os.close(writes)
@@ -266,7 +266,7 @@ def test_attacks_are_refused(place: Place, attack: str) -> None:
     assert told in answer["refused"]
 
 
-def test_messages_that_are_none(place: Place) -> None:
+def test_invalid_messages(place: Place) -> None:
     for body, length, told in (
         (b"", 1 << 31, "longer than"),
         (b"", (1 << 32) - 1, "longer than"),
@@ -286,14 +286,16 @@ def test_messages_that_are_none(place: Place) -> None:
             os.close(descriptor)
 
 
-def test_who_sends_half_a_message_holds_up_nobody(place: Place) -> None:
+def test_an_incomplete_message_blocks_no_other(place: Place) -> None:
     with place.connected() as connection:
         connection.sendall(b"\0\0")
         assert place.ask(message()) == {"code": 0}
 
 
-def test_only_the_daemons_account_is_heard(place: Place) -> None:
-    with socket.socket(socket.AF_UNIX) as connection:  # root passes the mode of the socket
+def test_only_the_daemon_account_is_served(place: Place) -> None:
+    with socket.socket(
+        socket.AF_UNIX
+    ) as connection:  # root can connect whatever the mode of the socket
         connection.settimeout(30)
         connection.connect(str(place.socket))
         assert connection.recv(100) == b""
@@ -303,8 +305,8 @@ def test_only_the_daemons_account_is_heard(place: Place) -> None:
         place.client().check_access(A, "/")
 
 
-def test_a_link_that_changes_leads_nobody_where_they_may_not_go(place: Place) -> None:
-    """The directory is entered by the owner, not looked at by root first."""
+def test_a_changing_symlink_gives_no_access_to_other_folders(place: Place) -> None:
+    """The owner enters the directory; root does not resolve it before."""
     link = place.mine / "link"
     link.symlink_to(place.mine)
     changing = subprocess.Popen(
@@ -330,7 +332,7 @@ def test_a_link_that_changes_leads_nobody_where_they_may_not_go(place: Place) ->
     assert outcomes <= {str(place.mine), f"directory {link}: Permission denied"}, outcomes
 
 
-def test_a_command_ends_with_who_waits_for_it_and_with_the_launcher(common_folder: Path) -> None:
+def test_a_command_ends_with_its_connection_and_with_the_launcher(common_folder: Path) -> None:
     place = Place(common_folder / "ends")
     place.start()
     try:
@@ -376,7 +378,7 @@ def check(config: Path) -> str:
     return done.stderr
 
 
-def test_a_file_that_others_could_have_written_is_refused(common_folder: Path) -> None:
+def test_a_configuration_that_others_can_change_is_refused(common_folder: Path) -> None:
     place = Place(common_folder / "files")
     assert check(place.config) == ""
     good = place.config.read_text()
@@ -401,13 +403,13 @@ def test_a_file_that_others_could_have_written_is_refused(common_folder: Path) -
     os.chown(place.config, uid(A), -1)
     assert "can be changed by others" in check(place.config)
     os.chown(place.config, 0, -1)
-    link = place.mine / "mine"  # of root's own, but A could put another in its place
+    link = place.mine / "mine"  # owned by root, but A can replace it
     link.symlink_to("/bin/echo")
     place.config.write_text(good.replace("/bin/echo", str(link)))
     assert "can be changed by others" in check(place.config)
 
 
-def test_the_client_says_who_refused(place: Place) -> None:
+def test_the_client_reports_the_refusal(place: Place) -> None:
     with acting(KEEPER):
         with pytest.raises(Refused, match="no account 'nobody-of-that-name'"):
             place.client().check_access("nobody-of-that-name", "/")

@@ -1,4 +1,4 @@
-"""Probes in processes of their own. The `lmutil` here is our script: the real one is proprietary.
+"""Queries in processes. `lmutil` is a script here, since the real program is proprietary.
 
 What is tested is all that does not depend on a licence server of FlexLM's.
 """
@@ -38,7 +38,7 @@ CLUSTER = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 1\n'
 
 
 def script(folder: Path, body: str) -> Path:
-    """An executable of ours that answers as `body` says."""
+    """Write an `lmutil` that runs `body`."""
     path = folder / "lmutil"
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
@@ -59,7 +59,7 @@ def printing(folder: Path, text: str) -> str:
     return f"cat {folder}/answer"
 
 
-def test_lmstat_is_asked_for_all_in_utc_and_in_english(tmp_path: Path) -> None:
+def test_lmstat_runs_in_utc_and_english(tmp_path: Path) -> None:
     body = f'echo "$TZ $LC_ALL $*" > {tmp_path}/said\n{printing(tmp_path, ANSWER)}'
     report = asked(flexlm(tmp_path, body))
     assert (tmp_path / "said").read_text() == "UTC C lmstat -a -c 27000@lic1\n"
@@ -79,12 +79,12 @@ def test_lmstat_is_asked_for_all_in_utc_and_in_english(tmp_path: Path) -> None:
         ("echo no such host >&2; exit 1", "not the output of lmstat"),
     ],
 )
-def test_what_is_no_answer(tmp_path: Path, body: str, words: str) -> None:
+def test_invalid_output(tmp_path: Path, body: str, words: str) -> None:
     with pytest.raises(LicenceServerError, match=words):
         asked(flexlm(tmp_path, body))
 
 
-def test_no_lmutil(tmp_path: Path) -> None:
+def test_missing_lmutil(tmp_path: Path) -> None:
     options = {"servers": "27000@lic1", "lmutil": str(tmp_path / "absent")}
     with pytest.raises(LicenceServerError, match="No such file"):
         asked(ServerQuery("flexlm", options, 60.0))
@@ -103,7 +103,7 @@ def until_gone(file: Path) -> None:
         time.sleep(0.02)
 
 
-def test_one_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+def test_a_hanging_query_is_killed_with_its_children(tmp_path: Path) -> None:
     body = f"sleep 1000 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/self; wait"
     with pytest.raises(LicenceServerError, match="no answer within 3 s"):
         asked(flexlm(tmp_path, body, timeout=3.0))
@@ -111,7 +111,7 @@ def test_one_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     until_gone(tmp_path / "child")
 
 
-def test_what_is_left_in_the_background_is_ended(tmp_path: Path) -> None:
+def test_background_processes_are_ended(tmp_path: Path) -> None:
     body = f"sleep 1000 >/dev/null 2>&1 & echo $! > {tmp_path}/child\n"
     asked(flexlm(tmp_path, body + printing(tmp_path, ANSWER)))
     until_gone(tmp_path / "child")
@@ -154,7 +154,7 @@ class Mine(LicenceServer):
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package with a probe, as pip would install it."""
+    """An installed package with a licence server."""
     (tmp_path / "their_probe.py").write_text(PLUGIN)
     info = tmp_path / "their_probe-1.dist-info"
     info.mkdir()
@@ -165,7 +165,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_plugin_is_asked_likewise(plugin: Path) -> None:
+def test_a_plugin_is_queried(plugin: Path) -> None:
     assert asked(ServerQuery("mine", {}, 60.0)) == UsageReport((Feature("mine", 4, 1),))
     stored = asked(ServerQuery("mine", {"mood": "hangs"}, 60.0, output="9 8"))
     assert stored == UsageReport((Feature("mine", 9, 8),))
@@ -181,7 +181,7 @@ def test_a_plugin_is_asked_likewise(plugin: Path) -> None:
         (ServerQuery("yours", {}, 60.0), "no kind of licence server 'yours'"),
     ],
 )
-def test_a_plugin_that_is_not_well(plugin: Path, question: ServerQuery, words: str) -> None:
+def test_a_failing_plugin(plugin: Path, question: ServerQuery, words: str) -> None:
     with pytest.raises(LicenceServerError, match=words):
         asked(question)
 
@@ -212,7 +212,7 @@ def command(
     return done
 
 
-def test_the_command_reads_a_stored_answer_without_any_configuration(tmp_path: Path) -> None:
+def test_the_command_parses_stored_output_without_a_configuration(tmp_path: Path) -> None:
     (told,) = json.loads(command("--from", "-", "--json", text=ANSWER, cwd=tmp_path).stdout)
     assert told["observed"] == "2026-03-10T09:29:00+00:00"
     (feature,) = told["features"]
@@ -233,7 +233,7 @@ def configured(folder: Path, servers: str) -> Path:
     return path
 
 
-def test_the_command_asks_the_servers_of_the_configuration(tmp_path: Path) -> None:
+def test_the_command_queries_configured_servers(tmp_path: Path) -> None:
     lmutil = script(tmp_path, printing(tmp_path, ANSWER))
     path = configured(
         tmp_path,
@@ -279,7 +279,7 @@ command = ["/bin/false"]
         ),
     ],
 )
-def test_a_server_that_is_configured_wrongly(tmp_path: Path, table: str, told: str) -> None:
+def test_an_invalid_server_configuration(tmp_path: Path, table: str, told: str) -> None:
     path = configured(tmp_path, f"[[licence_server]]\n{table}")
     with pytest.raises(ConfigError) as caught:
         load_settings(path)
@@ -288,7 +288,7 @@ def test_a_server_that_is_configured_wrongly(tmp_path: Path, table: str, told: s
     assert "; " in str(caught.value)
 
 
-def test_a_server_that_is_configured_rightly(tmp_path: Path) -> None:
+def test_a_valid_server_configuration(tmp_path: Path) -> None:
     path = configured(
         tmp_path,
         '[[licence_server]]\nname = "a"\nkind = "command"\ncommand = ["/x", "y"]\n'

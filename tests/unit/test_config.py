@@ -1,4 +1,4 @@
-"""A configuration that is right: what becomes of it. Wrong ones are in e2e/test_bad_input.py."""
+"""Valid configurations and their settings. Invalid ones are tested in e2e/test_bad_input.py."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_whole_configuration(file: Path) -> None:
+def test_a_complete_configuration(file: Path) -> None:
     settings = load_settings(file)
     assert str(settings.database) == str(file.parent / "data/ms.db")
     assert settings.socket == file.parent / "run/ms.sock"
@@ -75,7 +75,7 @@ def test_a_whole_configuration(file: Path) -> None:
     assert alpha.environment == {**Slurm.environment, "A": "b"}
 
 
-def test_a_cluster_whose_abilities_depend_on_its_options(tmp_path: Path) -> None:
+def test_capabilities_may_depend_on_options(tmp_path: Path) -> None:
     path = tmp_path / "metasched.toml"
     cell = '[[cluster]]\nname = "cell"\nadapter = "drmaa"\nlibrary = "/lib/drmaa.so"\n'
     path.write_text(f'{cell}profile = "generic"\ncpus = 4\n{cell.replace("cell", "grid")}')
@@ -85,14 +85,14 @@ def test_a_cluster_whose_abilities_depend_on_its_options(tmp_path: Path) -> None
     ]
 
 
-def test_the_first_class_that_names_a_user_wins_then_groups(file: Path) -> None:
+def test_the_first_class_that_lists_a_user_precedes_groups(file: Path) -> None:
     settings = load_settings(file)
     assert settings.class_of("ada") == "gold"
     assert settings.class_of(getpass.getuser()) == "silver"
     assert settings.class_of("no such user") == "regular"
 
 
-def test_without_a_file_there_is_one_cluster_of_this_host() -> None:
+def test_without_a_file_this_host_is_the_only_cluster() -> None:
     [cluster] = load_settings(None).clusters
     assert cluster.cluster.adapter == "local"
     assert cluster.options["cpus"] == os.cpu_count()
@@ -104,14 +104,14 @@ def test_an_empty_policy_is_the_default(tmp_path: Path) -> None:
     assert read_policy(path) == read_policy(None) == Policy()
 
 
-def test_a_policy_must_keep_the_class_of_everybody_else(tmp_path: Path) -> None:
+def test_a_policy_must_have_the_class_regular(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text("[classes]\nvip = 9\n")
     with pytest.raises(ConfigError, match='"regular"'):
         read_policy(path)
 
 
-def test_only_a_cluster_that_keeps_reservations_can_be_for_them_alone(tmp_path: Path) -> None:
+def test_a_cluster_for_reservations_only_must_support_them(tmp_path: Path) -> None:
     path = tmp_path / "metasched.toml"
     path.write_text('[[cluster]]\nname = "a"\nadapter = "slurm"\nconfig = "/x"\ntakes = "jobs"\n')
     assert load_settings(path).clusters[0].cluster.takes == "jobs"
@@ -123,7 +123,7 @@ def test_only_a_cluster_that_keeps_reservations_can_be_for_them_alone(tmp_path: 
         load_settings(path)
 
 
-def test_what_may_be_reserved_is_said_for_all_and_instead_for_a_class(file: Path) -> None:
+def test_limits_of_reservations_for_all_users_and_for_a_class(file: Path) -> None:
     file.write_text(
         f'{file.read_text()}[reservations]\nhorizon = "90d"\nmost = 64\n'
         '[reservations.classes.gold]\nlongest = "60d"\nlet_run = "30m"\n'
@@ -137,7 +137,7 @@ def test_what_may_be_reserved_is_said_for_all_and_instead_for_a_class(file: Path
         load_settings(file)
 
 
-def test_where_it_is_looked_for(
+def test_search_order_of_the_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path
 ) -> None:
     monkeypatch.delenv("METASCHED_CONFIG", raising=False)
@@ -164,7 +164,7 @@ def test_where_it_is_looked_for(
         ),
     ],
 )
-def test_binding_late_needs_a_cluster_that_only_we_feed_and_feed_late(
+def test_late_binding_needs_an_exclusive_cluster_and_late_sending(
     tmp_path: Path, adapter: str, more: str, send: str, told: str
 ) -> None:
     (tmp_path / "policy.toml").write_text(f'send = "{send}"\n')
@@ -182,7 +182,7 @@ def test_binding_late_needs_a_cluster_that_only_we_feed_and_feed_late(
     )
 
 
-def test_a_licence_that_only_some_machines_can_use(tmp_path: Path) -> None:
+def test_a_licence_on_some_machines(tmp_path: Path) -> None:
     path = tmp_path / "metasched.toml"
     licence = '[[licence]]\nname = "nx"\ntotal = 2\nmachines = { alpha = "cad" }\n'
     clusters = [
@@ -205,9 +205,7 @@ def test_a_licence_that_only_some_machines_can_use(tmp_path: Path) -> None:
         ('listen = "127.0.0.1:7410"\ntokens = false', "neither munge nor tokens"),
     ],
 )
-def test_other_hosts_are_not_served_without_proof_or_in_clear(
-    tmp_path: Path, table: str, told: str
-) -> None:
+def test_tcp_needs_authentication_and_encryption(tmp_path: Path, table: str, told: str) -> None:
     path = tmp_path / "metasched.toml"
     path.write_text(f"[tcp]\n{table}\n[[cluster]]\nname = 'left'\nadapter = 'local'\ncpus = 4\n")
     with pytest.raises(ConfigError, match=told):

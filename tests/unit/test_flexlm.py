@@ -1,4 +1,4 @@
-"""What is understood of lmstat's answers. They are written here, after the documented format."""
+"""Parsing of lmstat's output. The samples are written after the documented format."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ Feature usage info:
         ("Users of x", "no counts"),
     ],
 )
-def test_a_header_that_cannot_be_read_counts_nothing(line: str, says: str) -> None:
+def test_an_invalid_header_counts_nothing(line: str, says: str) -> None:
     row = "    ada n1 n1 (v1) (lic1/27000 1), start Tue 3/10 8:15"
     report = told("Users of y:  (Uncounted, node-locked)", row, line, row)
     assert only(report) == Feature(
@@ -138,13 +138,13 @@ def test_a_header_that_cannot_be_read_counts_nothing(line: str, says: str) -> No
         "    ada n1 n1 (v1) (lic1/27000 1), start Tue 3/10 8:1",
         "    ada n1 n1 (v1) (lic1/27000 1), start Tue 13/10 8:15",
         "    ada n1 n1 (v1) (lic1/27000 1), start Sat 2/30 8:15",
-        "    ada n1 n1 (v1) (lic1/27000 1), start Tue 3/10/2031 8:15",  # in years to come
+        "    ada n1 n1 (v1) (lic1/27000 1), start Tue 3/10/2031 8:15",  # in the future
         "    ada n1 n1 (v1) (lic1/27000 1), start Tue 3/10 8:15, 0 licenses",
         "    ada (v1) (lic1/27000 1), start Tue 3/10 8:15",
         "    ada n1 n1 (v1) (lic1/27000",
     ],
 )
-def test_a_user_who_cannot_be_read_is_nobody_of_ours(row: str) -> None:
+def test_an_invalid_user_line_matches_no_job(row: str) -> None:
     report = told("Users of x:  (Total of 5 licenses issued;  Total of 1 license in use)", row)
     assert only(report) == Feature("x", 5, 1, ())
     assert [trouble.line for trouble in report.troubles] == [16]
@@ -156,7 +156,7 @@ def test_the_year_is_that_of_the_weekday() -> None:
     rows = [f"    u{n} h h (v1) (s/1 1), start {start}" for n, start in enumerate(starts)]
     report = told(block, *rows)
     assert only(report).uses == (
-        LicenceUse("u0", "h", 1, at(2026, 3, 11, 9, 0)),  # tomorrow may be now elsewhere
+        LicenceUse("u0", "h", 1, at(2026, 3, 11, 9, 0)),  # the server may be in another time zone
         LicenceUse("u1", "h", 1, at(2020, 3, 12, 9, 0)),
         LicenceUse("u2", "h", 1, at(2020, 2, 29, 10, 0)),
     )
@@ -166,14 +166,14 @@ def test_the_year_is_that_of_the_weekday() -> None:
     ("expiries", "issued"),
     [
         (["9-mar-2026"], 0),
-        (["10-mar-2026"], 5),  # it is good for that day
+        (["10-mar-2026"], 5),  # valid on its last day
         (["01-JAN-0"], 5),
         (["permanent(no expiration date)"], 5),
-        (["9-mar-2026", "10-mar-2027"], 5),  # some of the five: the server says five
+        (["9-mar-2026", "10-mar-2027"], 5),  # some of the five: the server counts five
         (["9-mär-2026"], 5),
     ],
 )
-def test_what_has_expired_is_no_token(expiries: list[str], issued: int) -> None:
+def test_expired_licences_issue_no_tokens(expiries: list[str], issued: int) -> None:
     issues = [f'  "x" v1.0, vendor: orbitd, expiry: {expiry}' for expiry in expiries]
     report = told("Users of x:  (Total of 5 licenses issued;  Total of 0 licenses in use)", *issues)
     assert only(report).issued == issued
@@ -206,18 +206,18 @@ def test_what_has_expired_is_no_token(expiries: list[str], issued: int) -> None:
         ("Users of " + "x" * 10000, "a line of 10009 characters"),
     ],
 )
-def test_an_answer_without_a_licence_is_none(answer: str, says: str) -> None:
+def test_output_without_a_licence_is_an_error(answer: str, says: str) -> None:
     with pytest.raises(LicenceServerError, match=re.escape(says)):
         parse_lmstat(answer, NOW)
 
 
-def test_a_time_in_another_language_is_told() -> None:
+def test_a_time_in_another_language_is_reported() -> None:
     report = parse_lmstat(HEAD.replace("Tue 3/10/2026 09:29", "mar. 10.3.2026 9h29") + BODY, NOW)
     assert report.observed is None
     assert "no time: 'mar. 10.3.2026 9h29'" in str(report.troubles[0])
 
 
-def test_many_troubles_are_told_as_a_number() -> None:
+def test_many_problems_are_summarised() -> None:
     rows = ["   x (v1) (a/1 1), start never"] * 100
     report = told("Users of x:  (Total of 5 licenses issued;  Total of 1 license in use)", *rows)
     assert len(report.troubles) == 21
@@ -232,6 +232,6 @@ def test_many_troubles_are_told_as_a_number() -> None:
         ({"servers": "1@a", "lmutil": "./lmutil"}, "absolute path"),
     ],
 )
-def test_options_that_make_no_sense(options: dict[str, str], says: str) -> None:
+def test_invalid_options(options: dict[str, str], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         FlexlmOptions(**options)

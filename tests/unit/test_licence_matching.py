@@ -1,4 +1,4 @@
-"""Our own use is taken out of what a server tells, and nobody else's."""
+"""The use by jobs of metasched is subtracted from a server's count, and no other use."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def held(count: int = 1, hosts: frozenset[str] | None = N1, since: float = 1000.
         ([LicenceUse("ada", "N1.site.example", 2, 1005.0)], [held(2)], 0),
         ([LicenceUse("ada", "n1", 2, None)], [held(2)], 0),
         ([LicenceUse("ada", "", 2, 1005.0)], [held(2)], 0),
-        ([LicenceUse("ada", "n1", 2, 960.0)], [held(2)], 0),  # servers tell whole minutes
+        ([LicenceUse("ada", "n1", 2, 960.0)], [held(2)], 0),  # servers report whole minutes
         ([LicenceUse("ada", "n1", 2, 800.0)], [held(2)], 2),  # older than the job
         ([LicenceUse("bob", "n1", 2, 1005.0)], [held(2)], 2),
-        ([LicenceUse("ada", "ws7", 2, 1005.0)], [held(2)], 2),  # at her desk
+        ([LicenceUse("ada", "ws7", 2, 1005.0)], [held(2)], 2),  # at a workstation
         ([LicenceUse("ada", "ws7", 2, 1005.0)], [held(2, None)], 0),
         ([LicenceUse("ada", "n1", 3, 1005.0)], [held(2)], 1),  # more than it leased
-        ([LicenceUse("ada", "n1", 1, 1005.0)], [held(2)], 0),  # the rest is still to come
+        ([LicenceUse("ada", "n1", 1, 1005.0)], [held(2)], 0),  # the rest is not checked out yet
         ([LicenceUse("ada", "n1", 1, 1005.0), LicenceUse("ada", "n1", 1, 1006.0)], [held(2)], 0),
         ([LicenceUse("ada", "n1", 1, 1005.0)], [held(1), held(1)], 0),
-        # who may have the fewest chooses first, whatever the order
+        # the attempt with the fewest matches chooses first, in any order
         (
             [LicenceUse("ada", "n1", 1, 1005.0), LicenceUse("ada", "n2", 1, 1005.0)],
             [held(1, frozenset({"n1", "n2"})), held(1)],
@@ -41,7 +41,7 @@ def held(count: int = 1, hosts: frozenset[str] | None = N1, since: float = 1000.
         ([], [held(2)], 0),
     ],
 )
-def test_ours_is_not_outside(
+def test_uses_of_jobs_are_not_outside(
     uses: list[LicenceUse], ours: list[LeasedTokens], expected: int
 ) -> None:
     used = sum(use.count for use in uses)
@@ -51,7 +51,7 @@ def test_ours_is_not_outside(
     )  # reserved, shared
 
 
-def test_where_nobody_is_named_ours_are_taken_to_be_in_the_figure() -> None:
+def test_without_users_leases_are_assumed_to_be_counted() -> None:
     assert count_outside(Feature("x", 9, 5), [held(2), held(1)]) == 2
     assert count_outside(Feature("x", 9, 5, ()), [held(2), held(1)]) == 5
     assert count_outside(Feature("x", 9, 1), [held(2)]) == 0
@@ -71,24 +71,24 @@ def test_where_nobody_is_named_ours_are_taken_to_be_in_the_figure() -> None:
         ("n[", None),
     ],
 )
-def test_hosts_of_a_managers_list(nodes: str, hosts: set[str] | None) -> None:
+def test_host_lists_are_expanded(nodes: str, hosts: set[str] | None) -> None:
     assert expand_hosts(nodes) == hosts
 
 
 @pytest.mark.parametrize(
-    ("told", "observed"),
+    ("stated", "observed"),
     [(None, 1000.0), (1030.0, 1000.0), (945.0, 1000.0), (935.0, 935.0), (-1e9, -1e9)],
 )
-def test_an_answer_is_as_old_as_it_says(told: float | None, observed: float) -> None:
-    assert observation_time(UsageReport((), observed=told), 1000.0) == observed
+def test_an_answer_may_state_an_earlier_time(stated: float | None, observed: float) -> None:
+    assert observation_time(UsageReport((), observed=stated), 1000.0) == observed
 
 
-def test_an_answer_from_the_future_is_none() -> None:
+def test_an_answer_from_the_future_is_an_error() -> None:
     with pytest.raises(LicenceServerError, match="86400 s in the future"):
         observation_time(UsageReport((), observed=87400.0), 1000.0)
 
 
-def test_what_a_command_prints() -> None:
+def test_output_of_a_command() -> None:
     report = parse_report(
         '{"observed": 1000.5, "licences": [{"name": "a", "total": 4, "used": 3, "reserved": 1,'
         ' "queued": 2, "uses": [{"user": "ada", "host": "n1", "count": 2, "since": 900}]},'
@@ -126,13 +126,13 @@ def test_what_a_command_prints() -> None:
         ('{"licences": ' + "[" * 5000, "."),
     ],
 )
-def test_json_of_another_shape_counts_nothing(answer: str, says: str) -> None:
+def test_invalid_json_is_an_error(answer: str, says: str) -> None:
     with pytest.raises(LicenceServerError, match=says) as caught:
         parse_report(answer)
     assert "\n" not in str(caught.value)
 
 
-def test_a_command_is_named_by_its_whole_path() -> None:
+def test_a_command_needs_an_absolute_path() -> None:
     for command in ((), ("lics",)):
         with pytest.raises(ValueError, match="absolute path"):
             CommandOptions(command)
