@@ -293,9 +293,7 @@ def test_an_incomplete_message_blocks_no_other(place: Place) -> None:
 
 
 def test_only_the_daemon_account_is_served(place: Place) -> None:
-    with socket.socket(
-        socket.AF_UNIX
-    ) as connection:  # root can connect whatever the mode of the socket
+    with socket.socket(socket.AF_UNIX) as connection:  # root bypasses the mode of the socket
         connection.settimeout(30)
         connection.connect(str(place.socket))
         assert connection.recv(100) == b""
