@@ -1,4 +1,4 @@
-"""Messages between the daemon and a worker process: one JSON object per line."""
+"""Messages between the daemon and a worker process: a JSON object per line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class WorkerBoot(msgspec.Struct, frozen=True):
 
 
 class WorkerCall(msgspec.Struct, rename=STORED_FIELDS["WorkerCall"], frozen=True):
-    """One request to the worker; `operation` determines which other fields are used."""
+    """A request to the worker; `operation` determines which other fields are used."""
 
     operation: Literal[
         "submit", "withdraw", "poll", "trace", "revoke", "survey", "reserve", "unreserve"
@@ -45,7 +45,7 @@ class WorkerCall(msgspec.Struct, rename=STORED_FIELDS["WorkerCall"], frozen=True
 
 
 class ListingDelta(msgspec.Struct, rename=STORED_FIELDS["ListingDelta"], frozen=True):
-    """The changes of a listing since the last one. Times are epoch seconds, see `Listing`."""
+    """The changes since the previous listing. Times are epoch seconds, see `Listing`."""
 
     taken: float
     since: float
@@ -60,7 +60,7 @@ class ListingDelta(msgspec.Struct, rename=STORED_FIELDS["ListingDelta"], frozen=
 
 
 class WorkerReply(msgspec.Struct, rename=STORED_FIELDS["WorkerReply"], frozen=True):
-    """The reply to one call."""
+    """The reply to a call."""
 
     # "": success; "untried": a chained submit that was not executed
     error: Literal["", "refused", "unreachable", "defect", "untried"] = ""

@@ -1,4 +1,4 @@
-"""The process that hosts one adapter, and executes one call at a time.
+"""The process that hosts an adapter, and executes its calls in sequence.
 
 It reads lines of JSON. The first is a `WorkerBoot`, each further line a `WorkerCall`, answered by a
 `WorkerReply`. The process ends at the end of its input, so it never outlives the daemon.
@@ -42,7 +42,7 @@ class AdapterHost:
     _chain_broken: bool = False  # chained submits are not executed
 
     def execute(self, call: WorkerCall) -> WorkerReply:
-        """Execute one call; return every failure as a reply."""
+        """Execute a call; return every failure as a reply."""
         if call.chained and self._chain_broken:
             reply = WorkerReply("untried")
         else:
@@ -105,7 +105,7 @@ class AdapterHost:
         return WorkerReply(reason=reason, revoked=revoked)
 
     def _delta(self, listing: Listing, full: bool) -> ListingDelta:
-        """Return the changes since the last reported listing, and remember this one."""
+        """Return the changes since the last reported listing, and remember this listing."""
         full = full or not self._has_reported
         rows = {(row.tag, row.task, row.owner): row for row in listing.rows}
         expected_starts = {

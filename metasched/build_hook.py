@@ -1,7 +1,7 @@
 """A build hook of hatchling: compiles the hot modules with mypyc if METASCHED_COMPILE is 1.
 
 The modules are listed in pyproject.toml. They are compiled in a temporary folder and added to the
-wheel beside their sources. No other module imports this one.
+wheel beside their sources. No other module imports it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 
 class UserError(Exception):
-    """An error in one line: problem, place; remedy. The command exits with `exit_code`."""
+    """An error of a single line: problem, place; remedy. The command exits with `exit_code`."""
 
     exit_code = 2
 
@@ -16,7 +16,7 @@ class ParseError(ValueError):
 
 
 def quote_for_error(text: str) -> str:
-    """Quote a user's text for an error of one line: shortened, and with escapes if unprintable."""
+    """Quote a user's text for an error message: shortened, and with escapes if unprintable."""
     shortened = text if len(text) <= 60 else text[:57] + "..."
     escaped = (c if c.isprintable() else ascii(c)[1:-1] for c in shortened)
     return '"' + "".join(escaped) + '"'

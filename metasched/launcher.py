@@ -1,8 +1,8 @@
 """The only part of metasched that may run as root: runs commands as the owners of jobs.
 
-It imports the standard library only: `python3 -I -S launcher.py --config FILE`. It reads one
-configuration file, which only root may write, and listens on a unix socket for one account, that of
-the daemon (checked by SO_PEERCRED). Each connection carries one message
+It imports the standard library only: `python3 -I -S launcher.py --config FILE`. It reads a
+configuration file, which only root may write, and listens on a unix socket for the account of
+the daemon (checked by SO_PEERCRED). Each connection carries a message
 
     length (4 bytes, big-endian), JSON {"uid", "cluster", "verb", "arguments", "directory", "umask"}
 
@@ -14,7 +14,7 @@ file. The launcher never reads from them, and involves no shell. For each messag
 3. in the child, enters the directory and executes the program configured for cluster and verb. Its
    environment contains nothing from the message, and no other descriptor is open.
 
-The answer is one JSON line: {"code": n} or {"signal": n} after the end of the command, {"pid": n}
+The answer is a JSON line: {"code": n} or {"signal": n} after the end of the command, {"pid": n}
 for a detached command, {"refused": reason} if nothing was executed. Commands end with the launcher
 and with the connection. Detached commands (supervisors of local jobs) continue.
 """
@@ -126,7 +126,7 @@ class LauncherPolicy:
 
 
 def load_policy(path: str) -> LauncherPolicy:
-    """Read the configuration. LauncherError, in one line, if it is invalid or not root's alone."""
+    """Read the configuration. LauncherError if it is invalid or not root's alone."""
     _require_root_owned(path)
     try:
         with open(path, "rb") as file:
@@ -356,7 +356,7 @@ def run_as_owner(
 
 
 def _install_descriptors(descriptors: list[int], failure_pipe: int) -> None:
-    """Renumber descriptors from 0, open missing ones of the first three, close all others."""
+    """Renumber descriptors from 0, open those missing of the first three, close all others."""
     null_device = os.open(os.devnull, os.O_RDWR)
     inherited = descriptors + [null_device] * (3 - len(descriptors))
     high_copies = [_duplicate_high(descriptor) for descriptor in inherited]
@@ -503,7 +503,7 @@ def _serve_in_child(
 
 
 def main() -> int:
-    """Serve until SIGTERM. Exit with 1 and one line on stderr if the configuration is invalid."""
+    """Serve until SIGTERM. Exit with 1 and an error if the configuration is invalid."""
     parser = argparse.ArgumentParser(
         prog="metasched-launcher", description="Act as the owners of jobs (site mode)."
     )

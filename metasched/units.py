@@ -38,7 +38,7 @@ def parse_count(text: str, minimum: int = 1) -> int:
 def parse_duration(text: str, bare_unit: float = 1) -> float:
     """Parse a duration such as `90s`, `1h30m`, `1:30:00` or `2-12`. Return its seconds.
 
-    The result is more than 0 and less than 2^31. `bare_unit` are the seconds of one unit of a bare
+    The result is more than 0 and less than 2^31. `bare_unit` are the seconds of a unit of a bare
     number. Colons and a dash are read as by sbatch: `minutes:seconds`, `hours:minutes:seconds`,
     `days-hours[:minutes[:seconds]]`. ParseError for any other text.
     """
@@ -84,9 +84,9 @@ def parse_moment(text: str, now: float, *, past: bool = False) -> float:
     """Parse a time: ISO 8601 (local without a zone), `+2h`, `now+1hour`, `17:30`, `tomorrow`.
 
     Return epoch seconds. A time of day, `midnight`, `noon` or `teatime` is the next occurrence,
-    with `past` the last one. `today` and `tomorrow` are the same time of day as now. With `past` a
-    bare duration is a time before now. ParseError for any other text, for a time more than 68 years
-    from `now`, and for a local time that is skipped or repeated by a clock change.
+    with `past` the last. `today` and `tomorrow` are the same time of day as now. With `past` a bare
+    duration is a time before now. ParseError for any other text, for a time more than 68 years from
+    `now`, and for a local time that is skipped or repeated by a clock change.
     """
     moment = _moment(text.strip(), now, past)
     if moment is None:

@@ -64,7 +64,7 @@ def _unix_listener(path: Path, world_accessible: bool) -> Iterator[socket.socket
 def serve(settings: Settings, *, standby: bool = False) -> int:
     """Run the daemon until SIGTERM or SIGINT.
 
-    ConfigError or StoreError, in one line, if it cannot start.
+    ConfigError or StoreError if it cannot start.
     """
     if settings.site is not None and os.geteuid() == 0:
         raise ConfigError("[site] and root: the daemon is not root; start it by its own account")

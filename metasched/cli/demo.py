@@ -307,7 +307,7 @@ def _check_plot(path: Path) -> None:
 
 
 def _draw_gantt(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw a Gantt chart: one bar per job on simulated processors, coloured by priority."""
+    """Draw a Gantt chart: a bar per job on simulated processors, coloured by priority."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -62,8 +62,8 @@ def find_config(path: Path | None) -> Path | None:
 def load_settings(path: Path | None) -> Settings:
     """Read and check the configuration.
 
-    `path` None: one local cluster with the processors of this host. ConfigError, in one line, for
-    the first mistake.
+    `path` None: a local cluster with the processors of this host. ConfigError for the first
+    mistake.
     """
     config = _validated(ConfigFile, _default_tables() if path is None else _read_toml(path), path)
     if not config.cluster:
@@ -100,7 +100,7 @@ def load_settings(path: Path | None) -> Settings:
 
 
 def _default_tables() -> dict[str, Any]:
-    """Return the tables of a configuration with one local cluster."""
+    """Return the tables of a configuration with a single local cluster."""
     cluster = {
         "name": "local",
         "adapter": "local",

@@ -92,7 +92,7 @@ class UserClassTable(_Table):
 
 
 class LicenceTable(_Table):
-    """[[licence]]: a floating licence (`LicencePool`), or one installed on machines of clusters."""
+    """[[licence]]: a floating licence (`LicencePool`), or a licence of machines of clusters."""
 
     name: str
     total: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None

@@ -1,4 +1,4 @@
-"""The connection to one cluster: polls it, and executes the core's actions on it in turn."""
+"""The connection to a cluster: polls it, and executes the core's actions on it in turn."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ class ClusterConnection:
     async def _dispatch_queued(self) -> None:
         """Dispatch until an urgent step is due or the manager accepts no more for now.
 
-        Calls are pipelined: the worker holds the next ones while the daemon stores its replies.
+        Calls are pipelined: the worker holds the next calls while the daemon stores its replies.
         One transaction stores the replies to half of them and the start of as many more.
         """
         outbox, worker = self.outbox, self.worker

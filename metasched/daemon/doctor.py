@@ -35,7 +35,7 @@ MAX_LISTED_JOBS = 5  # unknown jobs that are listed one by one
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The result of one check."""
+    """The result of a check."""
 
     check: str  # its subject
     ok: bool

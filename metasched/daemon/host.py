@@ -23,7 +23,7 @@ class SchedulerHost(Protocol):
     def ledger(self) -> Ledger: ...
 
     def apply_events(self, *events: CoreEvent) -> list[Outcome]:
-        """Step the core, store the outcomes in one transaction, then start their actions.
+        """Step the core, store the outcomes in a transaction, then start their actions.
 
         StorageFailed if the transaction failed: no action was started.
         """

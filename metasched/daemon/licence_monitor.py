@@ -1,4 +1,4 @@
-"""Queries one licence server at intervals and reports its counts to the core.
+"""Queries a licence server at intervals and reports its counts to the core.
 
 A server that fails is queried less and less often, and reports no counts. The last counts in the
 core expire after the `stale_after` seconds of the licence.
@@ -31,7 +31,7 @@ REPEATS_WITHIN_MARGIN = 3  # reports of unchanged counts within `stale_after`
 
 
 class LicenceMonitor:
-    """The queries of one server; `pools` are the licences that it counts."""
+    """The queries of a server; `pools` are the licences that it counts."""
 
     def __init__(
         self,

@@ -64,7 +64,7 @@ def message_for(reservation: Reservation) -> tuple[str, str]:
 
 
 class Mailer:
-    """Notifies the owners of broken reservations one after the other."""
+    """Notifies the owners of broken reservations, in sequence."""
 
     def __init__(self, program: Path | None, ledger: Ledger) -> None:
         self.program = program

@@ -25,7 +25,7 @@ class ExpectedStart:
 
 @dataclass
 class ManagerStartTimes:
-    """Expected starts of the tasks on one cluster, from its last listing."""
+    """Expected starts of the tasks on a cluster, from its last listing."""
 
     cluster: str
     reported_at: float = 0.0  # epoch seconds

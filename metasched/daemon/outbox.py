@@ -1,4 +1,4 @@
-"""Actions of the core that wait for one cluster: dispatches, withdrawals, queries, revocations.
+"""Actions of the core that wait for a cluster: dispatches, withdrawals, queries, revocations.
 
 An outbox is not stored. After a restart the core issues the same actions again, since they follow
 from the states of attempts.
@@ -37,7 +37,7 @@ class PendingWithdrawal:
 
 
 class Outbox:
-    """Pending actions of one cluster, in the order in which they are executed."""
+    """Pending actions of a cluster, in the order in which they are executed."""
 
     def __init__(self, host: SchedulerHost, settings: ClusterSettings, max_delay: float) -> None:
         self._host, self._settings = host, settings
@@ -48,7 +48,7 @@ class Outbox:
         self._claims: set[TaskClaim] = set()
 
     def enqueue(self, action: Action) -> None:
-        """Add an action. Withdrawals of one dispatch are merged."""
+        """Add an action. Withdrawals of the same dispatch are merged."""
         match action:
             case Dispatch():
                 tasks = self._host.core.tasks_of_dispatch(action.job, action.dispatch_id)
@@ -132,7 +132,7 @@ class Outbox:
             pending.breaker.record_success()
 
     def next_withdrawals(self) -> list[PendingWithdrawal]:
-        """Return the most urgent withdrawal with similar ones, up to the tasks of one dispatch.
+        """Return the most urgent withdrawal and similar ones, up to the task limit of a dispatch.
 
         A withdrawal that has failed is returned alone.
         """

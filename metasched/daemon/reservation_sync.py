@@ -1,4 +1,4 @@
-"""Synchronises reservations with one cluster's manager: surveys, creation and deletion.
+"""Synchronises reservations with a cluster's manager: surveys, creation and deletion.
 
 A queued action names a reservation; its specification is read from the core when the call is
 made. Actions are idempotent and repeated until the manager confirms or refuses them. After a crash
@@ -37,7 +37,7 @@ RETRY_DELAYS = (1.0, 30.0)  # seconds before a failed call is repeated: initial,
 
 
 class ReservationSync:
-    """Pending actions on the reservations of one cluster, and its surveys."""
+    """Pending actions on the reservations of a cluster, and its surveys."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ReservationSync:
         self._last_survey: object = None  # what the core last received of a survey
 
     def enqueue(self, action: ReservationAction) -> None:
-        """Add an action. It replaces an earlier one on the same reservation."""
+        """Add an action. It replaces an earlier action on the same reservation."""
         if isinstance(action, SurveyCluster):
             self._next_survey = 0.0
         else:
@@ -84,7 +84,7 @@ class ReservationSync:
         return 0.0 if breaker is None else breaker.open_until
 
     async def run_next(self) -> None:
-        """Make one call that is due; pending actions precede surveys."""
+        """Make the next call that is due; pending actions precede surveys."""
         now = time.monotonic()
         ready_action = next(
             (action for id, action in self._pending.items() if self._retry_at(id) <= now), None

@@ -1,14 +1,14 @@
 """The scheduler service: the core with its database, cluster connections and timers.
 
-An event is handled in three steps. The core steps, one transaction stores the event with its
+An event is handled in three steps. The core steps, a transaction stores the event with its
 outcome (`Ledger.record`), and then the actions start. The actions follow from stored states: an
 attempt in state `dispatching` is to be dispatched, an attempt with an `intent` is to be withdrawn.
 `DispatchStarted` is stored just before a dispatch is written to a worker.
 
 A crash between any two steps is therefore harmless. Before the commit nothing has happened. After
-it the next start reads the same states: a dispatch that was not started is made, a started one is
-first searched in a listing, and a withdrawal is idempotent. A failed transaction is treated as such
-a crash: the service is discarded and started again from the database.
+it the next start reads the same states. A dispatch that was not started is made; a started dispatch
+is first searched in a listing; withdrawals are idempotent. A failed transaction is treated as a
+crash: the service is discarded and started again from the database.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class SchedulerService:
         stored: Sequence[StoredJob] = (),
         new_texts: Mapping[str, str] | None = None,
     ) -> list[Outcome]:
-        """Step the core, store the outcomes in one transaction, then start their actions.
+        """Step the core, store the outcomes in a transaction, then start their actions.
 
         `stored` are new jobs, `new_texts` their scripts and environments by digest.
         StorageFailed if nothing was stored: no action was started.

@@ -28,7 +28,7 @@ MAX_REPLY_BYTES = 1 << 28
 
 
 class WorkerProcess:
-    """The worker process of one cluster. It is started by the first call and after each death."""
+    """The worker process of a cluster. It is started by the first call and after each death."""
 
     def __init__(
         self, host: SchedulerHost, settings: ClusterSettings, on_exit: Callable[[], None]
@@ -44,11 +44,11 @@ class WorkerProcess:
 
     @property
     def is_paused(self) -> bool:
-        """Whether there is no process now because the last one died too recently."""
+        """Whether there is no process now because the last worker died too recently."""
         return self.breaker.state(time.monotonic()) == "open"
 
     async def call(self, call: WorkerCall) -> WorkerReply:
-        """Execute one call.
+        """Execute a call.
 
         A worker that dies or hangs is killed; it may have executed the call.
         """
@@ -57,7 +57,7 @@ class WorkerProcess:
 
     @property
     def _reply_timeout(self) -> float:
-        """Seconds to wait for a reply; longer for the first one, since the host may be busy."""
+        """Seconds to wait for a reply; longer for the first reply, since the host may be busy."""
         if self._replied:
             return self.settings.call_timeout
         return self.settings.call_timeout * min(2.0**self.breaker.failures, MAX_STARTUP_FACTOR)
@@ -175,7 +175,7 @@ class WorkerProcess:
         return WorkerReply("unreachable", reason)
 
     def kill(self) -> None:
-        """Kill the process, if there is one."""
+        """Kill the process, if it exists."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):

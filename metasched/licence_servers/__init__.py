@@ -8,5 +8,5 @@ base       the contract, and the registry of licence servers
 command    any command that prints JSON
 flexlm     FlexLM (FlexNet Publisher)
 matching   finds the uses that belong to jobs of metasched
-process    runs one query in a process
+process    runs a query in a process
 """

@@ -17,7 +17,7 @@ MAX_TOKENS = 10**9 - 1
 
 
 class LicenceServerError(Exception):
-    """A query failed, with the reason in one line. It counts no licence."""
+    """A query failed, with a reason of a single line. It counts no licence."""
 
     def __init__(self, message: str) -> None:
         super().__init__(_one_line(message))
@@ -25,7 +25,7 @@ class LicenceServerError(Exception):
 
 @dataclass(frozen=True)
 class LicenceUse:
-    """Tokens that one user holds on one host."""
+    """Tokens that a user holds on a host."""
 
     user: str
     host: str = ""  # "": not reported
@@ -41,7 +41,7 @@ class LicenceUse:
 
 @dataclass(frozen=True)
 class Feature:
-    """A server's count of one licence."""
+    """A server's count of a licence."""
 
     name: str
     issued: int | None  # existing tokens; None: the server does not count them
@@ -73,7 +73,7 @@ class Trouble:
 
 @dataclass(frozen=True)
 class UsageReport:
-    """The counts of one answer. A licence that is missing from it is not counted."""
+    """The counts of an answer. A licence that is missing from it is not counted."""
 
     features: tuple[Feature, ...]
     troubles: tuple[Trouble, ...] = ()
@@ -92,7 +92,7 @@ class UsageReport:
 
 
 class LicenceServer(ABC):
-    """One source of counts. An object makes one query, in a process of its own.
+    """A source of counts. An object makes a single query, in a process of its own.
 
     `Options` is a frozen dataclass of its keys in `[[licence_server]]`. A ValueError of its
     `__post_init__` is shown as an error of the configuration.
@@ -134,7 +134,7 @@ def licence_server_class(name: str) -> type[LicenceServer]:
 
 
 def _one_line(text: str) -> str:
-    """Return text of a server as one printable line, for terminals and logs."""
+    """Return text of a server as a printable line, for terminals and logs."""
     printable = (character if character.isprintable() else " " for character in text[:1000])
     return " ".join("".join(printable).split())
 

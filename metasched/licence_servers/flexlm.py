@@ -86,7 +86,7 @@ class FlexlmServer(LicenceServer):
 
 @dataclass
 class _FeatureBlock:
-    """The `Users of` block of one feature."""
+    """The `Users of` block of a feature."""
 
     name: str
     issued: int | None
@@ -102,7 +102,7 @@ def parse_lmstat(output: str, now: float) -> UsageReport:
     """Parse the output of `lmstat -a`. LicenceServerError, with the line, if it has no feature.
 
     Times are in UTC, since lmutil runs with that zone. `now` is in epoch seconds; a start without
-    a year is the last such day. Blocks of one feature from several servers or vendor daemons are
+    a year is the last such day. Blocks of a feature from several servers or vendor daemons are
     added up. A server that is listed twice counts once.
     """
     return _LmstatParser(now).parse(output)

@@ -23,7 +23,7 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 @dataclass(frozen=True)
 class LeasedTokens:
-    """The tokens of one licence that metasched has leased to a started attempt."""
+    """The tokens of a licence that metasched has leased to a started attempt."""
 
     user: str
     hosts: frozenset[str] | None  # short names; None: unknown
@@ -42,9 +42,9 @@ class LeasedTokens:
 def count_outside(feature: Feature, leased: Iterable[LeasedTokens]) -> int:
     """Return the tokens of a feature that are used outside metasched.
 
-    A use is attributed to one attempt, and no attempt gets more tokens than it leased. Attempts
-    with the fewest matching uses choose first: O(uses x attempts of one user). If the server does
-    not report users, all leased tokens are assumed to be part of its count.
+    A use is attributed to a single attempt, and no attempt gets more tokens than it leased.
+    Attempts with the fewest matching uses choose first: O(uses x attempts per user). If the server
+    does not report users, all leased tokens are assumed to be part of its count.
     """
     attempts = list(leased)
     if feature.uses is None:

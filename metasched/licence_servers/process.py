@@ -1,4 +1,4 @@
-"""Runs one query in a process: the query on its input, the result on its output.
+"""Runs a query in a process: the query on its input, the result on its output.
 
 A query that hangs, prints megabytes, crashes or leaves child processes ends with its process, or
 by a kill of the whole process group.
@@ -43,7 +43,7 @@ class ServerQuery:
 
 @dataclass(frozen=True)
 class QueryResult:
-    """A report, or the error in one line."""
+    """A report, or the error."""
 
     report: UsageReport | None = None
     error: str = ""
