@@ -224,7 +224,7 @@ def test_databases_that_cannot_be_used(site: Site) -> None:
         ),
         (
             '[[licence]]\nname = "m"\ntotal = 4\nmachines = { left = "a b" }\n' + TWO_LOCAL,
-            "write the one feature",
+            "write the feature of those machines",
         ),
         (
             '[[licence]]\nname = "m"\ntotal = 4\nclusters = ["left"]\n'
