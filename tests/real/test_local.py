@@ -591,7 +591,7 @@ import msgspec
 from metasched.adapters.base import Submission
 from metasched.adapters.local.adapter import Local, LocalOptions
 from metasched.model.cluster import Cluster
-orders = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Submission])
+submissions = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Submission])
 options = LocalOptions(cpus=4, kill_wait=0.5)
 adapter = Local(Cluster(name="here", adapter="local"), options, sys.argv[1], Path(sys.argv[2]))
 for submission in submissions:
