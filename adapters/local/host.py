@@ -142,11 +142,6 @@ class ForkServer:
             process.wait()
 
 
-def spec_field(key: str, value: str) -> bytes:
-    """Return a field of a job's `spec`, encoded."""
-    return f"{key}={value}".encode(errors="surrogateescape")
-
-
 def read_record(folder: Path, name: str) -> dict[str, str] | None:
     """Read a supervisor's `claim` or `ended` file; None if there is none, {} if it is invalid.
 

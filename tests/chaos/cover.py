@@ -48,7 +48,7 @@ def steps() -> set[Step]:
                     for kind in kinds
                     for when in ("before", "after")
                 }
-    for file in ("db/ledger.py", "adapters/local/adapter.py"):
+    for file in ("db/ledger.py", "adapters/local/queue_store.py"):
         for name, function in _functions(SOURCES / file):
             if any(_is_transaction(node) for node in ast.walk(function)):
                 found |= {(f".{name}", f"{when} the commit") for when in ("before", "after")}

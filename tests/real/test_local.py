@@ -419,7 +419,7 @@ def test_limits_hold_and_ends_are_known_though_nobody_was_there(site: Site) -> N
 def test_an_end_that_was_told_is_told_by_the_next_life_from_its_first_listing_on(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("metasched.adapters.local.adapter.SAVE_DELAY", 600.0)
+    monkeypatch.setattr("metasched.adapters.local.scheduler.SAVE_DELAY", 600.0)
     order = site.submit("exit 5")
     told = site.wait_end(order)
     left = site.folder.with_name("as-a-kill-leaves-it")
@@ -646,7 +646,9 @@ def test_a_disk_that_fails_makes_it_unreachable_and_loses_nothing(site: Site) ->
     with pytest.raises(Unreachable, match="database is locked"):
         site.adapter.submit(second)
     blocking.close()
-    site.wait(lambda: not site.adapter._reload_needed)
+    scheduler = site.adapter._scheduler
+    assert scheduler is not None
+    site.wait(lambda: not scheduler.reload_needed)
     assert second.tag not in site.rows()
     site.adapter.submit(second)
     assert site.wait_end(order).exit_code == 3

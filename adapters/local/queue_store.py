@@ -1,0 +1,149 @@
+"""The database of a local cluster: submissions, and the final status of their tasks.
+
+A transaction is synced to disk when its method returns. Methods raise sqlite3.Error.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from metasched.model.listing import JobStatus
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS opened (first REAL NOT NULL, boot TEXT NOT NULL);  -- the last boot id
+CREATE TABLE IF NOT EXISTS orders (
+    tag TEXT PRIMARY KEY, head BLOB NOT NULL, script BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS tasks (
+    native INTEGER PRIMARY KEY AUTOINCREMENT,  -- no id is ever used twice
+    tag TEXT NOT NULL, task INTEGER NOT NULL, needs TEXT NOT NULL,
+    ended REAL, row TEXT,  -- both are set when the task ends
+    UNIQUE (tag, task)
+);
+"""
+
+
+class Requirements(msgspec.Struct, frozen=True):
+    """Resources that one task needs, and its position in the queue. Stored as JSON."""
+
+    cpus: int
+    counts: dict[str, int]  # generic resources, and MEMORY_RESOURCE in MiB
+    estimated: float  # seconds
+    limit: float | None  # seconds
+    key: float  # epoch seconds; the queue is in ascending order
+    priority: int = 1
+    deadline: float | None = None  # epoch seconds
+    user: str = ""
+    uid: int = 0  # of `user`, in site mode
+    licences: tuple[str, ...] = ()  # the site's licences that are leased to the task
+
+
+class StoredTask(NamedTuple):
+    """A task as the database stores it."""
+
+    native_id: int
+    tag: str
+    task: int  # array index
+    requirements: Requirements
+    final_status: JobStatus | None  # None: not ended
+
+
+class QueueStore:
+    """The SQLite database `queue.db`; one thread at a time may use it."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, check_same_thread=False)
+        try:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(SCHEMA)
+            with self._db:
+                self._db.execute(
+                    "INSERT INTO opened SELECT ?, '' WHERE NOT EXISTS (SELECT * FROM opened)",
+                    (time.time(),),
+                )
+        except BaseException:
+            self._db.close()
+            raise
+
+    def close(self) -> None:
+        self._db.close()
+
+    def rollback(self) -> None:
+        """End a transaction that an error has interrupted."""
+        self._db.rollback()
+
+    def opened(self) -> tuple[float, str]:
+        """Return when the database was first opened (epoch seconds), and the last boot id."""
+        first_opened, boot = self._db.execute("SELECT first, boot FROM opened").fetchone()
+        return first_opened, boot
+
+    def set_boot(self, boot: str) -> None:
+        with self._db:
+            self._db.execute("UPDATE opened SET boot = ?", (boot,))
+
+    def tasks(self) -> Iterator[StoredTask]:
+        """Yield all tasks in the order of submission."""
+        for native_id, tag, index, requirements, status in self._db.execute(
+            "SELECT native, tag, task, needs, row FROM tasks ORDER BY native"
+        ):
+            yield StoredTask(
+                native_id,
+                tag,
+                index,
+                msgspec.json.decode(requirements, type=Requirements),
+                msgspec.json.decode(status, type=JobStatus) if status else None,
+            )
+
+    def insert(
+        self,
+        tag: str,
+        header: bytes,
+        script: bytes,
+        indices: Sequence[int],
+        requirements: Requirements,
+    ) -> list[int]:
+        """Store a submission and its tasks; return the native ids of the tasks."""
+        needs = msgspec.json.encode(requirements).decode()
+        native_ids = []
+        with self._db:
+            self._db.execute("INSERT INTO orders VALUES (?, ?, ?)", (tag, header, script))
+            for index in indices:
+                native_id = self._db.execute(
+                    "INSERT INTO tasks (tag, task, needs) VALUES (?, ?, ?)", (tag, index, needs)
+                ).lastrowid
+                assert native_id is not None
+                native_ids.append(native_id)
+        return native_ids
+
+    def submission(self, tag: str) -> tuple[bytes, bytes]:
+        """Return (header, script) of a submission that has not ended."""
+        header, script = self._db.execute(
+            "SELECT head, script FROM orders WHERE tag = ?", (tag,)
+        ).fetchone()
+        return header, script
+
+    def save_ended(
+        self, statuses: Iterable[tuple[int, JobStatus]], ended_tags: Collection[str]
+    ) -> None:
+        """Store the final status of tasks by native id; delete submissions that have ended."""
+        with self._db:
+            self._db.executemany(
+                "UPDATE tasks SET ended = ?, row = ? WHERE native = ?",
+                [
+                    (status.ended, msgspec.json.encode(status).decode(), native_id)
+                    for native_id, status in statuses
+                ],
+            )
+            self._db.executemany("DELETE FROM orders WHERE tag = ?", [(t,) for t in ended_tags])
+
+    def delete(self, native_ids: Iterable[int]) -> None:
+        """Delete tasks that have ended."""
+        with self._db:
+            self._db.executemany("DELETE FROM tasks WHERE native = ?", [(n,) for n in native_ids])

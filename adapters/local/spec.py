@@ -1,0 +1,90 @@
+"""The `spec` file of a job folder: fields that a supervisor reads (see `supervisor.py`).
+
+The fields that all tasks of a submission share are made and stored once. The fields of a single
+task are added when it starts.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+import msgspec
+
+from metasched.adapters.base import Submission, task_variables
+from metasched.adapters.local.queue_store import Requirements
+from metasched.model.arrays import parse_array
+from metasched.model.output_paths import expand_task_fields, first_node
+
+
+class TaskTemplate(msgspec.Struct, frozen=True):
+    """The parts of a submission from which each task's own fields are made. Stored as JSON."""
+
+    job: int  # id
+    array: str | None  # the range as submitted
+    output: str  # path, with patterns
+    error: str | None  # path, with patterns; None: as `output`
+
+
+def spec_field(key: str, value: str) -> bytes:
+    """Return a field of a job's `spec`, encoded."""
+    return f"{key}={value}".encode(errors="surrogateescape")
+
+
+def shared_header(
+    submission: Submission, cluster: str, requirements: Requirements, kill_wait: float
+) -> bytes:
+    """Return the fields that the tasks of a submission share.
+
+    They are a `TaskTemplate` in JSON, then fields of `spec`.
+    """
+    job, payload = submission.job, submission.payload
+    template = TaskTemplate(job.id, job.array, payload.output, payload.error)
+    environment = submission.environment(submission.indices[0], cluster)
+    environment["METASCHED_CPUS"] = str(requirements.cpus)
+    fields = [msgspec.json.encode(template)]
+    fields += [spec_field("argument", text) for text in payload.arguments]
+    fields += [spec_field("environment", f"{name}={text}") for name, text in environment.items()]
+    fields.append(spec_field("directory", payload.directory))
+    fields.append(spec_field("umask", str(payload.umask)))
+    if requirements.limit is not None:
+        fields.append(spec_field("limit", repr(requirements.limit)))
+    memory = job.memory or (job.memory_per_cpu or 0) * job.cpus
+    if memory:
+        fields.append(spec_field("memory", str(memory)))
+    fields.append(spec_field("kill_wait", repr(kill_wait)))
+    return b"\0".join(fields)
+
+
+def gpu_indices(gres: Mapping[str, int]) -> dict[str, list[int]]:
+    """Return the GPU indices of each gres ("gpu", "gpu:a100"), numbered over all of them."""
+    indices: dict[str, list[int]] = {}
+    first = 0
+    for name, count in gres.items():
+        if name.partition(":")[0] == "gpu":
+            indices[name] = list(range(first, first + count))
+            first += count
+    return indices
+
+
+def task_spec(header: bytes, script: bytes, index: int, devices: Mapping[str, list[int]]) -> bytes:
+    """Return the `spec` of a task: `header` of its submission, and the GPUs that it may use."""
+    template, _, shared_fields = header.partition(b"\0")
+    fields = _fields_of(msgspec.json.decode(template, type=TaskTemplate), index)
+    if gpus := sorted(i for indices in devices.values() for i in indices):
+        visible = ",".join(map(str, gpus))
+        fields.append(spec_field("environment", f"CUDA_VISIBLE_DEVICES={visible}"))
+    fields.append(b"devices=" + msgspec.json.encode(devices))
+    return b"\0".join([shared_fields, *fields]) + b"\0\0" + script
+
+
+def _fields_of(template: TaskTemplate, index: int) -> list[bytes]:
+    """Return the task's own fields of `spec`; they come last and override shared fields."""
+    array = None if template.array is None else parse_array(template.array)
+    variables = task_variables(template.job, array, index)
+    fields = [spec_field("environment", f"{name}={value}") for name, value in variables.items()]
+    node = first_node(socket.gethostname())
+    for stream, path in (("output", template.output), ("error", template.error)):
+        if path is not None:
+            fields.append(spec_field(stream, expand_task_fields(path, index, node)))
+    return fields
