@@ -10,13 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import IO, Protocol
 
 from metasched.adapters.child_processes import ChildProcessGroup
 from metasched.adapters.errors import Refused, Unreachable
-
-if TYPE_CHECKING:
-    from metasched.adapters.launcher_client import LaunchedCommand
 
 _STDERR_CHECK_INTERVAL = 0.25  # seconds between checks of the errors of a running command
 _BLOCK_SIZE = 2**16  # bytes
@@ -36,6 +34,33 @@ class CommandResult:
     def error_message(self) -> str:
         """The standard error in one line."""
         return _single_line(self.stderr)
+
+
+class RunningCommand(Protocol):
+    """The part of `subprocess.Popen` that `wait_for_result` uses."""
+
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+
+    @property
+    def stderr(self) -> IO[bytes] | None: ...
+
+    @property
+    def returncode(self) -> int: ...
+
+    def wait(self, timeout: float = ...) -> object: ...
+
+    def kill(self) -> None: ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None: ...
 
 
 class CommandAborted(Unreachable):
@@ -105,7 +130,7 @@ def start_command(
 
 
 def wait_for_result(
-    process: subprocess.Popen[bytes] | LaunchedCommand,
+    process: RunningCommand,
     program: str,
     timeout: float,
     should_abort: Callable[[str], bool] | None = None,
@@ -126,7 +151,7 @@ def wait_for_result(
 
 
 def _read_output(
-    process: subprocess.Popen[bytes] | LaunchedCommand,
+    process: RunningCommand,
     program: str,
     timeout: float,
     should_abort: Callable[[str], bool] | None,
