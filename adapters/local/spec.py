@@ -1,7 +1,7 @@
 """The `spec` file of a job folder: fields that a supervisor reads (see `supervisor.py`).
 
-The fields that all tasks of a submission share are made and stored once. The fields of a single
-task are added when it starts.
+The fields that all tasks of a submission share are stored once. The fields of a single task are
+added when it starts.
 """
 
 from __future__ import annotations

@@ -56,9 +56,9 @@ def sbatch_arguments(
 ) -> list[str]:
     """Return the arguments after `sbatch --export-file=...`; it reads the script from its input.
 
-    They are those of one task, or, with `index` None, of an array of these tasks. Every option is
-    one word, so that no value can become an option. Refused if something asked for cannot be said
-    to Slurm.
+    They submit the task `index` or, with None, an array of the tasks `array`. Every option is one
+    argument with its value, so no value can become an option. Raises Refused if Slurm cannot
+    express the request.
     """
     job, payload = submission.job, submission.payload
     label = format_mark(submission.tag, index)
@@ -131,9 +131,9 @@ def job_name(requested: str) -> str:
 
 
 def output_path(pattern: str, index: int | None) -> str:
-    """A path for sbatch, which fills in %N; in one with a backslash it fills in nothing.
+    """Return a path in which sbatch expands %N, and %a for an array (`index` None).
 
-    For an array it fills in %a, too.
+    Raises Refused for %N with a backslash: sbatch then expands nothing.
     """
     if index is None:
         return re.sub(r"%(\d{0,2}a|N|%)?", lambda match: "%" + (match[1] or "%"), pattern)
@@ -146,9 +146,10 @@ def output_path(pattern: str, index: int | None) -> str:
 
 
 def _native_options(options: tuple[str, ...], tag_field: str) -> list[str]:
-    """The user's options, each one word with its value: no value can then be a script.
+    """Return the user's options, each in one argument with its value.
 
-    Refused if one would take from us what we rely on, or is no option.
+    So no value can become the script. Raises Refused for options that metasched sets itself, and
+    for arguments that are no options.
     """
     merged: list[str] = []
     tag_option, tag_flag = _TAG_OPTIONS[tag_field], "J" if tag_field == "name" else ""
@@ -158,13 +159,8 @@ def _native_options(options: tuple[str, ...], tag_field: str) -> list[str]:
             raise Refused(f"native option {argument!r} is not an option of sbatch")
         if argument.startswith("--"):
             option_name = argument[2:].partition("=")[0]
-            reserved = [
-                long_option
-                for long_option in (*_RESERVED_LONG, tag_option)
-                if long_option.startswith(option_name)
-            ]
             # sbatch accepts any unique abbreviation
-            if reserved:
+            if any(name.startswith(option_name) for name in (*_RESERVED_LONG, tag_option)):
                 raise Refused(
                     f"native option {argument!r} is not allowed: metasched sets --{option_name}"
                 )
