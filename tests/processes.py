@@ -1,4 +1,4 @@
-"""Which processes a local cluster has: its nursery, its supervisors and what they run."""
+"""Which processes a local cluster has: its fork server, its supervisors and what they run."""
 
 from __future__ import annotations
 

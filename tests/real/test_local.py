@@ -514,7 +514,7 @@ def test_supervisors_that_never_come_to_their_claim_are_given_up(
 ) -> None:
     asked: list[Path] = []
 
-    def stillborn(nursery: ForkServer, folders: Sequence[Path]) -> list[tuple[int, int]]:
+    def stillborn(fork_server: ForkServer, folders: Sequence[Path]) -> list[tuple[int, int]]:
         asked.extend(folders)
         return [(os.getpid(), 0) for _ in folders]
 
@@ -534,21 +534,21 @@ def test_two_supervisors_of_one_folder_run_it_once(site: Site, tmp_path: Path) -
     site.wait(lambda: site.row(blocker).state is State.RUNNING)
     order = site.submit("echo ran >> ran; sleep 0.5")
     site.adapter.close()
-    nursery = ForkServer(tmp_path / "errors")
+    fork_server = ForkServer(tmp_path / "errors")
     adopted = site.new()
     site.adapter = adopted
     site.cancel(blocker)
     site.wait(lambda: (site.job_folder(order) / "spec").exists())
-    nursery.fork([site.job_folder(order)] * 20)
+    fork_server.fork([site.job_folder(order)] * 20)
     site.wait_end(order)
-    nursery.close()
+    fork_server.close()
     assert (site.work / "ran").read_text() == "ran\n"
 
 
-def test_a_killed_nursery_is_replaced(site: Site) -> None:
+def test_a_killed_fork_server_is_replaced(site: Site) -> None:
     site.wait_end(site.submit("true"))
-    (nursery,) = processes.of_cluster(site.folder)
-    os.kill(nursery, signal.SIGKILL)
+    (fork_server,) = processes.of_cluster(site.folder)
+    os.kill(fork_server, signal.SIGKILL)
     assert site.wait_end(site.submit("exit 8")).exit_code == 8
 
 
@@ -660,7 +660,7 @@ def test_a_disk_that_fails_makes_it_unreachable_and_loses_nothing(site: Site) ->
 
 
 def test_a_supervisor_is_small(site: Site) -> None:
-    """PSS with the nursery gone, so that it shares its pages with nobody: the worst case."""
+    """PSS with the fork server gone, so that it shares its pages with nobody: the worst case."""
     order = site.submit("exec sleep 60")
     site.wait(lambda: site.row(order).state is State.RUNNING)
     pid = site.claim(order)["pid"]
