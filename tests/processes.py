@@ -10,7 +10,7 @@ from metasched.adapters import supervisor
 
 
 def of_cluster(folder: Path) -> list[int]:
-    """The fork server and supervisors log to a file in the cluster's folder; all else is below them."""
+    """The fork server and supervisors log to the cluster's folder; the rest descends from them."""
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
