@@ -179,7 +179,7 @@ class Client:
         )
 
     def reserve(self, request: Mapping[str, object]) -> dict[str, Any]:
-        """Make a reservation (`ReservationBody`). Return its row; with `dry_run` the `offers`."""
+        """Make a reservation (`ReservationTerms`). Return its row; with `dry_run` the `offers`."""
         return self._parse_object(self._request("POST", "/reservations", body=dict(request)))
 
     def reservations(self, include_closed: bool = False) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ class LicencePool:
         if not LICENCE_NAME.fullmatch(self.name):
             raise ValueError(
                 f"licence {self.name!r} is no name; write letters, digits and _.+- after a letter "
-                "or a digit, 63 at the most"
+                "or a digit, at most 63"
             )
         if self.total is None and not self.server:
             raise ValueError(f"licence {self.name} has neither a total nor a server; give one")
@@ -66,7 +66,7 @@ class LicenceCount:
     name: str
     total: int | None  # None: not reported
     outside: int  # tokens in use, but not leased by metasched
-    observed: float  # when it was queried
+    observed: float  # when it was queried, epoch seconds
 
     def __post_init__(self) -> None:
         if self.total is not None:
@@ -88,10 +88,10 @@ class Lease:
     """The tokens leased to an attempt of a task, by licence."""
 
     job: int
-    index: int
+    index: int  # of the task in its job
     attempt: int
-    tokens: Mapping[str, int]
-    since: float
+    tokens: Mapping[str, int]  # by licence
+    since: float  # epoch seconds
     # its task has the tokens already, even beyond the total
     forced: bool = field(default=False, compare=False)
 
@@ -101,8 +101,8 @@ class ReturnedLease:
     """A lease that has ended."""
 
     lease: Lease
-    until: float
-    reason: str
+    until: float  # when it ended, epoch seconds
+    reason: str  # why it ended
     # when its tokens stop counting as in use, by licence
     lingering_until: Mapping[str, float] = field(default_factory=dict)
 
@@ -111,9 +111,9 @@ class LingeringTokens(msgspec.Struct, rename=STORED_FIELDS["LingeringTokens"], f
     """Returned tokens that still count as in use for some time."""
 
     licence: str
-    count: int
-    returned: float
-    until: float
+    count: int  # tokens
+    returned: float  # when the lease ended, epoch seconds
+    until: float  # when they stop counting as in use, epoch seconds
 
 
 @dataclass(frozen=True)

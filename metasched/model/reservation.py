@@ -55,8 +55,8 @@ TRANSITIONS: dict[tuple[ReservationState, ReservationTransition], ReservationSta
     (ReservationState.ACTIVE, ReservationTransition.LOSE): ReservationState.CONFIRMED,
     (ReservationState.BOUND, ReservationTransition.BEGIN): ReservationState.ACTIVE,
     (ReservationState.ACTIVE, ReservationTransition.END): ReservationState.ENDED,
-    **{(stage, ReservationTransition.CANCEL): ReservationState.CANCELLED for stage in OPEN_STATES},
-    **{(stage, ReservationTransition.BREAK): ReservationState.BROKEN for stage in OPEN_STATES},
+    **{(state, ReservationTransition.CANCEL): ReservationState.CANCELLED for state in OPEN_STATES},
+    **{(state, ReservationTransition.BREAK): ReservationState.BROKEN for state in OPEN_STATES},
 }
 
 
@@ -64,7 +64,7 @@ class Reservation(msgspec.Struct, rename=STORED_FIELDS["Reservation"], frozen=Tr
     """`size` nodes (`cpus` processors in all) of a cluster for its owner in [start, end)."""
 
     id: int
-    user: str
+    user: str  # the owner
     cluster: str
     start: float
     end: float
@@ -73,7 +73,7 @@ class Reservation(msgspec.Struct, rename=STORED_FIELDS["Reservation"], frozen=Tr
     created: float  # when it was requested
     nodes: tuple[str, ...]  # assigned nodes; empty where the manager chooses
     state: ReservationState = ReservationState.REQUESTED
-    cause: str = ""
+    cause: str = ""  # of the last change, reported to users
     bound_nodes: tuple[str, ...] = ()  # confirmed by the manager
     known_to_manager: bool = True  # whether the manager may have it, in any state
     rejections: int = 0  # by its manager since it was last bound
@@ -116,12 +116,3 @@ def reservation_id(name: str, instance: str) -> int | None:
     prefix = f"ms-{instance}-r"
     number = name.removeprefix(prefix)
     return int(number) if name.startswith(prefix) and number.isdecimal() else None
-
-
-# What a manager reports.
-
-
-# Events.
-
-
-# Actions.

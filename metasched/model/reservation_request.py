@@ -1,7 +1,7 @@
-"""Requests for advance reservations, and the offers of one cluster: pure, over `Carts`.
+"""Requests for advance reservations, offers of clusters, and quotas of users. Pure.
 
-Source: Kurowski et al. 2011, section 4.4.1. Times are seconds, sizes count processors or nodes,
-whichever unit the cluster's `Carts` counts.
+Source: Kurowski et al. 2011, section 4.4.1. Times are seconds since the epoch. Sizes count
+processors or nodes, whichever unit the cluster reserves.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class ReservationRequest(msgspec.Struct, rename=STORED_FIELDS["ReservationReques
     the request can never be met, or if both the size and the duration are ranges.
     """
 
-    ready: float
-    deadline: float
+    ready: float  # earliest start
+    deadline: float  # latest end
     min_size: int  # processors or nodes
     max_size: int
     min_duration: float  # seconds
@@ -37,9 +37,8 @@ class ReservationRequest(msgspec.Struct, rename=STORED_FIELDS["ReservationReques
         if self.max_size < self.min_size:
             raise ValueError(f"at most {self.max_size} is below at least {self.min_size}")
         if self.min_duration <= 0:
-            raise ValueError(
-                f"a duration of {self.min_duration:g} s is none; ask for a positive one"
-            )
+            problem = f"a duration of {self.min_duration:g} s is too short"
+            raise ValueError(f"{problem}; ask for a positive duration")
         if self.max_duration < self.min_duration:
             raise ValueError(
                 f"at most {self.max_duration:g} s is below at least {self.min_duration:g} s"

@@ -12,7 +12,7 @@ import msgspec
 
 from metasched.model.stored_names import STORED_FIELDS
 
-Span = tuple[float, float]
+Span = tuple[float, float]  # start, end
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class NodeUsage:
 
     nodes: tuple[str, ...]
     cpus: int  # of each node
-    up: bool
+    up: bool  # usable by jobs
     spans: tuple[Span, ...] = ()  # others' reservations, jobs until their limits; may overlap
 
 
@@ -41,7 +41,7 @@ class ProcessorPool:
 class ManagerReservation:
     """A reservation of this instance as its manager reports it."""
 
-    name: str
+    name: str  # see `reservation.manager_name`
     start: float
     end: float
     nodes: tuple[str, ...]

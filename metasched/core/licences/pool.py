@@ -39,9 +39,9 @@ class LeaseTerms(NamedTuple):
 class TaskGroup:
     """Queued tasks with the same request and the same terms."""
 
-    requested: RequestedTokens
+    requested: RequestedTokens  # by each of its tasks
     terms: LeaseTerms
-    serial: int
+    serial: int  # orders groups with equal keys
     queue_keys: dict[TaskId, QueueKey] = field(default_factory=dict)  # of its tasks
     heap: list[QueueKey] = field(default_factory=list)  # of `queue_keys`; may hold stale ones
     blocked_at: str = ""  # the pool that has too few tokens; "": not checked yet
@@ -65,30 +65,26 @@ BlockedGroup = tuple[GroupEntry, str, int, LeaseTerms, bool]
 class PoolState:
     """The current state of one licence pool."""
 
-    config: LicencePool
+    config: LicencePool  # as configured by the site
     configured: bool = True  # whether the site configures it (now)
     operator_total: int | None = None  # total set by an operator
     server_count: LicenceCount | None = None  # last count of the licence server
     # by cluster, as managers report
     used_outside: dict[str, LicenceCount] = field(default_factory=dict)
-    leased_tokens: int = 0
+    leased_tokens: int = 0  # by tasks of metasched
     leased_by_task: dict[TaskId, int] = field(default_factory=dict)  # adds up to `leased_tokens`
     waiting_tokens: int = 0  # requested by queued tasks
     requests: int = 0  # queued tasks that request some
     lingering: int = 0  # returned tokens that count as in use
-    # until, given back, many: a heap of what lingers, if no server has been asked since
     # heap of (free at, returned at, tokens)
     returning: list[tuple[float, float, int]] = field(default_factory=list)
     queue: list[GroupEntry] = field(default_factory=list)  # heap of groups that request some
-    # by how many they want, and how long
     # groups blocked here, by request size and terms
     blocked: dict[int, dict[LeaseTerms, list[GroupEntry]]] = field(default_factory=dict)
     head_key: QueueKey | None = None  # of the first task queued for this licence
     windows: dict[int, TokenWindow] = field(default_factory=dict)  # by reservation
-    leased_by_reservation: Counter[int] = field(
-        default_factory=Counter
-    )  # part of `leased_tokens`, by reservation
-    # for the first in line, and over time; after which change, and when, that was found
+    # part of `leased_tokens`, by reservation
+    leased_by_reservation: Counter[int] = field(default_factory=Counter)
     head_reservation: tuple[float, int] = (NEVER, 0)  # shadow time, extra tokens; cached
     head_cache_key: tuple[int, float] = (-1, 0.0)  # (version, time) of `head_reservation`
     slots_cache_key: tuple[int, float] = (-1, 0.0)  # (version, time) of `slots`
@@ -96,7 +92,6 @@ class PoolState:
     slots: dict[tuple[int | None, bool, float], TokenSlots] = field(default_factory=dict)
 
     total: int | None = None  # as configured, or set by an operator; at most the server's total
-    # what clusters have given to others, or the server tells if it is more: it tells of those, too
     outside: int = 0  # use outside metasched: the larger of the managers' and the server's figure
 
     def recompute(self) -> None:
@@ -107,9 +102,8 @@ class PoolState:
             (amount for amount in (declared, server_total) if amount is not None), default=None
         )
         server_outside = self.server_count.outside if self.server_count is not None else 0
-        self.outside = max(
-            server_outside, sum(count.outside for count in self.used_outside.values())
-        )
+        manager_outside = sum(count.outside for count in self.used_outside.values())
+        self.outside = max(server_outside, manager_outside)
         self.lingering = sum(entry[2] for entry in self.returning if self.still_lingers(entry))
 
     def still_lingers(self, entry: tuple[float, float, int]) -> bool:
@@ -141,14 +135,12 @@ class PoolState:
 
     def free(self, now: float) -> int | None:
         """Return the tokens that may be leased now; None: unknown."""
-        if (
-            self.config.server or self.total is None or not self.configured
-        ) and self.unknown_reason(now):
+        may_be_unknown = self.config.server or self.total is None or not self.configured
+        if may_be_unknown and self.unknown_reason(now):
             return None
         assert self.total is not None
-        return (
-            self.total - self.leased_tokens - self.outside - self.lingering - self.config.headroom
-        )
+        in_use = self.leased_tokens + self.outside + self.lingering
+        return self.total - in_use - self.config.headroom
 
     def unleased_claims(self) -> Iterator[TokenClaim]:
         """Yield each window with the tokens that its jobs have not leased.

@@ -14,7 +14,7 @@ from itertools import pairwise
 from math import inf, nextafter
 from operator import itemgetter
 
-TokenSlots = list[tuple[float, int]]
+TokenSlots = list[tuple[float, int]]  # start, tokens
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class TokenWindow:
     id: int
     start: float
     until: float
-    licences: Mapping[str, int]
+    licences: Mapping[str, int]  # tokens by licence
 
 
 TokenClaim = tuple[TokenWindow, int]  # a window, and its tokens not leased by its jobs
-_FREE, _EARLIER, _OWN, _LATER = range(4)
+_FREE, _EARLIER, _OWN, _LATER = range(4)  # free tokens; claims by order of reservations
 
 
 def tokens_over_time(
@@ -40,9 +40,8 @@ def tokens_over_time(
 ) -> TokenSlots:
     """Return the tokens that jobs of `reservation` (None: of none) may lease, from `now` on.
 
-    `free` are available now. Tokens with a return time of infinity never come
-    back. Where there are too few tokens for all windows, earlier reservations go first.
-    O(n log n).
+    `free` tokens are available now; `returns` are (time, count), infinity for never. Where there
+    are too few tokens for all windows, earlier reservations go first. O(n log n).
     """
     changes = [(now, _FREE, 0)]
     after_now = nextafter(now, inf)  # a task past its limit ends at any moment, but has not yet

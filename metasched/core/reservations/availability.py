@@ -28,7 +28,7 @@ class Availability:
         self._reservations, self._licences = reservations, licences
         self.clusters: dict[str, Cluster] = {}
         self._instance = ""
-        self.surveys: dict[str, Survey] = {}
+        self.surveys: dict[str, Survey] = {}  # the last of each cluster
 
     def configure(self, instance: str, clusters: Mapping[str, Cluster]) -> None:
         """Set the clusters and forget all surveys."""
@@ -73,9 +73,7 @@ class Availability:
         sizes = []
         for name in clusters:
             if (survey := self.surveys.get(name)) is not None:
-                node_sizes = [
-                    len(group.nodes) * (1 if by_node else group.cpus) for group in survey.nodes
-                ]
+                node_sizes = [len(g.nodes) * (1 if by_node else g.cpus) for g in survey.nodes]
                 pool_sizes = [0 if by_node else pool.size * pool.cpus for pool in survey.pools]
                 sizes.append((sum(node_sizes) + max(pool_sizes, default=0), name))
         return max(sizes, default=(0, ""))
@@ -83,15 +81,9 @@ class Availability:
     def needs(self, cluster: str) -> list[NodeDemand]:
         """Return the demands of reservations that may still move; active ones may not."""
         return [
-            NodeDemand(
-                reservation.id,
-                reservation.start,
-                reservation.until,
-                reservation.size,
-                reservation.nodes,
-            )
-            for reservation in self.open_on(cluster)
-            if reservation.state is not ReservationState.ACTIVE
+            NodeDemand(r.id, r.start, r.until, r.size, r.nodes)
+            for r in self.open_on(cluster)
+            if r.state is not ReservationState.ACTIVE
         ]
 
     def down_nodes(self, reservation: Reservation) -> list[str]:
@@ -100,14 +92,11 @@ class Availability:
         if survey is None:
             return []
         name = manager_name(self._instance, reservation.id)
-        manager_nodes = {
-            node for held in survey.reservations if held.name == name for node in held.nodes
+        reported = {
+            node for entry in survey.reservations if entry.name == name for node in entry.nodes
         }
-        return [
-            node
-            for node in reservation.bound_nodes or sorted(manager_nodes)
-            if node not in survey.usable_nodes
-        ]
+        nodes = reservation.bound_nodes or sorted(reported)
+        return [node for node in nodes if node not in survey.usable_nodes]
 
     def busy_spans(
         self, cluster: str, now: float, excluded_id: int | None = None, guard: float | None = None
@@ -154,18 +143,18 @@ class Availability:
         pools = {pool.nodes[0]: pool for pool in survey.pools}
         pool_of = {node: name for name, pool in pools.items() for node in pool.nodes}
         uses = {name: list(pool.uses) for name, pool in pools.items()}
-        held_by_name = {held.name: held for held in survey.reservations}
+        reported = {entry.name: entry for entry in survey.reservations}
         fixed, movable = [], {}
         for demand in self.needs(cluster):
-            held = held_by_name.get(manager_name(self._instance, demand.id))
-            if held is None:  # in whichever pool the manager chooses
+            entry = reported.get(manager_name(self._instance, demand.id))
+            if entry is None:  # in whichever pool the manager chooses
                 fixed.append(SlotUse(demand.start, demand.end, dict.fromkeys(pools, demand.size)))
                 continue
-            name = pool_of.get(held.nodes[0] if len(held.nodes) == 1 else "", "")
-            use = (held.start, held.end, demand.size)
-            if use in uses.get(name, ()) and held.start > now + NO_MOVE_BEFORE_START:
+            name = pool_of.get(entry.nodes[0] if len(entry.nodes) == 1 else "", "")
+            use = (entry.start, entry.end, demand.size)
+            if use in uses.get(name, ()) and entry.start > now + NO_MOVE_BEFORE_START:
                 uses[name].remove(use)
-                movable[demand.id] = SlotUse(held.start, held.end, {name: demand.size})
+                movable[demand.id] = SlotUse(entry.start, entry.end, {name: demand.size})
         fixed += [
             SlotUse(start, end, {name: count}) for name in uses for start, end, count in uses[name]
         ]
@@ -182,17 +171,11 @@ class Availability:
         survey = self.surveys.get(cluster)
         if survey is None or self._licences.first_unusable(event.licences, cluster) is not None:
             return []
-        end, overrun = (
-            max(event.horizon, event.request.deadline) + event.let_run,
-            survey.guard or 0.0,
+        end = max(event.horizon, event.request.deadline) + event.let_run
+        spans = self._licences.lookahead.unavailable_spans(
+            event.licences, event.time, overrun=survey.guard or 0.0
         )
-        unavailable = [
-            (start, min(stop, end))
-            for start, stop in self._licences.lookahead.unavailable_spans(
-                event.licences, event.time, overrun
-            )
-            if start < end
-        ]
+        unavailable = [(start, min(stop, end)) for start, stop in spans if start < end]
         carts_list = self.carts(cluster, event.time, together)
         for carts in carts_list:
             for start, stop in merge_spans(unavailable):
@@ -208,24 +191,19 @@ class Availability:
         if survey is None:
             return []
         if survey.pools:
-            bound_names = {held.name for held in survey.reservations}
+            bound = {entry.name for entry in survey.reservations}
+            # the pool of a reservation is unknown until the manager has chosen it
             unbound = [
-                demand
+                (demand.start, demand.end, demand.size)
                 for demand in self.needs(cluster)
-                if manager_name(self._instance, demand.id) not in bound_names
+                if manager_name(self._instance, demand.id) not in bound
             ]
-            # their pool is unknown until the manager has chosen it
-            unbound_uses = [(demand.start, demand.end, demand.size) for demand in unbound]
             if together:
                 uses = [use for pool in survey.pools for use in pool.uses]
-                return [
-                    _free_over_time(
-                        sum(pool.size for pool in survey.pools), [*uses, *unbound_uses], now
-                    )
-                ]
+                size = sum(pool.size for pool in survey.pools)
+                return [_free_over_time(size, [*uses, *unbound], now)]
             return [
-                _free_over_time(pool.size, [*pool.uses, *unbound_uses], now)
-                for pool in survey.pools
+                _free_over_time(pool.size, [*pool.uses, *unbound], now) for pool in survey.pools
             ]
         if not (busy := self.busy_spans(cluster, now)):
             return []

@@ -13,7 +13,6 @@ from math import inf
 
 from msgspec import structs
 
-from metasched.core.events import Outcome
 from metasched.core.licences.queue import LicenceQueue
 from metasched.core.reservations.availability import Availability
 from metasched.core.reservations.events import (
@@ -21,6 +20,7 @@ from metasched.core.reservations.events import (
     ReservationBound,
     ReservationCancelled,
     ReservationEvent,
+    ReservationOutcome,
     ReservationRejected,
     ReservationReleased,
     ReservationRequested,
@@ -86,13 +86,17 @@ class ReservationBook:
         self.by_id.update((reservation.id, reservation) for reservation in reservations)
 
     def start(
-        self, instance: str, policy: Policy, clusters: Iterable[Cluster], outcome: Outcome
+        self,
+        instance: str,
+        policy: Policy,
+        clusters: Iterable[Cluster],
+        outcome: ReservationOutcome,
     ) -> None:
         """Reset what is known of managers; bind and unbind each reservation again."""
         self._instance = instance
-        by_id = sorted(self.by_id.items())
+        reservations = sorted(self.by_id.items())
         self.by_id.clear()
-        self.by_id.update(by_id)
+        self.by_id.update(reservations)
         self._to_reassign, self._nodes_chosen, self._expired = set(), set(), set()
         self._survey_requested = {}
         self._clusters = {cluster.name: cluster for cluster in clusters}
@@ -112,7 +116,9 @@ class ReservationBook:
             ):
                 outcome.reservation_actions.append(Bind(reservation.cluster, reservation.id))
 
-    def _check_cluster_configured(self, reservation: Reservation, outcome: Outcome) -> None:
+    def _check_cluster_configured(
+        self, reservation: Reservation, outcome: ReservationOutcome
+    ) -> None:
         """Log a reservation whose cluster is not configured (any more), or is configured again.
 
         It is kept, since a mistake in a file must not cost a reservation: its manager still has it,
@@ -141,17 +147,14 @@ class ReservationBook:
         reservation = self.by_id.get(job.reservation)
         if reservation is None or reservation.state in FINAL_STATES:
             status = "over" if reservation is None else f"{reservation.state}: {reservation.cause}"
-            return Ineligibility(
-                Reason.RESERVATION_WAIT, f"reservation {job.reservation} is {status}"
-            )
+            message = f"reservation {job.reservation} is {status}"
+            return Ineligibility(Reason.RESERVATION_WAIT, message)
         if reservation.cluster not in self._clusters:
-            return Ineligibility(
-                Reason.RESERVATION_WAIT, f"reservation {reservation.id}: {reservation.cause}"
-            )
+            message = f"reservation {reservation.id}: {reservation.cause}"
+            return Ineligibility(Reason.RESERVATION_WAIT, message)
         if reservation.cluster != cluster:
-            return Ineligibility(
-                Reason.NO_CLUSTER_FITS, f"its reservation is on {reservation.cluster}"
-            )
+            message = f"its reservation is on {reservation.cluster}"
+            return Ineligibility(Reason.NO_CLUSTER_FITS, message)
         if reservation.state not in _BOUND:
             message = f"reservation {reservation.id} is {reservation.state}: {reservation.cause}"
             return Ineligibility(Reason.RESERVATION_WAIT, message)
@@ -226,7 +229,7 @@ class ReservationBook:
         return expired
 
     def expired_on(self, cluster: str) -> list[Reservation]:
-        """Return those that `collect_expired` has returned and that the manager may still have."""
+        """Return reservations that `collect_expired` returned and the manager may still have."""
         expired = (self.by_id[id] for id in sorted(self._expired))
         return [reservation for reservation in expired if reservation.cluster == cluster]
 
@@ -239,22 +242,20 @@ class ReservationBook:
         """
         if not cluster.binds_late:
             return None
-        upcoming = [
-            reservation
+        starts = [
+            reservation.start
             for reservation in self.availability.open_on(cluster.name)
             if reservation.state is not ReservationState.ACTIVE
         ]
-        if not upcoming:
+        if not starts:
             return None
-        first = min(reservation.start for reservation in upcoming)
+        guard = self.availability.guard(cluster.name)
         carts = next(iter(self.availability.carts(cluster.name, now)), None)
-        return ReservedNodes(
-            now, first, self.availability.guard(cluster.name), cluster.granularity, carts
-        )
+        return ReservedNodes(now, min(starts), guard, cluster.granularity, carts)
 
     # Events
 
-    def handle(self, event: ReservationEvent, outcome: Outcome) -> None:
+    def handle(self, event: ReservationEvent, outcome: ReservationOutcome) -> None:
         """Apply an event to the book; add changes and actions to `outcome`."""
         match event:
             case SurveyReceived():
@@ -274,16 +275,11 @@ class ReservationBook:
                     cancel = ReservationTransition.CANCEL
                     self._close(reservation, cancel, event.time, cause, outcome)
 
-    def advance_time(self, now: float, outcome: Outcome) -> None:
+    def advance_time(self, now: float, outcome: ReservationOutcome) -> None:
         """Begin and end reservations that are due; break those not bound in time."""
-        for reservation in [
-            reservation for reservation in self.by_id.values() if reservation.state in OPEN_STATES
-        ]:
-            if (
-                reservation.state is ReservationState.BOUND
-                and reservation.start <= now
-                and reservation.cluster in self._clusters
-            ):
+        for reservation in [r for r in self.by_id.values() if r.state in OPEN_STATES]:
+            is_bound = reservation.state is ReservationState.BOUND
+            if is_bound and reservation.start <= now and reservation.cluster in self._clusters:
                 reservation = self._activate(reservation, now, outcome)
             if reservation.state not in OPEN_STATES or self._due_time(reservation) > now:
                 continue
@@ -292,15 +288,16 @@ class ReservationBook:
                 outcome.reservation_actions.append(SurveyCluster(reservation.cluster))
                 continue
             if reservation.state is ReservationState.ACTIVE:
-                self._close(
-                    reservation, ReservationTransition.END, now, "its window is over", outcome
-                )
+                end = ReservationTransition.END
+                self._close(reservation, end, now, "its window is over", outcome)
             elif reservation.cluster not in self._clusters:
                 self._break(reservation, now, reservation.cause, outcome)
             elif reservation.state is not ReservationState.BOUND:
                 self._break(reservation, now, f"not bound in time: {reservation.cause}", outcome)
 
-    def _activate(self, reservation: Reservation, now: float, outcome: Outcome) -> Reservation:
+    def _activate(
+        self, reservation: Reservation, now: float, outcome: ReservationOutcome
+    ) -> Reservation:
         down_nodes = self.availability.down_nodes(reservation)
         if down_nodes and now < reservation.end:
             self._break(reservation, now, f"{', '.join(down_nodes)} {_NO_SPARE_NODE}", outcome)
@@ -308,7 +305,7 @@ class ReservationBook:
         begin = ReservationTransition.BEGIN
         return self._transition(reservation, begin, "its window has begun", outcome)
 
-    def _handle_survey(self, event: SurveyReceived, outcome: Outcome) -> None:
+    def _handle_survey(self, event: SurveyReceived, outcome: ReservationOutcome) -> None:
         cluster, survey = event.cluster, event.survey
         self.availability.surveys[cluster] = survey
         reported = {}
@@ -335,7 +332,7 @@ class ReservationBook:
         self._choose_due_nodes(cluster, event.time, outcome)
         self._reassign_nodes(cluster, event.time, outcome)
 
-    def _handle_request(self, event: ReservationRequested, outcome: Outcome) -> None:
+    def _handle_request(self, event: ReservationRequested, outcome: ReservationOutcome) -> None:
         results = {name: self.offer_finder.find_offer(event, name) for name in event.clusters}
         offers = {name: result[0] for name, result in results.items() if result is not None}
         if not offers:
@@ -369,7 +366,7 @@ class ReservationBook:
         self._store(reservation, outcome)
         self._assign_nodes(cluster, assignment, outcome, forced=event.id)
 
-    def _handle_bound(self, event: ReservationBound, outcome: Outcome) -> None:
+    def _handle_bound(self, event: ReservationBound, outcome: ReservationOutcome) -> None:
         reservation = structs.replace(
             self.by_id[event.id],
             bound_nodes=event.nodes,
@@ -386,7 +383,7 @@ class ReservationBook:
             reservation = structs.replace(reservation, cause=cause)
         self._store(reservation, outcome)
 
-    def _handle_rejected(self, event: ReservationRejected, outcome: Outcome) -> None:
+    def _handle_rejected(self, event: ReservationRejected, outcome: ReservationOutcome) -> None:
         """Survey again and assign other nodes; its nodes may have been taken meanwhile."""
         reservation = self.by_id[event.id]
         reservation = structs.replace(
@@ -411,7 +408,7 @@ class ReservationBook:
         if reservation.rejections < MAX_REJECTIONS:
             outcome.reservation_actions.append(SurveyCluster(reservation.cluster))
 
-    def _handle_released(self, event: ReservationReleased, outcome: Outcome) -> None:
+    def _handle_released(self, event: ReservationReleased, outcome: ReservationOutcome) -> None:
         reservation = self.by_id.get(event.id)
         if reservation is not None and reservation.state not in OPEN_STATES:
             self._store(structs.replace(reservation, known_to_manager=False), outcome)
@@ -420,7 +417,7 @@ class ReservationBook:
 
     # Node choice
 
-    def _choose_due_nodes(self, cluster: str, now: float, outcome: Outcome) -> None:
+    def _choose_due_nodes(self, cluster: str, now: float, outcome: ReservationOutcome) -> None:
         """Bind reservations whose nodes are due, on the lowest-numbered nodes that will be free."""
         lead = self._clusters[cluster].lead
         reservations = self.availability.open_on(cluster)
@@ -443,7 +440,7 @@ class ReservationBook:
             elif reservation.cause != (cause := "too few nodes are free for it as yet"):
                 self._set_cause(reservation, cause, outcome)
 
-    def _reassign_nodes(self, cluster: str, now: float, outcome: Outcome) -> None:
+    def _reassign_nodes(self, cluster: str, now: float, outcome: ReservationOutcome) -> None:
         """Assign new nodes for those that failed, and to reservations that were rejected."""
         reservations = self.availability.open_on(cluster)
         rejected = [r for r in reservations if r.id in self._to_reassign]
@@ -481,7 +478,7 @@ class ReservationBook:
         self,
         cluster: str,
         assignment: Assignment,
-        outcome: Outcome,
+        outcome: ReservationOutcome,
         cause: str = "",
         forced: int | None = None,
     ) -> None:
@@ -500,7 +497,7 @@ class ReservationBook:
         reservation: Reservation,
         transition: ReservationTransition,
         cause: str,
-        outcome: Outcome,
+        outcome: ReservationOutcome,
     ) -> Reservation:
         """Apply a transition: the only place where the state of a reservation changes."""
         state = next_state(reservation, transition)
@@ -514,7 +511,7 @@ class ReservationBook:
         transition: ReservationTransition,
         now: float,
         cause: str,
-        outcome: Outcome,
+        outcome: ReservationOutcome,
     ) -> None:
         self._to_reassign.discard(reservation.id)
         reservation = self._transition(reservation, transition, cause, outcome)
@@ -522,7 +519,9 @@ class ReservationBook:
         if reservation.cluster in self._clusters:  # else when the cluster is configured again
             outcome.reservation_actions.append(Unbind(reservation.cluster, reservation.id))
 
-    def _break(self, reservation: Reservation, now: float, cause: str, outcome: Outcome) -> None:
+    def _break(
+        self, reservation: Reservation, now: float, cause: str, outcome: ReservationOutcome
+    ) -> None:
         """Break a reservation: log the cause and store the window offered instead."""
         self._close(reservation, ReservationTransition.BREAK, now, cause, outcome)
         if reservation.cluster in self._clusters:
@@ -535,8 +534,8 @@ class ReservationBook:
             f"reservation {reservation.id} of {reservation.user} is broken: {cause}"
         )
 
-    def _set_cause(self, reservation: Reservation, cause: str, outcome: Outcome) -> None:
+    def _set_cause(self, reservation: Reservation, cause: str, outcome: ReservationOutcome) -> None:
         self._store(structs.replace(reservation, cause=cause), outcome)
 
-    def _store(self, reservation: Reservation, outcome: Outcome) -> None:
+    def _store(self, reservation: Reservation, outcome: ReservationOutcome) -> None:
         self.by_id[reservation.id] = outcome.reservations[reservation.id] = reservation

@@ -1,12 +1,14 @@
-"""Events and actions of advance reservations; times are seconds since the epoch."""
+"""Events, actions and results of advance reservations; times are seconds since the epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
+from metasched.model.reservation import Reservation
 from metasched.model.reservation_request import ReservationRequest
 from metasched.model.stored_names import STORED_FIELDS
 from metasched.model.survey import Survey
@@ -27,7 +29,7 @@ class ReservationRequested(
 
     time: float
     id: int
-    user: str
+    user: str  # the owner
     request: ReservationRequest  # counts processors, or nodes if `by_node`
     by_node: bool
     clusters: tuple[str, ...]  # to choose from
@@ -42,7 +44,7 @@ class ReservationBound(msgspec.Struct, frozen=True):
 
     time: float
     id: int
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # empty: the manager chose, or reserved processors
 
 
 class ReservationRejected(msgspec.Struct, frozen=True):
@@ -65,7 +67,7 @@ class ReservationCancelled(msgspec.Struct, frozen=True):
 
     time: float
     id: int
-    by: str = ""
+    by: str = ""  # user
 
 
 ReservationEvent = (
@@ -102,3 +104,11 @@ class SurveyCluster:
 
 
 ReservationAction = Bind | Unbind | SurveyCluster
+
+
+class ReservationOutcome(Protocol):
+    """The part of `core.events.Outcome` to which the book adds its results."""
+
+    reservations: dict[int, Reservation]  # new or changed
+    reservation_actions: list[ReservationAction]
+    warnings: list[str]  # for the log of the site
