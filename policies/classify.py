@@ -1,7 +1,7 @@
-"""Classification: the priority of a job, from its own properties and earlier jobs' margins.
+"""Classification: the priority of a job, from its own properties and the margins of earlier jobs.
 
-Pasquali 2008, §3.1.1: several heuristics each say how urgent a job is, and their weighted mean,
-rounded half up and kept within 1..max, is its priority. It never looks at a cluster.
+Pasquali 2008, §3.1.1. Each heuristic rates the urgency of a job; their weighted mean, rounded half
+up and limited to 1..max_priority, is the priority. The state of the clusters plays no part.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import NamedTuple
 from metasched.model.job import MAX_PRIORITY, Job
 from metasched.policies.heuristic import Heuristic
 
-MAX_CACHED_CLASSIFICATIONS = 1000  # different contributions whose priority is kept, at the most
+MAX_CACHED_CLASSIFICATIONS = 1000  # entries; the cache is emptied when it is full
 USER_CLASSES: Mapping[str, float] = MappingProxyType({"gold": 7, "silver": 4, "regular": 1})
 
 
 class Deadline(Heuristic):
-    """Urgent is what has little time to spare, measured by what earlier jobs had to spare.
+    """Urgency by the margin before the deadline, relative to the margins of earlier jobs.
 
-    `window` is the number of earlier jobs with a deadline whose margins count. `base` is the
-    ratio between the widths of neighbouring intervals: with 2 each priority is meant to be half
-    as frequent as the one below. ValueError if `window` or `base` is not positive.
+    `window` is the number of earlier jobs with a deadline whose margins are averaged. `base` is the
+    ratio of the widths of neighbouring intervals: with 2, each priority is meant to be half as
+    frequent as the priority below it. ValueError if `window` or `base` is not positive.
     """
 
     name = "deadline"
@@ -40,9 +40,10 @@ class Deadline(Heuristic):
         self._margins: deque[float] = deque(maxlen=window)
 
     def bounds(self, mean_margin: float) -> list[float]:
-        """S_0..S_max (seconds) for a mean margin: [S_k, S_k+1) has priority max_priority - k.
+        """Return S_0..S_max in seconds: [S_k, S_k+1) has priority max_priority - k.
 
-        Pasquali 2008, (3.3) and (3.4), with `base` in both places; S_max is exactly `2 * mean`.
+        Pasquali 2008, (3.3) and (3.4), with `base` in both places; S_max is exactly `2 *
+        mean_margin`.
         """
         partial_sums = list(
             accumulate(
@@ -52,7 +53,7 @@ class Deadline(Heuristic):
         return [2 * mean_margin * partial_sum / partial_sums[-1] for partial_sum in partial_sums]
 
     def contribution(self, job: Job) -> float:
-        """0..max_priority; 1 without a deadline, the highest if it can no longer be met."""
+        """Return 0..max_priority: 1 without a deadline, max_priority if it can no longer be met."""
         if job.deadline is None or (margin := job.margin) is None:
             return 1
         if margin <= 0:
@@ -62,11 +63,11 @@ class Deadline(Heuristic):
         ratio = margin / job.estimated
         if ratio >= 1:
             return urgency - math.floor(min(ratio, urgency))
-        # ratio lies in [2**-(w+1), 2**-w), and frexp answers the exponent -w
+        # ratio lies in [2**-(w+1), 2**-w), for which frexp returns the exponent -w
         return min(urgency - math.frexp(ratio)[1], self.max_priority)
 
     def remember(self, job: Job) -> None:
-        """Let the margin count for later jobs, unless there is none or it is negative."""
+        """Add the job's margin to the window, unless it is negative or there is no deadline."""
         if job.deadline is not None and (margin := job.margin) is not None and margin >= 0:
             self._margins.append(margin)
 
@@ -77,10 +78,9 @@ class Deadline(Heuristic):
 
 
 class Licence(Heuristic):
-    """Urgent is what asks for many *different* licences of the site's `total`.
+    """Urgency by the number of *different* licences requested, of the `total` that the site has.
 
-    Such jobs start early, and so give their licences back early. ValueError if `total` is
-    negative.
+    Such jobs start early and so return their licences early. ValueError if `total` is negative.
     """
 
     name = "licence"
@@ -91,7 +91,7 @@ class Licence(Heuristic):
         self.total = total
 
     def contribution(self, job: Job) -> float:
-        """1-based index of the part of [0, total], cut into max_priority parts, asked for."""
+        """Cut [0, total] into max_priority parts; return the 1-based index of the job's part."""
         requested = len(job.licences)
         if requested >= self.total:
             return self.max_priority if requested else 1
@@ -99,10 +99,10 @@ class Licence(Heuristic):
 
 
 class User(Heuristic):
-    """Urgent is what an important user submits, and what any user calls urgent.
+    """Urgency by the class of the user and by the priority that the owner gives the job.
 
-    `classes` gives the base value of each class of users; a class that it lacks counts 1. The
-    job's `owner_priority`, 0..3, is added. ValueError if a base value is negative or no number.
+    `classes` maps a user class to its base value; a missing class counts 1. The job's
+    `owner_priority`, 0..3, is added. ValueError if a base value is negative or not finite.
     """
 
     name = "user"
@@ -118,7 +118,7 @@ class User(Heuristic):
 
 
 class HeuristicContribution(NamedTuple):
-    """What one heuristic says of a job, and how much that counts."""
+    """The contribution of one heuristic to a priority, and its weight."""
 
     heuristic: str
     contribution: float
@@ -126,11 +126,11 @@ class HeuristicContribution(NamedTuple):
 
 
 class Classifier:
-    """The priority of jobs, 1..`max_priority`, higher first.
+    """Assigns priorities 1..`max_priority`, higher first.
 
-    `heuristics` are by default Deadline, Licence and User; `weights` maps the names of some to
-    their weight (default 1). ValueError if a heuristic comes twice, a weight names none of them,
-    is negative, or all are zero.
+    `heuristics` defaults to Deadline, Licence and User; `weights` maps heuristic names to weights
+    (default 1). ValueError if two heuristics share a name, if a weight is negative or names no
+    heuristic, or if all weights are zero.
     """
 
     def __init__(
@@ -145,17 +145,19 @@ class Classifier:
         selected = [Deadline(), Licence(), User()] if heuristics is None else heuristics
         self.heuristics = {heuristic.name: heuristic for heuristic in selected}
         if len(self.heuristics) != len(selected):
-            raise ValueError("two heuristics have the same name; each counts once")
+            raise ValueError("two heuristics have the same name; use each name once")
         self.weights = dict.fromkeys(self.heuristics, 1.0)
         for name, weight in (weights or {}).items():
             if name not in self.heuristics:
                 available = ", ".join(self.heuristics)
-                raise ValueError(f"weight of {name}: no such heuristic; there are {available}")
+                raise ValueError(f"weight of {name}: no such heuristic; available are {available}")
             if not (math.isfinite(weight) and weight >= 0):
                 raise ValueError(f"weight of {name} is {weight}; it must be 0 or more")
             self.weights[name] = weight
         if not sum(self.weights.values()) > 0:
-            raise ValueError("no heuristic has a weight above 0; at least one must count")
+            raise ValueError(
+                "no heuristic has a weight above 0; give at least one of them a positive weight"
+            )
         for heuristic in selected:
             heuristic.max_priority = max_priority
         self._ordered_heuristics = list(selected)
@@ -165,25 +167,28 @@ class Classifier:
         ]
 
     def priority(self, job: Job) -> int:
-        """Classify a job that is being submitted: `peek`, then `remember`. Once per job."""
+        """Classify a job at its submission: `peek`, then `remember`. Call it once per job."""
         priority = self.peek(job)
         self.remember(job)
         return priority
 
     def peek(self, job: Job) -> int:
-        """The priority the job would get now; nothing is remembered."""
+        """Return the priority that the job would get now, without remembering the job."""
         return self.classify(job)[0]
 
     def contributions(self, job: Job) -> list[HeuristicContribution]:
-        """What each heuristic says of the job now; nothing is remembered.
+        """Return what each heuristic contributes for the job now, without remembering the job.
 
-        Later answers differ once other jobs have been remembered: whoever explains a priority
-        afterwards keeps the parts that made it.
+        The result changes as other jobs are remembered: store it at submission to explain the
+        priority later.
         """
-        return [*self.classify(job)[1]]  # those that are kept stay as they are
+        return [*self.classify(job)[1]]  # a copy: the cached list must not change
 
     def classify(self, job: Job) -> tuple[int, list[HeuristicContribution]]:
-        """The priority the job would get now, and its parts; both alike for jobs judged alike."""
+        """Return the priority that the job would get now and its breakdown.
+
+        Jobs with equal contributions share one cached result.
+        """
         contributions = tuple(
             [heuristic.contribution(job) for heuristic in self._ordered_heuristics]
         )
@@ -195,7 +200,7 @@ class Classifier:
         return cached
 
     def _combine(self, contributions: Sequence[float]) -> tuple[int, list[HeuristicContribution]]:
-        """The weighted mean of the contributions, rounded half up, in bounds; and its parts."""
+        """Return the rounded weighted mean, limited to 1..max_priority, and its breakdown."""
         breakdown = [
             HeuristicContribution(*values)
             for values in zip(self.weights, contributions, self.weights.values(), strict=True)
@@ -205,16 +210,16 @@ class Classifier:
             weight_sum += weight
             weighted_sum += weight * contribution
         mean = weighted_sum / weight_sum
-        # weights like 0.7 leave a mean a hair below the half that it is
+        # with weights such as 0.7 rounding errors leave an exact half slightly below it
         rounded = math.floor(round(mean, 9) + 0.5)
         return min(max(rounded, 1), self.max_priority), breakdown
 
     def remember(self, job: Job) -> None:
-        """Let the job count for those after it; a restart repeats it for the last jobs in turn."""
+        """Count the job for later priorities; a restart replays the last jobs in order."""
         for heuristic in self._learning_heuristics:
             heuristic.remember(job)
 
 
 def cannot_meet_deadline(job: Job) -> bool:
-    """Whether its deadline can no longer be met, even by starting at the time of submission."""
+    """Whether the deadline is missed even if the job starts at its submission."""
     return job.margin is not None and job.margin <= 0

@@ -1,7 +1,7 @@
-"""Dispatch: the cluster a job is sent to, by Load, then Ordering, then a seeded draw.
+"""Dispatch: the cluster of a job, by Load, then Ordering, then a seeded draw.
 
-Pasquali 2008, §3.1.2: a job goes where the least work of its own priority and above is queued;
-among clusters of about equal load, where the fewest such jobs are queued.
+Pasquali 2008, §3.1.2: a job goes to the cluster with the least queued work of its own priority and
+above; among clusters of about equal load, to the cluster with the fewest such jobs.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from metasched.model.job import MAX_PRIORITY, Job
 LOADS = ("paper", "observed")
 ORDERINGS = ("array", "equal")
 
-# Sums are kept as integers in units of the least float. Every float is a whole number of them, so
-# that taking out what was put in leaves zero, not a residue: an idle cluster must look idle.
+# Sums are integers in units of the smallest float, 2**-1074. Every float is a whole number of these
+# units, so subtracting what was added leaves exactly zero: an idle cluster must have load 0.
 _SMALLEST_EXPONENT = 1074
 UNITS_PER_WORK = 1 << _SMALLEST_EXPONENT
 
 
 class ClusterLoad(NamedTuple):
-    """What a decision looks at in one cluster: its load and its queued jobs."""
+    """The load and the number of queued jobs that a decision compares for one cluster."""
 
     load: float
     jobs: int
 
 
 class LoadOrdering:
-    """Load and Ordering over `clusters`, whose order is the site's: the most powerful first.
+    """Load and Ordering over `clusters`, in the order of the site: the most powerful first.
 
-    Per cluster and priority it keeps the work (`estimated * benchmark`) and the number of the
-    jobs assigned and not yet started, with that priority or a higher one. In cost an assignment
-    is O(max_priority) and a decision O(clusters), however many jobs are queued.
+    Per cluster and priority it holds the work (`estimated * benchmark`) and the number of jobs that
+    are assigned and not yet started, with that priority or a higher one. An assignment costs
+    O(max_priority) and a decision O(clusters), whatever the number of queued jobs.
 
     `tolerance` is the relative distance from the least load that counts as equal to it.
-    `load="observed"` compares what `observe` was told instead of that work. `ordering="equal"`
-    counts the jobs of equal priority only (the thesis's principle; its array counts higher ones
-    too). ValueError for no clusters, one twice, an unknown word or a senseless number.
+    `load="observed"` compares the values given to `observe` instead of that work.
+    `ordering="equal"` counts only jobs of equal priority (the principle stated in the thesis; its
+    array also counts higher priorities). ValueError for no clusters, a cluster given twice, an
+    unknown `load` or `ordering`, or a number out of range.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class LoadOrdering:
             raise ValueError(f"ordering is {ordering!r}; it must be one of {', '.join(ORDERINGS)}")
         self.max_priority, self.seed, self.tolerance = max_priority, seed, tolerance
         self._counts_equal_only = ordering == "equal"
-        # one row per priority, row p-1 for p, a column per cluster; the last row stays zero
+        # row p-1 holds priority p, a column per cluster; the additional last row stays zero
         rows, width = max_priority + 1, len(self.clusters)
         self._work_units = [[0] * width for _ in range(rows)]
         self._counts = [[0] * width for _ in range(rows)]
@@ -101,7 +102,7 @@ class LoadOrdering:
         return self.clusters[tied[0] if len(tied) == 1 else tied[self._draw_tie(job, len(tied))]]
 
     def cluster_loads(self, job: Job, priority: int) -> dict[str, ClusterLoad]:
-        """What `choose` would compare for the job now, for every cluster. ValueError as there."""
+        """Return what `choose` would compare now, for every cluster. ValueError as in `choose`."""
         loads = self._loads[self._row(priority)]
         counts, excluded_counts = self._count_rows(priority)
         return {
@@ -110,14 +111,17 @@ class LoadOrdering:
         }
 
     def assigned(self, cluster: str, job: Job, priority: int) -> None:
-        """A job has been sent to the cluster and waits there. ValueError if either is unknown."""
+        """Record that a job was dispatched to the cluster and is queued there.
+
+        ValueError if the cluster or the priority is unknown.
+        """
         units = _work_in_units(job) if self._uses_estimated_work else 0
         self._change_totals(self._column(cluster), self._row(priority), units, 1)
 
     def left_queue(self, cluster: str, job: Job, priority: int) -> None:
-        """A job assigned there with that priority waits no longer: started, ended or withdrawn.
+        """Record that a job assigned with that priority started, ended or was withdrawn.
 
-        ValueError, and nothing changes, if the arrays show that it was never assigned.
+        ValueError, with no change, if the arrays show that it was never assigned.
         """
         column, row = self._column(cluster), self._row(priority)
         remaining_jobs = self._counts[row][column] - self._counts[row + 1][column] - 1
@@ -136,28 +140,28 @@ class LoadOrdering:
         self._change_totals(column, row, -job_units, -1)
 
     def observe(self, cluster: str, seconds: float) -> None:
-        """Take `seconds` for the load of the cluster at every priority, if load is "observed".
+        """Set the load of the cluster at every priority to `seconds`, for load="observed".
 
-        ValueError if the cluster is unknown or `seconds` is negative or no number.
+        ValueError if the cluster is unknown or `seconds` is negative or not finite.
         """
         if not 0 <= seconds < math.inf:
             raise ValueError(f"observed load of {cluster} is {seconds}; it must be 0 or more")
         self._observed_loads[self._column(cluster)] = seconds
 
     def observe_all(self, loads: Sequence[float]) -> None:
-        """`observe` for all clusters, in their order."""
+        """Call `observe` for all clusters, in their order."""
         if len(loads) != len(self.clusters) or not 0 <= min(loads) <= max(loads) < math.inf:
             for cluster, seconds in zip(self.clusters, loads, strict=True):
                 self.observe(cluster, seconds)
         self._observed_loads[:] = loads
 
     def load(self, cluster: str) -> list[float]:
-        """Its load by priority; index p-1 holds priority p. ValueError if unknown."""
+        """Return the load by priority; index p-1 holds priority p. ValueError if unknown."""
         column = self._column(cluster)
         return [row[column] for row in self._loads[:-1]]
 
     def count(self, cluster: str) -> list[int]:
-        """Its queued jobs of priority p and above at index p-1. ValueError if unknown."""
+        """Return the queued jobs of priority p and above at index p-1. ValueError if unknown."""
         column = self._column(cluster)
         return [row[column] for row in self._counts[:-1]]
 
@@ -169,11 +173,11 @@ class LoadOrdering:
                 self._loads[row][column] = self._work_units[row][column] / UNITS_PER_WORK
 
     def _count_rows(self, priority: int) -> tuple[list[int], list[int]]:
-        """The row of counts for a priority, and the row to be taken from it."""
+        """Return the row of counts for a priority, and the row to subtract from it."""
         return self._counts[priority - 1], self._counts[priority if self._counts_equal_only else -1]
 
     def _draw_tie(self, job: Job, choice_count: int) -> int:
-        # `random()` of a seeded generator is the one draw that Python promises never to change
+        # `random()` is the only draw whose sequence Python guarantees for a given seed
         return int(Random(f"{self.seed}/{job.id}").random() * choice_count)
 
     def _columns(self, eligible: Collection[str] | None) -> Sequence[int]:

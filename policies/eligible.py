@@ -1,4 +1,4 @@
-"""Which clusters may run a job, and for every one ruled out the reason, in words for its owner."""
+"""Eligibility: which clusters can run a job, and for each other cluster the reason and a message."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from pathlib import PurePosixPath
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, Reason
 
-# Reasons that no waiting mends while the site and the cluster stay as they are.
+# Reasons that remain until the site or the cluster is reconfigured.
 PERMANENT_REASONS = frozenset({Reason.NO_CLUSTER_FITS, Reason.NO_MAPPING, Reason.FILESYSTEM})
 FEATURE = re.compile(r"[A-Za-z0-9_.:\-]+")
 
 
 @dataclass(frozen=True)
 class Ineligibility:
-    """Why a cluster cannot take a job (now, or ever: see PERMANENT)."""
+    """Why a cluster cannot take a job, now or ever (see PERMANENT_REASONS)."""
 
     reason: Reason
     text: str
 
 
 class UnmappedNameError(Exception):
-    """A word of the job's (account, partition, QOS, feature) means nothing on the cluster."""
+    """An account, partition, QOS or feature of the job has no equivalent on the cluster."""
 
 
 def translate_job(job: Job, cluster: Cluster, info: ClusterInfo | None) -> Job:
-    """The job in the cluster's own words. NoMapping if the site maps one of its words nowhere.
+    """Return the job in the names of the cluster. UnmappedNameError if a name has no mapping.
 
-    A partition or feature that the cluster itself has under that name needs no mapping. Of the
-    licences those are left that its manager counts; one that only some machines can use is asked
-    for as their feature.
+    A partition or feature that the cluster itself has under that name needs no mapping. Licences
+    that the cluster's manager does not count are removed; a licence that only some machines can use
+    becomes a requested feature of these machines.
     """
     if not (job.partition or job.account or job.qos or job.constraint or job.licences):
         return job
@@ -50,7 +50,7 @@ def translate_job(job: Job, cluster: Cluster, info: ClusterInfo | None) -> Job:
             return mapping[name]
         if mapping.get("*") == "*" or name in cluster_names:
             return name
-        raise UnmappedNameError(f'{category} "{name}" is not known there')
+        raise UnmappedNameError(f'{category} "{name}" has no mapping on the cluster')
 
     constraint = job.constraint
     if constraint is not None:
@@ -71,7 +71,7 @@ def translate_job(job: Job, cluster: Cluster, info: ClusterInfo | None) -> Job:
 
 
 def _add_features(constraint: str | None, features: list[str]) -> str | None:
-    """A constraint that asks for these as well, in a form that needs no brackets."""
+    """Return the constraint with the features added, in a form that needs no brackets."""
     required_features = "&".join(features)
     if constraint is None or not required_features:
         return constraint or required_features or None
@@ -79,7 +79,7 @@ def _add_features(constraint: str | None, features: list[str]) -> str | None:
 
 
 def _counted_licences(job: Job, cluster: Cluster, info: ClusterInfo) -> dict[str, int]:
-    """What the job asks for of the licences that the manager counts, in its names."""
+    """Return the requested licences that the manager counts, by its names."""
     counts: Counter[str] = Counter()
     for name, count in job.licences.items():
         manager_name = cluster.manager_licence_name(name)
@@ -89,7 +89,7 @@ def _counted_licences(job: Job, cluster: Cluster, info: ClusterInfo) -> dict[str
 
 
 def _satisfies_constraint(nodes: NodeCapacity, constraint: str | None) -> bool:
-    """Slurm's simple constraints: names joined by & or |, & binding closer."""
+    """Evaluate Slurm's simple constraints: names joined by & or |, & binding closer."""
     if constraint is None:
         return True
     return any(
@@ -99,7 +99,7 @@ def _satisfies_constraint(nodes: NodeCapacity, constraint: str | None) -> bool:
 
 
 def _task_capacity(job: Job, nodes: NodeCapacity, only_free: bool) -> int:
-    """How many of the job's tasks one of these nodes can hold, in all or in what is free."""
+    """Return how many tasks of the job fit on one of these nodes, empty or as it is now."""
     cpus = nodes.free_cpus if only_free else nodes.cpus
     memory = nodes.free_memory if only_free else nodes.memory
     gres = nodes.free_gres if only_free else nodes.gres
@@ -119,7 +119,10 @@ def _task_capacity(job: Job, nodes: NodeCapacity, only_free: bool) -> int:
 def fits_partition(
     job: Job, partition: Partition, *, only_free: bool = False, only_up: bool = False
 ) -> bool:
-    """Whether the partition's nodes (only those up; only what is free) can hold the whole job."""
+    """Whether the nodes of the partition can hold the whole job.
+
+    `up` counts only nodes that are up, `free` only the free part of nodes that are up.
+    """
     remaining_tasks, max_nodes = job.tasks, partition.max_nodes
     remaining_nodes = job.nodes if job.nodes is not None else max_nodes
     sizes = (
@@ -127,7 +130,7 @@ def fits_partition(
         for nodes in partition.nodes
         if _satisfies_constraint(nodes, job.constraint) and (nodes.up or not (only_up or only_free))
     )
-    if remaining_nodes is None:  # which nodes are taken first makes no difference
+    if remaining_nodes is None:  # no limit on nodes: their order does not matter
         for tasks, count in sizes:
             remaining_tasks -= tasks * count
             if remaining_tasks <= 0:
@@ -146,7 +149,7 @@ def fits_partition(
 
 
 def _path_outside_filesystems(job: Job, cluster: Cluster) -> str | None:
-    """The first path of the job that lies on none of the cluster's filesystems."""
+    """Return the first path of the job that lies on none of the cluster's filesystems."""
     if not cluster.filesystems:
         return None
     for path in (job.directory, *job.writes):
@@ -163,39 +166,43 @@ def _path_outside_filesystems(job: Job, cluster: Cluster) -> str | None:
 def find_ineligibility(
     job: Job, cluster: Cluster, info: ClusterInfo | None
 ) -> Ineligibility | None:
-    """Why this cluster cannot run the job, or None. Reasons for ever come before passing ones."""
+    """Return why this cluster cannot run the job, or None. Permanent reasons come first."""
     if job.clusters and cluster.name not in job.clusters:
         return Ineligibility(
-            Reason.NO_CLUSTER_FITS, f"only {', '.join(job.clusters)} was asked for"
+            Reason.NO_CLUSTER_FITS, f"only {', '.join(job.clusters)} was requested"
         )
     if cluster.takes == "reservations" and job.reservation is None:
-        return Ineligibility(Reason.NO_CLUSTER_FITS, "only jobs in a reservation may use it")
+        return Ineligibility(
+            Reason.NO_CLUSTER_FITS, "only jobs in a reservation may use the cluster"
+        )
     if (path := _path_outside_filesystems(job, cluster)) is not None:
-        return Ineligibility(Reason.FILESYSTEM, f"{path} is on none of its filesystems")
+        return Ineligibility(Reason.FILESYSTEM, f"{path} is on none of the cluster's filesystems")
     if info is None:
-        return Ineligibility(Reason.CLUSTER_DOWN, "it has not been heard from yet")
+        return Ineligibility(Reason.CLUSTER_DOWN, "the cluster has not reported yet")
     try:
         translated_job = translate_job(job, cluster, info)
     except UnmappedNameError as error:
         return Ineligibility(Reason.NO_MAPPING, str(error))
     partition = info.partition(translated_job.partition)
     if partition is None and translated_job.partition is None:
-        return Ineligibility(Reason.CLUSTER_DRAINED, "it has no partition with nodes now")
+        return Ineligibility(Reason.CLUSTER_DRAINED, "the cluster has no partition with nodes now")
     if partition is None:
-        return Ineligibility(Reason.NO_MAPPING, f'it has no partition "{translated_job.partition}"')
+        return Ineligibility(
+            Reason.NO_MAPPING, f'the cluster has no partition "{translated_job.partition}"'
+        )
     if (
         text := _describe_size_excess(translated_job, partition)
         or _describe_licence_excess(translated_job, info)
     ) is not None:
         return Ineligibility(Reason.NO_CLUSTER_FITS, text)
     if not partition.up:
-        return Ineligibility(Reason.CLUSTER_DRAINED, f"its partition {partition.name} is closed")
-    # nodes of a reservation that has begun are not up for others
+        return Ineligibility(Reason.CLUSTER_DRAINED, f"partition {partition.name} is down")
+    # the nodes of an active reservation count as down for jobs outside it
     if translated_job.reservation is None and not (
         all(n.up for n in partition.nodes)
         or fits_partition(translated_job, partition, only_up=True)
     ):
-        return Ineligibility(Reason.CLUSTER_DRAINED, "too many of its nodes are down or drained")
+        return Ineligibility(Reason.CLUSTER_DRAINED, "too many nodes are down or drained")
     for name, count in translated_job.licences.items():
         manager_licences = info.licences[name]
         if count > manager_licences.total - manager_licences.used:
@@ -205,22 +212,24 @@ def find_ineligibility(
 
 
 def _describe_licence_excess(job: Job, info: ClusterInfo) -> str | None:
-    """Why the manager's own counter of licences can never let the job begin."""
+    """Describe a request that exceeds the total of the manager's own licence counter."""
     for name, count in job.licences.items():
         if count > (total := info.licences[name].total):
-            return f"its manager counts {total} {name} in all, the job asks for {count}"
+            return f"its manager counts {total} {name} in all, the job requests {count}"
     return None
 
 
 def _describe_size_excess(job: Job, partition: Partition) -> str | None:
     limit = job.time_limit
     if limit is not None and partition.max_time is not None and limit > partition.max_time:
-        return f"its time limit is {partition.max_time:g} s, the job asks for {limit:g} s"
+        return (
+            f"the partition's time limit is {partition.max_time:g} s, the job requests {limit:g} s"
+        )
     if partition.max_nodes is not None and (job.nodes or 1) > partition.max_nodes:
-        return f"its largest job has {partition.max_nodes} nodes, this one asks for {job.nodes}"
+        return f"a job may have at most {partition.max_nodes} nodes, this job requests {job.nodes}"
     if fits_partition(job, partition):
         return None
     cpus = sum(n.count * n.cpus for n in partition.nodes)
     if job.cpus > cpus:
-        return f"it has {cpus} processors, the job asks for {job.cpus}"
-    return "no set of its nodes has the processors, memory, gres or features asked for"
+        return f"the partition has {cpus} processors, the job requests {job.cpus}"
+    return "no set of nodes has the requested processors, memory, gres or features"

@@ -1,4 +1,4 @@
-"""What a heuristic of the classification is: sites add their own."""
+"""The interface of a classification heuristic; sites add their own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from metasched.model.job import MAX_PRIORITY, Job
 
 
 class Heuristic(ABC):
-    """One view of how urgent a job is; a site adds its own by writing a subclass.
+    """A rating of the urgency of a job; a site adds its own as a subclass.
 
-    `name` is what weights and `explain` call it. `max_priority` is set by the classifier that
-    takes the heuristic in; a heuristic serves one classifier.
+    `name` identifies it in weights and in `explain`. The classifier sets `max_priority`; an
+    instance serves one classifier.
     """
 
     name: ClassVar[str]
@@ -20,7 +20,7 @@ class Heuristic(ABC):
 
     @abstractmethod
     def contribution(self, job: Job) -> float:
-        """How urgent the job is, 1..max_priority, higher first. Asking changes nothing."""
+        """Return the urgency of the job, 1..max_priority, higher first, without changing any state."""
 
-    def remember(self, job: Job) -> None:  # noqa: B027 - most heuristics have no memory
-        """Take note of a job that has just been classified."""
+    def remember(self, job: Job) -> None:  # noqa: B027 - optional: most heuristics keep no state
+        """Take the classified job into account for later jobs."""

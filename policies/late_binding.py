@@ -1,8 +1,8 @@
-"""Late sending: one queue of ours for all clusters, and EASY over all of them. Pure.
+"""Late binding: one queue in metasched for all clusters, and EASY over all of them. Pure.
 
-A job is sent only where it starts at once, delaying no head of that cluster's own queue, and by its
-limit leaves what reservations there have been promised. The first that starts nowhere is promised
-the cluster where it fits first, which keeps a place for it (Lifka 1995, over several clusters).
+A job is dispatched only to a cluster where it starts at once, delays no head of that cluster's own
+queue, and leaves enough nodes for reservations by its limit. The first job that starts nowhere gets
+a reservation on the cluster where it fits first (Lifka 1995, over several clusters).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass
 class ReservedNodes:
-    """What one cluster must have free when its reservations begin, in nodes.
+    """Nodes of one cluster that must be free when its reservations begin.
 
-    `free` counts the nodes that nobody has, by limits, and that nobody is promised; `first` is when
-    the first of the promised windows begins. Jobs may hold their nodes for `guard` seconds after
-    their limits, which are counted in steps of `granularity`. Where a job will run its manager
-    says only later, so that each of its tasks may have a node of its own. `free` None: nobody has
-    told yet; then what would still run at `first` is not sent.
+    `free_nodes` counts nodes neither used, by limits, nor reserved; `first_start` is the begin of
+    the first reservation. Jobs may hold nodes for `guard` seconds after their limits, and limits
+    are rounded up to `granularity` seconds. The manager reports the nodes of a job only later, so
+    each task is taken to need a node of its own. `free_nodes` None: not known yet; then a job that
+    would still run at `first_start` is not dispatched.
     """
 
     now: float
@@ -38,7 +38,7 @@ class ReservedNodes:
     free_nodes: Carts | None
 
     def leaves_reserved_nodes(self, job: Job) -> bool:
-        """Whether all promises can be kept if the job starts now."""
+        """Whether all reservations can be kept if the job starts now."""
         end = self._latest_end(job)
         if end <= self.first_start:
             return True
@@ -47,7 +47,7 @@ class ReservedNodes:
         ) >= self._node_count(job, self.free_nodes)
 
     def record_start(self, job: Job) -> None:
-        """Count a job that may start now."""
+        """Record a job that may start now."""
         if self.free_nodes is None or (end := self._latest_end(job)) <= self.first_start:
             return
         start = max(self.first_start, self.now)
@@ -65,9 +65,9 @@ class ReservedNodes:
 
 @dataclass
 class LateBinding(Generic[K]):
-    """One pass over the queue: clusters by their keys, in the order in which jobs are asked for.
+    """One pass over the queue. Clusters are identified by keys; the caller gives their order.
 
-    `promises` are there for clusters that keep reservations by this alone.
+    `reserved_nodes` has an entry for each cluster where only metasched enforces the reservations.
     """
 
     capacities: Mapping[K, BackfillCapacity]
@@ -76,11 +76,11 @@ class LateBinding(Generic[K]):
 
     @property
     def full(self) -> bool:
-        """Whether nothing can start anywhere."""
+        """Whether no job can start on any cluster."""
         return all(capacity.free_cpus <= 0 for capacity in self.capacities.values())
 
     def choose(self, job: Job, eligible: Iterable[K]) -> K | None:
-        """Where the job is sent now, which is counted; None: it waits."""
+        """Return the cluster to dispatch the job to and record its start; None if it stays queued."""
         keys = list(eligible)
         for key in keys:
             reserved = self.reserved_nodes.get(key)
@@ -97,13 +97,13 @@ class LateBinding(Generic[K]):
         return None
 
     def blocked_by_reservations(self, job: Job, eligible: Iterable[K]) -> bool:
-        """Whether a job that waits would start somewhere but for a reservation there."""
+        """Whether only reservations prevent a queued job from starting on some cluster."""
         return any(
             key in self.reserved_nodes and self.capacities[key].can_start(job) for key in eligible
         )
 
     def _reserve_for_head(self, job: Job, eligible: Iterable[K]) -> None:
-        """Let a job that starts nowhere be the head where it fits first and nobody else is."""
+        """Reserve for the first blocked job where it fits first and no other job is the head."""
         capacities = self.capacities
         fit_times = {
             key: capacities[key].fit_time(job.cpus)

@@ -1,8 +1,8 @@
-"""Pull: would a job that waits elsewhere start on this cluster now, delaying nobody?
+"""Pull: whether a queued job of another cluster would start on this cluster now, delaying no job.
 
-Design §2: its processors are free here, and the queue is empty, or it ends by the head's shadow
-time, or it fits in the extra processors (the rules of EASY, algorithms §7). What is reserved for a
-time to come has a shadow time and extra processors, too.
+Design §2: its processors are free on this cluster, and the queue is empty, or the job ends by the
+shadow time of the head, or it fits in the extra processors (the rules of EASY, algorithms §7). A
+future reservation has a shadow time and extra processors, too.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from metasched.policies.local.capacity import earliest_fit
 
 @dataclass
 class BackfillCapacity:
-    """What one cluster can still start now, as decisions are made in one pass.
+    """Processors of one cluster in which a job can start now; updated during one scheduling pass.
 
-    `incoming` are (cpus, seconds) of jobs of ours that the listing did not show yet, in the
-    order in which they were sent: they take their processors first. `here` puts a job, which fits
-    the cluster, into the cluster's own words.
+    `incoming` are (cpus, seconds) of dispatched jobs that are missing from the last listing, in the
+    order of dispatch: they use processors first. `translate` returns an eligible job in the names
+    of the cluster.
     """
 
     info: ClusterInfo
@@ -34,12 +34,8 @@ class BackfillCapacity:
         self.free_cpus = max(self.info.cpus - self.info.used_cpus, 0)
         self._releases = list(self.info.running_jobs)
         self._head: tuple[int, float] | None = None
-        self._fits_by_shape: dict[
-            Hashable, bool
-        ] = {}  # by shape: whether what is free holds all of it
-        self._shadows = list(
-            self.info.upcoming_windows
-        )  # shadow times, each with its extra processors
+        self._fits_by_shape: dict[Hashable, bool] = {}  # by job shape: fits on the free nodes
+        self._shadows = list(self.info.upcoming_windows)  # (shadow time, extra processors)
         head = self.info.queue_head
         for cpus, seconds in self.incoming:
             if head is None and cpus <= self.free_cpus:
@@ -51,15 +47,15 @@ class BackfillCapacity:
 
     @property
     def has_head(self) -> bool:
-        """Whether a job that waits heads the queue here."""
+        """Whether a queued job is the head of this cluster's queue."""
         return self._head is not None
 
     def fit_time(self, cpus: int) -> float:
-        """When so many processors are free, by the limits of what runs; `inf` if never."""
+        """Return when so many processors are free, by the limits of running jobs; `inf` if never."""
         return earliest_fit(cpus, self.free_cpus, self._releases, self.now)[0]
 
     def reserve_head(self, cpus: int, seconds: float) -> None:
-        """Let a job that does not fit now be the head, whom nothing admitted later delays."""
+        """Reserve for a job that does not fit now: no job admitted later delays it."""
         self._head = (cpus, seconds)
         self._shadows.append(earliest_fit(cpus, self.free_cpus, self._releases, self.now))
 
@@ -72,12 +68,14 @@ class BackfillCapacity:
         ]
 
     def delays_no_head(self, job: Job) -> bool:
-        """Whether there are processors for the job now, delaying no head: what was not spared
-        is not spared later in the pass. O(1) but for windows to come."""
+        """Whether there are processors for the job now and it delays no head. O(1 + reservations).
+
+        A False stays False for the rest of the pass.
+        """
         if job.cpus > self.free_cpus:
             return False
         cpus, end = job.cpus, self.now + (job.time_limit or job.estimated)
-        # thousands may be asked about: `all` takes four times as long
+        # called for thousands of jobs: `all` takes four times as long
         for shadow, extra in self._shadows:  # noqa: SIM110
             if cpus > extra and end > shadow:
                 return False
@@ -86,7 +84,7 @@ class BackfillCapacity:
     def can_start(self, job: Job) -> bool:
         """Whether the job would start now and delay no head.
 
-        Nodes are looked at once for all that ask for the same.
+        Nodes are checked once for all jobs of the same shape.
         """
         if not self.delays_no_head(job):
             return False
@@ -98,5 +96,5 @@ class BackfillCapacity:
         return self._fits_by_shape[job.node_requirements]
 
     def record_start(self, job: Job) -> None:
-        """Count the job as started here: what is left is for the next."""
+        """Record a start of the job on this cluster in this pass."""
         self._use(job.cpus, job.time_limit or job.estimated)

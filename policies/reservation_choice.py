@@ -1,4 +1,4 @@
-"""Which cluster gets a reservation: minimum completion time, or the clusters in a fixed order.
+"""Choice of the cluster of a reservation: minimum completion time, or clusters in a fixed order.
 
 Source: Kurowski et al. 2011, section 4.4.2. Draws come from a seeded generator only.
 """
@@ -13,18 +13,18 @@ from metasched.model.reservation_request import Offer
 
 
 class ClusterChooser(Protocol):
-    """How one of the clusters that can keep a reservation is chosen."""
+    """Chooses among the clusters that can hold a reservation."""
 
     def choose(self, offers: Mapping[str, Offer], deadline: float) -> str:
-        """The cluster to take. `offers` must not be empty; one may end past the `deadline`."""
+        """Return the chosen cluster; `offers` must not be empty and may end past the `deadline`."""
         ...
 
 
 class MinimumCompletionTime:
-    """The cluster with the best offer: for a given size and duration, the earliest start.
+    """Choose the best offer: for a given size and duration, the earliest start.
 
-    Ties are drawn: with ties to the first cluster it would be `ResourcePriority` for all requests
-    with a fixed start.
+    Ties are drawn at random: with ties to the first cluster, all requests with a fixed start would
+    be placed as by `ResourcePriority`.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -36,9 +36,9 @@ class MinimumCompletionTime:
 
 
 class ResourcePriority:
-    """The first cluster of a fixed order that can keep it in time, else the best offer of all.
+    """Choose the first cluster of a fixed order that meets the deadline, else the best offer.
 
-    It groups reservations on few clusters, so that batch jobs on the others are not disturbed.
+    Groups reservations on few clusters, so that batch jobs on other clusters are not disturbed.
     ValueError if a cluster is named twice.
     """
 

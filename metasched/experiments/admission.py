@@ -1,7 +1,8 @@
-"""Requests for windows of one week, kept or refused at once: what fits, by when units are chosen.
+"""Reservation requests for one week, accepted or rejected at once, by when units are assigned.
 
-Nothing else runs there. Each request is for a window at a time drawn in the week, in no order, as
-users who plan ahead ask. Beside `published_reservations`, where nobody is refused.
+No batch jobs run. Each request is for a window at a random time of the week; requests arrive in
+random order of their start, as from users who plan ahead. Complements `kurowski2011`, where no
+request is rejected.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _REJECTED = "refused"
 
 
 class AdmissionCase(NamedTuple):
-    """Requests for `load` times the hours that so many `units` (nodes, processors) have in all."""
+    """Requests for `load` times the capacity of `units` (nodes or processors) over a week."""
 
     row: str
     column: ProcessorBinding
@@ -34,7 +35,7 @@ class AdmissionCase(NamedTuple):
     published: dict[str, float] = {}  # noqa: RUF012 - read only
 
     def scenario(self, seed: int) -> Scenario:
-        """The requests in the order in which they are asked, with the start wanted as `begin`."""
+        """Draw the requests in the order of arrival, with the requested start as `begin`."""
         rng, requested_seconds, entries = Random(seed), 0.0, list[WorkloadEntry]()
         while requested_seconds < self.load * self.units * _WEEK:
             size, duration = rng.choice(_SIZES[self.units]), rng.choice(_HOURS) * _HOUR
@@ -64,12 +65,12 @@ class AdmissionCase(NamedTuple):
 
 
 def _rejected_share(schedule: Schedule) -> float:
-    """The share of requests that were."""
+    """Return the share of requests that were rejected."""
     return schedule.dropped[_REJECTED] / schedule.event_count
 
 
 def _booked_share(schedule: Schedule) -> float:
-    """The share of the week that is booked."""
+    """Return the share of the week's capacity that is reserved."""
     return sum(
         scheduled.cpus * (scheduled.end - scheduled.start) for scheduled in schedule.jobs
     ) / (schedule.clusters[0].cpus * _WEEK)
@@ -86,7 +87,7 @@ def _cases() -> list[AdmissionCase]:
 
 ADMISSION = Experiment(
     "reservation-admission",
-    "Windows kept or refused: units chosen as they begin, or when they are asked for",
+    "Requests accepted or rejected: units assigned at the start or at the request",
     "drawn requests",
     60,
     "late",

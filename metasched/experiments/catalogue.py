@@ -1,4 +1,4 @@
-"""The experiments by name, and how one is run: every case with every seed, on all cores."""
+"""Catalogue of the experiments, and their execution: every case with every seed, on all cores."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from metasched.experiments.harness import Experiment, ExperimentCase, Experiment
 from metasched.experiments.kurowski2011 import RESERVATIONS
 from metasched.experiments.pasquali2008 import PUBLISHED
 
-DASK_TIMEOUT = 30.0  # seconds in which a Dask scheduler must have answered
-MAX_LOST_WORKERS = 3  # times that a run may lose its worker
+DASK_TIMEOUT = 30.0  # seconds to connect to a Dask scheduler
+MAX_LOST_WORKERS = 3  # retries of a run after a lost worker
 EXPERIMENTS = {e.name: e for e in (*PUBLISHED, *RESERVATIONS, ADMISSION, *FEDERATED)}
 
 
 def find_experiment(name: str) -> Experiment:
-    """The experiment of that name. ExperimentError if there is none."""
+    """Return the experiment of that name. ExperimentError if there is none."""
     if name not in EXPERIMENTS:
         close_matches = get_close_matches(name, EXPERIMENTS, n=1)
         suggestion = (
@@ -36,15 +36,15 @@ def run_experiment(
     progress: Callable[[int], None] | None = None,
     dask: str = "",
 ) -> list[FigureResult]:
-    """Run every case with seeds 1..runs; in the order of the cases.
+    """Run every case with seeds 1..runs; return the results in the order of the cases.
 
-    On all cores it may use, or on the Dask cluster whose scheduler has the address `dask`: its
-    workers need this release of metasched, and METASCHED_TRACES where traces are read.
-    ExperimentError if that does not answer.
+    Uses all cores, or the Dask cluster whose scheduler has the address `dask`; its workers need
+    this release of metasched, and METASCHED_TRACES where traces are read. ExperimentError if the
+    scheduler does not answer.
     """
     cases = experiment.cases()
     for case in cases[:1]:
-        case.scenario(1)  # what is missing is told before processes are started
+        case.scenario(1)  # reports missing traces before processes start
     values: dict[tuple[int, int], dict[str, float]] = {}
     with (
         _dask_executor(dask)
@@ -65,25 +65,25 @@ def run_experiment(
 
 @contextmanager
 def _dask_executor(address: str) -> Iterator[Executor]:
-    """The workers of a Dask cluster; a task whose worker is lost is run by another."""
+    """Connect to a Dask cluster; a task whose worker is lost is run by another."""
     try:
         from distributed import Client
     except ImportError:
         raise ExperimentError(
-            "no distributed, --dask; install it with pip install 'metasched[dask]'"
+            "distributed is not installed, --dask; install it with pip install 'metasched[dask]'"
         ) from None
     try:
         client = Client(address, timeout=DASK_TIMEOUT, set_as_default=False)
     except (OSError, TimeoutError, ValueError):
         raise ExperimentError(
-            f"no Dask scheduler answers at {address}, --dask; name one as tcp://HOST:PORT"
+            f"no Dask scheduler answers at {address}, --dask; write it as tcp://HOST:PORT"
         ) from None
     with client:
         yield client.get_executor(pure=False, retries=MAX_LOST_WORKERS)
 
 
 def _run_case(name: str, index: int, seed: int) -> dict[str, float]:
-    """The figures of one case with one seed, in a process of the pool."""
+    """Return the figures of one case with one seed; runs in a process of the pool."""
     experiment = EXPERIMENTS[name]
     schedule = experiment.cases()[index].run(seed)
     return {name: figure(schedule) for name, figure in experiment.figures.items()}

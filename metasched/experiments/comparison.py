@@ -1,4 +1,4 @@
-"""Several policies on the same workloads, seed by seed."""
+"""Comparison of several policies on the same workloads, seed by seed."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def compare(
     seeds: Sequence[int],
     progress: Callable[[int], None] | None = None,
 ) -> list[FigureResult]:
-    """The figures of each policy with each seed; the first policy is what others are set beside.
+    """Simulate each policy with each seed; return its figures, with the first policy as baseline.
 
-    The words are those of the command. UserError if one is wrong, or a policy is named twice.
+    The arguments are those of the command. UserError if one is invalid or a policy is given twice.
     """
     if duplicate := next((name for name in policies if policies.count(name) > 1), None):
         raise SettingError(f"{duplicate} is named twice, --policy; name each once")

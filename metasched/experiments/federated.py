@@ -1,7 +1,6 @@
-"""Better than the papers: the meta-scheduler's ways of sending against what users do without it.
+"""Dispatch by metasched compared with what users do without it, on federations of real traces.
 
-On federations of real traces and on Pasquali 2008, Table 6. What was measured is in
-docs/experiments/tables.md.
+Also on the clusters of Pasquali 2008, Table 6. Measurements are in docs/experiments.md.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ JOBS, SEEDS = 3000, 20
 LOADS = (0.70, 0.85, 0.95)
 _PAPER_LOAD, _OBSERVED_LOAD = Policy(load="paper"), Policy(load="observed")
 SCHEMES: Mapping[str, tuple[Policy, SubmissionScheme]] = {
-    # users, without a meta-scheduler
+    # without metasched: users choose
     "sbatch -M": (_PAPER_LOAD, SubmissionScheme(user_choice="slurm")),
     "foreseen": (_PAPER_LOAD, SubmissionScheme(user_choice="foreseen")),
     "home": (_PAPER_LOAD, SubmissionScheme(user_choice="home")),
     "random": (_PAPER_LOAD, SubmissionScheme(user_choice="random")),
     "duplicates": (_PAPER_LOAD, SubmissionScheme(user_choice="duplicates")),
-    # the meta-scheduler
+    # metasched
     "paper": (replace(_PAPER_LOAD, pull=False), SubmissionScheme()),
     "observed": (replace(_OBSERVED_LOAD, pull=False), SubmissionScheme()),
     "plan": (replace(_PAPER_LOAD, pull=False), SubmissionScheme(planned_dispatch=True)),
@@ -75,8 +74,7 @@ def _half_direct() -> list[SimulationCase]:
 
 
 def _machine_clusters() -> list[SimulationCase]:
-    """The copies of a licence belong to each cluster; where they are leased all clusters share
-    them."""
+    """Each cluster has its own copies of a licence; in leased cases all clusters share them."""
     rows = {
         f"inter-arrival {seconds}": SeededScenario(
             replace(synthetic.TWO_LEVEL, inter_arrival=seconds)
@@ -92,7 +90,7 @@ def _machine_clusters() -> list[SimulationCase]:
 
 
 def _late_percent_by_margin(lowest: float, highest: float) -> Callable[[Schedule], float]:
-    """Percent late of the jobs whose margin is so many times their limit."""
+    """Return a figure: percent late of the jobs whose margin / estimate is in [lowest, highest)."""
 
     def in_range(scheduled: ScheduledJob) -> bool:
         margin = scheduled.job.margin
@@ -141,7 +139,7 @@ FEDERATED = (
     ),
     Experiment(
         "better-half",
-        "The same, half of the users submitting to their home cluster past the meta-scheduler",
+        "The same, half of the users submitting to their home cluster directly",
         "federations of SDSC-SP2 and KTH-SP2, of CERIT, of LCG",
         SEEDS,
         _BASELINE,

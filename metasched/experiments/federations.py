@@ -1,4 +1,4 @@
-"""Federations of clusters made of real traces: seeded windows of them, at a chosen load."""
+"""Federations of clusters made from real traces: seeded windows of them, at a chosen load."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ OVERLAY = Overlay(deadlines=0.7, margin=(0.5, 8.0), gold=0.1, silver=0.3)
 
 @dataclass(frozen=True)
 class TraceSite:
-    """The jobs of one trace (of one `partition` of it) and the clusters that they had.
+    """The jobs of a trace (of one `partition` of it) and the clusters of the site.
 
-    Where these are several, each user's home is drawn among them by their processors: the trace
-    does not tell. One job in `thinned` is kept, so that a window of some thousand jobs is long
-    beside the jobs themselves.
+    With several clusters each user's home is drawn in proportion to their processors: the trace
+    does not record it. One job in `keep_one_in` is kept, so that a window of some thousand jobs is
+    long compared with the jobs.
     """
 
     trace_name: str
@@ -36,11 +36,11 @@ class TraceSite:
 
 @dataclass(frozen=True)
 class Federation:
-    """So many `jobs` of its sites: a window of each, drawn by the seed, that begins at 0.
+    """`jobs` jobs of its sites: a window of each site's trace, drawn by the seed, beginning at 0.
 
-    Times between submissions are scaled so that the work of each window is `load` times what its
-    own clusters can do in it; the windows are cut where the shortest ends. `direct` is the share
-    of the users who submit to their home cluster, past the meta-scheduler.
+    Times between submissions are scaled so that the work of each window is `load` times the
+    capacity of its clusters; windows are cut where the shortest ends. `direct_share` is the share
+    of users who submit to their home cluster, bypassing metasched.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Federation:
     direct_share: float = 0.0
 
     def __call__(self, seed: int) -> Scenario:
-        """The workload and the clusters of one seed."""
+        """Return the workload and the clusters of a seed."""
         windows = [self._window(site, seed) for site in self.sites]
         end = min(window.entries[-1].job.submitted for window in windows)
         truncated = [
@@ -75,7 +75,7 @@ class Federation:
         return Scenario(OVERLAY.apply(workload, seed), tuple(clusters))
 
     def _window(self, site: TraceSite, seed: int) -> Workload:
-        """Jobs of one site, from 0 on, at the load."""
+        """Return a window of jobs of one site, from time 0, scaled to the load."""
         largest = max(site.clusters.values())
         log = [
             entry
@@ -84,7 +84,7 @@ class Federation:
             and entry.job.cpus <= largest
             and entry.number % site.keep_one_in == seed % site.keep_one_in
         ]
-        count = min(self.jobs // len(self.sites), len(log) // 2)  # there must be several windows
+        count = min(self.jobs // len(self.sites), len(log) // 2)  # leave room for several windows
         name = "+".join(site.clusters)
         first = int(Random(f"{seed}/window/{name}").random() * (len(log) - count))
         window = log[first : first + count]
@@ -113,15 +113,15 @@ class Federation:
 
 
 def _owner_key(entry: WorkloadEntry) -> str:
-    """Who decides for the job: its user, or where the trace tells none, nobody else."""
+    """Return the key of draws for the job: its user, or the job itself if the trace records none."""
     return entry.job.user or f"job {entry.job.id}"
 
 
 SITES: dict[str, Sequence[TraceSite]] = {
     "SP2": (TraceSite("SDSC-SP2.swf.gz", {"sdsc": 128}), TraceSite("KTH-SP2.swf.gz", {"kth": 100})),
     "CERIT": (TraceSite("CERIT-wagap-2013.swf.gz", {"zewura": 1600, "zegox": 576}),),
-    # the log does not tell how many processors the sites had: here as many as make .7 of the mean
-    # load of the three with the most work, a fifth of it
+    # The log records no processors per site. These give the mean load of the three sites with the
+    # most work, of which one job in five is kept, the value .7.
     "LCG": (
         TraceSite("LCG-2005-1.swf.gz", {"site40": 104}, "40", 5),
         TraceSite("LCG-2005-1.swf.gz", {"site52": 71}, "52", 5),

@@ -1,4 +1,4 @@
-"""What an experiment is: cases, settings with policies, run with many seeds, and its figures."""
+"""The harness of experiments: cases, run with many seeds, and their figures."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from metasched.simulate.settings import SimulationSettings, simulate
 from metasched.simulate.synthetic import Scenario
 from metasched.simulate.workload import Workload, from_trace
 
-TRACES_VARIABLE = "METASCHED_TRACES"  # the folder of traces that are no part of the project
-# Student's t: standard errors on both sides of a mean that hold 95 of 100, by degrees of freedom
+TRACES_VARIABLE = "METASCHED_TRACES"  # environment variable: the folder of traces
+# Student's t: 97.5% quantiles, by degrees of freedom
 _STUDENT_T = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
@@ -29,24 +29,24 @@ _STUDENT_T = (
 
 
 class ExperimentError(UserError):
-    """An experiment that cannot be run; the message says why and what to do."""
+    """An experiment that cannot be run."""
 
 
 class SimulationCase(NamedTuple):
     """One cell of a table: a setting (`row`) run with a policy (`column`).
 
-    `published` has the paper's figures by the names of the experiment's.
+    `published` has the figures of the paper, by the names in `Experiment.figures`.
     """
 
     row: str
     column: str
-    scenario: Callable[[int], Scenario]  # of a seed
+    scenario: Callable[[int], Scenario]  # from a seed
     settings: SimulationSettings
     published: Mapping[str, float] = {}
     scheme: SubmissionScheme = THROUGH_METASCHED
 
     def run(self, seed: int) -> Schedule:
-        """One run: the seed is the grid's, the policy's and the settings'."""
+        """Run the case; the seed is that of the scenario, the policy and the settings."""
         workload, clusters = self.scenario(seed)
         settings = replace(
             self.settings, meta_policy=replace(self.settings.meta_policy, seed=seed), seed=seed
@@ -55,7 +55,7 @@ class SimulationCase(NamedTuple):
 
 
 class ExperimentCase(Protocol):
-    """What an experiment needs of a case: where it stands in the table, its grid and its runs."""
+    """The interface of a case: its cell in the table, its scenario and its runs."""
 
     @property
     def row(self) -> str: ...
@@ -70,8 +70,11 @@ class ExperimentCase(Protocol):
 
 @dataclass(frozen=True)
 class Experiment:
-    """`runs` is the number of seeds in the paper; `baseline` the column that others are compared
-    with, seed by seed. `figures` are computed from each schedule."""
+    """A table of cases.
+
+    `runs` is the number of seeds in the paper; `baseline` the column that others are compared with,
+    seed by seed. `figures` are computed from each schedule.
+    """
 
     name: str
     about: str
@@ -83,8 +86,9 @@ class Experiment:
 
 
 class FigureResult(NamedTuple):
-    """A figure of one case over all seeds; `baseline` has the baseline's values of the same
-    seeds, None for the baseline itself."""
+    """A figure of one case over all seeds; `baseline` has the baseline's values for the same seeds,
+    None for the baseline itself.
+    """
 
     row: str
     column: str
@@ -99,28 +103,27 @@ class FigureResult(NamedTuple):
 
     @property
     def difference(self) -> float | None:
-        """Percent from the published figure."""
+        """Percent from the published value."""
         if not self.published:
             return None
         return 100 * (self.mean - self.published) / self.published
 
     @property
     def paired(self) -> tuple[float, float] | None:
-        """The mean of the differences from the baseline with the same seed, and the half of its
-        95% interval."""
+        """Mean difference from the baseline per seed, and the half-width of its 95% interval."""
         if self.baseline is None:
             return None
         return confidence_interval([a - b for a, b in zip(self.values, self.baseline, strict=True)])
 
     @property
     def ratio(self) -> float | None:
-        """Of the mean to the baseline's; None if that is 0."""
+        """Mean divided by the baseline's mean; None if that is 0."""
         baseline_mean = statistics.fmean(self.baseline) if self.baseline else 0.0
         return self.mean / baseline_mean if baseline_mean else None
 
 
 def confidence_interval(differences: Sequence[float]) -> tuple[float, float]:
-    """The mean of paired differences, and half the width of its 95% interval (inf for one)."""
+    """Return the mean and the half-width of its 95% confidence interval (inf for one value)."""
     mean = statistics.fmean(differences)
     if len(differences) < 2:
         return mean, math.inf
@@ -134,7 +137,7 @@ def confidence_interval(differences: Sequence[float]) -> tuple[float, float]:
 
 
 def load_trace(name: str, partitions: bool = False) -> Workload:
-    """The jobs of a trace that is no part of the project. ExperimentError if it is not there."""
+    """Read a trace from the folder METASCHED_TRACES. ExperimentError if it is missing."""
     path = Path(os.environ.get(TRACES_VARIABLE, "traces")) / name
     if not path.is_file():
         raise ExperimentError(
@@ -148,10 +151,10 @@ def _read_trace(path: Path, partitions: bool) -> Workload:
     return from_trace(path.name, swf.read_trace(path), partitions)
 
 
-# Figures, in the papers' units.
+# Figures, in the units of the papers.
 
 
 def late_percent(schedule: Schedule) -> float:
-    """Percent of the jobs with a deadline that end after it."""
+    """Return the percentage of jobs with a deadline that end after it."""
     with_deadline = [scheduled for scheduled in schedule.jobs if scheduled.job.deadline is not None]
     return 100 * metrics.mean(metrics.tardiness(scheduled) > 0 for scheduled in with_deadline)

@@ -1,8 +1,8 @@
-"""The published experiments with advance reservations, run again: Kurowski et al. 2011, section 5.
+"""Published experiments with advance reservations, reproduced: Kurowski et al. 2011, section 5.
 
-Tasks of the SDSC SP2 trace on two providers of 64 processors; a seed draws which of them are
-reservations, the same ones for all strategies of a row. What the paper leaves open is said in
-docs/experiments/tables.md.
+Tasks of the SDSC SP2 trace on two providers of 64 processors. A seed draws the tasks that are
+reservations, the same for all strategies of a row. docs/experiments.md documents the choices that
+the paper leaves open.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 
 @cache
 def _trace_waits(policy: str) -> Mapping[int, float]:
-    """Seconds that each task of the log waits under a local policy: the trace tells none."""
+    """Wait per task in seconds, simulated with a local policy; the trace records no waits."""
     simulated = simulate(
         load_trace(_TRACE),
         parse_clusters(_PROCESSORS),
@@ -45,11 +45,11 @@ def _trace_waits(policy: str) -> Mapping[int, float]:
 
 
 class ReservedCase(NamedTuple):
-    """A row and a strategy (`column`): that share of the tasks of a set are reservations.
+    """A row and a strategy (`column`): the given share of a range of tasks are reservations.
 
-    They may start from submission + `window[0]` x wait to submission + `window[1]` x wait, the
-    wait being the task's under `waits`, for their run time. `period`, `reserved_first`,
-    `largest_first` and `binding` are those of `reserved.schedule`.
+    They may start from submission + `window[0]` x wait to submission + `window[1]` x wait, where
+    the wait is the task's under policy `waits`; they last its run time. `period`, `reserved_first`,
+    `largest_first` and `binding` are those of `schedule_reservations`.
     """
 
     row: str
@@ -65,8 +65,9 @@ class ReservedCase(NamedTuple):
     binding: ProcessorBinding = "late"
 
     def scenario(self, seed: int) -> Scenario:
-        """The tasks, cut to the size of a provider; the window of a reservation is [begin,
-        deadline] of its job."""
+        """Return the tasks, cut to the size of a provider; jobs with `begin` are reservations in
+        [begin, deadline].
+        """
         workload, clusters = load_trace(f"S1-jobs-{self.tasks}.swf"), parse_clusters(_PROVIDERS)
         size, waits = clusters[0].cpus, _trace_waits(self.waits)
         count = round(self.share * len(workload.entries))
@@ -84,7 +85,7 @@ class ReservedCase(NamedTuple):
         return Scenario(replace(workload, entries=tuple(entries)), clusters)
 
     def run(self, seed: int) -> Schedule:
-        """One run; ties between providers are drawn by the same seed."""
+        """Run the case; ties between providers are drawn by the same seed."""
         workload, clusters = self.scenario(seed)
         reservations = {
             job.id: Reservation.flexible(job.cpus, run_time, job.begin, job.deadline)
@@ -112,7 +113,7 @@ class ReservedCase(NamedTuple):
 
 
 def _mean_tardiness(result: Schedule) -> float:
-    """D of Kurowski et al.: seconds past the window, mean over reservations only."""
+    """Return D of Kurowski et al.: seconds past the window, mean over reservations only."""
     return metrics.mean(
         metrics.tardiness(scheduled)
         for scheduled in result.jobs
@@ -127,7 +128,7 @@ def _mean_batch_flow(result: Schedule) -> float:
 
 
 def _delayed_share(result: Schedule) -> float:
-    """The share of reservations that did not fit into their windows."""
+    """Return the share of reservations that did not fit into their windows."""
     return metrics.mean(
         float(metrics.tardiness(scheduled) > 0)
         for scheduled in result.jobs
@@ -243,7 +244,7 @@ def _bindings() -> list[ReservedCase]:
 RESERVATIONS = (
     Experiment(
         "reservation-shares",
-        "Reservations among batch tasks: how much of each they cost",
+        "Reservations among batch tasks: their effect on both",
         "Kurowski et al. 2011, Table 5",
         20,
         "MCT",
@@ -252,7 +253,7 @@ RESERVATIONS = (
     ),
     Experiment(
         "reservation-strategies",
-        "Reservations on one provider, on the earliest, on the first that can",
+        "Reservations on one provider, on the earliest, on the first that fits",
         "Kurowski et al. 2011, Table 6, Figures 11-13",
         60,
         "MCT",
@@ -270,7 +271,7 @@ RESERVATIONS = (
     ),
     Experiment(
         "reservation-periods",
-        "Reservations and batch tasks decided together every so often, not as they arrive",
+        "Reservations and batch tasks decided together in periods, not at arrival",
         "Kurowski et al. 2011, Figures 8-10",
         20,
         "at once",
@@ -288,7 +289,7 @@ RESERVATIONS = (
     ),
     Experiment(
         "reservation-binding",
-        "Processors of reservations chosen as they begin, or when they are asked for",
+        "Processors of reservations assigned at their start or at their request",
         "Kurowski et al. 2011, section 4.1",
         60,
         "late",

@@ -1,7 +1,7 @@
-"""The published experiments, run again: their settings, their figures.
+"""Published experiments, reproduced: settings and figures.
 
 Pasquali 2008 (thesis, two-level scheduling) and Kurowski et al. 2011 (hierarchical scheduling on
-the SDSC SP2 trace). What their texts leave open is said in docs/experiments/tables.md.
+the SDSC SP2 trace). docs/experiments.md documents the choices that their texts leave open.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from metasched.simulate.synthetic import Scenario
 
 PUSH_POLICY = Policy(load="paper", pull=False)
 
-# Figures, in the papers' units.
+# Figures, in the units of the papers.
 
 
 def mean_flow(schedule: Schedule) -> float:
@@ -28,7 +28,7 @@ def mean_flow(schedule: Schedule) -> float:
 
 
 def utilisation(schedule: Schedule) -> float:
-    """U of Kurowski et al.: of each provider until the last ending of all, their mean."""
+    """Return U of Kurowski et al.: mean utilisation of providers until the last ending of all."""
     span = metrics.makespan(schedule.jobs)
     return metrics.mean(
         sum(
@@ -98,7 +98,7 @@ def _contention() -> list[SimulationCase]:
 
 @dataclass(frozen=True)
 class SeededScenario:
-    """The grid of a seed, drawn from uniform ranges."""
+    """Draws a scenario from uniform ranges with a given seed."""
 
     generator: synthetic.UniformGenerator
 
@@ -106,7 +106,7 @@ class SeededScenario:
         return self.generator.generate("uniform", seed)
 
 
-_LOCAL_PARAMETERS = {"lead": 2.0}  # k under the meta-scheduler
+_LOCAL_PARAMETERS = {"lead": 2.0}  # k of local policies under a meta-scheduler
 _CASE_SETTINGS = {
     "MS": SimulationSettings(policy="priority", meta_policy=PUSH_POLICY),
     "LS": SimulationSettings(
@@ -150,7 +150,7 @@ def _two_level() -> list[SimulationCase]:
 
 @dataclass(frozen=True)
 class _RandomQueues:
-    """The trace on so many equal queues, each job sent to one at random; jobs are cut to fit."""
+    """The trace on equal clusters, each job on a random one; jobs are cut to the cluster size."""
 
     clusters: str
 
@@ -272,7 +272,7 @@ PUBLISHED = (
     ),
     Experiment(
         "random-queues",
-        "Tasks 1-1000 sent at random to 2, 4 and 8 queues",
+        "Tasks 1-1000 dispatched at random to 2, 4 and 8 queues",
         "Kurowski et al. 2011, Table 3",
         20,
         "FCFS",

@@ -1,4 +1,4 @@
-"""Pictures of runs, drawn by matplotlib, which is an extra: `pip install 'metasched[plot]'`."""
+"""Plots of runs and results with matplotlib, an extra: `pip install 'metasched[plot]'`."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".pdf")
-MAX_BARS = 3000  # jobs: beyond that a Gantt chart shows nothing
-MAX_LINES = 8  # clusters: beyond that only all of them together have a line
-TIME_INTERVALS = 300  # of the time, for means over time
+MAX_BARS = 3000  # jobs: with more, a Gantt chart is unreadable
+MAX_LINES = 8  # clusters: with more, only their total is plotted
+TIME_INTERVALS = 300  # equal parts of the time axis, for means
 
 
 class PlotError(UserError):
-    """A picture that cannot be drawn."""
+    """A plot that cannot be created."""
 
 
 def check_plot(path: Path) -> None:
-    """Find out before a long run whether its picture can be drawn after it. PlotError if not."""
+    """Check before a long run that its plot can be written. PlotError if not."""
     check_library("--plot")
     if path.suffix.lower() not in SUFFIXES:
-        raise PlotError(f"{path} is no known kind of picture, --plot; write {', '.join(SUFFIXES)}")
+        raise PlotError(f"{path} has no supported suffix, --plot; use {', '.join(SUFFIXES)}")
     if not path.absolute().parent.is_dir():
-        raise PlotError(f"{path} is in no folder, --plot; make it first")
+        raise PlotError(f"{path} is not in an existing folder, --plot; create the folder first")
 
 
 def check_folder(path: Path) -> None:
-    """The same for a folder of pictures, which is made. PlotError if it cannot be."""
+    """Create a folder of plots. PlotError if it cannot be created or matplotlib is missing."""
     check_library("--plot")
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -45,15 +45,17 @@ def check_folder(path: Path) -> None:
 
 
 def check_library(option: str) -> None:
-    """PlotError if there is no matplotlib for what `option` asks."""
+    """Raise PlotError if `option` needs matplotlib and it is not installed."""
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        raise PlotError(f"no matplotlib, {option}; install it with pip install 'metasched[plot]'")
+        raise PlotError(
+            f"matplotlib is not installed, {option}; install it with pip install 'metasched[plot]'"
+        )
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a picture; the name says of what kind. The same picture gives the same bytes."""
+    """Write a figure in the format of the file's suffix. Equal figures give equal bytes."""
     import matplotlib
 
     date = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower())
@@ -62,7 +64,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def _figure(rows: int, *, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure of rows that share their x axis; it belongs to no window and to no state."""
+    """Create a figure with rows that share their x axis, outside matplotlib's global state."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, height * rows), layout="constrained")
@@ -73,17 +75,17 @@ _SECONDS = ("makespan", "mean_wait", "mean_flow", "mean_tardiness", "longest_wai
 
 
 def describe_figure(figure: str) -> str:
-    """The name of a figure as a reader wants it, with its unit."""
+    """Return the label of a figure, with its unit."""
     return figure.replace("_", " ") + (", s" if figure in _SECONDS else "")
 
 
-# Several policies
+# Comparisons
 
 
 def plot_results(name: str, results: Sequence[FigureResult]) -> Iterator[tuple[str, Figure]]:
-    """A picture of each figure: bars by setting, the published ones marked.
+    """Yield a plot for each figure: bars by setting, published values marked.
 
-    Whiskers are 95% intervals of the mean over the seeds.
+    Error bars are 95% confidence intervals of the mean over seeds.
     """
     for figure in dict.fromkeys(result.figure for result in results):
         figure_results = [result for result in results if result.figure == figure]
@@ -123,17 +125,17 @@ def plot_results(name: str, results: Sequence[FigureResult]) -> Iterator[tuple[s
 
 
 def save_result_plots(name: str, results: Sequence[FigureResult], folder: Path) -> None:
-    """Write a picture `<name>-<figure>.png` of each figure."""
+    """Write a plot `<name>-<figure>.png` of each figure."""
     for figure, picture in plot_results(name, results):
         stem = "".join(character if character.isalnum() else "_" for character in figure).strip("_")
         save_figure(picture, folder / f"{name}-{stem}.png")
 
 
-# One run
+# Single runs
 
 
 def save_schedule_plot(schedule: Schedule, path: Path) -> None:
-    """A run over time: the Gantt chart if it is small, processors in use, the queue."""
+    """Plot a run over time: processors in use, queue, and a Gantt chart if the run is small."""
     small = len(schedule.jobs) <= MAX_BARS
     figure, axes = _figure(3 if small else 2, height=3)
     samples = usage_over_time(schedule.jobs)
@@ -150,7 +152,7 @@ def save_schedule_plot(schedule: Schedule, path: Path) -> None:
 
 
 def plot_gantt(schedule: Schedule) -> Figure:
-    """What ran when, on which processors."""
+    """Plot which job ran when, on which processors."""
     figure, (axis,) = _figure(1, height=5)
     _draw_gantt(schedule, axis)
     axis.set(xlabel="seconds")
@@ -158,7 +160,7 @@ def plot_gantt(schedule: Schedule) -> Figure:
 
 
 def _draw_gantt(schedule: Schedule, axis: Axes) -> None:
-    """Processors are counted, not named: a job takes the lowest that are free when it starts."""
+    """Draw each job on the lowest free processors: they are counted, not assigned."""
     from matplotlib.collections import PolyCollection
 
     bars, colours, offset = [], [], 0
@@ -199,12 +201,12 @@ def _draw_gantt(schedule: Schedule, axis: Axes) -> None:
 
 
 def _right_margin_transform(axis: Axes) -> object:
-    """Where x is a share of the axis and y counts processors."""
+    """Return the transform with x as a share of the axis and y in processors."""
     return axis.get_yaxis_transform()
 
 
 def _contiguous_runs(numbers: list[int]) -> list[tuple[int, int]]:
-    """(first, last) of each unbroken stretch of ascending numbers."""
+    """Return (first, last) of each contiguous run of ascending numbers."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number - 1:
@@ -215,9 +217,9 @@ def _contiguous_runs(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 def plot_load(schedule: Schedule) -> Figure:
-    """Utilisation and queue, means over equal parts of the time; of each cluster if these are few.
+    """Plot mean utilisation and queue over equal intervals, per cluster if there are few.
 
-    Where jobs ask for licences also the copies in use.
+    With licensed jobs, also the licences in use.
     """
     jobs = schedule.jobs
     first = min((scheduled.job.submitted for scheduled in jobs), default=0.0)
@@ -261,7 +263,7 @@ def _plotted_values(means: Sequence[UsageSample], cpus: int) -> tuple[list[float
 
 
 def plot_load_shares(shares: dict[str, float]) -> Figure:
-    """The share of the work that each cluster did, in percent."""
+    """Plot the share of the work of each cluster, in percent."""
     figure, (axis,) = _figure(1, height=1 + 0.3 * min(len(shares), 30))
     names = list(shares)[:30]
     bars = axis.barh(range(len(names)), [100 * shares[name] for name in names])
@@ -273,7 +275,7 @@ def plot_load_shares(shares: dict[str, float]) -> Figure:
 
 
 def plot_waits(schedule: Schedule) -> Figure:
-    """The share of the jobs that waited at most so long."""
+    """Plot the cumulative distribution of waits."""
     figure, (axis,) = _figure(1, height=3.5)
     ordered = sorted(scheduled.wait for scheduled in schedule.jobs)
     shares = [100 * (index + 1) / len(ordered) for index in range(len(ordered))]

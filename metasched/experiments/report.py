@@ -1,4 +1,4 @@
-"""One HTML page about one run or several policies; it needs nothing but itself."""
+"""Self-contained HTML report of one run or a comparison."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _HIDDEN = ("policy", "clusters", "load_share", "dropped", "wall_seconds", "jobs_
 
 
 def check_report(path: Path) -> None:
-    """Find out before a long run whether its report can be written. PlotError if not."""
+    """Check before a long run that its report can be written. PlotError if not."""
     check_library("--report")
     if path.suffix.lower() not in (".html", ".htm"):
-        raise PlotError(f"{path} is no page, --report; write a name that ends in .html")
+        raise PlotError(f"{path} is not an HTML file, --report; use a name that ends in .html")
     if not path.absolute().parent.is_dir():
-        raise PlotError(f"{path} is in no folder, --report; make it first")
+        raise PlotError(f"{path} is not in an existing folder, --report; create the folder first")
 
 
 def render_run(
     title: str, about: Mapping[str, object], schedule: Schedule, figures: Mapping[str, Any]
 ) -> str:
-    """The page about one run; `figures` are those of `metrics.summary`."""
+    """Return the report of one run; `figures` are those of `metrics.summary`."""
     small = len(schedule.jobs) <= plots.MAX_BARS
     parts = [
         _section("Figures", _html_table(("figure", "value"), _figure_rows(figures))),
@@ -53,8 +53,7 @@ def render_run(
         _section(
             "Utilisation and queue",
             _image(plots.plot_load(schedule), "utilisation and queue over time"),
-            f"Means over {plots.TIME_INTERVALS} equal parts of the time. A job that was moved counts where "
-            "it ran.",
+            f"Means over {plots.TIME_INTERVALS} equal intervals. A job that was moved counts where it ran.",
         ),
         _section(
             "Load share", _image(plots.plot_load_shares(figures["load_share"]), "load shares")
@@ -62,7 +61,7 @@ def render_run(
         _section("Waits", _image(plots.plot_waits(schedule), "distribution of waits")),
     ]
     if small:
-        text = "Processors are counted, not named: a job is shown on the lowest that are free."
+        text = "Processors are counted, not assigned: a job is shown on the lowest free processors."
         parts.append(_section("Schedule", _image(plots.plot_gantt(schedule), "Gantt chart"), text))
     if figures["dropped"]:
         rows = [(cause, str(count)) for cause, count in figures["dropped"].items()]
@@ -71,7 +70,7 @@ def render_run(
 
 
 def render_results(title: str, about: Mapping[str, object], results: Sequence[FigureResult]) -> str:
-    """The page about several policies, side by side; intervals are over the seeds."""
+    """Return the report comparing several policies; intervals are over the seeds."""
     columns = list(dict.fromkeys(result.column for result in results))
     baseline_column = next(result.column for result in results if result.baseline is None)
     seed_count = len(results[0].values)
@@ -90,9 +89,9 @@ def render_results(title: str, about: Mapping[str, object], results: Sequence[Fi
             )
         )
     seeds = f"{seed_count} seeds: mean ± half of its 95% interval" if seed_count > 1 else "One seed"
-    text = f"{seeds}; in brackets, minus {baseline_column} with the same seed."
+    text = f"{seeds}; in brackets, the difference from {baseline_column} with the same seed."
     if any(result.published is not None for result in results):
-        text += " After a stroke, the published figure."
+        text += " After the slash, the published value."
     parts = [_section("Figures", _html_table(("figure", *columns), rows), text)]
     for figure, picture in plots.plot_results("", results):
         parts.append(_section(plots.describe_figure(figure), _image(picture, figure)))
@@ -149,7 +148,7 @@ def _format_result(result: FigureResult) -> str:
 
 
 def _format_interval(mean: float, half: float) -> str:
-    """A mean, and the half of its interval if there is one, which is told in two digits."""
+    """Format a mean and, if finite, the half-width of its interval with two digits."""
     return _format_number(mean) + (
         f" ± {_format_number(float(f'{half:.2g}'))}" if math.isfinite(half) else ""
     )
@@ -170,7 +169,7 @@ def _html_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _image(figure: Figure, about: str) -> str:
-    """The picture within the page, as SVG of its own, so that no two share names."""
+    """Return the plot as an embedded image, an SVG with ids of its own."""
     from matplotlib import rc_context
 
     file = io.BytesIO()

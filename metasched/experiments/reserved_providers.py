@@ -1,11 +1,12 @@
 """Batch jobs and advance reservations on several providers: Kurowski et al. 2011, section 4.
 
-A batch job goes to the provider where the fewest wait and is started first fit, in the order of
+A batch job goes to the provider with the fewest waiting jobs and starts first fit, in the order of
 arrival or the largest first (LSF), never past a reservation by its limit. A reservation is booked
-when it is asked for, by the daemon's own CARTS and choosers; its processors are chosen when it
-starts (dynamic binding), so amounts are enough, or, to compare, when it is booked (static binding).
-One that does not fit into its window is booked for the first time after it: late, never refused.
-Decisions are made as tasks arrive, or every so many seconds for all that have (section 4.4.4).
+at its request, by the daemon's own CARTS and cluster choosers. Its processors are chosen when it
+starts (dynamic binding), so checking amounts is enough, or, for comparison, when it is booked
+(static binding). A reservation that does not fit into its window is booked at the first later time;
+none is rejected. Decisions are made as tasks arrive, or every `period` seconds for all that arrived
+(section 4.4.4).
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from metasched.simulate.clusters import SimulatedCluster
 from metasched.simulate.engine import Schedule, ScheduledJob
 from metasched.simulate.workload import Workload, WorkloadEntry
 
-_END, _ARRIVAL = 0, 1  # what ends at a moment ends before what arrives
+_END, _ARRIVAL = 0, 1  # at equal times, endings come before arrivals
 
 
 ProcessorBinding = Literal["late", "early", "early, apart"]
 
 
 class ProcessorTimeline(Protocol):
-    """What is free of a cluster over time; tasks are known by their ids.
+    """Free processors of a cluster over time; tasks are identified by their ids.
 
-    Reservations are booked, batch jobs start, and stop before `end`, their limit.
+    Reservations are booked; batch jobs are started, and stopped before `end`, their limit.
     """
 
     def free(self, start: float, end: float) -> int: ...
@@ -48,7 +49,7 @@ class ProcessorTimeline(Protocol):
 
 
 class _CountedTimeline(Carts):
-    """Processors are chosen as each task starts: amounts are enough."""
+    """Processors are chosen when each task starts: only amounts are booked."""
 
     def book(self, id: int, start: float, end: float, size: int) -> None:
         self.reserve(start, end, size)
@@ -60,9 +61,9 @@ class _CountedTimeline(Carts):
 
 
 class _AssignedTimeline:
-    """Processors are chosen when a task is booked or started, and stay: the lowest free ones.
+    """Processors are assigned when a task is booked or started, the lowest free ones first.
 
-    `apart`: batch jobs have the highest, which reservations want last.
+    `apart`: batch jobs get the highest free ones, which reservations use last.
     """
 
     def __init__(self, processors: int, origin: float, apart: bool) -> None:
@@ -83,7 +84,7 @@ class _AssignedTimeline:
         self._carts.release(now, end, self._running.pop(id))
 
     def prune(self, until: float) -> None:
-        """The past stays: a search begins by bisection, after it."""
+        """Keep the past: searches begin by bisection after it."""
 
 
 def make_timeline(binding: ProcessorBinding, processors: int, origin: float) -> ProcessorTimeline:
@@ -94,7 +95,7 @@ def make_timeline(binding: ProcessorBinding, processors: int, origin: float) -> 
 
 @dataclass
 class _Provider:
-    """One cluster: what it has promised, what waits, when what runs must end by its limit."""
+    """A cluster: its timeline, waiting batch jobs, and the limits of running ones."""
 
     timeline: ProcessorTimeline
     largest_first: bool
@@ -102,7 +103,7 @@ class _Provider:
     limit_ends: dict[int, float] = field(default_factory=dict)
 
     def start_waiting(self, now: float) -> list[WorkloadEntry]:
-        """Start, first fit, what ends by its limit before a reservation needs its processors."""
+        """Start, first fit, the jobs whose limit ends before a reservation needs their processors."""
         started = []
         free = self.timeline.free(now, nextafter(now, now + 1))
         waiting = list(self.queue.values())
@@ -119,14 +120,14 @@ class _Provider:
         return started
 
     def end_job(self, now: float, entry: WorkloadEntry) -> None:
-        """A batch job has ended: what it held until its limit is free."""
+        """End a batch job and release its processors up to its limit."""
         limit_end = self.limit_ends.pop(entry.job.id)
         if now < limit_end:
             self.timeline.stop(entry.job.id, now, limit_end, entry.job.cpus)
 
 
 def batch_limit(entry: WorkloadEntry) -> float:
-    """Seconds for which a batch job is taken to run: one that ran longer was let run."""
+    """Return the limit of a batch job in seconds: jobs that ran longer were not killed."""
     return max(entry.job.estimated, entry.run_time)
 
 
@@ -142,15 +143,15 @@ def schedule_reservations(
     largest_first: bool = False,
     binding: ProcessorBinding = "late",
 ) -> Schedule:
-    """Run it all. `windows` maps those jobs to their requests, of one size, that are reservations.
+    """Simulate the workload. `reservations` maps job ids to reservation requests of fixed size.
 
-    `batch` and `reserved` are the places of the clusters for either kind: disjoint ones are a
-    static partition. What arrives is decided every `period` seconds; 0: at once. Of what is decided
-    together reservations are booked before batch jobs start, or all have their turn in the order of
-    arrival. Batch jobs of a provider have their turn in that order, too, or the largest first. By
-    `binding` processors are chosen as tasks start, or named when they are booked; "early, apart":
-    the lowest for reservations, the highest for batch jobs.
-    Deterministic but for the chooser's own draws.
+    `batch_clusters` and `reserved_clusters` are the indexes of the clusters for either kind;
+    disjoint indexes give a static partition. Arrivals are decided every `period` seconds, or at
+    once if it is 0. Within one decision reservations are booked before batch jobs start, or all in
+    the order of arrival (`reserved_first` False). The batch queue of a provider is in the order of
+    arrival, or the largest first. `binding`: "late", processors are chosen as tasks start; "early",
+    assigned at booking; "early, apart", the lowest for reservations, the highest for batch jobs.
+    Deterministic except for draws of the chooser.
     """
     origin = workload.entries[0].job.submitted if workload.entries else 0.0
     providers = [
@@ -220,7 +221,7 @@ def schedule_reservations(
 
 
 def _make_offer(timeline: ProcessorTimeline, reservation: Reservation, now: float) -> Offer:
-    """The window asked for, or the first one after its start that there is from now on."""
+    """Return the requested window, or the first one after its start that is free from now on."""
     size, duration, ready = (
         reservation.min_size,
         reservation.min_duration,

@@ -1,4 +1,4 @@
-"""The clusters of a simulation, and licences that they share, as a TOML file describes them."""
+"""The clusters of a simulation and their shared licences, read from a TOML file."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class ClustersFile(_TableModel):
 
 
 def read_clusters(path: Path) -> tuple[SimulatedCluster, ...]:
-    """The clusters of a TOML file of [[cluster]] tables. ClusterError if it makes no sense."""
+    """Read the [[cluster]] tables of a TOML file. ClusterError if they are invalid."""
     return tuple(_build_cluster(table, path) for table in _read_file(path).cluster)
 
 
 def read_licence_pools(path: Path) -> tuple[LicencePool, ...]:
-    """The licences of its [[licence]] tables, which all clusters share. ClusterError as `read`."""
+    """Read the [[licence]] tables, shared by all clusters. ClusterError if they are invalid."""
     tables = _read_file(path)
     names = {table.name for table in tables.cluster}
     pools: dict[str, LicencePool] = {}
@@ -72,7 +72,9 @@ def read_licence_pools(path: Path) -> tuple[LicencePool, ...]:
         if table.name in pools:
             raise ClusterError(f"described twice, {location}; leave out one")
         if unknown := [name for name in table.clusters if name not in names]:
-            raise ClusterError(f'there is no cluster "{unknown[0]}", {location}; mend its clusters')
+            raise ClusterError(
+                f'there is no cluster "{unknown[0]}", {location}; correct its clusters'
+            )
         try:
             pools[table.name] = LicencePool(
                 name=table.name, total=table.total, clusters=table.clusters, linger=table.linger
@@ -81,8 +83,8 @@ def read_licence_pools(path: Path) -> tuple[LicencePool, ...]:
             raise ClusterError(f"{error}, {path}") from None
     if pools and (with_licences := [table.name for table in tables.cluster if table.licences]):
         raise ClusterError(
-            f'cluster "{with_licences[0]}" has licences of its own beside [[licence]] tables, {path}; '
-            "describe all in one of the two ways"
+            f'cluster "{with_licences[0]}" has its own licences in addition to [[licence]] tables, {path}; '
+            "use either form for all licences"
         )
     return tuple(pools.values())
 
@@ -94,14 +96,16 @@ def _read_file(path: Path) -> ClustersFile:
     except OSError as error:
         raise ClusterError(f"{error.strerror}, {path}; name a readable file") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ClusterError(f"no TOML ({error}), {path}; mend that line") from None
+        raise ClusterError(f"invalid TOML ({error}), {path}; correct that line") from None
     except ValidationError as error:
         first_error = error.errors()[0]
         location = ".".join(str(step) for step in first_error["loc"])
-        raise ClusterError(f"{location}: {first_error['msg'].lower()}, {path}; mend it") from None
+        raise ClusterError(
+            f"{location}: {first_error['msg'].lower()}, {path}; correct it"
+        ) from None
     names = [t.name for t in tables.cluster]
     if duplicate := next((name for name in names if names.count(name) > 1), None):
-        raise ClusterError(f'two clusters are called "{duplicate}", {path}; rename one')
+        raise ClusterError(f'two clusters are named "{duplicate}", {path}; rename one')
     return tables
 
 
@@ -134,7 +138,7 @@ def _build_cluster(table: SimulatedClusterTable, path: Path) -> SimulatedCluster
 
 
 def parse_licence_pools(text: str) -> tuple[LicencePool, ...]:
-    """The licences that all clusters of such a word share: only a file has any."""
+    """Read the site-wide licences of a cluster description: only a TOML file has any."""
     if text.endswith(".toml") or Path(text).is_file():
         from metasched.simulate.cluster_specs import read_licence_pools
 
@@ -145,7 +149,7 @@ def parse_licence_pools(text: str) -> tuple[LicencePool, ...]:
 def pool_licences(
     clusters: Sequence[SimulatedCluster],
 ) -> tuple[tuple[SimulatedCluster, ...], tuple[LicencePool, ...]]:
-    """The clusters without licences of their own, and what they had, shared by those who had it."""
+    """Replace the licences of each cluster by pools shared by the clusters that had them."""
     names = {name: None for cluster in clusters for name in cluster.licences}
     pools = tuple(
         LicencePool(
@@ -159,9 +163,9 @@ def pool_licences(
 
 
 def parse_clusters(text: str) -> tuple[SimulatedCluster, ...]:
-    """The clusters of a word (`128`, `2x64`, `64,32,32`) or of a TOML file. ClusterError if none.
+    """Parse `128`, `2x64`, `64,32,32` or the name of a TOML file. ClusterError if invalid.
 
-    They are named c1, c2, ... in that order.
+    Without a file the clusters are named c1, c2, ... in order.
     """
     if text.endswith(".toml") or Path(text).is_file():
         from metasched.simulate.cluster_specs import read_clusters

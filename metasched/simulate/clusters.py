@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from metasched.errors import UserError
 
 MAX_CLUSTERS, MAX_CPUS = 1000, 10**7
-REFERENCE_BENCHMARK = 1.0  # the speed of a processor where nothing else is said
+REFERENCE_BENCHMARK = 1.0  # default speed of a processor
 
 
 class ClusterError(UserError):
-    """Clusters that make no sense; the message says what, where and what to do."""
+    """Invalid cluster descriptions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One machine: processors, speed, and the licences that can be used on it (None: all)."""
+    """A machine: processors, speed, and the licences usable on it (None: all)."""
 
     cpus: int
     benchmark: float = REFERENCE_BENCHMARK
@@ -26,11 +26,11 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedCluster:
-    """One cluster. Without `machines` its `cpus` are counted and a job takes some anywhere.
+    """A cluster. Without `machines`, a job takes any of the counted `cpus`.
 
     `machines` are sorted, the most powerful first. `shared`: a machine may run several jobs at a
-    time. `licences` are the copies that float among the machines. `policy` names a local policy
-    of its own ("": that of the whole simulation).
+    time. `licences` are copies usable on any machine that allows them. `policy` is the cluster's
+    own local policy ("": that of the simulation).
     """
 
     name: str
@@ -50,7 +50,7 @@ class SimulatedCluster:
         licences: Mapping[str, int] | None = None,
         policy: str = "",
     ) -> SimulatedCluster:
-        """A cluster of machines; its `benchmark` is their mean speed, by processors."""
+        """Create a cluster of machines; its `benchmark` is their mean speed by processors."""
         sorted_machines = sorted(machines, key=lambda m: (-m.benchmark, -m.cpus))
         cpus = sum(m.cpus for m in machines)
         return SimulatedCluster(

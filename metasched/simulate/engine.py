@@ -1,21 +1,21 @@
-"""Discrete events: time, workload and managers below, the daemon's own core on top.
+"""Discrete-event simulation: workload and simulated managers, driven by the daemon's own core.
 
-At one moment, in this order:
-1. whatever ends, ends;
-2. whatever arrives is told to the core, which sends it to a manager;
-3. every manager with news makes one pass of its local policy;
-4. what began and ended is told to the core, as a poll of that manager would; what the core wants
-   then (a pull) is done at once, and 3 and 4 are repeated until it wants nothing. As in the daemon
-   a listing without news is told only where something may follow from it.
+The steps at one time, in this order:
+1. jobs end;
+2. arriving jobs are submitted to the core, which dispatches them to a manager;
+3. every manager whose state changed runs one pass of its local policy;
+4. starts and endings are reported to the core, as a poll of that manager would; actions of the
+   core (a pull) are executed at once, and 3 and 4 repeat until there are none. As in the daemon a
+   listing without changes is reported only where the core may act on it.
 
-Where pending jobs are not pulled the core has nothing to decide between two submissions, so a
-poll is made before the next one, if there are several clusters to choose between, else after
-every `POLLED` news: it lists each job once, as it is by then.
+Without pull the core decides nothing between two submissions. Then a listing is reported before
+the next submission if there are several clusters to choose from, else after every
+`UPDATES_PER_LISTING` changes; it has each job once, in its current state.
 
-The core decides everything that the daemon's core does, from the same events. Nothing is drawn
-here: the same workload, clusters and policy give the same run. Jobs of which a `Scheme` says that
-their owners submit them past the meta-scheduler go to their managers, and the core hears of them
-only as it would of other people's jobs.
+The core decides everything that the daemon's core does, from the same events. The engine draws no
+random numbers: the same workload, clusters and policy give the same run. Jobs that bypass metasched
+(`SubmissionScheme`) are queued at their managers directly; the core sees only their load, like that
+of other users' jobs.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from metasched.simulate.schemes import LateBindingQueue, SubmissionScheme
 from metasched.simulate.workload import Workload, WorkloadEntry
 
 INSTANCE = "lab"
-_RUNNING: Final = State.RUNNING  # named for every job: see `attempts`
+_RUNNING: Final = State.RUNNING  # constants: an enum lookup per job is slow
 _COMPLETED: Final = State.COMPLETED
-UPDATES_PER_LISTING = 1000  # news of one cluster in one listing
+UPDATES_PER_LISTING = 1000  # status changes of one cluster in one listing
 
-# What a row tells of a job: its native id, state, start, end (seconds) and exit code. Most such
-# news are overtaken before they are told, so that only what is told is made a row.
+# The fields of a job status: native id, state, start, end (seconds), exit code. Most are replaced
+# before they are reported, so a JobStatus is created only for a report.
 _StatusUpdate = tuple[str, State, float | None, float | None, int | None]
 
 
 class ScheduledJob(NamedTuple):
-    """How one job fared: seconds from the trace's origin; `machine` counts from 0.
+    """The result of one job: seconds from the trace's origin; `machine` counts from 0.
 
-    `priority` is 0 for a job that did not pass the meta-scheduler.
+    `priority` is 0 for a job that bypassed metasched.
     """
 
     entry: WorkloadEntry
@@ -89,14 +89,14 @@ class ScheduledJob(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """A whole run: one row for each job, in the order of the workload."""
+    """The result of a run: one row per job, in the order of the workload."""
 
     clusters: tuple[SimulatedCluster, ...]
     jobs: tuple[ScheduledJob, ...]
     dropped: dict[str, int]
-    event_count: int  # that passed the core
+    event_count: int  # passed to the core
     pass_count: int  # of local policies
-    pools: tuple[LicencePool, ...] = ()  # licences that the core leases
+    pools: tuple[LicencePool, ...] = ()  # licences leased by the core
 
 
 THROUGH_METASCHED = SubmissionScheme()
@@ -104,7 +104,7 @@ LocalPolicyFactory = Callable[[SimulatedCluster], queueing.LocalPolicy]
 
 
 class Simulation:
-    """One run. `local` makes each cluster its policy object; `step` sees every event."""
+    """One run. `make_policy` creates the local policy of each cluster."""
 
     def __init__(
         self,
@@ -126,21 +126,20 @@ class Simulation:
             for cluster in clusters
         ]
         self._index_by_name = {cluster.name: index for index, cluster in enumerate(clusters)}
-        # with one cluster there is nothing to choose: what it says of its load decides nothing
+        # with one cluster there is no choice: its reported load has no effect
         self._multiple_clusters = len(self.clusters) > 1
         self._pulling = policy.pull_enabled and self._multiple_clusters
         self._reports_info = self._pulling or (
             policy.load == "observed" and self._multiple_clusters
         )
-        # a pull, and licences that come back, begin with what a manager tells
+        # pulls and returned licences follow from a listing
         self._reports_every_pass = self._pulling or self._leasing
-        # what is sent late is held here: the core is told of it when it can start
+        # late-bound jobs wait in `_late_queue`; the core gets them when they can start
         self._policy = replace(policy, send="at_once", pull=policy.pull_enabled)
         self._progress, self._late_binding = progress, scheme.late_binding or policy.send == "late"
         if self._late_binding and self._leasing:
             raise ClusterError(
-                "late sending is not simulated with licences that are leased, send = late; "
-                "leave out one of the two"
+                "late binding cannot be simulated with leased licences, send = late; remove one of the two"
             )
         self.dropped = dict(workload.dropped)
         self._entries = self._runnable_entries(workload)
@@ -149,25 +148,25 @@ class Simulation:
         self._poll_times: list[float] = []
         self._updates: list[dict[int, _StatusUpdate]] = [
             {} for _ in clusters
-        ]  # by job, as it is now
+        ]  # latest status, by job
         self._reported_info: list[ClusterInfo | None] = [None] * len(
             clusters
-        )  # as the core knows them
+        )  # last reported to the core
         self._needs_pass: set[int] = set()
-        self._unreported: set[int] = set()  # what has changed since the core was last told of it
+        self._unreported: set[int] = set()  # clusters changed since the last report to the core
         self._has_periodic_policy = any(manager.policy.period > 0 for manager in self._managers)
         self._ticks: dict[int, float] = {}
         self._tags: dict[int, str] = {}
-        self._unlisted: dict[int, int] = {}  # and not listed yet, with the cluster
+        self._unlisted: dict[int, int] = {}  # job to cluster; missing from listings so far
         self._scheduled: dict[int, ScheduledJob] = {}
         self._scheme = scheme
-        self._bypassing: dict[int, list[int]] = {}  # jobs that wait, and the places of their copies
+        self._bypassing: dict[int, list[int]] = {}  # waiting jobs and the clusters of their copies
         self._late_queue: LateBindingQueue | None = None
         self._planned_dispatch: PlannedDispatch | None = None
         self._event_count = self._pass_count = 0
 
     def _runnable_entries(self, workload: Workload) -> list[WorkloadEntry]:
-        """The jobs that some cluster can run, each limited to those that can."""
+        """Return the jobs that some cluster can run, each restricted to the clusters that can."""
         runnable, dropped = [], 0
         managers = self._managers
         uniform = not any(
@@ -177,7 +176,7 @@ class Simulation:
         for entry in workload.entries:
             job = entry.job
             if uniform and not job.licences:
-                # the core itself keeps a job from clusters with too few processors
+                # the core itself skips clusters with too few processors
                 if job.cpus <= largest:
                     runnable.append(entry)
                 else:
@@ -197,7 +196,7 @@ class Simulation:
         return runnable
 
     def _can_run(self, manager: SimulatedManager, job: Job) -> bool:
-        """Whether it could run there if nothing else did, licences included."""
+        """Whether the job could run there on an empty cluster, with its licences."""
         pools = {pool.name: pool for pool in self._licence_pools}
         if self._leasing and any(
             (pool := pools.get(name)) is None
@@ -209,7 +208,7 @@ class Simulation:
         return manager.can_run(job)
 
     def run(self) -> Schedule:
-        """Run it all, from the first submission to the last ending."""
+        """Simulate from the first submission to the last ending."""
         self._start_core()
         entries, ends, polls, ticks = self._entries, self._ends, self._poll_times, self._ticks
         arrivals, index, now = len(entries), 0, 0.0
@@ -258,7 +257,7 @@ class Simulation:
         )
 
     def _next_timer(self) -> float:
-        """When time alone gives licences back that somebody waits for."""
+        """Return when expiring leases free licences that jobs wait for; inf if never."""
         timer = self.core.next_due
         return math.inf if timer is None else timer
 
@@ -286,7 +285,7 @@ class Simulation:
             )
 
     def _arrive(self, now: float, entry: WorkloadEntry) -> None:
-        """A job is submitted: by its owner to managers, or to the meta-scheduler."""
+        """Submit a job: to managers if it bypasses metasched, else to the core or the late queue."""
         targets = self._scheme.bypass_targets(entry, now, self._policy.seed, self._managers)
         for index in targets:
             self._managers[index].submit(entry.job, 1, entry.run_time, through_metasched=False)
@@ -304,7 +303,7 @@ class Simulation:
         self._step_core(JobSubmitted(now, job))
 
     def _step_core(self, event: CoreEvent) -> None:
-        """The only way to the core; what it wants done is done."""
+        """Pass an event to the core and execute its actions; the only access to `core.step`."""
         self._event_count += 1
         for action in self.core.step(event).actions:
             index = self._index_by_name[action.cluster]
@@ -316,7 +315,7 @@ class Simulation:
                     manager.submit(task.job, task.priority, self._entries_by_id[id].run_time)
                     self._tags[id] = tag_of(INSTANCE, id, dispatch_id)
                     self._unlisted[id] = index
-                    if self._leasing:  # patience counts from here
+                    if self._leasing:  # patience counts from the acceptance
                         self._step_core(DispatchAccepted(event.time, id, dispatch_id, {0: str(id)}))
                 case Withdraw() if action.job in manager.queue:
                     manager.withdraw(action.job)
@@ -332,7 +331,7 @@ class Simulation:
             self._progress(1)
 
     def _run_policies(self, now: float, polled: bool) -> None:
-        """Let managers start what they can and tell the core, until nobody wants anything."""
+        """Run local policies and report to the core until no manager changes."""
         needs_pass = self._needs_pass
         while (
             needs_pass
@@ -347,9 +346,7 @@ class Simulation:
                 if not self._has_periodic_policy or self._policy_is_due(index, now):
                     self._run_policy(index, now)
             if polled:
-                every_manager = (
-                    self._leasing
-                )  # also what waits there may have to give its licences back
+                every_manager = self._leasing  # pending jobs there may have to return licences
                 reported.update(
                     position
                     for position, manager in enumerate(self._managers)
@@ -360,7 +357,7 @@ class Simulation:
                 self._report_to_core(now, sorted(reported))
 
     def _submit_startable(self, late_queue: LateBindingQueue, now: float) -> bool:
-        """Submit what was held until it starts at once; whether there was anything."""
+        """Submit the late-bound jobs that start at once; return whether there were any."""
         startable = late_queue.take_startable(now)
         for entry, index in startable:
             name = self.clusters[index].name
@@ -368,7 +365,7 @@ class Simulation:
         return bool(startable)
 
     def _policy_is_due(self, index: int, now: float) -> bool:
-        """Whether the local policy may look now: always, or at the ticks of its period."""
+        """Whether the local policy may run now: always, or at multiples of its period."""
         manager = self._managers[index]
         period = manager.policy.period
         if period <= 0:
@@ -382,7 +379,7 @@ class Simulation:
         return True
 
     def _run_policy(self, index: int, now: float) -> None:
-        """One pass of a manager's local policy."""
+        """Run one pass of a manager's local policy."""
         manager = self._managers[index]
         self._pass_count += 1
         updates = self._updates[index]
@@ -413,20 +410,20 @@ class Simulation:
                 self._needs_pass.add(index)
 
     def _report_before_submission(self, now: float) -> None:
-        """Before something is submitted: tell the core all on which its choice may depend."""
-        if self._reports_every_pass:  # all but what ends just now has been told
+        """Before a submission, report all that its dispatch may depend on."""
+        if self._reports_every_pass:  # only the current endings are unreported
             self._report_to_core(now, sorted(self._needs_pass))
         elif self._multiple_clusters or len(self._updates[0]) >= UPDATES_PER_LISTING:
             self._report_to_core(now, sorted(self._unreported | self._needs_pass))
             self._unreported.clear()
 
     def _report_to_core(self, now: float, indexes: Sequence[int]) -> None:
-        """What polls of these managers would show now."""
+        """Report to the core what polls of these managers would show now."""
         if not indexes:
             return
         if self._multiple_clusters or self._leasing:
             self._list_pending(now)
-        may_pull: bool | None = None  # not asked yet, for the time and the tasks that there are now
+        may_pull: bool | None = None  # unknown: `core.may_pull` holds for this time and these tasks
         for index in indexes:
             manager, updates = self._managers[index], self._updates[index]
             if not (updates or self._reports_info):
@@ -447,7 +444,7 @@ class Simulation:
             self._step_core(ListingReceived(now, manager.cluster.name, statuses, (), info))
 
     def _list_pending(self, now: float) -> None:
-        """List what was sent and has not begun; look again when it may be pulled."""
+        """List dispatched jobs that are still pending; schedule the polls at which to pull them."""
         for job_id, index in self._unlisted.items():
             if job_id in self._managers[index].queue:
                 self._updates[index][job_id] = str(job_id), State.PENDING, None, None, None

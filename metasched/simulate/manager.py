@@ -1,4 +1,4 @@
-"""A simulated resource manager: a queue, what runs, and a local policy that decides what starts."""
+"""A simulated resource manager: a queue, running jobs, and a local policy that starts jobs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from metasched.policies.local.queueing import (
 )
 from metasched.simulate.clusters import SimulatedCluster
 
-# A job that has just started, its machine, and for how many seconds it will really run.
+# A job that has just started, its machine, and its true run time in seconds.
 StartedJob = tuple[int, int, float]
 
 
 class SimulatedManager:
-    """One simulated cluster. Its clock is given; it never looks at true run times to decide."""
+    """One simulated cluster. The caller gives the time; decisions never use true run times."""
 
     def __init__(
         self, cluster: SimulatedCluster, policy: LocalPolicy, *, licences_leased: bool = False
     ) -> None:
-        """`leased`: licences are counted above, and a job that comes here has them."""
+        """`licences_leased`: the core leases licences, and submitted jobs already hold them."""
         self.cluster, self.policy, self._licences_leased = cluster, policy, licences_leased
         self.queue: dict[int, WaitingJob] = {}
         self.running: dict[int, RunningJob] = {}
@@ -40,23 +40,21 @@ class SimulatedManager:
         self._machine_sizes = [machine.cpus for machine in cluster.machines]
         self._free_by_machine = (
             list(self._machine_sizes) if cluster.machines else None
-        )  # what is free of each
-        self._releases: list[
-            tuple[float, int]
-        ] = []  # of what runs, by estimates, with its processors
-        self._true_run_times: dict[int, float] = {}  # of what waits
-        self._true_ends: dict[int, float] = {}  # of what runs
-        self._work_of_others: dict[int, float] = {}  # cpu seconds of other people's jobs that wait
+        )  # free processors
+        self._releases: list[tuple[float, int]] = []  # (estimated end, processors) of running jobs
+        self._true_run_times: dict[int, float] = {}  # of queued jobs
+        self._true_ends: dict[int, float] = {}  # of running jobs
+        self._work_of_others: dict[
+            int, float
+        ] = {}  # cpu seconds of queued jobs that bypass metasched
         usable = [machine.licences for machine in cluster.machines if machine.licences is not None]
         self._universal_licences = (
             frozenset[str]().union(*usable).intersection(*usable)
-        )  # usable licences
+        )  # on all machines
         self._machines_by_needs: dict[tuple[int, frozenset[str]], tuple[int, ...]] = {}
-        self._blocked_count = (
-            0  # so many at the head of the queue do not start before something ends
-        )
-        self._info: ClusterInfo | None = None  # until something changes
-        self._partitions_by_free: dict[int, Partition] = {}  # by what is free of counted processors
+        self._blocked_count = 0  # first jobs of the queue that cannot start before a job ends
+        self._info: ClusterInfo | None = None  # cached until a change
+        self._partitions_by_free: dict[int, Partition] = {}  # by free counted processors
 
     def can_run(self, job: Job) -> bool:
         """Whether the cluster could run the job if it were empty."""
@@ -70,7 +68,7 @@ class SimulatedManager:
         return bool(self._machines_for(job))
 
     def _machines_for(self, job: Job) -> tuple[int, ...]:
-        """The machines that meet the job's minimal requirements (Pasquali 2008, §3.2.1)."""
+        """Return the machines that meet the job's minimal requirements (Pasquali 2008, §3.2.1)."""
         needs = (job.cpus, frozenset(job.licences) - self._universal_licences)
         cached = self._machines_by_needs.get(needs)
         if cached is None:
@@ -86,9 +84,9 @@ class SimulatedManager:
     def submit(
         self, job: Job, priority: int, run_time: float, *, through_metasched: bool = True
     ) -> None:
-        """Queue a job that runs `ran` seconds on a machine of its own benchmark.
+        """Queue a job that runs `run_time` seconds on a machine of its own benchmark.
 
-        `ours`: the meta-scheduler sent it; else it is told of the job only in sums.
+        `through_metasched` False: the core sees the job only in the totals of `cluster_info`.
         """
         counted = self._free_by_machine is None
         speed = job.benchmark / self.cluster.benchmark if counted else job.benchmark
@@ -99,7 +97,7 @@ class SimulatedManager:
             self._work_of_others[job.id] = job.cpus * job.estimated
 
     def _waiting_job(self, job: Job, priority: int) -> WaitingJob:
-        """The job as this cluster's local policy sees it."""
+        """Return the job as the local policy of this cluster sees it."""
         machines: Mapping[int, float] = EMPTY
         estimated = job.estimated
         if self._free_by_machine is None:
@@ -123,13 +121,13 @@ class SimulatedManager:
         )
 
     def withdraw(self, job_id: int) -> None:
-        """Let go of a job that waits. KeyError if it does not."""
+        """Remove a queued job. KeyError if it is not queued."""
         del self.queue[job_id], self._true_run_times[job_id]
         self._info, self._blocked_count = None, 0
         self._work_of_others.pop(job_id, None)
 
     def run_policy(self, now: float) -> list[StartedJob]:
-        """One pass of the local policy: what it starts now."""
+        """Run one pass of the local policy; return the jobs that it started."""
         queue = self.queue
         if not queue or self.free_cpus <= 0:
             return []
@@ -166,7 +164,7 @@ class SimulatedManager:
         return started
 
     def end_job(self, job_id: int) -> None:
-        """A running job has ended: what it held is free."""
+        """End a running job and release its resources."""
         ended = self.running.pop(job_id)
         self._info, self._blocked_count = None, 0
         del self._true_ends[job_id]
@@ -182,10 +180,10 @@ class SimulatedManager:
             self.free_cpus, self._free_licences, self._free_by_machine, self.cluster.shared
         )
 
-    # When a job that is not here would start: what those go by who choose a cluster
+    # Estimated starts of a job that is not queued here, for the choice of a cluster
 
     def fit_time(self, job: Job, now: float) -> float:
-        """When the job would fit if nothing waited, by the limits of what runs; NEVER if never."""
+        """Return when the job would fit with an empty queue, by limits; NEVER if never."""
         if self._free_by_machine is None:
             return earliest_fit(job.cpus, self.free_cpus, self._releases, now)[0]
         ends: dict[int, list[tuple[float, int]]] = {}
@@ -199,14 +197,14 @@ class SimulatedManager:
         return min(fit_times, default=NEVER)
 
     def pending_work(self) -> float:
-        """Seconds of the whole cluster that what waits asks for."""
+        """Return the requested work of queued jobs, in seconds of the whole cluster."""
         return sum(job.cpus * job.estimated for job in self.queue.values()) / self.cluster.cpus
 
     def plan_start(self, job: Job, now: float, *, run_time: float | None = None) -> float:
-        """Its start in a plan in which all that waits has its place, by limits.
+        """Return the start of the job in a plan of the whole queue, by limits.
 
-        With `ran`, its own true run time, by the true run times of all: an oracle, which no
-        scheduler has, where processors are counted; machines go by estimates.
+        With `run_time`, its true run time, the plan uses the true run times of all jobs: an oracle,
+        only where processors are counted; machines always use estimates.
         """
         queue, running = list(self.queue.values()), list(self.running.values())
         candidate = self._waiting_job(job, 1)
@@ -217,7 +215,7 @@ class SimulatedManager:
         return planned_start(now, queue, running, self._free_resources(), candidate)
 
     def cluster_info(self) -> ClusterInfo:
-        """What the cluster says of itself to the meta-scheduler."""
+        """Return what the cluster reports to metasched."""
         if self._info is None:
             self._info = self._build_info()
         return self._info
@@ -252,5 +250,5 @@ def _make_nodes(count: int, cpus: int, free: int) -> NodeCapacity:
 
 
 def _with_estimate(job: WaitingJob, estimated: float) -> WaitingJob:
-    """The job as if it had asked for so long where processors are counted."""
+    """Return the job with another estimate, for counted processors."""
     return job._replace(estimated=estimated)

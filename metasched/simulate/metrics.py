@@ -1,7 +1,7 @@
-"""What a run was worth: the figures of one schedule, per cluster and over time. Seconds.
+"""Figures of a schedule: of the whole run, per cluster, and over time. Times in seconds.
 
-The usual ones follow Feitelson's definitions, with bounded slowdown at tau = 10 s; the papers'
-own are named with their source.
+Common figures follow Feitelson's definitions, with bounded slowdown at tau = 10 s; figures defined
+in the papers name their source.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from metasched.simulate.engine import Schedule, ScheduledJob
 
-TAU = 10.0  # seconds: runs shorter than this count as this long in bounded slowdown
+TAU = 10.0  # seconds: the shortest run time in bounded slowdown
 
 
 def bounded_slowdown(scheduled: ScheduledJob) -> float:
@@ -21,7 +21,7 @@ def bounded_slowdown(scheduled: ScheduledJob) -> float:
 
 
 def slowdown(scheduled: ScheduledJob) -> float:
-    """(wait + run) / run; 1 for a job that took no time and did not wait."""
+    """Return (wait + run) / run; 1 + wait for a job with run time 0."""
     run_time = scheduled.end - scheduled.start
     return scheduled.flow / run_time if run_time > 0 else 1.0 + scheduled.wait
 
@@ -32,13 +32,13 @@ def tardiness(scheduled: ScheduledJob) -> float:
 
 
 def mean(values: Iterable[float]) -> float:
-    """The mean; 0 of nothing."""
+    """Return the mean; 0 if there are no values."""
     numbers = list(values)
     return sum(numbers) / len(numbers) if numbers else 0.0
 
 
 def summary(schedule: Schedule, policy: str, wall_seconds: float) -> dict[str, Any]:
-    """The figures of `metasched simulate --json`; `wall` seconds is what the run took."""
+    """Return the figures of `metasched simulate --json`; `wall_seconds` is the duration of the run."""
     jobs, clusters = schedule.jobs, schedule.clusters
     span = makespan(jobs)
     work_by_cluster: list[float] = [0.0] * len(clusters)
@@ -73,11 +73,9 @@ def summary(schedule: Schedule, policy: str, wall_seconds: float) -> dict[str, A
 
 
 def _figures(schedule: Schedule, cpus: int, span: float) -> dict[str, Any]:
-    """Those of a whole run or of the jobs of one of its clusters, on so many processors."""
+    """Return the figures of a run, or of the jobs of one cluster, on this number of processors."""
     waits, flows, slowdowns, bounded_slowdowns, tardinesses = [], [], [], [], []
-    for (
-        scheduled
-    ) in schedule.jobs:  # in the words of `slowdown` and the others, but once for each job
+    for scheduled in schedule.jobs:  # `slowdown` and the others, inlined for speed
         job = scheduled.entry.job
         wait, flow, run_time = (
             scheduled.start - job.submitted,
@@ -107,7 +105,7 @@ def _figures(schedule: Schedule, cpus: int, span: float) -> dict[str, Any]:
 
 
 def makespan(jobs: Sequence[ScheduledJob]) -> float:
-    """From the first submission to the last ending."""
+    """Return the seconds from the first submission to the last ending."""
     if not jobs:
         return 0.0
     return max(scheduled.end for scheduled in jobs) - min(
@@ -116,14 +114,15 @@ def makespan(jobs: Sequence[ScheduledJob]) -> float:
 
 
 def _utilisation(jobs: Sequence[ScheduledJob], cpus: int, span: float) -> float:
-    """Processor seconds held, of those that there were between first submission and last end."""
+    """Return used / available processor seconds between first submission and last ending."""
     used_seconds = sum((scheduled.end - scheduled.start) * scheduled.cpus for scheduled in jobs)
     return used_seconds / (cpus * span) if span > 0 else 0.0
 
 
 class UsageSample(NamedTuple):
-    """From `time` on (seconds): processors in use, jobs that run, jobs that wait, copies of
-    licences in use."""
+    """Usage from `time` (seconds) on: used processors, running jobs, waiting jobs, used copies of
+    licences.
+    """
 
     time: float
     used: float
@@ -133,9 +132,9 @@ class UsageSample(NamedTuple):
 
 
 def usage_over_time(jobs: Iterable[ScheduledJob]) -> list[UsageSample]:
-    """How full the clusters were, a moment for each time at which something changed.
+    """Return a sample for each time at which the usage changes.
 
-    Of the jobs of one cluster: those that ran there, wherever else they waited before.
+    For the jobs of one cluster: all that ran there, wherever else they waited before.
     """
     changes: dict[float, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for scheduled in jobs:
@@ -157,9 +156,9 @@ def usage_over_time(jobs: Iterable[ScheduledJob]) -> list[UsageSample]:
 def average_usage(
     samples: Sequence[UsageSample], first: float, last: float, count: int
 ) -> list[UsageSample]:
-    """Means over time in so many equal parts of `first` to `last` (seconds), at their begin.
+    """Return means over `count` equal intervals from `first` to `last` seconds, at their starts.
 
-    What is before the first moment counts as nothing.
+    Usage before the first sample is 0.
     """
     if last <= first:
         return []
@@ -173,7 +172,7 @@ def average_usage(
             interval_end = (
                 end if interval == count - 1 else min(end, first + (interval + 1) * width)
             )
-            if interval_end <= time:  # a float short of the border: the next part has begun
+            if interval_end <= time:  # rounding at the border: continue with the next interval
                 interval, interval_end = interval + 1, min(end, first + (interval + 2) * width)
             for column, value in enumerate(sample[1:]):
                 sums[interval][column] += value * (interval_end - time)
@@ -184,14 +183,14 @@ def average_usage(
     ]
 
 
-# The papers' own.
+# Figures defined in the papers.
 
 
 def licence_usage(schedule: Schedule) -> float:
-    """Mean over licences and time of copies in use / min(copies, asked for). Pasquali 2008, §4.1.
+    """Return the mean, over licences and time, of copies in use / min(copies, requested).
 
-    Asked for: by jobs that wait or run. Times at which nobody asks do not count; each cluster has
-    its own copies, unless all share them. 0 without licences.
+    Pasquali 2008, §4.1. Requested: by waiting and running jobs. Times without requests do not
+    count; each cluster has its own copies, unless they are pooled. 0 without licences.
     """
     shared_totals = {pool.name: pool.total or 0 for pool in schedule.pools}
     requesters: dict[tuple[int | None, str], list[ScheduledJob]] = defaultdict(list)
@@ -212,9 +211,9 @@ def licence_usage(schedule: Schedule) -> float:
 
 
 def system_usage(schedule: Schedule) -> float:
-    """What is busy / min(what there is, asked for by the jobs in the system), over time.
+    """Return busy / min(available, requested by jobs in the system), mean over time.
 
-    Pasquali 2008, §4.1: machines, where none is shared between jobs; else processors.
+    Pasquali 2008, §4.1: machines, if no machine is shared between jobs; else processors.
     """
     if all(c.machines and not c.shared for c in schedule.clusters):
         return _usage(schedule.jobs, sum(len(c.machines) for c in schedule.clusters), lambda _: 1)
@@ -226,7 +225,7 @@ def system_usage(schedule: Schedule) -> float:
 def _usage(
     jobs: Sequence[ScheduledJob], units: int, amount_of: Callable[[ScheduledJob], int]
 ) -> float:
-    """The mean over time of used / min(units, asked for), where something is asked for."""
+    """Return the mean of used / min(units, requested), over the times with requests."""
     changes: list[tuple[float, int, int]] = []
     for scheduled in jobs:
         amount = amount_of(scheduled)
@@ -245,7 +244,7 @@ def _usage(
 
 
 def slowdown_without_deadline(schedule: Schedule) -> float:
-    """Mean slowdown of the jobs that have no deadline. Pasquali 2008, §4.3."""
+    """Return the mean slowdown of jobs without a deadline. Pasquali 2008, §4.3."""
     return mean(
         slowdown(scheduled) for scheduled in schedule.jobs if scheduled.job.deadline is None
     )

@@ -1,4 +1,4 @@
-"""Dispatch by a plan of every cluster, which only a simulation can make."""
+"""Dispatch by a plan of every cluster, which only a simulation can compute."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from metasched.simulate.manager import SimulatedManager
 
 
 class PlannedDispatch(LoadOrdering):
-    """The cluster where the job starts first in a plan of all that runs and waits there.
+    """Choose the cluster where the job starts first in a plan of all running and queued jobs.
 
-    `now` and `managers` are the simulation's own: this sees each cluster's whole queue.
+    Uses the simulated `managers` and the whole queue of each; the simulation sets `now`.
     """
 
     def __init__(self, managers: Sequence[SimulatedManager], policy: Policy) -> None:

@@ -1,8 +1,8 @@
-"""How jobs reach clusters: through the meta-scheduler, or as users do without one.
+"""How jobs reach clusters: through metasched, or as users submit without it.
 
-The core sends and pulls by its policy. Beside it, for comparison: users who choose a cluster by
-themselves (`CHOICES`), clusters chosen by a plan of each, and jobs that wait in one queue until
-they can start (`Late`).
+The core dispatches and pulls by its policy. For comparison there are users who choose a cluster
+themselves (`USER_CHOICES`), dispatch by a plan of every cluster, and jobs that wait in one queue
+until they can start (`LateBindingQueue`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from metasched.policies.pull import BackfillCapacity
 from metasched.simulate.manager import SimulatedManager
 from metasched.simulate.workload import WorkloadEntry
 
-# Of a job, the time, the seed and all managers: where it is submitted, by their places.
+# From a job, the time, the seed and all managers: the indexes of the managers it is submitted to.
 UserChoice = Callable[[WorkloadEntry, float, int, Sequence[SimulatedManager]], Sequence[int]]
 
 
 @dataclass(frozen=True)
 class SubmissionScheme:
-    """`choice`: users choose by themselves; "": the meta-scheduler does. Of its clusters it
-    chooses by Load and Ordering, or by a `plan`; `late`: it sends only what starts at once.
-    ValueError for a choice that there is not.
+    """`user_choice`: how users choose clusters; "": metasched chooses, by Load and Ordering or by
+    a plan (`planned_dispatch`). `late_binding`: metasched dispatches only jobs that start at once.
+    ValueError for an unknown `user_choice`.
     """
 
     user_choice: str = ""
@@ -43,7 +43,7 @@ class SubmissionScheme:
     def bypass_targets(
         self, entry: WorkloadEntry, now: float, seed: int, managers: Sequence[SimulatedManager]
     ) -> Sequence[int]:
-        """Where the job goes past the meta-scheduler; nowhere if it goes through it."""
+        """Return the clusters of a job that bypasses metasched; empty if it does not."""
         if entry.direct:
             return choose_home(entry, now, seed, managers)
         return (
@@ -51,7 +51,7 @@ class SubmissionScheme:
         )
 
 
-# What users do
+# Choices of users
 
 
 def _eligible_indexes(job: Job, managers: Sequence[SimulatedManager]) -> list[int]:
@@ -65,7 +65,7 @@ def _is_home(entry: WorkloadEntry, managers: Sequence[SimulatedManager], index: 
 def choose_home(
     entry: WorkloadEntry, now: float, seed: int, managers: Sequence[SimulatedManager]
 ) -> Sequence[int]:
-    """The cluster that its owner always uses; the first that can run it, for want of one."""
+    """The cluster that the owner always uses; if it cannot run the job, the first that can."""
     eligible = _eligible_indexes(entry.job, managers)
     return [next((index for index in eligible if _is_home(entry, managers, index)), eligible[0])]
 
@@ -73,24 +73,24 @@ def choose_home(
 def choose_random(
     entry: WorkloadEntry, now: float, seed: int, managers: Sequence[SimulatedManager]
 ) -> Sequence[int]:
-    """A cluster drawn among those that can run it."""
+    """A random cluster that can run the job."""
     return [Random(f"{seed}/choice/{entry.job.id}").choice(_eligible_indexes(entry.job, managers))]
 
 
 def choose_all(
     entry: WorkloadEntry, now: float, seed: int, managers: Sequence[SimulatedManager]
 ) -> Sequence[int]:
-    """All clusters that can run it: what begins first stays, the others are cancelled."""
+    """All clusters that can run the job: the first start cancels the other copies."""
     return _eligible_indexes(entry.job, managers)
 
 
 def choose_like_slurm(
     entry: WorkloadEntry, now: float, seed: int, managers: Sequence[SimulatedManager]
 ) -> Sequence[int]:
-    """`sbatch -M a,b`: the cluster that promises the earliest start, the home one among equals.
+    """`sbatch -M a,b`: the cluster with the earliest estimated start, ties to the home cluster.
 
-    Slurm's promise is the earliest fit among what runs, plus the work (processors x limit) of all
-    that waits over the processors of the partition.
+    Slurm's estimate is the earliest fit among the running jobs, plus the work (processors x limit)
+    of all pending jobs over the processors of the partition.
     """
     job = entry.job
 
@@ -103,7 +103,7 @@ def choose_like_slurm(
 def choose_foreseen(
     entry: WorkloadEntry, now: float, seed: int, managers: Sequence[SimulatedManager]
 ) -> Sequence[int]:
-    """Where it would start first if all knew how long each job will really run."""
+    """The cluster of the earliest start if the true run times of all jobs were known."""
     job, run_time = entry.job, entry.run_time
     return [
         _choose_earliest(
@@ -128,12 +128,12 @@ USER_CHOICES: dict[str, UserChoice] = {
 }
 
 
-# What the meta-scheduler might do instead
+# Late binding
 
 
 @dataclass
 class LateBindingQueue:
-    """One queue for all clusters, in the order of the aged key (`policies.late`)."""
+    """One queue for all clusters, in the order of the aged key (`policies.late_binding`)."""
 
     managers: Sequence[SimulatedManager]
     classifier: Classifier
@@ -141,13 +141,13 @@ class LateBindingQueue:
     waiting: dict[int, tuple[float, WorkloadEntry]] = field(default_factory=dict)
 
     def add(self, entry: WorkloadEntry) -> None:
-        """Take a job that has just been submitted."""
+        """Add a job that has just been submitted."""
         job = entry.job
         key = job.submitted - self.age * (self.classifier.peek(job) - 1)
         self.waiting[job.id] = (key, entry)
 
     def take_startable(self, now: float) -> list[tuple[WorkloadEntry, int]]:
-        """What is sent now, and where, in order; it is held no longer."""
+        """Remove and return the jobs to dispatch now, each with its cluster, in order."""
         if not self.waiting or not any(manager.free_cpus > 0 for manager in self.managers):
             return []
         late_binding = LateBinding(

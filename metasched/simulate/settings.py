@@ -1,4 +1,4 @@
-"""What `metasched simulate` may be told by name: a workload, policies, `--set key=value`."""
+"""Settings of `metasched simulate`: a workload, policies, `--set key=value`."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _DURATIONS = ("pull_after", "age", "default_time", "period", "half_life")
 
 
 class SettingError(UserError):
-    """A word of the command that cannot be used; the message says what, where, what to do."""
+    """An argument of the command that cannot be used."""
 
 
 @dataclass(frozen=True)
 class SimulationSettings:
-    """A whole simulation, before its workload is read. `seed` is of everything that is drawn.
+    """The settings of a simulation without its workload. `seed` is used for all draws.
 
-    `pools` are licences that the meta-scheduler leases, for all clusters; `pooled` makes such of
-    those that clusters have of their own.
+    `licence_pools` are licences that metasched leases, for all clusters; `pooled` makes pools of
+    the licences of the clusters.
     """
 
     policy: str = named.DEFAULT_POLICY
@@ -56,7 +56,7 @@ class SimulationSettings:
     licence_pools: tuple[LicencePool, ...] = ()
 
     def policy_factory(self) -> LocalPolicyFactory:
-        """What makes the policy object of a cluster. SettingError if a word is wrong."""
+        """Return a factory of local policies. SettingError if a setting is invalid."""
 
         def make_local_policy(cluster: SimulatedCluster) -> queueing.LocalPolicy:
             name = cluster.policy or self.policy
@@ -76,7 +76,7 @@ class SimulationSettings:
 def read_settings(
     policy: str | None, assignments: Sequence[str], seed: int, clusters: str | None = None
 ) -> SimulationSettings:
-    """Settings from the command line: `policy` is a name or a policy file. SettingError."""
+    """Read the settings of the command line: `policy` is a name or a policy file. SettingError."""
     name, meta_policy = policy or named.DEFAULT_POLICY, Policy()
     if name.endswith(".toml"):
         from metasched.config.reading import read_policy
@@ -124,7 +124,7 @@ def _apply_assignment(settings: SimulationSettings, assignment: str) -> Simulati
     suggestion = (
         f"write {close_matches[0]}"
         if close_matches
-        else f"known are {', '.join(sorted(set(known_keys)))}"
+        else f"available are {', '.join(sorted(set(known_keys)))}"
     )
     raise SettingError(f"unknown key {quote_for_error(key)}, --set; {suggestion}")
 
@@ -138,7 +138,7 @@ def _replace_field(record: T, key: str, text: str) -> T:
 
 
 def _parse_value(annotation: object, key: str, text: str) -> Any:
-    """The word as what the field holds; `kind` is the annotation as written."""
+    """Convert the text to the type of the field; `annotation` is its source text."""
     match str(annotation):
         case "bool":
             if text not in ("true", "false"):
@@ -149,7 +149,9 @@ def _parse_value(annotation: object, key: str, text: str) -> Any:
         case "int":
             number = _parse_number(key, text)
             if number != int(number):
-                raise ValueError(f"{quote_for_error(text)} is no whole number; write one")
+                raise ValueError(
+                    f"{quote_for_error(text)} is not a whole number; write a whole number"
+                )
             return int(number)
         case "float":
             return _parse_number(key, text)
@@ -172,9 +174,9 @@ def _parse_number(key: str, text: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise ValueError(f"{quote_for_error(text)} is no number; write one") from None
+        raise ValueError(f"{quote_for_error(text)} is not a number; write a number") from None
     if not 0 <= number < 1e12:
-        raise ValueError(f"{quote_for_error(text)} is no sensible number; write 0 or more")
+        raise ValueError(f"{quote_for_error(text)} is out of range; write 0 or more")
     return number
 
 
@@ -184,9 +186,9 @@ def _parse_number(key: str, text: str) -> float:
 def read_workload(
     source: str, clusters: str | None, jobs: str | None, settings: SimulationSettings
 ) -> tuple[Workload, tuple[SimulatedCluster, ...]]:
-    """The workload that a word means, a file or a generator, and what it runs on.
+    """Return the workload of a file or generator, and the clusters that it runs on.
 
-    UserError in one line if there is none, or nothing to run it on.
+    UserError in one line if it is missing, or there are no clusters.
     """
     if source in GENERATORS and not Path(source).exists():
         workload, default_clusters = _generate(source, settings)
@@ -194,19 +196,17 @@ def read_workload(
         if settings.generator_settings:
             key = next(iter(settings.generator_settings))
             raise SettingError(
-                f"{key} belongs to generated workloads, --set; {source} is a trace, leave it out"
+                f"{key} applies only to generated workloads, --set; {source} is a trace, remove the setting"
             )
         workload, default_clusters = from_trace(Path(source).name, swf.read_trace(Path(source))), ()
         if workload.processors is not None:
             default_clusters = (SimulatedCluster(name="c1", cpus=workload.processors),)
     selected = parse_clusters(clusters) if clusters is not None else default_clusters
     if not selected:
-        raise SettingError(
-            f"{source} does not say how many processors its machine had; add --clusters"
-        )
+        raise SettingError(f"{source} has no number of processors; add --clusters")
     workload = workload.subset(*_parse_range(jobs)) if jobs is not None else workload
     if not workload.entries:
-        raise SettingError(f"no job is left of {source}, --jobs {jobs}; choose others")
+        raise SettingError(f"no jobs selected of {source}, --jobs {jobs}; select other jobs")
     return settings.overlay.apply(workload, settings.seed), _add_licences(
         selected, settings.overlay
     )
@@ -215,7 +215,7 @@ def read_workload(
 def _add_licences(
     clusters: tuple[SimulatedCluster, ...], overlay: Overlay
 ) -> tuple[SimulatedCluster, ...]:
-    """Licences that are laid over a workload have, on each cluster, a copy for 16 processors."""
+    """Add the licences of the overlay: on each cluster one copy per 16 processors."""
     if not overlay.licences:
         return clusters
     return tuple(
@@ -258,7 +258,7 @@ def _parse_range(text: str) -> tuple[int | None, int | None]:
         bound == "" or (bound.isascii() and bound.isdecimal()) for bound in (first, last)
     ):
         raise SettingError(
-            f"{quote_for_error(text)} is no range, --jobs; write 0:1000 for the first thousand"
+            f"{quote_for_error(text)} is not a range, --jobs; write 0:1000 for the first thousand"
         )
     return int(first) if first else None, int(last) if last else None
 
@@ -270,13 +270,13 @@ def simulate(
     progress: Callable[[int], None] | None = None,
     scheme: SubmissionScheme = THROUGH_METASCHED,
 ) -> Schedule:
-    """One run. UserError if it cannot be."""
+    """Run one simulation. UserError if it is impossible."""
     licence_pools = settings.licence_pools
     if settings.pooled:
         clusters, licence_pools = pool_licences(clusters)
         if not licence_pools:
             raise SettingError(
-                "no cluster has licences of its own, --set pooled; leave it out or add licences"
+                "no cluster has licences, --set pooled; remove the setting or add licences"
             )
     return Simulation(
         workload,

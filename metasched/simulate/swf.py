@@ -1,7 +1,7 @@
 """The Standard Workload Format: reading and writing traces, plain or gzipped.
 
 Chapin et al. 1999, "Benchmarks and Standards for the Evaluation of Parallel Job Schedulers";
-version 2.2. Eighteen numbers a line, -1 for what is not known; lines of `;` are the header.
+version 2.2. Eighteen numbers a line, -1 for unknown; lines starting with `;` are the header.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import IO, NamedTuple
 from metasched.errors import UserError
 
 GZIP_MAGIC = b"\x1f\x8b"
-LINES_PER_BATCH = 1000  # lines that are read at a time
+LINES_PER_BATCH = 1000  # lines
 
 
 class WorkloadError(UserError):
-    """A workload that cannot be run; the message names the file and the line."""
+    """A workload that cannot be read; the message names the file and the line."""
 
 
 class SwfRecord(NamedTuple):
-    """One job of a trace, as written: seconds, processors, kilobytes; -1 where not known."""
+    """One job of a trace, as written: seconds, processors, kilobytes; -1 if unknown."""
 
     number: int
     submitted: float
@@ -49,12 +49,12 @@ class SwfRecord(NamedTuple):
 
     @property
     def cpus(self) -> int:
-        """Processors asked for, else allocated; not positive if the trace tells neither."""
+        """Requested processors, else allocated; not positive if the trace records neither."""
         return int(self.requested_cpus if self.requested_cpus > 0 else self.allocated)
 
     @property
     def estimated(self) -> float:
-        """Seconds asked for, else the run time."""
+        """Requested seconds, else the run time."""
         return self.requested_time if self.requested_time > 0 else self.run_time
 
 
@@ -69,7 +69,7 @@ class SwfTrace(NamedTuple):
 
     @property
     def processors(self) -> int | None:
-        """`MaxProcs` of the header, if it says so."""
+        """`MaxProcs` of the header, if present."""
         for text in self.header.get("MaxProcs", []):
             first = text.split()[0] if text.split() else ""
             if first.isdecimal() and int(first) > 0:
@@ -78,7 +78,7 @@ class SwfTrace(NamedTuple):
 
 
 def read_trace(path: Path) -> SwfTrace:
-    """The trace in a file. WorkloadError, with the line, if it is no sorted SWF."""
+    """Read a trace. WorkloadError, with the line, if it is not valid SWF sorted by submission."""
     header: dict[str, list[str]] = {}
     records: list[SwfRecord] = []
     for number, lines in _read_batches(path):
@@ -92,7 +92,7 @@ def read_trace(path: Path) -> SwfTrace:
 
 
 def _read_batches(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The lines of a file, many at a time, with the number of the first."""
+    """Yield the lines of a file in batches, each with the number of its first line."""
     number = 1
     lines: list[str] = []
     try:
@@ -108,7 +108,7 @@ def _read_batches(path: Path) -> Iterator[tuple[int, list[str]]]:
                 number, lines = number + len(lines), []
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise WorkloadError(
-            f"damaged or cut off ({error}), {path} after line {number - 1 + len(lines)}; "
+            f"damaged or truncated ({error}), {path} after line {number - 1 + len(lines)}; "
             "fetch the trace again"
         ) from None
     except OSError as error:
@@ -116,9 +116,9 @@ def _read_batches(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _parse_job_lines(lines: list[str], last_submission: float) -> list[SwfRecord] | None:
-    """The records of lines that are nothing but jobs, in order after `last`; else None.
+    """Return the records of lines that are all jobs, in order after `last_submission`; else None.
 
-    All numbers of a batch are made and checked together, which takes a third of the time.
+    Converting and checking the numbers of a batch together takes a third of the time.
     """
     rows = [line.split() for line in lines]
     if {len(row) for row in rows} != {FIELD_COUNT}:
@@ -137,7 +137,7 @@ def _parse_job_lines(lines: list[str], last_submission: float) -> list[SwfRecord
 def _parse_mixed_lines(
     lines: list[str], last_submission: float, header: dict[str, list[str]], path: Path, first: int
 ) -> list[SwfRecord]:
-    """The records of any lines, and what they add to the header. WorkloadError as `read`."""
+    """Return the records of any lines and extend the header. WorkloadError as `read_trace`."""
     records: list[SwfRecord] = []
     for number, line in enumerate(lines, first):
         if line.startswith(";"):
@@ -150,7 +150,7 @@ def _parse_mixed_lines(
         record = _parse_job_line(line, path, number)
         if record.submitted < last_submission:
             raise WorkloadError(
-                f"job {record.number} was submitted before the one above it, {path} line {number}; "
+                f"job {record.number} was submitted before the job above it, {path} line {number}; "
                 "sort the jobs by their submission"
             )
         last_submission = record.submitted
@@ -163,18 +163,18 @@ def _parse_job_line(line: str, path: Path, number: int) -> SwfRecord:
     if len(texts) < FIELD_COUNT:
         raise WorkloadError(
             f"{len(texts)} fields instead of {FIELD_COUNT}, {path} line {number}; "
-            "the file is no SWF trace, or is cut off"
+            "the file is not an SWF trace, or is truncated"
         )
     try:
         values = [float(text) for text in texts[:FIELD_COUNT]]
     except ValueError:
         raise WorkloadError(
-            f"a field that is no number, {path} line {number}; the file is no SWF trace"
+            f"a field is not a number, {path} line {number}; the file is not an SWF trace"
         ) from None
     if not math.isfinite(sum(values)):
-        raise WorkloadError(f"a field that is no finite number, {path} line {number}; mend it")
+        raise WorkloadError(f"a field is not a finite number, {path} line {number}; correct it")
     if values[1] < 0:
-        raise WorkloadError(f"a submission before the origin, {path} line {number}; mend it")
+        raise WorkloadError(f"a submission before the origin, {path} line {number}; correct it")
     return SwfRecord(int(values[0]), *values[1:])
 
 

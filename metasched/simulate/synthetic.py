@@ -1,7 +1,7 @@
-"""Generated workloads, each with the clusters that it is meant for. Seeded.
+"""Generated workloads, each with its clusters. Seeded.
 
 Uniform ranges of Pasquali 2008 (Tables 1, 4, 6 and 13), and the statistical model of Lublin and
-Feitelson 2003 for scale.
+Feitelson 2003 for large runs.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Scenario(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class UniformGenerator:
-    """Jobs and machines drawn from uniform ranges, with exponential times between submissions.
+    """Draws jobs and machines from uniform ranges, with exponential times between submissions.
 
-    `machines` is the size of each cluster, the most powerful first. `estimated` and `margin`
-    (seconds) make a deadline at submission + estimated + margin, which the share `no_deadline` of
-    the jobs lacks. `cpus` of a job, `machine_cpus` of a machine. `needs` is the probability that a
-    job asks for a licence: for each of the `licences` if `each`, else that it asks for one to all
-    of them. A licence can be used on a machine with probability `suitability`, and has `ratio`
-    times as many copies as there are such machines. `shared`: several jobs on one machine.
+    `machines`: number of machines of each cluster, the most powerful first. `estimated` and
+    `margin` (seconds) give a deadline at submission + estimated + margin; the share `no_deadline`
+    of the jobs has none. `cpus`: of a job; `machine_cpus`: of a machine. `needs`: probability that
+    a job requests a licence, separately for each of the `licences` if `each`, else that it requests
+    one to all of them. A licence is usable on a machine with probability `suitability`, and has
+    `ratio` times as many copies as such machines. `shared`: several jobs on one machine.
     """
 
     machines: tuple[int, ...]
@@ -56,7 +56,7 @@ class UniformGenerator:
     shared: bool = False
 
     def generate(self, name: str, seed: int) -> Scenario:
-        """The workload and the clusters of one seed."""
+        """Return the workload and the clusters of a seed."""
         clusters = tuple(
             self._draw_cluster(f"c{number}", size, Random(f"{seed}/cluster/{number}"))
             for number, size in enumerate(self.machines, 1)
@@ -74,7 +74,7 @@ class UniformGenerator:
             )
             for _ in range(size)
         ]
-        # the largest job must fit somewhere, whatever was drawn
+        # make sure that the largest job fits on some machine
         largest = max(range(size), key=lambda index: machines[index].cpus)
         if machines[largest].cpus < self.cpus[1]:
             machines[largest] = replace(machines[largest], cpus=self.cpus[1])
@@ -117,7 +117,7 @@ class UniformGenerator:
         return [f"l{number}" for number in range(1, self.licences + 1)]
 
 
-# Pasquali 2008; what the tables leave open is said in docs/experiments/tables.md.
+# Pasquali 2008; docs/experiments.md documents the choices that the tables leave open.
 FLEXIBLE = UniformGenerator(  # Table 1
     machines=(100,),
     licences=20,
@@ -214,7 +214,7 @@ def _draw_size(rng: Random, highest: float) -> int:
 
 
 def _daily_cycle() -> list[float]:
-    """How fast the clock of submissions runs in each half hour of the day: its mean is 1."""
+    """Return the speed of the submission clock in each half hour of the day; the mean is 1."""
     shape, scale = _DAYTIME
     weights = [0.0] * _HALF_HOURS
     for slot in range(_HALF_HOURS):
@@ -225,7 +225,7 @@ def _daily_cycle() -> list[float]:
 
 
 def _draw_gap(rng: Random, cycle: list[float], now: float) -> float:
-    """Seconds to the next submission: the drawn gap, passed at the speed of the time of day."""
+    """Return the seconds to the next submission: the drawn gap, at the speed of the time of day."""
     remaining, elapsed = math.exp(min(rng.gammavariate(*_GAP), _LONGEST_GAP)), 0.0
     while True:
         rest_of_slot = 1800.0 - (now + elapsed) % 1800.0

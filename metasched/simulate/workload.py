@@ -1,4 +1,4 @@
-"""What is simulated: jobs with their true run times, from a trace or a generator."""
+"""Workloads: jobs with their true run times, from a trace or a generator."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import NamedTuple
 from metasched.model.job import Job
 from metasched.simulate.swf import SwfRecord, SwfTrace
 
-MIN_ESTIMATE = 1.0  # seconds: the estimate of a job that asks for no time and took none
+MIN_ESTIMATE = 1.0  # seconds: the estimate of a job without a requested time and with run time 0
 
 
 class WorkloadEntry(NamedTuple):
-    """One job to simulate. `job.id` counts from 1 in the order of the workload.
+    """A job to simulate. `job.id` counts from 1 in the order of the workload.
 
-    `number` is its name in the trace; it runs `ran` seconds on a machine of its `benchmark`;
-    `home` is the cluster that its owner would have used ("": none); `direct`: its owner submits
-    it there, past the meta-scheduler.
+    `number` is its number in the trace; it runs `run_time` seconds on a machine of its `benchmark`;
+    `home` is the cluster that its owner would use ("": none); `direct`: its owner submits it there,
+    bypassing metasched.
     """
 
     job: Job
@@ -31,26 +31,26 @@ class WorkloadEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """Jobs in the order of their submission. `dropped` counts those left out, by cause."""
+    """Jobs in the order of their submission. `dropped` counts jobs left out, by cause."""
 
     name: str
     entries: tuple[WorkloadEntry, ...]
-    processors: int | None = None  # of the machine that the trace comes from
+    processors: int | None = None  # of the machine of the trace
     dropped: Mapping[str, int] = field(default_factory=dict)
 
     def subset(self, first: int | None, last: int | None) -> Workload:
-        """The jobs at places first..last-1, counted from 0 as Python's slices are."""
+        """Return the jobs with indexes first..last-1, renumbered; indexes as in Python slices."""
         return replace(self, entries=tuple(_renumber(self.entries[first:last])))
 
 
 def from_trace(name: str, trace: SwfTrace, partitions: bool = False) -> Workload:
-    """The jobs of a trace; those without processors or with a negative run time are dropped.
+    """Return the jobs of a trace, without those that have no processors or a negative run time.
 
-    `partitions`: each job's home is the partition that the trace names.
+    `partitions`: each job's home is its partition in the trace.
     """
     dropped: Counter[str] = Counter()
     entries: list[WorkloadEntry] = []
-    user_names: dict[float, str] = {}  # of users
+    user_names: dict[float, str] = {}  # by SWF user number
     for record in trace.records:
         cpus = record.cpus
         if cpus <= 0:
@@ -77,7 +77,7 @@ def _make_entry(
 
 
 def to_trace(workload: Workload) -> SwfTrace:
-    """The workload as records of a trace; what SWF has no field for is lost."""
+    """Convert the workload to records of a trace; properties without an SWF field are lost."""
     records = [
         SwfRecord(
             number=entry.number,
@@ -116,13 +116,13 @@ def _renumber(entries: Iterable[WorkloadEntry]) -> list[WorkloadEntry]:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlay:
-    """What a trace lacks, laid over it by seeded rules; each draw depends on seed and job alone.
+    """Properties missing from traces, added by rules; draws depend on seed and job alone.
 
-    `deadlines`: that share of the jobs gets one, at submission + estimate * (1 + u), u uniform in
-    `margin`. `gold` and `silver`: those shares of the users (of the jobs, where the trace tells
-    no user) are in these classes. `licences`: each job asks for a copy of each of that many
-    licences with probability `needs`. `pace` multiplies the times between submissions.
-    ValueError if a share is none.
+    `deadlines`: that share of the jobs gets a deadline at submission + estimate * (1 + u), u
+    uniform in `margin`. `gold` and `silver`: shares of the users (of the jobs, where the trace
+    records no user) in these classes. `licences`: each job requests a copy of each of that many
+    licences with probability `needs`. `pace` multiplies the times between submissions. ValueError
+    if a value is out of range.
     """
 
     deadlines: float = 0.0
@@ -147,7 +147,7 @@ class Overlay:
             raise ValueError(f"pace is {self.pace}; it must be a positive number")
 
     def apply(self, workload: Workload, seed: int) -> Workload:
-        """The workload with these rules laid over it."""
+        """Return the workload with these rules applied."""
         if self == Overlay():
             return workload
         origin = workload.entries[0].job.submitted if workload.entries else 0.0
@@ -187,7 +187,7 @@ class Overlay:
 
 
 def merge_workloads(name: str, workloads: Iterable[Workload]) -> Workload:
-    """Several workloads as one federation: each starts at 0, its jobs' home is its name."""
+    """Merge several workloads into a federation: each starts at 0 and is the home of its jobs."""
     entries = [
         entry._replace(
             job=replace(

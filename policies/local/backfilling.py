@@ -9,7 +9,7 @@ from metasched.policies.local.queueing import NO_MACHINE, WaitingJob
 
 
 def start_in_order(queue: Iterable[WaitingJob], capacity: Capacity) -> WaitingJob | None:
-    """Start the jobs at the head of the queue while they fit; the first that does not, if any."""
+    """Start jobs from the head of the queue while they fit; return the first that does not."""
     for job in queue:
         machine = capacity.find_machine(job)
         if machine == NO_MACHINE:
@@ -19,7 +19,7 @@ def start_in_order(queue: Iterable[WaitingJob], capacity: Capacity) -> WaitingJo
 
 
 def start_first_fit(queue: Iterable[WaitingJob], capacity: Capacity) -> None:
-    """Start every job that fits; nothing is kept for those that do not."""
+    """Start every job that fits; reserve nothing for the others."""
     for job in queue:
         if capacity.full:
             return
@@ -29,15 +29,15 @@ def start_first_fit(queue: Iterable[WaitingJob], capacity: Capacity) -> None:
 
 
 def backfill(queue: Iterable[WaitingJob], capacity: Capacity) -> WaitingJob | None:
-    """Start what fits at the head, then what does not delay the first that did not fit: that one.
+    """Start jobs from the head while they fit, then later jobs that do not delay the head.
 
-    A later job starts if it fits now and either ends by the head's shadow time or needs no more
-    than is left over at that time, which it then uses up. Lifka 1995; algorithm of one pass:
-    O(r log r + q) for r running and q waiting jobs.
+    Return the head. A later job starts if it fits now and either ends by the head's shadow time or
+    needs no more than the extra resources at that time, which it then uses up. Lifka 1995;
+    algorithm of one pass: O(r log r + q) for r running and q queued jobs.
     """
     remaining = iter(queue)
     head = start_in_order(remaining, capacity)
-    largest = capacity.largest  # most need more, in most passes all: then no promise is needed
+    largest = capacity.largest  # in most passes no later job fits: then skip the reservation
     fitting = [job for job in remaining if job.cpus <= largest]
     if head is not None and fitting:
         reservation = capacity.reserve(head)

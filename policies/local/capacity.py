@@ -16,7 +16,7 @@ from metasched.policies.local.queueing import (
     WaitingJob,
 )
 
-OVERRUN_SECONDS = 1.0  # seconds from now until a job past its estimate is taken to end
+OVERRUN_SECONDS = 1.0  # a job past its estimate is taken to end so many seconds from now
 
 
 _END_AND_CPUS = attrgetter("end", "cpus")
@@ -25,12 +25,12 @@ _END_AND_CPUS = attrgetter("end", "cpus")
 def earliest_fit(
     need: int, free: int, releases: Iterable[tuple[float, int]], now: float
 ) -> tuple[float, int]:
-    """(shadow time, extra): when `need` processors are free, and how many more are free then.
+    """Return (shadow time, extra): when `need` processors are free, and how many more then.
 
-    `releases` holds (end, processors) of what runs, in any order; all that end at the shadow time
-    are counted, and what should have ended by `now` is taken to end in `OVERRUN` seconds.
-    (inf, 0) if it never fits; (now, what is left over) if it fits now. O(n log n) in `releases`.
-    EASY's reservation for the head of the queue: Lifka 1995; Mu'alem and Feitelson 2001, §3.
+    `releases` holds (end, processors) of running jobs, in any order; all that end at the shadow
+    time are counted, and a job past its end is taken to end in `OVERRUN_SECONDS`. (inf, 0) if it
+    never fits; (now, remaining processors) if it fits now. O(n log n) in `releases`. EASY's
+    reservation for the head of the queue: Lifka 1995; Mu'alem and Feitelson 2001, §3.
     """
     if need <= free:
         return now, free - need
@@ -49,9 +49,9 @@ def earliest_fit(
 
 
 class Capacity:
-    """What is still free while one pass hands it out, where processors are counted.
+    """Free resources during one pass, where processors are counted.
 
-    `begun` is what this pass has started.
+    `started` are the jobs that this pass has started.
     """
 
     def __init__(self, now: float, running: Collection[RunningJob], free: FreeResources) -> None:
@@ -66,37 +66,37 @@ class Capacity:
 
     @property
     def largest(self) -> int:
-        """Processors that are free for one job: none that needs more starts."""
+        """Processors free for one job: a job that needs more cannot start."""
         return self.cpus
 
     def find_machine(self, job: WaitingJob) -> int:
-        """Where the job can start now (a machine), or NOWHERE."""
+        """Return a machine on which the job can start now, or NO_MACHINE."""
         if job.cpus > self.cpus or (job.resources and not self._has_resources(job)):
             return NO_MACHINE
         return 0
 
     def start(self, job: WaitingJob, machine: int) -> None:
-        """Hand what the job needs to it."""
+        """Start the job and take its resources."""
         self.cpus -= job.cpus
         self._record_start(job, job.cpus, machine, job.estimated)
 
     def reserve(self, head: WaitingJob) -> HeadReservation:
-        """The earliest start of a job that does not fit now."""
+        """Return the reservation of the earliest start for a job that does not fit now."""
         return HeadReservation(head, self)
 
     def release(self, ended: RunningJob) -> None:
-        """What it held is free again."""
+        """Return the resources of an ended job."""
         self.cpus += ended.cpus
         for name, amount in ended.resources.items():
             if name in self.resources:
                 self.resources[name] += amount
 
     def snapshot(self) -> object:
-        """All that is free, to be compared."""
+        """Return all free resources, for comparison."""
         return self.cpus, self.resources
 
     def all_running(self) -> Iterator[RunningJob]:
-        """All that runs, with what this pass has started."""
+        """Iterate over all running jobs, with those started in this pass."""
         return chain(self.running, self.started)
 
     def _has_resources(self, job: WaitingJob) -> bool:
@@ -114,7 +114,7 @@ class Capacity:
 
 
 class MachineCapacity(Capacity):
-    """What is still free on machines: a job starts on the most powerful one that can take it."""
+    """Free resources on machines: a job starts on the most powerful machine that can take it."""
 
     def __init__(self, now: float, running: Collection[RunningJob], free: FreeResources) -> None:
         super().__init__(now, running, free)
@@ -134,7 +134,7 @@ class MachineCapacity(Capacity):
         return next(self.find_machines(job), NO_MACHINE)
 
     def find_machines(self, job: WaitingJob) -> Iterator[int]:
-        """Every machine on which the job can start now, the most powerful first."""
+        """Yield every machine on which the job can start now, the most powerful first."""
         if job.resources and not self._has_resources(job):
             return
         cpus, allowed, free_cpus = job.cpus, job.machines, self.machines
@@ -161,15 +161,15 @@ class MachineCapacity(Capacity):
 
 
 def make_capacity(now: float, running: Collection[RunningJob], free: FreeResources) -> Capacity:
-    """The room of one pass over a cluster of counted processors or of machines."""
+    """Create the capacity of one pass over a cluster of counted processors or of machines."""
     capacity_class = Capacity if free.machines is None else MachineCapacity
     return capacity_class(now, running, free)
 
 
 class HeadReservation:
-    """EASY's promise to the head of the queue: when it starts, and what is left over then.
+    """EASY's reservation for the head of the queue: its start, and the resources left then.
 
-    With several resources the time is the earliest at which all of the head's needs fit, and only
+    With several resources the start is the earliest time at which all needs of the head fit; only
     resources that the head needs can be short then. O(r log r) for r running jobs. Lifka 1995.
     """
 
@@ -198,26 +198,26 @@ class HeadReservation:
 
     @property
     def max_overlapping_cpus(self) -> int:
-        """Processors of the largest job that may end later than the head begins."""
+        """Processors of the largest job that may end after the start of the head."""
         return self.extra_cpus
 
     def end_pass(self) -> None:
-        """The pass is over: remember what runs, to see in a later one whether all went as planned.
+        """Record the running jobs at the end of the pass, for `still_valid` in a later pass.
 
-        Then the promise still holds as it is: what was started since leaves the head its due.
+        Jobs started since the reservation leave the head its resources, so it remains valid.
         """
         self._expected_running = list(self.capacity.all_running())
 
     def still_valid(self, capacity: Capacity) -> bool:
-        """Whether just that has ended which was to end by now, and nothing else has changed.
+        """Whether only the jobs expected to end by now have ended, and nothing else has changed.
 
-        Then this is the promise in the new room, else it is void. O(r), in C for the most part.
+        If so, continue with the new `capacity`, else the reservation is void. O(r), mostly in C.
         """
         now, previous = capacity.now, self.capacity
         if [r for r in self._expected_running if r.end > now] != list(capacity.running):
             return False
         for ended in [r for r in self._expected_running if r.end <= now]:
-            if ended.end <= previous.now:  # it was late already, so no end was promised
+            if ended.end <= previous.now:  # already past its estimate: its end was not expected
                 return False
             previous.release(ended)
         self.capacity = capacity
@@ -249,7 +249,7 @@ class HeadReservation:
 
 
 class MachineHeadReservation(HeadReservation):
-    """The same on machines: the head is promised one machine, other ones are not its concern."""
+    """The reservation on machines: one machine for the head, the others unrestricted."""
 
     def __init__(self, head: WaitingJob, capacity: MachineCapacity) -> None:
         self.head, self.capacity = head, capacity
@@ -262,7 +262,7 @@ class MachineHeadReservation(HeadReservation):
         ends = [
             (r.end if r.end > now else overrun_end, index, r) for index, r in enumerate(running)
         ]
-        heapify(ends)  # most often the head fits soon
+        heapify(ends)  # a heap: usually the head fits after few ends
         while ends:
             end, _, r = heappop(ends)
             free_cpus[r.machine] += r.cpus
@@ -281,7 +281,7 @@ class MachineHeadReservation(HeadReservation):
 
     @property
     def _machine_capacity(self) -> MachineCapacity:
-        """Its room, which is another one in each pass in which the promise holds."""
+        """Its capacity, a different object in each pass in which the reservation is valid."""
         assert isinstance(self.capacity, MachineCapacity)
         return self.capacity
 

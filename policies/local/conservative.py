@@ -1,8 +1,8 @@
-"""Conservative backfilling: every waiting job holds a place in a plan. Pure.
+"""Conservative backfilling: every queued job has a reservation in a plan. Pure.
 
-Mu'alem and Feitelson 2001, §2.2: a job is promised the earliest start that delays nobody planned
-before it; when something ends early each job, in the order of the queue, gives its place back and
-takes the earliest there is then, until nobody gains by it; so no promise ever becomes later.
+Mu'alem and Feitelson 2001, §2.2: a job gets the earliest start that delays no job planned before
+it. When a job ends early, each queued job, in queue order, gives up its reservation and takes the
+earliest one then available, until no job gains; so no planned start ever becomes later.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from metasched.policies.local.queueing import (
 
 
 class AvailabilityProfile:
-    """How much of one resource is free from now on: a step function of time.
+    """Free amount of one resource from now on, a step function of time.
 
-    `releases` holds (time, amount) of what comes back. With v steps, `take` and `earliest` are
-    O(v).
+    `releases` holds (time, amount). With v steps, `hold` and `earliest_start` are O(v).
     """
 
     def __init__(self, now: float, free: int, releases: Iterable[tuple[float, int]]) -> None:
@@ -45,15 +44,15 @@ class AvailabilityProfile:
                 self.free.append(free)
 
     def hold(self, start: float, end: float, amount: int) -> None:
-        """Hold `amount` from `start` (not before now) to `end`; a negative one gives it back."""
+        """Hold `amount` from `start` (not before now) to `end`; a negative amount releases it."""
         first_step, last_step = self._step_at(start), self._step_at(end)
         for step in range(first_step, last_step):
             self.free[step] -= amount
 
     def earliest_start(self, amount: int, seconds: float, after: float) -> float:
-        """The first time, from `after` on, from which `amount` stays free for `seconds`.
+        """Return the first time >= `after` from which `amount` stays free for `seconds`.
 
-        `NEVER` if it never does.
+        `NEVER` if there is none.
         """
         first_step = max(bisect_right(self.times, after) - 1, 0)
         start = NEVER
@@ -67,7 +66,7 @@ class AvailabilityProfile:
         return start
 
     def _step_at(self, time: float) -> int:
-        """The place of the step that begins at `time`, which is made if there is none."""
+        """Return the index of the step that begins at `time`, inserting it if missing."""
         step = bisect_right(self.times, time)
         if self.times[step - 1] == time:
             return step - 1
@@ -83,12 +82,12 @@ class _PlannedRun(NamedTuple):
 
 
 class _Plan:
-    """Profiles of the processors (of each machine, if there are such) and of what is counted."""
+    """Profiles of the processors (per machine, if the cluster has machines) and counted resources."""
 
     def __init__(self, capacity: Capacity) -> None:
         now, running = capacity.now, list(capacity.all_running())
         self.now = now
-        self.whole_machines: dict[int, int] = {}  # what a job takes of a machine that is not shared
+        self.whole_machines: dict[int, int] = {}  # processors of each machine that is not shared
         self.machines: dict[int, AvailabilityProfile] = {}
         free_cpus = capacity.machines if isinstance(capacity, MachineCapacity) else [capacity.cpus]
         for machine, cpus in enumerate(free_cpus):
@@ -111,7 +110,7 @@ class _Plan:
                 self.counts[name].hold(start, end, direction * amount)
 
     def earliest_run(self, job: WaitingJob) -> _PlannedRun:
-        """The earliest place for the job, on the most powerful machine among equals."""
+        """Return the earliest run of the job, on the most powerful machine among equal starts."""
         best = _PlannedRun(NEVER, NEVER, NO_MACHINE)
         for machine, seconds in (job.machines or {0: job.estimated}).items():
             start = self._earliest_start(job, machine, seconds, best.start)
@@ -122,7 +121,7 @@ class _Plan:
     def _earliest_start(
         self, job: WaitingJob, machine: int, run_time: float, latest: float
     ) -> float:
-        """The earliest start there at which all that the job needs is free together."""
+        """Return the earliest start on the machine at which all needed resources are free together."""
         profiles = [(self.machines[machine], self._cpus_on(job, machine))]
         if profiles[0][1] < job.cpus:
             return NEVER
@@ -146,7 +145,7 @@ def planned_start(
     free: FreeResources,
     job: WaitingJob,
 ) -> float:
-    """When `job` would start behind the jobs of `queue`, each planned as early as it can be.
+    """Return when `job` would start behind `queue`, each job planned as early as possible.
 
     `NEVER` if it does not fit at all. O(q v) for q jobs and v steps of the plan.
     """
@@ -159,7 +158,7 @@ def planned_start(
 
 
 class Conservative:
-    """Every job keeps the start that it was promised, or gets an earlier one. O(q v)."""
+    """Every job keeps its planned start, or gets an earlier one. O(q v)."""
 
     name: ClassVar[str] = "conservative"
     period: float = 0.0
@@ -167,9 +166,7 @@ class Conservative:
 
     def __init__(self) -> None:
         self._planned: dict[int, _PlannedRun] = {}
-        self._expected_ends: dict[
-            int, float
-        ] = {}  # the end of each job that ran after the last pass
+        self._expected_ends: dict[int, float] = {}  # end of each job that ran after the last pass
 
     def choose_starts(
         self,
@@ -184,10 +181,10 @@ class Conservative:
         for job in queue:
             if job.id in planned:
                 plan.hold(job, planned[job.id])
-        # as long as all goes to plan, only what is new needs a place
+        # while all jobs run as planned, only new jobs need a reservation
         unchanged = planned.keys() == self._planned.keys() and self._ran_as_planned(now, running)
         improved = True
-        while improved:  # a place that one job leaves may be better for one that was asked before
+        while improved:  # a freed reservation may suit an earlier job of the queue
             improved = False
             for job in queue:
                 previous = planned.get(job.id)
@@ -212,13 +209,13 @@ class Conservative:
     def _valid_runs(
         self, now: float, queue: Collection[WaitingJob], running: Collection[RunningJob]
     ) -> dict[int, _PlannedRun]:
-        """The promises that can still be kept: none while something runs past its estimate."""
+        """Return the planned runs that are still valid: none while a job exceeds its estimate."""
         planned = {job.id: self._planned[job.id] for job in queue if job.id in self._planned}
         overdue = any(planned_run.start < now for planned_run in planned.values())
         return {} if overdue or any(r.end <= now for r in running) else planned
 
     def _ran_as_planned(self, now: float, running: Collection[RunningJob]) -> bool:
-        """Whether all that ran after the last pass still does, or ends now as expected."""
+        """Whether each job of the last pass still runs, or ends now as expected."""
         ended = {job_id: end for job_id, end in self._expected_ends.items() if end == now}
         return self._expected_ends == ended | {r.id: r.end for r in running}
 

@@ -1,8 +1,8 @@
-"""Flexible Backfilling: EASY on a queue whose priorities change as its jobs wait. Pure.
+"""Flexible Backfilling: EASY on a queue whose priorities change while jobs wait. Pure.
 
-Pasquali 2008, §3.2.1, with the constants of its §4.1. Every pass computes priorities anew, so the
-queue is kept as a table (`_Table`) whose rows are operated on as a whole. Who can start at all is
-seen first; priorities decide among those, and who is head when that has begun.
+Pasquali 2008, §3.2.1, with the constants of its §4.1. Every pass computes all priorities anew, so
+the queue is a table (`_QueueTable`) whose rows are processed as numpy arrays. A pass first selects
+the jobs that fit; priorities order these, and select the head once they have started.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from metasched.policies.local.weights import MODIFIED, UNMODIFIED, Weights
 FloatArray = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 _NO_RHO: Mapping[str, float] = MappingProxyType({})
-_INITIAL_COLUMNS = 64  # jobs for which a table has room at first
+_INITIAL_COLUMNS = 64  # jobs
 (
     _ID,
     _CPUS,
@@ -40,32 +40,32 @@ _INITIAL_COLUMNS = 64  # jobs for which a table has room at first
     _SLOPE,
     _LATEST_START,
     _FIXED_ROWS,
-) = range(9)  # rows of one
+) = range(9)  # table rows
 
 
 class _LeasedLicence(NamedTuple):
-    """A licence of the whole site, which is not counted here."""
+    """A licence leased from a site-wide pool, which this cluster does not count."""
 
     name: str
 
 
 class _QueueTable:
-    """The queue in its order, a column for each job: what stays as it is while it waits.
+    """The queue in its order, one column per job: the values that do not change while it waits.
 
-    Six rows give its priority and two what it needs: `rank` is the part of the priority that does
-    not change, at time 0; the deadline is worth `least` until `rise`, then `slope` more per second
-    until `fall`. The others, by `named`, hold how much it wants of each counted resource that a
-    job ever asked for, and of each licence that one has leased.
+    Six rows give the priority and two the needs: `base_priority` is the constant part of the
+    priority, at time 0; the deadline is worth `least` until `rise_start`, then `slope` more per
+    second until `latest_start`. The rows of `resource_rows` hold the amount requested of each
+    counted resource, and of each leased licence, that any job ever requested.
     """
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
         self.jobs: list[WaitingJob] = []
         self.resource_rows: dict[str | _LeasedLicence, int] = {}
-        self.request_counts: dict[
+        self.request_counts: dict[str | _LeasedLicence, int] = {}  # jobs requesting it, by resource
+        self._max_amounts: dict[
             str | _LeasedLicence, int
-        ] = {}  # by the same: how many of the jobs ask for it
-        self._max_amounts: dict[str | _LeasedLicence, int] = {}  # that a job ever asked for
+        ] = {}  # largest request so far, by resource
         self._cells: FloatArray = np.empty((_FIXED_ROWS, _INITIAL_COLUMNS))
 
     def row(self, row: int) -> FloatArray:
@@ -73,21 +73,21 @@ class _QueueTable:
         return cells
 
     def columns(self, positions: NDArray[np.intp] | None) -> FloatArray:
-        """All rows at these places of the queue; None: at all."""
+        """Return all rows at these positions of the queue; None: at all positions."""
         if positions is None:
             return self._cells[:, : len(self.jobs)]
         return self._cells.take(positions, axis=1)
 
     def find_position(self, id: int | None) -> int | None:
-        """Where in the queue, which is not empty, a job is, if it is there."""
+        """Return the position of a job in the queue, which must not be empty; None if missing."""
         matches = self.row(_ID) == id
         position = int(matches.argmax())
         return position if matches[position] else None
 
-    # What has come and gone
+    # Changes of the queue
 
     def update(self, queue: Collection[WaitingJob]) -> None:
-        """Take over the queue as it is now. O(1) per job that was there before, in C."""
+        """Update the table to the current queue. O(1) per unchanged job, in C."""
         jobs = list(queue)
         if jobs[: len(self.jobs)] != self.jobs:
             jobs_by_id = {job.id: job for job in jobs}
@@ -104,7 +104,7 @@ class _QueueTable:
             self._append(job)
 
     def remove(self, positions: Collection[int]) -> None:
-        """Forget the jobs at some places, which leave the queue."""
+        """Remove the jobs at these positions."""
         removed, size = sorted(positions), len(self.jobs)
         for position in reversed(removed):
             for name in _requested_resources(self.jobs.pop(position)):
@@ -158,14 +158,14 @@ class _QueueTable:
             latest_start,
         )
 
-    # Who can start
+    # Jobs that can start
 
     def fitting_now(self, capacity: Capacity) -> Mask:
-        """The jobs that are not too large for what is free: no other can start now."""
+        """Return the jobs that fit into the free resources: no other job can start now."""
         return self._at_most(capacity.largest, capacity.resources)
 
     def startable(self, fitting: Mask, reservation: HeadReservation) -> Mask:
-        """Those of the small ones that might start beside the promise to the head."""
+        """Return the fitting jobs that may start without delaying the head."""
         ends_in_time = reservation.capacity.now + self.row(_SHORTEST_RUN) <= reservation.shadow_time
         return fitting & (
             ends_in_time
@@ -181,7 +181,7 @@ class _QueueTable:
 
 
 def _requested_resources(job: WaitingJob) -> Mapping[str | _LeasedLicence, int]:
-    """What a job asks for of each resource; of a licence that it has leased, one."""
+    """Return the amount of each resource that a job requests; 1 for each leased licence."""
     requested: dict[str | _LeasedLicence, int] = {_LeasedLicence(name): 1 for name in job.licences}
     requested.update(job.resources)
     return requested
@@ -190,11 +190,11 @@ def _requested_resources(job: WaitingJob) -> Mapping[str | _LeasedLicence, int]:
 class FlexibleBackfilling:
     """EASY on a queue ordered by `P = anti-aging + deadline + licences + wait minimisation`.
 
-    P is computed again at every pass, O(q). `licences` says how many copies the cluster has of
-    what `Waiting.counts` calls by those names; other counted resources have no part in P. How
-    critical licences of the whole site are (`Waiting.licences`) `Free.rho` tells: who has leased a
-    critical one is to start, and so to end, early. This is the variant BF_MOD: the reservation
-    belongs to whoever is first in the queue.
+    P is computed again at every pass, O(q). `licences` maps licence names to the copies of the
+    cluster, requested as `WaitingJob.resources`; other counted resources have no part in P. For
+    site-wide licences (`WaitingJob.licences`), `FreeResources.rho` gives how critical they are:
+    jobs that hold a critical lease start, and so end, early. This is the variant BF_MOD: the
+    reservation belongs to the job that is first in the queue at each pass.
     """
 
     name: ClassVar[str] = MODIFIED
@@ -207,9 +207,7 @@ class FlexibleBackfilling:
         self.weights = weights or Weights()
         self.licences = dict(licences or {})
         self._queue = _QueueTable(self.weights)
-        self._reservation: HeadReservation | None = (
-            None  # to the head of the last pass that had one
-        )
+        self._reservation: HeadReservation | None = None  # for the head of the last blocked pass
 
     def choose_starts(
         self,
@@ -232,7 +230,7 @@ class FlexibleBackfilling:
     def _backfill(
         self, capacity: Capacity, fitting: Mask, order: Iterable[int]
     ) -> WaitingJob | None:
-        """EASY on the queue in an order of places: who is first and does not fit, if any."""
+        """Run EASY on the queue in the given order; return the head that does not fit, if any."""
         jobs, started = self._queue.jobs, []
         head: WaitingJob | None = None
         for position in order:
@@ -256,7 +254,7 @@ class FlexibleBackfilling:
         return head
 
     def _reservation_for(self, head: WaitingJob, capacity: Capacity) -> HeadReservation:
-        """What the head was promised in an earlier pass, if that still holds, else anew."""
+        """Return the reservation of an earlier pass if it is still valid, else a new one."""
         previous = self._reservation
         if previous is None or previous.head != head or not previous.still_valid(capacity):
             self._reservation = previous = capacity.reserve(head)
@@ -265,9 +263,9 @@ class FlexibleBackfilling:
     def _positions_by_priority(
         self, capacity: Capacity, excluded: int | None = None
     ) -> Iterator[int]:
-        """All places but one, the highest priority first, equal ones as queued.
+        """Yield all positions but one, the highest priority first, ties in queue order.
 
-        Few are looked at in most passes, so each is sought by itself.
+        Most passes need few of them, so each is searched for separately.
         """
         priorities = self._compute_priorities(capacity.now, capacity.rho)
         if excluded is not None:
@@ -278,7 +276,7 @@ class FlexibleBackfilling:
             priorities[position] = -math.inf
 
     def _sort_by_priority(self, mask: Mask, capacity: Capacity) -> list[int]:
-        """The places of these, the highest priority first, equal ones as queued."""
+        """Return the selected positions, the highest priority first, ties in queue order."""
         positions = np.flatnonzero(mask)
         if len(positions) > 1:
             priorities = self._compute_priorities(capacity.now, capacity.rho, positions)
@@ -289,7 +287,7 @@ class FlexibleBackfilling:
     def priorities(
         self, now: float, queue: Collection[WaitingJob], rho: Mapping[str, float] = _NO_RHO
     ) -> list[float]:
-        """P of every job of a queue, in its order; `rho` as in `Free`."""
+        """Return P of every job of a queue, in its order; `rho` as in `FreeResources`."""
         self._queue.update(queue)
         priorities: list[float] = self._compute_priorities(now, rho).tolist() if queue else []
         return priorities
@@ -297,7 +295,7 @@ class FlexibleBackfilling:
     def _compute_priorities(
         self, now: float, rho: Mapping[str, float], positions: NDArray[np.intp] | None = None
     ) -> FloatArray:
-        """P of the jobs at some places of the queue, or at all: it depends on the whole queue."""
+        """Return P of the jobs at these positions, or at all; P depends on the whole queue."""
         weights, table = self.weights, self._queue
         columns = table.columns(positions)
         base_priority, inverse_estimate, rise_start, slope, latest_start = columns[
@@ -314,7 +312,7 @@ class FlexibleBackfilling:
         )
         priorities += np.where(latest_start < math.inf, deadline_values, 0.0)
         if table.resource_rows:
-            # with `dot` the last bit of a sum depends on how many jobs are looked at
+            # with `dot` the last bit of a sum would depend on the number of columns
             licence_values = np.einsum(
                 "i,ij->j", self._licence_values(rho), columns[_FIXED_ROWS:] > 0
             )
@@ -322,11 +320,11 @@ class FlexibleBackfilling:
         return priorities
 
     def _licence_values(self, site_rho: Mapping[str, float]) -> FloatArray:
-        """What each licence adds for who asks for it: its rho, times d if it is critical (> 1).
+        """Return the value of each licence requested: rho, times d if critical (> 1).
 
-        rho is the number of queued jobs per copy of what the cluster counts, else it is `told`.
-        d is the number of different licences asked for that are not critical, at least 1: by the
-        formula of Pasquali 2008, (3.6)-(3.8).
+        rho is the number of queued jobs per copy for licences of the cluster, else `site_rho`. d is
+        the number of distinct non-critical licences requested, at least 1: the formula of Pasquali
+        2008, (3.6)-(3.8).
         """
         rho = []
         for name, request_count in self._queue.request_counts.items():
@@ -341,7 +339,7 @@ class FlexibleBackfilling:
 
 
 class UnmodifiedFlexibleBackfilling(FlexibleBackfilling):
-    """The variant BF_UNMOD: the first job that could not start stays first until it does."""
+    """The variant BF_UNMOD: the first job that could not start stays first until it starts."""
 
     name: ClassVar[str] = UNMODIFIED
 

@@ -12,7 +12,7 @@ from metasched.policies.local.queueing import NEVER, FreeResources, JobStart, Ru
 
 
 class FCFS:
-    """First come, first served: nothing overtakes a job that does not fit. O(started)."""
+    """First come, first served: no job overtakes a job that does not fit. O(started)."""
 
     name: ClassVar[str] = "fcfs"
     period: float = 0.0
@@ -31,7 +31,7 @@ class FCFS:
 
 
 class FirstFit:
-    """Down the queue, whatever fits starts; a large job may wait for ever. O(q).
+    """Start every job that fits, in queue order; a large job may starve. O(q).
 
     The local "FCFS" of Kurowski et al. 2011, §4.4.3.
     """
@@ -56,9 +56,9 @@ class FirstFit:
 
 
 class LSF(FirstFit):
-    """Largest size first, looked at every `period` seconds (0: at each arrival and ending).
+    """Largest size first, run every `period` seconds (0: at each arrival and ending).
 
-    Kurowski et al. 2011, §4.4.3. ValueError if `period` is negative or no number.
+    Kurowski et al. 2011, §4.4.3. ValueError if `period` is negative or not finite.
     """
 
     name: ClassVar[str] = "lsf"
@@ -82,7 +82,7 @@ class SJF(FirstFit):
 
 
 class EDF(FirstFit):
-    """Earliest deadline first, jobs without one last. Pasquali 2008, §4.2."""
+    """Earliest deadline first, jobs without a deadline last. Pasquali 2008, §4.2."""
 
     name: ClassVar[str] = "edf"
 
@@ -113,7 +113,7 @@ class EASY:
 
 
 class Priority(EASY):
-    """EASY on the queue ordered by the meta-scheduler's fixed priority, higher first.
+    """EASY on the queue ordered by the fixed priority assigned by metasched, higher first.
 
     The case MS of Pasquali 2008, §4.3.
     """
@@ -126,10 +126,10 @@ class Priority(EASY):
 
 
 class FairShare(EASY):
-    """EASY on the queue ordered by what its user has consumed of late, the least first.
+    """EASY on the queue ordered by the recent use of each job's user, the least first.
 
-    Consumption is processor seconds, halved every `half_life` seconds (a week, as Slurm's
-    PriorityDecayHalfLife has it by default). ValueError if that is not positive.
+    Use is processor seconds, halved every `half_life` seconds (a week, the default of Slurm's
+    PriorityDecayHalfLife). ValueError if `half_life` is not positive.
     """
 
     name: ClassVar[str] = "fair-share"
@@ -161,7 +161,7 @@ class FairShare(EASY):
         return sorted(queue, key=lambda job: usage.get(job.user, 0.0))
 
     def _update_usage(self, now: float) -> None:
-        """Count what ran since the last pass: every start and every end is followed by one."""
+        """Add the use since the last pass: a pass follows every start and every end."""
         elapsed, self._last_pass = now - self._last_pass, now
         decay = 0.5 ** (elapsed / self.half_life)
         usage = {user: seconds * decay for user, seconds in self._usage.items()}

@@ -1,13 +1,10 @@
-"""Which waiting jobs of one cluster start now, and on which of its machines. Pure.
+"""Local policies: which queued jobs of one cluster start now, and on which machines. Pure.
 
-A caller (the `local` adapter, the simulator) gives the queue in its own order, what runs and what
-is free; a policy answers with what to start. One protocol serves a cluster whose processors are
-counted (its free processors are one number, a job takes some of them anywhere) and one of
-machines (a job runs on one of them, at that machine's speed). What else is short (memory, GPUs,
-licences) is counted for the whole cluster.
-
-Here are the queues in one order and their backfilling: strict, first fit, sorted, EASY. Plans for
-the whole queue are in `planning`, priorities that change as jobs wait in `flexible`.
+A caller (the `local` adapter, the simulator) gives the queue in submission order, the running jobs
+and the free resources; a policy returns the jobs to start. One protocol serves a cluster of counted
+processors (its free processors are one number, a job takes any of them) and a cluster of machines
+(a job runs on one machine, at its speed). Other resources (memory, GPUs, licences) are counted for
+the whole cluster.
 """
 
 from __future__ import annotations
@@ -22,18 +19,18 @@ NEVER = math.inf
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
-# What a policy is told, anew at each pass: named tuples are as fixed as frozen classes, whose
-# fields are set one by one, and made in about a third of the time.
+# The input of each pass. Named tuples are immutable like frozen dataclasses and take about a third
+# of the time to create.
 
 
 class WaitingJob(NamedTuple):
-    """A job that waits: processors, estimated seconds, and how much it needs of what else is
-    counted (`counts`: "memory" in MiB, "gpu", a licence).
+    """A queued job: processors, estimated seconds, and other counted resources that it needs
+    (`resources`: "memory" in MiB, "gpu", a licence).
 
-    `machines` maps those that may run it, by their place in `Free.machines`, to the seconds it
-    takes there; it is left empty where processors are counted. `licences` are those that it has
-    leased of the whole site, which are not counted here. `since` is the moment from which
-    its waiting counts, `deadline` one in the same clock; `priority` the meta-scheduler's.
+    `machines` maps each machine that can run the job, by its index in `FreeResources.machines`, to
+    the run time there in seconds; empty where processors are counted. `licences` are leases of
+    site-wide licences, not counted by the cluster. `waiting_since` and `deadline` are times of the
+    caller's clock; `priority` is the priority assigned by metasched.
     """
 
     id: int
@@ -49,9 +46,9 @@ class WaitingJob(NamedTuple):
 
 
 class RunningJob(NamedTuple):
-    """A job that runs: `end` is its start + its estimate, in the seconds of the caller's clock.
+    """A running job; `end` is its start + its estimate, in seconds of the caller's clock.
 
-    `cpus` is what it holds: all of its machine where machines are not shared.
+    `cpus` is what it holds: all processors of its machine where machines are not shared.
     """
 
     id: int
@@ -63,11 +60,11 @@ class RunningJob(NamedTuple):
 
 
 class FreeResources(NamedTuple):
-    """What no job holds. A resource that `counts` does not name is unlimited.
+    """Free resources of a cluster. A resource missing from `resources` is unlimited.
 
-    `machines` are the free processors of each, the most powerful machine first; None where
-    processors are counted. `shared` says whether a machine may run several jobs at a time. `rho`
-    tells of licences of the whole site how much waits for a copy (`Licences.rho`).
+    `machines` are the free processors of each machine, the most powerful first; None where
+    processors are counted. `shared`: a machine may run several jobs at a time. `rho` maps site-wide
+    licences to the demand per copy (`Licences.rho`).
     """
 
     cpus: int
@@ -85,11 +82,11 @@ class JobStart(NamedTuple):
 
 
 class LocalPolicy(Protocol):
-    """The one question that is asked of a local policy; an object serves one cluster.
+    """The interface of a local policy; an object serves one cluster.
 
-    It is asked after every arrival and ending, or only every `period` seconds if that is not 0.
-    `steady`: what it did not start it starts no sooner than something ends, or is past its
-    estimate: until then it may be asked of the head of the queue and of what has come since.
+    Call it after every arrival and ending, or only every `period` seconds if that is not 0.
+    `incremental`: a job that was not started can only start after a job ends or exceeds its
+    estimate; until then it is enough to pass the head of the queue and the jobs that arrived since.
     """
 
     @property
@@ -105,14 +102,14 @@ class LocalPolicy(Protocol):
         running: Collection[RunningJob],
         free: FreeResources,
     ) -> list[JobStart]:
-        """The jobs of `queue` to start at `now`, together never more than `free`."""
+        """Return the jobs of `queue` to start at `now`; together they never exceed `free`."""
         ...
 
 
-# What is free, as one pass hands it out.
+# Free resources during one pass.
 
 
-# How far down the queue a pass looks.
+# How far a pass goes down the queue.
 
 
 # The policies.

@@ -1,4 +1,4 @@
-"""Local policies by the names that configuration and commands know them by. Pure."""
+"""Registry of local policies, by the names used in configuration and commands. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WEIGHT_NAMES = tuple(field.name for field in fields(Weights))
 def _make_flexible(
     name: str, weights: Weights | None = None, licences: Mapping[str, int] | None = None
 ) -> LocalPolicy:
-    # with numpy, which only these need
+    # imported here because only these policies need numpy
     from metasched.policies.local.flexible_backfilling import (
         FlexibleBackfilling,
         UnmodifiedFlexibleBackfilling,
@@ -49,7 +49,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 def make_policy(
     name: str, parameters: Parameters | None = None, licences: Mapping[str, int] | None = None
 ) -> LocalPolicy:
-    """A new object of the policy, for one cluster with these copies of licences.
+    """Create the policy for one cluster with these numbers of licences.
 
     ValueError for an unknown name, a parameter that the policy does not have, or a bad value.
     """
@@ -57,7 +57,9 @@ def make_policy(
     if name not in POLICIES:
         close_matches = get_close_matches(name, POLICIES, n=1)
         suggestion = (
-            f'write "{close_matches[0]}"' if close_matches else f"known are {', '.join(POLICIES)}"
+            f'write "{close_matches[0]}"'
+            if close_matches
+            else f"available are {', '.join(POLICIES)}"
         )
         raise ValueError(f'unknown policy "{name}"; {suggestion}')
     allowed = PARAMETERS.get(name, ())

@@ -1,4 +1,4 @@
-"""What Flexible Backfilling may be told: the constants of its heuristics. Pure."""
+"""Constants of the heuristics of Flexible Backfilling. Pure."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-MODIFIED, UNMODIFIED = "fb-mod", "fb-unmod"  # by what its reservation may be taken over
+MODIFIED, UNMODIFIED = "fb-mod", "fb-unmod"  # BF_MOD and BF_UNMOD of the thesis
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The constants of the four heuristics. ValueError if one makes no sense.
+    """The constants of the four heuristics. ValueError if a value is out of range.
 
-    `age_factor` priority per second waited; `least` and `most` what a deadline is worth far from
-    it and at it, rising from `lead` times the run time before it; `licence` per job that asks for
-    a copy; `boost` of the job with the shortest estimate. `run` is the time counted by the
-    deadline: the `estimate`, or what it takes on the `best` machine; `late` what a deadline that
-    will be missed is worth: nothing (`zero`) or `least`.
+    `age_factor`: priority per second waited. `least` and `most`: value of a deadline far from it
+    and at it; the value rises from `lead` times the run time before the deadline. `licence`: value
+    per licence requested, times its rho. `boost`: value of the job with the shortest estimate.
+    `run`: run time used for the deadline, the `estimate` or that on the `best` machine. `late`:
+    value of a deadline that will be missed, 0 (`zero`) or `least`.
     """
 
     age_factor: float = 0.01
