@@ -42,15 +42,11 @@ class Deadline(Heuristic):
     def bounds(self, mean_margin: float) -> list[float]:
         """Return S_0..S_max in seconds: [S_k, S_k+1) has priority max_priority - k.
 
-        Pasquali 2008, (3.3) and (3.4), with `base` in both places; S_max is exactly `2 *
-        mean_margin`.
+        Pasquali 2008, (3.3) and (3.4), with `base` in both; S_max is exactly `2 * mean_margin`.
         """
-        partial_sums = list(
-            accumulate(
-                (self.base**exponent for exponent in range(1, self.max_priority + 1)), initial=0
-            )
-        )
-        return [2 * mean_margin * partial_sum / partial_sums[-1] for partial_sum in partial_sums]
+        widths = (self.base**k for k in range(1, self.max_priority + 1))
+        bounds = list(accumulate(widths, initial=0))
+        return [2 * mean_margin * bound / bounds[-1] for bound in bounds]
 
     def contribution(self, job: Job) -> float:
         """Return 0..max_priority: 1 without a deadline, max_priority if it can no longer be met."""
@@ -118,10 +114,10 @@ class User(Heuristic):
 
 
 class HeuristicContribution(NamedTuple):
-    """The contribution of one heuristic to a priority, and its weight."""
+    """The contribution of one heuristic to a priority."""
 
-    heuristic: str
-    contribution: float
+    heuristic: str  # its name
+    contribution: float  # urgency, usually 0..max_priority
     weight: float
 
 
@@ -155,9 +151,7 @@ class Classifier:
                 raise ValueError(f"weight of {name} is {weight}; it must be 0 or more")
             self.weights[name] = weight
         if not sum(self.weights.values()) > 0:
-            raise ValueError(
-                "no heuristic has a weight above 0; give at least one of them a positive weight"
-            )
+            raise ValueError("no heuristic has a weight above 0; give at least one such a weight")
         for heuristic in selected:
             heuristic.max_priority = max_priority
         self._ordered_heuristics = list(selected)

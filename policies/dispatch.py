@@ -17,16 +17,16 @@ LOADS = ("paper", "observed")
 ORDERINGS = ("array", "equal")
 
 # Sums are integers in units of the smallest float, 2**-1074. Every float is a whole number of these
-# units, so subtracting what was added leaves exactly zero: an idle cluster must have load 0.
+# units, so subtracting all that was added leaves exactly zero: an idle cluster must have load 0.
 _SMALLEST_EXPONENT = 1074
 UNITS_PER_WORK = 1 << _SMALLEST_EXPONENT
 
 
 class ClusterLoad(NamedTuple):
-    """The load and the number of queued jobs that a decision compares for one cluster."""
+    """The figures of one cluster that a decision compares."""
 
-    load: float
-    jobs: int
+    load: float  # work (seconds x benchmark), or observed seconds
+    jobs: int  # queued jobs
 
 
 class LoadOrdering:
@@ -80,10 +80,10 @@ class LoadOrdering:
         self._uses_estimated_work = load == "paper"
 
     def choose(self, job: Job, priority: int, eligible: Collection[str] | None = None) -> str:
-        """The cluster for the job: of `eligible`, else of all. Changes nothing.
+        """Return the cluster for the job, from `eligible` or all clusters, without recording it.
 
-        The same job, arrays and seed give the same answer, however many came before. ValueError
-        if nothing is eligible, or a cluster or the priority is unknown.
+        The same job, arrays and seed give the same cluster, independent of earlier draws.
+        ValueError if no cluster is eligible, or a cluster or the priority is unknown.
         """
         loads, columns = self._loads[self._row(priority)], self._columns(eligible)
         least_load = min(loads if eligible is None else [loads[i] for i in columns])
@@ -136,7 +136,7 @@ class LoadOrdering:
             or remaining_units < 0
             or (self._uses_estimated_work and (remaining_jobs == 0) != (remaining_units == 0))
         ):
-            raise ValueError(f"job {job.id} was never assigned to {cluster} at {priority}")
+            raise ValueError(f"job {job.id} was never assigned to {cluster} at priority {priority}")
         self._change_totals(column, row, -job_units, -1)
 
     def observe(self, cluster: str, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Eligibility: which clusters can run a job, and for each other cluster the reason and a message."""
+"""Eligibility: which clusters can run a job, with a reason and a message for each other cluster."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FEATURE = re.compile(r"[A-Za-z0-9_.:\-]+")
 
 @dataclass(frozen=True)
 class Ineligibility:
-    """Why a cluster cannot take a job, now or ever (see PERMANENT_REASONS)."""
+    """Why a cluster cannot take a job."""
 
-    reason: Reason
-    text: str
+    reason: Reason  # lasting if in PERMANENT_REASONS
+    text: str  # for the owner of the job
 
 
 class UnmappedNameError(Exception):
@@ -72,10 +72,10 @@ def translate_job(job: Job, cluster: Cluster, info: ClusterInfo | None) -> Job:
 
 def _add_features(constraint: str | None, features: list[str]) -> str | None:
     """Return the constraint with the features added, in a form that needs no brackets."""
-    required_features = "&".join(features)
-    if constraint is None or not required_features:
-        return constraint or required_features or None
-    return "|".join(f"{group}&{required_features}" for group in constraint.split("|"))
+    required = "&".join(features)
+    if constraint is None or not required:
+        return constraint or required or None
+    return "|".join(f"{group}&{required}" for group in constraint.split("|"))
 
 
 def _counted_licences(job: Job, cluster: Cluster, info: ClusterInfo) -> dict[str, int]:
@@ -99,7 +99,7 @@ def _satisfies_constraint(nodes: NodeCapacity, constraint: str | None) -> bool:
 
 
 def _task_capacity(job: Job, nodes: NodeCapacity, only_free: bool) -> int:
-    """Return how many tasks of the job fit on one of these nodes, empty or as it is now."""
+    """Return how many tasks of the job fit on one node, on an empty one or beside its jobs."""
     cpus = nodes.free_cpus if only_free else nodes.cpus
     memory = nodes.free_memory if only_free else nodes.memory
     gres = nodes.free_gres if only_free else nodes.gres
@@ -121,7 +121,7 @@ def fits_partition(
 ) -> bool:
     """Whether the nodes of the partition can hold the whole job.
 
-    `up` counts only nodes that are up, `free` only the free part of nodes that are up.
+    `only_up` counts only nodes that are up, `only_free` only the free part of nodes that are up.
     """
     remaining_tasks, max_nodes = job.tasks, partition.max_nodes
     remaining_nodes = job.nodes if job.nodes is not None else max_nodes
@@ -180,39 +180,34 @@ def find_ineligibility(
     if info is None:
         return Ineligibility(Reason.CLUSTER_DOWN, "the cluster has not reported yet")
     try:
-        translated_job = translate_job(job, cluster, info)
+        job = translate_job(job, cluster, info)
     except UnmappedNameError as error:
         return Ineligibility(Reason.NO_MAPPING, str(error))
-    partition = info.partition(translated_job.partition)
-    if partition is None and translated_job.partition is None:
+    partition = info.partition(job.partition)
+    if partition is None and job.partition is None:
         return Ineligibility(Reason.CLUSTER_DRAINED, "the cluster has no partition with nodes now")
     if partition is None:
-        return Ineligibility(
-            Reason.NO_MAPPING, f'the cluster has no partition "{translated_job.partition}"'
-        )
-    if (
-        text := _describe_size_excess(translated_job, partition)
-        or _describe_licence_excess(translated_job, info)
-    ) is not None:
-        return Ineligibility(Reason.NO_CLUSTER_FITS, text)
+        return Ineligibility(Reason.NO_MAPPING, f'the cluster has no partition "{job.partition}"')
+    excess = _describe_size_excess(job, partition) or _describe_licence_excess(job, info)
+    if excess is not None:
+        return Ineligibility(Reason.NO_CLUSTER_FITS, excess)
     if not partition.up:
         return Ineligibility(Reason.CLUSTER_DRAINED, f"partition {partition.name} is down")
     # the nodes of an active reservation count as down for jobs outside it
-    if translated_job.reservation is None and not (
-        all(n.up for n in partition.nodes)
-        or fits_partition(translated_job, partition, only_up=True)
+    if job.reservation is None and not (
+        all(n.up for n in partition.nodes) or fits_partition(job, partition, only_up=True)
     ):
         return Ineligibility(Reason.CLUSTER_DRAINED, "too many nodes are down or drained")
-    for name, count in translated_job.licences.items():
-        manager_licences = info.licences[name]
-        if count > manager_licences.total - manager_licences.used:
-            message = f"by its own count {manager_licences.used} of {manager_licences.total} {name} are taken"
+    for name, count in job.licences.items():
+        total, used = info.licences[name].total, info.licences[name].used
+        if count > total - used:
+            message = f"its manager counts {used} of {total} {name} as used"
             return Ineligibility(Reason.LICENCE_BUSY, message)
     return None
 
 
 def _describe_licence_excess(job: Job, info: ClusterInfo) -> str | None:
-    """Describe a request that exceeds the total of the manager's own licence counter."""
+    """Return a message if the job requests more licences than the manager counts in all."""
     for name, count in job.licences.items():
         if count > (total := info.licences[name].total):
             return f"its manager counts {total} {name} in all, the job requests {count}"
@@ -220,6 +215,7 @@ def _describe_licence_excess(job: Job, info: ClusterInfo) -> str | None:
 
 
 def _describe_size_excess(job: Job, partition: Partition) -> str | None:
+    """Return a message if the job is too long or too large for the partition."""
     limit = job.time_limit
     if limit is not None and partition.max_time is not None and limit > partition.max_time:
         return (

@@ -11,16 +11,15 @@ from metasched.model.job import MAX_PRIORITY, Job
 class Heuristic(ABC):
     """A rating of the urgency of a job; a site adds its own as a subclass.
 
-    `name` identifies it in weights and in `explain`. The classifier sets `max_priority`; an
-    instance serves one classifier.
+    An instance serves one classifier.
     """
 
-    name: ClassVar[str]
-    max_priority: int = MAX_PRIORITY
+    name: ClassVar[str]  # in weights and in `explain`
+    max_priority: int = MAX_PRIORITY  # set by the classifier
 
     @abstractmethod
     def contribution(self, job: Job) -> float:
-        """Return the urgency of the job, 1..max_priority, higher first, without changing any state."""
+        """Return the urgency of the job, 1..max_priority, higher first. No state changes."""
 
     def remember(self, job: Job) -> None:  # noqa: B027 - optional: most heuristics keep no state
         """Take the classified job into account for later jobs."""

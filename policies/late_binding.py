@@ -24,18 +24,15 @@ K = TypeVar("K", bound=Hashable)
 class ReservedNodes:
     """Nodes of one cluster that must be free when its reservations begin.
 
-    `free_nodes` counts nodes neither used, by limits, nor reserved; `first_start` is the begin of
-    the first reservation. Jobs may hold nodes for `guard` seconds after their limits, and limits
-    are rounded up to `granularity` seconds. The manager reports the nodes of a job only later, so
-    each task is taken to need a node of its own. `free_nodes` None: not known yet; then a job that
-    would still run at `first_start` is not dispatched.
+    The manager reports the nodes of a job only later, so each task is taken to need a node of its
+    own. Before `free_nodes` is known, no job is dispatched that would still run at `first_start`.
     """
 
-    now: float
-    first_start: float
-    guard: float
-    granularity: float
-    free_nodes: Carts | None
+    now: float  # epoch seconds
+    first_start: float  # epoch seconds: the begin of the first reservation
+    guard: float  # seconds that a job may hold its nodes after its limit
+    granularity: float  # seconds: limits are rounded up to multiples of it
+    free_nodes: Carts | None  # neither reserved nor used, by limits; None: not known yet
 
     def leaves_reserved_nodes(self, job: Job) -> bool:
         """Whether all reservations can be kept if the job starts now."""
@@ -65,14 +62,12 @@ class ReservedNodes:
 
 @dataclass
 class LateBinding(Generic[K]):
-    """One pass over the queue. Clusters are identified by keys; the caller gives their order.
-
-    `reserved_nodes` has an entry for each cluster where only metasched enforces the reservations.
-    """
+    """One pass over the queue. Clusters are identified by keys; the caller gives their order."""
 
     capacities: Mapping[K, BackfillCapacity]
     reserved_nodes: Mapping[K, ReservedNodes] = field(default_factory=dict)
-    _head_reserved: bool = False
+    """Of the clusters whose reservations only metasched enforces."""
+    _head_reserved: bool = False  # the first blocked job has its reservation
 
     @property
     def full(self) -> bool:
@@ -80,7 +75,7 @@ class LateBinding(Generic[K]):
         return all(capacity.free_cpus <= 0 for capacity in self.capacities.values())
 
     def choose(self, job: Job, eligible: Iterable[K]) -> K | None:
-        """Return the cluster to dispatch the job to and record its start; None if it stays queued."""
+        """Record a start of the job and return its cluster; None if the job stays queued."""
         keys = list(eligible)
         for key in keys:
             reserved = self.reserved_nodes.get(key)
@@ -105,11 +100,11 @@ class LateBinding(Generic[K]):
     def _reserve_for_head(self, job: Job, eligible: Iterable[K]) -> None:
         """Reserve for the first blocked job where it fits first and no other job is the head."""
         capacities = self.capacities
-        fit_times = {
+        starts = {
             key: capacities[key].fit_time(job.cpus)
             for key in eligible
             if not capacities[key].has_head
         }
-        earliest = min(fit_times, key=fit_times.__getitem__, default=None)
-        if earliest is not None and fit_times[earliest] < NEVER:
+        earliest = min(starts, key=starts.__getitem__, default=None)
+        if earliest is not None and starts[earliest] < NEVER:
             capacities[earliest].reserve_head(job.cpus, job.time_limit or job.estimated)

@@ -18,23 +18,23 @@ from metasched.policies.local.capacity import earliest_fit
 
 @dataclass
 class BackfillCapacity:
-    """Processors of one cluster in which a job can start now; updated during one scheduling pass.
+    """Processors of one cluster in which a job can start now; updated during one pass.
 
-    `incoming` are (cpus, seconds) of dispatched jobs that are missing from the last listing, in the
-    order of dispatch: they use processors first. `translate` returns an eligible job in the names
-    of the cluster.
+    Jobs that were dispatched and are missing from the last listing use processors first.
     """
 
     info: ClusterInfo
-    now: float
+    now: float  # epoch seconds
     incoming: list[tuple[int, float]] = field(default_factory=list)
+    """(processors, seconds) of dispatched, unlisted jobs, in the order of dispatch."""
     translate: Callable[[Job], Job] = lambda job: job
+    """Returns an eligible job in the names of the cluster."""
 
     def __post_init__(self) -> None:
         self.free_cpus = max(self.info.cpus - self.info.used_cpus, 0)
         self._releases = list(self.info.running_jobs)
         self._head: tuple[int, float] | None = None
-        self._fits_by_shape: dict[Hashable, bool] = {}  # by job shape: fits on the free nodes
+        self._fits: dict[Hashable, bool] = {}  # on the free nodes, by requirements of a job
         self._shadows = list(self.info.upcoming_windows)  # (shadow time, extra processors)
         head = self.info.queue_head
         for cpus, seconds in self.incoming:
@@ -51,7 +51,7 @@ class BackfillCapacity:
         return self._head is not None
 
     def fit_time(self, cpus: int) -> float:
-        """Return when so many processors are free, by the limits of running jobs; `inf` if never."""
+        """Return when `cpus` processors are free, by the limits of running jobs; inf if never."""
         return earliest_fit(cpus, self.free_cpus, self._releases, self.now)[0]
 
     def reserve_head(self, cpus: int, seconds: float) -> None:
@@ -67,8 +67,8 @@ class BackfillCapacity:
             (shadow, extra - cpus if end > shadow else extra) for shadow, extra in self._shadows
         ]
 
-    def delays_no_head(self, job: Job) -> bool:
-        """Whether there are processors for the job now and it delays no head. O(1 + reservations).
+    def has_cpus_for(self, job: Job) -> bool:
+        """Whether processors are free for the job now and it delays no head. O(reservations).
 
         A False stays False for the rest of the pass.
         """
@@ -84,16 +84,17 @@ class BackfillCapacity:
     def can_start(self, job: Job) -> bool:
         """Whether the job would start now and delay no head.
 
-        Nodes are checked once for all jobs of the same shape.
+        Nodes are checked once for all jobs with the same requirements.
         """
-        if not self.delays_no_head(job):
+        if not self.has_cpus_for(job):
             return False
-        if job.node_requirements not in self._fits_by_shape:
+        if job.node_requirements not in self._fits:
             translated = self.translate(job)
             partition = self.info.partition(translated.partition)
-            fits = partition is not None and fits_partition(translated, partition, only_free=True)
-            self._fits_by_shape[job.node_requirements] = fits
-        return self._fits_by_shape[job.node_requirements]
+            self._fits[job.node_requirements] = partition is not None and fits_partition(
+                translated, partition, only_free=True
+            )
+        return self._fits[job.node_requirements]
 
     def record_start(self, job: Job) -> None:
         """Record a start of the job on this cluster in this pass."""

@@ -13,7 +13,7 @@ from metasched.model.reservation_request import Offer
 
 
 class ClusterChooser(Protocol):
-    """Chooses among the clusters that can hold a reservation."""
+    """The interface of a choice among the clusters that can hold a reservation."""
 
     def choose(self, offers: Mapping[str, Offer], deadline: float) -> str:
         """Return the chosen cluster; `offers` must not be empty and may end past the `deadline`."""
@@ -48,11 +48,10 @@ class ResourcePriority:
         self._position = {name: position for position, name in enumerate(order)}
 
     def choose(self, offers: Mapping[str, Offer], deadline: float) -> str:
-        last_position = len(self._position)
+        last = len(self._position)
         in_time = [name for name, offer in offers.items() if offer.end <= deadline]
         if in_time:
-            return min(in_time, key=lambda name: (self._position.get(name, last_position), name))
+            return min(in_time, key=lambda name: (self._position.get(name, last), name))
         return min(
-            offers,
-            key=lambda name: (offers[name].rank, self._position.get(name, last_position), name),
+            offers, key=lambda name: (offers[name].rank, self._position.get(name, last), name)
         )

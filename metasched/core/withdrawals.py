@@ -234,7 +234,7 @@ class Withdrawals:
         the cheap check by processor counts excludes others, so it comes first.
         """
         for _, _, task in self._state.unstarted_by_key:
-            if capacity.delays_no_head(task.job) and self._may_be_pulled(task):
+            if capacity.has_cpus_for(task.job) and self._may_be_pulled(task):
                 current_view = self._state.views[task.live_attempt.cluster]
                 if current_view.up and current_view is not view:
                     yield task

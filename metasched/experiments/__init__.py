@@ -1,13 +1,13 @@
-"""Published tables run again, and experiments of our own.
+"""Experiments: published tables reproduced, and comparisons of metasched with other schemes.
 
-harness              what an experiment is: variants, seeds, results
-catalogue            all experiments by name
-pasquali2008         Load, Ordering, Flexible Backfilling (Pasquali 2008)
-kurowski2011         reservations beside batch jobs (Kurowski et al. 2011)
-reserved_providers   a provider with advance reservations
-admission            late and early binding of reservations
-federations          real traces as federations of clusters
-federated            dispatching compared with what users do without it
+harness              cases, seeds, results
+catalogue            all experiments by name, and their execution
+pasquali2008         Load and Ordering, Flexible Backfilling; also two tables of Kurowski et al.
+kurowski2011         reservations beside batch jobs
+reserved_providers   simulation of providers with advance reservations
+admission            reservations accepted or rejected, by the time of processor binding
+federations          federations of clusters from real traces
+federated            dispatch by metasched compared with what users do without it
 comparison           policies side by side over seeds
-plots, report        charts and a report of one page
+plots, report        charts, and a report of one page
 """

@@ -1,4 +1,4 @@
-"""Catalogue of the experiments, and their execution: every case with every seed, on all cores."""
+"""All experiments by name, and their execution: every case with every seed, on all cores."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from metasched.experiments.pasquali2008 import PUBLISHED
 
 DASK_TIMEOUT = 30.0  # seconds to connect to a Dask scheduler
 MAX_LOST_WORKERS = 3  # retries of a run after a lost worker
-EXPERIMENTS = {e.name: e for e in (*PUBLISHED, *RESERVATIONS, ADMISSION, *FEDERATED)}
+EXPERIMENTS = {
+    experiment.name: experiment for experiment in (*PUBLISHED, *RESERVATIONS, ADMISSION, *FEDERATED)
+}
 
 
 def find_experiment(name: str) -> Experiment:
     """Return the experiment of that name. ExperimentError if there is none."""
     if name not in EXPERIMENTS:
-        close_matches = get_close_matches(name, EXPERIMENTS, n=1)
-        suggestion = (
-            f"write {close_matches[0]}" if close_matches else "see metasched experiment --list"
-        )
-        raise ExperimentError(f'unknown experiment "{name}"; {suggestion}')
+        close = get_close_matches(name, EXPERIMENTS, n=1)
+        remedy = f"write {close[0]}" if close else "see metasched experiment --list"
+        raise ExperimentError(f'unknown experiment "{name}"; {remedy}')
     return EXPERIMENTS[name]
 
 
@@ -46,11 +46,8 @@ def run_experiment(
     for case in cases[:1]:
         case.scenario(1)  # reports missing traces before processes start
     values: dict[tuple[int, int], dict[str, float]] = {}
-    with (
-        _dask_executor(dask)
-        if dask
-        else ProcessPoolExecutor(len(os.sched_getaffinity(0))) as executor
-    ):
+    cores = len(os.sched_getaffinity(0))
+    with _dask_executor(dask) if dask else ProcessPoolExecutor(cores) as executor:
         pending = {
             executor.submit(_run_case, experiment.name, index, seed): (index, seed)
             for seed in range(1, runs + 1)
@@ -110,10 +107,10 @@ def _results(
             baseline_values = tuple(values[baseline_index, seed][figure] for seed in seeds)
             published = case.published.get(figure)
             yield FigureResult(
-                case.row,
-                case.column,
-                figure,
-                case_values,
-                published,
-                None if baseline_index == index else baseline_values,
+                row=case.row,
+                column=case.column,
+                figure=figure,
+                values=case_values,
+                published=published,
+                baseline=None if baseline_index == index else baseline_values,
             )

@@ -51,14 +51,18 @@ def compare(
         if progress is not None:
             progress(1)
     baseline = policies[0]
+
+    def values_of(name: str, figure: str) -> tuple[float, ...]:
+        return tuple(float(figures[figure]) for figures in values[name])
+
     return [
         FigureResult(
-            *("", name, figure),
-            tuple(float(figures[figure]) for figures in values[name]),
-            None,
-            None
-            if name == baseline
-            else tuple(float(figures[figure]) for figures in values[baseline]),
+            row="",
+            column=name,
+            figure=figure,
+            values=values_of(name, figure),
+            published=None,
+            baseline=None if name == baseline else values_of(baseline, figure),
         )
         for figure in COMPARED_FIGURES
         for name in policies

@@ -1,4 +1,4 @@
-"""Dispatch by metasched compared with what users do without it, on federations of real traces.
+"""Experiments: dispatch by metasched compared with choices of users, on federations of traces.
 
 Also on the clusters of Pasquali 2008, Table 6. Measurements are in docs/experiments.md.
 """
@@ -74,7 +74,7 @@ def _half_direct() -> list[SimulationCase]:
 
 
 def _machine_clusters() -> list[SimulationCase]:
-    """Each cluster has its own copies of a licence; in leased cases all clusters share them."""
+    """Return cases on machines: each cluster has its own licences; leased ones are shared."""
     rows = {
         f"inter-arrival {seconds}": SeededScenario(
             replace(synthetic.TWO_LEVEL, inter_arrival=seconds)
@@ -90,7 +90,7 @@ def _machine_clusters() -> list[SimulationCase]:
 
 
 def _late_percent_by_margin(lowest: float, highest: float) -> Callable[[Schedule], float]:
-    """Return a figure: percent late of the jobs whose margin / estimate is in [lowest, highest)."""
+    """Make a figure: percent late of the jobs whose margin / estimate is in [lowest, highest)."""
 
     def in_range(scheduled: ScheduledJob) -> bool:
         margin = scheduled.job.margin
@@ -105,6 +105,8 @@ def _late_percent_by_margin(lowest: float, highest: float) -> Callable[[Schedule
 
 
 def _mean_wait(direct: bool) -> Callable[[Schedule], float]:
+    """Make a figure: mean wait in seconds of the jobs that bypass metasched, or of the others."""
+
     def figure(schedule: Schedule) -> float:
         return metrics.mean(
             scheduled.wait for scheduled in schedule.jobs if scheduled.entry.direct == direct
@@ -129,35 +131,35 @@ _MARGIN_FIGURES = {
 }
 FEDERATED = (
     Experiment(
-        "better",
-        "Ways to choose a cluster, on federations of real traces at three loads",
-        "federations of SDSC-SP2 and KTH-SP2, of CERIT, of LCG",
-        SEEDS,
-        _BASELINE,
-        {**_WAIT_FIGURES, **_MARGIN_FIGURES, **_OTHER_FIGURES},
-        _federations,
+        name="better",
+        about="Ways to choose a cluster, on federations of real traces at three loads",
+        source="federations of SDSC-SP2 and KTH-SP2, of CERIT, of LCG",
+        runs=SEEDS,
+        baseline=_BASELINE,
+        figures={**_WAIT_FIGURES, **_MARGIN_FIGURES, **_OTHER_FIGURES},
+        cases=_federations,
     ),
     Experiment(
-        "better-half",
-        "The same, half of the users submitting to their home cluster directly",
-        "federations of SDSC-SP2 and KTH-SP2, of CERIT, of LCG",
-        SEEDS,
-        _BASELINE,
-        {
+        name="better-half",
+        about="The same, half of the users submitting to their home cluster directly",
+        source="federations of SDSC-SP2 and KTH-SP2, of CERIT, of LCG",
+        runs=SEEDS,
+        baseline=_BASELINE,
+        figures={
             **_WAIT_FIGURES,
             "wait of those through us, s": _mean_wait(False),
             "wait of those past us, s": _mean_wait(True),
             **_OTHER_FIGURES,
         },
-        _half_direct,
+        cases=_half_direct,
     ),
     Experiment(
-        "better-table6",
-        "The same on clusters of machines with licences",
-        "Pasquali 2008, Table 6",
-        SEEDS,
-        _BASELINE,
-        {**_WAIT_FIGURES, **_OTHER_FIGURES},
-        _machine_clusters,
+        name="better-table6",
+        about="The same on clusters of machines with licences",
+        source="Pasquali 2008, Table 6",
+        runs=SEEDS,
+        baseline=_BASELINE,
+        figures={**_WAIT_FIGURES, **_OTHER_FIGURES},
+        cases=_machine_clusters,
     ),
 )

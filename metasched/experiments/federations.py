@@ -17,17 +17,17 @@ OVERLAY = Overlay(deadlines=0.7, margin=(0.5, 8.0), gold=0.1, silver=0.3)
 
 @dataclass(frozen=True)
 class TraceSite:
-    """The jobs of a trace (of one `partition` of it) and the clusters of the site.
+    """The jobs of a trace and the clusters of its site.
 
     With several clusters each user's home is drawn in proportion to their processors: the trace
-    does not record it. One job in `keep_one_in` is kept, so that a window of some thousand jobs is
-    long compared with the jobs.
+    does not record it. Some traces are thinned, so that a window of some thousand jobs is long
+    compared with the jobs.
     """
 
-    trace_name: str
+    trace_name: str  # file name
     clusters: Mapping[str, int]  # processors, by name
-    partition: str = ""
-    keep_one_in: int = 1
+    partition: str = ""  # of the trace; "": all jobs
+    thinning: int = 1  # a job is kept of so many
 
     @property
     def cpus(self) -> int:
@@ -36,18 +36,17 @@ class TraceSite:
 
 @dataclass(frozen=True)
 class Federation:
-    """`jobs` jobs of its sites: a window of each site's trace, drawn by the seed, beginning at 0.
+    """The scenarios of a federation: a window of each site's trace, drawn by the seed.
 
-    Times between submissions are scaled so that the work of each window is `load` times the
-    capacity of its clusters; windows are cut where the shortest ends. `direct_share` is the share
-    of users who submit to their home cluster, bypassing metasched.
+    Each window begins at 0. Times between submissions are scaled to the load. Windows are cut
+    where the shortest ends.
     """
 
     name: str
     sites: tuple[TraceSite, ...]
-    jobs: int
-    load: float
-    direct_share: float = 0.0
+    jobs: int  # of all windows, before these are cut
+    load: float  # work of a window / capacity of its clusters during the window
+    direct_share: float = 0.0  # of the users: submit to their home cluster, bypassing metasched
 
     def __call__(self, seed: int) -> Scenario:
         """Return the workload and the clusters of a seed."""
@@ -82,7 +81,7 @@ class Federation:
             for entry in load_trace(site.trace_name, bool(site.partition)).entries
             if entry.home == site.partition
             and entry.job.cpus <= largest
-            and entry.number % site.keep_one_in == seed % site.keep_one_in
+            and entry.number % site.thinning == seed % site.thinning
         ]
         count = min(self.jobs // len(self.sites), len(log) // 2)  # leave room for several windows
         name = "+".join(site.clusters)
@@ -113,15 +112,15 @@ class Federation:
 
 
 def _owner_key(entry: WorkloadEntry) -> str:
-    """Return the key of draws for the job: its user, or the job itself if the trace records none."""
+    """Return the key of draws for a job: its user, or the job if the trace records no user."""
     return entry.job.user or f"job {entry.job.id}"
 
 
 SITES: dict[str, Sequence[TraceSite]] = {
     "SP2": (TraceSite("SDSC-SP2.swf.gz", {"sdsc": 128}), TraceSite("KTH-SP2.swf.gz", {"kth": 100})),
     "CERIT": (TraceSite("CERIT-wagap-2013.swf.gz", {"zewura": 1600, "zegox": 576}),),
-    # The log records no processors per site. These give the mean load of the three sites with the
-    # most work, of which one job in five is kept, the value .7.
+    # The log records no processors of sites. These are the three with the most work; with so many
+    # processors, a fifth of their jobs is a mean load of .7.
     "LCG": (
         TraceSite("LCG-2005-1.swf.gz", {"site40": 104}, "40", 5),
         TraceSite("LCG-2005-1.swf.gz", {"site52": 71}, "52", 5),

@@ -21,11 +21,13 @@ from metasched.simulate.workload import Workload, from_trace
 
 TRACES_VARIABLE = "METASCHED_TRACES"  # environment variable: the folder of traces
 # Student's t: 97.5% quantiles, by degrees of freedom
+# fmt: off
 _STUDENT_T = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )
+# fmt: on
 
 
 class ExperimentError(UserError):
@@ -33,16 +35,13 @@ class ExperimentError(UserError):
 
 
 class SimulationCase(NamedTuple):
-    """One cell of a table: a setting (`row`) run with a policy (`column`).
+    """One cell of a table: a setting simulated with a policy."""
 
-    `published` has the figures of the paper, by the names in `Experiment.figures`.
-    """
-
-    row: str
-    column: str
+    row: str  # the setting
+    column: str  # the policy
     scenario: Callable[[int], Scenario]  # from a seed
     settings: SimulationSettings
-    published: Mapping[str, float] = {}
+    published: Mapping[str, float] = {}  # figures of the paper, by name
     scheme: SubmissionScheme = THROUGH_METASCHED
 
     def run(self, seed: int) -> Schedule:
@@ -70,32 +69,26 @@ class ExperimentCase(Protocol):
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table of cases.
-
-    `runs` is the number of seeds in the paper; `baseline` the column that others are compared with,
-    seed by seed. `figures` are computed from each schedule.
-    """
+    """A table of cases."""
 
     name: str
-    about: str
-    source: str
-    runs: int
-    baseline: str
-    figures: Mapping[str, Callable[[Schedule], float]]
+    about: str  # title
+    source: str  # paper and table, or traces
+    runs: int  # default number of seeds, as in the paper
+    baseline: str  # column that the others are compared with, seed by seed
+    figures: Mapping[str, Callable[[Schedule], float]]  # of a schedule, by name
     cases: Callable[[], Sequence[ExperimentCase]]
 
 
 class FigureResult(NamedTuple):
-    """A figure of one case over all seeds; `baseline` has the baseline's values for the same seeds,
-    None for the baseline itself.
-    """
+    """A figure of one case over all seeds."""
 
     row: str
     column: str
-    figure: str
-    values: tuple[float, ...]
+    figure: str  # name
+    values: tuple[float, ...]  # by seed
     published: float | None
-    baseline: tuple[float, ...] | None
+    baseline: tuple[float, ...] | None  # the baseline's values by seed; None: this is the baseline
 
     @property
     def mean(self) -> float:
@@ -122,18 +115,14 @@ class FigureResult(NamedTuple):
         return self.mean / baseline_mean if baseline_mean else None
 
 
-def confidence_interval(differences: Sequence[float]) -> tuple[float, float]:
+def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean and the half-width of its 95% confidence interval (inf for one value)."""
-    mean = statistics.fmean(differences)
-    if len(differences) < 2:
+    mean = statistics.fmean(values)
+    if len(values) < 2:
         return mean, math.inf
-    degrees_of_freedom = len(differences) - 1
-    t_value = (
-        _STUDENT_T[degrees_of_freedom - 1]
-        if degrees_of_freedom <= len(_STUDENT_T)
-        else 1.96 + 2.5 / degrees_of_freedom
-    )
-    return mean, t_value * statistics.stdev(differences) / math.sqrt(len(differences))
+    freedom = len(values) - 1
+    quantile = _STUDENT_T[freedom - 1] if freedom <= len(_STUDENT_T) else 1.96 + 2.5 / freedom
+    return mean, quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def load_trace(name: str, partitions: bool = False) -> Workload:
@@ -155,6 +144,6 @@ def _read_trace(path: Path, partitions: bool) -> Workload:
 
 
 def late_percent(schedule: Schedule) -> float:
-    """Return the percentage of jobs with a deadline that end after it."""
+    """Return the percentage of late jobs among those with a deadline."""
     with_deadline = [scheduled for scheduled in schedule.jobs if scheduled.job.deadline is not None]
     return 100 * metrics.mean(metrics.tardiness(scheduled) > 0 for scheduled in with_deadline)

@@ -1,4 +1,4 @@
-"""Published experiments with advance reservations, reproduced: Kurowski et al. 2011, section 5.
+"""Experiments with advance reservations: Kurowski et al. 2011, section 5, reproduced.
 
 Tasks of the SDSC SP2 trace on two providers of 64 processors. A seed draws the tasks that are
 reservations, the same for all strategies of a row. docs/experiments.md documents the choices that
@@ -16,7 +16,7 @@ from typing import NamedTuple, get_args
 from metasched.experiments.harness import Experiment, load_trace
 from metasched.experiments.pasquali2008 import PUSH_POLICY, mean_flow, utilisation
 from metasched.experiments.reserved_providers import ProcessorBinding, schedule_reservations
-from metasched.model.reservation_request import ReservationRequest as Reservation
+from metasched.model.reservation_request import ReservationRequest
 from metasched.policies.reservation_choice import (
     ClusterChooser,
     MinimumCompletionTime,
@@ -35,39 +35,33 @@ _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 
 @cache
 def _trace_waits(policy: str) -> Mapping[int, float]:
-    """Wait per task in seconds, simulated with a local policy; the trace records no waits."""
-    simulated = simulate(
-        load_trace(_TRACE),
-        parse_clusters(_PROCESSORS),
-        SimulationSettings(policy=policy, meta_policy=PUSH_POLICY),
-    )
-    return {scheduled.entry.number: scheduled.wait for scheduled in simulated.jobs}
+    """Simulate the trace, which records no waits; return the wait of each task in seconds."""
+    settings = SimulationSettings(policy=policy, meta_policy=PUSH_POLICY)
+    schedule = simulate(load_trace(_TRACE), parse_clusters(_PROCESSORS), settings)
+    return {scheduled.entry.number: scheduled.wait for scheduled in schedule.jobs}
 
 
 class ReservedCase(NamedTuple):
-    """A row and a strategy (`column`): the given share of a range of tasks are reservations.
+    """A share of the tasks are reservations for their run time; the others are batch tasks.
 
-    They may start from submission + `window[0]` x wait to submission + `window[1]` x wait, where
-    the wait is the task's under policy `waits`; they last its run time. `period`, `reserved_first`,
-    `largest_first` and `binding` are those of `schedule_reservations`.
+    A reservation may start from submission + `window[0]` x wait to submission + `window[1]` x wait.
+    The last four fields are parameters of `schedule_reservations`.
     """
 
     row: str
-    column: str
-    tasks: str
-    share: float
-    published: Mapping[str, float] = {}
-    window: tuple[float, float] = (1.0, 1.0)
-    waits: str = "easy"
+    column: str  # strategy: "static", "MCT", "priority", or a label
+    tasks: str  # range of the trace
+    share: float  # of reservations
+    published: Mapping[str, float] = {}  # figures of the paper, by name
+    window: tuple[float, float] = (1.0, 1.0)  # multiples of the wait
+    waits: str = "easy"  # local policy with which the waits are simulated
     period: float = 0.0
     reserved_first: bool = True
     largest_first: bool = False
     binding: ProcessorBinding = "late"
 
     def scenario(self, seed: int) -> Scenario:
-        """Return the tasks, cut to the size of a provider; jobs with `begin` are reservations in
-        [begin, deadline].
-        """
+        """Return the tasks, cut to a provider's size; jobs with `begin` are reservations."""
         workload, clusters = load_trace(f"S1-jobs-{self.tasks}.swf"), parse_clusters(_PROVIDERS)
         size, waits = clusters[0].cpus, _trace_waits(self.waits)
         count = round(self.share * len(workload.entries))
@@ -88,50 +82,51 @@ class ReservedCase(NamedTuple):
         """Run the case; ties between providers are drawn by the same seed."""
         workload, clusters = self.scenario(seed)
         reservations = {
-            job.id: Reservation.flexible(job.cpus, run_time, job.begin, job.deadline)
+            job.id: ReservationRequest.flexible(job.cpus, run_time, job.begin, job.deadline)
             for job, run_time, *_ in workload.entries
             if job.begin is not None and job.deadline is not None
         }
-        all_clusters = tuple(range(len(clusters)))
-        batch_clusters, reserved_clusters = (
-            (all_clusters[1:], all_clusters[:1])
-            if self.column == "static"
-            else (all_clusters, all_clusters)
-        )
+        batch_clusters = reserved_clusters = range(len(clusters))
+        if self.column == "static":
+            batch_clusters, reserved_clusters = batch_clusters[1:], reserved_clusters[:1]
         chooser: ClusterChooser = MinimumCompletionTime(seed)
         if self.column == "priority":
             chooser = ResourcePriority([cluster.name for cluster in clusters])
-        strategy = (
+        return schedule_reservations(
+            workload,
+            clusters,
+            reservations,
             chooser,
             batch_clusters,
             reserved_clusters,
-            self.period,
-            self.reserved_first,
-            self.largest_first,
+            period=self.period,
+            reserved_first=self.reserved_first,
+            largest_first=self.largest_first,
+            binding=self.binding,
         )
-        return schedule_reservations(workload, clusters, reservations, *strategy, self.binding)
 
 
-def _mean_tardiness(result: Schedule) -> float:
+def _mean_tardiness(schedule: Schedule) -> float:
     """Return D of Kurowski et al.: seconds past the window, mean over reservations only."""
     return metrics.mean(
         metrics.tardiness(scheduled)
-        for scheduled in result.jobs
+        for scheduled in schedule.jobs
         if scheduled.job.deadline is not None
     )
 
 
-def _mean_batch_flow(result: Schedule) -> float:
+def _mean_batch_flow(schedule: Schedule) -> float:
+    """Return the mean seconds from submission to end of batch tasks."""
     return metrics.mean(
-        scheduled.flow for scheduled in result.jobs if scheduled.job.deadline is None
+        scheduled.flow for scheduled in schedule.jobs if scheduled.job.deadline is None
     )
 
 
-def _delayed_share(result: Schedule) -> float:
+def _delayed_share(schedule: Schedule) -> float:
     """Return the share of reservations that did not fit into their windows."""
     return metrics.mean(
         float(metrics.tardiness(scheduled) > 0)
-        for scheduled in result.jobs
+        for scheduled in schedule.jobs
         if scheduled.job.deadline is not None
     )
 
@@ -177,8 +172,11 @@ def _reservation_shares() -> list[ReservedCase]:
 def _strategies() -> list[ReservedCase]:
     cases = [
         ReservedCase(
-            *(f"{share:.0%}", column, _TASKS, share),
-            _by_figure(published) if share == 0.3 else {},
+            f"{share:.0%}",
+            column,
+            _TASKS,
+            share,
+            published=_by_figure(published) if share == 0.3 else {},
         )
         for share in _SHARES
         for column, published in _TABLE_6.items()
@@ -199,8 +197,10 @@ def _windows() -> list[ReservedCase]:
             window=(earliest, latest),
         )
         for earliest, latest, shares in (
-            *((1, 1, (0.3, 0.5)), (1, 2, (0.3, 0.5))),
-            *((1, 4, _SHARES), (2, 8, _SHARES)),  # Figures 15 and 16
+            (1, 1, (0.3, 0.5)),
+            (1, 2, (0.3, 0.5)),
+            (1, 4, _SHARES),  # Figure 15
+            (2, 8, _SHARES),  # Figure 16
         )
         for share in shares
         for column in ("MCT", "priority")
@@ -243,62 +243,62 @@ def _bindings() -> list[ReservedCase]:
 
 RESERVATIONS = (
     Experiment(
-        "reservation-shares",
-        "Reservations among batch tasks: their effect on both",
-        "Kurowski et al. 2011, Table 5",
-        20,
-        "MCT",
-        _FIGURES,
-        _reservation_shares,
+        name="reservation-shares",
+        about="Reservations among batch tasks: their effect on both",
+        source="Kurowski et al. 2011, Table 5",
+        runs=20,
+        baseline="MCT",
+        figures=_FIGURES,
+        cases=_reservation_shares,
     ),
     Experiment(
-        "reservation-strategies",
-        "Reservations on one provider, on the earliest, on the first that fits",
-        "Kurowski et al. 2011, Table 6, Figures 11-13",
-        60,
-        "MCT",
-        _FIGURES,
-        _strategies,
+        name="reservation-strategies",
+        about="Reservations on one provider, on the earliest, on the first that fits",
+        source="Kurowski et al. 2011, Table 6, Figures 11-13",
+        runs=60,
+        baseline="MCT",
+        figures=_FIGURES,
+        cases=_strategies,
     ),
     Experiment(
-        "reservation-windows",
-        "Reservations that may start within a range of multiples of their task's wait",
-        "Kurowski et al. 2011, Figures 14-16",
-        60,
-        "MCT",
-        _FIGURES,
-        _windows,
+        name="reservation-windows",
+        about="Reservations that may start within a range of multiples of their task's wait",
+        source="Kurowski et al. 2011, Figures 14-16",
+        runs=60,
+        baseline="MCT",
+        figures=_FIGURES,
+        cases=_windows,
     ),
     Experiment(
-        "reservation-periods",
-        "Reservations and batch tasks decided together in periods, not at arrival",
-        "Kurowski et al. 2011, Figures 8-10",
-        20,
-        "at once",
-        _FIGURES,
-        _periods,
+        name="reservation-periods",
+        about="Reservations and batch tasks decided together in periods, not at arrival",
+        source="Kurowski et al. 2011, Figures 8-10",
+        runs=20,
+        baseline="at once",
+        figures=_FIGURES,
+        cases=_periods,
     ),
     Experiment(
-        "reservation-orders",
-        "Batch tasks around reservations in the order of arrival, or the largest first",
-        "Kurowski et al. 2011, section 4.4.3",
-        60,
-        "first fit",
-        _FIGURES,
-        _orders,
+        name="reservation-orders",
+        about="Batch tasks around reservations in the order of arrival, or the largest first",
+        source="Kurowski et al. 2011, section 4.4.3",
+        runs=60,
+        baseline="first fit",
+        figures=_FIGURES,
+        cases=_orders,
     ),
     Experiment(
-        "reservation-binding",
-        "Processors of reservations assigned at their start or at their request",
-        "Kurowski et al. 2011, section 4.1",
-        60,
-        "late",
-        {
+        name="reservation-binding",
+        about="Processors of reservations assigned at their start or at their request",
+        source="Kurowski et al. 2011, section 4.1",
+        runs=60,
+        baseline="late",
+        figures={
             "U": utilisation,
             "F of batch": _mean_batch_flow,
             "delayed": _delayed_share,
             "D": _mean_tardiness,
         },
-        _bindings,
+        cases=_bindings,
     ),
 )

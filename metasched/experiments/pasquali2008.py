@@ -1,7 +1,7 @@
-"""Published experiments, reproduced: settings and figures.
+"""Experiments: tables of Pasquali 2008 (thesis), and two of Kurowski et al. 2011, reproduced.
 
-Pasquali 2008 (thesis, two-level scheduling) and Kurowski et al. 2011 (hierarchical scheduling on
-the SDSC SP2 trace). docs/experiments.md documents the choices that their texts leave open.
+The thesis is about two-level scheduling, the paper about hierarchical scheduling on the SDSC SP2
+trace. docs/experiments.md documents the choices that their texts leave open.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from metasched.simulate.engine import Schedule
 from metasched.simulate.settings import SimulationSettings
 from metasched.simulate.synthetic import Scenario
 
-PUSH_POLICY = Policy(load="paper", pull=False)
+PUSH_POLICY = Policy(load="paper", pull=False)  # of both: jobs never move
 
 # Figures, in the units of the papers.
 
 
 def mean_flow(schedule: Schedule) -> float:
+    """Return F of Kurowski et al.: mean seconds from submission to end."""
     return metrics.mean(scheduled.flow for scheduled in schedule.jobs)
 
 
@@ -42,6 +43,8 @@ def utilisation(schedule: Schedule) -> float:
 
 
 def _load_share(index: int) -> Callable[[Schedule], float]:
+    """Make a figure: percent of the work that a cluster did."""
+
     def share(schedule: Schedule) -> float:
         figures = metrics.summary(schedule, "", 1.0)
         return 100 * float(list(figures["load_share"].values())[index])
@@ -56,7 +59,7 @@ def _percent(low: int, high: int) -> tuple[float, float]:
     return low / 100, high / 100
 
 
-_COLUMNS = ("fcfs", "easy", "fb-unmod", "fb-mod")
+_COLUMNS = ("fcfs", "easy", "fb-unmod", "fb-mod")  # of both tables
 _TABLE_2 = {  # licence usage, percent
     (30, 50): (55.7, 78.5, 80.5, 79.7),
     (40, 60): (52.1, 76.1, 75.5, 76.3),
@@ -98,7 +101,7 @@ def _contention() -> list[SimulationCase]:
 
 @dataclass(frozen=True)
 class SeededScenario:
-    """Draws a scenario from uniform ranges with a given seed."""
+    """The scenarios of a generator, by seed; unlike a lambda it can be sent to other processes."""
 
     generator: synthetic.UniformGenerator
 
@@ -107,7 +110,7 @@ class SeededScenario:
 
 
 _LOCAL_PARAMETERS = {"lead": 2.0}  # k of local policies under a meta-scheduler
-_CASE_SETTINGS = {
+_CASE_SETTINGS = {  # by the thesis's names of the cases
     "MS": SimulationSettings(policy="priority", meta_policy=PUSH_POLICY),
     "LS": SimulationSettings(
         policy="fb-unmod", meta_policy=PUSH_POLICY, parameters=dict(_LOCAL_PARAMETERS)
@@ -180,8 +183,13 @@ def _local_settings(policy: str, period: int = 0) -> SimulationSettings:
 
 
 def _local_periods() -> list[SimulationCase]:
-    published = {0: (0.587, 16228), 10: (0.587, 15314), 60: (0.587, 15956), 600: (0.58, 19051)}
-    published[3600] = (0.532, 141727)
+    published = {  # U and F, by period in seconds
+        0: (0.587, 16228),
+        10: (0.587, 15314),
+        60: (0.587, 15956),
+        600: (0.58, 19051),
+        3600: (0.532, 141727),
+    }
     return [
         SimulationCase(
             "1 x 128",
@@ -195,7 +203,7 @@ def _local_periods() -> list[SimulationCase]:
 
 
 def _random_queues() -> list[SimulationCase]:
-    published = {
+    published = {  # U and F of each strategy, by number of clusters
         2: ((0.592, 44559), (0.644, 64175)),
         4: ((0.391, 17481), (0.391, 15287)),
         8: ((0.203, 9865), (0.209, 10675)),
@@ -218,65 +226,65 @@ def _random_queues() -> list[SimulationCase]:
 _LICENCE_FIGURES = {"licence_usage": lambda s: 100 * metrics.licence_usage(s), "late": late_percent}
 PUBLISHED = (
     Experiment(
-        "licence-ratios",
-        "Flexible Backfilling with scarce licences, inter-arrival 12",
-        "Pasquali 2008, Tables 1, 2, 3",
-        20,
-        "easy",
-        _LICENCE_FIGURES,
-        _licence_ratios,
+        name="licence-ratios",
+        about="Flexible Backfilling with scarce licences, inter-arrival 12",
+        source="Pasquali 2008, Tables 1, 2, 3",
+        runs=20,
+        baseline="easy",
+        figures=_LICENCE_FIGURES,
+        cases=_licence_ratios,
     ),
     Experiment(
-        "contention",
-        "Flexible Backfilling under five loads",
-        "Pasquali 2008, Table 1, Figures 16-18",
-        20,
-        "easy",
-        {
+        name="contention",
+        about="Flexible Backfilling under five loads",
+        source="Pasquali 2008, Table 1, Figures 16-18",
+        runs=20,
+        baseline="easy",
+        figures={
             "late": late_percent,
             "system_usage": lambda s: 100 * metrics.system_usage(s),
             "slowdown": lambda s: metrics.mean(map(metrics.slowdown, s.jobs)),
         },
-        _contention,
+        cases=_contention,
     ),
     Experiment(
-        "load-shares",
-        "Share of the work of clusters of 120, 60, 30 and 15 machines",
-        "Pasquali 2008, Table 6, Figure 25",
-        20,
-        "LS",
-        {f"share_c{place + 1}": _load_share(place) for place in range(4)},
-        _load_shares,
+        name="load-shares",
+        about="Share of the work of clusters of 120, 60, 30 and 15 machines",
+        source="Pasquali 2008, Table 6, Figure 25",
+        runs=20,
+        baseline="LS",
+        figures={f"share_c{index + 1}": _load_share(index) for index in range(4)},
+        cases=_load_shares,
     ),
     Experiment(
-        "two-level",
-        "Fixed priorities (MS), local ones (LS) or none (NO)",
-        "Pasquali 2008, Table 6, Figures 26-29",
-        20,
-        "NO",
-        {
+        name="two-level",
+        about="Fixed priorities (MS), local ones (LS) or none (NO)",
+        source="Pasquali 2008, Table 6, Figures 26-29",
+        runs=20,
+        baseline="NO",
+        figures={
             "late": late_percent,
             "system_usage": lambda s: 100 * metrics.system_usage(s),
             "slowdown_without_deadline": metrics.slowdown_without_deadline,
         },
-        _two_level,
+        cases=_two_level,
     ),
     Experiment(
-        "local-periods",
-        "First fit against largest size first at ticks, tasks 1-1000",
-        "Kurowski et al. 2011, Table 2",
-        1,
-        "FCFS",
-        {"U": utilisation, "F": mean_flow},
-        _local_periods,
+        name="local-periods",
+        about="First fit against largest size first at ticks, tasks 1-1000",
+        source="Kurowski et al. 2011, Table 2",
+        runs=1,
+        baseline="FCFS",
+        figures={"U": utilisation, "F": mean_flow},
+        cases=_local_periods,
     ),
     Experiment(
-        "random-queues",
-        "Tasks 1-1000 dispatched at random to 2, 4 and 8 queues",
-        "Kurowski et al. 2011, Table 3",
-        20,
-        "FCFS",
-        {"U": utilisation, "F": mean_flow},
-        _random_queues,
+        name="random-queues",
+        about="Tasks 1-1000 dispatched at random to 2, 4 and 8 queues",
+        source="Kurowski et al. 2011, Table 3",
+        runs=20,
+        baseline="FCFS",
+        figures={"U": utilisation, "F": mean_flow},
+        cases=_random_queues,
     ),
 )

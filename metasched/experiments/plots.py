@@ -165,28 +165,17 @@ def _draw_gantt(schedule: Schedule, axis: Axes) -> None:
 
     bars, colours, offset = [], [], 0
     for index, cluster in enumerate(schedule.clusters):
-        free_at = [0.0] * cluster.cpus
-        for scheduled in sorted(
-            (scheduled for scheduled in schedule.jobs if scheduled.cluster == index),
-            key=lambda scheduled: scheduled.start,
-        ):
-            processors = [
-                processor
-                for processor, free_time in enumerate(free_at)
-                if free_time <= scheduled.start
-            ][: scheduled.cpus]
+        free_at = [0.0] * cluster.cpus  # seconds, by processor
+        jobs = [scheduled for scheduled in schedule.jobs if scheduled.cluster == index]
+        for scheduled in sorted(jobs, key=lambda scheduled: scheduled.start):
+            start, end = scheduled.start, scheduled.end
+            free = [processor for processor, time in enumerate(free_at) if time <= start]
+            processors = free[: scheduled.cpus]
             for processor in processors:
-                free_at[processor] = scheduled.end
+                free_at[processor] = end
             for first, last in _contiguous_runs(processors):
                 low, high = offset + first, offset + last + 1
-                bars.append(
-                    [
-                        (scheduled.start, low),
-                        (scheduled.end, low),
-                        (scheduled.end, high),
-                        (scheduled.start, high),
-                    ]
-                )
+                bars.append([(start, low), (end, low), (end, high), (start, high)])
                 colours.append(scheduled.job.id % 20)
         axis.text(
             1.005, offset + cluster.cpus / 2, cluster.name, transform=_right_margin_transform(axis)
@@ -227,18 +216,14 @@ def plot_load(schedule: Schedule) -> Figure:
     licensed = any(scheduled.job.licences for scheduled in jobs)
     figure, axes = _figure(3 if licensed else 2, height=3)
     show_each_cluster = len(schedule.clusters) <= MAX_LINES
-    lines: list[tuple[str, int, Sequence[ScheduledJob]]] = (
-        [
-            (
-                cluster.name,
-                cluster.cpus,
-                [scheduled for scheduled in jobs if scheduled.cluster == index],
-            )
+    lines: list[tuple[str, int, Sequence[ScheduledJob]]]  # label, processors, jobs
+    if show_each_cluster:
+        lines = [
+            (cluster.name, cluster.cpus, [job for job in jobs if job.cluster == index])
             for index, cluster in enumerate(schedule.clusters)
         ]
-        if show_each_cluster
-        else [("all clusters", sum(c.cpus for c in schedule.clusters), jobs)]
-    )
+    else:
+        lines = [("all clusters", sum(cluster.cpus for cluster in schedule.clusters), jobs)]
     for name, cpus, cluster_jobs in lines:
         means = average_usage(usage_over_time(cluster_jobs), first, last, TIME_INTERVALS)
         times = [sample.time for sample in means]
@@ -255,6 +240,7 @@ def plot_load(schedule: Schedule) -> Figure:
 
 
 def _plotted_values(means: Sequence[UsageSample], cpus: int) -> tuple[list[float], ...]:
+    """Return the values of each row of `plot_load`."""
     return (
         [100 * sample.used / cpus for sample in means],
         [sample.waiting for sample in means],

@@ -53,7 +53,8 @@ def render_run(
         _section(
             "Utilisation and queue",
             _image(plots.plot_load(schedule), "utilisation and queue over time"),
-            f"Means over {plots.TIME_INTERVALS} equal intervals. A job that was moved counts where it ran.",
+            f"Means over {plots.TIME_INTERVALS} equal intervals. "
+            "A job that was moved counts where it ran.",
         ),
         _section(
             "Load share", _image(plots.plot_load_shares(figures["load_share"]), "load shares")
@@ -109,28 +110,32 @@ def _figure_rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _cluster_table(schedule: Schedule, figures: Mapping[str, Any]) -> str:
-    headings = [
-        *("cluster", "processors", "jobs", "share of the work", "utilisation", "mean wait, s"),
-        *("bounded slowdown", "longest wait, s", "missed deadlines", "licence usage"),
-    ]
+    headings = (
+        "cluster",
+        "processors",
+        "jobs",
+        "share of the work",
+        "utilisation",
+        "mean wait, s",
+        "bounded slowdown",
+        "longest wait, s",
+        "missed deadlines",
+        "licence usage",
+    )
     rows = []
     for cluster in schedule.clusters:
         cluster_figures = figures["clusters"][cluster.name]
         rows.append(
             (
-                *(cluster.name, str(cluster.cpus), str(cluster_figures["jobs"])),
-                *(
-                    f"{figures['load_share'][cluster.name]:.1%}",
-                    f"{cluster_figures['utilisation']:.1%}",
-                ),
-                *(
-                    _format_number(cluster_figures["mean_wait"]),
-                    _format_number(cluster_figures["mean_bounded_slowdown"]),
-                ),
-                *(
-                    _format_number(cluster_figures["longest_wait"]),
-                    f"{cluster_figures['missed_deadlines']:.1%}",
-                ),
+                cluster.name,
+                str(cluster.cpus),
+                str(cluster_figures["jobs"]),
+                f"{figures['load_share'][cluster.name]:.1%}",
+                f"{cluster_figures['utilisation']:.1%}",
+                _format_number(cluster_figures["mean_wait"]),
+                _format_number(cluster_figures["mean_bounded_slowdown"]),
+                _format_number(cluster_figures["longest_wait"]),
+                f"{cluster_figures['missed_deadlines']:.1%}",
                 f"{cluster_figures['licence_usage']:.1%}",
             )
         )
@@ -138,6 +143,7 @@ def _cluster_table(schedule: Schedule, figures: Mapping[str, Any]) -> str:
 
 
 def _format_result(result: FigureResult) -> str:
+    """Return `mean ± half-width (difference ± half-width) / published`, as far as they exist."""
     text = _format_interval(*confidence_interval(result.values))
     if result.paired is not None:
         difference, half = result.paired
@@ -149,9 +155,10 @@ def _format_result(result: FigureResult) -> str:
 
 def _format_interval(mean: float, half: float) -> str:
     """Format a mean and, if finite, the half-width of its interval with two digits."""
-    return _format_number(mean) + (
-        f" ± {_format_number(float(f'{half:.2g}'))}" if math.isfinite(half) else ""
-    )
+    text = _format_number(mean)
+    if math.isfinite(half):
+        text += f" ± {_format_number(float(f'{half:.2g}'))}"
+    return text
 
 
 def _format_number(value: float) -> str:

@@ -1,12 +1,12 @@
-"""Batch jobs and advance reservations on several providers: Kurowski et al. 2011, section 4.
+"""Simulation of providers with batch jobs and reservations: Kurowski et al. 2011, section 4.
 
-A batch job goes to the provider with the fewest waiting jobs and starts first fit, in the order of
-arrival or the largest first (LSF), never past a reservation by its limit. A reservation is booked
-at its request, by the daemon's own CARTS and cluster choosers. Its processors are chosen when it
-starts (dynamic binding), so checking amounts is enough, or, for comparison, when it is booked
-(static binding). A reservation that does not fit into its window is booked at the first later time;
-none is rejected. Decisions are made as tasks arrive, or every `period` seconds for all that arrived
-(section 4.4.4).
+A batch job goes to the provider with the fewest waiting jobs. It starts first fit, in the order of
+arrival or the largest first (LSF), and never runs into a reservation by its limit. A reservation is
+booked at its request, by the daemon's own CARTS and cluster choosers. Its processors are chosen
+when it starts (dynamic binding), so checking amounts is enough, or, for comparison, when it is
+booked (static binding). A reservation that does not fit into its window is booked at the first
+later time; none is rejected. Decisions are made as tasks arrive, or every `period` seconds for all
+tasks that arrived (section 4.4.4).
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Literal, Protocol
 
 from metasched.carts.carts import Carts
 from metasched.carts.sets import CartsSets
-from metasched.model.reservation_request import Offer
-from metasched.model.reservation_request import ReservationRequest as Reservation
+from metasched.model.reservation_request import Offer, ReservationRequest
 from metasched.policies.reservation_choice import ClusterChooser
 from metasched.simulate.clusters import SimulatedCluster
 from metasched.simulate.engine import Schedule, ScheduledJob
@@ -28,12 +27,13 @@ from metasched.simulate.workload import Workload, WorkloadEntry
 
 _END, _ARRIVAL = 0, 1  # at equal times, endings come before arrivals
 
-
+# when processors are chosen: at the start of a task, or at its booking; "apart": batch jobs get the
+# highest free processors, reservations the lowest
 ProcessorBinding = Literal["late", "early", "early, apart"]
 
 
 class ProcessorTimeline(Protocol):
-    """Free processors of a cluster over time; tasks are identified by their ids.
+    """The interface of a record of a cluster's free processors over time.
 
     Reservations are booked; batch jobs are started, and stopped before `end`, their limit.
     """
@@ -88,6 +88,7 @@ class _AssignedTimeline:
 
 
 def make_timeline(binding: ProcessorBinding, processors: int, origin: float) -> ProcessorTimeline:
+    """Create the timeline of a cluster for a kind of binding, beginning at `origin` (seconds)."""
     if binding == "late":
         return _CountedTimeline(processors, origin)
     return _AssignedTimeline(processors, origin, binding == "early, apart")
@@ -95,15 +96,15 @@ def make_timeline(binding: ProcessorBinding, processors: int, origin: float) -> 
 
 @dataclass
 class _Provider:
-    """A cluster: its timeline, waiting batch jobs, and the limits of running ones."""
+    """A cluster with its batch queue."""
 
     timeline: ProcessorTimeline
     largest_first: bool
-    queue: dict[int, WorkloadEntry] = field(default_factory=dict)
-    limit_ends: dict[int, float] = field(default_factory=dict)
+    queue: dict[int, WorkloadEntry] = field(default_factory=dict)  # batch jobs, by id
+    limit_ends: dict[int, float] = field(default_factory=dict)  # of running batch jobs, by id
 
     def start_waiting(self, now: float) -> list[WorkloadEntry]:
-        """Start, first fit, the jobs whose limit ends before a reservation needs their processors."""
+        """Start, first fit, the jobs that end by their limit before the next reservation."""
         started = []
         free = self.timeline.free(now, nextafter(now, now + 1))
         waiting = list(self.queue.values())
@@ -127,14 +128,14 @@ class _Provider:
 
 
 def batch_limit(entry: WorkloadEntry) -> float:
-    """Return the limit of a batch job in seconds: jobs that ran longer were not killed."""
+    """Return the limit of a batch job in seconds: its run time if the log let it run longer."""
     return max(entry.job.estimated, entry.run_time)
 
 
 def schedule_reservations(
     workload: Workload,
     clusters: Sequence[SimulatedCluster],
-    reservations: Mapping[int, Reservation],
+    reservations: Mapping[int, ReservationRequest],
     chooser: ClusterChooser,
     batch_clusters: Sequence[int],
     reserved_clusters: Sequence[int],
@@ -147,11 +148,9 @@ def schedule_reservations(
 
     `batch_clusters` and `reserved_clusters` are the indexes of the clusters for either kind;
     disjoint indexes give a static partition. Arrivals are decided every `period` seconds, or at
-    once if it is 0. Within one decision reservations are booked before batch jobs start, or all in
+    once if it is 0. Within one decision, reservations are booked before batch jobs start, or all in
     the order of arrival (`reserved_first` False). The batch queue of a provider is in the order of
-    arrival, or the largest first. `binding`: "late", processors are chosen as tasks start; "early",
-    assigned at booking; "early, apart", the lowest for reservations, the highest for batch jobs.
-    Deterministic except for draws of the chooser.
+    arrival, or the largest first. Deterministic except for draws of the chooser.
     """
     origin = workload.entries[0].job.submitted if workload.entries else 0.0
     providers = [
@@ -159,15 +158,13 @@ def schedule_reservations(
         for cluster in clusters
     ]
     index_by_name = {cluster.name: index for index, cluster in enumerate(clusters)}
-    by_id = {entry.job.id: entry for entry in workload.entries}
+    entries = {entry.job.id: entry for entry in workload.entries}
     scheduled: dict[int, ScheduledJob] = {}
 
     def decision_time(arrival: float) -> float:
         return origin + ceil((arrival - origin) / period) * period if period else arrival
 
-    events = [
-        (decision_time(entry.job.submitted), _ARRIVAL, entry.job.id) for entry in workload.entries
-    ]
+    events = [(decision_time(e.job.submitted), _ARRIVAL, e.job.id) for e in workload.entries]
     events.sort()
     event_count = pass_count = 0
 
@@ -189,10 +186,10 @@ def schedule_reservations(
         now = events[0][0]
         changed: set[int] = set()
         while events and events[0][0] <= now:
-            _, event_kind, id = heappop(events)
-            entry, reservation = by_id[id], reservations.get(id)
+            _, event, id = heappop(events)
+            entry, reservation = entries[id], reservations.get(id)
             event_count += 1
-            if event_kind == _END:
+            if event == _END:
                 index = scheduled[id].cluster
                 if reservation is None:
                     providers[index].end_job(now, entry)
@@ -220,14 +217,10 @@ def schedule_reservations(
     return Schedule(tuple(clusters), jobs, dict(workload.dropped), event_count, pass_count)
 
 
-def _make_offer(timeline: ProcessorTimeline, reservation: Reservation, now: float) -> Offer:
-    """Return the requested window, or the first one after its start that is free from now on."""
-    size, duration, ready = (
-        reservation.min_size,
-        reservation.min_duration,
-        max(reservation.ready, now),
-    )
-    start = timeline.earliest_start(size, duration, ready, reservation.deadline)
+def _make_offer(timeline: ProcessorTimeline, request: ReservationRequest, now: float) -> Offer:
+    """Return the earliest offer within the requested window, else the earliest after it."""
+    size, duration, ready = request.min_size, request.min_duration, max(request.ready, now)
+    start = timeline.earliest_start(size, duration, ready, request.deadline)
     if start is None:
         start = timeline.earliest_start(size, duration, ready)
     assert start is not None, "a reservation larger than its cluster"

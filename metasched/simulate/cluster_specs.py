@@ -1,146 +1,20 @@
-"""The clusters of a simulation and their shared licences, read from a TOML file."""
+"""The clusters and shared licences of a simulation, as given on the command line."""
 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from metasched.model.licence import LicencePool
-from metasched.simulate.clusters import (
-    MAX_CLUSTERS,
-    MAX_CPUS,
-    REFERENCE_BENCHMARK,
-    ClusterError,
-    Machine,
-    SimulatedCluster,
-)
-
-
-class _TableModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class MachineTable(_TableModel):
-    count: Annotated[int, Field(ge=1, le=10**5)] = 1
-    cpus: Annotated[int, Field(ge=1, le=MAX_CPUS)]
-    benchmark: Annotated[float, Field(gt=0, le=1e9)] = REFERENCE_BENCHMARK
-    licences: frozenset[str] | None = None
-
-
-class SimulatedClusterTable(_TableModel):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]{0,62}$")]
-    cpus: Annotated[int, Field(ge=1, le=MAX_CPUS)] | None = None
-    benchmark: Annotated[float, Field(gt=0, le=1e9)] = REFERENCE_BENCHMARK
-    shared: bool = True
-    licences: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
-    policy: str = ""
-    machine: tuple[MachineTable, ...] = ()
-
-
-class SimulatedLicenceTable(_TableModel):
-    name: str
-    total: Annotated[int, Field(ge=1)]
-    clusters: tuple[str, ...] = ()
-    linger: Annotated[float, Field(ge=0)] = 0.0
-
-
-class ClustersFile(_TableModel):
-    cluster: Annotated[
-        tuple[SimulatedClusterTable, ...], Field(min_length=1, max_length=MAX_CLUSTERS)
-    ]
-    licence: tuple[SimulatedLicenceTable, ...] = ()
-
-
-def read_clusters(path: Path) -> tuple[SimulatedCluster, ...]:
-    """Read the [[cluster]] tables of a TOML file. ClusterError if they are invalid."""
-    return tuple(_build_cluster(table, path) for table in _read_file(path).cluster)
-
-
-def read_licence_pools(path: Path) -> tuple[LicencePool, ...]:
-    """Read the [[licence]] tables, shared by all clusters. ClusterError if they are invalid."""
-    tables = _read_file(path)
-    names = {table.name for table in tables.cluster}
-    pools: dict[str, LicencePool] = {}
-    for table in tables.licence:
-        location = f'licence "{table.name}", {path}'
-        if table.name in pools:
-            raise ClusterError(f"described twice, {location}; leave out one")
-        if unknown := [name for name in table.clusters if name not in names]:
-            raise ClusterError(
-                f'there is no cluster "{unknown[0]}", {location}; correct its clusters'
-            )
-        try:
-            pools[table.name] = LicencePool(
-                name=table.name, total=table.total, clusters=table.clusters, linger=table.linger
-            )
-        except ValueError as error:
-            raise ClusterError(f"{error}, {path}") from None
-    if pools and (with_licences := [table.name for table in tables.cluster if table.licences]):
-        raise ClusterError(
-            f'cluster "{with_licences[0]}" has its own licences in addition to [[licence]] tables, {path}; '
-            "use either form for all licences"
-        )
-    return tuple(pools.values())
-
-
-def _read_file(path: Path) -> ClustersFile:
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-        tables = ClustersFile.model_validate(content)
-    except OSError as error:
-        raise ClusterError(f"{error.strerror}, {path}; name a readable file") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ClusterError(f"invalid TOML ({error}), {path}; correct that line") from None
-    except ValidationError as error:
-        first_error = error.errors()[0]
-        location = ".".join(str(step) for step in first_error["loc"])
-        raise ClusterError(
-            f"{location}: {first_error['msg'].lower()}, {path}; correct it"
-        ) from None
-    names = [t.name for t in tables.cluster]
-    if duplicate := next((name for name in names if names.count(name) > 1), None):
-        raise ClusterError(f'two clusters are named "{duplicate}", {path}; rename one')
-    return tables
-
-
-def _build_cluster(table: SimulatedClusterTable, path: Path) -> SimulatedCluster:
-    if bool(table.machine) == (table.cpus is not None):
-        raise ClusterError(
-            f'cluster "{table.name}" needs either cpus or [[cluster.machine]] tables, {path}; '
-            "write one of the two"
-        )
-    if table.cpus is not None:
-        return SimulatedCluster(
-            name=table.name,
-            cpus=table.cpus,
-            benchmark=table.benchmark,
-            licences=table.licences,
-            policy=table.policy,
-        )
-    machines = [
-        Machine(machine.cpus, machine.benchmark, machine.licences)
-        for machine in table.machine
-        for _ in range(machine.count)
-    ]
-    return SimulatedCluster.of_machines(
-        table.name,
-        machines,
-        shared=table.shared,
-        licences=table.licences,
-        policy=table.policy,
-    )
+from metasched.simulate.clusters import MAX_CLUSTERS, MAX_CPUS, ClusterError, SimulatedCluster
 
 
 def parse_licence_pools(text: str) -> tuple[LicencePool, ...]:
     """Read the site-wide licences of a cluster description: only a TOML file has any."""
     if text.endswith(".toml") or Path(text).is_file():
-        from metasched.simulate.cluster_specs import read_licence_pools
+        from metasched.simulate.cluster_file import read_licence_pools
 
         return read_licence_pools(Path(text))
     return ()
@@ -155,7 +29,7 @@ def pool_licences(
         LicencePool(
             name=name,
             total=sum(cluster.licences.get(name, 0) for cluster in clusters),
-            clusters=tuple(c.name for c in clusters if c.licences.get(name)),
+            clusters=tuple(cluster.name for cluster in clusters if cluster.licences.get(name)),
         )
         for name in names
     )
@@ -168,7 +42,7 @@ def parse_clusters(text: str) -> tuple[SimulatedCluster, ...]:
     Without a file the clusters are named c1, c2, ... in order.
     """
     if text.endswith(".toml") or Path(text).is_file():
-        from metasched.simulate.cluster_specs import read_clusters
+        from metasched.simulate.cluster_file import read_clusters  # imports pydantic
 
         return read_clusters(Path(text))
     sizes: list[int] = []
@@ -182,7 +56,7 @@ def parse_clusters(text: str) -> tuple[SimulatedCluster, ...]:
         count, size = int(match[1] or 1), int(match[2])
         if not 1 <= size <= MAX_CPUS or not 1 <= count <= MAX_CLUSTERS - len(sizes):
             raise ClusterError(
-                f'"{part.strip()}" makes no clusters, --clusters; '
+                f'"{part.strip()}" is out of range, --clusters; '
                 f"write 1 to {MAX_CPUS} processors and at most {MAX_CLUSTERS} clusters"
             )
         sizes += [size] * count

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from metasched.errors import UserError
 
-MAX_CLUSTERS, MAX_CPUS = 1000, 10**7
+MAX_CLUSTERS, MAX_CPUS = 1000, 10**7  # of a simulation; of a cluster
 REFERENCE_BENCHMARK = 1.0  # default speed of a processor
 
 
@@ -17,29 +17,24 @@ class ClusterError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine: processors, speed, and the licences usable on it (None: all)."""
+    """A machine of a cluster."""
 
     cpus: int
-    benchmark: float = REFERENCE_BENCHMARK
-    licences: frozenset[str] | None = None
+    benchmark: float = REFERENCE_BENCHMARK  # speed
+    licences: frozenset[str] | None = None  # usable on it; None: all
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedCluster:
-    """A cluster. Without `machines`, a job takes any of the counted `cpus`.
-
-    `machines` are sorted, the most powerful first. `shared`: a machine may run several jobs at a
-    time. `licences` are copies usable on any machine that allows them. `policy` is the cluster's
-    own local policy ("": that of the simulation).
-    """
+    """A cluster of counted processors, or of machines."""
 
     name: str
     cpus: int
-    benchmark: float = REFERENCE_BENCHMARK
-    machines: tuple[Machine, ...] = ()
-    shared: bool = True
-    licences: Mapping[str, int] = field(default_factory=dict)
-    policy: str = ""
+    benchmark: float = REFERENCE_BENCHMARK  # speed, mean over the processors
+    machines: tuple[Machine, ...] = ()  # the most powerful first; (): processors are counted
+    shared: bool = True  # a machine may run several jobs at a time
+    licences: Mapping[str, int] = field(default_factory=dict)  # copies, on any machine
+    policy: str = ""  # name of its local policy; "": that of the simulation
 
     @staticmethod
     def of_machines(

@@ -5,12 +5,12 @@ The steps at one time, in this order:
 2. arriving jobs are submitted to the core, which dispatches them to a manager;
 3. every manager whose state changed runs one pass of its local policy;
 4. starts and endings are reported to the core, as a poll of that manager would; actions of the
-   core (a pull) are executed at once, and 3 and 4 repeat until there are none. As in the daemon a
+   core (a pull) are executed at once, and 3 and 4 repeat until there are none. As in the daemon, a
    listing without changes is reported only where the core may act on it.
 
 Without pull the core decides nothing between two submissions. Then a listing is reported before
 the next submission if there are several clusters to choose from, else after every
-`UPDATES_PER_LISTING` changes; it has each job once, in its current state.
+`UPDATES_PER_LISTING` changes. It has each job once, in its current state.
 
 The core decides everything that the daemon's core does, from the same events. The engine draws no
 random numbers: the same workload, clusters and policy give the same run. Jobs that bypass metasched
@@ -42,7 +42,7 @@ from metasched.model.job import Job, State
 from metasched.model.licence import LicencePool
 from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
-from metasched.policies.local import queueing
+from metasched.policies.local.queueing import LocalPolicy
 from metasched.policies.policy import Policy
 from metasched.simulate.clusters import ClusterError, SimulatedCluster
 from metasched.simulate.manager import SimulatedManager
@@ -50,7 +50,7 @@ from metasched.simulate.planned import PlannedDispatch
 from metasched.simulate.schemes import LateBindingQueue, SubmissionScheme
 from metasched.simulate.workload import Workload, WorkloadEntry
 
-INSTANCE = "lab"
+INSTANCE = "lab"  # of the simulated daemon, in tags
 _RUNNING: Final = State.RUNNING  # constants: an enum lookup per job is slow
 _COMPLETED: Final = State.COMPLETED
 UPDATES_PER_LISTING = 1000  # status changes of one cluster in one listing
@@ -61,19 +61,16 @@ _StatusUpdate = tuple[str, State, float | None, float | None, int | None]
 
 
 class ScheduledJob(NamedTuple):
-    """The result of one job: seconds from the trace's origin; `machine` counts from 0.
-
-    `priority` is 0 for a job that bypassed metasched.
-    """
+    """The result of one job; times are seconds from the trace's origin."""
 
     entry: WorkloadEntry
     start: float
     end: float
-    cpus: int
-    cluster: int
-    machine: int
-    priority: int
-    moves: int
+    cpus: int  # held
+    cluster: int  # index
+    machine: int  # index; 0 where processors are counted
+    priority: int  # 0 for a job that bypassed metasched
+    moves: int  # from one cluster to another, before the start
 
     @property
     def job(self) -> Job:
@@ -89,18 +86,18 @@ class ScheduledJob(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The result of a run: one row per job, in the order of the workload."""
+    """The result of a run."""
 
     clusters: tuple[SimulatedCluster, ...]
-    jobs: tuple[ScheduledJob, ...]
-    dropped: dict[str, int]
+    jobs: tuple[ScheduledJob, ...]  # in the order of the workload
+    dropped: dict[str, int]  # jobs left out, by cause
     event_count: int  # passed to the core
     pass_count: int  # of local policies
     pools: tuple[LicencePool, ...] = ()  # licences leased by the core
 
 
 THROUGH_METASCHED = SubmissionScheme()
-LocalPolicyFactory = Callable[[SimulatedCluster], queueing.LocalPolicy]
+LocalPolicyFactory = Callable[[SimulatedCluster], LocalPolicy]
 
 
 class Simulation:
@@ -139,24 +136,22 @@ class Simulation:
         self._progress, self._late_binding = progress, scheme.late_binding or policy.send == "late"
         if self._late_binding and self._leasing:
             raise ClusterError(
-                "late binding cannot be simulated with leased licences, send = late; remove one of the two"
+                "late binding cannot be simulated with leased licences, send = late; "
+                "remove one of the two"
             )
         self.dropped = dict(workload.dropped)
         self._entries = self._runnable_entries(workload)
         self._entries_by_id = {entry.job.id: entry for entry in self._entries}
         self._ends: list[tuple[float, int, int]] = []  # (time, job, cluster)
         self._poll_times: list[float] = []
-        self._updates: list[dict[int, _StatusUpdate]] = [
-            {} for _ in clusters
-        ]  # latest status, by job
-        self._reported_info: list[ClusterInfo | None] = [None] * len(
-            clusters
-        )  # last reported to the core
-        self._needs_pass: set[int] = set()
+        # unreported status by job, and the last reported info, of each cluster
+        self._updates: list[dict[int, _StatusUpdate]] = [{} for _ in clusters]
+        self._reported_info: list[ClusterInfo | None] = [None] * len(clusters)
+        self._needs_pass: set[int] = set()  # clusters changed since their last pass
         self._unreported: set[int] = set()  # clusters changed since the last report to the core
         self._has_periodic_policy = any(manager.policy.period > 0 for manager in self._managers)
-        self._ticks: dict[int, float] = {}
-        self._tags: dict[int, str] = {}
+        self._ticks: dict[int, float] = {}  # next pass of clusters with a periodic policy
+        self._tags: dict[int, str] = {}  # of dispatched jobs
         self._unlisted: dict[int, int] = {}  # job to cluster; missing from listings so far
         self._scheduled: dict[int, ScheduledJob] = {}
         self._scheme = scheme
@@ -169,9 +164,7 @@ class Simulation:
         """Return the jobs that some cluster can run, each restricted to the clusters that can."""
         runnable, dropped = [], 0
         managers = self._managers
-        uniform = not any(
-            manager.cluster.machines or manager.cluster.licences for manager in managers
-        )
+        uniform = not any(cluster.machines or cluster.licences for cluster in self.clusters)
         largest = max(cluster.cpus for cluster in self.clusters)
         for entry in workload.entries:
             job = entry.job
@@ -226,8 +219,8 @@ class Simulation:
                 now = min(now, *ticks.values())
                 self._needs_pass.update(index for index, tick in ticks.items() if tick <= now)
             while ends and ends[0][0] <= now:
-                _, job_id, cluster = heappop(ends)
-                self._end_job(now, job_id, cluster)
+                _, job_id, cluster_index = heappop(ends)
+                self._end_job(now, job_id, cluster_index)
             if arrival <= now:
                 self._report_before_submission(now)
                 while arrival <= now:
@@ -244,16 +237,13 @@ class Simulation:
             if self._leasing:
                 timer = self._next_timer()
         self._report_to_core(now, sorted(self._unreported))
-        scheduled = tuple(self._scheduled[entry.job.id] for entry in entries)
         return Schedule(
-            *(
-                self.clusters,
-                scheduled,
-                self.dropped,
-                self._event_count,
-                self._pass_count,
-                self._licence_pools,
-            )
+            clusters=self.clusters,
+            jobs=tuple(self._scheduled[entry.job.id] for entry in entries),
+            dropped=self.dropped,
+            event_count=self._event_count,
+            pass_count=self._pass_count,
+            pools=self._licence_pools,
         )
 
     def _next_timer(self) -> float:
@@ -285,7 +275,7 @@ class Simulation:
             )
 
     def _arrive(self, now: float, entry: WorkloadEntry) -> None:
-        """Submit a job: to managers if it bypasses metasched, else to the core or the late queue."""
+        """Submit a job to managers if it bypasses metasched, else to the core or late queue."""
         targets = self._scheme.bypass_targets(entry, now, self._policy.seed, self._managers)
         for index in targets:
             self._managers[index].submit(entry.job, 1, entry.run_time, through_metasched=False)
@@ -333,11 +323,7 @@ class Simulation:
     def _run_policies(self, now: float, polled: bool) -> None:
         """Run local policies and report to the core until no manager changes."""
         needs_pass = self._needs_pass
-        while (
-            needs_pass
-            or polled
-            or (self._late_queue is not None and self._submit_startable(self._late_queue, now))
-        ):
+        while needs_pass or polled or self._submit_startable(now):
             reported = set[int]() if self._reports_every_pass else self._unreported
             while needs_pass:
                 index = min(needs_pass)
@@ -346,19 +332,21 @@ class Simulation:
                 if not self._has_periodic_policy or self._policy_is_due(index, now):
                     self._run_policy(index, now)
             if polled:
-                every_manager = self._leasing  # pending jobs there may have to return licences
+                # with leases also full clusters: pending jobs there may have to return licences
                 reported.update(
-                    position
-                    for position, manager in enumerate(self._managers)
-                    if every_manager or manager.free_cpus > 0
+                    index
+                    for index, manager in enumerate(self._managers)
+                    if self._leasing or manager.free_cpus > 0
                 )
                 polled = False
             if self._reports_every_pass:
                 self._report_to_core(now, sorted(reported))
 
-    def _submit_startable(self, late_queue: LateBindingQueue, now: float) -> bool:
+    def _submit_startable(self, now: float) -> bool:
         """Submit the late-bound jobs that start at once; return whether there were any."""
-        startable = late_queue.take_startable(now)
+        if self._late_queue is None:
+            return False
+        startable = self._late_queue.take_startable(now)
         for entry, index in startable:
             name = self.clusters[index].name
             self._submit(now, replace(entry.job, clusters=(name,)))
@@ -393,17 +381,18 @@ class Simulation:
                 updates[job_id] = str(job_id), _RUNNING, now, None, None
             self._scheduled[job_id] = ScheduledJob(
                 self._entries_by_id[job_id],
-                now,
-                now + seconds,
-                manager.running[job_id].cpus,
-                index,
-                machine,
-                priority,
-                moves,
+                start=now,
+                end=now + seconds,
+                cpus=manager.running[job_id].cpus,
+                cluster=index,
+                machine=machine,
+                priority=priority,
+                moves=moves,
             )
             heappush(self._ends, (now + seconds, job_id, index))
 
     def _withdraw_copies(self, job_id: int, started_index: int) -> None:
+        """Withdraw the copies of a job that started on one of several clusters."""
         for index in self._bypassing.pop(job_id):
             if index != started_index:
                 self._managers[index].withdraw(job_id)
@@ -423,7 +412,8 @@ class Simulation:
             return
         if self._multiple_clusters or self._leasing:
             self._list_pending(now)
-        may_pull: bool | None = None  # unknown: `core.may_pull` holds for this time and these tasks
+        # None: not yet queried; `core.may_pull` holds for the current time and tasks
+        may_pull: bool | None = None
         for index in indexes:
             manager, updates = self._managers[index], self._updates[index]
             if not (updates or self._reports_info):
@@ -444,7 +434,7 @@ class Simulation:
             self._step_core(ListingReceived(now, manager.cluster.name, statuses, (), info))
 
     def _list_pending(self, now: float) -> None:
-        """List dispatched jobs that are still pending; schedule the polls at which to pull them."""
+        """List dispatched jobs that are pending; schedule polls for when they may be pulled."""
         for job_id, index in self._unlisted.items():
             if job_id in self._managers[index].queue:
                 self._updates[index][job_id] = str(job_id), State.PENDING, None, None, None

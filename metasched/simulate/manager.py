@@ -26,31 +26,29 @@ StartedJob = tuple[int, int, float]
 
 
 class SimulatedManager:
-    """One simulated cluster. The caller gives the time; decisions never use true run times."""
+    """The manager of one simulated cluster. Decisions use estimates, never true run times.
+
+    `licences_leased`: the core leases licences, and submitted jobs already hold them.
+    """
 
     def __init__(
         self, cluster: SimulatedCluster, policy: LocalPolicy, *, licences_leased: bool = False
     ) -> None:
-        """`licences_leased`: the core leases licences, and submitted jobs already hold them."""
         self.cluster, self.policy, self._licences_leased = cluster, policy, licences_leased
         self.queue: dict[int, WaitingJob] = {}
         self.running: dict[int, RunningJob] = {}
         self.free_cpus = cluster.cpus
         self._free_licences = dict(cluster.licences)
         self._machine_sizes = [machine.cpus for machine in cluster.machines]
-        self._free_by_machine = (
-            list(self._machine_sizes) if cluster.machines else None
-        )  # free processors
+        # free processors of each machine; None where processors are counted
+        self._free_by_machine = list(self._machine_sizes) if cluster.machines else None
         self._releases: list[tuple[float, int]] = []  # (estimated end, processors) of running jobs
-        self._true_run_times: dict[int, float] = {}  # of queued jobs
+        self._true_run_times: dict[int, float] = {}  # seconds, of queued jobs
         self._true_ends: dict[int, float] = {}  # of running jobs
-        self._work_of_others: dict[
-            int, float
-        ] = {}  # cpu seconds of queued jobs that bypass metasched
+        self._bypassing_work: dict[int, float] = {}  # cpu seconds of queued jobs past metasched
         usable = [machine.licences for machine in cluster.machines if machine.licences is not None]
-        self._universal_licences = (
-            frozenset[str]().union(*usable).intersection(*usable)
-        )  # on all machines
+        # licences that all machines can use
+        self._universal_licences = frozenset[str]().union(*usable).intersection(*usable)
         self._machines_by_needs: dict[tuple[int, frozenset[str]], tuple[int, ...]] = {}
         self._blocked_count = 0  # first jobs of the queue that cannot start before a job ends
         self._info: ClusterInfo | None = None  # cached until a change
@@ -94,7 +92,7 @@ class SimulatedManager:
         self._info = None
         self.queue[job.id] = self._waiting_job(job, priority)
         if not through_metasched:
-            self._work_of_others[job.id] = job.cpus * job.estimated
+            self._bypassing_work[job.id] = job.cpus * job.estimated
 
     def _waiting_job(self, job: Job, priority: int) -> WaitingJob:
         """Return the job as the local policy of this cluster sees it."""
@@ -124,7 +122,7 @@ class SimulatedManager:
         """Remove a queued job. KeyError if it is not queued."""
         del self.queue[job_id], self._true_run_times[job_id]
         self._info, self._blocked_count = None, 0
-        self._work_of_others.pop(job_id, None)
+        self._bypassing_work.pop(job_id, None)
 
     def run_policy(self, now: float) -> list[StartedJob]:
         """Run one pass of the local policy; return the jobs that it started."""
@@ -142,7 +140,7 @@ class SimulatedManager:
             job = queue.pop(start.id)
             self._info = None
             seconds, cpus, run_time = job.estimated, job.cpus, self._true_run_times.pop(job.id)
-            self._work_of_others.pop(job.id, None)
+            self._bypassing_work.pop(job.id, None)
             if self._free_by_machine is not None:
                 machine = self.cluster.machines[start.machine]
                 seconds, run_time = job.machines[start.machine], run_time / machine.benchmark
@@ -189,10 +187,9 @@ class SimulatedManager:
         ends: dict[int, list[tuple[float, int]]] = {}
         for r in self.running.values():
             ends.setdefault(r.machine, []).append((r.end, r.cpus))
-        eligible = self._machines_for(job)
         fit_times = (
             earliest_fit(job.cpus, self._free_by_machine[m], ends.get(m, ()), now)[0]
-            for m in eligible
+            for m in self._machines_for(job)
         )
         return min(fit_times, default=NEVER)
 
@@ -204,7 +201,7 @@ class SimulatedManager:
         """Return the start of the job in a plan of the whole queue, by limits.
 
         With `run_time`, its true run time, the plan uses the true run times of all jobs: an oracle,
-        only where processors are counted; machines always use estimates.
+        for comparison. Only for counted processors; machines always use estimates.
         """
         queue, running = list(self.queue.values()), list(self.running.values())
         candidate = self._waiting_job(job, 1)
@@ -238,7 +235,7 @@ class SimulatedManager:
             used_cpus=self.cluster.cpus - self.free_cpus,
             partitions=(partition,),
             running_jobs=tuple(self._releases),
-            owed_by_others=sum(self._work_of_others.values()),
+            owed_by_others=sum(self._bypassing_work.values()),
             pending_jobs=len(self.queue),
             queue_head=None if head is None else (head.cpus, head.estimated),
         )

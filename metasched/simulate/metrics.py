@@ -16,6 +16,7 @@ TAU = 10.0  # seconds: the shortest run time in bounded slowdown
 
 
 def bounded_slowdown(scheduled: ScheduledJob) -> float:
+    """Return max(1, (wait + run) / max(run, TAU))."""
     run_time = scheduled.end - scheduled.start
     return max(1.0, (scheduled.wait + run_time) / max(run_time, TAU))
 
@@ -27,6 +28,7 @@ def slowdown(scheduled: ScheduledJob) -> float:
 
 
 def tardiness(scheduled: ScheduledJob) -> float:
+    """Return the seconds from the deadline to the end; 0 if in time or without a deadline."""
     deadline = scheduled.job.deadline
     return 0.0 if deadline is None else max(0.0, scheduled.end - deadline)
 
@@ -38,7 +40,7 @@ def mean(values: Iterable[float]) -> float:
 
 
 def summary(schedule: Schedule, policy: str, wall_seconds: float) -> dict[str, Any]:
-    """Return the figures of `metasched simulate --json`; `wall_seconds` is the duration of the run."""
+    """Return the figures of `metasched simulate --json`; the run took `wall_seconds`."""
     jobs, clusters = schedule.jobs, schedule.clusters
     span = makespan(jobs)
     work_by_cluster: list[float] = [0.0] * len(clusters)
@@ -77,11 +79,8 @@ def _figures(schedule: Schedule, cpus: int, span: float) -> dict[str, Any]:
     waits, flows, slowdowns, bounded_slowdowns, tardinesses = [], [], [], [], []
     for scheduled in schedule.jobs:  # `slowdown` and the others, inlined for speed
         job = scheduled.entry.job
-        wait, flow, run_time = (
-            scheduled.start - job.submitted,
-            scheduled.end - job.submitted,
-            scheduled.end - scheduled.start,
-        )
+        wait, flow = scheduled.start - job.submitted, scheduled.end - job.submitted
+        run_time = scheduled.end - scheduled.start
         waits.append(wait)
         flows.append(flow)
         slowdowns.append(flow / run_time if run_time > 0 else 1.0 + wait)
@@ -120,21 +119,19 @@ def _utilisation(jobs: Sequence[ScheduledJob], cpus: int, span: float) -> float:
 
 
 class UsageSample(NamedTuple):
-    """Usage from `time` (seconds) on: used processors, running jobs, waiting jobs, used copies of
-    licences.
-    """
+    """Usage of clusters from `time` on; the field names are the columns of `--over-time`."""
 
-    time: float
-    used: float
-    running: float
-    waiting: float
-    licences: float
+    time: float  # seconds from the trace's origin
+    used: float  # processors
+    running: float  # jobs
+    waiting: float  # jobs
+    licences: float  # copies in use
 
 
 def usage_over_time(jobs: Iterable[ScheduledJob]) -> list[UsageSample]:
     """Return a sample for each time at which the usage changes.
 
-    For the jobs of one cluster: all that ran there, wherever else they waited before.
+    A job that was moved counts on the cluster where it ran.
     """
     changes: dict[float, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for scheduled in jobs:

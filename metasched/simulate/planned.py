@@ -11,9 +11,9 @@ from metasched.simulate.manager import SimulatedManager
 
 
 class PlannedDispatch(LoadOrdering):
-    """Choose the cluster where the job starts first in a plan of all running and queued jobs.
+    """Chooses the cluster where the job starts first in a plan of all running and queued jobs.
 
-    Uses the simulated `managers` and the whole queue of each; the simulation sets `now`.
+    The simulation sets `now` before each choice.
     """
 
     def __init__(self, managers: Sequence[SimulatedManager], policy: Policy) -> None:

@@ -25,14 +25,11 @@ UserChoice = Callable[[WorkloadEntry, float, int, Sequence[SimulatedManager]], S
 
 @dataclass(frozen=True)
 class SubmissionScheme:
-    """`user_choice`: how users choose clusters; "": metasched chooses, by Load and Ordering or by
-    a plan (`planned_dispatch`). `late_binding`: metasched dispatches only jobs that start at once.
-    ValueError for an unknown `user_choice`.
-    """
+    """How jobs reach clusters. ValueError for an unknown `user_choice`."""
 
-    user_choice: str = ""
-    planned_dispatch: bool = False
-    late_binding: bool = False
+    user_choice: str = ""  # key of USER_CHOICES; "": metasched chooses
+    planned_dispatch: bool = False  # by a plan of every cluster, not by Load and Ordering
+    late_binding: bool = False  # metasched dispatches only jobs that start at once
 
     def __post_init__(self) -> None:
         if self.user_choice and self.user_choice not in USER_CHOICES:
@@ -65,7 +62,7 @@ def _is_home(entry: WorkloadEntry, managers: Sequence[SimulatedManager], index: 
 def choose_home(
     entry: WorkloadEntry, now: float, seed: int, managers: Sequence[SimulatedManager]
 ) -> Sequence[int]:
-    """The cluster that the owner always uses; if it cannot run the job, the first that can."""
+    """Choose the owner's home cluster; if it cannot run the job, the first that can."""
     eligible = _eligible_indexes(entry.job, managers)
     return [next((index for index in eligible if _is_home(entry, managers, index)), eligible[0])]
 
@@ -73,21 +70,21 @@ def choose_home(
 def choose_random(
     entry: WorkloadEntry, now: float, seed: int, managers: Sequence[SimulatedManager]
 ) -> Sequence[int]:
-    """A random cluster that can run the job."""
+    """Choose a random cluster that can run the job."""
     return [Random(f"{seed}/choice/{entry.job.id}").choice(_eligible_indexes(entry.job, managers))]
 
 
 def choose_all(
     entry: WorkloadEntry, now: float, seed: int, managers: Sequence[SimulatedManager]
 ) -> Sequence[int]:
-    """All clusters that can run the job: the first start cancels the other copies."""
+    """Choose all clusters that can run the job: the first start cancels the other copies."""
     return _eligible_indexes(entry.job, managers)
 
 
 def choose_like_slurm(
     entry: WorkloadEntry, now: float, seed: int, managers: Sequence[SimulatedManager]
 ) -> Sequence[int]:
-    """`sbatch -M a,b`: the cluster with the earliest estimated start, ties to the home cluster.
+    """Choose as `sbatch -M a,b`: the earliest estimated start, ties to the home cluster.
 
     Slurm's estimate is the earliest fit among the running jobs, plus the work (processors x limit)
     of all pending jobs over the processors of the partition.
@@ -103,7 +100,7 @@ def choose_like_slurm(
 def choose_foreseen(
     entry: WorkloadEntry, now: float, seed: int, managers: Sequence[SimulatedManager]
 ) -> Sequence[int]:
-    """The cluster of the earliest start if the true run times of all jobs were known."""
+    """Choose the cluster of the earliest start in a plan with the true run times of all jobs."""
     job, run_time = entry.job, entry.run_time
     return [
         _choose_earliest(
@@ -133,12 +130,13 @@ USER_CHOICES: dict[str, UserChoice] = {
 
 @dataclass
 class LateBindingQueue:
-    """One queue for all clusters, in the order of the aged key (`policies.late_binding`)."""
+    """One queue for all clusters, in the order of submission, shifted by priority."""
 
     managers: Sequence[SimulatedManager]
     classifier: Classifier
-    age: float
+    age: float  # seconds of waiting that count as much as one priority
     waiting: dict[int, tuple[float, WorkloadEntry]] = field(default_factory=dict)
+    """Sort key in seconds and entry, by job id."""
 
     def add(self, entry: WorkloadEntry) -> None:
         """Add a job that has just been submitted."""
@@ -150,12 +148,8 @@ class LateBindingQueue:
         """Remove and return the jobs to dispatch now, each with its cluster, in order."""
         if not self.waiting or not any(manager.free_cpus > 0 for manager in self.managers):
             return []
-        late_binding = LateBinding(
-            {
-                position: BackfillCapacity(manager.cluster_info(), now)
-                for position, manager in enumerate(self.managers)
-            }
-        )
+        capacities = [BackfillCapacity(manager.cluster_info(), now) for manager in self.managers]
+        late_binding = LateBinding(dict(enumerate(capacities)))
         startable: list[tuple[WorkloadEntry, int]] = []
         for _, entry in sorted(self.waiting.values(), key=itemgetter(0)):
             index = late_binding.choose(entry.job, _eligible_indexes(entry.job, self.managers))

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 from metasched.errors import UserError
 from metasched.model.licence import LicencePool
-from metasched.policies.local import queueing
-from metasched.policies.local import registry as named
-from metasched.policies.local.registry import make_policy
+from metasched.policies.local.queueing import LocalPolicy
+from metasched.policies.local.registry import DEFAULT_POLICY, PARAMETERS, make_policy
 from metasched.policies.policy import POLICY_CHOICES, Policy
 from metasched.simulate import swf, synthetic
 from metasched.simulate.cluster_specs import parse_clusters, parse_licence_pools, pool_licences
@@ -24,6 +23,7 @@ from metasched.units import ParseError, parse_duration, quote_for_error
 
 LUBLIN = "lublin"
 GENERATORS = (*synthetic.TABLES, LUBLIN)
+# keys of --set
 _META_FIELDS = {f.name: f for f in fields(Policy) if f.name not in ("weights", "classes", "seed")}
 _OVERLAY_FIELDS = {f.name: f for f in fields(Overlay)}
 _GENERATOR_FIELDS = {
@@ -31,7 +31,7 @@ _GENERATOR_FIELDS = {
     for f in fields(synthetic.UniformGenerator)
     if f.name not in ("machines", "licences", "each", "shared")
 }
-_DURATIONS = ("pull_after", "age", "default_time", "period", "half_life")
+_DURATIONS = ("pull_after", "age", "default_time", "period", "half_life")  # keys
 
 
 class SettingError(UserError):
@@ -40,30 +40,26 @@ class SettingError(UserError):
 
 @dataclass(frozen=True)
 class SimulationSettings:
-    """The settings of a simulation without its workload. `seed` is used for all draws.
+    """The settings of a simulation without its workload."""
 
-    `licence_pools` are licences that metasched leases, for all clusters; `pooled` makes pools of
-    the licences of the clusters.
-    """
-
-    policy: str = named.DEFAULT_POLICY
-    meta_policy: Policy = field(default_factory=Policy)
-    parameters: dict[str, float | str] = field(default_factory=dict)
+    policy: str = DEFAULT_POLICY  # name of the local policy
+    meta_policy: Policy = field(default_factory=Policy)  # of metasched
+    parameters: dict[str, float | str] = field(default_factory=dict)  # of the local policy
     overlay: Overlay = field(default_factory=Overlay)
-    generator_settings: dict[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    pooled: bool = False
-    licence_pools: tuple[LicencePool, ...] = ()
+    generator_settings: dict[str, Any] = field(default_factory=dict)  # of a generated workload
+    seed: int = 0  # of all draws
+    pooled: bool = False  # make pools of the licences of the clusters
+    licence_pools: tuple[LicencePool, ...] = ()  # leased by metasched, for all clusters
 
     def policy_factory(self) -> LocalPolicyFactory:
         """Return a factory of local policies. SettingError if a setting is invalid."""
 
-        def make_local_policy(cluster: SimulatedCluster) -> queueing.LocalPolicy:
+        def make_local_policy(cluster: SimulatedCluster) -> LocalPolicy:
             name = cluster.policy or self.policy
             parameters = {
                 key: value
                 for key, value in self.parameters.items()
-                if not cluster.policy or key in named.PARAMETERS.get(name, ())
+                if not cluster.policy or key in PARAMETERS.get(name, ())
             }
             try:
                 return make_policy(name, parameters, cluster.licences)
@@ -77,11 +73,11 @@ def read_settings(
     policy: str | None, assignments: Sequence[str], seed: int, clusters: str | None = None
 ) -> SimulationSettings:
     """Read the settings of the command line: `policy` is a name or a policy file. SettingError."""
-    name, meta_policy = policy or named.DEFAULT_POLICY, Policy()
+    name, meta_policy = policy or DEFAULT_POLICY, Policy()
     if name.endswith(".toml"):
-        from metasched.config.reading import read_policy
+        from metasched.config.reading import read_policy  # imports half of the daemon
 
-        name, meta_policy = named.DEFAULT_POLICY, read_policy(Path(name))
+        name, meta_policy = DEFAULT_POLICY, read_policy(Path(name))
     licence_pools = parse_licence_pools(clusters) if clusters is not None else ()
     settings = SimulationSettings(
         policy=name,
@@ -101,7 +97,7 @@ def _apply_assignment(settings: SimulationSettings, assignment: str) -> Simulati
         raise SettingError(
             f"{quote_for_error(assignment)} sets nothing, --set; write it as load=paper"
         )
-    policy_parameters = named.PARAMETERS.get(settings.policy, ())
+    policy_parameters = PARAMETERS.get(settings.policy, ())
     try:
         if key in policy_parameters:
             value: Any = text if key in ("run", "late") else _parse_number(key, text)
@@ -120,25 +116,21 @@ def _apply_assignment(settings: SimulationSettings, assignment: str) -> Simulati
     except (ValueError, ParseError) as error:
         raise SettingError(f"{error}, --set {key}") from None
     known_keys = (*policy_parameters, "pooled", *_META_FIELDS, *_OVERLAY_FIELDS, *_GENERATOR_FIELDS)
-    close_matches = get_close_matches(key, known_keys, n=1)
-    suggestion = (
-        f"write {close_matches[0]}"
-        if close_matches
-        else f"available are {', '.join(sorted(set(known_keys)))}"
-    )
-    raise SettingError(f"unknown key {quote_for_error(key)}, --set; {suggestion}")
+    close = get_close_matches(key, known_keys, n=1)
+    remedy = f"write {close[0]}" if close else f"available are {', '.join(sorted(set(known_keys)))}"
+    raise SettingError(f"unknown key {quote_for_error(key)}, --set; {remedy}")
 
 
-T = TypeVar("T", Policy, Overlay)
+Record = TypeVar("Record", Policy, Overlay)
 
 
-def _replace_field(record: T, key: str, text: str) -> T:
+def _replace_field(record: Record, key: str, text: str) -> Record:
     annotation = {f.name: f.type for f in fields(record)}[key]
     return replace(record, **{key: _parse_value(annotation, key, text)})
 
 
 def _parse_value(annotation: object, key: str, text: str) -> Any:
-    """Convert the text to the type of the field; `annotation` is its source text."""
+    """Convert the text to the type of the field; `annotation` is the field's annotation."""
     match str(annotation):
         case "bool":
             if text not in ("true", "false"):
@@ -149,9 +141,7 @@ def _parse_value(annotation: object, key: str, text: str) -> Any:
         case "int":
             number = _parse_number(key, text)
             if number != int(number):
-                raise ValueError(
-                    f"{quote_for_error(text)} is not a whole number; write a whole number"
-                )
+                raise ValueError(f"{quote_for_error(text)} is not a whole number; write one")
             return int(number)
         case "float":
             return _parse_number(key, text)
@@ -174,7 +164,7 @@ def _parse_number(key: str, text: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise ValueError(f"{quote_for_error(text)} is not a number; write a number") from None
+        raise ValueError(f"{quote_for_error(text)} is not a number; write one") from None
     if not 0 <= number < 1e12:
         raise ValueError(f"{quote_for_error(text)} is out of range; write 0 or more")
     return number
@@ -196,7 +186,8 @@ def read_workload(
         if settings.generator_settings:
             key = next(iter(settings.generator_settings))
             raise SettingError(
-                f"{key} applies only to generated workloads, --set; {source} is a trace, remove the setting"
+                f"{key} applies only to generated workloads, --set; "
+                f"{source} is a trace, remove the setting"
             )
         workload, default_clusters = from_trace(Path(source).name, swf.read_trace(Path(source))), ()
         if workload.processors is not None:
@@ -206,7 +197,7 @@ def read_workload(
         raise SettingError(f"{source} has no number of processors; add --clusters")
     workload = workload.subset(*_parse_range(jobs)) if jobs is not None else workload
     if not workload.entries:
-        raise SettingError(f"no jobs selected of {source}, --jobs {jobs}; select other jobs")
+        raise SettingError(f"{source} has no jobs in this range, --jobs {jobs}; write another")
     return settings.overlay.apply(workload, settings.seed), _add_licences(
         selected, settings.overlay
     )
@@ -245,11 +236,8 @@ def _generate(
             cpus = cpus[1]
         if not 1 <= cpus <= 10**6:
             raise SettingError(f"{cpus} processors, --set cpus; write 1 to 1000000")
-        workload, clusters = synthetic.generate_lublin(jobs, cpus, settings.seed)
-        return workload, clusters
-    generator = replace(synthetic.TABLES[name], **arguments)
-    workload, clusters = generator.generate(name, settings.seed)
-    return workload, clusters
+        return synthetic.generate_lublin(jobs, cpus, settings.seed)
+    return replace(synthetic.TABLES[name], **arguments).generate(name, settings.seed)
 
 
 def _parse_range(text: str) -> tuple[int | None, int | None]:

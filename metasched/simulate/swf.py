@@ -18,7 +18,7 @@ from typing import IO, NamedTuple
 from metasched.errors import UserError
 
 GZIP_MAGIC = b"\x1f\x8b"
-LINES_PER_BATCH = 1000  # lines
+LINES_PER_BATCH = 1000
 
 
 class WorkloadError(UserError):
@@ -26,26 +26,26 @@ class WorkloadError(UserError):
 
 
 class SwfRecord(NamedTuple):
-    """One job of a trace, as written: seconds, processors, kilobytes; -1 if unknown."""
+    """One job of a trace, as written; -1 where unknown. Times are seconds, memory kilobytes."""
 
     number: int
-    submitted: float
+    submitted: float  # from the origin of the trace
     wait_time: float
     run_time: float
-    allocated: float
-    cpu_time: float
-    memory: float
+    allocated: float  # processors
+    cpu_time: float  # per processor
+    memory: float  # per processor
     requested_cpus: float
     requested_time: float
-    requested_memory: float
-    status: float
+    requested_memory: float  # per processor
+    status: float  # 0 failed, 1 completed, 5 cancelled
     user: float
     group: float
     application: float
     queue: float
     partition: float
     preceding_job: float
-    think_time: float
+    think_time: float  # after the preceding job
 
     @property
     def cpus(self) -> int:
@@ -62,9 +62,9 @@ FIELD_COUNT = len(SwfRecord._fields)
 
 
 class SwfTrace(NamedTuple):
-    """A trace: `header` maps each label of the header to its values, in order."""
+    """A trace."""
 
-    header: dict[str, list[str]]
+    header: dict[str, list[str]]  # label to values, in order
     records: list[SwfRecord]
 
     @property

@@ -17,7 +17,7 @@ from metasched.model.job import Job
 from metasched.simulate.clusters import Machine, SimulatedCluster
 from metasched.simulate.workload import Workload, WorkloadEntry
 
-Range = tuple[float, float]
+Range = tuple[float, float]  # lowest, highest
 
 
 class Scenario(NamedTuple):
@@ -31,29 +31,24 @@ class Scenario(NamedTuple):
 class UniformGenerator:
     """Draws jobs and machines from uniform ranges, with exponential times between submissions.
 
-    `machines`: number of machines of each cluster, the most powerful first. `estimated` and
-    `margin` (seconds) give a deadline at submission + estimated + margin; the share `no_deadline`
-    of the jobs has none. `cpus`: of a job; `machine_cpus`: of a machine. `needs`: probability that
-    a job requests a licence, separately for each of the `licences` if `each`, else that it requests
-    one to all of them. A licence is usable on a machine with probability `suitability`, and has
-    `ratio` times as many copies as such machines. `shared`: several jobs on one machine.
+    The field names are keys of `--set`.
     """
 
-    machines: tuple[int, ...]
-    licences: int
+    machines: tuple[int, ...]  # number per cluster, the most powerful cluster first
+    licences: int  # different licences
     jobs: int
-    inter_arrival: float
-    estimated: Range
-    benchmark: Range
-    margin: Range
-    cpus: tuple[int, int] = (1, 8)
+    inter_arrival: float  # mean seconds between submissions
+    estimated: Range  # seconds
+    benchmark: Range  # of machines and of estimates
+    margin: Range  # seconds: the deadline is at submission + estimated + margin
+    cpus: tuple[int, int] = (1, 8)  # of a job
     machine_cpus: tuple[int, int] = (1, 8)
-    needs: float = 0.3
-    each: bool = True
-    ratio: Range = (0.5, 0.7)
-    suitability: float = 0.9
-    no_deadline: float = 0.0
-    shared: bool = False
+    needs: float = 0.3  # probability that a job requests a licence ...
+    each: bool = True  # ... of each kind; False: that it requests from one kind to all
+    ratio: Range = (0.5, 0.7)  # copies of a licence / machines on which it is usable
+    suitability: float = 0.9  # probability that a licence is usable on a machine
+    no_deadline: float = 0.0  # share of the jobs without a deadline
+    shared: bool = False  # several jobs on one machine
 
     def generate(self, name: str, seed: int) -> Scenario:
         """Return the workload and the clusters of a seed."""
@@ -74,7 +69,7 @@ class UniformGenerator:
             )
             for _ in range(size)
         ]
-        # make sure that the largest job fits on some machine
+        # the largest job must fit on some machine
         largest = max(range(size), key=lambda index: machines[index].cpus)
         if machines[largest].cpus < self.cpus[1]:
             machines[largest] = replace(machines[largest], cpus=self.cpus[1])
@@ -181,11 +176,11 @@ _DAYBREAK, _HALF_HOURS = 11, 48
 
 
 def generate_lublin(jobs: int, cpus: int, seed: int) -> Scenario:
-    """`jobs` jobs for one cluster of `cpus` counted processors; estimates are exact.
+    """Generate `jobs` jobs for one cluster of `cpus` counted processors, with exact estimates.
 
-    Lublin and Feitelson 2003: sizes two-stage uniform in their logarithm with serial jobs and
-    powers of two favoured, run times hyper-gamma in their logarithm and correlated with the size,
-    times between submissions gamma in their logarithm with a daily cycle.
+    Lublin and Feitelson 2003. The logarithm of sizes is two-stage uniform; serial jobs and powers
+    of two are favoured. The logarithm of run times is hyper-gamma and correlated with the size. The
+    logarithm of times between submissions is gamma, with a daily cycle.
     """
     rng = Random(f"{seed}/lublin")
     cycle = _daily_cycle()
@@ -225,7 +220,7 @@ def _daily_cycle() -> list[float]:
 
 
 def _draw_gap(rng: Random, cycle: list[float], now: float) -> float:
-    """Return the seconds to the next submission: the drawn gap, at the speed of the time of day."""
+    """Return the seconds to the next submission: a drawn gap, at the speed of the time of day."""
     remaining, elapsed = math.exp(min(rng.gammavariate(*_GAP), _LONGEST_GAP)), 0.0
     while True:
         rest_of_slot = 1800.0 - (now + elapsed) % 1800.0

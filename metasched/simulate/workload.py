@@ -15,28 +15,23 @@ MIN_ESTIMATE = 1.0  # seconds: the estimate of a job without a requested time an
 
 
 class WorkloadEntry(NamedTuple):
-    """A job to simulate. `job.id` counts from 1 in the order of the workload.
+    """A job to simulate."""
 
-    `number` is its number in the trace; it runs `run_time` seconds on a machine of its `benchmark`;
-    `home` is the cluster that its owner would use ("": none); `direct`: its owner submits it there,
-    bypassing metasched.
-    """
-
-    job: Job
-    run_time: float
-    number: int
-    home: str = ""
-    direct: bool = False
+    job: Job  # its id counts from 1 in the order of the workload
+    run_time: float  # true seconds, on a machine of the job's benchmark
+    number: int  # in the trace
+    home: str = ""  # cluster that its owner would use; "": none
+    direct: bool = False  # its owner submits it to the home cluster, bypassing metasched
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Jobs in the order of their submission. `dropped` counts jobs left out, by cause."""
+    """Jobs in the order of their submission."""
 
     name: str
     entries: tuple[WorkloadEntry, ...]
     processors: int | None = None  # of the machine of the trace
-    dropped: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)  # jobs left out, by cause
 
     def subset(self, first: int | None, last: int | None) -> Workload:
         """Return the jobs with indexes first..last-1, renumbered; indexes as in Python slices."""
@@ -118,20 +113,17 @@ def _renumber(entries: Iterable[WorkloadEntry]) -> list[WorkloadEntry]:
 class Overlay:
     """Properties missing from traces, added by rules; draws depend on seed and job alone.
 
-    `deadlines`: that share of the jobs gets a deadline at submission + estimate * (1 + u), u
-    uniform in `margin`. `gold` and `silver`: shares of the users (of the jobs, where the trace
-    records no user) in these classes. `licences`: each job requests a copy of each of that many
-    licences with probability `needs`. `pace` multiplies the times between submissions. ValueError
-    if a value is out of range.
+    The field names are keys of `--set`. ValueError if a value is out of range.
     """
 
-    deadlines: float = 0.0
+    deadlines: float = 0.0  # share of the jobs that get a deadline
     margin: tuple[float, float] = (0.5, 8.0)
-    gold: float = 0.0
-    silver: float = 0.0
-    licences: int = 0
-    needs: float = 0.3
-    pace: float = 1.0
+    """Range of u in the deadline, submission + estimate * (1 + u)."""
+    gold: float = 0.0  # share of the users in this class; of the jobs, if without users
+    silver: float = 0.0  # as `gold`
+    licences: int = 0  # number of different licences
+    needs: float = 0.3  # probability that a job requests a copy of a licence
+    pace: float = 1.0  # factor of the times between submissions
 
     def __post_init__(self) -> None:
         for name in ("deadlines", "gold", "silver", "needs"):
@@ -170,19 +162,15 @@ class Overlay:
         )
         owner = Random(f"{seed}/user/{job.user}") if job.user else rng
         class_draw = owner.random()
-        drawn_class = (
-            "gold"
-            if class_draw < self.gold
-            else "silver"
-            if class_draw < self.gold + self.silver
-            else None
-        )
+        user_class = job.user_class
+        if class_draw < self.gold + self.silver:
+            user_class = "gold" if class_draw < self.gold else "silver"
         return replace(
             job,
             submitted=submitted,
             deadline=deadline,
             licences=licences,
-            user_class=drawn_class or job.user_class,
+            user_class=user_class,
         )
 
 

@@ -1,8 +1,25 @@
-"""Local policies: the order in which one cluster starts its queue. Pure.
+"""Local policies: which queued jobs of one cluster start now. Pure.
 
-queueing               the protocol, the common orders, EASY
-conservative           Conservative Backfilling
+queueing               the interface of a policy: its input and output
+capacity               free resources during a pass, the reservation of the blocked head
+backfilling            passes over a queue: strict order, first fit, EASY
+orders                 policies that sort the queue
+conservative           conservative backfilling
 flexible_backfilling   Flexible Backfilling
-weights                the weights of Flexible Backfilling
-registry               all of them by name
+weights                constants of Flexible Backfilling
+registry               all policies by name
+
+| name         | class                           | source                | optimises               |
+|--------------|---------------------------------|-----------------------|-------------------------|
+| fcfs         | `orders.FCFS`                   | -                     | fairness                |
+| first-fit    | `orders.FirstFit`               | Kurowski 2011, §4.4.3 | use of processors       |
+| lsf          | `orders.LSF`                    | Kurowski 2011, §4.4.3 | large jobs              |
+| sjf          | `orders.SJF`                    | -                     | mean wait               |
+| edf          | `orders.EDF`                    | Pasquali 2008, §4.2   | deadlines met           |
+| easy         | `orders.EASY`                   | Lifka 1995            | use of processors       |
+| conservative | `conservative.Conservative`     | Mu'alem 2001, §2.2    | starts known in advance |
+| priority     | `orders.Priority`               | Pasquali 2008, §4.3   | priorities of metasched |
+| fair-share   | `orders.FairShare`              | -                     | equal shares of users   |
+| fb-mod       | `FlexibleBackfilling`           | Pasquali 2008, §3.2.1 | deadlines, licences     |
+| fb-unmod     | `UnmodifiedFlexibleBackfilling` | Pasquali 2008, §3.2.1 | deadlines, licences     |
 """

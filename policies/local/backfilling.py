@@ -1,4 +1,4 @@
-"""Passes over a queue: strict order, first fit, backfilling."""
+"""Passes over a queue: strict order, first fit, EASY backfilling. Pure."""
 
 from __future__ import annotations
 

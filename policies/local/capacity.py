@@ -1,4 +1,4 @@
-"""Free capacity of one cluster, now and at the ends of running jobs."""
+"""Free capacity of one cluster during a pass, and the reservation for a blocked head. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from metasched.policies.local.queueing import (
     WaitingJob,
 )
 
-OVERRUN_SECONDS = 1.0  # a job past its estimate is taken to end so many seconds from now
-
-
+OVERRUN_SECONDS = 1.0  # from now to the assumed end of a job past its estimate
 _END_AND_CPUS = attrgetter("end", "cpus")
 
 
@@ -27,9 +25,9 @@ def earliest_fit(
 ) -> tuple[float, int]:
     """Return (shadow time, extra): when `need` processors are free, and how many more then.
 
-    `releases` holds (end, processors) of running jobs, in any order; all that end at the shadow
-    time are counted, and a job past its end is taken to end in `OVERRUN_SECONDS`. (inf, 0) if it
-    never fits; (now, remaining processors) if it fits now. O(n log n) in `releases`. EASY's
+    `releases` holds (end, processors) of running jobs, in any order. All that end at the shadow
+    time are counted. A job past its end is taken to end in `OVERRUN_SECONDS`. Returns (inf, 0) if
+    `need` never fits, (now, remaining processors) if it fits now. O(n log n) in `releases`. EASY's
     reservation for the head of the queue: Lifka 1995; Mu'alem and Feitelson 2001, §3.
     """
     if need <= free:
@@ -49,16 +47,13 @@ def earliest_fit(
 
 
 class Capacity:
-    """Free resources during one pass, where processors are counted.
-
-    `started` are the jobs that this pass has started.
-    """
+    """Free resources during one pass, where processors are counted."""
 
     def __init__(self, now: float, running: Collection[RunningJob], free: FreeResources) -> None:
         self.now, self.running, self.cpus = now, running, free.cpus
         self.resources, self.rho = dict(free.resources), free.rho
-        self.started: list[RunningJob] = []
-        self.starts: list[JobStart] = []
+        self.started: list[RunningJob] = []  # in this pass
+        self.starts: list[JobStart] = []  # the result of this pass
 
     @property
     def full(self) -> bool:
@@ -189,7 +184,7 @@ class HeadReservation:
             releases = [(r.end, r.resources[name]) for r in running if name in r.resources]
             fit_time, _ = earliest_fit(need, capacity.resources[name], releases, capacity.now)
             self.shadow_time = max(self.shadow_time, fit_time)
-        released = [r for r in running if _expected_end(r, capacity.now) <= self.shadow_time]
+        released = [r for r in running if expected_end(r, capacity.now) <= self.shadow_time]
         self.extra_cpus = capacity.cpus - head.cpus + sum(r.cpus for r in released)
         self.extra_resources = {
             name: capacity.resources[name] - need + sum(r.resources.get(name, 0) for r in released)
@@ -258,10 +253,8 @@ class MachineHeadReservation(HeadReservation):
         scarce = [(name, need) for name, need in head.resources.items() if name in resources]
         usable = {m for m in head.machines if free_cpus[m] >= head.cpus}
         now, overrun_end = capacity.now, capacity.now + OVERRUN_SECONDS
-        running = capacity.all_running()
-        ends = [
-            (r.end if r.end > now else overrun_end, index, r) for index, r in enumerate(running)
-        ]
+        running = enumerate(capacity.all_running())
+        ends = [(r.end if r.end > now else overrun_end, index, r) for index, r in running]
         heapify(ends)  # a heap: usually the head fits after few ends
         while ends:
             end, _, r = heappop(ends)
@@ -281,7 +274,7 @@ class MachineHeadReservation(HeadReservation):
 
     @property
     def _machine_capacity(self) -> MachineCapacity:
-        """Its capacity, a different object in each pass in which the reservation is valid."""
+        """The capacity of the current pass."""
         assert isinstance(self.capacity, MachineCapacity)
         return self.capacity
 
@@ -290,10 +283,8 @@ class MachineHeadReservation(HeadReservation):
         free_cpus = self._machine_capacity.machines
         return max(
             [
-                min(self.extra_cpus, free_cpus[machine])
-                if machine == self.machine
-                else free_cpus[machine]
-                for machine in self._machine_capacity.open_machines
+                min(self.extra_cpus, free_cpus[m]) if m == self.machine else free_cpus[m]
+                for m in self._machine_capacity.open_machines
             ],
             default=0,
         )
@@ -312,5 +303,6 @@ class MachineHeadReservation(HeadReservation):
         return False
 
 
-def _expected_end(job: RunningJob, now: float) -> float:
+def expected_end(job: RunningJob, now: float) -> float:
+    """Return the end of a running job by its estimate, or `OVERRUN_SECONDS` from now."""
     return job.end if job.end > now else now + OVERRUN_SECONDS

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable
 from typing import ClassVar, NamedTuple
 
 from metasched.policies.local.capacity import (
-    OVERRUN_SECONDS,
     Capacity,
     MachineCapacity,
+    expected_end,
     make_capacity,
 )
 from metasched.policies.local.queueing import (
@@ -82,7 +82,7 @@ class _PlannedRun(NamedTuple):
 
 
 class _Plan:
-    """Profiles of the processors (per machine, if the cluster has machines) and counted resources."""
+    """Profiles of the processors (per machine, if there are any) and of counted resources."""
 
     def __init__(self, capacity: Capacity) -> None:
         now, running = capacity.now, list(capacity.all_running())
@@ -91,23 +91,29 @@ class _Plan:
         self.machines: dict[int, AvailabilityProfile] = {}
         free_cpus = capacity.machines if isinstance(capacity, MachineCapacity) else [capacity.cpus]
         for machine, cpus in enumerate(free_cpus):
-            releases = [(_expected_end(r, now), r.cpus) for r in running if r.machine == machine]
+            releases = [(expected_end(r, now), r.cpus) for r in running if r.machine == machine]
             self.machines[machine] = AvailabilityProfile(now, cpus, releases)
             if isinstance(capacity, MachineCapacity) and not capacity.shared:
                 self.whole_machines[machine] = cpus + sum(amount for _, amount in releases)
-        self.counts = {
+        self.resources = {
             name: AvailabilityProfile(
-                now, amount, [(_expected_end(r, now), r.resources.get(name, 0)) for r in running]
+                now, amount, [(expected_end(r, now), r.resources.get(name, 0)) for r in running]
             )
             for name, amount in capacity.resources.items()
         }
 
-    def hold(self, job: WaitingJob, planned: _PlannedRun, direction: int = 1) -> None:
+    def hold(self, job: WaitingJob, planned: _PlannedRun) -> None:
+        self._change(job, planned, 1)
+
+    def release(self, job: WaitingJob, planned: _PlannedRun) -> None:
+        self._change(job, planned, -1)
+
+    def _change(self, job: WaitingJob, planned: _PlannedRun, direction: int) -> None:
         start, end, machine = planned
         self.machines[machine].hold(start, end, direction * self._cpus_on(job, machine))
         for name, amount in job.resources.items():
-            if name in self.counts:
-                self.counts[name].hold(start, end, direction * amount)
+            if name in self.resources:
+                self.resources[name].hold(start, end, direction * amount)
 
     def earliest_run(self, job: WaitingJob) -> _PlannedRun:
         """Return the earliest run of the job, on the most powerful machine among equal starts."""
@@ -121,11 +127,15 @@ class _Plan:
     def _earliest_start(
         self, job: WaitingJob, machine: int, run_time: float, latest: float
     ) -> float:
-        """Return the earliest start on the machine at which all needed resources are free together."""
+        """Return the earliest start on the machine at which all needed resources are free."""
         profiles = [(self.machines[machine], self._cpus_on(job, machine))]
         if profiles[0][1] < job.cpus:
             return NEVER
-        profiles += [(self.counts[n], a) for n, a in job.resources.items() if n in self.counts]
+        profiles += [
+            (self.resources[name], amount)
+            for name, amount in job.resources.items()
+            if name in self.resources
+        ]
         start, agreeing = self.now, 0
         while agreeing < len(profiles) and start < NEVER and start <= latest:
             for profile, amount in profiles:
@@ -191,7 +201,7 @@ class Conservative:
                 if previous is not None and (unchanged or previous.start <= now):
                     continue
                 if previous is not None:
-                    plan.hold(job, previous, -1)
+                    plan.release(job, previous)
                 earliest = plan.earliest_run(job)
                 if earliest.start < NEVER:
                     plan.hold(job, earliest)
@@ -211,14 +221,10 @@ class Conservative:
     ) -> dict[int, _PlannedRun]:
         """Return the planned runs that are still valid: none while a job exceeds its estimate."""
         planned = {job.id: self._planned[job.id] for job in queue if job.id in self._planned}
-        overdue = any(planned_run.start < now for planned_run in planned.values())
+        overdue = any(run.start < now for run in planned.values())
         return {} if overdue or any(r.end <= now for r in running) else planned
 
     def _ran_as_planned(self, now: float, running: Collection[RunningJob]) -> bool:
         """Whether each job of the last pass still runs, or ends now as expected."""
         ended = {job_id: end for job_id, end in self._expected_ends.items() if end == now}
         return self._expected_ends == ended | {r.id: r.end for r in running}
-
-
-def _expected_end(job: RunningJob, now: float) -> float:
-    return job.end if job.end > now else now + OVERRUN_SECONDS

@@ -1,4 +1,4 @@
-"""Local policies that sort their queue: FCFS, LSF, SJF, EDF, EASY and others."""
+"""Local policies that sort their queue: FCFS, first fit, LSF, SJF, EDF, EASY, and others. Pure."""
 
 from __future__ import annotations
 

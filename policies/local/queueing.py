@@ -1,4 +1,4 @@
-"""Local policies: which queued jobs of one cluster start now, and on which machines. Pure.
+"""The interface of local policies: which queued jobs of a cluster start now, and where. Pure.
 
 A caller (the `local` adapter, the simulator) gives the queue in submission order, the running jobs
 and the free resources; a policy returns the jobs to start. One protocol serves a cluster of counted
@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 NO_MACHINE = -1
-NEVER = math.inf
+NEVER = math.inf  # as a time in seconds
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
@@ -24,61 +24,49 @@ EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 class WaitingJob(NamedTuple):
-    """A queued job: processors, estimated seconds, and other counted resources that it needs
-    (`resources`: "memory" in MiB, "gpu", a licence).
-
-    `machines` maps each machine that can run the job, by its index in `FreeResources.machines`, to
-    the run time there in seconds; empty where processors are counted. `licences` are leases of
-    site-wide licences, not counted by the cluster. `waiting_since` and `deadline` are times of the
-    caller's clock; `priority` is the priority assigned by metasched.
-    """
+    """A queued job; times are seconds of the caller's clock."""
 
     id: int
     cpus: int
-    estimated: float
-    resources: Mapping[str, int] = EMPTY
+    estimated: float  # seconds
+    resources: Mapping[str, int] = EMPTY  # needed: "memory" in MiB, "gpu", licences of the cluster
     machines: Mapping[int, float] = EMPTY
+    """Run time in seconds on each machine that can run the job, by its index in
+    `FreeResources.machines`; empty where processors are counted."""
     waiting_since: float = 0.0
     deadline: float | None = None
-    priority: int = 1
+    priority: int = 1  # assigned by metasched
     user: str = ""
-    licences: tuple[str, ...] = ()
+    licences: tuple[str, ...] = ()  # leases of site-wide licences, not counted by the cluster
 
 
 class RunningJob(NamedTuple):
-    """A running job; `end` is its start + its estimate, in seconds of the caller's clock.
-
-    `cpus` is what it holds: all processors of its machine where machines are not shared.
-    """
+    """A running job."""
 
     id: int
-    cpus: int
-    end: float
-    resources: Mapping[str, int] = EMPTY
-    machine: int = 0
+    cpus: int  # held; all of its machine where machines are not shared
+    end: float  # start + estimate, in seconds of the caller's clock
+    resources: Mapping[str, int] = EMPTY  # held
+    machine: int = 0  # index; 0 where processors are counted
     user: str = ""
 
 
 class FreeResources(NamedTuple):
-    """Free resources of a cluster. A resource missing from `resources` is unlimited.
-
-    `machines` are the free processors of each machine, the most powerful first; None where
-    processors are counted. `shared`: a machine may run several jobs at a time. `rho` maps site-wide
-    licences to the demand per copy (`Licences.rho`).
-    """
+    """Free resources of a cluster."""
 
     cpus: int
-    resources: Mapping[str, int] = EMPTY
+    resources: Mapping[str, int] = EMPTY  # a missing resource is unlimited
     machines: Sequence[int] | None = None
-    shared: bool = True
-    rho: Mapping[str, float] = EMPTY
+    """Free processors of each machine, the most powerful first; None where these are counted."""
+    shared: bool = True  # a machine may run several jobs at a time
+    rho: Mapping[str, float] = EMPTY  # demand per copy of site-wide licences
 
 
 class JobStart(NamedTuple):
-    """A job to start now; `machine` is 0 where processors are counted."""
+    """A job to start now."""
 
     id: int
-    machine: int = 0
+    machine: int = 0  # index; 0 where processors are counted
 
 
 class LocalPolicy(Protocol):
@@ -104,12 +92,3 @@ class LocalPolicy(Protocol):
     ) -> list[JobStart]:
         """Return the jobs of `queue` to start at `now`; together they never exceed `free`."""
         ...
-
-
-# Free resources during one pass.
-
-
-# How far a pass goes down the queue.
-
-
-# The policies.

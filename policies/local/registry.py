@@ -55,17 +55,13 @@ def make_policy(
     """
     arguments = dict(parameters or {})
     if name not in POLICIES:
-        close_matches = get_close_matches(name, POLICIES, n=1)
-        suggestion = (
-            f'write "{close_matches[0]}"'
-            if close_matches
-            else f"available are {', '.join(POLICIES)}"
-        )
-        raise ValueError(f'unknown policy "{name}"; {suggestion}')
+        close = get_close_matches(name, POLICIES, n=1)
+        remedy = f'write "{close[0]}"' if close else f"available are {', '.join(POLICIES)}"
+        raise ValueError(f'unknown policy "{name}"; {remedy}')
     allowed = PARAMETERS.get(name, ())
     if unknown := [key for key in arguments if key not in allowed]:
-        allowed_names = f"it has {', '.join(allowed)}" if allowed else "it has none"
-        raise ValueError(f'policy {name} has no parameter "{unknown[0]}"; {allowed_names}')
+        remedy = f"it has {', '.join(allowed)}" if allowed else "it has none"
+        raise ValueError(f'policy {name} has no parameter "{unknown[0]}"; {remedy}')
     if allowed is WEIGHT_NAMES:
         return _make_flexible(name, Weights(**arguments), licences)  # type: ignore[arg-type]
     return POLICIES[name](**arguments)

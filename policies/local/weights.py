@@ -11,23 +11,19 @@ MODIFIED, UNMODIFIED = "fb-mod", "fb-unmod"  # BF_MOD and BF_UNMOD of the thesis
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The constants of the four heuristics. ValueError if a value is out of range.
+    """The constants of the four heuristics; the field names are keys of configuration.
 
-    `age_factor`: priority per second waited. `least` and `most`: value of a deadline far from it
-    and at it; the value rises from `lead` times the run time before the deadline. `licence`: value
-    per licence requested, times its rho. `boost`: value of the job with the shortest estimate.
-    `run`: run time used for the deadline, the `estimate` or that on the `best` machine. `late`:
-    value of a deadline that will be missed, 0 (`zero`) or `least`.
+    ValueError if a value is out of range.
     """
 
-    age_factor: float = 0.01
-    least: float = 0.1
-    most: float = 20.0
-    lead: float = 1.4
-    licence: float = 1.0
-    boost: float = 2.0
-    run: Literal["best", "estimate"] = "best"
-    late: Literal["zero", "least"] = "zero"
+    age_factor: float = 0.01  # priority per second waited
+    least: float = 0.1  # value of a deadline that is far away
+    most: float = 20.0  # value of a deadline at the latest start that meets it
+    lead: float = 1.4  # run times from the begin of the rise of that value to the latest start
+    licence: float = 1.0  # factor of the licence values
+    boost: float = 2.0  # value of the job with the shortest estimate
+    run: Literal["best", "estimate"] = "best"  # run time used for the deadline
+    late: Literal["zero", "least"] = "zero"  # value of a deadline that will be missed
 
     def __post_init__(self) -> None:
         for name in ("age_factor", "least", "most", "licence", "boost"):

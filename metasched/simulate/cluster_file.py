@@ -1,0 +1,140 @@
+"""The clusters of a simulation and their shared licences, read from a TOML file."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from metasched.model.licence import LicencePool
+from metasched.simulate.clusters import (
+    MAX_CLUSTERS,
+    MAX_CPUS,
+    REFERENCE_BENCHMARK,
+    ClusterError,
+    Machine,
+    SimulatedCluster,
+)
+
+
+class _TableModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MachineTable(_TableModel):
+    """`count` equal machines."""
+
+    count: Annotated[int, Field(ge=1, le=10**5)] = 1
+    cpus: Annotated[int, Field(ge=1, le=MAX_CPUS)]
+    benchmark: Annotated[float, Field(gt=0, le=1e9)] = REFERENCE_BENCHMARK
+    licences: frozenset[str] | None = None
+
+
+class SimulatedClusterTable(_TableModel):
+    """A cluster of `cpus` counted processors, or of the machines of its [[cluster.machine]]."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]{0,62}$")]
+    cpus: Annotated[int, Field(ge=1, le=MAX_CPUS)] | None = None
+    benchmark: Annotated[float, Field(gt=0, le=1e9)] = REFERENCE_BENCHMARK
+    shared: bool = True
+    licences: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    policy: str = ""
+    machine: tuple[MachineTable, ...] = ()
+
+
+class SimulatedLicenceTable(_TableModel):
+    """A licence shared by `clusters` (default: all)."""
+
+    name: str
+    total: Annotated[int, Field(ge=1)]
+    clusters: tuple[str, ...] = ()
+    linger: Annotated[float, Field(ge=0)] = 0.0
+
+
+class ClustersFile(_TableModel):
+    cluster: Annotated[
+        tuple[SimulatedClusterTable, ...], Field(min_length=1, max_length=MAX_CLUSTERS)
+    ]
+    licence: tuple[SimulatedLicenceTable, ...] = ()
+
+
+def read_clusters(path: Path) -> tuple[SimulatedCluster, ...]:
+    """Read the [[cluster]] tables of a TOML file. ClusterError if they are invalid."""
+    return tuple(_build_cluster(table, path) for table in _read_file(path).cluster)
+
+
+def read_licence_pools(path: Path) -> tuple[LicencePool, ...]:
+    """Read the [[licence]] tables, shared by all clusters. ClusterError if they are invalid."""
+    tables = _read_file(path)
+    names = {table.name for table in tables.cluster}
+    pools: dict[str, LicencePool] = {}
+    for table in tables.licence:
+        location = f'licence "{table.name}", {path}'
+        if table.name in pools:
+            raise ClusterError(f"described twice, {location}; remove one description")
+        if unknown := [name for name in table.clusters if name not in names]:
+            raise ClusterError(
+                f'there is no cluster "{unknown[0]}", {location}; correct its clusters'
+            )
+        try:
+            pools[table.name] = LicencePool(
+                name=table.name, total=table.total, clusters=table.clusters, linger=table.linger
+            )
+        except ValueError as error:
+            raise ClusterError(f"{error}, {path}") from None
+    if pools and (with_licences := [table.name for table in tables.cluster if table.licences]):
+        raise ClusterError(
+            f'cluster "{with_licences[0]}" has its own licences beside [[licence]] tables, {path}; '
+            "use one of the two forms for all licences"
+        )
+    return tuple(pools.values())
+
+
+def _read_file(path: Path) -> ClustersFile:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = ClustersFile.model_validate(content)
+    except OSError as error:
+        raise ClusterError(f"{error.strerror}, {path}; name a readable file") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ClusterError(f"invalid TOML ({error}), {path}; correct that line") from None
+    except ValidationError as error:
+        first_error = error.errors()[0]
+        location = ".".join(str(step) for step in first_error["loc"])
+        raise ClusterError(
+            f"{location}: {first_error['msg'].lower()}, {path}; correct it"
+        ) from None
+    names = [table.name for table in tables.cluster]
+    if duplicate := next((name for name in names if names.count(name) > 1), None):
+        raise ClusterError(f'two clusters are named "{duplicate}", {path}; rename one')
+    return tables
+
+
+def _build_cluster(table: SimulatedClusterTable, path: Path) -> SimulatedCluster:
+    if bool(table.machine) == (table.cpus is not None):
+        raise ClusterError(
+            f'cluster "{table.name}" needs either cpus or [[cluster.machine]] tables, {path}; '
+            "write one of the two"
+        )
+    if table.cpus is not None:
+        return SimulatedCluster(
+            name=table.name,
+            cpus=table.cpus,
+            benchmark=table.benchmark,
+            licences=table.licences,
+            policy=table.policy,
+        )
+    machines = [
+        Machine(machine.cpus, machine.benchmark, machine.licences)
+        for machine in table.machine
+        for _ in range(machine.count)
+    ]
+    return SimulatedCluster.of_machines(
+        table.name,
+        machines,
+        shared=table.shared,
+        licences=table.licences,
+        policy=table.policy,
+    )
