@@ -100,7 +100,7 @@ def test_jobs_wait_for_their_processors_and_run_in_them(over_cell: Site, cell: C
     over_cell.run("reservations", "--plot", "chart.png")
     assert (over_cell.folder / "chart.png").read_bytes().startswith(b"\x89PNG")
     told = over_cell.error("reservations", "--plot", "chart.xyz", code=2)
-    assert "is no known kind of picture, --plot" in told
+    assert "has no supported suffix, --plot" in told
     over_cell.run("reservation", "cancel", id)
     over_cell.until(lambda: kept(cell) == {})
     assert over_cell.stop() == 0

@@ -206,7 +206,7 @@ def test_a_node_locked_licence_is_used_on_its_machine_only(
     )
     site.start()
     words = ("-L", "nx", "-t", "5", "--wrap", "echo $SLURMD_NODENAME")
-    assert "no set of its nodes has" in site.error("submit", *words, code=3)  # none has it yet
+    assert "no set of nodes has" in site.error("submit", *words, code=3)  # none has it yet
     try:
         for kind in ("AvailableFeatures", "ActiveFeatures"):
             alpha.run("scontrol", "update", f"NodeName={locked}", f"{kind}=any,cad")
@@ -247,7 +247,7 @@ def test_licences_that_slurm_counts_too_are_asked_for_there(
 
     site.until(told)
     words = ("-L", "matlab:4", "--cluster", "alpha", "--wrap", "true")
-    assert "its manager counts 3 matlab in all, the job asks for 4" in site.error(
+    assert "its manager counts 3 matlab in all, the job requests 4" in site.error(
         "submit", *words, code=3
     )
     elsewhere = site.submit("-L", "matlab:4", "--wrap", "true")
@@ -258,7 +258,7 @@ def test_licences_that_slurm_counts_too_are_asked_for_there(
     assert "Used=2" in slurm_site["alpha"].run("scontrol", "-o", "show", "licenses")
     waiting = site.submit("-L", "matlab:2", "--cluster", "alpha", "--wrap", "true")
     site.until(lambda: site.row(waiting)["reason"] == "licence_busy")
-    assert "by its own count 2 of 3 matlab are taken" in site.run("explain", str(waiting)).stdout
+    assert "its manager counts 2 of 3 matlab as used" in site.run("explain", str(waiting)).stdout
     assert "it gives out 3, there are 5" in site.run("doctor").stdout
     theirs = ("sbatch", "--parsable", "-L", "matlab:1", "--wrap", "sleep 600")
     native = slurm_site["alpha"].run(*theirs).strip()

@@ -36,10 +36,10 @@ def facts(*nodes: NodeCapacity, **partition: Any) -> ClusterInfo:
     ("wanted", "there", "site", "reason", "told"),
     [
         ({}, facts(), {}, None, ""),
-        ({}, None, {}, Reason.CLUSTER_DOWN, "not been heard from"),
+        ({}, None, {}, Reason.CLUSTER_DOWN, "has not reported yet"),
         ({"cpus": 32, "tasks": 32}, facts(), {}, None, ""),
         ({"cpus": 33, "tasks": 33}, facts(), {}, Reason.NO_CLUSTER_FITS, "32 processors"),
-        ({"cpus": 17}, facts(), {}, Reason.NO_CLUSTER_FITS, "no set of its nodes"),
+        ({"cpus": 17}, facts(), {}, Reason.NO_CLUSTER_FITS, "no set of nodes"),
         ({"cpus": 3, "tasks": 3, "nodes": 3}, facts(), {}, Reason.NO_CLUSTER_FITS, "no set"),
         ({"memory": 1001}, facts(), {}, Reason.NO_CLUSTER_FITS, "memory"),
         ({"cpus": 4, "memory_per_cpu": 251}, facts(), {}, Reason.NO_CLUSTER_FITS, "memory"),
@@ -62,7 +62,7 @@ def facts(*nodes: NodeCapacity, **partition: Any) -> ClusterInfo:
             Reason.FILESYSTEM,
             "/homes",
         ),
-        ({}, facts(up=False), {}, Reason.CLUSTER_DRAINED, "closed"),
+        ({}, facts(up=False), {}, Reason.CLUSTER_DRAINED, "is down"),
         ({}, ClusterInfo(0, 0, ()), {}, Reason.CLUSTER_DRAINED, "no partition with nodes"),
         ({}, facts(), {"takes": "reservations"}, Reason.NO_CLUSTER_FITS, "in a reservation"),
         ({"reservation": 3}, facts(), {"takes": "reservations"}, None, ""),
@@ -134,8 +134,8 @@ COUNTED = {"matlab": ManagerLicences(total=3, used=2), "abq@flex": ManagerLicenc
     ("wanted", "there", "reason", "told"),
     [
         ({"matlab": 1}, COUNTED, None, ""),
-        ({"matlab": 2}, COUNTED, Reason.LICENCE_BUSY, "2 of 3 matlab are taken"),
-        ({"matlab": 4}, COUNTED, Reason.NO_CLUSTER_FITS, "3 matlab in all, the job asks for 4"),
+        ({"matlab": 2}, COUNTED, Reason.LICENCE_BUSY, "counts 2 of 3 matlab as used"),
+        ({"matlab": 4}, COUNTED, Reason.NO_CLUSTER_FITS, "3 matlab in all, the job requests 4"),
         ({"matlab": 4}, {}, None, ""),  # only our own ledger counts it
         ({"abaqus": 10}, COUNTED, Reason.NO_CLUSTER_FITS, "9 abq@flex in all"),
     ],

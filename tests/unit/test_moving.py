@@ -199,7 +199,7 @@ def test_a_pending_task_leaves_a_cluster_that_has_shrunk_below_it() -> None:
     assert site.seen("left", facts(8, 0), *rows) == []
     assert site.seen("left", facts(4, 0)) == [Withdraw(1, 1, "left", {0: "7"}, only_pending=True)]
     assert site.out.changes[0].cause == (
-        "recalled from left: it has 4 processors, the job asks for 8"
+        "recalled from left: the partition has 4 processors, the job requests 8"
     )
     assert site.seen("left", None, site.row(State.CANCELLED, 1, ended=NOW)) == []
     assert (site.state(), site.core.tasks[1, 0].reason) == (State.QUEUED, Reason.NO_CLUSTER_FITS)

@@ -148,8 +148,8 @@ def test_cells_tell_intervals_differences_and_what_was_published() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--report", "out.pdf"], "is no page"),
-        (["--report", "nowhere/out.html"], "is in no folder"),
+        (["--report", "out.pdf"], "is not an HTML file"),
+        (["--report", "nowhere/out.html"], "is not in an existing folder"),
         (["--policy", "easy", "--policy", "easy"], "easy is named twice"),
         (["--policy", "easy", "--policy", "esy"], 'write "easy"'),
         (["--runs", "2", "--plot", "out.png"], "no single schedule"),

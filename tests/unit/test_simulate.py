@@ -113,7 +113,7 @@ def test_licences_of_a_site_are_leased_above_its_clusters() -> None:
     )
     schedule = engine.run()
     assert [p.start for p in schedule.jobs] == [0, 1, 35, 3]
-    with pytest.raises(ClusterError, match="late sending"):
+    with pytest.raises(ClusterError, match="late binding"):
         Simulation(
             workload,
             parse_clusters("4,4"),
@@ -305,7 +305,7 @@ def test_licences_of_a_file(tmp_path: Path) -> None:
     for text, told in (
         (cluster + 2 * licence, "twice"),
         (f"{cluster}{licence}clusters = ['b']\n", 'no cluster "b"'),
-        (f"{cluster}licences = {{ l = 1 }}\n{licence}", "licences of its own"),
+        (f"{cluster}licences = {{ l = 1 }}\n{licence}", "its own licences"),
         (cluster + licence.replace("'l'", "'a licence'"), "no name"),
         (cluster + licence.replace("2", "0"), "licence.0.total"),
         (cluster + licence.replace("2", "9999999999"), "must be"),
@@ -323,7 +323,7 @@ def test_licences_of_a_file(tmp_path: Path) -> None:
         ("easy", "period=3", 'unknown key "period"'),
         ("lsf", "perid=3", "write period"),
         ("lsf", "period=soon", "no duration"),
-        ("fb-mod", "age_factor=x", "no number"),
+        ("fb-mod", "age_factor=x", "not a number"),
         ("fb-mod", "run=never", 'must be "best" or "estimate"'),
         ("easy", "load=heavy", "observed or paper"),
         ("easy", "pull=maybe", '"true" nor "false"'),
@@ -446,13 +446,13 @@ def test_the_command_writes_a_schedule_and_a_picture(
         (["nowhere.swf"], "No such file"),
         (["{trace}", "--policy", "magic"], 'unknown policy "magic"'),
         (["{trace}", "--set", "speed=3"], 'unknown key "speed"'),
-        (["{trace}", "--set", "inter_arrival=3"], "belongs to generated workloads"),
+        (["{trace}", "--set", "inter_arrival=3"], "applies only to generated workloads"),
         (["{trace}", "--clusters", "many"], "describes no clusters"),
-        (["{trace}", "--jobs", "one"], "is no range"),
-        (["{trace}", "--jobs", "50:60"], "no job is left"),
-        (["{trace}", "--plot", "out.bmp"], "no known kind of picture"),
+        (["{trace}", "--jobs", "one"], "is not a range"),
+        (["{trace}", "--jobs", "50:60"], "has no jobs in this range"),
+        (["{trace}", "--plot", "out.bmp"], "has no supported suffix"),
         (["{trace}", "--seed", "x"], "--seed"),
-        (["table1", "--set", "jobs=1.5"], "no whole number"),
+        (["table1", "--set", "jobs=1.5"], "not a whole number"),
         (["lublin", "--set", "ratio=1"], "lublin has no ratio"),
     ],
 )

@@ -66,11 +66,11 @@ def test_jobs_that_cannot_be_run_are_dropped_and_counted(tmp_path: Path) -> None
         ([], "no job"),
         (["; Version: 2"], "no job"),
         (["1 2 3"], "3 fields instead of 18, {path} line 1"),
-        ([LINES[5], "8 9" + " -1" * 16], "was submitted before the one above it, {path} line 2"),
+        ([LINES[5], "8 9" + " -1" * 16], "was submitted before the job above it, {path} line 2"),
         (["1 -5" + " -1" * 16], "a submission before the origin, {path} line 1"),
-        (["1 nan" + " -1" * 16], "no finite number, {path} line 1"),
-        (["1 x" + " -1" * 16], "no number, {path} line 1"),
-        (["\0" * 40 + " 1" * 20], "no number, {path} line 1"),
+        (["1 nan" + " -1" * 16], "not a finite number, {path} line 1"),
+        (["1 x" + " -1" * 16], "not a number, {path} line 1"),
+        (["\0" * 40 + " 1" * 20], "not a number, {path} line 1"),
     ],
 )
 def test_a_broken_trace_is_told_with_its_line(tmp_path: Path, lines: list[str], told: str) -> None:
@@ -87,7 +87,7 @@ def test_a_damaged_gzip_is_told_with_its_line(tmp_path: Path) -> None:
     cut.write_bytes(whole[: len(whole) // 2])
     bad.write_bytes(whole[:30] + b"\xff" * 20 + whole[50:])
     for path in (cut, bad):
-        with pytest.raises(WorkloadError, match="damaged or cut off"):
+        with pytest.raises(WorkloadError, match="damaged or truncated"):
             swf.read_trace(path)
     with pytest.raises(WorkloadError, match="No such file"):
         swf.read_trace(tmp_path / "none.swf")
