@@ -1,6 +1,6 @@
 """Experiments: dispatch by metasched compared with choices of users, on federations of traces.
 
-Also on the clusters of Pasquali 2008, Table 6. Measurements are in docs/experiments.md.
+Also on the clusters of Pasquali 2008, Table 6. Measurements are in docs/experiments/tables.md.
 """
 
 from __future__ import annotations
