@@ -1,6 +1,6 @@
-"""Bulk insert of task rows: a run of rows that differ only in their index is one SQL statement.
+"""Bulk insert of task rows: a run of rows that differ only in their index is a single statement.
 
-An array of 100,000 tasks is stored in one transaction, and the daemon waits for it.
+An array of 100,000 tasks is stored in a single transaction, and the daemon waits for it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _continues_run(rows: Sequence[RowValues], first: int, position: int) -> bool
 
 
 def _insert_run(connection: Connection, table: Table, run: Sequence[RowValues]) -> None:
-    """Insert a run with one statement; a recursive query generates the indices."""
+    """Insert a run with a single statement; a recursive query generates the indices."""
     first, second, last = run[0][INDEX], run[1][INDEX], run[-1][INDEX]
     index_type = table.c[INDEX].type
     indices = select(literal(first, index_type).label("index")).cte("indices", recursive=True)

@@ -96,7 +96,7 @@ def _check_counters(connection: Connection) -> tuple[list[str], str]:
 
 
 def _check_replay(connection: Connection) -> tuple[list[str], str]:
-    """Replay the events through a fresh core and compare its tasks with the stored ones."""
+    """Replay the events through a fresh core and compare its tasks with the tables."""
     core, since = Core(), 0
     first = connection.execute(select(func.min(event.c.id))).scalar()
     oldest_checkpoint = connection.execute(select(checkpoint).order_by(checkpoint.c.event)).first()

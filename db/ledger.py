@@ -1,4 +1,4 @@
-"""The ledger: all writes to the database. One method is one transaction; one thread writes.
+"""The ledger: all writes to the database. Each method is a transaction; a single thread writes.
 
 A daemon begins with `restore`, which increments the stored epoch. Every transaction locks the
 epoch and compares it with the daemon's own. This serialises writers on any database, and a
@@ -127,7 +127,7 @@ class Ledger(Queries):
             raise StorageFailed(str(error)) from error
 
     def check_active(self) -> None:
-        """Check that the database answers and that this daemon is still the active one."""
+        """Check that the database answers and that this daemon is still active."""
         with self._transaction():
             if not self._writer_lock.held or self._stored_epoch() != self._daemon_epoch:
                 raise StorageFailed("another daemon may be active on it")
@@ -188,7 +188,7 @@ class Ledger(Queries):
         new_jobs: Sequence[StoredJob] = (),
         texts: Mapping[str, str] | None = None,
     ) -> None:
-        """Store events, their outcomes and new jobs with their texts in one transaction."""
+        """Store events, their outcomes and new jobs with their texts in a transaction."""
         with self._write_transaction():
             if new_jobs:
                 self._insert_jobs(steps, new_jobs, texts or {})
@@ -459,7 +459,7 @@ class Ledger(Queries):
     def prune(self, before: float) -> bool:
         """Delete some rows that ended before a time (epoch seconds); return False if none remain.
 
-        Each call is one small transaction: call repeatedly and let other writers in between.
+        Each call is a small transaction: call repeatedly and let other writers in between.
         """
         with self._write_transaction() as connection:
             return any(prune_batch(connection, before).values())

@@ -176,7 +176,7 @@ class Queries:
             return connection.execute(query).scalar()
 
     def tokens(self, user: str | None = None) -> list[dict[str, Any]]:
-        """Return all tokens, or the tokens of one user, without their hashes."""
+        """Return all tokens, or the tokens of a user, without their hashes."""
         columns = [column for column in token.c if column.name != "digest"]
         query = select(*columns).order_by(token.c.id)
         if user is not None:
@@ -191,7 +191,7 @@ class Queries:
 
 
 def _in_portions(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield the ids in portions that fit into the parameters of one statement."""
+    """Yield the ids in portions that fit into the parameters of a statement."""
     for first in range(0, len(ids), 10_000):
         yield ids[first : first + 10_000]
 

@@ -59,7 +59,7 @@ metadata = MetaData(
 
 
 def _in_condition(column: str, values: frozenset[str]) -> str:
-    """Return the SQL condition that a column has one of these values."""
+    """Return the SQL condition that a column has any of these values."""
     return f"{column} IN ({', '.join(repr(str(value)) for value in sorted(values))})"
 
 
@@ -89,7 +89,7 @@ job = Table(
     Column("user", SafeText, nullable=False),
     Column("name", SafeText, nullable=False),
     Column("submitted", Float, nullable=False),
-    Column("margin", Float),  # seconds to spare before the deadline; null without one
+    Column("margin", Float),  # seconds to spare before the deadline; null: no deadline
     Column("array", SafeText),
     Column("priority", Int64, nullable=False),
     Column("parts", SafeText, nullable=False),

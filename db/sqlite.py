@@ -140,7 +140,7 @@ class Sqlite(Database):
         return self.path.stat().st_size
 
     def backup(self, target: Path) -> int:
-        """Copy by SQLite's online backup, in one read transaction."""
+        """Copy by SQLite's online backup, in a single read transaction."""
         self.require_existing()
         create_private_file(target)
         try:

@@ -1,6 +1,6 @@
 """Interface of a database: exclusive write access, snapshots, schema upgrades, backups.
 
-`sqlite` and `postgresql` implement it. Every StoreError is one line for the administrator.
+`sqlite` and `postgresql` implement it. Every StoreError is a single line for the administrator.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WriterLock:
 
     @property
     def held(self) -> bool:
-        """Whether this daemon is still the active one."""
+        """Whether this daemon is still active."""
         return True
 
     def acquire(self) -> None:
@@ -86,7 +86,7 @@ class Database(ABC):
 
     @abstractmethod
     def snapshot(self) -> AbstractContextManager[Connection]:
-        """Yield a connection that reads one state of the database, while a daemon keeps writing.
+        """Yield a connection that reads a consistent state, while a daemon keeps writing.
 
         The schema must be the newest. Raises StoreError if the database cannot be read.
         """
@@ -105,7 +105,7 @@ class Database(ABC):
 
     @abstractmethod
     def backup(self, target: Path) -> int:
-        """Copy one state of the database to a new file; return its size in bytes.
+        """Copy a consistent state of the database to a new file; return its size in bytes.
 
         The copy gets an instance name of its own, so that a daemon started on it repeats no tag.
         Absence of tasks that were with a manager can no longer be proved there: they stay unknown
@@ -141,7 +141,7 @@ class Database(ABC):
         return revisions[0]
 
     def store_error(self, error: DBAPIError) -> StoreError:
-        """Return a StoreError for an error of the driver, in one line for the administrator."""
+        """Return a StoreError for an error of the driver, as a single line."""
         return StoreError(
             f"{self} cannot be read as a metasched database ({driver_message(error)}); "
             "restore a backup, or name another"

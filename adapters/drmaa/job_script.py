@@ -28,7 +28,7 @@ _MANAGER_VARIABLES = (
 def build_job_script(
     submission: Submission, index: int, cluster: str, exit_code_of_signal: Mapping[int, int]
 ) -> bytes:
-    """Return the wrapper of one task, for /bin/sh.
+    """Return the wrapper of a task, for /bin/sh.
 
     `exit_code_of_signal` maps signals to the exit codes that they replace. Raises Refused if a text
     holds a NUL character.

@@ -1,7 +1,8 @@
 """The DRMAA session of this process: the `drmaa` package with all errors translated.
 
-DRMAA allows one session per process, used by one thread. The library is loaded when the session
-opens. A wrong path therefore makes the cluster unreachable and does not stop the worker.
+DRMAA allows a single session per process, used by a single thread. The library is loaded when
+the session opens. A wrong path therefore makes the cluster unreachable and does not stop the
+worker.
 """
 
 from __future__ import annotations

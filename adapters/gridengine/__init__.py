@@ -1,6 +1,6 @@
 """Grid Engine: submission by DRMAA, everything else by Grid Engine's commands.
 
-adapter               one cell: submit, withdraw, poll, reserve
+adapter               a cell: submit, withdraw, poll, reserve
 commands              running commands, as this account or as the owner of jobs
 listing               jobs, queues and hosts, parsed from qstat, qhost and qconf
 cluster_info          demand and capacity of the cell, from a listing

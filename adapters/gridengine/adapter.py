@@ -1,6 +1,6 @@
-"""One Grid Engine cell: submission by DRMAA, everything else by Grid Engine's own commands.
+"""A Grid Engine cell: submission by DRMAA, everything else by Grid Engine's own commands.
 
-A task is one job; its name and account string carry the tag. `qstat` lists live jobs, the
+Each task is a job; its name and account string carry the tag. `qstat` lists live jobs, the
 accounting file reports ended jobs. Behaviour of Grid Engine that this relies on is tested in
 tests/real.
 """
@@ -90,7 +90,7 @@ def _limit_to_reservation(
 
 
 class GridEngine:
-    """One Grid Engine cell."""
+    """A Grid Engine cell."""
 
     def __init__(
         self,
@@ -156,9 +156,9 @@ class GridEngine:
         return native_ids
 
     def _submit_task(self, submission: Submission, index: int, specification: str) -> str:
-        """Queue one job; return its native id.
+        """Queue the job of a task; return its native id.
 
-        Uses DRMAA, or in site mode the owner's qsub, since a DRMAA session acts as one account.
+        Uses DRMAA, or in site mode the owner's qsub: a DRMAA session acts as a single account.
         """
         name = listing.job_name(submission.tag, index)
         script = build_job_script(

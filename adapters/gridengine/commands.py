@@ -1,4 +1,4 @@
-"""Grid Engine's commands for one cell: each runs with a time limit; its answer is parsed."""
+"""Runs Grid Engine's commands for a cell, with a time limit, and parses their answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from metasched.adapters.errors import Unreachable
 from metasched.adapters.gridengine import listing
 from metasched.adapters.launcher_client import LauncherClient
 
-IDS_PER_COMMAND = 500  # job or reservation ids in the arguments of one command
+IDS_PER_COMMAND = 500  # job or reservation ids in the arguments of a command
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class CellCommands:
     def query(
         self, parse: Callable[[str], T], program: str, *arguments: str, partial: bool = False
     ) -> T:
-        """Run a command and parse its answer; with `partial` a non-zero exit code may have one.
+        """Run a command and parse its answer; `partial` accepts one with a non-zero exit code.
 
         Raises Unreachable if the command fails or its answer cannot be parsed.
         """

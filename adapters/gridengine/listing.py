@@ -181,7 +181,7 @@ class OwnJobs:
 
 
 def parse_jobs(xml: str) -> list[QstatJob]:
-    """Parse `qstat -xml -r -u '*'`: all jobs, pending ones in the manager's order."""
+    """Parse `qstat -xml -r -u '*'`: all jobs, pending jobs in the manager's order."""
     return [_parse_job(element) for element in xml_root(xml, "job_info").iter("job_list")]
 
 
@@ -311,7 +311,7 @@ def parse_seconds(text: str) -> float | None:
 
 
 def count_tasks(text: str) -> int:
-    """Count the tasks of `3-20:1,25`; an empty text and `7` are one task."""
+    """Count the tasks of `3-20:1,25`; an empty text and `7` count as 1."""
     count = 0
     for part in text.split(","):
         span, _, step = part.partition(":")

@@ -56,7 +56,7 @@ class AdvanceReservation:
         return bool(set(self.state) & set("dx"))
 
     def remaining_seconds(self, now: float) -> int:
-        """Return the longest time limit of a job submitted now; the qmaster rejects longer ones.
+        """Return the longest time limit of a job submitted now; the qmaster rejects others.
 
         The qmaster counts from when it receives the job, up to a second later.
         """
@@ -65,7 +65,7 @@ class AdvanceReservation:
 
     @property
     def locations(self) -> tuple[str, ...]:
-        """Its hosts, or its queue instances if one of these cannot run jobs."""
+        """Its hosts, or its queue instances if some cannot run jobs."""
         return tuple(sorted(set(map(_host_of, self.slots)) if self.usable else self.slots))
 
 
@@ -106,7 +106,7 @@ def parse_reservations(xml: str) -> list[AdvanceReservation]:
 
 
 def parse_reserved_jobs(xml: str) -> dict[str, str]:
-    """Parse `qstat -xml -j`: the advance reservations of jobs that have one, by job id."""
+    """Parse `qstat -xml -j`: the advance reservations of jobs that have any, by job id."""
     if "<unknown_jobs" in xml[:200]:  # all of them have ended
         return {}
     reservation_of_job = {}
@@ -129,7 +129,7 @@ class MemoryConsumable:
     name: str = ""  # empty: no consumable counts memory
     default: float = 0.0  # per slot, of jobs and reservations that request none
     totals: Mapping[str, float] = field(default_factory=dict)  # by host; others do not count it
-    queue_limit: float | None = None  # lowest limit per slot of a queue, if any has one
+    queue_limit: float | None = None  # lowest limit per slot of any queue; None: no limits
 
     def of_job(self, job: listing.QstatJob) -> float:
         """Return the memory of all slots of a job."""
@@ -142,10 +142,11 @@ class MemoryConsumable:
     def share_per_slot(self, hosts: Sequence[listing.ExecutionHost]) -> int:
         """Return the memory in MiB that each slot of a reservation requests.
 
-        This is the lowest share of a slot on any host, at least `default` and at most the limit of
-        its queue. Queues that are down count too: otherwise a reservation made while they are up
-        could not be moved. Where no host counts memory, the share is the memory of the largest
-        host: without any, a job of one slot would wait forever. 0 if no queue limits memory either.
+        This is the lowest share of a slot on any host, at least `default` and at most the limit
+        of its queue. Queues that are down count too: otherwise a reservation made while they are
+        up could not be moved. Where no host counts memory, the share is the memory of the largest
+        host: without any, a job with a single slot would wait forever. 0 if no queue limits
+        memory either.
         """
         shares = [
             self.totals[host.name] / listing.usable_slots(host, include_down=True)
@@ -256,7 +257,7 @@ class Occupancy(CellListing):
                 yield _QueueUse(queue, start, end, slots, reserved, reservation.id)
 
     def pools(self, spread: bool) -> tuple[ProcessorPool, ...]:
-        """Return the uses of hosts that are up: in one pool if jobs spread, else in a pool each."""
+        """Return the uses of hosts that are up: in a common pool if jobs spread, else by host."""
         sizes = self._sizes
         uses: defaultdict[str, list[SlotInterval]] = defaultdict(list)
         for use in self._uses:
@@ -301,7 +302,7 @@ class Occupancy(CellListing):
     def pool_map(self, spread: bool, movable: Collection[str]) -> PoolMap:
         """Return the queue instances that are up with their uses; `movable` are reservation ids.
 
-        The queue instances of a host that has fewer slots than they have together form one pool
+        The queue instances of a host that has fewer slots than they have together form a pool
         under the host's name.
         """
         pool_of_queue: dict[str, str] = {}

@@ -136,7 +136,7 @@ class GridEngineReservations:
     def _running_jobs_inside(
         self, reservations: Iterable[AdvanceReservation], cell: CellListing
     ) -> dict[str, str]:
-        """Return the reservation of each job that runs in one."""
+        """Return the reservations of running jobs, by job; other jobs are left out."""
         active = [r.start for r in reservations if r.start <= cell.listed_at]
         earliest = min(active, default=math.inf)
         candidates = [
@@ -151,7 +151,7 @@ class GridEngineReservations:
         return {id: inside for id, inside in self._running_inside.items() if inside}
 
     def reserve(self, spec: ReservationSpec, cell: CellListing) -> None:
-        """Have exactly one reservation under the name, in queues that are up.
+        """Have a single reservation under the name, in queues that are up.
 
         `cell` lists the jobs of its user. Raises Refused if the qmaster grants none.
         """
@@ -171,9 +171,9 @@ class GridEngineReservations:
         return self._grant(spec, cell)
 
     def _move_first(self, spec: ReservationSpec, cell: CellListing) -> bool:
-        """Move the first own reservation that blocks a new one; return False if no move helps.
+        """Move the first own reservation that blocks the new; return False if no move helps.
 
-        The caller decides on the next move by the slots that the qmaster chose for this one.
+        The caller decides on the next move by the slots that the qmaster chose here.
         """
         jobs = self._commands.list_jobs("*")
         occupancy = self._occupancy(replace(cell, jobs=jobs))
@@ -302,8 +302,8 @@ class GridEngineReservations:
                 raise Unreachable(f"qrdel: {one_line(message)}")
 
     def _named(self, name: str) -> list[AdvanceReservation]:
-        wanted = (name, self._user)
-        return [r for r in self._list_reservations() if (r.name, r.owner) == wanted]
+        key = (name, self._user)
+        return [r for r in self._list_reservations() if (r.name, r.owner) == key]
 
     def _list_reservations(self) -> list[AdvanceReservation]:
         query = self._commands.query

@@ -1,4 +1,4 @@
-"""The native specification (qsub options) of one task. Pure."""
+"""The native specification (qsub options) of a task. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def native_specification(
     complexes: Mapping[str, ComplexAttribute],
     reservation: AdvanceReservation | None = None,
 ) -> str:
-    """Return the native specification of one task, in an advance reservation if one is given.
+    """Return the native specification of a task, in an advance reservation if given.
 
     `memory` is the consumable that counts memory, if any. Raises Refused if the cell cannot
     provide a requested resource.

@@ -117,7 +117,7 @@ class JobDeletion:
         self._commands, self._own_jobs, self._deletions = commands, own_jobs, deletions
 
     def withdraw_all(self, withdrawals: Sequence[Withdrawal]) -> None:
-        """End tasks of one user, found by tag in a new listing, never by native id alone.
+        """End tasks of a user, found by tag in a new listing, never by native id alone.
 
         For `only_pending`: hold the jobs, list again, delete the jobs that wait under the hold.
         This excludes a start: a hold changes a job's version, and the qmaster discards orders to
