@@ -23,7 +23,7 @@ UNITS_PER_WORK = 1 << _SMALLEST_EXPONENT
 
 
 class ClusterLoad(NamedTuple):
-    """The figures of one cluster that a decision compares."""
+    """The figures of a cluster that a decision compares."""
 
     load: float  # work (seconds x benchmark), or observed seconds
     jobs: int  # queued jobs

@@ -11,7 +11,7 @@ from metasched.model.job import MAX_PRIORITY, Job
 class Heuristic(ABC):
     """A rating of the urgency of a job; a site adds its own as a subclass.
 
-    An instance serves one classifier.
+    An instance serves a single classifier.
     """
 
     name: ClassVar[str]  # in weights and in `explain`

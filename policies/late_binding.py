@@ -22,7 +22,7 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass
 class ReservedNodes:
-    """Nodes of one cluster that must be free when its reservations begin.
+    """Nodes of a cluster that must be free when its reservations begin.
 
     The manager reports the nodes of a job only later, so each task is taken to need a node of its
     own. Before `free_nodes` is known, no job is dispatched that would still run at `first_start`.

@@ -47,7 +47,7 @@ class AdmissionCase(NamedTuple):
         return Scenario(Workload("windows", tuple(entries)), parse_clusters(str(self.units)))
 
     def run(self, seed: int) -> Schedule:
-        """Book the requests in their order; the schedule has the accepted ones."""
+        """Book the requests in their order; the schedule has the accepted requests."""
         workload, clusters = self.scenario(seed)
         timeline, accepted = make_timeline(self.column, self.units, 0.0), []
         for entry in workload.entries:

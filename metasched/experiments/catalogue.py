@@ -80,7 +80,7 @@ def _dask_executor(address: str) -> Iterator[Executor]:
 
 
 def _run_case(name: str, index: int, seed: int) -> dict[str, float]:
-    """Return the figures of one case with one seed; runs in a process of the pool."""
+    """Return the figures of a case with a seed; runs in a process of the pool."""
     experiment = EXPERIMENTS[name]
     schedule = experiment.cases()[index].run(seed)
     return {name: figure(schedule) for name, figure in experiment.figures.items()}

@@ -74,7 +74,7 @@ def _half_direct() -> list[SimulationCase]:
 
 
 def _machine_clusters() -> list[SimulationCase]:
-    """Return cases on machines: each cluster has its own licences; leased ones are shared."""
+    """Return cases on machines: each cluster has its own licences; leased licences are shared."""
     rows = {
         f"inter-arrival {seconds}": SeededScenario(
             replace(synthetic.TWO_LEVEL, inter_arrival=seconds)

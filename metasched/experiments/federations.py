@@ -74,7 +74,7 @@ class Federation:
         return Scenario(OVERLAY.apply(workload, seed), tuple(clusters))
 
     def _window(self, site: TraceSite, seed: int) -> Workload:
-        """Return a window of jobs of one site, from time 0, scaled to the load."""
+        """Return a window of jobs of a site, from time 0, scaled to the load."""
         largest = max(site.clusters.values())
         log = [
             entry

@@ -81,7 +81,7 @@ class Experiment:
 
 
 class FigureResult(NamedTuple):
-    """A figure of one case over all seeds."""
+    """A figure of a case over all seeds."""
 
     row: str
     column: str
@@ -144,6 +144,6 @@ def _read_trace(path: Path, partitions: bool) -> Workload:
 
 
 def late_percent(schedule: Schedule) -> float:
-    """Return the percentage of late jobs among those with a deadline."""
+    """Return the percentage of late jobs among jobs with a deadline."""
     with_deadline = [scheduled for scheduled in schedule.jobs if scheduled.job.deadline is not None]
     return 100 * metrics.mean(metrics.tardiness(scheduled) > 0 for scheduled in with_deadline)

@@ -153,7 +153,7 @@ def _two_level() -> list[SimulationCase]:
 
 @dataclass(frozen=True)
 class _RandomQueues:
-    """The trace on equal clusters, each job on a random one; jobs are cut to the cluster size."""
+    """The trace on equal clusters: each job goes to a random cluster and is cut to its size."""
 
     clusters: str
 

@@ -1,4 +1,4 @@
-"""Self-contained HTML report of one run or a comparison."""
+"""Self-contained HTML report of a run or a comparison."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_report(path: Path) -> None:
 def render_run(
     title: str, about: Mapping[str, object], schedule: Schedule, figures: Mapping[str, Any]
 ) -> str:
-    """Return the report of one run; `figures` are those of `metrics.summary`."""
+    """Return the report of a run; `figures` are those of `metrics.summary`."""
     small = len(schedule.jobs) <= plots.MAX_BARS
     parts = [
         _section("Figures", _html_table(("figure", "value"), _figure_rows(figures))),

@@ -61,9 +61,9 @@ class _CountedTimeline(Carts):
 
 
 class _AssignedTimeline:
-    """Processors are assigned when a task is booked or started, the lowest free ones first.
+    """Processors are assigned when a task is booked or started, the lowest free processors first.
 
-    `apart`: batch jobs get the highest free ones, which reservations use last.
+    `apart`: batch jobs get the highest free processors, which reservations use last.
     """
 
     def __init__(self, processors: int, origin: float, apart: bool) -> None:

@@ -53,7 +53,7 @@ from metasched.simulate.workload import Workload, WorkloadEntry
 INSTANCE = "lab"  # of the simulated daemon, in tags
 _RUNNING: Final = State.RUNNING  # constants: an enum lookup per job is slow
 _COMPLETED: Final = State.COMPLETED
-UPDATES_PER_LISTING = 1000  # status changes of one cluster in one listing
+UPDATES_PER_LISTING = 1000  # status changes of a cluster in one listing
 
 # The fields of a job status: native id, state, start, end (seconds), exit code. Most are replaced
 # before they are reported, so a JobStatus is created only for a report.
@@ -61,7 +61,7 @@ _StatusUpdate = tuple[str, State, float | None, float | None, int | None]
 
 
 class ScheduledJob(NamedTuple):
-    """The result of one job; times are seconds from the trace's origin."""
+    """The result of a job; times are seconds from the trace's origin."""
 
     entry: WorkloadEntry
     start: float
@@ -367,7 +367,7 @@ class Simulation:
         return True
 
     def _run_policy(self, index: int, now: float) -> None:
-        """Run one pass of a manager's local policy."""
+        """Run a pass of a manager's local policy."""
         manager = self._managers[index]
         self._pass_count += 1
         updates = self._updates[index]

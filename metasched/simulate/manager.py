@@ -26,7 +26,7 @@ StartedJob = tuple[int, int, float]
 
 
 class SimulatedManager:
-    """The manager of one simulated cluster. Decisions use estimates, never true run times.
+    """The manager of a simulated cluster. Decisions use estimates, never true run times.
 
     `licences_leased`: the core leases licences, and submitted jobs already hold them.
     """
@@ -125,7 +125,7 @@ class SimulatedManager:
         self._bypassing_work.pop(job_id, None)
 
     def run_policy(self, now: float) -> list[StartedJob]:
-        """Run one pass of the local policy; return the jobs that it started."""
+        """Run a pass of the local policy; return the jobs that it started."""
         queue = self.queue
         if not queue or self.free_cpus <= 0:
             return []

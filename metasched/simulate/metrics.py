@@ -75,7 +75,7 @@ def summary(schedule: Schedule, policy: str, wall_seconds: float) -> dict[str, A
 
 
 def _figures(schedule: Schedule, cpus: int, span: float) -> dict[str, Any]:
-    """Return the figures of a run, or of the jobs of one cluster, on this number of processors."""
+    """Return the figures of a run, or of the jobs of a cluster, on this number of processors."""
     waits, flows, slowdowns, bounded_slowdowns, tardinesses = [], [], [], [], []
     for scheduled in schedule.jobs:  # `slowdown` and the others, inlined for speed
         job = scheduled.entry.job

@@ -134,7 +134,7 @@ class LateBindingQueue:
 
     managers: Sequence[SimulatedManager]
     classifier: Classifier
-    age: float  # seconds of waiting that count as much as one priority
+    age: float  # seconds of waiting that count as much as a step of priority
     waiting: dict[int, tuple[float, WorkloadEntry]] = field(default_factory=dict)
     """Sort key in seconds and entry, by job id."""
 

@@ -258,7 +258,7 @@ def simulate(
     progress: Callable[[int], None] | None = None,
     scheme: SubmissionScheme = THROUGH_METASCHED,
 ) -> Schedule:
-    """Run one simulation. UserError if it is impossible."""
+    """Run a simulation. UserError if it is impossible."""
     licence_pools = settings.licence_pools
     if settings.pooled:
         clusters, licence_pools = pool_licences(clusters)

@@ -176,7 +176,7 @@ _DAYBREAK, _HALF_HOURS = 11, 48
 
 
 def generate_lublin(jobs: int, cpus: int, seed: int) -> Scenario:
-    """Generate `jobs` jobs for one cluster of `cpus` counted processors, with exact estimates.
+    """Generate `jobs` jobs for a cluster of `cpus` counted processors, with exact estimates.
 
     Lublin and Feitelson 2003. The logarithm of sizes is two-stage uniform; serial jobs and powers
     of two are favoured. The logarithm of run times is hyper-gamma and correlated with the size. The

@@ -1,4 +1,4 @@
-"""Local policies: which queued jobs of one cluster start now. Pure.
+"""Local policies: which queued jobs of a cluster start now. Pure.
 
 queueing               the interface of a policy: its input and output
 capacity               free resources during a pass, the reservation of the blocked head

@@ -33,7 +33,7 @@ def backfill(queue: Iterable[WaitingJob], capacity: Capacity) -> WaitingJob | No
 
     Return the head. A later job starts if it fits now and either ends by the head's shadow time or
     needs no more than the extra resources at that time, which it then uses up. Lifka 1995;
-    algorithm of one pass: O(r log r + q) for r running and q queued jobs.
+    algorithm of a pass: O(r log r + q) for r running and q queued jobs.
     """
     remaining = iter(queue)
     head = start_in_order(remaining, capacity)

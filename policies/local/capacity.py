@@ -1,4 +1,4 @@
-"""Free capacity of one cluster during a pass, and the reservation for a blocked head. Pure."""
+"""Free capacity of a cluster during a pass, and the reservation for a blocked head. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def earliest_fit(
 
 
 class Capacity:
-    """Free resources during one pass, where processors are counted."""
+    """Free resources during a pass, where processors are counted."""
 
     def __init__(self, now: float, running: Collection[RunningJob], free: FreeResources) -> None:
         self.now, self.running, self.cpus = now, running, free.cpus
@@ -156,7 +156,7 @@ class MachineCapacity(Capacity):
 
 
 def make_capacity(now: float, running: Collection[RunningJob], free: FreeResources) -> Capacity:
-    """Create the capacity of one pass over a cluster of counted processors or of machines."""
+    """Create the capacity of a pass over a cluster of counted processors or of machines."""
     capacity_class = Capacity if free.machines is None else MachineCapacity
     return capacity_class(now, running, free)
 

@@ -28,7 +28,7 @@ from metasched.policies.local.queueing import (
 
 
 class AvailabilityProfile:
-    """Free amount of one resource from now on, a step function of time.
+    """Free amount of a resource from now on, a step function of time.
 
     `releases` holds (time, amount). With v steps, `hold` and `earliest_start` are O(v).
     """
@@ -168,7 +168,7 @@ def planned_start(
 
 
 class Conservative:
-    """Every job keeps its planned start, or gets an earlier one. O(q v)."""
+    """Every job keeps its planned start, or gets an earlier start. O(q v)."""
 
     name: ClassVar[str] = "conservative"
     period: float = 0.0

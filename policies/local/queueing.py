@@ -70,7 +70,7 @@ class JobStart(NamedTuple):
 
 
 class LocalPolicy(Protocol):
-    """The interface of a local policy; an object serves one cluster.
+    """The interface of a local policy; an object serves a single cluster.
 
     Call it after every arrival and ending, or only every `period` seconds if that is not 0.
     `incremental`: a job that was not started can only start after a job ends or exceeds its

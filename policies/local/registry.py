@@ -49,7 +49,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 def make_policy(
     name: str, parameters: Parameters | None = None, licences: Mapping[str, int] | None = None
 ) -> LocalPolicy:
-    """Create the policy for one cluster with these numbers of licences.
+    """Create the policy for a cluster with these numbers of licences.
 
     ValueError for an unknown name, a parameter that the policy does not have, or a bad value.
     """
