@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+MAX_WINDOW = 1000  # jobs; upper limit of `Policy.window`
+
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:

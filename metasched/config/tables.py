@@ -6,13 +6,12 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from metasched.core.scheduler import MAX_MARGIN_JOBS
 from metasched.model.arrays import MAX_TASKS
 from metasched.model.cluster import Cluster
 from metasched.model.licence import MAX_TOKENS
 from metasched.model.reservation_request import ReservationQuota
 from metasched.policies.eligible import FEATURE
-from metasched.policies.policy import Policy
+from metasched.policies.policy import MAX_WINDOW, Policy
 from metasched.units import parse_duration
 
 TableT = TypeVar("TableT", bound=BaseModel)
@@ -174,7 +173,7 @@ class PolicyFile(_Table):
     """A policy file; missing keys have the defaults of `Policy`."""
 
     max_priority: Annotated[int, Field(ge=1, le=100)] = Policy.max_priority
-    window: Annotated[int, Field(ge=1, le=MAX_MARGIN_JOBS)] = Policy.window
+    window: Annotated[int, Field(ge=1, le=MAX_WINDOW)] = Policy.window
     weights: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field(default_factory=dict)
     classes: dict[str, Annotated[int, Field(ge=0, le=1000)]] = Field(
         default_factory=lambda: dict(Policy().classes)

@@ -13,8 +13,9 @@ leasing              licence leases of tasks
 placement            dispatches queued tasks to clusters
 withdrawals          pulls, recalls, drains
 user_requests        cancel, hold, release, requeue, modify
-reconciler           attempts that are missing from listings
+reconciler           listings and accounting, against live attempts
 stale_attempts       attempts that a manager lists again
+recovery             restore from a database, start of the daemon
 licences/            pools of licence tokens, and the queue for them
 reservations/        advance reservations: offered, bound, moved, broken
 """

@@ -1,6 +1,8 @@
-"""Attempts that are missing from a complete listing: proved absent, queried, or revoked. Pure."""
+"""Listings against live attempts: missing attempts are proved absent, queried, or revoked. Pure."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from metasched.core.cluster_view import ClusterView
 from metasched.core.events import (
@@ -18,11 +20,12 @@ from metasched.model.job import State
 from metasched.model.listing import MissingTask
 from metasched.model.tags import parse_tag
 
+_NO_TASKS: Mapping[int, Task] = {}
 ACCOUNTING_RETRY_DELAY = (5.0, 600.0)  # seconds between queries of accounting: initial, maximum
 
 
 class Reconciler:
-    """Decides the fate of attempts that are missing from listings."""
+    """Applies listings and accounting to live attempts."""
 
     def __init__(
         self, state: SchedulerState, state_machine: TaskStateMachine, stale_attempts: StaleAttempts
@@ -30,7 +33,68 @@ class Reconciler:
         self._state, self._state_machine = state, state_machine
         self._stale_attempts = stale_attempts
 
-    def resolve_missing(self, task: Task, listing: ListingReceived) -> None:
+    def apply_listing(self, view: ClusterView, event: ListingReceived) -> None:
+        """Apply the rows of a listing, then reconcile the tasks that it does not contain."""
+        self._check_unlisted_tasks(view, event, self._apply_rows(view, event))
+
+    def _apply_rows(
+        self, view: ClusterView, event: ListingReceived
+    ) -> list[tuple[tuple[int, int], int]]:
+        """Apply the rows of a listing. Return (job, dispatch id) and index of metasched's tasks."""
+        own_rows, instance, dispatches = [], self._state.instance, self._state.dispatches
+        if event.full:
+            view.stale_attempts.clear()
+            view.deferred_rows.clear()
+        for row in event.rows:
+            dispatch = parse_tag(row.tag, instance)
+            if dispatch is None:
+                continue
+            own_rows.append((dispatch, row.task))
+            task = dispatches.get(dispatch, _NO_TASKS).get(row.task)
+            if task is None:
+                self._stale_attempts.apply_row(view, *dispatch, row)
+            elif task.live_attempt.cluster == event.cluster:
+                self._state_machine.apply_status(task, row)
+        return own_rows
+
+    def _check_unlisted_tasks(
+        self, view: ClusterView, event: ListingReceived, own_rows: list[tuple[tuple[int, int], int]]
+    ) -> None:
+        """Reconcile the tasks that are missing from a listing, or may be."""
+        if not (event.full or event.vanished or view.needs_attention):
+            return
+        dispatches = self._state.dispatches
+        listed_tasks = {  # evaluated after the rows: some tasks may just have been adopted
+            task.task_id
+            for dispatch, index in own_rows
+            if (task := dispatches.get(dispatch, _NO_TASKS).get(index)) is not None
+            and task.live_attempt.cluster == event.cluster
+        }
+        vanished = set()
+        for tag, index in event.vanished:
+            if (dispatch := parse_tag(tag, self._state.instance)) is not None:
+                view.stale_attempts.pop((dispatch[0], index, dispatch[1]), None)
+            if (task := self._state.task_by_tag(tag, index)) is not None:
+                vanished.add(task.task_id)
+                view.deferred_rows.pop(task.task_id, None)
+        candidates = dict(view.live_tasks if event.full else view.needs_attention)
+        for task_id in sorted(vanished):
+            if task_id in view.live_tasks:
+                candidates[task_id] = view.live_tasks[task_id]
+        for task_id, task in candidates.items():
+            attempt = task.live_attempt
+            if attempt.settled:
+                view.needs_attention.pop(task_id, None)
+            if task_id in listed_tasks:
+                continue
+            gone = event.full or task_id in vanished
+            if gone and attempt.in_last_listing and not attempt.missing:
+                attempt.last_listed = event.previous_taken
+            if gone or attempt.missing or not attempt.in_last_listing:
+                self._resolve_missing(task, event)
+            self._state_machine.request_withdrawal(task)
+
+    def _resolve_missing(self, task: Task, listing: ListingReceived) -> None:
         """Handle a live attempt that is missing from a complete listing.
 
         Listings contain every attempt that started within the span for which they prove absence. So

@@ -1,9 +1,9 @@
 """The meta-scheduler: events in, changes and actions out. Pure; the caller gives times and seeds.
 
 `Core.step(event)` runs in this order:
-1. Apply the event to clusters and tasks: listings here, missing tasks in `reconciler`, tasks that
-   are listed again in `stale_attempts`, requests of users in `user_requests`. Every change of a
-   task's state goes through `task_state_machine` and the table in `transitions`.
+1. Apply the event to clusters and tasks: listings in `reconciler`, tasks that are listed again in
+   `stale_attempts`, requests of users in `user_requests`, starts of the daemon in `recovery`. Every
+   change of a task's state goes through `task_state_machine` and the table in `transitions`.
 2. Classify a new job (`policies.classify`).
 3. Release queued tasks from their gates (`gates`) and find eligible clusters (`placement`,
    `policies.eligible`).
@@ -20,12 +20,10 @@ a fresh core repeats its decisions.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from metasched.core.cluster_view import ClusterView, eligibility_key
-from metasched.core.dependency_status import TargetSummary
+from metasched.core.cluster_view import eligibility_key
 from metasched.core.events import (
     AccountingReceived,
     ClaimsRevoked,
@@ -35,7 +33,6 @@ from metasched.core.events import (
     ClusterUnreachable,
     CoreEvent,
     DaemonStarted,
-    Dispatch,
     DispatchAccepted,
     DispatchRejected,
     DispatchSkipped,
@@ -56,26 +53,21 @@ from metasched.core.gates import SATISFIED, SchedulingGates
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.placement import Placement
 from metasched.core.reconciler import Reconciler
+from metasched.core.recovery import Recovery
 from metasched.core.reservations.book import ReservationBook
 from metasched.core.reservations.events import ReservationRequested
 from metasched.core.stale_attempts import StaleAttempts
 from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import WITHDRAWAL_RETRY_SECONDS, TaskStateMachine
-from metasched.core.tasks import EndedTask, Task, TaskId, WithdrawalMode
+from metasched.core.tasks import Task, WithdrawalMode
 from metasched.core.transitions import TaskEvent
 from metasched.core.user_requests import UserRequests
 from metasched.core.withdrawals import Withdrawals
 from metasched.model.cluster import Cluster, ClusterInfo
-from metasched.model.job import Job, Reason, State
-from metasched.model.licence import Lease, LicenceCount, LingeringTokens
-from metasched.model.reservation import Reservation
-from metasched.model.tags import parse_tag
-from metasched.policies.classify import Classifier, Deadline, Licence, User
+from metasched.model.job import Reason, State
+from metasched.policies.classify import Classifier
 from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.policy import Policy
-
-_NO_TASKS: Mapping[int, Task] = {}
-MAX_MARGIN_JOBS = 1000  # jobs with a deadline that are remembered: the largest `Policy.window`
 
 
 class Core:
@@ -103,8 +95,15 @@ class Core:
             self._stale_attempts,
             self._placement,
         )
-        self._margin_jobs: list[Job] = []
-        self._info: dict[str, ClusterInfo] = {}  # last reported, also of unconfigured clusters
+        self._recovery = Recovery(
+            self.state,
+            self._state_machine,
+            self._leasing,
+            self._gates,
+            self.reservations,
+            self._withdrawals,
+        )
+        self.restore = self._recovery.restore
         # Queries, besides the methods below
         self.tasks, self.licences = self.state.tasks, self._leasing.licences
         self.tasks_of, self.is_open = self.state.tasks_of, self.state.is_open
@@ -183,7 +182,7 @@ class Core:
             case ClockSet():
                 self._apply_clock_set(event)
             case DaemonStarted():
-                self._apply_daemon_started(event)
+                self._recovery.apply_daemon_started(event)
                 self._gates.request_recheck()
             case TimerExpired():
                 self._gates.pass_time(event.time)
@@ -204,140 +203,6 @@ class Core:
         for task in self._gates.changed_tasks:
             self.state.store(task)
         return outcome
-
-    # Restoring from a database
-
-    def restore(
-        self,
-        tasks: Iterable[Task],
-        last_dispatches: dict[int, int],
-        info: dict[str, ClusterInfo],
-        margins: Iterable[Job],
-        drains: Iterable[ClusterDrained] = (),
-        ended: Mapping[TaskId, EndedTask] | None = None,
-        target_summaries: Mapping[int, Iterable[TargetSummary]] | None = None,
-        leases: Iterable[Lease] = (),
-        lingering: Iterable[LingeringTokens] = (),
-        totals: Mapping[str, int] | None = None,
-        used_outside: Mapping[str, Mapping[str, LicenceCount]] | None = None,
-        reservations: Iterable[Reservation] = (),
-    ) -> None:
-        """Restore a fresh core before its first event, which must be `DaemonStarted`.
-
-        tasks             open tasks
-        last_dispatches   highest dispatch id of each open job
-        info              last reported state of each cluster, without load
-        margins           last jobs with a deadline that could be met, oldest first
-        drains            drained clusters
-        ended             last ended tasks, oldest first
-        target_summaries  by open job: progress of the jobs that it depends on
-        leases            live leases
-        lingering         tokens that were returned and still count as used
-        totals            totals of licences that operators have set
-        used_outside      tokens that managers gave to other users' jobs, by licence and cluster
-        reservations      open reservations, and closed ones that a manager may still have
-        """
-        self.reservations.restore(reservations)
-        self.licences.restore(leases, lingering, totals or {}, used_outside or {})
-        self.state.drains = {drain.cluster: drain for drain in drains}
-        self._margin_jobs = list(margins)
-        self._info = dict(info)
-        self.state.last_dispatch = dict(last_dispatches)
-        self.state.ended_tasks = OrderedDict(ended or {})
-        for task in tasks:
-            self._state_machine.open(task)
-        for job_id, summaries in (target_summaries or {}).items():
-            self._state_machine.track_dependencies(self.tasks_of(job_id)[0].job, summaries)
-
-    def _configure(self, event: DaemonStarted) -> None:
-        policy, pools = event.policy, event.pools
-        self.state.policy, self.state.instance = policy, event.instance
-        self._leasing.configure(
-            pools, policy.patience, [cluster.name for cluster in event.clusters]
-        )
-        self._leasing.update_windows(self.reservations.by_id.values())
-        self.state.classifier = Classifier(
-            max_priority=policy.max_priority,
-            heuristics=[
-                Deadline(window=policy.window),
-                Licence(total=max(event.licence_count if pools is None else len(pools), 1)),
-                User(classes=policy.classes),
-            ],
-            weights=policy.weights,
-        )
-        for job in self._margin_jobs[-policy.window :]:
-            self.classifier.remember(job)
-        self.state.views = {cluster.name: ClusterView(cluster) for cluster in event.clusters}
-        self.state.views_with_unstarted = {}
-        self.state.unstarted_by_key = []
-        self.state.observed_seconds = 0.0
-        # the reported load is out of date
-        self._info = {name: info.without_load for name, info in self._info.items()}
-        for name, view in self.state.views.items():
-            if name in self._info:
-                view.update_info(self._info[name])
-        self.state.load_ordering = LoadOrdering(
-            [cluster.name for cluster in event.clusters],
-            max_priority=policy.max_priority,
-            seed=policy.seed,
-            tolerance=policy.tolerance,
-            load=policy.load,
-            ordering=policy.ordering,
-        )
-
-    def _apply_daemon_started(self, event: DaemonStarted) -> None:
-        """Forget all that the database does not store, so that a restored core is equal."""
-        is_copy = self.state.instance not in ("", event.instance)  # restored from a backup
-        self._configure(event)
-        open_tasks = [self.tasks[task_id] for task_id in sorted(self.tasks)]
-        self.state.clear_open_tasks()  # below they are opened in the database's order
-        self._gates.rebuild(open_tasks)
-        untried: dict[tuple[int, int, str], list[int]] = {}
-        for task in open_tasks:
-            self._state_machine.open(task)
-        for task in open_tasks:
-            task.priority = min(task.classified_priority, event.policy.max_priority)
-            task.queue_key = self.state.queue_key(task.job, task.priority)
-            attempt = task.attempt
-            if attempt is None:
-                if task.state is State.QUEUED:
-                    self._state_machine.enqueue(task)
-                continue
-            attempt.observed_at_dispatch = 0.0
-            attempt.in_last_listing, attempt.missing = False, False
-            # the manager may have received the request: repeat it without delay
-            attempt.withdrawal_requested = None if attempt.intent is None else 0.0
-            attempt.last_listed = None
-            attempt.accounting_queries, attempt.next_accounting_query = 0, 0.0
-            if is_copy or attempt.dispatched > event.time:
-                attempt.dispatched = 0.0  # copied or clock set back: no listing proves absence
-                self.state.store(task)
-            never_tried = attempt.untried
-            if (view := self.state.view_of(task)) is not None:
-                view.add_task(task)
-                self.state.count_unstarted(task, attempt, attempt.state, +1)
-                if attempt.tried is not None:
-                    attempt.tried = event.time  # the call may have lasted until now
-                    self.state.store(task)
-                elif never_tried:
-                    untried.setdefault(
-                        (task.job.id, attempt.dispatch_id, attempt.cluster), []
-                    ).append(task.index)
-            elif attempt.state is not State.UNKNOWN:
-                cause = f"cluster {attempt.cluster} is no longer configured"
-                self._state_machine.apply(
-                    task, TaskEvent.ABSENT if never_tried else TaskEvent.SILENCE, cause
-                )
-        for (job, dispatch_id, cluster), indices in untried.items():
-            self.state.outcome.actions.append(Dispatch(job, dispatch_id, cluster, tuple(indices)))
-        for view in self.state.views.values():
-            self._state_machine.revoke_claims(
-                view, [t for t in view.live_tasks.values() if t.live_attempt.revoking]
-            )
-        self._leasing.rebuild()
-        self.reservations.start(event.instance, event.policy, event.clusters, self.state.outcome)
-        # including reservations that closed while their cluster was not configured
-        self._withdrawals.recall_from_closed_reservations(self.reservations.by_id.values())
 
     def _apply_clock_set(self, event: ClockSet) -> None:
         """Shift the origins of durations: a step of the clock is not elapsed time.
@@ -361,8 +226,7 @@ class Core:
         classifier = self.state.classifier
         priority, self.state.outcome.priority_parts = classifier.classify(job)
         classifier.remember(job)
-        if job.deadline is not None and (margin := job.margin) is not None and margin >= 0:
-            self._margin_jobs = [*self._margin_jobs[1 - MAX_MARGIN_JOBS :], job]
+        self._recovery.remember_job(job)
         if job.dependency is not None:
             self._state_machine.track_dependencies(job, event.target_summaries)
         key = self.state.queue_key(job, priority)
@@ -422,9 +286,9 @@ class Core:
         silent_seconds = view.mark_up(self.state.observed_seconds)
         if event.info is not None and event.info is not previous_info:
             view.update_info(event.info)
-            self._info[event.cluster] = event.info
+            self._recovery.remember_info(event.cluster, event.info)
         view.up_since = event.up_since
-        self._check_unlisted_tasks(view, event, self._apply_rows(view, event))
+        self._reconciler.apply_listing(view, event)
         self._leasing.count_outside_use(view)
         eligibility_changed = view.eligibility_key != previous_key
         permanently_changed = eligibility_changed and eligibility_key(
@@ -445,63 +309,6 @@ class Core:
         self._gates.pass_time(event.time)
         if eligibility_changed or not was_up or view.retry_due(event.time):
             self._gates.request_recheck()
-
-    def _apply_rows(
-        self, view: ClusterView, event: ListingReceived
-    ) -> list[tuple[tuple[int, int], int]]:
-        """Apply the rows of a listing. Return (job, dispatch id) and index of metasched's tasks."""
-        own_rows, instance, dispatches = [], self.instance, self.state.dispatches
-        if event.full:
-            view.stale_attempts.clear()
-            view.deferred_rows.clear()
-        for row in event.rows:
-            dispatch = parse_tag(row.tag, instance)
-            if dispatch is None:
-                continue
-            own_rows.append((dispatch, row.task))
-            task = dispatches.get(dispatch, _NO_TASKS).get(row.task)
-            if task is None:
-                self._stale_attempts.apply_row(view, *dispatch, row)
-            elif task.live_attempt.cluster == event.cluster:
-                self._state_machine.apply_status(task, row)
-        return own_rows
-
-    def _check_unlisted_tasks(
-        self, view: ClusterView, event: ListingReceived, own_rows: list[tuple[tuple[int, int], int]]
-    ) -> None:
-        """Reconcile the tasks that are missing from a listing, or may be."""
-        if not (event.full or event.vanished or view.needs_attention):
-            return
-        dispatches = self.state.dispatches
-        listed_tasks = {  # evaluated after the rows: some tasks may just have been adopted
-            task.task_id
-            for dispatch, index in own_rows
-            if (task := dispatches.get(dispatch, _NO_TASKS).get(index)) is not None
-            and task.live_attempt.cluster == event.cluster
-        }
-        vanished = set()
-        for tag, index in event.vanished:
-            if (dispatch := parse_tag(tag, self.instance)) is not None:
-                view.stale_attempts.pop((dispatch[0], index, dispatch[1]), None)
-            if (task := self.state.task_by_tag(tag, index)) is not None:
-                vanished.add(task.task_id)
-                view.deferred_rows.pop(task.task_id, None)
-        candidates = dict(view.live_tasks if event.full else view.needs_attention)
-        for task_id in sorted(vanished):
-            if task_id in view.live_tasks:
-                candidates[task_id] = view.live_tasks[task_id]
-        for task_id, task in candidates.items():
-            attempt = task.live_attempt
-            if attempt.settled:
-                view.needs_attention.pop(task_id, None)
-            if task_id in listed_tasks:
-                continue
-            gone = event.full or task_id in vanished
-            if gone and attempt.in_last_listing and not attempt.missing:
-                attempt.last_listed = event.previous_taken
-            if gone or attempt.missing or not attempt.in_last_listing:
-                self._reconciler.resolve_missing(task, event)
-            self._state_machine.request_withdrawal(task)
 
     # Queries
 

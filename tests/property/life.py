@@ -238,7 +238,7 @@ class Life(RuleBasedStateMachine):
                 *(
                     books.tasks,
                     books.last_dispatch,
-                    self.core._info,
+                    self.core._recovery._info,
                     books.drains,
                     books.ended_tasks,
                 ),
