@@ -268,10 +268,8 @@ class SchedulingGates:
 
     def _fill_slots(self, job_id: int, now: float) -> None:
         """Admit the next tasks of an array to its free slots."""
-        waiting, indices = (
-            self._waiting_for_slot.get(job_id, {}),
-            self._next_indices.get(job_id, []),
-        )
+        waiting = self._waiting_for_slot.get(job_id, {})
+        indices = self._next_indices.get(job_id, [])
         while waiting and indices:
             task = waiting.get(indices[0])
             if task is not None and not self._take_slot(task):
@@ -343,11 +341,9 @@ class SchedulingGates:
 
     def _is_paired(self, job: Job, term: DependencyTerm) -> bool:
         """Whether each task of a job depends on the task with the same index in another."""
-        if (
-            term.dependency_type != "aftercorr"
-            or term.target is None
-            or term.target.index is not None
-        ):
+        if term.dependency_type != "aftercorr":
+            return False
+        if term.target is None or term.target.index is not None:
             return False
         return job.array is not None and self._progress[term.target.job][term.target].array
 
@@ -375,12 +371,11 @@ class SchedulingGates:
         return was_never_satisfied
 
     def _dependency_status(self, job: Job, index: int, now: float) -> _TermStatus:
+        """Return the status of a job's dependency for task `index`."""
         dependency = _dependency(job)
         statuses = [self._term_status(job, term, index, now) for term in dependency.terms]
-        dues = [due for _, due in statuses if due is not None]
-        return combine_statuses((status for status, _ in statuses), dependency.any_term), min(
-            dues, default=None
-        )
+        combined = combine_statuses((status for status, _ in statuses), dependency.any_term)
+        return combined, min((due for _, due in statuses if due is not None), default=None)
 
     def _term_status(self, job: Job, term: DependencyTerm, index: int, now: float) -> _TermStatus:
         if term.target is None:

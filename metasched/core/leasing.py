@@ -110,9 +110,8 @@ class LicenceLeasing:
         `forced`: the task has them already, even if too few are free. A transferred lease is
         replaced.
         """
-        if (
-            task.task_id in self.licences.leases
-        ):  # even if too few are free by now: the use does not grow
+        if task.task_id in self.licences.leases:
+            # replace it even if too few tokens are free by now: the use does not grow
             self.return_lease(task, "passed on")
             forced = True
         tokens = dict(task.job.licences)

@@ -162,11 +162,10 @@ class Placement:
                 return
 
     def _place_tasks(self, waiting: list[Task]) -> None:
+        """Dispatch these tasks, and queued tasks whose licences are free now."""
         state, leasing, licences = self._state, self._leasing, self._leasing.licences
         now = state.now
-        if len(state.views) > 1 and (
-            waiting or licences.has_waiting
-        ):  # otherwise loads do not matter
+        if len(state.views) > 1 and (waiting or licences.has_waiting):  # else loads do not matter
             state.observe_loads()
         self._open_dispatches = {}
         licence_waiters = []

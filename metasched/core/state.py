@@ -28,9 +28,8 @@ class SchedulerState:
         self.instance = ""  # name of the database, part of every tag
         self.tasks: dict[TaskId, Task] = {}
         self.open_tasks: dict[int, dict[int, Task]] = {}  # by job and index
-        self.dispatches: dict[
-            tuple[int, int], dict[int, Task]
-        ] = {}  # by (job, dispatch id) and index
+        # tasks with a live attempt, by (job, dispatch id) and index
+        self.dispatches: dict[tuple[int, int], dict[int, Task]] = {}
         self.last_dispatch: dict[int, int] = {}  # highest dispatch id of each open job
         self.ended_tasks: OrderedDict[TaskId, EndedTask] = OrderedDict()  # oldest first
         self.views: dict[str, ClusterView] = {}

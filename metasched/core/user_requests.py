@@ -68,11 +68,8 @@ class UserRequests:
                         self._state.record_note(task, f"release requested {by_user}")
                 case "requeue" if task.state in STARTED:
                     assert attempt is not None
-                    if attempt.intent in (
-                        None,
-                        Intent.CANCEL,
-                        Intent.EXPIRE,
-                    ):  # the latest request counts
+                    # a requeue overrides an earlier cancel
+                    if attempt.intent in (None, Intent.CANCEL, Intent.EXPIRE):
                         attempt.intent = Intent.REQUEUE
                         self._state.record_note(task, f"requeue requested {by_user}")
                 case "lost" if task.state is State.UNKNOWN:
