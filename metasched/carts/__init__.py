@@ -1,7 +1,9 @@
 """Free processors over time under advance reservations (CARTS). Pure.
 
-carts             the slots of one resource
-node_assignment   assigns nodes to reservations so that all have theirs
+carts             free amounts, for dynamic binding
+tree              the tree below `carts`
+sets              free sets of processors, for static binding
+node_assignment   assigns nodes to reservations, so that each has its nodes throughout
 relocation        moves reservations to make room for another
 """
 

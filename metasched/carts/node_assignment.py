@@ -30,10 +30,10 @@ def assign_nodes(
     """Return nodes for all demands, or None if no assignment was found.
 
     `busy` lists the spans in which each node is not free. All nodes of a reservation are in the
-    same group. First each demand keeps those of its current nodes that are free; if this fails, all
-    are assigned anew. In order of their starts, each demand takes nodes from the group that is
-    left with the fewest: those that were busy until the latest time and are needed again the
-    soonest (best fit). With one group and no node busy in advance, this succeeds whenever the
+    same group. First each demand keeps its current nodes that are free; if this fails, all are
+    assigned anew. In order of their starts, each demand takes nodes from the group that is left
+    with the fewest. It prefers nodes that were busy until the latest time and are needed again
+    the soonest (best fit). With one group and no node busy in advance, this succeeds whenever the
     amounts allow it (Kurowski et al. 2011, Proposition 1); else it may fail although an assignment
     exists.
     """
@@ -100,8 +100,8 @@ def move_order(
 ) -> list[int]:
     """Return the order in which reservations move, so that each finds its nodes free.
 
-    `current` is where they are, by id. If two would have to swap at once, one of them goes first
-    all the same, and its manager will reject it.
+    `current` is where they are, by id. If two would have to swap at once, one goes first all the
+    same, and its manager will reject it.
     """
     remaining, order = dict(target), []
     while remaining:

@@ -31,7 +31,7 @@ class SlotUse:
 
 @dataclass(frozen=True)
 class PoolMap:
-    """Pools of slots with their uses: `fixed`, and by id those of reservations that may move."""
+    """Pools of slots with their uses: `fixed`, and by id the uses that may move."""
 
     slots: SlotCounts  # of each pool
     fixed: Sequence[SlotUse]

@@ -93,7 +93,7 @@ class LeafNode:
         return None if closes is None else (closes, longest, opened)
 
     def cut(self, time: float) -> None:
-        """Begin a slot at `time`, unless one begins there."""
+        """Begin a slot at `time`, if none begins there."""
         index = bisect_left(self.times, time)
         if index == len(self.times) or self.times[index] != time:
             self.times.insert(index, time)

@@ -38,7 +38,7 @@ class LicencePool:
     headroom: int = 0  # copies that metasched never leases
     # seconds for which returned tokens count as in use, unless the server is queried
     linger: float = 0.0
-    server: str = ""  # source of counts; empty: `total` is exact and nobody else uses the licence
+    server: str = ""  # source of counts; empty: `total` is exact, with no use outside metasched
     stale_after: float = 300.0  # seconds after which a count is ignored, and nothing is free
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ class LingeringTokens(msgspec.Struct, rename=STORED_FIELDS["LingeringTokens"], f
 
 @dataclass(frozen=True)
 class LicenceStatus:
-    """How many tokens of a licence there are, and who has them."""
+    """How many tokens of a licence there are, and how they are used."""
 
     licence: str
     total: int | None  # None: unknown

@@ -81,5 +81,5 @@ class ReservationSpec:
     end: float
     nodes: tuple[str, ...]
     size: int = 0  # units of a pool
-    # in the manager's names; only those that it can reserve
+    # in the manager's names; only licences that it can reserve
     licences: Mapping[str, int] = field(default_factory=dict)

@@ -1,5 +1,7 @@
-"""Floating licences as tokens: who gets them, in what order.
+"""Floating licences as tokens: leases, and the queue of waiting tasks. Pure.
 
-queue     the queue of tasks that wait for tokens
-windows   tokens that advance reservations keep
+queue       leases, and the queue of tasks that wait for tokens
+lookahead   shadow times, reservation windows, overtaking
+pool        the state of each pool, and groups of queued tasks
+windows     free tokens over time
 """

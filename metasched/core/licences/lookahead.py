@@ -1,4 +1,4 @@
-"""Free licence tokens ahead of now: shadow times, reservation windows, who may overtake. Pure.
+"""Free licence tokens over time: shadow times, reservation windows, overtaking. Pure.
 
 Times are seconds since the epoch, durations seconds, amounts tokens (copies of a licence).
 """
@@ -250,9 +250,9 @@ class Lookahead:
     def delayed_reservation(
         self, task_id: TaskId, freed: Mapping[str, int], now: float
     ) -> int | None:
-        """Return the reservation that lacks tokens if this lease lasts until its task's limit.
+        """Return the reservation short of tokens if this lease lasts until its task's limit.
 
-        `freed` is returned before. None: no reservation lacks tokens, or the lease belongs to one.
+        `freed` is returned before. None: no reservation is, or the lease belongs to a reservation.
         """
         if task_id in self._state.reservation_of:
             return None

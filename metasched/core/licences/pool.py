@@ -1,4 +1,4 @@
-"""State of one licence pool, and the groups of tasks queued for it.
+"""State of a licence pool, and the groups of tasks queued for it.
 
 Times are seconds since the epoch, durations seconds, amounts tokens (copies of a licence).
 """
@@ -43,7 +43,7 @@ class TaskGroup:
     terms: LeaseTerms
     serial: int  # orders groups with equal keys
     queue_keys: dict[TaskId, QueueKey] = field(default_factory=dict)  # of its tasks
-    heap: list[QueueKey] = field(default_factory=list)  # of `queue_keys`; may hold stale ones
+    heap: list[QueueKey] = field(default_factory=list)  # of `queue_keys`; may hold stale keys
     blocked_at: str = ""  # the pool that has too few tokens; "": not checked yet
 
     def head_key(self) -> QueueKey | None:
@@ -63,7 +63,7 @@ BlockedGroup = tuple[GroupEntry, str, int, LeaseTerms, bool]
 
 @dataclass(eq=False)
 class PoolState:
-    """The current state of one licence pool."""
+    """The current state of a licence pool."""
 
     config: LicencePool  # as configured by the site
     configured: bool = True  # whether the site configures it (now)
@@ -95,7 +95,7 @@ class PoolState:
     outside: int = 0  # use outside metasched: the larger of the managers' and the server's figure
 
     def recompute(self) -> None:
-        """Recompute `total`, `outside` and `lingering` after one of their sources changed."""
+        """Recompute `total`, `outside` and `lingering` after a source changed."""
         declared = self.config.total if self.operator_total is None else self.operator_total
         server_total = self.server_count.total if self.server_count is not None else None
         self.total = min(

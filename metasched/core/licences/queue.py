@@ -16,7 +16,7 @@ window leaves. Here only enforced limits count: a task without an enforced limit
 return its tokens.
 
 Tasks that join within one `patience` interval are ordered by size, the largest request first: small
-requests then fill the gaps that large ones leave (first fit decreasing; Johnson et al. 1974).
+requests then fill the gaps that large requests leave (first fit decreasing; Johnson et al. 1974).
 
 The queue is never scanned as a whole. Tasks with the same request and about the same duration form
 one group; a group is blocked at one pool that has too few tokens (as a clause watches one of its
@@ -238,7 +238,7 @@ class LicenceQueue:
         return [name for name, pool in self._state.pools.items() if pool.configured]
 
     def status(self, name: str, now: float) -> LicenceStatus:
-        """Return the status of one licence."""
+        """Return the status of a licence."""
         pool = self._state.pool(name)
         free, reserved = pool.free(now), pool.reserved_now(now)
         return LicenceStatus(
@@ -450,7 +450,7 @@ class LicenceQueue:
         """Queue a task by `queue_time`, the smallest first; a queued task keeps its position.
 
         By its time limit it will hold its licences for `duration` seconds; `enforced`: it is killed
-        then. `reservation` is the one in which it will run.
+        then. It will run in `reservation`, if in any.
         """
         if task_id in self._state.group_of:
             return
@@ -614,7 +614,7 @@ class LicenceQueue:
         return bool(heap)
 
     def missing_licences(self, task_id: TaskId, now: float) -> Iterator[LicenceStatus]:
-        """Yield the status of those licences that a queued task could not have now."""
+        """Yield the status of each licence that a queued task could not have now."""
         group = self._state.group_of[task_id]
         entry = (group.queue_keys[task_id], group.serial, group)
         for name, count in group.requested:

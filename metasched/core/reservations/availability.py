@@ -79,7 +79,7 @@ class Availability:
         return max(sizes, default=(0, ""))
 
     def needs(self, cluster: str) -> list[NodeDemand]:
-        """Return the demands of reservations that may still move; active ones may not."""
+        """Return the demands of open reservations that are not active, and may still move."""
         return [
             NodeDemand(r.id, r.start, r.until, r.size, r.nodes)
             for r in self.open_on(cluster)
@@ -135,7 +135,7 @@ class Availability:
     def pool_map(self, cluster: str, now: float) -> PoolMap | None:
         """Return the pools of a cluster, with the reservations that could move to another pool.
 
-        None if there is only one pool: only the manager knows what is in the way there.
+        None if there is only one pool: only the manager knows its obstacles.
         """
         survey = self.surveys[cluster]
         if len(survey.pools) < 2:
@@ -242,7 +242,7 @@ def _subtract(spans: Iterable[Span], start: float, end: float) -> Iterator[Span]
 
 
 def merge_spans(spans: Iterable[Span]) -> Iterator[Span]:
-    """Yield the spans in order, overlapping ones merged."""
+    """Yield the spans in order, merged where they overlap."""
     last: Span = (-inf, -inf)
     for start, end in sorted(spans):
         if start > last[1]:

@@ -276,7 +276,7 @@ class ReservationBook:
                     self._close(reservation, cancel, event.time, cause, outcome)
 
     def advance_time(self, now: float, outcome: ReservationOutcome) -> None:
-        """Begin and end reservations that are due; break those not bound in time."""
+        """Begin and end reservations that are due; break reservations not bound in time."""
         for reservation in [r for r in self.by_id.values() if r.state in OPEN_STATES]:
             is_bound = reservation.state is ReservationState.BOUND
             if is_bound and reservation.start <= now and reservation.cluster in self._clusters:
@@ -441,7 +441,7 @@ class ReservationBook:
                 self._set_cause(reservation, cause, outcome)
 
     def _reassign_nodes(self, cluster: str, now: float, outcome: ReservationOutcome) -> None:
-        """Assign new nodes for those that failed, and to reservations that were rejected."""
+        """Replace failed nodes, and assign new nodes to rejected reservations."""
         reservations = self.availability.open_on(cluster)
         rejected = [r for r in reservations if r.id in self._to_reassign]
         failed = [r for r in reservations if r.state in _BOUND and self.availability.down_nodes(r)]
@@ -482,7 +482,7 @@ class ReservationBook:
         cause: str = "",
         forced: int | None = None,
     ) -> None:
-        """Store and bind the nodes that change, and those of the reservation `forced`."""
+        """Store and bind the nodes that change, and the nodes of the reservation `forced`."""
         for id, nodes in moves_in_order(assignment, self.by_id, forced):
             reservation = self.by_id[id]
             new_cause = cause or reservation.cause

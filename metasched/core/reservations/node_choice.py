@@ -48,7 +48,7 @@ def nodes_after_rejection(
     unassigned: Collection[int],
     busy: Mapping[str, Sequence[Span]],
 ) -> Assignment | None:
-    """Return new nodes for a rejected reservation and those that make room for it, or None.
+    """Return new nodes for a rejected reservation and for others that make room, or None.
 
     `unassigned` are the reservations still without valid nodes.
     """
