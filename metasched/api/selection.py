@@ -78,10 +78,8 @@ def find_visible_job(daemon: Daemon, caller: Caller, reference: str) -> tuple[in
     """Return the job or task that `reference` names, after checking the caller's permission."""
     requested = parse_job_ids([reference])
     if len(requested) > 1:
-        raise ApiError(
-            422,
-            f"{reference} are several tasks; name one task, as {requested[0][0]}_{requested[0][1]}",
-        )
+        job_id, index = requested[0]
+        raise ApiError(422, f"{reference} are several tasks; name one task, as {job_id}_{index}")
     caller.require_owner(find_owners(daemon, requested))
     return requested[0]
 

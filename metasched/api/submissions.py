@@ -16,8 +16,7 @@ from metasched.adapters.launcher_client import LauncherClient
 from metasched.api.explanations import cluster_verdicts
 from metasched.api.modifications import MAX_EPOCH
 from metasched.api.request import CurrentCaller, CurrentService
-from metasched.client.job_request import MAX_NAME_LENGTH
-from metasched.client.schemas import JobRequest, SubmitRequest
+from metasched.client.schemas import MAX_NAME_LENGTH, JobRequest, SubmitRequest
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import JobSubmitted
 from metasched.core.tasks import Task

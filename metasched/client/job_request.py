@@ -18,7 +18,7 @@ from metasched.client.directives import (
     wrap_command,
 )
 from metasched.client.options import COMMAND_LINE, InvalidSubmission
-from metasched.client.schemas import JobRequest, SubmitRequest
+from metasched.client.schemas import MAX_NAME_LENGTH, JobRequest, SubmitRequest
 from metasched.model.arrays import parse_array
 from metasched.model.dependencies import parse_dependency
 from metasched.model.output_paths import check_pattern
@@ -26,6 +26,7 @@ from metasched.units import (
     MAX_NUMBER,
     ParseError,
     parse_count,
+    parse_duration,
     parse_gres,
     parse_licences,
     parse_memory,
@@ -33,13 +34,11 @@ from metasched.units import (
     parse_names,
     quote_for_error,
 )
-from metasched.units import parse_duration as parse_duration
 
 T = TypeVar("T")
 
 # variables that other managers and metasched set for their own jobs
 _STRIPPED_PREFIXES = ("SLURM_", "SBATCH_", "SGE_", "PBS_", "METASCHED_")
-MAX_NAME_LENGTH = 255  # characters
 
 
 def prepare_submission(

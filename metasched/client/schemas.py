@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+MAX_NAME_LENGTH = 255  # characters
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
