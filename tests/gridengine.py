@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from metasched.adapters.drmaa.adapter import Drmaa, DrmaaOptions
+from metasched.adapters.drmaa_cluster import Drmaa, DrmaaOptions
 from metasched.model.cluster import Cluster
 from tests.booted import NAMESPACE, Booted, BootError, no_namespace, told_by, wait_until
 from tests.hosted import Hosted

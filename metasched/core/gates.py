@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from metasched.core.dependency_status import (
     DependencyStatus,
@@ -34,7 +34,6 @@ _TermStatus = tuple[DependencyStatus, float | None]  # and when the clock alone 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 _GATE_REASONS = frozenset({Reason.DEPENDENCY, Reason.BEGIN_TIME, Reason.LIMIT_ARRAY})
-SATISFIED: Final = DependencyStatus.SATISFIED  # alias: see `task_state_machine`
 _ALL_TASKS = -1  # index in `_timers`: all blocked tasks of a job
 NEXT_STEP = 0.0  # time in `_timers`: due at the next step
 MAX_RELEASED_PER_STEP = 1000  # tasks; a step must not block the daemon for seconds
@@ -178,10 +177,10 @@ class SchedulingGates:
     def _choose_gate(self, task: Task, now: float) -> DependencyStatus:
         job = task.job
         job_id, index = task_id = task.task_id
-        status = SATISFIED
+        status = DependencyStatus.SATISFIED
         if job.dependency is not None and not task.attempts:
             status, due = self._dependency_status(job, index, now)
-            if status is not SATISFIED:
+            if status is not DependencyStatus.SATISFIED:
                 task.reason = Reason.DEPENDENCY
                 self._blocked.setdefault(job_id, {})[index] = task
                 self._slots.get(job_id, set()).discard(index)

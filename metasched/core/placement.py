@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Final
 
 from metasched.core.cluster_view import MAX_CACHED_DECISIONS, ClusterView
 from metasched.core.dependency_status import DependencyStatus
@@ -19,10 +18,6 @@ from metasched.model.job import Job, Reason, State
 from metasched.policies.eligible import PERMANENT_REASONS, Ineligibility
 from metasched.policies.late_binding import LateBinding, ReservedNodes
 from metasched.policies.pull import BackfillCapacity
-
-# aliases: see `task_state_machine`
-_QUEUED: Final = State.QUEUED
-_SEND: Final = TaskEvent.SEND
 
 _PRECEDENCE = {reason: rank for rank, reason in enumerate(Reason)}
 TIME_TOLERANCE = 1.0  # seconds; managers round times
@@ -322,7 +317,7 @@ class Placement:
             number=task.attempts,
             dispatch_id=dispatch_id,
             cluster=cluster,
-            state=_QUEUED,
+            state=State.QUEUED,
             dispatched=state.now,
             observed_at_dispatch=view.observed_seconds(state.observed_seconds),
             fence=view.cluster.fence_dir,
@@ -333,7 +328,7 @@ class Placement:
         task.target = None
         if self._leasing.needs_lease(task):
             cause += f", with {self._leasing.take_lease(task)}"
-        self._state_machine.apply(task, _SEND, cause)
+        self._state_machine.apply(task, TaskEvent.SEND, cause)
         if len(state.views) > 1:
             state.observe_load(view)
 

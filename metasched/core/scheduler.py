@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from metasched.core.cluster_view import eligibility_key
+from metasched.core.dependency_status import DependencyStatus
 from metasched.core.events import (
     AccountingReceived,
     ClaimsRevoked,
@@ -49,7 +50,7 @@ from metasched.core.events import (
     TimerExpired,
     UserRequested,
 )
-from metasched.core.gates import SATISFIED, SchedulingGates
+from metasched.core.gates import SchedulingGates
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.placement import Placement
 from metasched.core.reconciler import Reconciler
@@ -239,7 +240,7 @@ class Core:
                 self.state.record_change(task, None, None, "submitted")
                 continue
             status = self._gates.enqueue(task, event.time)
-            if status is SATISFIED:
+            if status is DependencyStatus.SATISFIED:
                 self.state.record_change(task, None, None, "submitted")
             else:
                 waiting_for = self._gates.describe_dependencies(task, event.time)

@@ -7,7 +7,6 @@ each new state, so that they always agree.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from msgspec import structs
 
@@ -32,15 +31,6 @@ from metasched.model.listing import JobStatus, TaskClaim
 
 WITHDRAWAL_RETRY_SECONDS = 60.0  # until a withdrawal without effect is requested again
 START_TOLERANCE = 5.0  # seconds by which a new start differs at least; managers round times
-
-# Aliases for comparisons at each event: on Python 3.11 access to an enum member is a slow call
-_QUEUED: Final = State.QUEUED
-_HELD: Final = State.HELD
-_PENDING: Final = State.PENDING
-_DUPLICATE: Final = Reason.DUPLICATE
-_REQUEUE: Final = Intent.REQUEUE
-_KILL: Final = TaskEvent.KILL
-_WITHDRAW: Final = TaskEvent.WITHDRAW
 
 
 class TaskStateMachine:
@@ -113,13 +103,13 @@ class TaskStateMachine:
             attempt.state = transition.attempt
             if is_unstarted and not was_unstarted:
                 state.count_unstarted(task, attempt, after, +1)
-        if task.reason and task.reason != _DUPLICATE:
+        if task.reason and task.reason != Reason.DUPLICATE:
             task.reason = ""
-        if after is _HELD:
+        if after is State.HELD:
             task.reason = task.reason or Reason.HELD
         task.state = after
         state.record_change(task, event, before, cause)
-        if before is _QUEUED:
+        if before is State.QUEUED:
             self._leasing.leave(task)
         if after in LIVE:
             if self._leasing.needs_lease(task):
@@ -134,11 +124,11 @@ class TaskStateMachine:
             state.remember_ended(task)
             gates.update_progress(task)
             last_dispatch = self._remove_ended(task)
-            if attempt is not None and attempt.intent is _REQUEUE:
+            if attempt is not None and attempt.intent is Intent.REQUEUE:
                 self.reopen(task, last_dispatch, "requeued as requested")
             return
         gates.update_progress(task)
-        if after is _HELD:
+        if after is State.HELD:
             gates.release_slot(task, state.now)
         elif attempt is not None and attempt.intent is Intent.CANCEL:
             self.apply(task, TaskEvent.CANCEL, "cancelled as requested")
@@ -169,7 +159,7 @@ class TaskStateMachine:
         if attempt.ended is None:
             attempt.ended = self._state.now
         self._state.outcome.closed_attempts.append((task, attempt))
-        requeued = attempt.has_started and attempt.intent is _REQUEUE
+        requeued = attempt.has_started and attempt.intent is Intent.REQUEUE
         task.past_attempts[attempt.dispatch_id] = PastAttempt(
             attempt.cluster, attempt.has_started, attempt.fence, attempt.revoked, requeued
         )
@@ -180,7 +170,7 @@ class TaskStateMachine:
         self._state.remove_live_attempt(task, attempt)
         if view is not None:
             view.remove_task(task)
-        if task.state is _QUEUED:
+        if task.state is State.QUEUED:
             task.attempt, task.target = None, attempt.target
             if task.target is not None:
                 task.moves += 1
@@ -219,15 +209,19 @@ class TaskStateMachine:
         self._state.store(task)
         event = event_for_listed_state(attempt.state, status.state)
         if_pending = attempt.intent in IF_PENDING_INTENTS
-        if event is _KILL and if_pending and status.started is None:
-            event = _WITHDRAW
-        if event is _KILL and attempt.intent is Intent.EXPIRE:
+        if event is TaskEvent.KILL and if_pending and status.started is None:
+            event = TaskEvent.WITHDRAW
+        if event is TaskEvent.KILL and attempt.intent is Intent.EXPIRE:
             event, attempt.manager_reason = TaskEvent.EXPIRE, "its reservation ended"
-        if event is _WITHDRAW:
+        if event is TaskEvent.WITHDRAW:
             self.apply(task, event, f"withdrawn before its start ({attempt.intent})")
         elif event is not None:
             self.apply(task, event, attempt.manager_reason)
-        elif attempt.state is _PENDING and status.manager_reason and task.reason != _DUPLICATE:
+        elif (
+            attempt.state is State.PENDING
+            and status.manager_reason
+            and task.reason != Reason.DUPLICATE
+        ):
             task.reason = MANAGER_REASON + status.manager_reason
         if if_pending and task.attempt is attempt and attempt.has_started:
             if attempt.intent is Intent.RECALL and attempt.state in STARTED:

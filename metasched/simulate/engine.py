@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from metasched.core.events import (
     CoreEvent,
@@ -51,8 +51,6 @@ from metasched.simulate.schemes import LateBindingQueue, SubmissionScheme
 from metasched.simulate.workload import Workload, WorkloadEntry
 
 INSTANCE = "lab"  # of the simulated daemon, in tags
-_RUNNING: Final = State.RUNNING  # constants: an enum lookup per job is slow
-_COMPLETED: Final = State.COMPLETED
 UPDATES_PER_LISTING = 1000  # status changes of a cluster in one listing
 
 # The fields of a job status: native id, state, start, end (seconds), exit code. Most are replaced
@@ -316,7 +314,7 @@ class Simulation:
         self._needs_pass.add(index)
         if job_id in self._tags:
             start = self._scheduled[job_id].start
-            self._updates[index][job_id] = str(job_id), _COMPLETED, start, now, 0
+            self._updates[index][job_id] = str(job_id), State.COMPLETED, start, now, 0
         if self._progress is not None:
             self._progress(1)
 
@@ -378,7 +376,7 @@ class Simulation:
             else:
                 task = self.core.tasks[job_id, 0]
                 priority, moves = task.priority, task.moves
-                updates[job_id] = str(job_id), _RUNNING, now, None, None
+                updates[job_id] = str(job_id), State.RUNNING, now, None, None
             self._scheduled[job_id] = ScheduledJob(
                 self._entries_by_id[job_id],
                 start=now,

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from metasched.adapters.base import Adapter, Submission, Withdrawal
-from metasched.adapters.drmaa.adapter import DrmaaOptions
+from metasched.adapters.drmaa_cluster import DrmaaOptions
 from metasched.adapters.local.adapter import Local, LocalOptions
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
 from metasched.core.transitions import ATTEMPT_FINAL

@@ -13,7 +13,7 @@ from typing import Literal
 import pytest
 
 from metasched.adapters.base import Adapter, Submission
-from metasched.adapters.drmaa.adapter import DrmaaOptions
+from metasched.adapters.drmaa_cluster import DrmaaOptions
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.model.cluster import ManagerLicences
 from metasched.model.job import State

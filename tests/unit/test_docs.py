@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from metasched.adapters.drmaa.adapter import DrmaaOptions
+from metasched.adapters.drmaa_cluster import DrmaaOptions
 from metasched.adapters.local.adapter import LocalOptions
 from metasched.adapters.slurm.adapter import SlurmOptions
 from metasched.cli.app import COMMANDS

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from metasched.adapters.base import Submission
-from metasched.adapters.drmaa.adapter import DrmaaOptions
 from metasched.adapters.drmaa.generic import NativeTemplates
 from metasched.adapters.drmaa.job_script import build_job_script
+from metasched.adapters.drmaa_cluster import DrmaaOptions
 from metasched.adapters.errors import Refused
 from metasched.adapters.gridengine import cluster_info, listing, reservation_listing
 from metasched.adapters.gridengine.accounting import AccountingFile
