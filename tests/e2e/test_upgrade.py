@@ -1,0 +1,361 @@
+"""A live site of the previous release is upgraded while jobs run: none is lost or run twice.
+
+The daemon of the previous release runs jobs on a real cluster and is stopped or killed. The present
+daemon starts on the same configuration, database and folders, and finishes what the other began.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.booted import BootError
+from tests.conftest import require
+from tests.e2e.conftest import ENDED, Site
+from tests.gridengine import Cell
+from tests.gridengine import missing as gridengine_missing
+from tests.previous_release import PreviousRelease, PreviousReleaseError, unpacked
+from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite
+from tests.slurm import missing as slurm_missing
+
+LICENCE = '[[licence]]\nname = "solver"\ntotal = 2\n'
+LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 8\npoll_interval = 0.2\n'
+UPSILON = ClusterSpec("upsilon", "u", nodes=3, cpus=4)
+ENTRY_POINTS = """
+import json, metasched
+from importlib.metadata import entry_points
+adapters = {e.name: e.load().__module__ for e in entry_points(group="metasched.adapters")}
+print(json.dumps([metasched.__file__, adapters]))
+"""
+
+
+@pytest.fixture(scope="session")
+def previous_release(common_folder: Path) -> PreviousRelease:
+    try:
+        release = unpacked(common_folder / "previous")
+    except PreviousReleaseError as error:
+        require("previous", str(error))
+    return release
+
+
+@dataclass(frozen=True)
+class Manager:
+    """One cluster to be taken over.
+
+    Six processors are in use at the upgrade; a job of `waiting_cpus` has to wait for some of
+    them. `reserve` are the arguments of a reservation (none: it reserves nothing), `reservations`
+    returns the names of those that the manager has.
+    """
+
+    table: str
+    waiting_cpus: int
+    reserve: tuple[str, ...] = ()
+    reservations: Callable[[], set[str]] = set
+
+
+class UpgradedSite(Site):
+    """A site whose daemon and commands are those of the previous release until `upgrade`."""
+
+    def __init__(self, folder: Path, previous: PreviousRelease) -> None:
+        super().__init__(folder)
+        self.previous, self.upgraded = previous, False
+
+    def launch(self) -> None:
+        if self.upgraded:
+            super().launch()
+            return
+        with self.log.open("ab") as log:
+            self._daemon = subprocess.Popen(
+                [*self.previous.command, "serve"],
+                env=self.previous.environment(self.environment),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def run(
+        self, *arguments: str | Path, code: int = 0, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        if self.upgraded:
+            return super().run(*arguments, code=code, env=env)
+        return self.run_previous(*arguments, code=code, env=env)
+
+    def run_previous(
+        self, *arguments: str | Path, code: int = 0, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command of the previous release."""
+        done = subprocess.run(
+            [*self.previous.command, *arguments],
+            env=self.previous.environment(self.environment | (env or {})),
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == code, f"{arguments}: {done}"
+        return done
+
+    def upgrade(self) -> None:
+        """Start the present release; the daemon of the previous one has ended."""
+        self.upgraded = True
+        self.start()
+
+
+@pytest.fixture(scope="module")
+def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A Slurm cluster of its own, since reservations are made in it."""
+    if (reason := slurm_missing()) is not None:
+        require("slurm", reason)
+    with SlurmSite(tmp_path_factory.mktemp("upsilon"), [UPSILON]) as site:
+        yield site["upsilon"]
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
+    """A Grid Engine cell of its own, since reservations are made in it."""
+    if (reason := gridengine_missing()) is not None:
+        require("gridengine", reason)
+    with Cell(tmp_path_factory.mktemp("upgraded")) as made:
+        yield made
+
+
+@pytest.fixture
+def site(tmp_path: Path, previous_release: PreviousRelease) -> Iterator[UpgradedSite]:
+    made = UpgradedSite(tmp_path, previous_release)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(params=["local", "slurm", "gridengine"])
+def manager(
+    request: pytest.FixtureRequest, tmp_path: Path, previous_release: PreviousRelease
+) -> Iterator[Manager]:
+    claims = tmp_path / "claims"
+    claims.mkdir(mode=0o700)
+    more = f'poll_interval = 0.5\nsettle = 1\nfence_dir = "{claims}"\n'
+    if request.param == "local":
+        yield Manager(LOCAL, waiting_cpus=4)
+    elif request.param == "slurm":
+        cluster: SlurmCluster = request.getfixturevalue("slurm_cluster")
+        table = (
+            f'[[cluster]]\nname = "{cluster.name}"\nadapter = "slurm"\n'
+            f'config = "{cluster.conf}"\n{more}'
+        )
+
+        def reservations() -> set[str]:
+            text = cluster.run("scontrol", "--oneliner", "show", "reservation")
+            return set(re.findall(r"ReservationName=(\S+)", text))
+
+        yield Manager(table, 8, ("--nodes", "--size", "1"), reservations)
+        cluster.empty()
+        for name in reservations():
+            with contextlib.suppress(BootError):  # it has just ended
+                cluster.run("scontrol", "delete", f"ReservationName={name}")
+    else:
+        cell: Cell = request.getfixturevalue("cell")
+        table = cell.table(cell.python(tmp_path / "python"), more)
+
+        def advance_reservations() -> dict[str, str]:
+            text = cell.run("qrstat", "-xml", "-u", "*")
+            return dict(re.findall(r"<id>(\d+)</id>\s*<name>([^<]*)</name>", text))
+
+        def names() -> set[str]:
+            return set(advance_reservations().values())
+
+        yield Manager(table, 4, ("--size", "2"), names)
+        cell.empty()
+        for id in advance_reservations():
+            cell.run("qrdel", id)
+
+
+class Jobs:
+    """Jobs that append their names to the file `started` and end when a file appears."""
+
+    def __init__(self, site: UpgradedSite) -> None:
+        self.site = site
+        self.started, self.ended = site.folder / "started", site.folder / "ended"
+        self.exit_codes: dict[tuple[int, int | None], int] = {}  # expected, by job and task
+        self.names: list[str] = []
+
+    def submit(
+        self,
+        name: str,
+        code: int,
+        *options: str,
+        until: str = "",
+        tasks: tuple[int, ...] = (),
+    ) -> int:
+        """Submit a job that exits with `code`, once the file `until` exists.
+
+        Tasks of an array exit with `code` plus their index.
+        """
+        wait = f"while [ ! -e '{self.site.folder / until}' ]; do sleep 0.2; done; " if until else ""
+        task = "$SLURM_ARRAY_TASK_ID" if tasks else ""
+        payload = f"echo {name}{task} >> '{self.started}'; echo hello; {wait}"
+        payload += f"echo {name}{task} >> '{self.ended}'; "
+        payload += f"exit $(({code} + {task}))" if tasks else f"exit {code}"
+        output = str(self.site.folder / (f"{name}-%a.out" if tasks else f"{name}.out"))
+        job = self.site.submit("-t", "10", "-o", output, *options, "--wrap", payload)
+        for index in tasks or (None,):
+            self.exit_codes[job, index] = code + (index or 0)
+            self.names.append(f"{name}{'' if index is None else index}")
+        return job
+
+    def states(self, job: int) -> Counter[tuple[str, str]]:
+        """How many tasks of a job are in each state, for which reason."""
+        return Counter((row["state"], row["reason"]) for row in self.site.rows(job))
+
+    def story(self, job: int) -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = self.site.json("story", str(job))
+        return events
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+def reservation(site: Site, id: int) -> dict[str, Any]:
+    [row] = [r for r in site.json("reservations", "--all") if r["reservation"] == id]
+    assert isinstance(row, dict)
+    return row
+
+
+def licence(site: Site) -> dict[str, Any]:
+    [row] = site.json("licences")
+    assert isinstance(row, dict)
+    return row
+
+
+def test_the_previous_release_runs_its_own_modules_and_entry_points(
+    site: UpgradedSite, previous_release: PreviousRelease
+) -> None:
+    done = subprocess.run(
+        [previous_release.command[0], "-c", ENTRY_POINTS],
+        env=previous_release.environment(site.environment),
+        cwd=site.folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    package, adapters = json.loads(done.stdout)
+    assert Path(package).is_relative_to(previous_release.folder)
+    assert adapters == {
+        "local": "metasched.adapters.local",
+        "slurm": "metasched.adapters.slurm",
+        "drmaa": "metasched.adapters.drmaa",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_jobs_outlive_the_upgrade_and_run_exactly_once(
+    site: UpgradedSite, manager: Manager, number: signal.Signals
+) -> None:
+    site.configure(LICENCE + manager.table)
+    site.start()
+    jobs = Jobs(site)
+    made: dict[str, Any] = {}
+    if manager.reserve:
+        made = site.json("reserve", *manager.reserve, "--start", "+20s", "--duration", "1h")
+        assert made["state"] == "bound"
+        inside = jobs.submit("inside", 9, "--reservation", str(made["reservation"]), until="go")
+
+    before = jobs.submit("before", 3)
+    site.until_ended(before)
+    running = jobs.submit("running", 5, until="go")
+    unobserved = jobs.submit("unobserved", 6, until="end")
+    licensed = jobs.submit("licensed", 7, "-L", "solver:2", until="go")
+    cancelled = site.submit("-t", "10", "--wrap", "sleep 600")
+    array = jobs.submit("array", 10, "--array=1-4%2", until="go", tasks=(1, 2, 3, 4))
+    for job in (running, unobserved, licensed, cancelled):
+        site.until(lambda job=job: site.row(job)["state"] == "running")  # type: ignore[misc]
+    site.until(lambda: jobs.states(array)["running", ""] == 2)
+    dependent = jobs.submit("dependent", 0, "-d", f"afterany:{array}")
+    on_failure = jobs.submit("failure", 0, "-d", f"afternotok:{running}")
+    unlicensed = jobs.submit("unlicensed", 8, "-L", "solver:1")
+    held = jobs.submit("held", 4, "--hold")
+    waiting = jobs.submit("waiting", 2, "-n", str(manager.waiting_cpus))
+    site.until(lambda: site.row(waiting)["state"] == "pending")
+    assert jobs.states(array)["queued", "limit_array"] == 2
+    for job, state in (
+        (dependent, ("queued", "dependency")),
+        (on_failure, ("queued", "dependency")),
+        (unlicensed, ("queued", "licence_busy")),
+        (held, ("held", "held")),
+    ):
+        assert jobs.states(job) == {state: 1}
+    assert (licence(site)["ours"], licence(site)["free"]) == (2, 0)
+    known = dict.fromkeys(job for job, _ in jobs.exit_codes)
+    stories = {job: jobs.story(job) for job in known}
+    promised = manager.reservations()
+    site.until(lambda: site.run("output", str(running)).stdout == "hello\n")
+
+    # what is submitted and cancelled now does not reach the manager before the daemon ends
+    for worker in psutil.Process(site.pid).children():
+        worker.suspend()
+    undelivered = jobs.submit("undelivered", 20, "--array=0-7", tasks=tuple(range(8)))
+    site.run("cancel", str(cancelled))
+    site.until(lambda: jobs.states(undelivered)["dispatching", ""] == 8)
+    assert site.row(cancelled)["state"] == "running"
+    assert site.stop(number) == (0 if number is signal.SIGTERM else -signal.SIGKILL)
+    (site.folder / "end").touch()
+    site.until(lambda: "unobserved" in lines(jobs.ended))
+    site.upgrade()
+
+    assert site.until_ended(cancelled)[0]["state"] == "cancelled"
+    [row] = site.until_ended(unobserved)
+    assert (row["state"], row["exit_code"]) == ("failed", 6)
+    assert site.row(running)["state"] == "running"
+    assert jobs.states(unlicensed) == {("queued", "licence_busy"): 1}
+    assert jobs.states(dependent) == {("queued", "dependency"): 1}
+    assert jobs.states(array)["queued", "limit_array"] == 2
+    assert jobs.states(held) == {("held", "held"): 1}
+    assert (licence(site)["ours"], licence(site)["free"]) == (2, 0)
+    if made:
+        kept = reservation(site, made["reservation"])
+        assert kept["state"] in ("bound", "active")
+        unchanged = ("reservation", "cluster", "start", "end", "size", "nodes")
+        assert [kept[key] for key in unchanged] == [made[key] for key in unchanged]
+        assert manager.reservations() == promised != set()
+        site.until(lambda: site.row(inside)["state"] == "running")
+        assert reservation(site, made["reservation"])["state"] == "active"
+
+    site.run("release", str(held))
+    (site.folder / "go").touch()
+    rows = site.until_ended(*known, undelivered)
+    assert {(row["job"], row["task"]): row["exit_code"] for row in rows} == jobs.exit_codes
+    assert Counter(lines(jobs.started)) == Counter(jobs.names)
+    assert Counter(lines(jobs.ended)) == Counter(jobs.names)
+    for job in (*known, undelivered):
+        story = jobs.story(job)
+        assert story[: len(stories.get(job, []))] == stories.get(job, [])
+        ends = Counter(line["task"] for line in story if line["to"] in ENDED and line["event"])
+        assert ends == {index: 1 for id, index in jobs.exit_codes if id == job}
+        assert len(site.run("story", str(job)).stdout.splitlines()) == len(story)
+    assert site.run("output", str(running)).stdout == "hello\n"
+    assert (licence(site)["ours"], licence(site)["free"]) == (0, 2)
+    # commands of the previous release, as a host may still have them, read the same
+    for command in (("status", "--all"), ("licences",), ("story", str(array))):
+        text = site.run_previous(*command, "--json").stdout
+        assert json.loads(text) == site.json(*command)
+    if made:
+        site.run("reservation", "cancel", str(made["reservation"]))
+        site.until(lambda: manager.reservations() == set())
+    assert {row["ok"] for row in site.json("db", "check")} == {True}
+    assert site.stop() == 0
