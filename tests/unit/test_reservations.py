@@ -20,8 +20,8 @@ HOUR = 3600.0
     [
         ((0, 10, 0, 1, 5, 5), "size 0 is too small"),
         ((0, 10, 2, 1, 5, 5), "at most 1 is below at least 2"),
-        ((0, 10, 1, 1, 0, 0), "a duration of 0 s is none"),
-        ((0, 10, 1, 1, -5, -5), "a duration of -5 s is none"),
+        ((0, 10, 1, 1, 0, 0), "a duration of 0 s is too short"),
+        ((0, 10, 1, 1, -5, -5), "a duration of -5 s is too short"),
         ((0, 10, 1, 1, 5, 4), "at most 4 s is below at least 5 s"),
         ((10, 10, 1, 1, 5, 5), "the end is not after the start"),
         ((10, 5, 1, 1, 5, 5), "the end is not after the start"),
