@@ -38,10 +38,12 @@ Step = tuple[str, ...]
 def steps() -> set[Step]:
     """Every step that changes something, by the source as it is now."""
     found: set[Step] = set()
-    shell = (SOURCES / "daemon.py", SOURCES / "reservation_link.py")
-    for source in (*shell, *sorted((SOURCES / "api").glob("*.py"))):
+    for source in (
+        *sorted((SOURCES / "daemon").glob("*.py")),
+        *sorted((SOURCES / "api").glob("*.py")),
+    ):
         for name, function in _functions(source):
-            if any(_calls(node, "take") for node in ast.walk(function)):
+            if any(_calls(node, "apply_events") for node in ast.walk(function)):
                 kinds = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)} & EVENTS
                 found |= {
                     (f".{name} ", f"[{kind}]", f"{when} the commit")
@@ -52,11 +54,12 @@ def steps() -> set[Step]:
         for name, function in _functions(SOURCES / file):
             if any(_is_transaction(node) for node in ast.walk(function)):
                 found |= {(f".{name}", f"{when} the commit") for when in ("before", "after")}
-    for call in get_args(get_type_hints(WorkerCall)["call"]):
+    for call in get_args(get_type_hints(WorkerCall)["operation"]):
         found |= {
-            (f"Link._tell({call})", when) for when in ("before the message", "after the message")
-        } | {(f"Link._hear({call})", "after the answer")}
-        found |= {(f"{when} Host.answer({call})",) for when in ("before", "after")}
+            (f"WorkerProcess.write_call({call})", when)
+            for when in ("before the message", "after the message")
+        } | {(f"WorkerProcess.read_reply({call})", "after the answer")}
+        found |= {(f"{when} AdapterHost.execute({call})",) for when in ("before", "after")}
     return found
 
 
@@ -86,11 +89,11 @@ def _calls(node: ast.AST, name: str) -> bool:
 
 
 def _is_transaction(node: ast.AST) -> bool:
-    """`with self._db:`, `with self._transaction():` and `with self._writing():`."""
+    """`with self._db:`, `with self._transaction():` and `with self._write_transaction():`."""
     if not isinstance(node, ast.With):
         return False
     texts = {ast.unparse(item.context_expr) for item in node.items}
-    return bool(texts & {"self._db", "self._transaction()", "self._writing()"})
+    return bool(texts & {"self._db", "self._transaction()", "self._write_transaction()"})
 
 
 def missed(steps: set[Step], points: set[str]) -> list[str]:
@@ -106,7 +109,7 @@ def _bracketed(kinds: str) -> str:
 
 
 def _about(kinds: Iterable[str], calls: Iterable[str]) -> set[Step]:
-    steps = ("_tell", "_hear", "answer")
+    steps = ("write_call", "read_reply", "execute")
     return {*((f"[{kind}]",) for kind in kinds), *((f"{s}({c})",) for c in calls for s in steps)}
 
 
@@ -114,8 +117,13 @@ def _about(kinds: Iterable[str], calls: Iterable[str]) -> set[Step]:
 # site over Slurm passes it.
 _OVER_SLURM = _about(
     (
-        *("ReservationAsked", "ReservationBound", "ReservationCancelled", "ReservationReleased"),
-        *("Surveyed", "Traced"),
+        *(
+            "ReservationRequested",
+            "ReservationBound",
+            "ReservationCancelled",
+            "ReservationReleased",
+        ),
+        *("SurveyReceived", "AccountingReceived"),
     ),
     ("survey", "reserve", "unreserve", "trace"),
 )
@@ -123,8 +131,8 @@ _OVER_SLURM = _about(
 # wish, a moment that no life can be made to pass. The tests of the book are about it. Nor does one
 # break there, of which its owner is told: tests/e2e/test_mail.py kills the daemon before that.
 _BY_CHANCE: set[Step] = {
-    ("[ReservationDeclined]",),
-    *((".Ledger.told", f"{side} the commit") for side in ("before", "after")),
+    ("[ReservationRejected]",),
+    *((".Ledger.mark_notified", f"{side} the commit") for side in ("before", "after")),
 }
 
 
@@ -208,7 +216,7 @@ def record(site: ChaosSite, stream: Stream) -> set[str]:
         site.kill()
         site.begin()
         points = {point for _, point in passed_in(site.chaos)}
-        left = [step for step in missed(needed, points) if "._forget" not in step]
+        left = [step for step in missed(needed, points) if ".QueueStore.delete" not in step]
         if not left:
             break
         assert time.monotonic() < until, f"steps that no crash point stands for: {left}"
@@ -226,7 +234,7 @@ def forget(site: ChaosSite) -> None:
     """A life whose managers forget at once what has ended, and whose daemon knows of all of it."""
     whole = site.config.read_text()
     site.config.write_text(whole.replace("kill_wait", "keep = 0\nkill_wait"))
-    while not any("_forget" in point for _, point in passed_in(site.chaos)):
+    while not any("QueueStore.delete" in point for _, point in passed_in(site.chaos)):
         site.launch()
         site.serving()
         site.until(site.heard, PATIENCE)
