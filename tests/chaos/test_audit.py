@@ -168,7 +168,11 @@ def test_more_in_use_than_there_are_is_found(after: Ruined) -> None:
 
 def test_a_step_without_a_point_is_found() -> None:
     needed = steps()
-    assert (".ClusterConnection._dispatch_queued ", "[DispatchStarted]", "before the commit") in needed
+    assert (
+        ".ClusterConnection._dispatch_queued ",
+        "[DispatchStarted]",
+        "before the commit",
+    ) in needed
     points = {
         "cluster_connection.ClusterConnection.run > "
         "cluster_connection.ClusterConnection._dispatch_queued > "
