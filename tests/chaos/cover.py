@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -42,12 +42,12 @@ def steps() -> set[Step]:
         *sorted((SOURCES / "daemon").glob("*.py")),
         *sorted((SOURCES / "api").glob("*.py")),
     ):
-        for name, function in _functions(source):
+        functions = dict(_functions(source))
+        for name, function in functions.items():
             if any(_calls(node, "apply_events") for node in ast.walk(function)):
-                kinds = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)} & EVENTS
                 found |= {
                     (f".{name} ", f"[{kind}]", f"{when} the commit")
-                    for kind in kinds
+                    for kind in _events_of(name, functions)
                     for when in ("before", "after")
                 }
     for file in ("db/ledger.py", "adapters/local/queue_store.py"):
@@ -61,6 +61,19 @@ def steps() -> set[Step]:
         } | {(f"WorkerProcess.read_reply({call})", "after the answer")}
         found |= {(f"{when} AdapterHost.execute({call})",) for when in ("before", "after")}
     return found
+
+
+def _events_of(name: str, functions: Mapping[str, ast.AST]) -> set[str]:
+    """The events that a function names, itself or in a method that only prepares them."""
+    function, prefix = functions[name], name.rpartition(".")[0]
+    nodes = list(ast.walk(function))
+    for other, body in functions.items():
+        method = other.removeprefix(f"{prefix}.")
+        if method == "apply_events" or not any(_calls(node, method) for node in nodes):
+            continue
+        if not any(_calls(node, "apply_events") for node in ast.walk(body)):
+            nodes += ast.walk(body)
+    return {node.id for node in nodes if isinstance(node, ast.Name)} & EVENTS
 
 
 def _functions(path: Path) -> Iterator[tuple[str, ast.AST]]:
@@ -81,10 +94,11 @@ def _functions(path: Path) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _calls(node: ast.AST, name: str) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == name
+    if not isinstance(node, ast.Call):
+        return False
+    called = node.func
+    return isinstance(called, ast.Attribute | ast.Name) and name == (
+        called.attr if isinstance(called, ast.Attribute) else called.id
     )
 
 
