@@ -45,7 +45,7 @@ def cluster_info(
         if not job.is_waiting:
             end = (listed_at if job.started is None else job.started) + time_limit(job)
             running.append((max(end, listed_at), job.slots))
-        elif job.is_eligible and job.id not in awaiting:
+        elif job.waits_only_for_resources and job.id not in awaiting:
             waiting.append(job)
             if job.id not in own_ids:
                 owed += job.task_count * job.slots * time_limit(job)

@@ -61,7 +61,7 @@ class QstatJob:
         return "q" in self.state or "w" in self.state
 
     @property
-    def is_eligible(self) -> bool:
+    def waits_only_for_resources(self) -> bool:
         """Whether the job waits only for resources."""
         return self.state in ("qw", "Rq", "Rqw")
 
@@ -199,8 +199,8 @@ def _parse_job(element: ElementTree.Element) -> QstatJob:
         owner=child_text("JB_owner"),
         state=child_text("state"),
         slots=int(child_text("slots") or 1),
-        submitted=parse_time(child_text("JB_submission_time")),
-        started=parse_time(child_text("JAT_start_time")),
+        submitted=parse_epoch_time(child_text("JB_submission_time")),
+        started=parse_epoch_time(child_text("JAT_start_time")),
         queue=child_text("queue_name"),
         tasks=child_text("tasks"),
         requests=requests,
@@ -283,7 +283,7 @@ def xml_root(xml: str, name: str) -> ElementTree.Element:
     return element
 
 
-def parse_time(text: str) -> float | None:
+def parse_epoch_time(text: str) -> float | None:
     """Parse `2030-01-31T08:00:00` under TZ=UTC as epoch seconds; None for an empty text."""
     return float(timegm(strptime(text, "%Y-%m-%dT%H:%M:%S"))) if text else None
 

@@ -79,8 +79,8 @@ def parse_reservations(xml: str) -> list[AdvanceReservation]:
     """Parse `qrstat -xml -ar`; reservations that have ended are left out."""
     parsed = []
     for element in listing.xml_root(xml, "qrstat").iter("ar_summary"):
-        start = listing.parse_time(_child_text(element, "start_time"))
-        end = listing.parse_time(_child_text(element, "end_time"))
+        start = listing.parse_epoch_time(_child_text(element, "start_time"))
+        end = listing.parse_epoch_time(_child_text(element, "end_time"))
         if start is None or end is None:
             raise ValueError(f"no window in advance reservation {_child_text(element, 'id')!r}")
         slots: Counter[str] = Counter()

@@ -114,7 +114,9 @@ class GridEngineReservations:
         return UnreservedCapacity(
             hosts=occupancy.hosts_without_reserved(),
             coming=occupancy.upcoming_windows(),
-            awaiting=self._waiting_jobs_inside([job.id for job in cell.jobs if job.is_eligible]),
+            awaiting=self._waiting_jobs_inside(
+                [job.id for job in cell.jobs if job.waits_only_for_resources]
+            ),
         )
 
     def _waiting_jobs_inside(self, queue: Sequence[str]) -> frozenset[str]:

@@ -12,6 +12,6 @@ listing_horizon       the time span for which a listing proves that a job is abs
 accounting            queries of sacct and of the file of jobcomp/filetxt
 accounting_records    records of accounting, parsed
 node_reservations     advance reservations of whole nodes
-core_reservations     advance reservations of processors
+processor_reservations     advance reservations of processors
 reservation_listing   reservations and their nodes, parsed
 """

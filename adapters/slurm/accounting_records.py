@@ -97,9 +97,9 @@ def parse_sacct(output: str, delimiter: str, tag_field: str) -> list[SlurmRecord
                 user=fields["uid"],
                 state=listing.parse_state(fields["state"].partition(" ")[0]),  # CANCELLED by 1000
                 status=fields["exitcode"],
-                submit=listing.parse_time(fields["submit"]) or 0.0,
-                start=listing.parse_time(fields["start"]) if node else None,
-                end=listing.parse_time(fields["end"]),
+                submit=listing.parse_epoch_time(fields["submit"]) or 0.0,
+                start=listing.parse_epoch_time(fields["start"]) if node else None,
+                end=listing.parse_epoch_time(fields["end"]),
                 node=node,
                 mark=mark or ("" if fields["submitline"] else None),
             )

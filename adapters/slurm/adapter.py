@@ -28,9 +28,9 @@ from metasched.adapters.slurm.access_choice import AccessChoice
 from metasched.adapters.slurm.accounting import SlurmAccounting
 from metasched.adapters.slurm.cluster_info import build_cluster_info
 from metasched.adapters.slurm.commands import SlurmCommands
-from metasched.adapters.slurm.core_reservations import CoreReservations
 from metasched.adapters.slurm.listing_horizon import ListingHorizon
 from metasched.adapters.slurm.node_reservations import NodeReservations
+from metasched.adapters.slurm.processor_reservations import ProcessorReservations
 from metasched.adapters.slurm.submission import can_be_array
 from metasched.model.cluster import Cluster, ClusterInfo, ManagerLicences
 from metasched.model.job import Job
@@ -82,7 +82,9 @@ class Slurm(Adapter):
         self._accounting = SlurmAccounting(commands, options.tag_field, user)
         self.capabilities = self.capabilities_for(options)  # type: ignore[misc]
         by_node = options.reservation_unit == "node"
-        self._reservations = (NodeReservations if by_node else CoreReservations)(commands, instance)
+        self._reservations = (NodeReservations if by_node else ProcessorReservations)(
+            commands, instance
+        )
 
     @classmethod
     def capabilities_for(cls, options: SlurmOptions) -> Capabilities:

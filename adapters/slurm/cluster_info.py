@@ -14,9 +14,9 @@ from metasched.adapters.slurm.listing import (
     NodeLine,
     QueueLine,
     parse_duration,
+    parse_epoch_time,
     parse_gres,
     parse_state,
-    parse_time,
     task_count,
 )
 from metasched.model.cluster import ClusterInfo, NodeCapacity, Partition
@@ -44,7 +44,7 @@ def build_cluster_info(
         state = parse_state(job.state)
         if state in HOLDS_PROCESSORS or job.state == "CONFIGURING":
             # independent of the clock: unchanged jobs must give an unchanged ClusterInfo
-            end = parse_time(job.end) or (parse_time(job.start) or 0.0) + NO_LIMIT
+            end = parse_epoch_time(job.end) or (parse_epoch_time(job.start) or 0.0) + NO_LIMIT
             running.append((end, _min_cpus(job)))
         elif state is State.PENDING and _could_start(job, taken_at):
             tasks, limit = task_count(job.id), _time_limit(job, partitions)
@@ -70,7 +70,7 @@ def _min_cpus(job: QueueLine) -> int:
 
 
 def _could_start(job: QueueLine, taken_at: float) -> bool:
-    eligible = parse_time(job.eligible)
+    eligible = parse_epoch_time(job.eligible)
     return (
         int(job.priority) > 0
         and not _CANNOT_START.match(job.reason)

@@ -267,7 +267,7 @@ def parse_release(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def parse_time(text: str) -> float | None:
+def parse_epoch_time(text: str) -> float | None:
     """Return epoch seconds; None if the field is empty."""
     return None if text in EMPTY_VALUES else float(int(text))
 
@@ -388,7 +388,7 @@ def _statuses_of(line: QueueLine, owner: str) -> Iterator[JobStatus]:
     started, code, signal = _start_time(line, current), None, None
     if started is not None and current in _HAS_STATUS:
         code, signal = parse_exit_status(line.status)
-    ended = parse_time(line.end) if has_ended(current) else None
+    ended = parse_epoch_time(line.end) if has_ended(current) else None
     manager_reason = "" if line.reason in EMPTY_VALUES else line.reason
     node = "" if line.nodes in EMPTY_VALUES else line.nodes
     restarts = int(line.restarts)
@@ -414,7 +414,7 @@ def _statuses_of(line: QueueLine, owner: str) -> Iterator[JobStatus]:
 
 def _expected_start(line: QueueLine) -> float | None:
     """Return Slurm's estimate of the start of a pending job; a held job has an outdated one."""
-    return None if line.eligible in EMPTY_VALUES else parse_time(line.start)
+    return None if line.eligible in EMPTY_VALUES else parse_epoch_time(line.start)
 
 
 def _start_time(line: QueueLine, state: State) -> float | None:
@@ -424,10 +424,10 @@ def _start_time(line: QueueLine, state: State) -> float | None:
     has started before, at the latest when it was requeued; Slurm keeps no earlier time.
     """
     if int(line.restarts) > 0 and state is State.PENDING:
-        return parse_time(line.submitted)
+        return parse_epoch_time(line.submitted)
     if state is State.PENDING:
         return None
     if state in HOLDS_PROCESSORS or line.nodes not in EMPTY_VALUES or int(line.restarts) > 0:
-        start = parse_time(line.start)
-        return parse_time(line.submitted) if start is None else start
+        start = parse_epoch_time(line.start)
+        return parse_epoch_time(line.submitted) if start is None else start
     return None

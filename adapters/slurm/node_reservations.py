@@ -53,8 +53,8 @@ class NodeReservations:
         spans: dict[str, list[Span]] = {}
         for job in jobs:
             if listing.is_active(job) and (nodes := expand_hosts(job.nodes)):
-                begin = listing.parse_time(job.start) or taken_at
-                end = listing.parse_time(job.end) or begin + listing.NO_LIMIT
+                begin = listing.parse_epoch_time(job.start) or taken_at
+                end = listing.parse_epoch_time(job.end) or begin + listing.NO_LIMIT
                 for node in nodes:
                     spans.setdefault(node, []).append((begin, end))
         own = []

@@ -112,8 +112,8 @@ def build_pool(
         if job.id in reserved_ids or not listing.is_active(job):
             continue
         if not set(expand_hosts(job.nodes)).isdisjoint(up_nodes):
-            begin = listing.parse_time(job.start) or taken_at
-            end = listing.parse_time(job.end) or begin + listing.NO_LIMIT
+            begin = listing.parse_epoch_time(job.start) or taken_at
+            end = listing.parse_epoch_time(job.end) or begin + listing.NO_LIMIT
             uses.append((begin, end, -(-int(job.cpus) // threads)))
     for reservation in reservations:
         if pool_nodes := [node for node in reservation.nodes if node in up_nodes]:
@@ -196,7 +196,7 @@ def upcoming_windows(
                     )
         remaining = sum(max(0, cpus - reserved[node]) for node, cpus in usable.items())
         for job in jobs:
-            if listing.is_active(job) and (listing.parse_time(job.end) or math.inf) > start:
+            if listing.is_active(job) and (listing.parse_epoch_time(job.end) or math.inf) > start:
                 job_nodes = expand_hosts(job.nodes)
                 if any(node in usable and reserved[node] < usable[node] for node in job_nodes):
                     remaining -= int(job.cpus)

@@ -151,7 +151,7 @@ class LicenceLeasing:
                 window = TokenWindow(
                     reservation.id, reservation.start, reservation.until, reservation.licences
                 )
-                self.licences.add_window(window)
+                self.licences.keep_tokens_for_window(window)
             else:
                 self.licences.remove_window(reservation.id)
 

@@ -52,7 +52,7 @@ class Reconciler:
             own_rows.append((dispatch, row.task))
             task = dispatches.get(dispatch, _NO_TASKS).get(row.task)
             if task is None:
-                self._stale_attempts.apply_row(view, *dispatch, row)
+                self._stale_attempts.apply_unmatched_row(view, *dispatch, row)
             elif task.live_attempt.cluster == event.cluster:
                 self._state_machine.apply_status(task, row)
         return own_rows

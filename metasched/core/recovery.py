@@ -48,7 +48,7 @@ class Recovery:
         if job.deadline is not None and (margin := job.margin) is not None and margin >= 0:
             self._margin_jobs = [*self._margin_jobs[1 - MAX_WINDOW :], job]
 
-    def remember_info(self, cluster: str, info: ClusterInfo) -> None:
+    def remember_cluster_info(self, cluster: str, info: ClusterInfo) -> None:
         """Remember the reported state of a cluster."""
         self._info[cluster] = info
 

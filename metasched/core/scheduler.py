@@ -287,7 +287,7 @@ class Core:
         silent_seconds = view.mark_up(self.state.observed_seconds)
         if event.info is not None and event.info is not previous_info:
             view.update_info(event.info)
-            self._recovery.remember_info(event.cluster, event.info)
+            self._recovery.remember_cluster_info(event.cluster, event.info)
         view.up_since = event.up_since
         self._reconciler.apply_listing(view, event)
         self._leasing.count_outside_use(view)
@@ -360,7 +360,11 @@ class Core:
     @property
     def next_due(self) -> float | None:
         """The next time (epoch seconds) at which the clock alone changes something, or None."""
-        dues = (self._gates.next_due, self.licences.next_due, self.reservations.next_due)
+        dues = (
+            self._gates.next_due,
+            self.licences.next_lingering_return,
+            self.reservations.next_due,
+        )
         return min((due for due in dues if due is not None), default=None)
 
     @property

@@ -27,7 +27,9 @@ class StaleAttempts:
     def __init__(self, state: SchedulerState, state_machine: TaskStateMachine) -> None:
         self._state, self._state_machine = state, state_machine
 
-    def apply_row(self, view: ClusterView, job: int, dispatch_id: int, row: JobStatus) -> None:
+    def apply_unmatched_row(
+        self, view: ClusterView, job: int, dispatch_id: int, row: JobStatus
+    ) -> None:
         """Apply a row of a listing that matches no live attempt."""
         key = (job, row.task, dispatch_id)
         cached = view.stale_attempts.pop(key, None)

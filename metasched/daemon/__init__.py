@@ -3,7 +3,7 @@
 service               the scheduler service: events, transactions, actions
 host                  the interface of the service for the modules below
 cluster_connection    polls a cluster and executes actions on it
-outbox                actions that wait for a cluster
+pending_actions       actions that wait for a cluster
 worker_process        the process that hosts the adapter of a cluster
 reservation_sync      creates and deletes reservations at a cluster's manager
 licence_monitor       queries licence servers at intervals

@@ -32,7 +32,7 @@ from metasched.core.events import (
 from metasched.daemon.circuit_breaker import CircuitBreaker
 from metasched.daemon.host import SchedulerHost
 from metasched.daemon.manager_start_times import ManagerStartTimes
-from metasched.daemon.outbox import Outbox
+from metasched.daemon.pending_actions import PendingActions
 from metasched.daemon.reservation_sync import ReservationSync
 from metasched.daemon.worker_process import WorkerProcess
 from metasched.model.listing import AccountingAnswer
@@ -54,14 +54,14 @@ DISPATCH_AHEAD_TASKS = 32
 
 
 class ClusterConnection:
-    """One cluster: its worker process, its outbox and its polls."""
+    """One cluster: its worker process, its pending actions and its polls."""
 
     def __init__(self, host: SchedulerHost, settings: ClusterSettings) -> None:
         self.name, self.settings = settings.cluster.name, settings
         self._host = host
         self._wake = asyncio.Event()
         self.worker = WorkerProcess(host, settings, on_exit=self._wake.set)
-        self.outbox = Outbox(host, settings, MAX_RETRY_DELAY)
+        self.pending_actions = PendingActions(host, settings, MAX_RETRY_DELAY)
         self.start_times = ManagerStartTimes(self.name)
         self.reservation_sync = ReservationSync(
             settings.cluster, host, self.worker.call, self.poll_soon
@@ -81,7 +81,7 @@ class ClusterConnection:
 
     def enqueue(self, action: Action) -> None:
         """Queue an action of the core."""
-        self.outbox.enqueue(action)
+        self.pending_actions.enqueue(action)
         self.poll_soon()
 
     async def run(self) -> None:
@@ -94,13 +94,13 @@ class ClusterConnection:
                 urgent_step = self._select_urgent_step()
                 if urgent_step is not None:
                     await urgent_step()
-                elif self.outbox.has_dispatches:
+                elif self.pending_actions.has_dispatches:
                     await self._dispatch_queued()
                 else:
                     await self._sleep_until(
                         min(
                             self._next_poll,
-                            self.outbox.next_withdrawal_due,
+                            self.pending_actions.next_withdrawal_due,
                             self.reservation_sync.next_due,
                         )
                     )
@@ -114,15 +114,15 @@ class ClusterConnection:
             return partial(self._sleep_until, self.worker.breaker.open_until)
         if now >= self._next_poll:
             return self._poll
-        if self.outbox.has_claims:
+        if self.pending_actions.has_claims:
             return self._revoke_claims
         if self.breaker.failures:
             return partial(self._sleep_until, self._next_poll)
-        if now >= self.outbox.next_withdrawal_due:
+        if now >= self.pending_actions.next_withdrawal_due:
             return self._withdraw
         if now >= self.reservation_sync.next_due:
             return self.reservation_sync.run_next
-        return self._query_accounting if self.outbox.has_accounting_query else None
+        return self._query_accounting if self.pending_actions.has_accounting_query else None
 
     async def _sleep_until(self, until: float) -> None:
         """Sleep until a monotonic time or a new action; after a new action poll soon."""
@@ -155,7 +155,7 @@ class ClusterConnection:
         _, unreachable = core.cluster_status(self.name)
         if unreachable or self.breaker.failures:
             log.info("cluster %s answers", self.name)
-            self.outbox.retry_withdrawals_now()
+            self.pending_actions.retry_withdrawals_now()
         self.breaker.record_success()
         self._full_poll = False
         self.start_times.update(delta, core.instance)
@@ -183,7 +183,7 @@ class ClusterConnection:
         core, shortest = self._host.core, self.settings.poll_interval
         busy = (
             has_changes
-            or self.outbox.has_withdrawals
+            or self.pending_actions.has_withdrawals
             or core.has_unstarted_tasks
             or core.licences.has_waiting
             or core.unchanged_listing_matters(self.name, time.time())
@@ -219,7 +219,7 @@ class ClusterConnection:
         if self.breaker.failures != UNREACHABLE_AFTER_FAILURES:
             return
         self._full_poll = True
-        removed = self.outbox.clear_dispatches()
+        removed = self.pending_actions.clear_dispatches()
         skipped = [DispatchSkipped(time.time(), removed)] if removed else []
         self._host.apply_events(ClusterUnreachable(time.time(), self.name, reason), *skipped)
 
@@ -231,7 +231,7 @@ class ClusterConnection:
         Calls are pipelined: the worker holds the next calls while the daemon stores its replies.
         One transaction stores the replies to half of them and the start of as many more.
         """
-        outbox, worker = self.outbox, self.worker
+        actions, worker = self.pending_actions, self.worker
         in_flight: deque[tuple[Dispatch, WorkerCall]] = deque()
         events: list[CoreEvent] = []
         accepting = True
@@ -239,7 +239,7 @@ class ClusterConnection:
             dispatches: list[Dispatch] = []
             if accepting and self._select_urgent_step() is None:
                 tasks_in_flight = sum(len(dispatch.indices) for dispatch, _ in in_flight)
-                dispatches = outbox.take_dispatches(DISPATCH_AHEAD_TASKS - tasks_in_flight)
+                dispatches = actions.take_dispatches(DISPATCH_AHEAD_TASKS - tasks_in_flight)
             calls = self._prepare_calls(dispatches, events, chained=bool(in_flight))
             if events:
                 self._host.apply_events(*events)
@@ -251,7 +251,7 @@ class ClusterConnection:
                 return
             # read at least one reply; with more dispatches queued, keep half of the calls
             stored_later = DISPATCH_AHEAD_TASKS
-            if outbox.has_dispatches:
+            if actions.has_dispatches:
                 stored_later //= 2
             max_in_flight = min(len(in_flight) - 1, stored_later)
             while len(in_flight) > (max_in_flight if accepting else 0):
@@ -285,7 +285,7 @@ class ClusterConnection:
         for dispatch in dispatches:
             now, job_id, dispatch_id = time.time(), dispatch.job, dispatch.dispatch_id
             try:
-                submission = self.outbox.build_submission(dispatch, payloads[job_id])
+                submission = self.pending_actions.build_submission(dispatch, payloads[job_id])
             except UnmappedNameError as error:
                 events.append(DispatchRejected(now, job_id, dispatch_id, str(error)))
                 continue
@@ -299,21 +299,21 @@ class ClusterConnection:
 
     async def _withdraw(self) -> None:
         """Withdraw the next batch of tasks."""
-        batch = self.outbox.next_withdrawals()
-        requests = tuple(self.outbox.withdrawal_request(pending) for pending in batch)
+        batch = self.pending_actions.next_withdrawals()
+        requests = tuple(self.pending_actions.withdrawal_request(pending) for pending in batch)
         reply = await self.worker.call(WorkerCall("withdraw", withdrawals=requests))
         if not reply.error or (reply.error == "refused" and len(batch) == 1):
-            self.outbox.remove_withdrawals(batch)
+            self.pending_actions.remove_withdrawals(batch)
             self._schedule_poll(0.2)
         else:
-            self.outbox.delay_withdrawals(batch, reply.reason)
+            self.pending_actions.delay_withdrawals(batch, reply.reason)
             tags = requests[0].tag + (f" and {len(batch) - 1} more" if len(batch) > 1 else "")
             log.warning("cluster %s: %s not withdrawn: %s", self.name, tags, reply.reason)
             self._schedule_poll(0.0)
 
     async def _query_accounting(self) -> None:
         """Query the accounting for missing tasks; the core repeats what stays unanswered."""
-        query = self.outbox.take_accounting_query()
+        query = self.pending_actions.take_accounting_query()
         assert query is not None
         owner_of, is_owner = self._host.owner_of, self._host.is_owner
         missing = tuple(
@@ -330,7 +330,7 @@ class ClusterConnection:
 
     async def _revoke_claims(self) -> None:
         """Revoke claims of tasks; the core repeats those without a result."""
-        claims = self.outbox.take_claims()
+        claims = self.pending_actions.take_claims()
         reply = await self.worker.call(WorkerCall("revoke", claims=claims))
         if reply.reason:
             log.warning("cluster %s: claims not revoked: %s", self.name, reply.reason)

@@ -90,14 +90,14 @@ class LicenceMonitor:
                 message = f"licence server {settings.name} does not count {licence_name}"
                 log.warning("%s: %s", message, reason)
         self.missing_licences = missing
-        self._report_counts([count for count in counts if self._must_report(count)])
+        self._report_counts([count for count in counts if self._matters_to_core(count)])
 
     def _record_failure(self, error: str) -> None:
         delay = self.breaker.record_failure(error, time.time(), time.monotonic())
         name = self.settings.name
         log.warning("licence server %s does not answer (%s); next try in %g s", name, error, delay)
 
-    def _must_report(self, count: LicenceCount) -> bool:
+    def _matters_to_core(self, count: LicenceCount) -> bool:
         """Return whether a count may have an effect; an idle daemon writes little."""
         last = self._last_counts.get(count.name)
         if last is None or (count.total, count.outside) != (last.total, last.outside):

@@ -97,7 +97,7 @@ class Line(RuleBasedStateMachine):
             return
         self.jobs += 1
         self.windows[self.jobs] = TokenWindow(self.jobs, start, until, wants)
-        self.line.add_window(self.windows[self.jobs])
+        self.line.keep_tokens_for_window(self.windows[self.jobs])
         self.settle()
 
     @precondition(lambda self: any(w.start <= self.now for w in self.windows.values()))

@@ -23,8 +23,8 @@ from metasched.adapters.slurm.commands import SlurmCommands
 from metasched.adapters.slurm.listing import (
     QueueLine,
     parse_duration,
+    parse_epoch_time,
     parse_exit_status,
-    parse_time,
 )
 
 _HERE = Path(__file__).parent
@@ -103,7 +103,7 @@ class Job:
 
 
 def _time(text: str) -> int | None:
-    moment = parse_time(text)
+    moment = parse_epoch_time(text)
     return None if moment is None else int(moment)
 
 

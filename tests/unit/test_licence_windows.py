@@ -249,7 +249,7 @@ def test_a_restart_keeps_what_was_kept() -> None:
             line = LicenceQueue()
             line.restore([lease], [], {}, {})
         line.configure([MATLAB], 0.0)
-        line.add_window(window)
+        line.keep_tokens_for_window(window)
         if again:
             line.expect_end((1, 0), T + 50, True, 1)
         else:
@@ -264,7 +264,7 @@ def test_a_window_ends_what_is_in_it(limit: float, window: int | None) -> None:
     line = LicenceQueue()
     line.configure([MATLAB], 0.0)
     for id, start in ((1, T), (2, T + 50)):
-        line.add_window(TokenWindow(id, start, start + 50, {"matlab": 4}))
+        line.keep_tokens_for_window(TokenWindow(id, start, start + 50, {"matlab": 4}))
     line.join((1, 0), T, {"matlab": 4}, limit, True, window)
     assert line.next_ready(T) == (None if window is None else (1, 0))
 
@@ -272,7 +272,7 @@ def test_a_window_ends_what_is_in_it(limit: float, window: int | None) -> None:
 def test_the_first_in_line_does_not_keep_a_window_from_its_own() -> None:
     line = LicenceQueue()
     line.configure([MATLAB], 0.0)
-    line.add_window(TokenWindow(1, T, T + 1000, {"matlab": 3}))
+    line.keep_tokens_for_window(TokenWindow(1, T, T + 1000, {"matlab": 3}))
     line.take(Lease(1, 0, 1, {"matlab": 1}, T), T + 100)
     line.join((2, 0), T, {"matlab": 1}, 64.0)  # first, for when that one comes back
     line.join((3, 0), T + 1, {"matlab": 4}, 512.0, True, 1)
@@ -288,7 +288,7 @@ def test_what_may_run_beyond_its_limit_has_its_licences_so_long_but_not_beyond_i
     line.take(Lease(1, 0, 1, {"matlab": 2}, T), T + 100, True)
     assert list(line.lookahead.unavailable_spans({"matlab": 3}, T)) == [(T, T + 100)]
     assert list(line.lookahead.unavailable_spans({"matlab": 3}, T, 60.0)) == [(T, T + 160)]
-    line.add_window(TokenWindow(1, T, T + 200, {"matlab": 2}))
+    line.keep_tokens_for_window(TokenWindow(1, T, T + 200, {"matlab": 2}))
     line.take(Lease(2, 0, 1, {"matlab": 2}, T), T + 200, True, 1)
     assert list(line.lookahead.unavailable_spans({"matlab": 3}, T, 60.0)) == [
         (T, T + 160),

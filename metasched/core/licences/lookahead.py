@@ -144,7 +144,7 @@ class Lookahead:
             returns = self._expected_returns(pool, *slots_key)
             free = pool.free(now) or 0
             pool.slots[slots_key] = tokens_over_time(
-                now, free, returns, pool.unleased_claims(), slots_key[0]
+                now, free, returns, pool.unleased_window_tokens(), slots_key[0]
             )
         return pool.slots[slots_key]
 
@@ -195,7 +195,9 @@ class Lookahead:
         if head is None or terms.reservation == head.terms.reservation:
             return False
         claimed = sum(
-            tokens for window, tokens in pool.unleased_claims() if window.id == terms.reservation
+            tokens
+            for window, tokens in pool.unleased_window_tokens()
+            if window.id == terms.reservation
         )
         return count <= extra + claimed
 

@@ -142,7 +142,7 @@ class PoolState:
         in_use = self.leased_tokens + self.outside + self.lingering
         return self.total - in_use - self.config.headroom
 
-    def unleased_claims(self) -> Iterator[TokenClaim]:
+    def unleased_window_tokens(self) -> Iterator[TokenClaim]:
         """Yield each window with the tokens that its jobs have not leased.
 
         They stay claimed while tokens of the window may linger after its end.
@@ -155,7 +155,9 @@ class PoolState:
     def reserved_now(self, now: float) -> int:
         """Return the unleased tokens of windows that have begun."""
         return sum(
-            count for window, count in self.unleased_claims() if window.start <= now < window.until
+            count
+            for window, count in self.unleased_window_tokens()
+            if window.start <= now < window.until
         )
 
     def windows_by_start(self) -> list[TokenWindow]:

@@ -177,7 +177,7 @@ class LicenceQueue:
         self._pools_to_recheck.add(pool.config.name)
         self._recheck_requested_by(pool.head_key)
 
-    def add_window(self, window: TokenWindow) -> None:
+    def keep_tokens_for_window(self, window: TokenWindow) -> None:
         """Keep tokens for a reservation from now on."""
         if self._state.windows.get(window.id) == window:
             return
@@ -391,7 +391,7 @@ class LicenceQueue:
             pool.lingering += lingering.count
 
     @property
-    def next_due(self) -> float | None:
+    def next_lingering_return(self) -> float | None:
         """When lingering tokens become free for a waiting task, or None."""
         return self._linger_ends[0][0] if self._linger_ends and self._state.group_of else None
 

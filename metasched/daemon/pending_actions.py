@@ -1,7 +1,7 @@
 """Actions of the core that wait for a cluster: dispatches, withdrawals, queries, revocations.
 
-An outbox is not stored. After a restart the core issues the same actions again, since they follow
-from the states of attempts.
+Pending actions are not stored. After a restart the core issues the same actions again, since they
+follow from the states of attempts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PendingWithdrawal:
         return self.action.job, self.action.dispatch_id, self.action.only_pending
 
 
-class Outbox:
+class PendingActions:
     """Pending actions of a cluster, in the order in which they are executed."""
 
     def __init__(self, host: SchedulerHost, settings: ClusterSettings, max_delay: float) -> None:

@@ -35,7 +35,7 @@ from metasched.model.survey import ProcessorPool, ReservationSpec, Survey
 _MAX_MOVES = 10  # reservations that are moved to make room for a new one
 
 
-class CoreReservations(NodeReservations):
+class ProcessorReservations(NodeReservations):
     """The reservations of a cluster, each a number of cores of the default partition."""
 
     def survey(
