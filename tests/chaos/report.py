@@ -21,27 +21,33 @@ _TITLES = {
 }
 _HEAD = """# Reliability
 
-Jobs stream through a daemon - short ones, arrays, held, cancelled, changed, refused, deferred ones,
-some that want licences, wait for others or run again - while faults strike it. The payload of each
-task appends a line to a file; afterwards every accepted task must have begun exactly once, or wait
-with a reason. *Lost*: accepted, and never began. *Duplicated*: began twice. *Wrong*: something of
-ours left in a manager, a counter that a recount contradicts, a story that replays to another state,
-an end that the payload did not have, an attempt without the lease of its licences, a lease that
-outlived its attempt, more licences in use by payloads than there are. *Resolved*: tasks that nobody
-could tell about, so that an operator decided (`metasched resolve`). *Ended*: by the fault itself -
-a node that died, an id that Slurm gave twice - and told as failed or cancelled by their manager.
-What a slurmctld that lost its last seconds lists as running, though it had told the end before, is
-not counted: it runs nowhere. *Recovery*: seconds from the death of a daemon to its successor's next
-answer, else from the end of the fault until a job that was handed in then has begun; rounds run
-side by side, on a host that is busy with them.
+Jobs stream through a daemon while faults strike it: short jobs, arrays, held, cancelled, modified,
+rejected and deferred ones. Some ask for licences, depend on others or run again. The payload of
+each task appends a line to a file. Afterwards every accepted task must have started exactly once,
+or be queued with a reason.
+
+| column | meaning |
+|---|---|
+| lost | accepted, never started |
+| duplicated | started twice |
+| wrong | see below |
+| resolved | tasks that an operator had to decide (`metasched resolve`) |
+| ended | ended by the fault itself, and reported as failed or cancelled by their manager |
+| recovery | seconds until the next answer of a daemon, or the start of a new job |
+
+*Wrong* counts: a job left in a manager, a counter that a recount contradicts, a story that replays
+to another state, an end that the payload did not have, an attempt without its licence lease, a
+lease that outlived its attempt, more licences in use than exist.
+
+A slurmctld that lost its last seconds may list an ended job as running. That is not counted: it
+runs nowhere. Rounds run side by side, so recovery is that of a busy host.
 
 """
 _TAIL = """
 A crash point is a passage at which the daemon or a worker changes something outside itself: a
 commit, a message on a pipe, a new process, a file, a signal. They are found by wrapping these
-primitives (`tests/chaos/points.py`), not written down. The daemons die by SIGKILL and are forked
-from a process that has loaded their modules, so recovery leaves out the time that Python takes to
-load them.
+primitives (`tests/chaos/points.py`). Daemons die by SIGKILL and are forked from a process that has
+loaded their modules. So recovery leaves out the time that Python takes to load them.
 """
 
 
