@@ -206,7 +206,7 @@ def test_what_cannot_be_reserved_or_run_there_is_one_line_and_changes_nothing(
     for words, told, code in (
         (("--start", "2020-01-01T08:00", "--duration", "1h"), "has passed", 2),
         (("--start", "+400d", "--duration", "1h"), "beyond the horizon", 3),
-        (("--start", "+1h", "--duration", "59s"), "a job there takes 60 s at the least", 3),
+        (("--start", "+1h", "--duration", "59s"), "a job there takes at least 60 s", 3),
         (("--start", "+1h", "--duration", "31d"), "is more than the 2592000 s", 3),
         (("--ready", "+2h", "--deadline", "+1h", "--duration", "1h"), "is not after the start", 2),
         (("--deadline", "+1h", "--duration", "2h"), "do not fit between", 2),
@@ -295,7 +295,7 @@ def test_a_static_partition_keeps_batch_jobs_and_reservations_apart(
     site.configure(local + table + 'takes = "reservations"\n')
     site.start()
     told = site.error("submit", "-n", "3", "--wrap", "true", code=3)
-    assert "gamma: only jobs in a reservation may use it" in told
+    assert "gamma: only jobs in a reservation may use the cluster" in told
     assert site.until_ended(site.submit("--wrap", "true"))[0]["cluster"] == "left"
     id = reserve(site, "--size", "4", "--duration", "5m")["reservation"]
     inside = site.submit("--reservation", str(id), "-n", "3", "--wrap", "true")

@@ -118,7 +118,7 @@ def test_licences_are_set_by_operators_and_who_has_one_is_told_by_permission(
     assert (holds["job"], holds["user"], holds["count"]) == (None, None, 1)
     assert holds["expected"]
     assert (
-        f"1 of matlab with another user's job, expected back by {holds['expected']}" in told["text"]
+        f"1 of matlab with another user's job, expected back at {holds['expected']}" in told["text"]
     )
     assert A not in json.dumps(told)
     assert f"with job {holder} of {A}" in operator.json("explain", str(waiting))["text"]
