@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from getpass import getuser
+from pathlib import Path
 from typing import Any
 
 from metasched.core.events import Outcome
@@ -40,6 +41,10 @@ def on_gone(id: int, state: ReservationState, start: float) -> Reservation:
         state=state,
         cause=f"its manager keeps n{id}",
     )
+
+
+def read_if_written(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def told(site: Site) -> dict[int, dict[str, Any]]:
@@ -80,7 +85,8 @@ def test_they_are_named_everywhere_and_broken_only_when_they_would_begin(site: S
     site.until(lambda: told(site)[2]["state"] == "broken")
     assert time.time() >= now + 10
     assert (told(site)[2]["cause"], told(site)[1]["state"]) == (GONE, "active")
-    site.until(lambda: (site.folder / "letter").exists())
+    # The shell creates the file before cat has written it: wait for the last line.
+    site.until(lambda: "No other window" in read_if_written(site.folder / "letter"))
     letter = (site.folder / "letter").read_text()
     assert f"Cause: {GONE}\n" in letter
     assert "No other window was found for it" in letter  # local clusters keep none
