@@ -40,9 +40,10 @@ bench: .venv/stamp
 	tests/compiled .compiled || echo "metasched: warning: only pure Python is measured" >&2
 	$(PYTHON) -m pytest tests/bench -m bench -q -s
 
-# faults by the thousand; writes docs/reliability.md
+# faults by the thousand, written to docs/reliability.md; then ten times as many new random examples
 chaos: .venv/stamp
 	$(PYTHON) -m tests.chaos $(CHAOS_ARGS)
+	$(PYTHON) -m pytest tests/property -q --hypothesis-profile=explore --numprocesses=2 --timeout=3600
 
 .venv/stamp: pyproject.toml tests/venv
 	tests/venv

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,9 +20,16 @@ from metasched.db.sqlite import Sqlite
 from metasched.db.store import Database
 from tests import gridengine, postgresql, slurm
 
-# time never decides whether a test passes
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+# Time never decides whether a test passes. The same code is tested with the same examples, so that
+# a failure is due to the last change; `make chaos` looks for new examples by the profile `explore`.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fixed", PATIENT, derandomize=True, database=None)
+settings.register_profile("explore", PATIENT, max_examples=1000, print_blob=True)
+settings.load_profile("fixed")
+
+# A shell's background job ignores SIGINT, and so would every command that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def require(component: str, reason: str) -> NoReturn:

@@ -6,7 +6,7 @@ from math import inf
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -21,6 +21,7 @@ from metasched.carts import carts as module
 from metasched.carts import tree
 from metasched.carts.carts import Carts
 from metasched.carts.sets import CartsSets
+from tests.examples import examples
 
 END = 60
 TIMES = st.integers(0, END)
@@ -129,7 +130,7 @@ def _width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_every_answer_is_that_of_the_naive_model() -> None:
-    run_state_machine_as_test(CartsMachine, settings=settings(max_examples=60))
+    run_state_machine_as_test(CartsMachine, settings=examples(60))
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["integers", "floats"])

@@ -9,7 +9,6 @@ recorded events replayed give the same decisions.
 
 from __future__ import annotations
 
-from hypothesis import settings
 from hypothesis.stateful import invariant
 
 from metasched.core.events import DaemonStarted, Dispatch, TimerExpired, UserRequested
@@ -17,6 +16,7 @@ from metasched.core.scheduler import replay
 from metasched.core.tasks import Task
 from metasched.core.transitions import ATTEMPT_FINAL, LIVE, QUEUED_OR_HELD, UNSTARTED
 from metasched.model.job import Reason, State
+from tests.examples import examples
 from tests.property.deeds import Deeds
 from tests.property.life import POOLS, SIZES
 from tests.property.managers import place_of
@@ -207,4 +207,4 @@ class World(Deeds):
 
 
 TestWorld = World.TestCase
-TestWorld.settings = settings(max_examples=150, stateful_step_count=40)
+TestWorld.settings = examples(150, steps=40)

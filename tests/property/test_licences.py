@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -22,6 +21,7 @@ from metasched.core.licences.queue import LicenceQueue
 from metasched.core.licences.windows import TokenWindow
 from metasched.core.tasks import TaskId
 from metasched.model.licence import Lease, LicencePool
+from tests.examples import examples
 
 NAMES = ("a", "b", "c")
 TOTAL = 4
@@ -310,7 +310,7 @@ class Line(RuleBasedStateMachine):
 
 
 TestLine = Line.TestCase
-TestLine.settings = settings(max_examples=50, stateful_step_count=40)
+TestLine.settings = examples(50, steps=40)
 
 
 def test_one_that_wants_all_waits_only_for_those_who_were_there_before() -> None:

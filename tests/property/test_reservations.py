@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from itertools import product
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.carts.carts import Carts
 from metasched.core.reservations.offers import alternative_offers, best_offer
 from metasched.model.reservation_request import Offer, ReservationRequest
+from tests.examples import examples
 
 CAPACITY, END = 4, 30
 SIZES = st.integers(1, CAPACITY + 1)
@@ -57,7 +58,7 @@ def every_offer(carts: Carts, request: ReservationRequest) -> list[Offer]:
     ]
 
 
-@settings(max_examples=600)
+@examples(600)
 @given(booked(), requests())
 def test_the_best_offer_is_the_best_of_all(carts: Carts, request: ReservationRequest) -> None:
     slots = carts.slots()
@@ -67,7 +68,7 @@ def test_the_best_offer_is_the_best_of_all(carts: Carts, request: ReservationReq
     assert carts.slots() == slots
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(booked(), requests(), st.integers(1, 3 * END))
 def test_what_is_offered_instead_can_be_reserved(
     carts: Carts, request: ReservationRequest, until: int

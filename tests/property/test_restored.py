@@ -15,7 +15,6 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 import msgspec
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from msgspec import structs
@@ -44,6 +43,7 @@ from metasched.model.licence import LicencePool, LicenceStatus
 from metasched.model.reservation import OPEN_STATES, manager_name
 from metasched.model.reservation_request import ReservationRequest
 from metasched.model.survey import ManagerReservation, NodeUsage, Survey
+from tests.examples import examples
 from tests.property.deeds import BEGINNING
 from tests.property.life import INSTANCE, POOLS, SIZES
 from tests.property.test_core import World
@@ -331,4 +331,4 @@ def parts_of(thing: Any) -> list[str]:
 
 
 TestRestored = Restored.TestCase
-TestRestored.settings = settings(max_examples=40, stateful_step_count=40)
+TestRestored.settings = examples(40, steps=40)

@@ -8,7 +8,7 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.model.job import Job
@@ -28,6 +28,7 @@ from metasched.simulate.clusters import Machine, SimulatedCluster
 from metasched.simulate.engine import Schedule, Simulation
 from metasched.simulate.schemes import USER_CHOICES, SubmissionScheme
 from metasched.simulate.workload import Workload, WorkloadEntry
+from tests.examples import examples
 
 CPUS = 8
 PUSH = Policy(load="paper", pull=False)
@@ -124,7 +125,7 @@ def naive(found: list[Plan], backfilling: bool) -> list[float]:
     return [starts[j] for j in range(len(found))]
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(plans, st.sampled_from(["fcfs", "easy"]))
 def test_the_engine_agrees_with_a_naive_simulator(found: list[Plan], name: str) -> None:
     schedule = run(found, lambda: make_policy(name))
@@ -203,7 +204,7 @@ def check(schedule: Schedule, found: list[Plan]) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=60)
+@examples(60)
 @given(found=plans)
 def test_nothing_is_used_twice_on_counted_processors(name: str, found: list[Plan]) -> None:
     schedule = run(found, lambda: make_policy(name))
@@ -224,7 +225,7 @@ machines = st.lists(
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=60)
+@examples(60)
 @given(
     found=plans,
     drawn=st.lists(machines, min_size=1, max_size=2),
@@ -272,7 +273,7 @@ POOLS = (
 )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     found=plans,
     asked=st.lists(
@@ -314,7 +315,7 @@ def test_licences_that_all_share_are_leased_by_the_core(
             last["l1"] = p.end + 5.0
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(found=plans, pull=st.booleans(), load=st.sampled_from(["observed", "paper"]))
 def test_a_federation_runs_every_job_once(found: list[Plan], pull: bool, load: str) -> None:
     clusters = tuple(SimulatedCluster(name=f"c{n}", cpus=n) for n in (2, 4, CPUS))
@@ -334,7 +335,7 @@ def test_a_federation_runs_every_job_once(found: list[Plan], pull: bool, load: s
     ],
     ids=[*USER_CHOICES, "plan", "late"],
 )
-@settings(max_examples=40)
+@examples(40)
 @given(
     found=plans,
     past_us=st.lists(st.booleans(), min_size=16, max_size=16),
@@ -489,7 +490,7 @@ def on_machines(draw: st.DrawFn) -> tuple[list[WaitingJob], list[RunningJob], li
     return queue, running, free
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(on_machines())
 def test_easy_on_machines_agrees_with_a_naive_one(
     moment: tuple[list[WaitingJob], list[RunningJob], list[int]],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -36,6 +35,7 @@ from metasched.model.reservation_request import ReservationRequest
 from metasched.model.survey import NodeUsage, Survey
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
+from tests.examples import examples
 
 JOBS = 6
 ALPHA = Cluster(name="alpha", adapter="slurm", supports_reservations=True)
@@ -192,4 +192,4 @@ class Windows(RuleBasedStateMachine):
 
 
 TestWindows = Windows.TestCase
-TestWindows.settings = settings(max_examples=100, stateful_step_count=30)
+TestWindows.settings = examples(100, steps=30)

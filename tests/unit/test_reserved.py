@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.experiments.admission import AdmissionCase
@@ -20,6 +20,7 @@ from metasched.policies.reservation_choice import MinimumCompletionTime, Resourc
 from metasched.simulate.cluster_specs import parse_clusters
 from metasched.simulate.engine import Schedule
 from metasched.simulate.workload import Workload, WorkloadEntry
+from tests.examples import examples
 from tests.traces import trace
 
 BOTH = (0, 1)
@@ -162,7 +163,7 @@ def days(draw: st.DrawFn) -> tuple[list[WorkloadEntry], dict[int, Reservation]]:
     return tasks, windows
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     *(days(), st.integers(0, 9), st.sampled_from([0, 7]), st.booleans()),
     st.sampled_from(get_args(ProcessorBinding)),
