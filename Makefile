@@ -36,9 +36,11 @@ docs: .venv/stamp
 compile: .venv/stamp
 	tests/compiled .compiled
 
+# writes docs/benchmarks.md; BENCH_ARGS="-m cpu" takes the benchmarks of processor time alone
 bench: .venv/stamp
 	tests/compiled .compiled || echo "metasched: warning: only pure Python is measured" >&2
-	$(PYTHON) -m pytest tests/bench -m bench -q -s
+	$(PYTHON) -m pytest tests/bench -m bench -q -s $(BENCH_ARGS); status=$$?; \
+		$(PYTHON) -m tests.bench.figures && exit $$status
 
 # faults by the thousand, written to docs/reliability.md; then ten times as many new random examples
 chaos: .venv/stamp

@@ -1,5 +1,62 @@
-"""What the benchmarks of the whole daemon share with the end-to-end tests."""
+"""What the benchmarks share: the fixture `record`, and a daemon as in the end-to-end tests."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.bench.figures import (
+    FILE,
+    Conditions,
+    Figure,
+    current_conditions,
+    format_figure,
+    store_figures,
+)
 from tests.e2e.conftest import running, shared, site
 
-__all__ = ["running", "shared", "site"]
+__all__ = ["conditions", "record", "running", "shared", "site"]
+
+
+@dataclass
+class Record:
+    """Stores and prints the figures of a test."""
+
+    test: str  # file::function[parameters]
+    conditions: Conditions
+    capsys: pytest.CaptureFixture[str]
+    figures: list[Figure] = field(default_factory=list)  # of this test so far
+
+    def __call__(
+        self,
+        name: str,
+        figure: float,
+        unit: str,
+        *,
+        peers: Mapping[str, float] | None = None,
+        target: str = "",
+    ) -> None:
+        """Store a figure; peers, by name, have the same unit and were measured in the same run."""
+        recorded = Figure(self.test, name, figure, unit, dict(peers or {}), target, self.conditions)
+        self.figures.append(recorded)
+        store_figures(FILE, self.test, self.figures)
+        beside = ", ".join(
+            f"{peer} {format_figure(of, unit)}" for peer, of in recorded.peers.items()
+        )
+        with self.capsys.disabled():
+            print(f"\n{name}: {format_figure(figure, unit)}" + (f" ({beside})" if beside else ""))
+
+
+@pytest.fixture(scope="session")
+def conditions() -> Conditions:
+    return current_conditions()
+
+
+@pytest.fixture
+def record(
+    request: pytest.FixtureRequest, conditions: Conditions, capsys: pytest.CaptureFixture[str]
+) -> Record:
+    """Called with each figure that a benchmark measures."""
+    return Record(f"{request.path.name}::{request.node.name}", conditions, capsys)

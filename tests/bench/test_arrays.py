@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import platform
 import time
 from collections.abc import Callable
 from statistics import median
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 
 from metasched.client.client import Client
+from tests.bench.conftest import Record
 from tests.bench.test_daemon import seconds, submission
 from tests.e2e.conftest import Site
 from tests.slurm import SlurmSite
@@ -21,15 +20,9 @@ OPEN = "queued,held,dispatching,pending,running"
 SENT = 1_000  # to two Slurm clusters, as native arrays
 
 
-def shown(capsys: pytest.CaptureFixture[str], **figures: object) -> None:
-    with capsys.disabled():
-        machine = {"machine": platform.machine(), "python": platform.python_version()}
-        print(json.dumps({**figures, **machine}))
-
-
 @pytest.mark.bench
 @pytest.mark.timeout(900)
-def test_calls_on_ten_thousand_tasks(running: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_calls_on_ten_thousand_tasks(running: Site, record: Record) -> None:
     client = Client(running.folder / "ms.sock", timeout=300)
     spent: dict[str, list[float]] = {}
 
@@ -43,25 +36,25 @@ def test_calls_on_ten_thousand_tasks(running: Site, capsys: pytest.CaptureFixtur
         spent.setdefault(name, []).append(seconds(call))
 
     for _ in range(ROUNDS):
-        limited = submit("submit_limited", limit=f"%{AT_A_TIME}", held=True)
-        paired = submit("submit_dependent", dependency=f"aftercorr:{limited}")
-        sent = submit("submit_sent")
-        timed("list", lambda: client.jobs([limited]))  # noqa: B023 - called at once
-        timed("explain_one", lambda: client.explain(f"{limited}_{TASKS}"))  # noqa: B023
-        timed("story_of_one", lambda: client.story(f"{limited}_{TASKS}"))  # noqa: B023
-        timed("cancel_sent", lambda: client.change("cancel", [sent]))  # noqa: B023
-        timed("release", lambda: client.change("release", [limited]))  # noqa: B023
-        timed("cancel_limited", lambda: client.change("cancel", [limited, paired]))  # noqa: B023
+        limited = submit("accepted, with a limit", limit=f"%{AT_A_TIME}", held=True)
+        paired = submit(
+            "accepted, depending task by task on another", dependency=f"aftercorr:{limited}"
+        )
+        sent = submit("accepted and being dispatched")
+        timed("listed while tasks are dispatched", lambda: client.jobs([limited]))  # noqa: B023 - called at once
+        timed("one task explained", lambda: client.explain(f"{limited}_{TASKS}"))  # noqa: B023
+        timed("story of one task", lambda: client.story(f"{limited}_{TASKS}"))  # noqa: B023
+        timed("cancelled while being dispatched", lambda: client.change("cancel", [sent]))  # noqa: B023
+        timed("released", lambda: client.change("release", [limited]))  # noqa: B023
+        timed("two waiting arrays cancelled", lambda: client.change("cancel", [limited, paired]))  # noqa: B023
         running.until(lambda: not client.jobs(state=OPEN), 300)
-    figures = {f"{name}_s": round(median(each), 2) for name, each in spent.items()}
-    shown(capsys, bench="array_calls", tasks=TASKS, **figures)
+    for name, rounds in spent.items():
+        record(name, median(rounds), "s")
 
 
 @pytest.mark.bench
 @pytest.mark.timeout(900)
-def test_running_tasks_do_not_feel_the_rest(
-    running: Site, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_running_tasks_do_not_feel_the_rest(running: Site, record: Record) -> None:
     """The first 500 tasks that end, 50 at a time: alone, and with 9,500 more that wait."""
     client = Client(running.folder / "ms.sock", timeout=300)
 
@@ -79,20 +72,18 @@ def test_running_tasks_do_not_feel_the_rest(
     for _ in range(ROUNDS):
         alone.append(rate(RUN))
         among.append(rate(TASKS))
-    shown(
-        capsys,
-        bench="array_running",
-        at_a_time=AT_A_TIME,
-        ended_per_s_of_500=round(median(alone), 1),
-        ended_per_s_of_10_000=round(median(among), 1),
-        ratio=round(median(among) / median(alone), 2),
+    record(
+        "tasks ended, 50 at a time",
+        median(among),
+        "/s",
+        peers={"in an array of 500": median(alone)},
     )
 
 
 @pytest.mark.bench
 @pytest.mark.timeout(900)
 def test_an_array_is_sent_to_two_slurm_clusters(
-    site: Site, slurm_site: SlurmSite, capsys: pytest.CaptureFixture[str]
+    site: Site, slurm_site: SlurmSite, record: Record
 ) -> None:
     """From the call until both managers have taken all 1,000 tasks; they wait there."""
     for cluster in slurm_site:
@@ -116,4 +107,4 @@ def test_an_array_is_sent_to_two_slurm_clusters(
         rates.append(SENT / (time.perf_counter() - begun))
         client.change("cancel", [job])
         site.until(lambda: not client.jobs(state=OPEN), 300)
-    shown(capsys, bench="array_sent_to_slurm", tasks=SENT, sent_per_s=round(median(rates)))
+    record(f"tasks of an array of {SENT:,} sent to two Slurm clusters", median(rates), "/s")

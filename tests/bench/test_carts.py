@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import platform
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from statistics import median
-from time import perf_counter
+from time import process_time
 from typing import Protocol
 
 import pytest
 from sortedcontainers import SortedDict
 
 from metasched.carts.carts import Carts
+from tests.bench.conftest import Record
 
 CAPACITY, BOOKED = 128, 0.6
 TILE = 10_000
@@ -110,74 +109,65 @@ class Containers:
 
 
 def microseconds(calls: Sequence[Callable[[], object]]) -> float:
-    """The median time of a call over five parts."""
+    """The processor time of a call, median over five parts."""
     parts = []
     for part in range(5):
         mine = calls[part::5]
-        begun = perf_counter()
+        begun = process_time()
         for call in mine:
             call()
-        parts.append((perf_counter() - begun) / len(mine) * 1e6)
-    return round(median(parts), 1)
+        parts.append((process_time() - begun) / len(mine) * 1e6)
+    return median(parts)
 
 
-def measured(kind: str, count: int) -> dict[str, float]:
+def measure(record: Record, kind: str, count: int) -> None:
     draw = Random(count)
     windows, span = booked(kind, count, draw)
-    begun = perf_counter()
     carts = Carts.of(CAPACITY, windows)
-    figures = {"build_seconds": round(perf_counter() - begun, 3)}
-    peers: dict[str, Slots] = {
-        "carts": carts,
+    structures: dict[str, Slots] = {
+        "CARTS": carts,
         "bisect": SortedList(carts.slots()),
-        "sortedcontainers": Containers(carts.slots()),
+        "SortedDict": Containers(carts.slots()),
     }
     ready = [draw.uniform(0, span) for _ in range(QUERIES)]
     small = [(draw.randint(1, 16), draw.uniform(60, 7200), time) for time in ready]
     large = [(96, 3600.0, time) for time in ready]
-    begun = perf_counter()
+    begun = process_time()
     carts.earliest_start(*large[0])
-    figures["carts_large_first_microseconds"] = round((perf_counter() - begun) * 1e6, 1)
+    first = (process_time() - begun) * 1e6
     trial, inserts = Carts.of(CAPACITY, windows), list[Window]()
     for size, length, time in small:
         start = trial.earliest_start(size, length, time)
         assert start is not None
         trial.reserve(start, start + length, size)
         inserts.append((start, start + length, size))
-    answers = {}
-    for name, peer in peers.items():
-        answers[name] = [peer.earliest_start(*each) for each in small + large]
-        figures[f"{name}_small"] = microseconds([partial(peer.earliest_start, *a) for a in small])
-        figures[f"{name}_large"] = microseconds([partial(peer.earliest_start, *a) for a in large])
-        figures[f"{name}_insert"] = microseconds([partial(peer.reserve, *w) for w in inserts])
-    assert answers["carts"] == answers["bisect"] == answers["sortedcontainers"]
+    answers, spent = {}, dict[str, dict[str, float]]()
+    for name, structure in structures.items():
+        answers[name] = [structure.earliest_start(*each) for each in small + large]
+        spent[name] = {
+            "request of 1-16": microseconds([partial(structure.earliest_start, *a) for a in small]),
+            "96 for an hour": microseconds([partial(structure.earliest_start, *a) for a in large]),
+            "insert": microseconds([partial(structure.reserve, *w) for w in inserts]),
+        }
+    assert answers["CARTS"] == answers["bisect"] == answers["SortedDict"]
     changed = 0.0
     for asked, (start, end, size) in zip(large, inserts, strict=True):
         carts.release(start, end, size)
-        begun = perf_counter()
+        begun = process_time()
         carts.earliest_start(*asked)
-        changed += perf_counter() - begun
-    figures["carts_large_after_each_change"] = round(changed / len(large) * 1e6, 1)
-    return figures
+        changed += process_time() - begun
+    of = f"{kind}, {count:,}: "
+    for call, figure in spent.pop("CARTS").items():
+        peers = {name: calls[call] for name, calls in spent.items()}
+        record(of + call, figure, "µs of CPU", peers=peers)
+    record(of + "the first search for 96", first, "µs of CPU")
+    record(of + "96 after each change", changed / len(large) * 1e6, "µs of CPU")
 
 
 @pytest.mark.bench
+@pytest.mark.cpu
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize("kind", LENGTHS)
-def test_requests_and_inserts_at_size(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    table = {count: measured(kind, count) for count in SIZES}
-    with capsys.disabled():
-        print(
-            "\n"
-            + json.dumps(
-                {
-                    "bench": "carts",
-                    "reservations": kind,
-                    "unit": "microseconds",
-                    "processors": CAPACITY,
-                    "booked": BOOKED,
-                    "python": platform.python_version(),
-                    "sizes": table,
-                }
-            )
-        )
+def test_requests_and_inserts_at_size(kind: str, count: int, record: Record) -> None:
+    measure(record, kind, count)

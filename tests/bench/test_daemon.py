@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import subprocess
 import time
 from collections.abc import Callable
@@ -17,6 +15,7 @@ import pytest
 
 from metasched.client.client import Client
 from metasched.client.schemas import JobRequest, SubmitRequest
+from tests.bench.conftest import Record
 from tests.e2e.conftest import COMMAND, Site
 from tests.slurm import SlurmSite
 
@@ -40,16 +39,9 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def shown(capsys: pytest.CaptureFixture[str], **figures: object) -> None:
-    with capsys.disabled():
-        print(json.dumps({"machine": platform.processor() or platform.machine(), **figures}))
-
-
 @pytest.mark.bench
 @pytest.mark.timeout(900)
-def test_submissions_against_sbatch(
-    running: Site, slurm_site: SlurmSite, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_submissions_against_sbatch(running: Site, slurm_site: SlurmSite, record: Record) -> None:
     client = Client(running.folder / "ms.sock")
     slurm = slurm_site["alpha"]
     script = running.folder / "job.sh"
@@ -74,20 +66,25 @@ def test_submissions_against_sbatch(
             )
         )
         their_command.append(seconds(lambda: slurm.run(*sbatch)))
-    shown(
-        capsys,
-        one_by_one_per_s=round(ONE_BY_ONE / median(ours)),
-        sbatch_per_s=round(ONE_BY_ONE / median(theirs)),
-        ratio=round(median(theirs) / median(ours), 2),
-        command_ms=round(median(command) * 1e3),
-        sbatch_ms=round(median(their_command) * 1e3),
-        rows=len(client.jobs()),
+    record(
+        "submissions one by one",
+        ONE_BY_ONE / median(ours),
+        "/s",
+        peers={"`sbatch -H`": ONE_BY_ONE / median(theirs)},
+        target="at least 2 x peer",
+    )
+    record(
+        "one `metasched submit` process",
+        median(command) * 1e3,
+        "ms",
+        peers={"`sbatch -H`": median(their_command) * 1e3},
+        target="at most 150 ms",
     )
     slurm.empty()
 
 
 @pytest.mark.bench
-def test_a_thousand_jobs_in_one_call(running: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_thousand_jobs_in_one_call(running: Site, record: Record) -> None:
     client = Client(running.folder / "ms.sock")
     batch = submission(running.folder, BATCH, held=True)
     sent = submission(running.folder, BATCH)
@@ -97,16 +94,18 @@ def test_a_thousand_jobs_in_one_call(running: Site, capsys: pytest.CaptureFixtur
         assigned.append(seconds(lambda: client.submit(sent)))
         client.change("cancel", [], state="dispatching,pending,running")
         running.until(lambda: not client.jobs(state="dispatching,pending,running"))
-    shown(
-        capsys,
-        batch_held_per_s=round(BATCH / median(waiting)),
-        batch_assigned_per_s=round(BATCH / median(assigned)),
+    record("1,000 jobs in one call, held", BATCH / median(waiting), "/s")
+    record(
+        "1,000 jobs in one call, being dispatched",
+        BATCH / median(assigned),
+        "/s",
+        target="at least 2,000/s",
     )
 
 
 @pytest.mark.bench
 @pytest.mark.timeout(900)
-def test_idle_daemon(running: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_idle_daemon(running: Site, record: Record) -> None:
     """Two idle local clusters and 10,000 stored jobs, half of them waiting with us."""
     client = Client(running.folder / "ms.sock")
     for _ in range(5):
@@ -120,10 +119,6 @@ def test_idle_daemon(running: Site, capsys: pytest.CaptureFixture[str]) -> None:
     time.sleep(60)
     used = sum(sum(p.cpu_times()[:2]) for p in processes) - before
     pss = [p.memory_full_info().pss / 1e6 for p in processes]
-    shown(
-        capsys,
-        idle_core_percent=round(used / 60 * 100, 2),
-        stored_jobs=len(client.jobs(all="1")),
-        pss_mb=round(sum(pss)),
-        processes=len(pss),
-    )
+    assert len(client.jobs(all="1")) == 10_000
+    record("idle daemon with two workers", used / 60 * 100, "% of a core", target="at most 1%")
+    record("its memory (PSS), 10,000 stored jobs", sum(pss), "MB", target="at most 250 MB")

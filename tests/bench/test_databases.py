@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import platform
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import pytest
 
@@ -25,6 +22,7 @@ from metasched.db.store import Database
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, Payload
 from metasched.policies.policy import Policy
+from tests.bench.conftest import Record
 from tests.conftest import require
 from tests.postgresql import Server, missing
 
@@ -90,9 +88,7 @@ def measured(place: Database) -> dict[str, float]:
 
 @pytest.mark.bench
 @pytest.mark.timeout(900)
-def test_both_databases(
-    common_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_both_databases(common_folder: Path, tmp_path: Path, record: Record) -> None:
     if (reason := missing()) is not None:
         require("postgresql", reason)
     runs: dict[str, list[dict[str, float]]] = {"sqlite": [], "postgresql": []}
@@ -104,16 +100,21 @@ def test_both_databases(
         kind: {key: median(run[key] for run in found) for key in found[0]}
         for kind, found in runs.items()
     }
-    figures: dict[str, Any] = {"bench": "databases", "machine": platform.machine()}
-    for kind, found in of.items():
-        figures |= {
-            f"{kind}_submissions_per_s": round(1 / found["submission"]),
-            f"{kind}_events_per_s": round(1 / found["event"]),
-            f"{kind}_batch_jobs_per_s": round(BATCH / found["batch"]),
-            f"{kind}_restore_5_000_s": round(found["restore"], 2),
-        }
-    figures |= {
-        f"{key}_ratio": round(of["postgresql"][key] / of["sqlite"][key], 2) for key in of["sqlite"]
-    }
-    with capsys.disabled():
-        print(json.dumps(figures))
+    sqlite, postgresql = of["sqlite"], of["postgresql"]
+    for name, key, count in (
+        ("submissions one by one", "submission", 1),
+        ("other events", "event", 1),
+        (f"{BATCH} jobs in one transaction", "batch", BATCH),
+    ):
+        record(
+            f"{name}, SQLite",
+            count / sqlite[key],
+            "/s",
+            peers={"PostgreSQL": count / postgresql[key]},
+        )
+    record(
+        f"recovery at a start, {OPEN:,} open jobs, SQLite",
+        sqlite["restore"],
+        "s",
+        peers={"PostgreSQL": postgresql["restore"]},
+    )

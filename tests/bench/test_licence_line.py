@@ -6,7 +6,6 @@ A simulation of one licence alone: whoever is leased tokens begins at once.
 from __future__ import annotations
 
 import heapq
-import json
 import math
 import random
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import pytest
 from metasched.core.licences.queue import LicenceQueue
 from metasched.core.tasks import TaskId
 from metasched.model.licence import Lease, LicencePool
+from tests.bench.conftest import Record
 
 TOTAL, JOBS, LOAD, DRAWS = 4, 400, 0.95, 12
 
@@ -76,19 +76,17 @@ def use(wishes: list[Wish], patience: float) -> tuple[float, float]:
 
 
 @pytest.mark.bench
-@pytest.mark.parametrize("wishes", [batches, short])
-@pytest.mark.parametrize("patience", [0.0, 600.0])
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("name", "wishes"), [("400 jobs in batches", batches), ("24 jobs of 10 s", short)]
+)
 def test_how_well_the_line_uses_tokens(
-    patience: float, wishes: Callable[[int], list[Wish]], capsys: pytest.CaptureFixture[str]
+    name: str, wishes: Callable[[int], list[Wish]], record: Record
 ) -> None:
-    """`patience` 0: by arrival."""
-    found = [use(wishes(seed), patience) for seed in range(DRAWS)]
-    figures = {
-        "bench": "line for licences",
-        "jobs": wishes.__name__,
-        "patience": patience,
-        "used": round(fmean(share for share, _ in found), 3),
-        "mean_wait_seconds": round(fmean(wait for _, wait in found), 1),
-    }
-    with capsys.disabled():
-        print(json.dumps(figures))
+    """By size within steps of 600 s of patience, beside patience 0, which is by arrival."""
+    by_size, by_arrival = (
+        [use(wishes(seed), patience) for seed in range(DRAWS)] for patience in (600.0, 0.0)
+    )
+    for index, figure, scale, unit in ((0, "tokens used", 100, "%"), (1, "mean wait", 1, "s")):
+        mean, peer = (scale * fmean(run[index] for run in runs) for runs in (by_size, by_arrival))
+        record(f"{name}: {figure}", mean, unit, peers={"by arrival": peer})

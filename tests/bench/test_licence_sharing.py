@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
+from tests.bench.conftest import Record
 from tests.e2e.conftest import Site
-from tests.e2e.sharing import POLL, TOTAL, WANTS, Sharing
+from tests.e2e.sharing import TOTAL, WANTS, Sharing
 from tests.gridengine import Cell
 from tests.slurm import SlurmSite
 
@@ -22,22 +21,10 @@ def test_tokens_in_use(
     site: Site,
     slurm_site: SlurmSite,
     gridengine_cell: Cell,
-    capsys: pytest.CaptureFixture[str],
+    record: Record,
 ) -> None:
     use = Sharing(site, slurm_site, gridengine_cell).run(SECONDS, kills)
-    with capsys.disabled():
-        print(
-            json.dumps(
-                {
-                    "bench": "tokens shared by three managers",
-                    "kills": kills,
-                    "poll_interval_s": POLL,
-                    "most_of_4": use.most,
-                    "share": round(use.share, 3),
-                    "seconds": round(use.seconds, 1),
-                    "clusters": sorted(use.clusters),
-                }
-            )
-        )
+    run = f"daemon killed {kills} times" if kills else "undisturbed"
+    record(f"token-seconds used, {run}", 100 * use.share, "%", target="at least 80%")
     assert use.most <= TOTAL
     assert use.completed == use.begun == len(WANTS)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import platform
 import random
 import time
 from pathlib import Path
@@ -20,6 +18,7 @@ from metasched.db.backends import database_from_url
 from metasched.db.schema import licence
 from metasched.db.store import Database
 from metasched.model.licence import Lease, LicencePool, ReturnedLease
+from tests.bench.conftest import Record
 from tests.conftest import require
 from tests.postgresql import Server, missing
 from tests.real.test_leases import NOW, standing, with_attempts
@@ -29,14 +28,10 @@ STORED, PARTS = 1000, 4
 CONNECTIONS, WARM = 4, 50
 
 
-def show(capsys: pytest.CaptureFixture[str], **figures: object) -> None:
-    with capsys.disabled():
-        print(json.dumps(figures | {"machine": platform.machine()}))
-
-
 @pytest.mark.bench
+@pytest.mark.cpu
 @pytest.mark.parametrize("kinds", [100, 0])
-def test_a_lease_decision(kinds: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lease_decision(kinds: int, record: Record) -> None:
     """A lease ends and who can go goes; one more gets in line and goes if it can.
 
     What tasks want is of so many kinds, 0: each draws anew. Processor time of each decision.
@@ -73,18 +68,16 @@ def test_a_lease_decision(kinds: int, capsys: pytest.CaptureFixture[str]) -> Non
         settle(now)
         join(TASKS + turn, now)
         spent += time.process_time() - begun
-    show(
-        capsys,
-        bench="lease decision",
-        pools=POOLS,
-        waiting=TASKS,
-        kinds=kinds,
-        cpu_us_per_decision=round(spent / (2 * ENDS) * 1e6, 1),
+    record(
+        f"a lease decision, {f'{kinds} kinds of requests' if kinds else 'all requests different'}",
+        spent / (2 * ENDS) * 1e6,
+        "µs of CPU",
+        target="at most 100 µs",
     )
 
 
 @pytest.mark.bench
-def test_leases_stored_in_sqlite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_leases_stored_in_sqlite(tmp_path: Path, record: Record) -> None:
     """Lease and give back, a transaction each, synchronous FULL; is it flat in the history?"""
     engine = with_attempts(database_from_url("sqlite:///ms.db", tmp_path), 1)
     rates = []
@@ -99,15 +92,15 @@ def test_leases_stored_in_sqlite(tmp_path: Path, capsys: pytest.CaptureFixture[s
                 for change in (taken, ReturnedLease(taken, now, "ended")):
                     with connection.begin():
                         leases.store(connection, Outcome(leases=[change]))
-            rates.append(round(STORED / (time.perf_counter() - begun)))
+            rates.append(STORED / (time.perf_counter() - begun))
         with connection.begin():
             assert connection.execute(select(licence.c.leased)).scalars().all() == [0, 0]
-    show(
-        capsys,
-        bench="leases stored",
-        database="sqlite",
-        per_second=rates,
-        last_to_first=round(rates[-1] / rates[0], 2),
+    record(
+        f"leases stored in SQLite after {STORED * (PARTS - 1):,}, one writer",
+        rates[-1],
+        "/s",
+        peers={"the first": rates[0]},
+        target="at least 1,000/s",
     )
     engine.dispose()
 
@@ -131,9 +124,7 @@ def lease_and_give_back(
 
 @pytest.mark.bench
 @pytest.mark.parametrize("licences", [CONNECTIONS, 1])
-def test_leases_stored_in_postgresql(
-    licences: int, common_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_leases_stored_in_postgresql(licences: int, common_folder: Path, record: Record) -> None:
     """Lease and give back, a transaction each, by four connections at once, with fsync."""
     if (reason := missing()) is not None:
         require("postgresql", reason)
@@ -159,11 +150,9 @@ def test_leases_stored_in_postgresql(
         with engine.connect() as connection:
             assert list(leases.find_mismatches(connection)) == []
         engine.dispose()
-    show(
-        capsys,
-        bench="leases stored",
-        database="postgresql",
-        connections=CONNECTIONS,
-        licences=licences,
-        per_second=round(sum(found)),
+    record(
+        f"leases stored in PostgreSQL, {CONNECTIONS} connections, licences: {licences}",
+        sum(found),
+        "/s",
+        target="at least 1,000/s",
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import platform
 import time
 from pathlib import Path
 from statistics import median
@@ -16,6 +14,7 @@ from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, State
 from metasched.model.tags import tag_of
 from tests import processes
+from tests.bench.conftest import Record
 
 JOBS, SLEEPERS, ROUNDS = 300, 20, 3
 
@@ -46,7 +45,7 @@ def pss(pid: int) -> int:
 
 
 @pytest.mark.bench
-def test_local(tmp_path: Path) -> None:
+def test_local(tmp_path: Path, record: Record) -> None:
     options = LocalOptions(cpus=64, kill_wait=1.0)
     adapter = Local(Cluster(name="bench", adapter="local"), options, "bench", tmp_path)
     try:
@@ -68,15 +67,7 @@ def test_local(tmp_path: Path) -> None:
     finally:
         adapter.close()
         processes.kill(processes.of_cluster(tmp_path))
-    figures = {
-        "bench": "local",
-        "started_per_second": round(median(rates), 1),
-        "rounds": [round(rate, 1) for rate in rates],
-        "supervisor_pss_kb": max(sizes),
-        "cpus": 64,
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-    }
-    print(json.dumps(figures))
+    record("job starts", median(rates), "/s", target="at least 50/s")
+    record("supervisor of a job (PSS)", max(sizes) / 1e3, "MB", target="at most 10 MB")
     assert median(rates) >= 50
     assert max(sizes) < 10_000

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from statistics import median
 
 import pytest
 
+from tests.bench.conftest import Record
 from tests.conftest import require
 from tests.e2e.conftest import Site
 from tests.e2e.promises import Promises
@@ -14,7 +14,6 @@ from tests.gridengine import Cell
 from tests.gridengine import missing as no_gridengine
 from tests.slurm import ClusterSpec, SlurmSite, missing
 
-ASKED = 10.0  # seconds
 LASTS = 90.0
 SPECS = [ClusterSpec("kappa", "k", nodes=4, cpus=4), ClusterSpec("iota", "i", nodes=4, cpus=4)]
 
@@ -22,7 +21,7 @@ SPECS = [ClusterSpec("kappa", "k", nodes=4, cpus=4), ClusterSpec("iota", "i", no
 @pytest.mark.bench
 @pytest.mark.timeout(1800)
 def test_thirty_reservations_among_two_hundred_jobs(
-    site: Site, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+    site: Site, tmp_path_factory: pytest.TempPathFactory, record: Record
 ) -> None:
     """On two Slurm clusters and a cell, with a drained node, a killed controller and daemon.
 
@@ -39,20 +38,9 @@ def test_thirty_reservations_among_two_hundred_jobs(
     with SlurmSite(slurm_folder, SPECS) as slurm, Cell(cell_folder) as cell:
         kept = Promises(site, slurm, cell, by_processor=["iota"]).run(wishes, LASTS, batch=200)
     late = sorted(kept.late.values())
-    figures = {
-        "bench": "reservations",
-        "promised": kept.promised,
-        "refused": kept.refused,
-        "begun": len(late),
-        "late_s": round(median(late), 1),
-        "late_worst_s": round(late[-1], 1),
-        "late_asked_s": ASKED,
-        "on_shared_nodes": len(kept.strangers),
-        "batch_jobs_completed": kept.batch_completed,
-        "batch_jobs_lost_by_slurm": kept.batch_lost,
-    }
-    with capsys.disabled():
-        print(json.dumps(figures))
+    record("start of a job after its window's, median", median(late), "s", target="at most 10 s")
+    record("the same, worst", late[-1], "s", target="at most 10 s")
+    record("jobs started of promised reservations", 100 * len(late) / kept.promised, "%")
     assert (len(late), kept.strangers, kept.left) == (kept.promised, [], [])
     assert list(kept.moved.values()) == [True]
     assert kept.batch_completed + kept.batch_lost == 200

@@ -8,8 +8,6 @@ The loops send as many jobs as we do, since the longer its queue the slower is t
 
 from __future__ import annotations
 
-import json
-import platform
 import sqlite3
 import subprocess
 import time
@@ -25,6 +23,7 @@ import pytest
 from metasched.client.client import Client
 from metasched.client.schemas import JobRequest, SubmitRequest
 from tests import pyslurm
+from tests.bench.conftest import Record
 from tests.conftest import require
 from tests.e2e.conftest import Site
 from tests.slurm import SlurmCluster, SlurmSite
@@ -147,7 +146,7 @@ def test_many_jobs_to_two_clusters(
     bare: Bare,
     site: Site,
     slurm_site: SlurmSite,
-    capsys: pytest.CaptureFixture[str],
+    record: Record,
 ) -> None:
     more = ""
     if access == "pyslurm":
@@ -181,21 +180,11 @@ def test_many_jobs_to_two_clusters(
     (one, one_cpu, one_cancel), (array, array_cpu, array_cancel) = (
         map(median, zip(*rounds, strict=True)) for rounds in (ones, arrays)
     )
-    figures = {
-        "bench": f"slurm, {access}",
-        "bare_loop_per_s": round(loop),
-        "bare_loops_at_once_per_s": round(both),
-        "one_by_one_per_s": round(one),
-        "ratio": round(one / loop, 2),
-        "ratio_at_once": round(one / both, 2),
-        "cpu_ms_per_job": round(one_cpu * 1e3, 2),
-        "cancelled_s": round(one_cancel, 1),
-        "array_per_s": round(array),
-        "array_ratio": round(array / loop, 1),
-        "array_cpu_ms_per_job": round(array_cpu * 1e3, 2),
-        "array_cancelled_s": round(array_cancel, 1),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-    }
-    with capsys.disabled():
-        print(f"\n{json.dumps(figures)}")
+    peers = {"one loop": loop, "a loop per cluster, at once": both}
+    lowest = {"commands": "0.7", "pyslurm": "0.5"}[access]
+    record(f"one by one, {access}", one, "/s", peers=peers, target=f"at least {lowest} x one loop")
+    record(f"as an array, {access}", array, "/s", peers=peers, target="at least 10 x one loop")
+    record(f"cancel of the 1,000 jobs, {access}", one_cancel, "s")
+    record(f"cancel of the array, {access}", array_cancel, "s")
+    record(f"our processes, a job one by one, {access}", one_cpu * 1e3, "ms of CPU")
+    record(f"our processes, a task of the array, {access}", array_cpu * 1e3, "ms of CPU")

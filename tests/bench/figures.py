@@ -1,0 +1,201 @@
+"""Figures of benchmarks: the record, its file, and the page that is rendered from it.
+
+`python -m tests.bench.figures` writes docs/benchmarks.md from docs/benchmarks.json. Benchmarks
+write that file through the fixture `record`; METASCHED_BENCH names another one.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+ROOT = Path(__file__).parents[2]
+FILE = Path(os.environ.get("METASCHED_BENCH", ROOT / "docs/benchmarks.json"))
+PAGE = ROOT / "docs/benchmarks.md"
+MEASURED = ("metasched", "adapters", "policies", "db")  # folders whose changes change figures
+# file of tests/bench: title, and what a reader must know to read its figures
+SECTIONS = {
+    "test_daemon": (
+        "Daemon",
+        "Each submission of a single client is a whole call. metasched opens a connection, "
+        "`sbatch` starts a process.",
+    ),
+    "test_recovery": ("Recovery", "From SIGKILL of a daemon with 10,000 open jobs."),
+    "test_dispatch": ("Placement", "A decision of `LoadOrdering` among 50 clusters."),
+    "test_local": ("Local clusters", ""),
+    "test_slurm_dispatch": (
+        "Slurm: dispatch",
+        "1,000 jobs to two full clusters. The peer is a bare loop of the same calls in the same "
+        "run. Such a loop swings by a factor of three.",
+    ),
+    "test_slurm": (
+        "Slurm: polls",
+        "A whole poll with 20,000 jobs and no news, without slurmctld's own part.",
+    ),
+    "test_licences": (
+        "Licences",
+        "A lease decision: a lease ends and waiting tasks that fit are leased; another task joins "
+        "the queue. 200 licences, 10,000 waiting tasks.",
+    ),
+    "test_licence_line": (
+        "Order of the licence queue",
+        "One licence of 4 tokens, simulated. The peer is the order of arrival.",
+    ),
+    "test_licence_sharing": (
+        "Shared licences",
+        "Two Slurm clusters and a Grid Engine cell share 4 tokens. 24 jobs of 10 s need 1, 2 or 3. "
+        "The rest is the second from the end of a job until the next one starts.",
+    ),
+    "test_reservations": (
+        "Reservations",
+        "30 reservations with jobs among 200 batch jobs, two Slurm clusters and a Grid Engine "
+        "cell. A node is drained, a controller and the daemon are killed, one reservation is "
+        "cancelled. Nodes are reserved on one Slurm cluster, processors on the other.",
+    ),
+    "test_databases": (
+        "SQLite and PostgreSQL",
+        "The ledger with core and disk, in turn in one run. PostgreSQL runs on the same host over "
+        "a unix socket, with fsync.",
+    ),
+    "test_arrays": ("Arrays", "Arrays of 10,000 tasks on two local clusters, one round."),
+    "test_simulate": (
+        "The simulator",
+        "Whole commands, in pure Python and [compiled](admin/install.md#compiled). jobs/s is the "
+        "rate inside, without start and reading.",
+    ),
+    "test_carts": (
+        "CARTS: slots of advance reservations",
+        "128 processors, 60% booked. The peers hold the same slots in the same run and give the "
+        "same answers. `mixed`: 1 to 64 processors (log-normal), 50 minutes in the median, at most "
+        "two days. `short`: 1 to 16 processors for 5 to 60 minutes, so that 96 processors are "
+        "hardly ever free for an hour. At 1,000,000 a pattern of 10,000 is repeated.",
+    ),
+}
+HEADER = """\
+# Benchmarks
+
+`make bench` measures and writes this page. `make bench BENCH_ARGS="-m cpu"` takes the part alone
+that is bound by the processor. A ratio is our figure over the peer's: for times lower is better,
+for rates higher. Seconds of CPU hardly depend on other load. Other times and rates swing by a
+factor of two between runs on a shared machine; ratios of one run swing less.
+"""
+
+
+class Conditions(msgspec.Struct, frozen=True):
+    """The circumstances of a run."""
+
+    date: str  # ISO, UTC
+    commit: str  # of the checkout; with "+" if measured code was changed
+    python: str  # release
+    machine: str  # architecture and number of processors
+    load: float  # mean number of runnable processes in the minute before
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """A measured figure."""
+
+    test: str  # file::function[parameters] below tests/bench
+    name: str
+    figure: float
+    unit: str
+    peers: dict[str, float]  # figures of other programs or settings in the same run, by name
+    target: str  # empty: none
+    conditions: Conditions
+
+    @property
+    def section(self) -> str:
+        return self.test.partition(".py")[0]
+
+
+def current_conditions() -> Conditions:
+    """Describe this machine and checkout."""
+    commit = _git("rev-parse", "--short", "HEAD") or "unknown"
+    return Conditions(
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        commit=commit + ("+" if _git("status", "--porcelain", "--", *MEASURED) else ""),
+        python=platform.python_version(),
+        machine=f"{platform.machine()}, {len(os.sched_getaffinity(0))} processors",
+        load=round(os.getloadavg()[0], 1),
+    )
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()
+
+
+def read_figures(path: Path) -> list[Figure]:
+    """Read the figures of a file. msgspec.ValidationError if it holds something else."""
+    return msgspec.json.decode(path.read_bytes(), type=list[Figure]) if path.exists() else []
+
+
+def store_figures(path: Path, test: str, figures: Sequence[Figure]) -> None:
+    """Replace the figures of a test in the file; keep those of all others."""
+    order = list(SECTIONS)
+    kept = [figure for figure in read_figures(path) if figure.test != test]
+    merged = sorted([*kept, *figures], key=lambda figure: order.index(figure.section))
+    text = msgspec.json.format(msgspec.json.encode(merged), indent=1)
+    path.write_bytes(text + b"\n")
+
+
+def format_figure(figure: float, unit: str) -> str:
+    """Write a figure with three digits, and its unit."""
+    number = f"{figure:,.0f}" if abs(figure) >= 100 else f"{figure:.3g}"
+    return f"{number}{unit}" if unit.startswith(("/", "%")) else f"{number} {unit}"
+
+
+def render(figures: Sequence[Figure]) -> str:
+    """Return the page: a section per file of tests/bench, a table row per figure."""
+    parts = [HEADER]
+    for section, (title, about) in SECTIONS.items():
+        if rows := [figure for figure in figures if figure.section == section]:
+            paragraphs = [f"## {title}", *([about] if about else []), "\n".join(_table(rows))]
+            parts.append("\n\n".join([*paragraphs, _circumstances(rows)]) + "\n")
+    return "\n".join(parts)
+
+
+def _table(rows: Sequence[Figure]) -> Iterator[str]:
+    peers = list(dict.fromkeys(name for row in rows for name in row.peers))
+    has_target = any(row.target for row in rows)
+    titles = ["figure", *(title for peer in peers for title in (peer, "ratio"))]
+    yield "| " + " | ".join(["what", *titles, *(["target"] if has_target else [])]) + " |"
+    yield "|---|" + "--:|" * (len(titles) + has_target)
+    for row in rows:
+        cells = [row.name, format_figure(row.figure, row.unit)]
+        for peer in peers:
+            cells += _peer_cells(row.figure, row.peers, peer, row.unit)
+        yield "| " + " | ".join(cells + ([row.target] if has_target else [])) + " |"
+
+
+def _peer_cells(figure: float, peers: Mapping[str, float], peer: str, unit: str) -> list[str]:
+    if peer not in peers:
+        return ["", ""]
+    ratio = f"{figure / peers[peer]:.2g}" if peers[peer] else ""
+    return [format_figure(peers[peer], unit), ratio]
+
+
+def _circumstances(rows: Sequence[Figure]) -> str:
+    """Return the sentence that tells when, where and with which code a section was measured."""
+    runs = [row.conditions for row in rows]
+    loads = sorted({run.load for run in runs})
+    load = f"{loads[0]:g}" if len(loads) == 1 else f"{loads[0]:g} to {loads[-1]:g}"
+    places = ", ".join(dict.fromkeys(f"{run.date} at {run.commit}" for run in runs))
+    machines = ", ".join(dict.fromkeys(f"Python {run.python}, {run.machine}" for run in runs))
+    return f"Measured on {places} ({machines}, load {load})."
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(render(read_figures(FILE)))
+
+
+if __name__ == "__main__":
+    main()
