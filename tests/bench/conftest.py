@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from tests.bench.figures import (
@@ -39,7 +41,8 @@ class Record:
         target: str = "",
     ) -> None:
         """Store a figure; peers, by name, have the same unit and were measured in the same run."""
-        recorded = Figure(self.test, name, figure, unit, dict(peers or {}), target, self.conditions)
+        now = msgspec.structs.replace(self.conditions, load=round(os.getloadavg()[0], 1))
+        recorded = Figure(self.test, name, figure, unit, dict(peers or {}), target, now)
         self.figures.append(recorded)
         store_figures(FILE, self.test, self.figures)
         beside = ", ".join(

@@ -67,7 +67,7 @@ SECTIONS = {
     "test_simulate": (
         "The simulator",
         "Whole commands, in pure Python and [compiled](admin/install.md#compiled). jobs/s is the "
-        "rate inside, without start and reading.",
+        "rate inside by the clock, without start and reading.",
     ),
     "test_carts": (
         "CARTS: slots of advance reservations",
@@ -94,7 +94,7 @@ class Conditions(msgspec.Struct, frozen=True):
     commit: str  # of the checkout; with "+" if measured code was changed
     python: str  # release
     machine: str  # architecture and number of processors
-    load: float  # mean number of runnable processes in the minute before
+    load: float | None  # mean number of runnable processes in the minute before; None: unknown
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -179,17 +179,18 @@ def _peer_cells(figure: float, peers: Mapping[str, float], peer: str, unit: str)
     if peer not in peers:
         return ["", ""]
     ratio = f"{figure / peers[peer]:.2g}" if peers[peer] else ""
-    return [format_figure(peers[peer], unit), ratio]
+    return [format_figure(peers[peer], unit.removesuffix(" of CPU")), ratio]
 
 
 def _circumstances(rows: Sequence[Figure]) -> str:
     """Return the sentence that tells when, where and with which code a section was measured."""
     runs = [row.conditions for row in rows]
-    loads = sorted({run.load for run in runs})
-    load = f"{loads[0]:g}" if len(loads) == 1 else f"{loads[0]:g} to {loads[-1]:g}"
+    loads = sorted({run.load for run in runs if run.load is not None})
+    load = " to ".join(f"{load:g}" for load in dict.fromkeys((*loads[:1], *loads[-1:])))
+    load = f", load {load}" if load else ""
     places = ", ".join(dict.fromkeys(f"{run.date} at {run.commit}" for run in runs))
     machines = ", ".join(dict.fromkeys(f"Python {run.python}, {run.machine}" for run in runs))
-    return f"Measured on {places} ({machines}, load {load})."
+    return f"Measured on {places} ({machines}{load})."
 
 
 def main() -> None:

@@ -35,9 +35,14 @@ or be queued with a reason.
 | ended | ended by the fault itself, and reported as failed or cancelled by their manager |
 | recovery | seconds until the next answer of a daemon, or the start of a new job |
 
-*Wrong* counts: a job left in a manager, a counter that a recount contradicts, a story that replays
-to another state, an end that the payload did not have, an attempt without its licence lease, a
-lease that outlived its attempt, more licences in use than exist.
+*Wrong* counts
+
+- a job left in a manager
+- a counter that a recount contradicts
+- a story that replays to another state
+- an end that the payload did not have
+- an attempt without its licence lease, or a lease that outlived its attempt
+- more licences in use than exist
 
 A slurmctld that lost its last seconds may list an ended job as running. That is not counted: it
 runs nowhere. Rounds run side by side, so recovery is that of a busy host.

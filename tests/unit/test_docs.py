@@ -84,7 +84,3 @@ def test_every_local_policy_its_parameters_and_the_rules_of_simulate() -> None:
         assert f"`{word}`" in POLICY, word
 
 
-def test_links_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        for link in re.findall(r"\]\(([^)#:]+)[)#]", page.read_text()):
-            assert (page.parent / link).exists(), f"{page.name}: {link}"
