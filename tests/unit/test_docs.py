@@ -82,5 +82,3 @@ def test_every_local_policy_its_parameters_and_the_rules_of_simulate() -> None:
     words |= {field.name for field in fields(Overlay)} | set(GENERATORS)
     for word in words:
         assert f"`{word}`" in POLICY, word
-
-
