@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePosixPath
+
+from msgspec import structs
 
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, Reason
@@ -60,7 +62,7 @@ def translate_job(job: Job, cluster: Cluster, info: ClusterInfo | None) -> Job:
     licence_features = {
         cluster.licence_features[name] for name in job.licences if name in cluster.licence_features
     }
-    return replace(
+    return structs.replace(
         job,
         partition=map_name("partition", job.partition, cluster_partitions),
         account=map_name("account", job.account),

@@ -86,7 +86,7 @@ def _limit_to_reservation(
     if (remaining := reservation.remaining_seconds(now)) < 1:
         raise Refused(f"advance reservation {reservation.id} is over", retryable=True)
     time_limit = min(submission.job.time_limit or remaining, remaining)
-    return structs.replace(submission, job=replace(submission.job, time_limit=time_limit))
+    return structs.replace(submission, job=structs.replace(submission.job, time_limit=time_limit))
 
 
 class GridEngine:

@@ -3,6 +3,7 @@
 app             the FastAPI application and its error responses
 server          the daemon's process: HTTP server, scheduler service, signals
 identity        authentication and permissions of callers
+struct_body     request bodies that are msgspec structs
 request         dependencies of all routes: daemon, scheduler service, caller
 selection       the jobs that a request refers to
 submissions, changes, modifications, jobs, explanations   routes of jobs

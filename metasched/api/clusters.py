@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body
 
 from metasched.api.request import CurrentCaller, CurrentService
-from metasched.client.schemas import MAX_NAME_LENGTH
+from metasched.client.options import MAX_NAME_LENGTH
 from metasched.core.events import ClusterDrained, ClusterResumed
 from metasched.daemon.circuit_breaker import CircuitBreaker
 from metasched.daemon.service import SchedulerService

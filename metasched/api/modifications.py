@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import Annotated, Any
 
+from msgspec import structs
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from metasched.model.job import Job
@@ -52,12 +52,12 @@ class JobChanges(BaseModel):
             values["owner_priority"] = values.pop("urgency")
         if "time_limit" in values:
             values["estimated"] = self.time_limit or default_time
-        return replace(job, **values)
+        return structs.replace(job, **values)
 
 
 def changed_fields(before: Job, after: Job) -> frozenset[str]:
     """Return the names of the fields in which two jobs differ."""
-    names = {field.name for field in fields(Job)} - {"estimated"}
+    names = set(Job.__struct_fields__) - {"estimated"}
     return frozenset(name for name in names if getattr(before, name) != getattr(after, name))
 
 

@@ -10,13 +10,16 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
+from msgspec import structs
 
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.api.explanations import cluster_verdicts
 from metasched.api.modifications import MAX_EPOCH
 from metasched.api.request import CurrentCaller, CurrentService
-from metasched.client.schemas import MAX_NAME_LENGTH, JobRequest, SubmitRequest
+from metasched.api.struct_body import StructBody
+from metasched.client.options import MAX_NAME_LENGTH
+from metasched.client.schemas import JobRequest, SubmitRequest
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import JobSubmitted
 from metasched.core.tasks import Task
@@ -46,7 +49,7 @@ async def submit(
     request: Request,
     caller: CurrentCaller,
     service: CurrentService,
-    submission: Annotated[SubmitRequest, Body()],
+    submission: Annotated[SubmitRequest, StructBody(), Body()],
 ) -> dict[str, Any]:
     """Validate all jobs, then store, classify and assign them in a single transaction."""
     if (launcher_path := service.settings.launcher) is not None:
@@ -165,37 +168,14 @@ def _accept(
     assert output_path is not None
     try:
         job = Job(
+            **request.spec_values,
             id=job_id,
             submitted=now,
             estimated=request.time_limit or default_time_limit(service, request.partition),
             cpus=request.tasks * request.cpus_per_task,
-            tasks=request.tasks,
-            deadline=request.deadline,
             user=user,
             user_class=user_class,
             owner_priority=request.urgency,
-            name=request.name,
-            nodes=request.nodes,
-            memory=request.memory,
-            memory_per_cpu=request.memory_per_cpu,
-            gres=request.gres,
-            exclusive=request.exclusive,
-            time_limit=request.time_limit,
-            begin=request.begin,
-            held=request.held,
-            requeue=request.requeue,
-            account=request.account,
-            partition=request.partition,
-            qos=request.qos,
-            constraint=request.constraint,
-            clusters=request.clusters,
-            native=request.native,
-            licences=request.licences,
-            array=request.array,
-            dependency=request.dependency,
-            kill_on_invalid_dep=request.kill_on_invalid_dep,
-            reservation=request.reservation,
-            directory=request.directory,
             writes=(output_path, error_path) if error_path else (output_path,),
         )
     except ValueError as error:
@@ -268,7 +248,7 @@ def _shared_output_warnings(stored: StoredJob) -> list[str]:
 
 def _check_texts(request: JobRequest) -> None:
     """Raise ApiError for values that the database or a manager cannot store."""
-    for key, value in vars(request).items():
+    for key, value in structs.asdict(request).items():
         for text in _strings_in(value):
             if "\0" in text or not (text.isascii() or text == _replace_surrogates(text)):
                 raise ApiError(422, f"{key} holds bytes that are not text; leave them out")

@@ -19,6 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -188,7 +189,7 @@ def _run_workload(
             while waiting and waiting[0][1].submit_after <= time.monotonic() - started_at:
                 number, job = waiting.pop(0)
                 submission = _submission(job, number, folder)
-                answer = client.submit(submission)[0]
+                answer = client.submit(to_builtins(submission))[0]
                 deadlines[answer["job"]] = submission.jobs[0].deadline
             rows = [
                 row | {"deadline": deadlines[row["job"]], "cpus": planned[row["job"] - 1].cpus}

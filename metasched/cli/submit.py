@@ -16,7 +16,7 @@ from metasched.paths import daemon_socket
 def submit(options: Mapping[str, object], command: Sequence[str]) -> int:
     """Submit a job and print its id; with --wait, wait and return the exit code of the job."""
     submission, warnings = prepare_submission(options, command, environ=os.environ, now=time.time())
-    if submission.strict and warnings:
+    if submission["strict"] and warnings:
         raise InvalidSubmission(f"{warnings[0]}; fix it, or leave out --strict")
     for message in warnings:
         warn(message)
@@ -28,20 +28,20 @@ def submit(options: Mapping[str, object], command: Sequence[str]) -> int:
     if "json" in options:
         keys = ("job", "priority", "cluster", *(("why",) if "why" in answer else ()))
         print(json.dumps({key: answer.get(key) for key in keys}))
-    elif "parsable" in options and not submission.dry_run:
+    elif "parsable" in options and not submission["dry_run"]:
         print(answer["job"])
     else:
         location = f"cluster {answer['cluster']}" if answer["cluster"] else "queued in metasched"
         tasks = f" of {answer['tasks']} tasks" if answer.get("tasks") else ""
         message = f"Job {answer['job']}{tasks}:"
-        if submission.dry_run:
+        if submission["dry_run"]:
             message = "Dry run, nothing submitted. Outcome:"
         print(f"{message} priority {answer['priority']}, {location}")
         if answer.get("why"):
             from metasched.cli.explain import print_explanation
 
             print_explanation(answer["why"])
-    if "wait" not in options or submission.dry_run:
+    if "wait" not in options or submission["dry_run"]:
         return 0
     sys.stdout.flush()
     from metasched.cli.jobs import exit_code, wait_until_ended

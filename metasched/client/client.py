@@ -9,14 +9,11 @@ import json
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from metasched.errors import UserError
 from metasched.paths import MAX_REQUEST_BYTES, MAX_SOCKET_PATH_BYTES, is_url
-
-if TYPE_CHECKING:
-    from metasched.client.schemas import SubmitRequest
 
 TIMEOUT = 60.0  # seconds for a response
 LONG_POLL = 30.0  # seconds after which the daemon answers `wait` though jobs are still open
@@ -91,11 +88,12 @@ class Client:
                 f"more than {MAX_SOCKET_PATH_BYTES} bytes, socket {self.path}; name a shorter path"
             )
 
-    def submit(self, submission: SubmitRequest) -> list[dict[str, Any]]:
-        """Submit all jobs or none. Return `job`, `priority`, `cluster` and `warnings` of each."""
-        # not `asdict`, which copies the texts of every job
-        body = {**vars(submission), "jobs": [vars(job) for job in submission.jobs]}
-        answer = self._request("POST", "/jobs", body=body)
+    def submit(self, submission: Mapping[str, object]) -> list[dict[str, Any]]:
+        """Submit all jobs of a `SubmitRequest`, or none, if a job is invalid.
+
+        Return `job`, `priority`, `cluster` and `warnings` of each.
+        """
+        answer = self._request("POST", "/jobs", body=submission)
         return self._parse_rows(answer, "jobs")
 
     def jobs(self, jobs: Sequence[str] = (), **filters: str | float | None) -> list[dict[str, Any]]:

@@ -17,8 +17,7 @@ from metasched.client.directives import (
     split_arguments,
     wrap_command,
 )
-from metasched.client.options import COMMAND_LINE, InvalidSubmission
-from metasched.client.schemas import MAX_NAME_LENGTH, JobRequest, SubmitRequest
+from metasched.client.options import COMMAND_LINE, MAX_NAME_LENGTH, InvalidSubmission
 from metasched.model.arrays import parse_array
 from metasched.model.dependencies import parse_dependency
 from metasched.model.output_paths import check_pattern
@@ -47,8 +46,8 @@ def prepare_submission(
     *,
     environ: Mapping[str, str],
     now: float,
-) -> tuple[SubmitRequest, list[str]]:
-    """Build the request for a command line. Return it with its warnings.
+) -> tuple[dict[str, Any], list[str]]:
+    """Build the fields of the `SubmitRequest` for a command line. Return them with warnings.
 
     `command` is the script and its arguments. Relative paths refer to the current directory.
     `now` is in epoch seconds. Raise InvalidSubmission for invalid or unsupported input.
@@ -68,46 +67,50 @@ def prepare_submission(
     else:
         raise InvalidSubmission(f"no script, {COMMAND_LINE}; name one, or write --wrap 'COMMAND'")
     environment = _exported_environment(values, environ, warnings)
-    request = JobRequest(
-        script=_digest(script),
-        environment=_digest("\0".join(f"{k}={v}" for k, v in sorted(environment.items()))),
-        directory=_working_directory(values),
-        umask=_current_umask(),
-        arguments=tuple(
+    script_digest = _digest(script)
+    environment_digest = _digest("\0".join(f"{k}={v}" for k, v in sorted(environment.items())))
+    request = {
+        "script": script_digest,
+        "environment": environment_digest,
+        "directory": _working_directory(values),
+        "umask": _current_umask(),
+        "arguments": tuple(
             require_utf8(argument, "an argument of the script") for argument in command[1:]
         ),
-        output=_output_pattern(values, "output"),
-        error=_output_pattern(values, "error"),
-        name=_job_name(values, name),
+        "output": _output_pattern(values, "output"),
+        "error": _output_pattern(values, "error"),
+        "name": _job_name(values, name),
         **_resource_counts(values, warnings),
-        exclusive="exclusive" in values,
-        time_limit=_parse_option(values, "time", lambda text: parse_duration(text, bare_unit=60)),
-        begin=_parse_option(values, "begin", lambda text: parse_moment(text, now)),
-        deadline=_parse_option(values, "deadline", lambda text: parse_moment(text, now)),
-        urgency=_parse_option(values, "urgency", _parse_urgency) or 0,
-        held="hold" in values,
-        requeue="requeue" in values,
-        account=_text_option(values, "account"),
-        partition=_text_option(values, "partition"),
-        qos=_text_option(values, "qos"),
-        constraint=_text_option(values, "constraint"),
-        clusters=_parse_option(values, "cluster", lambda text: parse_names(_check_text(text)))
+        "exclusive": "exclusive" in values,
+        "time_limit": _parse_option(
+            values, "time", lambda text: parse_duration(text, bare_unit=60)
+        ),
+        "begin": _parse_option(values, "begin", lambda text: parse_moment(text, now)),
+        "deadline": _parse_option(values, "deadline", lambda text: parse_moment(text, now)),
+        "urgency": _parse_option(values, "urgency", _parse_urgency) or 0,
+        "held": "hold" in values,
+        "requeue": "requeue" in values,
+        "account": _text_option(values, "account"),
+        "partition": _text_option(values, "partition"),
+        "qos": _text_option(values, "qos"),
+        "constraint": _text_option(values, "constraint"),
+        "clusters": _parse_option(values, "cluster", lambda text: parse_names(_check_text(text)))
         or (),
-        native=_native_options(values),
-        licences=_parse_option(values, "licence", lambda text: parse_licences(_check_text(text)))
+        "native": _native_options(values),
+        "licences": _parse_option(values, "licence", lambda text: parse_licences(_check_text(text)))
         or {},
-        array=_array_range(values),
-        dependency=_parse_option(values, "dependency", _check_dependency),
-        kill_on_invalid_dep=_parse_option(values, "kill_on_invalid_dep", _parse_yes_no) or False,
-        reservation=_parse_option(values, "reservation", parse_count),
-    )
-    return SubmitRequest(
-        jobs=(request,),
-        scripts={request.script: script},
-        environments={request.environment: environment},
-        strict="strict" in values,
-        dry_run="dry_run" in values,
-    ), warnings
+        "array": _array_range(values),
+        "dependency": _parse_option(values, "dependency", _check_dependency),
+        "kill_on_invalid_dep": _parse_option(values, "kill_on_invalid_dep", _parse_yes_no) or False,
+        "reservation": _parse_option(values, "reservation", parse_count),
+    }
+    return {
+        "jobs": [request],
+        "scripts": {script_digest: script},
+        "environments": {environment_digest: environment},
+        "strict": "strict" in values,
+        "dry_run": "dry_run" in values,
+    }, warnings
 
 
 # Environment

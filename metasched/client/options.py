@@ -14,6 +14,7 @@ from metasched.errors import UserError
 from metasched.units import quote_for_error
 
 COMMAND_LINE = "metasched submit"  # location of an option that is not in a script
+MAX_NAME_LENGTH = 255  # characters of the name of a job
 
 _HELP_HINT = "see `metasched submit --help`"
 

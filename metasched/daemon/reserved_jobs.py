@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec import structs
 
 from metasched.client.schemas import JobRequest
 from metasched.daemon.reservation_requests import find_reservation, quantity
@@ -44,7 +44,7 @@ def apply_reservation(
         problem = f"the job asks for {requested}, {name} has {reserved}"
         raise ApiError(403, f"{problem}; ask for fewer")
     limit = request.time_limit or max(remaining // 60 * 60, min(remaining, 60.0))
-    return replace(request, clusters=(reservation.cluster,), time_limit=limit)
+    return structs.replace(request, clusters=(reservation.cluster,), time_limit=limit)
 
 
 def check_reservation_fit(service: SchedulerService, job: Job, now: float) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from msgspec import structs
+
 from metasched.experiments.harness import load_trace
 from metasched.simulate.clusters import SimulatedCluster
 from metasched.simulate.synthetic import Scenario
@@ -93,7 +95,9 @@ class Federation:
         time_scale = work / (site.cpus * span * self.load)
         entries = [
             entry._replace(
-                job=replace(entry.job, submitted=(entry.job.submitted - origin) * time_scale)
+                job=structs.replace(
+                    entry.job, submitted=(entry.job.submitted - origin) * time_scale
+                )
             )
             for entry in window
         ]

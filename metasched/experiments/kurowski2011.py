@@ -13,6 +13,8 @@ from functools import cache
 from random import Random
 from typing import NamedTuple, get_args
 
+from msgspec import structs
+
 from metasched.experiments.harness import Experiment, load_trace
 from metasched.experiments.pasquali2008 import PUSH_POLICY, mean_flow, utilisation
 from metasched.experiments.reserved_providers import ProcessorBinding, schedule_reservations
@@ -68,13 +70,13 @@ class ReservedCase(NamedTuple):
         reserved = set(Random(seed).sample(range(len(workload.entries)), count))
         entries = []
         for index, entry in enumerate(workload.entries):
-            job = replace(entry.job, cpus=min(entry.job.cpus, size))
+            job = structs.replace(entry.job, cpus=min(entry.job.cpus, size))
             run_time = max(entry.run_time, 1.0)
             if index in reserved:
                 begin, latest_start = (
                     job.submitted + factor * waits[entry.number] for factor in self.window
                 )
-                job = replace(job, begin=begin, deadline=latest_start + run_time)
+                job = structs.replace(job, begin=begin, deadline=latest_start + run_time)
             entries.append(entry._replace(job=job, run_time=run_time))
         return Scenario(replace(workload, entries=tuple(entries)), clusters)
 

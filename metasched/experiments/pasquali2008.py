@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
+from msgspec import structs
+
 from metasched.experiments.harness import Experiment, SimulationCase, late_percent, load_trace
 from metasched.policies.policy import Policy
 from metasched.simulate import metrics, synthetic
@@ -163,7 +165,7 @@ class _RandomQueues:
         names = [cluster.name for cluster in clusters]
         entries = tuple(
             entry._replace(
-                job=replace(
+                job=structs.replace(
                     entry.job,
                     cpus=min(entry.job.cpus, size),
                     clusters=(Random(f"{seed}/{entry.number}").choice(names),),

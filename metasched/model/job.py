@@ -9,8 +9,10 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache, cached_property
 from operator import attrgetter
+from typing import Any
+
+import msgspec
 
 from metasched.model.arrays import JobArray, parse_array
 from metasched.model.dependencies import parse_dependency
@@ -21,7 +23,8 @@ MAX_PRIORITY = 10
 class State(StrEnum):
     """States of a task and of an attempt."""
 
-    __hash__ = str.__hash__  # Enum.__hash__ is slow Python; every decision hashes states
+    # `Enum.__hash__` is Python code: without this line a simulation takes a tenth longer
+    __hash__ = str.__hash__
 
     # tasks only
     QUEUED = "queued"  # in metasched, waiting for dispatch
@@ -82,13 +85,55 @@ def require_at_least(name: str, value: int, minimum: int = 1) -> None:
 
 # attributes that decide which nodes can run a job, and further ones that decide which clusters can
 _NODE_REQUIREMENTS = attrgetter(
-    *("cpus", "tasks", "nodes", "exclusive", "memory", "memory_per_cpu", "partition", "constraint")
+    "cpus",
+    "tasks",
+    "nodes",
+    "exclusive",
+    "memory",
+    "memory_per_cpu",
+    "partition",
+    "constraint",
 )
 _OTHER_REQUIREMENTS = attrgetter("clusters", "time_limit", "account", "qos", "reservation")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Attributes that a job request and an accepted job share. A new attribute is declared here."""
+
+    name: str = ""
+    tasks: int = 1  # processes of the job, as in `sbatch --ntasks`
+    nodes: int | None = None
+    memory: int | None = None  # MiB per node
+    memory_per_cpu: int | None = None  # MiB per processor
+    gres: Mapping[str, int] = msgspec.field(default_factory=dict)  # per node: "gpu", "gpu:a100"
+    exclusive: bool = False
+    time_limit: float | None = None  # seconds
+    begin: float | None = None  # epoch seconds; earliest start
+    deadline: float | None = None  # epoch seconds
+    held: bool = False
+    requeue: bool = False
+    account: str | None = None
+    partition: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    clusters: tuple[str, ...] = ()  # the only eligible clusters; empty: any
+    native: Mapping[str, str] = msgspec.field(
+        default_factory=dict
+    )  # options as written, by cluster
+    licences: Mapping[str, int] = msgspec.field(default_factory=dict)  # copies, by licence
+    array: str | None = None  # range of task indices as submitted
+    dependency: str | None = None  # as submitted; its targets existed at submission
+    kill_on_invalid_dep: bool = False  # cancel the job once its dependency can never be met
+    reservation: int | None = None  # the job waits for this reservation and runs in it
+    directory: str = ""  # working directory
+
+    @property
+    def spec_values(self) -> dict[str, Any]:
+        """The values of the attributes of `JobSpec`, by name."""
+        return {name: getattr(self, name) for name in JobSpec.__struct_fields__}
+
+
+class Job(JobSpec, frozen=True, kw_only=True):
     """The request of a user, once metasched has accepted it.
 
     Raises ValueError if a value is out of range.
@@ -98,35 +143,11 @@ class Job:
     submitted: float  # epoch seconds
     estimated: float  # seconds; expected run time: the time limit, else a default
     cpus: int = 1  # processors of all `tasks` together
-    deadline: float | None = None  # epoch seconds
-    licences: Mapping[str, int] = field(default_factory=dict)  # copies, by licence
     user: str = ""
     user_class: str = "regular"
     owner_priority: int = 0  # 0..3: `--urgency`
     benchmark: float = 1.0  # speed of the machine that `estimated` refers to
-    name: str = ""
-    tasks: int = 1  # processes of the job, as in `sbatch --ntasks`
-    nodes: int | None = None
-    memory: int | None = None  # MiB per node
-    memory_per_cpu: int | None = None  # MiB per processor
-    gres: Mapping[str, int] = field(default_factory=dict)  # per node: "gpu", "gpu:a100"
-    exclusive: bool = False
-    time_limit: float | None = None  # seconds
-    begin: float | None = None  # epoch seconds; earliest start
-    held: bool = False
-    requeue: bool = False
-    account: str | None = None
-    partition: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    clusters: tuple[str, ...] = ()  # the only eligible clusters; empty: any
-    native: Mapping[str, str] = field(default_factory=dict)  # options as written, by cluster
-    array: str | None = None  # range of task indices as submitted
-    dependency: str | None = None  # as submitted; its targets existed at submission
-    kill_on_invalid_dep: bool = False  # cancel the job once its dependency can never be met
-    reservation: int | None = None  # the job waits for this reservation and runs in it
-    directory: str = ""  # working directory; with `writes` it decides which filesystems are needed
-    writes: tuple[str, ...] = ()  # output and error path
+    writes: tuple[str, ...] = ()  # output and error path; they too decide on filesystems
 
     def __post_init__(self) -> None:
         # most jobs set the first three fields only: checks of unset fields call no function
@@ -167,43 +188,21 @@ class Job:
         if self.dependency is not None:
             parse_dependency(self.dependency)
 
-    @classmethod
-    def minimal(cls, *, id: int, submitted: float, estimated: float, cpus: int, user: str) -> Job:
-        """Build a job with default values for all other fields.
-
-        Takes a fifth of the constructor's time and space: a trace has 100,000 jobs, and a frozen
-        dataclass sets its fields one by one. Unset fields fall back to the defaults of the class.
-        """
-        job = cls.__new__(cls)
-        job.__dict__.update(
-            id=id,
-            submitted=submitted,
-            estimated=estimated,
-            cpus=cpus,
-            user=user,
-            licences={},
-            gres={},
-            native={},
-            requirements=_minimal_requirements(cpus),
-        )
-        job.__post_init__()
-        return job
-
-    @cached_property
+    @property
     def parsed_array(self) -> JobArray | None:
         return None if self.array is None else parse_array(self.array)
 
-    @cached_property
+    @property
     def node_requirements(self) -> Hashable:
         """Key of the requirements on nodes; jobs with equal keys fit the same nodes."""
         return (*_NODE_REQUIREMENTS(self), *self.gres.items())
 
-    @cached_property
+    @property
     def requirements(self) -> Hashable:
         """Key of all requirements except paths; jobs with equal keys fit the same clusters."""
         return self.requirements_without_licences, *self.licences.items()
 
-    @cached_property
+    @property
     def requirements_without_licences(self) -> Hashable:
         """Key of all requirements except paths and licences."""
         return (*_NODE_REQUIREMENTS(self), *_OTHER_REQUIREMENTS(self), *self.gres.items())
@@ -223,12 +222,6 @@ class Job:
     def margin(self) -> float | None:
         """Seconds between the estimated end of an immediate start and the deadline (S0 §3.1.1)."""
         return None if self.deadline is None else self.deadline - self.estimated - self.submitted
-
-
-@cache
-def _minimal_requirements(cpus: int) -> Hashable:
-    """Return the `requirements` that all jobs of `Job.minimal` with that size share."""
-    return Job(id=0, submitted=0.0, estimated=1.0, cpus=cpus).requirements
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,8 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from msgspec import structs
+
 from metasched.core.events import (
     CoreEvent,
     DaemonStarted,
@@ -179,7 +181,7 @@ class Simulation:
             if len(eligible) == len(managers):
                 runnable.append(entry)
             elif eligible:
-                runnable.append(entry._replace(job=replace(job, clusters=eligible)))
+                runnable.append(entry._replace(job=structs.replace(job, clusters=eligible)))
             else:
                 dropped += 1
         if dropped:
@@ -347,7 +349,7 @@ class Simulation:
         startable = self._late_queue.take_startable(now)
         for entry, index in startable:
             name = self.clusters[index].name
-            self._submit(now, replace(entry.job, clusters=(name,)))
+            self._submit(now, structs.replace(entry.job, clusters=(name,)))
         return bool(startable)
 
     def _policy_is_due(self, index: int, now: float) -> bool:

@@ -190,7 +190,7 @@ def generate_lublin(jobs: int, cpus: int, seed: int) -> Scenario:
         short_share = min(max(_SLOPE * size + _INTERCEPT, 0.0), 1.0)
         shape_and_scale = _SHORT if rng.random() < short_share else _LONG
         run_time = max(1.0, round(math.exp(min(rng.gammavariate(*shape_and_scale), _LONGEST))))
-        job = Job.minimal(id=number, submitted=now, estimated=run_time, cpus=size, user="")
+        job = Job(id=number, submitted=now, estimated=run_time, cpus=size, user="")
         entries.append(WorkloadEntry(job, run_time, number))
         now += _draw_gap(rng, cycle, now)
     cluster = SimulatedCluster(name="c1", cpus=cpus)

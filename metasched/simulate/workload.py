@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import NamedTuple
 
+from msgspec import structs
+
 from metasched.model.job import Job
 from metasched.simulate.swf import SwfRecord, SwfTrace
 
@@ -64,9 +66,7 @@ def _make_entry(
     record: SwfRecord, cpus: int, job_id: int, user: str, partitions: bool
 ) -> WorkloadEntry:
     estimated = record.estimated or MIN_ESTIMATE
-    job = Job.minimal(
-        id=job_id, submitted=record.submitted, estimated=estimated, cpus=cpus, user=user
-    )
+    job = Job(id=job_id, submitted=record.submitted, estimated=estimated, cpus=cpus, user=user)
     home = f"{record.partition:.0f}" if partitions and record.partition >= 0 else ""
     return WorkloadEntry(job, record.run_time, record.number, home)
 
@@ -104,7 +104,9 @@ def to_trace(workload: Workload) -> SwfTrace:
 
 def _renumber(entries: Iterable[WorkloadEntry]) -> list[WorkloadEntry]:
     return [
-        entry if entry.job.id == number else entry._replace(job=replace(entry.job, id=number))
+        entry
+        if entry.job.id == number
+        else entry._replace(job=structs.replace(entry.job, id=number))
         for number, entry in enumerate(entries, 1)
     ]
 
@@ -165,7 +167,7 @@ class Overlay:
         user_class = job.user_class
         if class_draw < self.gold + self.silver:
             user_class = "gold" if class_draw < self.gold else "silver"
-        return replace(
+        return structs.replace(
             job,
             submitted=submitted,
             deadline=deadline,
@@ -178,7 +180,7 @@ def merge_workloads(name: str, workloads: Iterable[Workload]) -> Workload:
     """Merge several workloads into a federation: each starts at 0 and is the home of its jobs."""
     entries = [
         entry._replace(
-            job=replace(
+            job=structs.replace(
                 entry.job,
                 submitted=entry.job.submitted - workload.entries[0].job.submitted,
                 user=f"{workload.name}/{entry.job.user}" if entry.job.user else "",

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from msgspec import to_builtins
 
 from metasched.client.client import Client
 from metasched.client.schemas import JobRequest, SubmitRequest
@@ -24,13 +25,16 @@ ENVIRONMENT = dict(os.environ)
 ONE_BY_ONE, PROCESSES, BATCH, ROUNDS = 200, 20, 1000, 5
 
 
-def submission(folder: Path, jobs: int = 1, **more: Any) -> SubmitRequest:
+def submission(folder: Path, jobs: int = 1, **more: Any) -> dict[str, Any]:
     request = JobRequest(
         script="s", environment="e", directory=str(folder), output="/dev/null", **more
     )
-    return SubmitRequest(
-        jobs=(request,) * jobs, scripts={"s": SCRIPT}, environments={"e": ENVIRONMENT}
+    body: dict[str, Any] = to_builtins(
+        SubmitRequest(
+            jobs=(request,) * jobs, scripts={"s": SCRIPT}, environments={"e": ENVIRONMENT}
+        )
     )
+    return body
 
 
 def seconds(call: Callable[[], object]) -> float:

@@ -19,6 +19,7 @@ from statistics import median
 
 import psutil
 import pytest
+from msgspec import to_builtins
 
 from metasched.client.client import Client
 from metasched.client.schemas import JobRequest, SubmitRequest
@@ -122,11 +123,10 @@ def dispatched(site: Site, client: Client, *requests: JobRequest) -> tuple[float
     And the seconds of `metasched cancel` of all of them, until they are seen to be gone.
     """
     before, used, begun = taken(site), cpu(site.pid), time.perf_counter()
-    client.submit(
-        SubmitRequest(
-            jobs=requests, scripts={"s": SCRIPT}, environments={"e": {"PATH": "/usr/bin:/bin"}}
-        )
+    submission = SubmitRequest(
+        jobs=requests, scripts={"s": SCRIPT}, environments={"e": {"PATH": "/usr/bin:/bin"}}
     )
+    client.submit(to_builtins(submission))
     while taken(site) - before < JOBS:
         time.sleep(0.02)
     seconds = time.perf_counter() - begun

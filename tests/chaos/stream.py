@@ -15,6 +15,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+
 from metasched.client.client import Client, ClientError
 from metasched.client.schemas import JobRequest, SubmitRequest
 from metasched.model.arrays import parse_array
@@ -316,9 +318,10 @@ class Stream:
         for of_job in promises:
             self.promises |= of_job
         environment = {"PATH": os.environ.get("PATH", os.defpath)}
-        answers = self._client.submit(
-            SubmitRequest(jobs=requests, scripts={"s": SCRIPT}, environments={"e": environment})
+        submission = SubmitRequest(
+            jobs=requests, scripts={"s": SCRIPT}, environments={"e": environment}
         )
+        answers = self._client.submit(to_builtins(submission))
         for of_job, answer in zip(promises, answers, strict=True):
             for one in of_job.values():
                 one.accepted = answer["job"]

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from msgspec import to_builtins
+
 from metasched.client.client import Client, PermissionDenied
 from metasched.client.schemas import JobRequest, SubmitRequest
 from tests.booted import BootError
@@ -191,7 +193,7 @@ class Promises:
             scripts={script: SCRIPTS[script]},
             environments={"e": ENVIRONMENT},
         )
-        return [answer["job"] for answer in self.client.submit(submission)]
+        return [answer["job"] for answer in self.client.submit(to_builtins(submission))]
 
     def _reserve(
         self, cluster: str, units: int, start: float, lasts: float

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from msgspec import to_builtins
 
 from metasched.client.client import Client
 from metasched.client.schemas import JobRequest, SubmitRequest
@@ -143,9 +144,10 @@ def test_orders_on_their_way_to_a_worker_are_left_undone_if_one_before_them_is_n
     request = JobRequest(
         script="s", environment="e", directory=str(site.folder), output="/dev/null"
     )
-    Client(site.folder / "ms.sock").submit(
-        SubmitRequest(jobs=(request,) * 5, scripts={"s": "#!/bin/sh\n"}, environments={"e": {}})
+    submission = SubmitRequest(
+        jobs=(request,) * 5, scripts={"s": "#!/bin/sh\n"}, environments={"e": {}}
     )
+    Client(site.folder / "ms.sock").submit(to_builtins(submission))
     for job in range(2, 6):
         until_in(site, "never submitted", story, job)
     first = [line for line in calls.read_text().splitlines() if line.partition("/")[0][-2:] == "-1"]

@@ -6,6 +6,7 @@ import os
 from random import Random
 
 import pytest
+from msgspec import to_builtins
 
 from metasched.client.client import Client
 from metasched.client.schemas import JobRequest, SubmitRequest
@@ -61,7 +62,7 @@ def test_a_long_run_with_licences_a_cancel_and_a_drain_is_decided_the_same_again
             scripts=scripts,
             environments={"e": dict(os.environ)},
         )
-        jobs += [accepted["job"] for accepted in client.submit(submission)]
+        jobs += [accepted["job"] for accepted in client.submit(to_builtins(submission))]
         if first == 0:
             site.run("cancel", str(long))
             site.run("cluster", "drain", "middle", "--reason", "a test")

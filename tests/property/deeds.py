@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -183,7 +182,7 @@ class Deeds(Life):
     ) -> None:
         if not self.core.tasks:
             return
-        job = replace(
+        job = structs.replace(
             self.jobs[data.draw(st.sampled_from(sorted({id for id, _ in self.core.tasks})))],
             time_limit=limit,
             estimated=limit or 100.0,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from metasched.model.job import Job
 from metasched.model.licence import LicencePool
@@ -293,7 +294,7 @@ def test_licences_that_all_share_are_leased_by_the_core(
     patience: float,
 ) -> None:
     requests = [
-        r._replace(job=replace(r.job, licences=licences))
+        r._replace(job=structs.replace(r.job, licences=licences))
         for r, licences in zip(workload(found).entries, asked, strict=False)
     ]
     engine = Simulation(

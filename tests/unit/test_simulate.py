@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from metasched.cli import main
 from metasched.core.events import CoreEvent, JobSubmitted, ListingReceived, Outcome
@@ -101,7 +102,9 @@ def test_licences_of_a_site_are_leased_above_its_clusters() -> None:
     """Two tokens for both clusters: job 3 waits for one though both have processors free, job 4
     does not; the token of job 1 is free 5 s after it ended."""
     workload = jobs((0, 1, 30), (1, 1, 50), (2, 1, 10), (3, 1, 10))
-    licensed = [r._replace(job=replace(r.job, licences={"l": 1})) for r in workload.entries[:3]]
+    licensed = [
+        r._replace(job=structs.replace(r.job, licences={"l": 1})) for r in workload.entries[:3]
+    ]
     workload = replace(workload, entries=(*licensed, workload.entries[3]))
     pool = LicencePool(name="l", total=2, linger=5.0)
     engine = Simulation(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from metasched.client.job_request import prepare_submission
@@ -240,7 +241,8 @@ def submitted(
     *words: str, environ: dict[str, str] | None = None
 ) -> tuple[SubmitRequest, list[str]]:
     options, command = parse_command_line(words)
-    return prepare_submission(options, command, environ=environ or {}, now=NOON)
+    body, warnings = prepare_submission(options, command, environ=environ or {}, now=NOON)
+    return msgspec.convert(body, SubmitRequest), warnings
 
 
 def request(*words: str) -> JobRequest:

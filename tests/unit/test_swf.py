@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from metasched.model.job import Job
 from metasched.simulate import swf
@@ -132,11 +133,12 @@ def test_traces_make_a_federation(tmp_path: Path) -> None:
     ]
 
 
-def test_a_job_of_a_trace_is_the_job_that_asks_for_nothing_else() -> None:
-    plain = Job.minimal(id=3, submitted=5.0, estimated=60.0, cpus=4, user="ada")
-    asked = Job(id=3, submitted=5.0, estimated=60.0, cpus=4, user="ada")
-    assert plain == asked
-    assert replace(plain, held=True) == replace(asked, held=True)
-    assert plain.requirements == asked.requirements
-    with pytest.raises(ValueError, match=r"cpus is 0; it must be 1 or more"):
-        Job.minimal(id=3, submitted=5.0, estimated=60.0, cpus=0, user="ada")
+def test_a_job_with_a_value_out_of_range_is_refused_however_it_is_made() -> None:
+    job = Job(id=3, submitted=5.0, estimated=60.0, cpus=4, user="ada")
+    message = r"cpus is 0; it must be 1 or more"
+    with pytest.raises(ValueError, match=message):
+        Job(id=3, submitted=5.0, estimated=60.0, cpus=0, user="ada")
+    with pytest.raises(ValueError, match=message):
+        structs.replace(job, cpus=0)
+    with pytest.raises(msgspec.ValidationError, match=message):
+        msgspec.convert(msgspec.to_builtins(job) | {"cpus": 0}, Job)
