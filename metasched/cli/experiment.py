@@ -38,6 +38,13 @@ def experiment(
         str,
         typer.Option("--dask", metavar="ADDRESS", help="Run on the workers of a Dask scheduler."),
     ] = "",
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="DIR", help="Store the results for --tables.")
+    ] = None,
+    tables: Annotated[
+        Path | None,
+        typer.Option("--tables", metavar="DIR", help="Print stored results in Markdown; run none."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Run an experiment; compare its figures with published figures or with a baseline.
@@ -49,13 +56,18 @@ def experiment(
       METASCHED_TRACES=traces metasched experiment better --runs 5
       metasched experiment two-level --dask tcp://head:8786 --report two-level.html
       METASCHED_TRACES=traces metasched experiment local-periods --json --plot pictures
+      metasched experiment --tables docs/experiments/results
     """
     from metasched.experiments import catalogue
     from metasched.experiments.plots import check_folder, save_result_plots
     from metasched.experiments.report import check_report, render_results
+    from metasched.experiments.tables import load_results, render_tables, save_results
 
     if list_experiments:
         _print_experiments(list(catalogue.EXPERIMENTS.values()), json)
+        return
+    if tables is not None:
+        print(render_tables(load_results(tables, list(catalogue.EXPERIMENTS))), end="")
         return
     if name is None:
         raise UserError("no NAME, metasched experiment; see metasched experiment --list")
@@ -64,9 +76,13 @@ def experiment(
         check_folder(plot)
     if report is not None:
         check_report(report)
+    if save is not None and not save.is_dir():
+        raise UserError(f"{save} is not a folder, --save; create it first")
     runs = runs or selected.runs
     with progress_bar("runs", runs * len(selected.cases())) as progress:
         results = catalogue.run_experiment(selected, runs, progress, dask)
+    if save is not None:
+        save_results(save, selected, runs, results)
     if plot is not None:
         save_result_plots(selected.name, results, plot)
     if report is not None:

@@ -1,8 +1,8 @@
 """Experiments with advance reservations: Kurowski et al. 2011, section 5, reproduced.
 
 Tasks of the SDSC SP2 trace on two providers of 64 processors. A seed draws the tasks that are
-reservations, the same for all strategies of a row. docs/experiments/tables.md documents the choices
-that the paper leaves open.
+reservations, the same for all strategies of a row. docs/experiments/settings.md documents the
+choices that the paper leaves open.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Experiments: tables of Pasquali 2008 (thesis), and two of Kurowski et al. 2011, reproduced.
 
 The thesis is about two-level scheduling, the paper about hierarchical scheduling on the SDSC SP2
-trace. docs/experiments/tables.md documents the choices that their texts leave open.
+trace. docs/experiments/settings.md documents the choices that their texts leave open.
 """
 
 from __future__ import annotations

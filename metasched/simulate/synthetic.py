@@ -112,7 +112,7 @@ class UniformGenerator:
         return [f"l{number}" for number in range(1, self.licences + 1)]
 
 
-# Pasquali 2008; docs/experiments/tables.md documents the choices that the tables leave open.
+# Pasquali 2008; docs/experiments/settings.md documents the choices that the tables leave open.
 FLEXIBLE = UniformGenerator(  # Table 1
     machines=(100,),
     licences=20,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from metasched.experiments import catalogue as experiments
 from metasched.experiments.catalogue import EXPERIMENTS, run_experiment
 from metasched.experiments.federations import Federation, TraceSite
 from metasched.experiments.harness import FigureResult, SimulationCase, confidence_interval
+from metasched.experiments.tables import load_results, render_tables, save_results
 from tests.traces import trace
 
 
@@ -177,3 +179,68 @@ def test_runs_are_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [r.values[:1] for r in first] == [r.values for r in again]
     usage = {(r.row, r.column): r.mean for r in first if r.figure == "U"}
     assert usage["2 x 64", "FCFS"] > usage["4 x 64", "FCFS"] > usage["8 x 64", "FCFS"]
+
+
+# Stored results and the page of tables
+
+RESULTS = [
+    FigureResult("load 0.7", "easy", "wait, s", (12000.4, 13000.4), None, None),
+    FigureResult("load 0.7", "easy", "U", (0.5, 0.6), 0.61, None),
+    FigureResult("load 0.7", "fcfs", "wait, s", (14001.0, 15002.0), None, (12000.4, 13000.4)),
+    FigureResult("load 0.7", "fcfs", "U", (0.4, 0.3), None, (0.5, 0.6)),
+]
+
+
+def test_stored_results_become_a_table(tmp_path: Path) -> None:
+    experiment = replace(EXPERIMENTS["contention"], source="a paper")
+    save_results(tmp_path, experiment, 2, RESULTS)
+    [stored] = load_results(tmp_path, ["better", "contention"])
+    assert (stored.experiment, stored.runs) == ("contention", 2)
+    page = render_tables([stored])
+    assert page.startswith("# Tables of the experiments\n")
+    assert "Source: a paper. 2 seeds, " in page
+    assert page.endswith(
+        "| setting | policy | wait, s | U | published |\n"
+        "|---|---|--:|--:|--:|\n"
+        "| load 0.7 | easy | 12500 | 0.55 | 0.61 |\n"
+        "| load 0.7 | fcfs | 14502 (+2001 ± 6.4) | 0.35 (-0.2 ± 1.3) |  |\n"
+    )
+
+
+def test_the_page_of_tables_is_what_the_command_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(__file__).parents[2] / "docs/experiments"
+    assert command(monkeypatch, "--tables", folder / "results") == 0
+    assert capsys.readouterr().out == (folder / "tables.md").read_text()
+    stored = load_results(folder / "results", list(EXPERIMENTS))
+    assert [results.experiment for results in stored] == list(EXPERIMENTS)
+    for results in stored:
+        experiment = EXPERIMENTS[results.experiment]
+        assert {figure.figure for figure in results.figures} <= set(experiment.figures)
+        assert (results.about, results.baseline) == (experiment.about, experiment.baseline)
+
+
+def test_wrong_folders_of_results_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "better.json").write_text('{"experiment": 3}')
+    for words, message in (
+        (["--tables", tmp_path / "none"], "no results in"),
+        (["--tables", tmp_path], "store it again with --save"),
+        (["random-queues", "--save", tmp_path / "none"], "create it first"),
+    ):
+        assert command(monkeypatch, *words) == 2
+        err = capsys.readouterr().err
+        assert message in err
+        assert err.count("\n") == 1
+
+
+def test_saved_results_can_be_rendered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("METASCHED_TRACES", str(trace("S1-jobs-0-1000.swf").parent))
+    assert command(monkeypatch, "local-periods", "--save", tmp_path) == 0
+    capsys.readouterr()
+    assert command(monkeypatch, "--tables", tmp_path) == 0
+    assert "| 1 x 128 | FCFS | 0.5643 | 0.587 | 15658 | 16228 |" in capsys.readouterr().out
