@@ -4,14 +4,27 @@ Each task of a dispatch has a claim file, in a folder on a filesystem that the d
 cluster's nodes share. The payload first creates the file exclusively, or exits. The daemon revokes
 an attempt by creating the file before the payload does. So an attempt that may or may not have
 reached its manager is either shown to have started or can never start.
+
+    fence_dir/             mode 0711, the daemon's: nobody else creates or lists anything
+      jobs-17/             mode 0711, the daemon's: the dispatches of jobs 17000 to 17999
+        claims-<secret>/   mode 1733, the daemon's: one dispatch
+          task.<index>     of the job's owner (started) or the daemon (revoked)
+
+Only the script of the dispatch holds the secret. No message of this module contains it. Releases
+before kept claims at `fence_dir/17/<tag>.<task>`; these can still be revoked.
 """
 
 from __future__ import annotations
 
 import os
+import pwd
+import re
+import secrets
 import shutil
-import tempfile
+import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -25,25 +38,49 @@ from metasched.model.listing import TaskClaim
 
 EXIT_CLAIM_TAKEN = 75  # exit code of a payload that must not start: EX_TEMPFAIL of sysexits.h
 CLAIM_RETENTION = 365 * 86400.0  # seconds; no manager starts an older job
+MAX_CLAIM_SIZE = 4096  # bytes that are read of a claim
 _JOBS_PER_FOLDER = 1000
+_CLAIM_STEM = "task"
 _STARTED, _REVOKED = "began", "revoked"
+_FENCE_MODE, _DISPATCH_MODE = 0o711, 0o1733
+_GROUP = re.compile(r"(jobs-)?\d+")  # without a prefix: of the release before
+_DISPATCH_FOLDER = re.compile(r"claims-[0-9a-f]{32}")
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class FenceError(Exception):
+    """A claim can be neither created nor judged. `fix` is what an admin can do about it."""
+
+    def __init__(self, reason: str, fix: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.fix = reason, fix
+
+
+def new_claim_folder(fence_dir: str, job_id: int) -> str:
+    """Return an unguessable path for the claims of a dispatch; nothing is created."""
+    group = f"jobs-{job_id // _JOBS_PER_FOLDER}"
+    return str(Path(fence_dir, group, f"claims-{secrets.token_hex(16)}"))
+
+
+def is_claim_folder(fence: str) -> bool:
+    """Return whether `fence` is the folder of one dispatch; else it is a whole `fence_dir`."""
+    return _DISPATCH_FOLDER.fullmatch(Path(fence).name) is not None
 
 
 def apply_fence(submission: Submission) -> Submission:
     """Return the submission without its fence; if it had one, the script claims the task first.
 
-    Raises Refused, retryable, if no claim can be created in the fence.
+    The fence is a path from `new_claim_folder`. Raises Refused, retryable, if no claim can be
+    created in it.
     """
     if not submission.fence:
         return submission
-    folder = _claim_folder(submission.fence, submission.tag)
     try:
-        _create_folder(folder)
-    except OSError as error:
-        reason = f"no claim can be created in {folder}: {error.strerror}"
-        raise Refused(reason, retryable=True) from None
+        _create_claim_folder(Path(submission.fence))
+    except FenceError as error:
+        raise Refused(f"no claim can be created: {error}", retryable=True) from None
     payload = submission.payload
-    claim_path = str(folder / submission.tag)
+    claim_path = str(Path(submission.fence, _CLAIM_STEM))
     script = claiming_script(payload.script, claim_path, submission.job.requeue)
     return structs.replace(submission, payload=replace(payload, script=script), fence="")
 
@@ -52,19 +89,22 @@ def claiming_script(script: str, claim_path: str, restartable: bool) -> str:
     """Return a shell script that runs `script` only if it can create the file `claim_path`.TASK.
 
     With `restartable` the same attempt may start several times: the user allows its manager to
-    requeue the job. Shell builtins create the claim, so the job's PATH does not matter.
+    requeue the job. Shell builtins create the claim: the job's PATH does not matter, and no
+    argument of a process holds the path. `unset` keeps it out of the environment.
     """
     already_started = (
-        f'read -r _ms_word 2>/dev/null <"$_ms_claim" && [ "$_ms_word" = {_STARTED} ]'
+        '[ -O "$_ms_claim" ] && read -r _ms_word 2>/dev/null <"$_ms_claim" && '
+        f'[ "$_ms_word" = {_STARTED} ]'
         if restartable
         else "false"
     )
-    create = f'(set -C; echo {_STARTED} >"$_ms_claim") 2>/dev/null'
+    create = f'(umask 022; set -C; echo {_STARTED} >"$_ms_claim") 2>/dev/null'
     lines = [
         "#!/bin/sh",
+        "unset _ms_claim _ms_word",
         f'_ms_claim={quote(claim_path)}".${{METASCHED_TASK:-0}}"',
         f"if ! {create} && ! {{ {already_started}; }}; then",
-        '  echo "metasched: this attempt must not start: its claim is taken, $_ms_claim" >&2',
+        '  echo "metasched: this attempt must not start: its claim is taken" >&2',
         f"  exit {EXIT_CLAIM_TAKEN}",
         "fi",
         *exec_lines(script),
@@ -76,55 +116,193 @@ def claiming_script(script: str, claim_path: str, restartable: bool) -> str:
 def revoke_claim(claim: TaskClaim) -> bool:
     """Take a claim for good before its payload does; return False if the payload has started.
 
-    Idempotent. Raises OSError if the result is unknown. No folder is created here: a missing
-    folder may mean that the shared filesystem is not mounted.
+    Idempotent. Raises FenceError if the result is unknown. The claim of a foreign account proves
+    nothing: it is neither a start nor a revocation. A missing folder may mean that the shared
+    filesystem is not mounted, so it is created only for a dispatch that was never confirmed.
     """
-    folder = _claim_folder(claim.fence, claim.tag)
-    path = folder / f"{claim.tag}.{claim.task}"
-    descriptor, draft = tempfile.mkstemp(dir=folder, prefix=".")
-    try:
-        with open(descriptor, "w") as file:
-            file.write(f"{_REVOKED}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(draft, path)  # creates the file and its content in one step
-    except FileExistsError:
+    stem = _CLAIM_STEM if is_claim_folder(claim.fence) else claim.tag
+    name, owner = f"{stem}.{claim.task}", _owner_uid(claim)
+    with _claim_errors(_fence_dir(claim)), _claim_folder(claim) as folder:
+        draft = f".{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(draft, flags, 0o644, dir_fd=folder)
         try:
-            return path.read_text().startswith(_REVOKED)
-        except PermissionError:
-            return False  # metasched's own file would be readable
-    finally:
-        os.unlink(draft)
-    _fsync_folder(folder)
-    return True
+            with open(descriptor, "w") as file:
+                file.write(f"{_REVOKED}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            # creates the file and its content in one step
+            os.link(draft, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        except FileExistsError:
+            return _is_revoked(folder, name, claim.tag, owner)
+        finally:
+            os.unlink(draft, dir_fd=folder)
+        os.fsync(folder)
+        return True
 
 
-def _claim_folder(fence: str, tag: str) -> Path:
-    return Path(fence, str(int(tag.split("-")[2]) // _JOBS_PER_FOLDER))
+def check_fence(fence_dir: str) -> None:
+    """Raise FenceError if no folder for claims could be created; leave `fence_dir` as it was."""
+    with _claim_errors(Path(fence_dir)):
+        descriptor = _open_fence(Path(fence_dir))
+        try:
+            probe = f"probe-{secrets.token_hex(8)}"
+            os.mkdir(probe, 0o700, dir_fd=descriptor)
+            try:
+                _require_owner(os.stat(probe, dir_fd=descriptor, follow_symlinks=False), fence_dir)
+            finally:
+                os.rmdir(probe, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
 
 
-def _create_folder(folder: Path) -> None:
-    """Create a folder for claims with the mode of the fence, unless it exists.
-
-    A new folder, every thousand jobs, is also the occasion to delete expired folders. The mode is
-    set last: if it differs, the process that created the folder died.
-    """
-    mode = folder.parent.stat().st_mode & 0o7777
+def _owner_uid(claim: TaskClaim) -> int:
+    """Return the uid of the job's owner: in personal mode the daemon's own."""
+    if not claim.user:
+        return os.geteuid()
     try:
-        folder.mkdir()
-    except FileExistsError:
-        if folder.stat().st_mode & 0o7777 == mode:
-            return
-    _fsync_folder(folder.parent)
-    folder.chmod(mode)
-    for expired in folder.parent.iterdir():
-        if expired.name.isdecimal() and expired.stat().st_mtime < time.time() - CLAIM_RETENTION:
-            shutil.rmtree(expired, ignore_errors=True)
+        return pwd.getpwnam(claim.user).pw_uid
+    except KeyError:
+        raise FenceError(f"claim of {claim.tag}: there is no account {claim.user}") from None
 
 
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _is_revoked(folder: int, name: str, tag: str, owner: int) -> bool:
+    """Return whether an existing claim is a revocation, by its account and content."""
+    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(name, flags, dir_fd=folder), "rb") as file:
+            return file.read(MAX_CLAIM_SIZE).startswith(_REVOKED.encode())
+    if status.st_uid != owner:
+        message = f"a claim of {tag} belongs to uid {status.st_uid}, not to the job's owner {owner}"
+        raise FenceError(message, "look for root_squash or different uids on the nodes")
+    return False
+
+
+def _fence_dir(claim: TaskClaim) -> Path:
+    path = Path(claim.fence)
+    return path.parent.parent if is_claim_folder(claim.fence) else path
+
+
+@contextmanager
+def _claim_folder(claim: TaskClaim) -> Iterator[int]:
+    """Open the folder of a claim; it and its parents must be the daemon's."""
+    fence_dir, path = _fence_dir(claim), Path(claim.fence)
+    if is_claim_folder(claim.fence):
+        if not claim.accepted:
+            _create_claim_folder(path)
+        names = [path.parent.name, path.name]
+    else:
+        names = [str(int(claim.tag.split("-")[2]) // _JOBS_PER_FOLDER)]
+    descriptor = os.open(fence_dir, _OPEN_FOLDER)
     try:
-        os.fsync(descriptor)
+        for name in names:
+            child = os.open(name, _OPEN_FOLDER, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = child
+            _require_owner(os.fstat(descriptor), f"the folder of claims in {fence_dir}")
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _create_claim_folder(path: Path) -> None:
+    """Create the folder of a dispatch, durably. Raises FenceError."""
+    group, fence_dir = path.parent.name, path.parent.parent
+    with _claim_errors(fence_dir):
+        fence = _open_fence(fence_dir)
+        try:
+            if stat.S_IMODE(os.fstat(fence).st_mode) != _FENCE_MODE:
+                os.fchmod(fence, _FENCE_MODE)  # the release before asked for 0700 or 1777
+            _set_foreign_entry_aside(fence, group)
+            if _make_folder(fence, group, _FENCE_MODE, fence_dir):
+                _delete_expired(fence)
+            parent = os.open(group, _OPEN_FOLDER, dir_fd=fence)
+        finally:
+            os.close(fence)
+        try:
+            _make_folder(parent, path.name, _DISPATCH_MODE, fence_dir)
+        finally:
+            os.close(parent)
+
+
+def _open_fence(fence_dir: Path) -> int:
+    """Open `fence_dir`, which must be the daemon's."""
+    try:
+        descriptor = os.open(fence_dir, _OPEN_FOLDER)
+    except FileNotFoundError:
+        fix = f"`install -d -m 711 -o {_account_name(os.geteuid())} {fence_dir}`"
+        raise FenceError(f"no folder {fence_dir}", fix) from None
+    try:
+        _require_owner(os.fstat(descriptor), str(fence_dir))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _make_folder(parent: int, name: str, mode: int, fence_dir: Path) -> bool:
+    """Create a folder with this mode unless it exists; return whether it is new.
+
+    An existing folder of another mode is left by a process that died before it set the mode.
+    """
+    is_new = True
+    try:
+        os.mkdir(name, 0o700, dir_fd=parent)
+    except FileExistsError:
+        is_new = False
+    descriptor = os.open(name, _OPEN_FOLDER, dir_fd=parent)
+    try:
+        status = os.fstat(descriptor)
+        _require_owner(status, f"a {'new' if is_new else 'foreign'} folder in {fence_dir}")
+        if stat.S_IMODE(status.st_mode) != mode:
+            os.fchmod(descriptor, mode)
+            os.fsync(parent)
+    finally:
+        os.close(descriptor)
+    return is_new
+
+
+def _set_foreign_entry_aside(fence: int, group: str) -> None:
+    """Rename what another account put in a group's place while anybody could write in the fence."""
+    with suppress(FileNotFoundError):
+        status = os.stat(group, dir_fd=fence, follow_symlinks=False)
+        if status.st_uid != os.geteuid():
+            aside = f"foreign-{secrets.token_hex(8)}"
+            os.rename(group, aside, src_dir_fd=fence, dst_dir_fd=fence)
+
+
+def _require_owner(status: os.stat_result, place: str) -> None:
+    """Raise FenceError unless the daemon's account owns the folder."""
+    if status.st_uid != os.geteuid():
+        owner, daemon = _account_name(status.st_uid), _account_name(os.geteuid())
+        fix = f"`chown {daemon}` it; a filesystem with root_squash or mapped uids cannot be used"
+        raise FenceError(f"{place} belongs to {owner}, not to the daemon's account {daemon}", fix)
+
+
+def _account_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _delete_expired(fence: int) -> None:
+    """Delete groups of claims that have expired. A new group, every thousand jobs, leads here."""
+    oldest = time.time() - CLAIM_RETENTION
+    for name in os.listdir(fence):
+        if not _GROUP.fullmatch(name):
+            continue
+        with suppress(OSError):
+            status = os.stat(name, dir_fd=fence, follow_symlinks=False)
+            if status.st_uid == os.geteuid() and status.st_mtime < oldest:
+                shutil.rmtree(name, ignore_errors=True, dir_fd=fence)
+
+
+@contextmanager
+def _claim_errors(fence_dir: Path) -> Iterator[None]:
+    """Raise a FenceError without any secret path in place of an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise FenceError(f"the folder of claims {fence_dir}: {error.strerror}") from None

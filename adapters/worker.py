@@ -19,13 +19,13 @@ from msgspec import structs
 
 from metasched.adapters.base import Adapter, Submission
 from metasched.adapters.child_processes import die_with_parent
-from metasched.adapters.claims import apply_fence, revoke_claim
+from metasched.adapters.claims import FenceError, apply_fence, check_fence, revoke_claim
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.adapters.protocol import ListingDelta, WorkerBoot, WorkerCall, WorkerReply
 from metasched.adapters.registry import adapter_class
 from metasched.clock import ClockStepDetector
-from metasched.model.cluster import ClusterInfo
+from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.listing import JobStatus, Listing, TaskClaim
 from metasched.model.survey import ReservationSpec
 
@@ -100,7 +100,7 @@ class AdapterHost:
         for position, claim in enumerate(claims):
             try:
                 revoked[position] = revoke_claim(claim)
-            except OSError as error:
+            except FenceError as error:
                 reason = str(error)
         return WorkerReply(reason=reason, revoked=revoked)
 
@@ -132,6 +132,17 @@ class AdapterHost:
         return delta
 
 
+def _warn_about_fence(cluster: Cluster) -> None:
+    """Write a line to the daemon's log if the cluster's claims cannot be created."""
+    try:
+        if cluster.fence_dir:
+            check_fence(cluster.fence_dir)
+    except FenceError as error:
+        fix = f"; {error.fix}" if error.fix else ""
+        message = f"cluster {cluster.name} takes no jobs: fence_dir: {error}{fix}"
+        print(f"metasched: warning: {message}", file=sys.stderr, flush=True)
+
+
 def main() -> int:
     """Host the adapter of the first line of input until the end of input."""
     die_with_parent()
@@ -141,6 +152,7 @@ def main() -> int:
     boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerBoot)
     adapter_type = adapter_class(boot.adapter)
     options = msgspec.convert(boot.options, adapter_type.Options)
+    _warn_about_fence(boot.cluster)
     launcher_argument = {}
     if boot.launcher:
         os.umask(0o077)  # users can pass through some of its folders

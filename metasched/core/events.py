@@ -51,6 +51,7 @@ class DispatchStarted(msgspec.Struct, rename=STORED_FIELDS["DispatchStarted"], f
     time: float
     job: int
     dispatch_id: int
+    fence: str = ""  # folder of its claims, with an unguessable name; "": none
 
 
 class DispatchAccepted(msgspec.Struct, rename=STORED_FIELDS["DispatchAccepted"], frozen=True):

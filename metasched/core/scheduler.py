@@ -143,6 +143,7 @@ class Core:
             case DispatchStarted():
                 for task in self.tasks_of_dispatch(event.job, event.dispatch_id):
                     task.live_attempt.tried = event.time
+                    task.live_attempt.fence = event.fence or task.live_attempt.fence
                     self.state.store(task)
             case DispatchUncertain():
                 for task in self.tasks_of_dispatch(event.job, event.dispatch_id):

@@ -354,7 +354,9 @@ class TaskStateMachine:
                 continue
             attempt.revoking = True
             self._state.store(task)
-            claims.append(TaskClaim(attempt.fence, self._state.live_tag(task), task.index))
+            accepted = attempt.accepted is not None or attempt.native_id is not None
+            tag = self._state.live_tag(task)
+            claims.append(TaskClaim(attempt.fence, tag, task.index, accepted))
         if claims:
             self._state.outcome.actions.append(Revoke(view.name, tuple(claims)))
 

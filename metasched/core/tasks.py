@@ -75,7 +75,8 @@ class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
     yields_to: int | None = None  # id of the older dispatch that replaces it
     restarts: int = 0  # by the manager itself
     has_started: bool = False  # whether the payload ever started under this dispatch
-    fence: str = ""  # folder in which its payload claims it; "": no claims
+    # folder in which its payload claims it: `fence_dir` until the call; "": no claims
+    fence: str = ""
     revoking: bool = False  # its claim may have been revoked
     revoked: bool = False  # its claim has been revoked
 

@@ -8,10 +8,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 from msgspec import structs
 
+from metasched.adapters.claims import is_claim_folder, new_claim_folder
 from metasched.adapters.protocol import ListingDelta, WorkerCall
 from metasched.clock import ClockStepDetector
 from metasched.config.settings import ClusterSettings
@@ -292,7 +294,10 @@ class ClusterConnection:
             if submission is None:
                 events.append(DispatchSkipped(now, ((job_id, dispatch_id),)))
                 continue
-            events.append(DispatchStarted(now, job_id, dispatch_id))
+            if submission.fence and not is_claim_folder(submission.fence):
+                folder = new_claim_folder(submission.fence, job_id)
+                submission = structs.replace(submission, fence=folder)
+            events.append(DispatchStarted(now, job_id, dispatch_id, submission.fence))
             call = WorkerCall("submit", submission=submission, chained=chained or bool(calls))
             calls.append((dispatch, call))
         return calls
@@ -331,6 +336,9 @@ class ClusterConnection:
     async def _revoke_claims(self) -> None:
         """Revoke claims of tasks; the core repeats those without a result."""
         claims = self.pending_actions.take_claims()
+        if self._host.settings.launcher is not None:
+            owner_of = self._host.owner_of
+            claims = tuple(replace(claim, user=owner_of(claim.tag)) for claim in claims)
         reply = await self.worker.call(WorkerCall("revoke", claims=claims))
         if reply.reason:
             log.warning("cluster %s: claims not revoked: %s", self.name, reply.reason)

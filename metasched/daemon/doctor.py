@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.exc import DBAPIError
 
+from metasched.adapters.claims import FenceError, check_fence
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.adapters.registry import adapter_class
@@ -61,6 +62,7 @@ def run_checks(config: Path | None) -> list[Diagnosis]:
         *_check_mail_program(settings.mail_program),
         *_check_daemon(settings),
         *(result for cluster in settings.clusters for result in _check_manager(cluster)),
+        *(result for cluster in settings.clusters for result in _check_fence(cluster)),
     ]
 
 
@@ -215,6 +217,19 @@ def _check_manager(settings: ClusterSettings) -> Iterator[Diagnosis]:
         return  # a lasting failure is reported by the check of the daemon
     for text, fix in warnings:
         yield Diagnosis(f"manager of {settings.cluster.name}", False, text, fix)
+
+
+def _check_fence(settings: ClusterSettings) -> Iterator[Diagnosis]:
+    """Check the folder of claims: while it is unusable, the cluster gets no jobs."""
+    name, fence_dir = f"claims of {settings.cluster.name}", settings.cluster.fence_dir
+    if not fence_dir:
+        return
+    try:
+        check_fence(fence_dir)
+    except FenceError as error:
+        yield Diagnosis(name, False, f"fence_dir: {error}", error.fix)
+    else:
+        yield Diagnosis(name, True, fence_dir)
 
 
 def _check_licence_server(row: dict[str, Any]) -> Diagnosis:

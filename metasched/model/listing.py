@@ -73,11 +73,13 @@ class MissingTask(msgspec.Struct, rename=STORED_FIELDS["MissingTask"], frozen=Tr
 
 @dataclass(frozen=True)
 class TaskClaim:
-    """A claim that the payload of a task takes before it starts, in the folder `fence`."""
+    """A claim that the payload of a task takes before it starts."""
 
-    fence: str
+    fence: str  # folder of the dispatch's claims; of releases before: `fence_dir`
     tag: str
-    task: int
+    task: int  # index of the task in its job's array
+    accepted: bool = True  # the manager confirmed the dispatch, so the folder did exist
+    user: str = ""  # site mode: owner of the job; claims of other users do not count
 
 
 class AccountingAnswer(msgspec.Struct, rename=STORED_FIELDS["AccountingAnswer"], frozen=True):

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from metasched.adapters.base import Submission
-from metasched.adapters.claims import EXIT_CLAIM_TAKEN, apply_fence, revoke_claim
+from metasched.adapters.claims import (
+    EXIT_CLAIM_TAKEN,
+    FenceError,
+    apply_fence,
+    check_fence,
+    claiming_script,
+    new_claim_folder,
+    revoke_claim,
+)
 from metasched.adapters.errors import Refused
 from metasched.core.events import (
     AccountingReceived,
@@ -32,11 +40,18 @@ from tests.unit.core_site import NOW, Site, facts, job
 TAG = tag_of("cafe", 17, 1)
 
 
-def order(fence: Path, script: str, requeue: bool = False) -> Submission:
+def order(fence: Path | str, script: str, requeue: bool = False) -> Submission:
+    """A submission that claims its tasks in the folder of one dispatch."""
     made = Job(id=17, submitted=0.0, estimated=1.0, requeue=requeue)
     return apply_fence(
         Submission(tag=TAG, job=made, payload=Payload(script=script), fence=str(fence))
     )
+
+
+@pytest.fixture
+def fence(tmp_path: Path) -> str:
+    """The folder of a dispatch that nobody has created yet."""
+    return new_claim_folder(str(tmp_path), 17)
 
 
 def run(sent: Submission, *arguments: str, task: int = 0) -> subprocess.CompletedProcess[bytes]:
@@ -51,8 +66,8 @@ def run(sent: Submission, *arguments: str, task: int = 0) -> subprocess.Complete
     )
 
 
-def test_a_payload_begins_once_and_each_task_by_itself(tmp_path: Path) -> None:
-    sent = order(tmp_path, "#!/bin/sh\necho begun $1; exit 3\n")
+def test_a_payload_begins_once_and_each_task_by_itself(fence: str) -> None:
+    sent = order(fence, "#!/bin/sh\necho begun $1; exit 3\n")
     first = run(sent, "here", task=4)
     assert (first.stdout, first.stderr, first.returncode) == (b"begun here\n", b"", 3)
     second = run(sent, task=4)
@@ -61,70 +76,129 @@ def test_a_payload_begins_once_and_each_task_by_itself(tmp_path: Path) -> None:
     assert run(sent, "there", task=5).stdout == b"begun there\n"
 
 
-def test_what_its_manager_may_rerun_begins_again(tmp_path: Path) -> None:
-    sent = order(tmp_path, "#!/bin/sh\necho begun\n", requeue=True)
+def test_what_its_manager_may_rerun_begins_again(fence: str) -> None:
+    sent = order(fence, "#!/bin/sh\necho begun\n", requeue=True)
     assert [run(sent).stdout for _ in range(2)] == [b"begun\n", b"begun\n"]
 
 
 @pytest.mark.parametrize("requeue", [False, True])
-def test_what_is_revoked_never_begins(tmp_path: Path, requeue: bool) -> None:
-    sent = order(tmp_path, "#!/bin/sh\necho begun\n", requeue)
-    claim = TaskClaim(str(tmp_path), TAG, 0)
+def test_what_is_revoked_never_begins(fence: str, requeue: bool) -> None:
+    sent = order(fence, "#!/bin/sh\necho begun\n", requeue)
+    claim = TaskClaim(fence, TAG, 0)
     assert [revoke_claim(claim), revoke_claim(claim)] == [True, True]
     assert [(run(sent).stdout, run(sent).returncode)] == [(b"", EXIT_CLAIM_TAKEN)]
 
 
-def test_what_has_begun_cannot_be_revoked(tmp_path: Path) -> None:
-    run(order(tmp_path, "#!/bin/sh\n"))
-    claim = TaskClaim(str(tmp_path), TAG, 0)
+def test_what_has_begun_cannot_be_revoked(fence: str) -> None:
+    run(order(fence, "#!/bin/sh\n"))
+    claim = TaskClaim(fence, TAG, 0)
     assert [revoke_claim(claim), revoke_claim(claim)] == [False, False]
-    assert [path.name for path in Path(tmp_path, "0").iterdir()] == [f"{TAG}.0"]
+    assert [path.name for path in Path(fence).iterdir()] == ["task.0"]
 
 
-def test_either_it_begins_or_it_is_revoked(tmp_path: Path) -> None:
-    sent = order(tmp_path, "#!/bin/sh\necho begun\n")
+def test_either_it_begins_or_it_is_revoked(fence: str) -> None:
+    sent = order(fence, "#!/bin/sh\necho begun\n")
     for task in range(20):
         began: list[bytes] = []
         starting = threading.Thread(
             target=lambda t=task, b=began: b.append(run(sent, task=t).stdout)
         )
         starting.start()
-        revoked = revoke_claim(TaskClaim(str(tmp_path), TAG, task))
+        revoked = revoke_claim(TaskClaim(fence, TAG, task))
         starting.join()
         assert began == [b"" if revoked else b"begun\n"]
 
 
-def test_the_script_reaches_its_own_interpreter_byte_for_byte(tmp_path: Path) -> None:
+def test_the_script_reaches_its_own_interpreter_byte_for_byte(fence: str) -> None:
     script = (
         f"#!{sys.executable} -I\nimport sys\nprint(sys.argv[1:], '''it's $HOME `x` \\\\ ü''')\n"
     )
-    assert run(order(tmp_path, script), "a b", "$c").stdout.decode() == (
+    assert run(order(fence, script), "a b", "$c").stdout.decode() == (
         "['a b', '$c'] it's $HOME `x` \\ ü\n"
     )
 
 
 def test_without_a_place_for_claims_nothing_is_sent_for_now(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="no claim can be created") as refused:
-        order(tmp_path / "absent", "#!/bin/sh\n")
+    with pytest.raises(Refused, match=f"no claim can be created: no folder {tmp_path}") as refused:
+        order(new_claim_folder(str(tmp_path / "absent"), 17), "#!/bin/sh\n")
     assert refused.value.retryable
 
 
-def test_a_payload_that_cannot_reach_the_place_of_claims_does_not_begin(tmp_path: Path) -> None:
-    sent = order(tmp_path, "#!/bin/sh\necho begun\n")
-    Path(tmp_path, "0").rmdir()
+def test_a_payload_that_cannot_reach_the_place_of_claims_does_not_begin(fence: str) -> None:
+    sent = order(fence, "#!/bin/sh\necho begun\n")
+    Path(fence).rmdir()
     assert (run(sent).stdout, run(sent).returncode) == (b"", EXIT_CLAIM_TAKEN)
-    with pytest.raises(FileNotFoundError):
-        revoke_claim(TaskClaim(str(tmp_path), TAG, 0))
+    with pytest.raises(FenceError, match="No such file"):
+        revoke_claim(TaskClaim(fence, TAG, 0))
 
 
-def test_folders_of_claims_have_the_mode_of_the_fence(tmp_path: Path) -> None:
-    tmp_path.chmod(0o1777)
-    folder = tmp_path / "0"
-    order(tmp_path, "#!/bin/sh\n")
-    assert folder.stat().st_mode & 0o7777 == 0o1777
-    folder.chmod(0o700)  # as if its maker had died in between
-    order(tmp_path, "#!/bin/sh\n")
-    assert folder.stat().st_mode & 0o7777 == 0o1777
+def test_a_dispatch_that_no_manager_confirmed_is_revoked_without_its_folder(
+    tmp_path: Path, fence: str
+) -> None:
+    tmp_path.chmod(0o711)
+    assert revoke_claim(TaskClaim(fence, TAG, 0, accepted=False))
+    assert run(order(fence, "#!/bin/sh\necho begun\n")).stdout == b""
+
+
+def test_nobody_else_can_list_or_guess_a_dispatchs_claims(tmp_path: Path, fence: str) -> None:
+    tmp_path.chmod(0o1777)  # as the release before asked for
+    order(fence, "#!/bin/sh\n")
+    folders = (tmp_path, Path(fence).parent, Path(fence))
+    assert [f.stat().st_mode & 0o7777 for f in folders] == [0o711, 0o711, 0o1733]
+    assert len({new_claim_folder(str(tmp_path), 17) for _ in range(100)}) == 100
+    Path(fence).chmod(0o700)  # as if its maker had died in between
+    order(fence, "#!/bin/sh\n")
+    assert Path(fence).stat().st_mode & 0o7777 == 0o1733
+
+
+def test_no_process_argument_variable_or_message_holds_the_secret(fence: str) -> None:
+    secret = Path(fence).name
+    script = "#!/bin/sh\nenv\ncat /proc/$$/cmdline /proc/$PPID/cmdline; readlink /proc/$$/fd/*\n"
+    sent = order(fence, script)
+    environment = {"METASCHED_TASK": "0", "_ms_claim": "exported", "_ms_word": "exported"}
+    path = Path(fence).parents[1] / "job"
+    path.write_text(sent.payload.script)
+    for _ in range(2):  # the second finds the claim taken
+        ran = subprocess.run(
+            ["/bin/sh", str(path)], env=environment, capture_output=True, check=False
+        )
+        assert ran.stdout or ran.returncode == EXIT_CLAIM_TAKEN
+        assert secret.encode() not in ran.stdout + ran.stderr
+    Path(fence, "task.0").unlink()
+    Path(fence).rmdir()
+    with pytest.raises(FenceError) as unresolved:
+        revoke_claim(TaskClaim(fence, TAG, 0))
+    assert secret not in str(unresolved.value)
+
+
+def test_links_in_place_of_folders_are_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir(mode=0o700)
+    for link in (tmp_path / "claims", tmp_path / "jobs-0"):
+        link.symlink_to(target)
+    tmp_path.chmod(0o711)
+    for fence_dir in (tmp_path / "claims", tmp_path):
+        with pytest.raises(Refused, match="no claim can be created"):
+            order(new_claim_folder(str(fence_dir), 17), "#!/bin/sh\n")
+    with pytest.raises(FenceError):
+        check_fence(str(tmp_path / "claims"))
+    assert target.stat().st_mode & 0o7777 == 0o700
+    assert list(target.iterdir()) == []
+
+
+def test_claims_of_the_release_before_stay_valid(tmp_path: Path) -> None:
+    """It kept the claims of 1,000 jobs in one folder, named by their tags."""
+    (tmp_path / "0").mkdir()
+    script = claiming_script("#!/bin/sh\necho begun\n", str(tmp_path / "0" / TAG), False)
+    sent = Submission(
+        tag=TAG,
+        job=Job(id=17, submitted=0.0, estimated=1.0),
+        payload=Payload(script=script),
+    )
+    assert revoke_claim(TaskClaim(str(tmp_path), TAG, 0))
+    assert run(sent, task=0).returncode == EXIT_CLAIM_TAKEN
+    assert run(sent, task=1).stdout == b"begun\n"
+    assert not revoke_claim(TaskClaim(str(tmp_path), TAG, 1))
 
 
 # What the core makes of them.

@@ -1,0 +1,170 @@
+"""Account b attacks the claims of account a's jobs, on local clusters and on real Slurm."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metasched.client.client import Client
+from tests import accounts
+from tests.accounts import KEEPER, A, B
+from tests.e2e.many_users import SUPERVISE, ManyUsers
+from tests.slurm import SlurmCluster, SlurmSite
+
+pytestmark = pytest.mark.root
+
+# Each attack runs as b in the fence, of mode 1777 as the release before asked for. `GROUP` are the
+# folders of claims that the next jobs use, of that release and of this one. `NEXT` are the next
+# tags of a's jobs, `DATABASE` is the daemon's.
+ATTACKS = {
+    "link": "for g in $GROUP; do ln -s $DATABASE $g; done",
+    "claims": "for g in $GROUP; do mkdir -m 777 $g; "
+    "for t in $NEXT; do echo x >$g/$t.0; echo x >$g/task.0; done; done",
+    "closed": "for g in $GROUP; do mkdir -m 700 $g; done",
+    "owner": "for g in $GROUP; do mkdir -m 777 $g; done",
+}
+SLURM_PROGRAMS = (
+    'submit = ["/usr/bin/sbatch"]\ncancel = ["/usr/bin/scancel"]\n'
+    'hold = ["/usr/bin/scontrol", "hold"]\nrelease = ["/usr/bin/scontrol", "release"]\n'
+)
+
+
+def as_b(command: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["/bin/sh", "-c", command],
+        env={"PATH": "/usr/bin:/bin", **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        **{**accounts.as_(B), "cwd": folder},
+    )
+
+
+def make_fence(folder: Path, mode: int) -> Path:
+    folder.mkdir()
+    folder.chmod(mode)
+    keeper = pwd.getpwnam(KEEPER)
+    os.chown(folder, keeper.pw_uid, keeper.pw_gid)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def local(common_folder: Path) -> Iterator[ManyUsers]:
+    """A site with a local cluster, and a fence, for each attack."""
+    site = ManyUsers(common_folder / "claims-local")
+    tables, programs = [], []
+    for attack in ATTACKS:
+        fence = make_fence(site.folder / f"fence-{attack}", 0o1777)
+        tables.append(
+            f'[[cluster]]\nname = "{attack}"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n'
+            f'fence_dir = "{fence}"\n'
+        )
+        programs.append(f"[cluster.{attack}]\n{SUPERVISE}")
+    site.set_up("".join(tables), "".join(programs))
+    try:
+        site.start()
+        yield site
+    finally:
+        site.close()
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attack_on_the_fence_fails_no_job_and_opens_no_file(
+    local: ManyUsers, attack: str
+) -> None:
+    fence, a = local.folder / f"fence-{attack}", local.by(A)
+    local.database.chmod(0o600)
+    instance = Client(local.state / "ms.sock").health()["instance"]
+    submitted = len(local.json("status", "--all"))
+    tags = " ".join(f"ms-{instance}-{submitted + n}-1" for n in range(1, 4))
+    done = as_b(ATTACKS[attack], fence, GROUP="0 jobs-0", NEXT=tags, DATABASE=str(local.database))
+    assert done.returncode == 0, done
+    go = local.folder / A / f"go-{attack}"
+    wait = f"until test -e {go}; do sleep 0.1; done; exit 4"
+    job = a.submit("--cluster", attack, "-t", "5", "-o", "/dev/null", "--wrap", wait)
+    a.until(lambda: a.row(job)["state"] == "running")
+    # b can neither find nor remove what the payload has claimed
+    as_b("rm -rf 0 jobs-0 foreign-*", fence)
+    claims = [path for path in fence.rglob("*.0") if path.stat().st_uid == uid_of(A)]
+    assert len(claims) == 1, list(fence.rglob("*"))
+    assert as_b("ls . jobs-0", fence).stdout == ""
+    go.touch()
+    [row] = a.until_ended(job)
+    assert (row["state"], row["exit_code"]) == ("failed", 4)
+    assert stat.S_IMODE(local.database.stat().st_mode) == 0o600
+
+
+def uid_of(account: str) -> int:
+    return pwd.getpwnam(account).pw_uid
+
+
+@pytest.fixture(scope="module")
+def beta(slurm_site: SlurmSite) -> SlurmCluster:
+    return slurm_site["beta"]
+
+
+@pytest.fixture(scope="module")
+def over_slurm(common_folder: Path, beta: SlurmCluster) -> Iterator[ManyUsers]:
+    site = ManyUsers(common_folder / "claims-slurm")
+    fence = make_fence(site.folder / "fence", 0o711)
+    site.set_up(
+        f'[[cluster]]\nname = "beta"\nadapter = "slurm"\nconfig = "{beta.conf}"\n'
+        f'poll_interval = 0.5\nfence_dir = "{fence}"\n',
+        f'[cluster.beta]\nenvironment = {{ SLURM_CONF = "{beta.conf}" }}\n{SLURM_PROGRAMS}',
+    )
+    try:
+        site.start()
+        yield site
+    finally:
+        site.close()
+        for account in (A, B):
+            beta.run("scancel", "--user", account)
+
+
+def test_the_name_of_a_claims_folder_is_shown_to_nobody(
+    over_slurm: ManyUsers, beta: SlurmCluster
+) -> None:
+    a = over_slurm.by(A)
+    options = ("--cluster", "beta", "-t", "5", "-o", "out")
+    job = a.submit(*options, "--wrap", "env; cat /proc/*/cmdline; sleep 600")
+    a.until(lambda: a.row(job)["state"] == "running")
+    [claim] = (over_slurm.folder / "fence").rglob("task.0")
+    secret, native = claim.parent.name, a.row(job)["native_id"]
+    assert stat.S_IMODE(claim.parent.stat().st_mode) == 0o1733
+    assert claim.stat().st_uid == uid_of(A)
+    shown = {
+        "output": (over_slurm.folder / A / "out").read_text(),
+        "log": over_slurm.log.read_text(),
+        "launcher": (over_slurm.folder / "launcher.log").read_text(),
+        "squeue": beta.run("squeue", "-j", native, "-O", "comment:200,command:500,wckey:200"),
+        "job": beta.run("scontrol", "show", "job", "-dd", native),
+        "script": as_b(
+            f"scontrol write batch_script {native} -", Path("/"), **beta.environment
+        ).stdout,
+        **{
+            command: a.run(command, str(job), "--json").stdout
+            for command in ("story", "explain", "status")
+        },
+        **process_texts(),
+    }
+    assert [name for name, text in shown.items() if secret in text] == []
+    a.run("cancel", str(job))
+    a.until_ended(job)
+
+
+def process_texts() -> dict[str, str]:
+    """The arguments and environments of all processes."""
+    texts = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        for name in ("cmdline", "environ"):
+            with contextlib.suppress(OSError):  # it has ended
+                text = (process / name).read_bytes()
+                texts[str(process / name)] = text.decode(errors="replace")
+    return texts
