@@ -23,7 +23,12 @@ import pytest
 from msgspec import structs
 
 from metasched.adapters.base import Withdrawal
-from metasched.adapters.claims import EXIT_CLAIM_TAKEN, apply_fence, revoke_claim
+from metasched.adapters.claims import (
+    EXIT_CLAIM_TAKEN,
+    apply_fence,
+    new_claim_folder,
+    revoke_claim,
+)
 from metasched.adapters.errors import Refused
 from metasched.model.cluster import NodeCapacity
 from metasched.model.job import State
@@ -186,10 +191,10 @@ def test_a_script_is_run_by_its_interpreter_byte_for_byte(manager: Manager) -> N
 def test_a_task_begins_only_if_its_payload_makes_the_claim(manager: Manager) -> None:
     claims = manager.folder / "claims"
     claims.mkdir()
-    claims.chmod(0o1777)  # the jobs may be another account's
     plain = manager.order("echo $METASCHED_TASK >> ran; exit 3", indices=(1, 2))
-    order = apply_fence(structs.replace(plain, fence=str(claims)))
-    assert revoke_claim(TaskClaim(str(claims), order.tag, 2))
+    fence = new_claim_folder(str(claims), plain.job.id)
+    order = apply_fence(structs.replace(plain, fence=fence))
+    assert revoke_claim(TaskClaim(fence, order.tag, 2))
     manager.adapter.submit(order)
 
     def codes(listing: Listing) -> dict[int, int | None]:
@@ -201,7 +206,7 @@ def test_a_task_begins_only_if_its_payload_makes_the_claim(manager: Manager) -> 
         2: EXIT_CLAIM_TAKEN,
     }
     assert words(manager.folder / "ran") == ["1"]
-    assert not revoke_claim(TaskClaim(str(claims), order.tag, 1))
+    assert not revoke_claim(TaskClaim(fence, order.tag, 1))
 
 
 # Withdrawing.
