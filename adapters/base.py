@@ -1,6 +1,7 @@
 """The whole contract between metasched and a resource manager.
 
-An adapter is one object in one worker process, called by one thread, one call at a time. It
+An adapter is one object in one worker process, called by one thread, one call at a time. With
+`concurrent_owners`, other threads call `submit` and `withdraw_all` meanwhile in site mode. It
 keeps no state that matters: after a crash a new adapter of the same instance continues from the
 manager's own records. Every task that it submits carries a tag by which it is found again; native
 ids are never trusted alone, since managers re-issue them.
@@ -110,6 +111,9 @@ class Adapter(ABC):
     Options: ClassVar[type[Any]]
     poll_interval: ClassVar[float] = 5.0  # seconds between polls while tasks are queued or running
     chunk: ClassVar[int] = 50  # most tasks in one submission: a long call delays polls
+    # Whether, in site mode, `submit` and `withdraw_all` may run beside all other calls, in a thread
+    # for each owner. They wait for the owner's processes, and must hold no lock meanwhile.
+    concurrent_owners: ClassVar[bool] = False
     # Variables of the worker process that a library needs before its import; a site's own win.
     environment: ClassVar[Mapping[str, str]] = {}
     # An instance may override the class's capabilities where they depend on its options.

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 _PR_SET_PDEATHSIG = 1
 _KILL_GROUP_SCRIPT = "read -r _; kill -KILL 0"
@@ -35,17 +36,19 @@ class ChildProcessGroup:
 
     def __init__(self) -> None:
         self._leader: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()  # a second leader would be lost, and kill its group
 
     def group_id(self) -> int:
         """Return the id of the group, starting its leader if none is alive. Raises OSError."""
-        if self._leader is None or self._leader.poll() is not None:
-            self._leader = subprocess.Popen(
-                ["/bin/sh", "-c", _KILL_GROUP_SCRIPT],
-                env={},
-                cwd="/",
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                process_group=0,
-            )
-        return self._leader.pid
+        with self._lock:
+            if self._leader is None or self._leader.poll() is not None:
+                self._leader = subprocess.Popen(
+                    ["/bin/sh", "-c", _KILL_GROUP_SCRIPT],
+                    env={},
+                    cwd="/",
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    process_group=0,
+                )
+            return self._leader.pid

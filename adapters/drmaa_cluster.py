@@ -75,6 +75,7 @@ class Drmaa(Adapter):
     """The adapter of a DRMAA cluster, with the profile that its options choose."""
 
     Options: ClassVar[type[Any]] = DrmaaOptions
+    concurrent_owners: ClassVar[bool] = True  # a DRMAA session is not used in site mode
     # The library needs thread-local storage that the C library reserves for programs at their
     # start ("cannot allocate memory in static TLS block").
     environment: ClassVar[Mapping[str, str]] = {

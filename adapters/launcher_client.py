@@ -12,9 +12,10 @@ import pwd
 import select
 import socket
 import struct
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -23,9 +24,37 @@ from metasched.adapters.errors import Refused, Unreachable
 
 REPLY_TIMEOUT = 10.0  # seconds for a reply of the launcher that waits for no command
 
+_thread = threading.local()  # `deadline`: monotonic seconds, None: no deadline
+
+
+@contextmanager
+def owner_deadline(seconds: float | None) -> Iterator[None]:
+    """Let this thread wait for processes of users no longer than `seconds` in all.
+
+    A user may delay each of several commands; the deadline bounds their sum.
+    """
+    _thread.deadline = None if seconds is None else time.monotonic() + seconds
+    try:
+        yield
+    finally:
+        _thread.deadline = None
+
+
+def remaining_seconds(timeout: float) -> float:
+    """Return `timeout`, or the seconds until the thread's deadline if they are fewer.
+
+    Raises Unreachable after the deadline.
+    """
+    deadline: float | None = getattr(_thread, "deadline", None)
+    if deadline is None:
+        return timeout
+    if (remaining := deadline - time.monotonic()) <= 0:
+        raise Unreachable("the user's processes took too long")
+    return min(timeout, remaining)
+
 
 class LauncherClient:
-    """The launcher, for the jobs of one cluster."""
+    """The launcher, for the jobs of one cluster. Its methods are thread-safe."""
 
     def __init__(self, path: Path, cluster: str) -> None:
         self._path, self._cluster = path, cluster
@@ -71,6 +100,7 @@ class LauncherClient:
         stdin: int | None = None,
     ) -> CommandResult:
         """Run the command of `verb` to its end, within `timeout` seconds; see `run_command`."""
+        timeout = remaining_seconds(timeout)
         command = self.start(user, verb, arguments, directory=directory, stdin=stdin)
         return wait_for_result(command, verb, timeout)
 
@@ -80,12 +110,12 @@ class LauncherClient:
         """Start a command with these descriptors that continues after this call."""
         descriptors = [stdin, stdout, stderr]
         with self._send_request(user, verb, (), directory, 0o022, descriptors) as connection:
-            _read_reply(connection, REPLY_TIMEOUT)
+            _read_reply(connection, remaining_seconds(REPLY_TIMEOUT))
 
     def check_access(self, user: str, directory: str) -> None:
         """Raise Refused if the user may have no jobs, or may not enter the directory."""
         with self._send_request(user, "enter", (), directory, 0o022, []) as connection:
-            _read_reply(connection, REPLY_TIMEOUT)
+            _read_reply(connection, remaining_seconds(REPLY_TIMEOUT))
 
     def _send_request(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Literal
 
 import msgspec
@@ -24,8 +25,15 @@ class WorkerBoot(msgspec.Struct, frozen=True):
     launcher: str = ""  # socket of the launcher in site mode
 
 
+_numbers = itertools.count(1)
+
+
 class WorkerCall(msgspec.Struct, rename=STORED_FIELDS["WorkerCall"], frozen=True):
-    """A request to the worker; `operation` determines which other fields are used."""
+    """A request to the worker; `operation` determines which other fields are used.
+
+    Calls of one owner are executed in the order in which they were written, and calls without an
+    owner among themselves. Calls of different owners run side by side.
+    """
 
     operation: Literal[
         "submit", "withdraw", "poll", "trace", "revoke", "survey", "reserve", "unreserve"
@@ -42,6 +50,11 @@ class WorkerCall(msgspec.Struct, rename=STORED_FIELDS["WorkerCall"], frozen=True
     claims: tuple[TaskClaim, ...] = ()  # of revoke
     reservation: ReservationSpec | None = None  # of reserve
     reservation_name: str = ""  # of unreserve
+    # repeated in the reply; unique in the daemon's process
+    number: int = msgspec.field(default_factory=_numbers.__next__)
+    # site mode, of submit and withdraw: user whose processes the call may wait for
+    owner: str = ""
+    time_limit: float | None = None  # seconds that it may wait for processes of its owner
 
 
 class ListingDelta(msgspec.Struct, rename=STORED_FIELDS["ListingDelta"], frozen=True):
@@ -72,3 +85,4 @@ class WorkerReply(msgspec.Struct, rename=STORED_FIELDS["WorkerReply"], frozen=Tr
     survey: Survey | None = None
     revoked: dict[int, bool] = msgspec.field(default_factory=dict)  # by position in `claims`
     access: str = ""  # how the adapter talks to its manager, if it has a choice
+    number: int = 0  # of the call; 0: of the oldest call (a worker of an earlier release)

@@ -1,16 +1,21 @@
-"""The process that hosts an adapter, and executes its calls in sequence.
+"""The process that hosts an adapter, and executes its calls.
 
 It reads lines of JSON. The first is a `WorkerBoot`, each further line a `WorkerCall`, answered by a
 `WorkerReply`. The process ends at the end of its input, so it never outlives the daemon.
+
+The main thread executes the calls without an owner: the adapter polls there. A thread for each
+owner executes the owner's calls, so a user whose processes hang delays nobody else.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,13 +26,15 @@ from metasched.adapters.base import Adapter, Submission
 from metasched.adapters.child_processes import die_with_parent
 from metasched.adapters.claims import FenceError, apply_fence, check_fence, revoke_claim
 from metasched.adapters.errors import Refused, Unreachable
-from metasched.adapters.launcher_client import LauncherClient
+from metasched.adapters.launcher_client import LauncherClient, owner_deadline
 from metasched.adapters.protocol import ListingDelta, WorkerBoot, WorkerCall, WorkerReply
 from metasched.adapters.registry import adapter_class
 from metasched.clock import ClockStepDetector
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.listing import JobStatus, Listing, TaskClaim
 from metasched.model.survey import ReservationSpec
+
+IDLE_SECONDS = 30.0  # without a call, after which the thread of an owner ends
 
 
 @dataclass
@@ -39,17 +46,21 @@ class AdapterHost:
     _expected_starts: dict[tuple[str, int, str], float] = field(default_factory=dict)
     _info: ClusterInfo | None = None
     _has_reported: bool = False
-    _chain_broken: bool = False  # chained submits are not executed
+    _broken_chains: set[str] = field(default_factory=set)  # owners: chained submits are skipped
 
     def execute(self, call: WorkerCall) -> WorkerReply:
-        """Execute a call; return every failure as a reply."""
-        if call.chained and self._chain_broken:
+        """Execute a call; return every failure as a reply. Thread-safe for different owners."""
+        if call.chained and call.owner in self._broken_chains:
             reply = WorkerReply("untried")
         else:
-            reply = self._execute(call)
+            with owner_deadline(call.time_limit):
+                reply = self._execute(call)
         if call.operation == "submit":
-            self._chain_broken = reply.retry_later or reply.error not in ("", "refused")
-        return structs.replace(reply, access=self.adapter.access)
+            if reply.retry_later or reply.error not in ("", "refused"):
+                self._broken_chains.add(call.owner)
+            else:
+                self._broken_chains.discard(call.owner)
+        return structs.replace(reply, access=self.adapter.access, number=call.number)
 
     def _execute(self, call: WorkerCall) -> WorkerReply:
         try:
@@ -143,6 +154,71 @@ def _warn_about_fence(cluster: Cluster) -> None:
         print(f"metasched: warning: {message}", file=sys.stderr, flush=True)
 
 
+class OwnerThreads:
+    """A thread for each owner with calls; it ends when it is idle."""
+
+    def __init__(self, execute: Callable[[WorkerCall], None]) -> None:
+        self._execute = execute
+        self._lock = threading.Lock()
+        self._queues: dict[str, queue.SimpleQueue[WorkerCall]] = {}  # by owner
+
+    def submit(self, call: WorkerCall) -> None:
+        """Queue a call behind the earlier calls of its owner."""
+        with self._lock:
+            calls = self._queues.get(call.owner)
+            if calls is None:
+                calls = self._queues[call.owner] = queue.SimpleQueue()
+                name = f"calls of {call.owner}"
+                threading.Thread(
+                    target=self._run, args=(call.owner,), name=name, daemon=True
+                ).start()
+            calls.put(call)
+
+    def _run(self, owner: str) -> None:
+        calls = self._queues[owner]
+        while True:
+            try:
+                call = calls.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                with self._lock:
+                    if calls.empty():
+                        del self._queues[owner]
+                        return
+            else:
+                self._execute(call)
+
+
+def serve(host: AdapterHost, lines: Iterable[bytes], write: Callable[[bytes], object]) -> None:
+    """Execute the calls of `lines` and write their replies, until the end of either."""
+    own_calls: queue.SimpleQueue[WorkerCall | None] = queue.SimpleQueue()  # None: the end
+    write_lock = threading.Lock()
+
+    def execute(call: WorkerCall) -> None:
+        reply = msgspec.json.encode(host.execute(call)) + b"\n"
+        try:
+            with write_lock:
+                write(reply)
+        except BrokenPipeError:  # the daemon has died
+            own_calls.put(None)
+
+    owner_threads = OwnerThreads(execute)
+
+    def read_calls() -> None:
+        try:
+            for line in lines:
+                call = msgspec.json.decode(line, type=WorkerCall)
+                if call.owner:
+                    owner_threads.submit(call)
+                else:
+                    own_calls.put(call)
+        finally:
+            own_calls.put(None)
+
+    threading.Thread(target=read_calls, name="calls", daemon=True).start()
+    while (own_call := own_calls.get()) is not None:
+        execute(own_call)
+
+
 def main() -> int:
     """Host the adapter of the first line of input until the end of input."""
     die_with_parent()
@@ -161,13 +237,7 @@ def main() -> int:
         adapter_type(boot.cluster, options, boot.instance, Path(boot.folder), **launcher_argument)
     )
     try:
-        for line in sys.stdin.buffer:
-            reply = msgspec.json.encode(host.execute(msgspec.json.decode(line, type=WorkerCall)))
-            try:
-                replies.write(reply)
-                replies.write(b"\n")
-            except BrokenPipeError:  # the daemon has died
-                return 1
+        serve(host, sys.stdin.buffer, replies.write)
     finally:
         host.adapter.close()
     return 0

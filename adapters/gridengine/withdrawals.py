@@ -7,6 +7,7 @@ logged in the cluster's folder before it is requested.
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -45,10 +46,14 @@ class Deletion(msgspec.Struct, rename=STORED_FIELDS["Deletion"], frozen=True):
 
 
 class DeletionLog:
-    """A file of requested deletions, a JSON object per line; the last line of a task counts."""
+    """A file of requested deletions, a JSON object per line; the last line of a task counts.
+
+    Thread-safe.
+    """
 
     def __init__(self, path: Path, keep: float) -> None:
         self._path = path
+        self._lock = threading.Lock()
         self._by_task: dict[TaskKey, Deletion] = {}
         oldest = time.time() - keep
         if path.exists():
@@ -64,8 +69,9 @@ class DeletionLog:
     def add(self, deletions: Iterable[Deletion]) -> None:
         """Append deletions."""
         added = list(deletions)
-        self._write("a", added)
-        self._by_task |= {deletion.key: deletion for deletion in added}
+        with self._lock:
+            self._write("a", added)
+            self._by_task |= {deletion.key: deletion for deletion in added}
 
     def _write(self, mode: str, deletions: Iterable[Deletion]) -> None:
         with self._path.open(mode) as file:
@@ -89,14 +95,16 @@ class DeletionLog:
 
     def drop_before(self, oldest: float) -> list[TaskKey]:
         """Drop deletions requested before `oldest`; return their tasks."""
-        old = [key for key, deletion in self._by_task.items() if deletion.requested_at < oldest]
-        for key in old:
-            del self._by_task[key]
+        with self._lock:
+            old = [key for key, deletion in self._by_task.items() if deletion.requested_at < oldest]
+            for key in old:
+                del self._by_task[key]
         return old
 
     def items(self) -> Iterable[tuple[TaskKey, Deletion]]:
         """Return the deletions by task."""
-        return self._by_task.items()
+        with self._lock:
+            return list(self._by_task.items())
 
     def proves_gone(self, key: TaskKey, now: float, lag: float) -> bool:
         """Return whether a task missing from listings has certainly ended without a start.

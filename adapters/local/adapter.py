@@ -28,7 +28,8 @@ from msgspec import structs
 
 from metasched.adapters.base import Adapter, Capabilities, Submission, Withdrawal
 from metasched.adapters.errors import Refused, Unreachable
-from metasched.adapters.launcher_client import LauncherClient, uid_of
+from metasched.adapters.launcher_client import LauncherClient, remaining_seconds, uid_of
+from metasched.adapters.local.host import FORK_SERVER_TIMEOUT
 from metasched.adapters.local.options import LocalOptions
 from metasched.adapters.local.queue_store import QueueStore, Requirements
 from metasched.adapters.local.scheduler import MEMORY_RESOURCE, LocalScheduler, LocalTask
@@ -52,6 +53,7 @@ class Local(Adapter):
     Options = LocalOptions
     poll_interval: ClassVar[float] = 1.0
     chunk: ClassVar[int] = 200
+    concurrent_owners: ClassVar[bool] = True
     options: LocalOptions
 
     def __init__(
@@ -75,9 +77,11 @@ class Local(Adapter):
     def submit(self, submission: Submission) -> dict[int, str]:
         with self._open_scheduler() as scheduler:
             native_ids = scheduler.native_ids(submission.tag)
-            if native_ids is None:
-                requirements = self._requirements_of(submission)
-                kill_wait = self.options.kill_wait
+        if native_ids is None:
+            # without the lock: it may wait for a directory of the user's
+            requirements = self._requirements_of(submission)
+            kill_wait = self.options.kill_wait
+            with self._open_scheduler() as scheduler:
                 scheduler.submit(
                     submission.tag,
                     shared_header(submission, self.cluster.name, requirements, kill_wait),
@@ -86,13 +90,22 @@ class Local(Adapter):
                     requirements,
                 )
                 native_ids = scheduler.native_ids(submission.tag) or {}
-            elif not set(submission.indices) <= native_ids.keys():
-                raise Refused(f"tag {submission.tag} is in use for other tasks")
-            return {index: native_ids[index] for index in submission.indices}
+        elif not set(submission.indices) <= native_ids.keys():
+            raise Refused(f"tag {submission.tag} is in use for other tasks")
+        return {index: native_ids[index] for index in submission.indices}
 
     def withdraw(self, withdrawal: Withdrawal) -> None:
         with self._open_scheduler() as scheduler:
-            scheduler.withdraw(withdrawal.tag, withdrawal.native_ids, withdrawal.only_pending)
+            cancellation = scheduler.withdraw(
+                withdrawal.tag, withdrawal.native_ids, withdrawal.only_pending
+            )
+        if cancellation is None:
+            return
+        try:
+            cancellation.result(remaining_seconds(FORK_SERVER_TIMEOUT))  # without the lock
+        except OSError as error:
+            cancellation.cancel()
+            raise Unreachable(f"tasks of {withdrawal.tag}: {error}") from None
 
     def poll(self) -> Listing:
         with self._open_scheduler() as scheduler:

@@ -56,26 +56,26 @@ class ForkServer:
 
     def fork(self, folders: Sequence[Path]) -> list[tuple[int, int]]:
         """Fork a supervisor for each folder; return its (pid, start time). Raises OSError."""
-        processes: list[tuple[int, int]] = []
-        for first in range(0, len(folders), FORK_BATCH_SIZE):
-            batch = folders[first : first + FORK_BATCH_SIZE]
-            processes += self._request([os.fsencode(folder) for folder in batch])
-        return processes
+        return self._request("", folders)
 
-    def cancel(self, folder: Path) -> None:
-        """Signal the supervisor of the folder to end its job. Raises OSError."""
-        self._request([b"cancel " + os.fsencode(folder)])
+    def cancel(self, folders: Sequence[Path]) -> None:
+        """Signal the supervisors of the folders to end their jobs. Raises OSError."""
+        self._request("cancel ", folders)
 
-    def sweep(self, folder: Path) -> None:
-        """Kill the processes that a dead supervisor of the folder left. Raises OSError."""
-        self._request([b"sweep " + os.fsencode(folder)])
+    def sweep(self, folders: Sequence[Path]) -> None:
+        """Kill the processes that dead supervisors of the folders left. Raises OSError."""
+        self._request("sweep ", folders)
 
-    def _request(self, requests: Sequence[bytes]) -> list[tuple[int, int]]:
+    def _request(self, verb: str, folders: Sequence[Path]) -> list[tuple[int, int]]:
+        requests = [verb.encode() + os.fsencode(folder) for folder in folders]
+        pairs: list[tuple[int, int]] = []
         try:
-            return self._exchange(requests)
+            for first in range(0, len(requests), FORK_BATCH_SIZE):
+                pairs += self._exchange(requests[first : first + FORK_BATCH_SIZE])
         except OSError:
             self.close(0.0)
             raise
+        return pairs
 
     def _exchange(self, requests: Sequence[bytes]) -> list[tuple[int, int]]:
         write_fd, read_fd = self._pipes or self._start()

@@ -16,9 +16,11 @@ import sqlite3
 import threading
 import time
 from bisect import insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -26,7 +28,7 @@ import msgspec
 from msgspec import structs
 
 from metasched.adapters import supervisor
-from metasched.adapters.errors import AdapterError, Refused, Unreachable
+from metasched.adapters.errors import AdapterError, Unreachable
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.adapters.local.host import ForkServer, grant_access, read_record
 from metasched.adapters.local.options import LocalOptions
@@ -60,6 +62,7 @@ class LocalTask:
     launch_count: int = 0  # supervisors forked for it
     devices: dict[str, list[int]] = field(default_factory=dict)  # GPU indices by gres
     supervisor_fd: int | None = None  # pidfd of its supervisor
+    in_request: bool = False  # a fork server is starting its supervisor, or sweeping
     waiting: WaitingJob = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,6 +122,9 @@ class LocalScheduler:
         self._rho: Mapping[str, float] = {}
         self._stopped = False
         self._fork_servers: dict[str, ForkServer] = {}  # by account
+        # site mode, by account: the thread that waits for the account's fork server
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._generation = 0  # number of `load`s; results of earlier requests do not count
         self._tasks_by_supervisor_fd: dict[int, LocalTask] = {}
         self._epoll = select.epoll()
         # set, so that the thread makes a first pass at once
@@ -142,8 +148,12 @@ class LocalScheduler:
         self._unwatch_all()
         os.close(self._wakeup_fd)
         self._epoll.close()
-        for fork_server in self._fork_servers.values():
-            fork_server.close()
+        for account, fork_server in self._fork_servers.items():
+            if self._launcher is None:
+                fork_server.close()
+            else:  # behind the requests under way
+                self._thread_of(account).submit(fork_server.close)
+                self._thread_of(account).shutdown(wait=False)
 
     def wake(self) -> None:
         """Have the thread make a pass."""
@@ -155,6 +165,7 @@ class LocalScheduler:
         """Rebuild the state in memory from the database and the jobs' folders."""
         self._store.rollback()
         self._unwatch_all()
+        self._generation += 1
         self._obsolete_folders: list[Path] = []
         self._unsaved: list[LocalTask] = []
         self.first_opened, last_boot = self._store.opened()
@@ -243,26 +254,43 @@ class LocalScheduler:
             insort(self.queue, task, key=lambda t: t.queue_key)
         self.wake()
 
-    def withdraw(self, tag: str, indices: Iterable[int], only_pending: bool) -> None:
-        """End tasks; with `only_pending` only tasks that have not started."""
+    def withdraw(self, tag: str, indices: Iterable[int], only_pending: bool) -> Future[None] | None:
+        """End tasks; with `only_pending` only tasks that have not started.
+
+        In site mode, wait for the result without the lock: then the supervisors of started tasks
+        are signalled, or it raises OSError.
+        """
         tasks = self._tasks_by_tag.get(tag, {})
-        for index in indices:
-            task = tasks.get(index)
-            if task is not None and task.status.ended is None:
-                self._withdraw_task(task, only_pending)
+        open_tasks = [
+            task for index in indices if (task := tasks.get(index)) and task.status.ended is None
+        ]
+        started = [task for task in open_tasks if not self._end_unstarted(task)]
         self.save_ended()
         self.wake()
+        if only_pending or not started:
+            return None
+        account = self._account_for(started[0])
+        fork_server, folders = self._fork_server_of(account), self._folders_of(started)
+        if self._launcher is not None:
+            return self._thread_of(account).submit(fork_server.cancel, folders)
+        try:
+            fork_server.cancel(folders)
+        except OSError as error:
+            raise Unreachable(f"tasks of {tag}: {error}") from None
+        return None
 
-    def _withdraw_task(self, task: LocalTask, only_pending: bool) -> None:
-        folder = self._folder_of(task)
-        # A supervisor may be about to start the task: the first claim of the folder decides.
-        if task.launch_decided is None or supervisor.claim(str(folder), "state=cancelled\nword=\n"):
-            self._finish_task(task, _unstarted_status(task.status, State.CANCELLED, ""))
-        elif not only_pending:
-            try:
-                self._fork_server_for(task).cancel(folder)
-            except OSError as error:
-                raise Unreachable(f"task {task.native_id}: {error}") from None
+    def _end_unstarted(self, task: LocalTask) -> bool:
+        """End a task unless it has started; return whether it had not.
+
+        A supervisor may be about to start the task: the first claim of the folder decides.
+        """
+        claim = "state=cancelled\nword=\n"
+        if task.launch_decided is not None and not supervisor.claim(
+            str(self._folder_of(task)), claim
+        ):
+            return False
+        self._finish_task(task, _unstarted_status(task.status, State.CANCELLED, ""))
+        return True
 
     def update_licence_demand(self, rho: Mapping[str, float]) -> None:
         if rho != self._rho:
@@ -355,37 +383,70 @@ class LocalScheduler:
         """For each started task without a watched supervisor, launch one or record the end."""
         while self._unsupervised:
             tasks = [task for task in self._unsupervised if self._needs_supervisor(task)]
-            self._unsupervised = tasks
-            if not tasks:
-                return
-            for _, group in groupby(sorted(tasks, key=self._account_for), key=self._account_for):
-                self._launch_supervisors(list(group))
-            self._unsupervised = [task for task in tasks if task.supervisor_fd is None]
+            self._unsupervised = []
+            for account, group in groupby(sorted(tasks, key=self._account_for), self._account_for):
+                self._launch_supervisors(account, list(group))
 
-    def _launch_supervisors(self, tasks: list[LocalTask]) -> None:
+    def _launch_supervisors(self, account: str, tasks: list[LocalTask]) -> None:
         """Fork a supervisor for each of these tasks, which have the same owner."""
         for task in tasks:
             task.launch_count += 1
+            task.in_request = True
             if self._launcher is not None:
                 # After `spec` is written: from now on the owner may place links in the folder.
                 grant_access(self._folder_of(task), task.requirements.uid)
-        folders = [self._folder_of(task) for task in tasks]
-        try:
-            processes = self._fork_server_for(tasks[0]).fork(folders)
-        except Unreachable as error:
-            raise OSError(error.reason) from None
-        except (OSError, Refused) as error:
-            if self._launcher is None:
-                raise  # of this account: retry; an owner's fork server may fail on purpose
-            user = tasks[0].requirements.user
-            log.warning("%s: no supervisor for %s: %s", self._folder, user, error)
-            return
-        for task, (pid, start) in zip(tasks, processes, strict=True):
-            self._watch_supervisor(task, pid, start)
+        fork_server, folders = self._fork_server_of(account), self._folders_of(tasks)
+
+        def launch() -> Callable[[], None]:
+            try:
+                return partial(self._watch_launched, tasks, fork_server.fork(folders))
+            except (OSError, AdapterError) as error:
+                if self._launcher is None:
+                    raise  # of this account: retry; an owner's fork server may fail on purpose
+                log.warning("%s: no supervisor for %s: %s", self._folder, account, error)
+                if isinstance(error, Unreachable):  # the launcher, which is no fault of the owner
+                    time.sleep(RETRY_DELAY)
+                    for task in tasks:
+                        task.launch_count -= 1
+                return partial(self._watch_launched, tasks, [])
+
+        self._execute_request(account, launch)
+
+    def _watch_launched(self, tasks: list[LocalTask], processes: Sequence[tuple[int, int]]) -> None:
+        """Watch the supervisors of these tasks, (pid, start) each; [] if none was forked."""
+        for task in tasks:
+            task.in_request = False
+        for task, (pid, start) in zip(tasks, processes, strict=False):
+            if task.status.ended is None:
+                self._watch_supervisor(task, pid, start)
+        self._unsupervised += [task for task in tasks if task.supervisor_fd is None]
+
+    def _execute_request(self, account: str, request: Callable[[], Callable[[], None]]) -> None:
+        """Execute a request to a fork server and, with the lock, the function that it returns.
+
+        In site mode the account's thread does so, without the lock while it waits: the user may
+        have stopped the fork server.
+        """
+        if self._launcher is None:
+            request()()
+        else:
+            self._thread_of(account).submit(self._execute_unlocked, self._generation, request)
+
+    def _execute_unlocked(self, generation: int, request: Callable[[], Callable[[], None]]) -> None:
+        finish = request()
+        with self._lock:
+            if self._stopped or generation != self._generation:
+                return
+            try:
+                finish()
+            except (OSError, sqlite3.Error):
+                log.exception("%s: loading it again", self._folder)
+                self.reload_needed = True
+            self.wake()
 
     def _needs_supervisor(self, task: LocalTask) -> bool:
         """Update a started task from its folder alone; return True if it needs a supervisor."""
-        if task.status.ended is not None or task.supervisor_fd is not None:
+        if task.status.ended is not None or task.supervisor_fd is not None or task.in_request:
             return False
         folder = self._folder_of(task)
         claim = read_record(folder, "claim")
@@ -404,10 +465,12 @@ class LocalScheduler:
         if same_boot and self._watch_supervisor(task, int(claim["pid"]), int(claim["start"])):
             return False
         end_record = read_record(folder, "ended")  # written before the supervisor exits
-        if not end_record:
-            self._finish_task(task, self._lost_status(task, same_boot))
-        else:
+        if end_record:
             self._finish_task(task, _ended_status(task.status, end_record))
+        elif same_boot:
+            self._sweep(task)
+        else:
+            self._finish_lost(task, "the host was restarted")
         return False
 
     def _update_from_claim(self, task: LocalTask) -> None:
@@ -423,19 +486,30 @@ class LocalScheduler:
                 manager_reason="",
             )
 
-    def _lost_status(self, task: LocalTask, same_boot: bool) -> JobStatus:
-        """Kill the processes that a dead supervisor left; return the task's final status."""
-        if same_boot:
+    def _sweep(self, task: LocalTask) -> None:
+        """Kill the processes that a dead supervisor left, then record the end."""
+        task.in_request = True
+        account, folders = self._account_for(task), self._folders_of([task])
+        fork_server = self._fork_server_of(account)
+
+        def sweep() -> Callable[[], None]:
             try:
-                self._fork_server_for(task).sweep(self._folder_of(task))
+                fork_server.sweep(folders)
             except (OSError, AdapterError):
                 log.exception(
                     "%s: processes of task %s may still run", self._folder, task.native_id
                 )
-        message = "its supervisor was killed" if same_boot else "the host was restarted"
-        return structs.replace(
-            task.status, state=State.NODE_FAIL, ended=time.time(), manager_reason=message
-        )
+            return partial(self._finish_lost, task, "its supervisor was killed")
+
+        self._execute_request(account, sweep)
+
+    def _finish_lost(self, task: LocalTask, reason: str) -> None:
+        task.in_request = False
+        if task.status.ended is None:
+            status = structs.replace(
+                task.status, state=State.NODE_FAIL, ended=time.time(), manager_reason=reason
+            )
+            self._finish_task(task, status)
 
     def _finish_task(self, task: LocalTask, status: JobStatus) -> None:
         """Set the final status of a task and release its resources.
@@ -480,6 +554,9 @@ class LocalScheduler:
     def _folder_of(self, task: LocalTask) -> Path:
         return self._folder / "jobs" / str(task.native_id)
 
+    def _folders_of(self, tasks: Iterable[LocalTask]) -> list[Path]:
+        return [self._folder_of(task) for task in tasks]
+
     def _allocate(self, task: LocalTask) -> None:
         self.started[task.native_id] = task
         self.free_cpus -= task.requirements.cpus
@@ -504,12 +581,17 @@ class LocalScheduler:
         """Return the account that runs the task's processes; "" for this account."""
         return "" if self._launcher is None else task.requirements.user
 
-    def _fork_server_for(self, task: LocalTask) -> ForkServer:
-        account = self._account_for(task)
+    def _fork_server_of(self, account: str) -> ForkServer:
         if account not in self._fork_servers:
             error_log = self._folder / "supervisor.log"
             self._fork_servers[account] = ForkServer(error_log, self._launcher, account)
         return self._fork_servers[account]
+
+    def _thread_of(self, account: str) -> ThreadPoolExecutor:
+        if account not in self._threads:
+            name = f"fork server of {account}"
+            self._threads[account] = ThreadPoolExecutor(1, thread_name_prefix=name)
+        return self._threads[account]
 
     def _watch_supervisor(self, task: LocalTask, pid: int, start: int) -> bool:
         """Wake the thread when that process ends; return False if it has ended already."""

@@ -50,6 +50,7 @@ class Slurm(Adapter):
     # pyslurm reads scripts in the encoding of the locale
     environment: ClassVar[Mapping[str, str]] = {"PYTHONUTF8": "1"}
     chunk: ClassVar[int] = 200  # one call as an array; a few seconds as single jobs
+    concurrent_owners: ClassVar[bool] = True
     capabilities: ClassVar[Capabilities] = Capabilities(
         gres=True,
         memory=True,
@@ -120,7 +121,7 @@ class Slurm(Adapter):
             name = self._reservations.current_name(submission.reservation)
             submission = structs.replace(submission, reservation=name)
         access = self._access_as(submission.job.user)
-        array_indices = self._array_indices(submission)
+        array_indices = self._array_indices(access, submission)
         native_ids: dict[int, str] = {}
         try:
             if array_indices:
@@ -136,14 +137,14 @@ class Slurm(Adapter):
             raise Unreachable(f"{accepted}, then: {refusal.reason}") from None
         return native_ids
 
-    def _array_indices(self, submission: Submission) -> list[int]:
+    def _array_indices(self, access: SlurmAccess, submission: Submission) -> list[int]:
         """Return the indices to submit as an array: those that can be its task ids."""
         if submission.job.array is None or len(submission.indices) < 2:
             return []
         if not can_be_array(submission):
             return []
         if self._max_array_size is None:
-            self._max_array_size = self._access.controller().array_size
+            self._max_array_size = access.controller().array_size
         indices = [index for index in submission.indices if index < self._max_array_size]
         return indices if len(indices) > 1 else []
 
@@ -172,8 +173,8 @@ class Slurm(Adapter):
         With `only_pending` therefore: hold the jobs, list them again, and cancel those that are
         pending and held, since these can no longer start.
         """
-        active = self._find_tasks(withdrawals)
         access = self._access_as(withdrawals[0].user)
+        active = self._find_tasks(access, withdrawals)
         if not withdrawals[0].only_pending:
             array_tasks = [line.id for line in active if "_" in line.id and line.state == "PENDING"]
             self._hold(access, array_tasks)
@@ -183,7 +184,7 @@ class Slurm(Adapter):
         if not pending:
             return
         hold_error = self._hold(access, pending)
-        lines = self._find_tasks(withdrawals, split_arrays=True)
+        lines = self._find_tasks(access, withdrawals, split_arrays=True)
         lines = [line for line in lines if line.id in pending]
         # Slurm "holds" running jobs, too; a job that may be requeued must not stay held.
         started = {line.id for line in lines if line.state != "PENDING" or line.restarts != "0"}
@@ -199,7 +200,7 @@ class Slurm(Adapter):
         return "; ".join(filter(None, errors))
 
     def _find_tasks(
-        self, withdrawals: Sequence[Withdrawal], split_arrays: bool = False
+        self, access: SlurmAccess, withdrawals: Sequence[Withdrawal], split_arrays: bool = False
     ) -> list[listing.QueueLine]:
         """List the tasks of the withdrawals that have not ended, a line each."""
         requested = {
@@ -213,7 +214,7 @@ class Slurm(Adapter):
             if native
         ]
         query_ids = ids if len(ids) == len(requested) else ()
-        lines = self._access.jobs(ids=query_ids, user=user, split_arrays=split_arrays)
+        lines = access.jobs(ids=query_ids, user=user, split_arrays=split_arrays)
         return [
             line._replace(id=native)
             for line in lines

@@ -18,7 +18,7 @@ from metasched.adapters.commands import (
     wait_for_result,
 )
 from metasched.adapters.errors import Refused, Unreachable
-from metasched.adapters.launcher_client import LauncherClient
+from metasched.adapters.launcher_client import LauncherClient, remaining_seconds
 from metasched.adapters.slurm import accounting_records, listing, reservation_listing
 from metasched.adapters.slurm.access import SlurmOptions
 from metasched.adapters.slurm.submission import (
@@ -250,6 +250,7 @@ class SlurmCommands:
             return self._run(
                 *_PROGRAMS[verb], *arguments, stdin=stdin, pass_fds=pass_fds, umask=umask
             )
+        timeout = remaining_seconds(self._settings.timeout)
         process = self._launcher.start(
             self._user,
             verb,
@@ -261,9 +262,7 @@ class SlurmCommands:
         )
         program = _PROGRAMS[verb][0]
         with _full_queue_is_refused():
-            return wait_for_result(
-                process, program, self._settings.timeout, _ABORT_CHECKS.get(program)
-            )
+            return wait_for_result(process, program, timeout, _ABORT_CHECKS.get(program))
 
     def _run(
         self,

@@ -394,6 +394,7 @@ def _cluster_settings(
         python=table.python,
         environment={**adapter_type.environment, **table.environment},
         names_nodes=capabilities.reserves_named_nodes,
+        owner_calls=table.calls if config.site and adapter_type.concurrent_owners else 0,
     )
 
 

@@ -34,6 +34,8 @@ class ClusterSettings:
     python: str | None  # interpreter of the worker; None: that of the daemon
     environment: dict[str, str]  # added to the environment of the worker
     names_nodes: bool = False  # reservations name nodes; else the manager chooses processors
+    # number of owners whose commands run side by side; 0: all commands and polls run in sequence
+    owner_calls: int = 0
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,7 @@ class ClusterTable(BaseModel):
     map: dict[str, dict[str, str]] = Field(default_factory=dict)
     poll_interval: Seconds | None = None
     call_timeout: Seconds = 60.0
+    calls: Annotated[int, Field(ge=1, le=32)] = 4
     move_after: Seconds | None = None
     fence_dir: Annotated[str, AfterValidator(_require_absolute)] = ""
     takes: Literal["both", "jobs", "reservations"] = _CLUSTER.takes

@@ -106,6 +106,9 @@ class ListingReceived(msgspec.Struct, rename=STORED_FIELDS["ListingReceived"]):
     until: float = 0.0  # epoch seconds
     previous_taken: float = 0.0  # epoch seconds; time of the previous listing, 0: there is none
     up_since: float = 0.0  # epoch seconds; last start of the manager
+    # (job, dispatch id) of dispatches whose commands were under way during the poll: the listing
+    # proves nothing about them
+    in_flight: tuple[tuple[int, int], ...] = ()
 
 
 class AccountingReceived(msgspec.Struct, rename=STORED_FIELDS["AccountingReceived"], frozen=True):

@@ -81,6 +81,7 @@ class Reconciler:
         for task_id in sorted(vanished):
             if task_id in view.live_tasks:
                 candidates[task_id] = view.live_tasks[task_id]
+        in_flight = set(event.in_flight)
         for task_id, task in candidates.items():
             attempt = task.live_attempt
             if attempt.settled:
@@ -90,6 +91,10 @@ class Reconciler:
             gone = event.full or task_id in vanished
             if gone and attempt.in_last_listing and not attempt.missing:
                 attempt.last_listed = event.previous_taken
+            if (task.job.id, attempt.dispatch_id) in in_flight:
+                attempt.in_last_listing = False
+                view.needs_attention[task_id] = task
+                continue
             if gone or attempt.missing or not attempt.in_last_listing:
                 self._resolve_missing(task, event)
             self._state_machine.request_withdrawal(task)

@@ -255,14 +255,21 @@ class Core:
             attempt.accepted = event.time
             attempt.tried = None
             cause = "the manager accepted it" + (f", by {event.access}" if event.access else "")
-            self._state_machine.apply(task, TaskEvent.ACCEPT, cause)
+            if attempt.state in (State.DISPATCHING, State.UNKNOWN):
+                self._state_machine.apply(task, TaskEvent.ACCEPT, cause)
+            else:  # a listing came before the answer
+                self.state.record_note(task, cause)
             self._state_machine.request_withdrawal(task)
             if view is not None and view.full_reason:
                 view.full_reason, view.retry_delay = "", 0.0
                 self._gates.request_recheck()
 
     def _apply_dispatch_rejected(self, event: DispatchRejected) -> None:
-        tasks = self.tasks_of_dispatch(event.job, event.dispatch_id)
+        tasks = [
+            task
+            for task in self.tasks_of_dispatch(event.job, event.dispatch_id)
+            if task.state in (State.DISPATCHING, State.UNKNOWN)  # else the manager has listed it
+        ]
         view = self.state.view_of(tasks[0]) if tasks and event.retry_later else None
         if view is not None:
             view.mark_full(event.reason, event.time)

@@ -1,4 +1,8 @@
-"""The connection to a cluster: polls it, and executes the core's actions on it in turn."""
+"""The connection to a cluster: polls it, and executes the core's actions on it.
+
+In site mode the commands of different owners run side by side, beside the polls. Otherwise, and
+with adapters that cannot do so, everything runs in sequence.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
 from msgspec import structs
 
-from metasched.adapters.claims import is_claim_folder, new_claim_folder
 from metasched.adapters.protocol import ListingDelta, WorkerCall
 from metasched.clock import ClockStepDetector
 from metasched.config.settings import ClusterSettings
@@ -22,23 +24,19 @@ from metasched.core.events import (
     Action,
     ClaimsRevoked,
     ClusterUnreachable,
-    CoreEvent,
-    Dispatch,
-    DispatchAccepted,
-    DispatchRejected,
     DispatchSkipped,
-    DispatchStarted,
-    DispatchUncertain,
     ListingReceived,
 )
 from metasched.daemon.circuit_breaker import CircuitBreaker
+from metasched.daemon.command_executor import CommandExecutor
+from metasched.daemon.dispatches_in_flight import DispatchesInFlight
 from metasched.daemon.host import SchedulerHost
 from metasched.daemon.manager_start_times import ManagerStartTimes
+from metasched.daemon.owner_turns import OwnerTurns
 from metasched.daemon.pending_actions import PendingActions
 from metasched.daemon.reservation_sync import ReservationSync
 from metasched.daemon.worker_process import WorkerProcess
 from metasched.model.listing import AccountingAnswer
-from metasched.policies.eligible import UnmappedNameError
 
 log = logging.getLogger("metasched")
 
@@ -50,10 +48,6 @@ IDLE_POLL_INTERVAL = 60.0  # seconds between polls without open tasks; a submiss
 MAX_RETRY_DELAY = 60.0  # seconds between polls of an unreachable cluster
 UNREACHABLE_AFTER_FAILURES = 2  # consecutive failed polls after which the core is notified
 
-# Dispatches are written to the worker until it holds this many tasks. A poll then waits less
-# than half a second for sbatch, and 32 tasks need two transactions.
-DISPATCH_AHEAD_TASKS = 32
-
 
 class ClusterConnection:
     """One cluster: its worker process, its pending actions and its polls."""
@@ -63,7 +57,13 @@ class ClusterConnection:
         self._host = host
         self._wake = asyncio.Event()
         self.worker = WorkerProcess(host, settings, on_exit=self._wake.set)
-        self.pending_actions = PendingActions(host, settings, MAX_RETRY_DELAY)
+        side_by_side = settings.owner_calls > 0
+        self.pending_actions = PendingActions(host, settings, MAX_RETRY_DELAY, side_by_side)
+        self._in_flight = DispatchesInFlight()
+        self._commands = CommandExecutor(
+            host, settings, self.worker, self.pending_actions, self._in_flight
+        )
+        self._turns = OwnerTurns(settings.owner_calls, MAX_RETRY_DELAY) if side_by_side else None
         self.start_times = ManagerStartTimes(self.name)
         self.reservation_sync = ReservationSync(
             settings.cluster, host, self.worker.call, self.poll_soon
@@ -89,25 +89,34 @@ class ClusterConnection:
     async def run(self) -> None:
         """Poll and execute actions until cancelled; dispatches yield to all other steps."""
         try:
-            while True:
-                self._wake.clear()
-                if self.worker.discard_if_dead():
-                    self._next_poll = max(self.worker.breaker.open_until, self.breaker.open_until)
-                urgent_step = self._select_urgent_step()
-                if urgent_step is not None:
-                    await urgent_step()
-                elif self.pending_actions.has_dispatches:
-                    await self._dispatch_queued()
-                else:
-                    await self._sleep_until(
-                        min(
-                            self._next_poll,
-                            self.pending_actions.next_withdrawal_due,
-                            self.reservation_sync.next_due,
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    self._wake.clear()
+                    if self.worker.discard_if_dead():
+                        self._next_poll = max(
+                            self.worker.breaker.open_until, self.breaker.open_until
                         )
-                    )
+                    urgent_step = self._select_urgent_step()
+                    if urgent_step is not None:
+                        await urgent_step()
+                    elif self._turns is not None:
+                        self._begin_turns(group, self._turns)
+                        next_turn = self._turns.next_due(self.pending_actions.due_by_owner())
+                        await self._sleep_until(min(self._next_due, next_turn))
+                    elif self.pending_actions.has_dispatches(""):
+                        await self._dispatch_in_sequence()
+                    else:
+                        await self._sleep_until(self._next_due)
         finally:
             await self.worker.stop()
+
+    @property
+    def _next_due(self) -> float:
+        """Monotonic seconds of the next step, besides the turns of owners."""
+        due = min(self._next_poll, self.reservation_sync.next_due)
+        if self._turns is None:
+            due = min(due, self.pending_actions.next_withdrawal_due())
+        return due
 
     def _select_urgent_step(self) -> Callable[[], Awaitable[None]] | None:
         """Return the step that precedes any dispatch now, or None."""
@@ -120,8 +129,8 @@ class ClusterConnection:
             return self._revoke_claims
         if self.breaker.failures:
             return partial(self._sleep_until, self._next_poll)
-        if now >= self.pending_actions.next_withdrawal_due:
-            return self._withdraw
+        if self._turns is None and now >= self.pending_actions.next_withdrawal_due():
+            return self._withdraw_in_sequence
         if now >= self.reservation_sync.next_due:
             return self.reservation_sync.run_next
         return self._query_accounting if self.pending_actions.has_accounting_query else None
@@ -143,6 +152,7 @@ class ClusterConnection:
         clock_detector = ClockStepDetector()
         criticality = self._host.core.licences.rho
         call = WorkerCall("poll", full=self._full_poll, criticality=criticality)
+        self._in_flight.begin_poll()
         reply = await self.worker.call(call)
         if step := clock_detector.detect_step():
             # The times of this delta refer to the old clock, and the worker does not repeat it.
@@ -158,6 +168,8 @@ class ClusterConnection:
         if unreachable or self.breaker.failures:
             log.info("cluster %s answers", self.name)
             self.pending_actions.retry_withdrawals_now()
+            if self._turns is not None:
+                self._turns.forget_pauses()
         self.breaker.record_success()
         self._full_poll = False
         self.start_times.update(delta, core.instance)
@@ -175,6 +187,7 @@ class ClusterConnection:
                 delta.until,
                 self.last_listed,
                 delta.up_since,
+                self._in_flight.since_poll(),
             )
             self._host.apply_events(listing)
         self.last_listed = delta.taken
@@ -227,94 +240,58 @@ class ClusterConnection:
 
     # Actions
 
-    async def _dispatch_queued(self) -> None:
-        """Dispatch until an urgent step is due or the manager accepts no more for now.
+    async def _dispatch_in_sequence(self) -> None:
+        """Dispatch until an urgent step is due or the manager accepts no more for now."""
+        if await self._commands.dispatch("", lambda: self._select_urgent_step() is None):
+            self._next_poll = 0.0
 
-        Calls are pipelined: the worker holds the next calls while the daemon stores its replies.
-        One transaction stores the replies to half of them and the start of as many more.
-        """
-        actions, worker = self.pending_actions, self.worker
-        in_flight: deque[tuple[Dispatch, WorkerCall]] = deque()
-        events: list[CoreEvent] = []
-        accepting = True
-        while True:
-            dispatches: list[Dispatch] = []
-            if accepting and self._select_urgent_step() is None:
-                tasks_in_flight = sum(len(dispatch.indices) for dispatch, _ in in_flight)
-                dispatches = actions.take_dispatches(DISPATCH_AHEAD_TASKS - tasks_in_flight)
-            calls = self._prepare_calls(dispatches, events, chained=bool(in_flight))
-            if events:
-                self._host.apply_events(*events)
-                events.clear()
-            for dispatch, call in calls:
-                in_flight.append((dispatch, call))
-                accepting = accepting and await worker.write_call(call)
-            if not in_flight:
-                return
-            # read at least one reply; with more dispatches queued, keep half of the calls
-            stored_later = DISPATCH_AHEAD_TASKS
-            if actions.has_dispatches:
-                stored_later //= 2
-            max_in_flight = min(len(in_flight) - 1, stored_later)
-            while len(in_flight) > (max_in_flight if accepting else 0):
-                dispatch, call = in_flight.popleft()
-                reply = await worker.read_reply(call)
-                now, job_id, dispatch_id = time.time(), dispatch.job, dispatch.dispatch_id
-                event: CoreEvent
-                match reply.error:
-                    case "":
-                        event = DispatchAccepted(
-                            now, job_id, dispatch_id, reply.native_ids, reply.access
-                        )
-                    case "refused":
-                        accepting = accepting and not reply.retry_later
-                        event = DispatchRejected(
-                            now, job_id, dispatch_id, reply.reason, reply.retry_later
-                        )
-                    case "untried":
-                        event = DispatchSkipped(now, ((job_id, dispatch_id),))
-                    case _:
-                        accepting, self._next_poll = False, 0.0
-                        event = DispatchUncertain(now, job_id, dispatch_id, reply.reason)
-                events.append(event)
-
-    def _prepare_calls(
-        self, dispatches: list[Dispatch], events: list[CoreEvent], chained: bool
-    ) -> list[tuple[Dispatch, WorkerCall]]:
-        """Return the calls of dispatches; append what is to be stored before they are written."""
-        payloads = self._host.ledger.payloads(dispatch.job for dispatch in dispatches)
-        calls: list[tuple[Dispatch, WorkerCall]] = []
-        for dispatch in dispatches:
-            now, job_id, dispatch_id = time.time(), dispatch.job, dispatch.dispatch_id
-            try:
-                submission = self.pending_actions.build_submission(dispatch, payloads[job_id])
-            except UnmappedNameError as error:
-                events.append(DispatchRejected(now, job_id, dispatch_id, str(error)))
-                continue
-            if submission is None:
-                events.append(DispatchSkipped(now, ((job_id, dispatch_id),)))
-                continue
-            if submission.fence and not is_claim_folder(submission.fence):
-                folder = new_claim_folder(submission.fence, job_id)
-                submission = structs.replace(submission, fence=folder)
-            events.append(DispatchStarted(now, job_id, dispatch_id, submission.fence))
-            call = WorkerCall("submit", submission=submission, chained=chained or bool(calls))
-            calls.append((dispatch, call))
-        return calls
-
-    async def _withdraw(self) -> None:
+    async def _withdraw_in_sequence(self) -> None:
         """Withdraw the next batch of tasks."""
-        batch = self.pending_actions.next_withdrawals()
-        requests = tuple(self.pending_actions.withdrawal_request(pending) for pending in batch)
-        reply = await self.worker.call(WorkerCall("withdraw", withdrawals=requests))
-        if not reply.error or (reply.error == "refused" and len(batch) == 1):
-            self.pending_actions.remove_withdrawals(batch)
-            self._schedule_poll(0.2)
-        else:
-            self.pending_actions.delay_withdrawals(batch, reply.reason)
-            tags = requests[0].tag + (f" and {len(batch) - 1} more" if len(batch) > 1 else "")
-            log.warning("cluster %s: %s not withdrawn: %s", self.name, tags, reply.reason)
+        self._schedule_poll(0.0 if await self._commands.withdraw("") else 0.2)
+
+    # Turns of owners
+
+    def _begin_turns(self, group: asyncio.TaskGroup, turns: OwnerTurns) -> None:
+        """Begin turns of owners whose actions are due."""
+        for owner in turns.begin_next(self.pending_actions.due_by_owner()):
+            group.create_task(self._run_turn(turns, owner), name=f"{self.name}: {owner}")
+
+    async def _run_turn(self, turns: OwnerTurns, owner: str) -> None:
+        """Execute actions of an owner until none is due, one fails, or other owners wait."""
+        actions, commands, error = self.pending_actions, self._commands, ""
+        yields = False  # not before the first action
+
+        def withdrawal_is_due() -> bool:
+            return actions.next_withdrawal_due(owner) <= time.monotonic()
+
+        def may_continue() -> bool:
+            nonlocal yields
+            if self.worker.is_paused or self.breaker.failures:
+                return False
+            if yields and turns.must_yield(actions.due_by_owner()):
+                return False
+            yields = True
+            return True
+
+        while not error and may_continue():
+            if withdrawal_is_due():
+                error = await commands.withdraw(owner)
+                self._schedule_poll(0.2)
+            elif actions.has_dispatches(owner):
+                yields = False
+                error = await commands.dispatch(
+                    owner, lambda: not withdrawal_is_due() and may_continue()
+                )
+            else:
+                break
+        if error:
             self._schedule_poll(0.0)
+        if pause := turns.end(owner, error):
+            problem = f"cluster {self.name}: a command of {owner} got no answer"
+            log.warning("%s (%s); the next in %g s", problem, error, pause)
+        self._wake.set()
+
+    # Queries and claims
 
     async def _query_accounting(self) -> None:
         """Query the accounting for missing tasks; the core repeats what stays unanswered."""

@@ -10,6 +10,7 @@ import heapq
 import math
 import shlex
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from metasched.adapters.base import Submission, Withdrawal
@@ -29,6 +30,7 @@ class PendingWithdrawal:
     """A withdrawal that is repeated until the manager has accepted it."""
 
     action: Withdraw
+    owner: str  # of the job
     breaker: CircuitBreaker  # delays the next try after a failure
 
     @property
@@ -37,12 +39,19 @@ class PendingWithdrawal:
 
 
 class PendingActions:
-    """Pending actions of a cluster, in the order in which they are executed."""
+    """Pending actions of a cluster, in the order in which they are executed.
 
-    def __init__(self, host: SchedulerHost, settings: ClusterSettings, max_delay: float) -> None:
-        self._host, self._settings = host, settings
+    Dispatches and withdrawals are executed by owner. Where the commands of all owners run one
+    after the other (`by_owner` is False), they have a common queue under the owner "".
+    """
+
+    def __init__(
+        self, host: SchedulerHost, settings: ClusterSettings, max_delay: float, by_owner: bool
+    ) -> None:
+        self._host, self._settings, self._by_owner = host, settings, by_owner
         self._max_delay = max_delay  # seconds between two tries of a withdrawal
-        self._dispatches: list[tuple[float, int, int, Dispatch]] = []  # a heap by queue key
+        # by owner: a heap by queue key
+        self._dispatches: dict[str, list[tuple[float, int, int, Dispatch]]] = {}
         self._withdrawals: dict[tuple[int, int, bool], PendingWithdrawal] = {}
         self._accounting_query: QueryAccounting | None = None
         self._claims: set[TaskClaim] = set()
@@ -54,10 +63,12 @@ class PendingActions:
                 tasks = self._host.core.tasks_of_dispatch(action.job, action.dispatch_id)
                 queue_key = min((task.queue_key for task in tasks), default=0.0)
                 entry = (queue_key, action.job, action.dispatch_id, action)
-                heapq.heappush(self._dispatches, entry)
+                queue = self._queue_of(tasks[0].job.user if tasks else "")
+                heapq.heappush(self._dispatches.setdefault(queue, []), entry)
             case Withdraw():
                 delay = min(2 * self._settings.poll_interval, self._max_delay)
-                pending = PendingWithdrawal(action, CircuitBreaker(delay, self._max_delay))
+                owner = self._host.owner_of(self._tag(action))
+                pending = PendingWithdrawal(action, owner, CircuitBreaker(delay, self._max_delay))
                 earlier = self._withdrawals.pop(pending.key, None)
                 if earlier is not None:
                     native_ids = {**earlier.action.native_ids, **action.native_ids}
@@ -68,25 +79,42 @@ class PendingActions:
             case Revoke():
                 self._claims.update(action.claims)
 
+    def _queue_of(self, owner: str) -> str:
+        return owner if self._by_owner else ""
+
+    def due_by_owner(self) -> dict[str, float]:
+        """Return when the next action of each owner is due (monotonic seconds, 0.0: now)."""
+        due = dict.fromkeys(self._dispatches, 0.0)
+        for pending in self._withdrawals.values():
+            queue = self._queue_of(pending.owner)
+            due[queue] = min(due.get(queue, math.inf), pending.breaker.open_until)
+        return due
+
     # Dispatches
 
-    @property
-    def has_dispatches(self) -> bool:
-        return bool(self._dispatches)
+    def has_dispatches(self, owner: str) -> bool:
+        return owner in self._dispatches
 
-    def take_dispatches(self, task_limit: int) -> list[Dispatch]:
+    def take_dispatches(self, owner: str, task_limit: int) -> list[Dispatch]:
         """Remove and return the next dispatches, until they hold `task_limit` tasks or more."""
         dispatches: list[Dispatch] = []
-        while self._dispatches and task_limit > 0:
-            dispatches.append(heapq.heappop(self._dispatches)[-1])
+        queue = self._dispatches.get(owner, [])
+        while queue and task_limit > 0:
+            dispatches.append(heapq.heappop(queue)[-1])
             task_limit -= len(dispatches[-1].indices)
+        if not queue:
+            self._dispatches.pop(owner, None)
         return dispatches
 
     def clear_dispatches(self) -> tuple[tuple[int, int], ...]:
         """Remove all dispatches; return their (job, dispatch id)."""
-        removed = tuple((dispatch.job, dispatch.dispatch_id) for *_, dispatch in self._dispatches)
+        removed = [
+            (dispatch.job, dispatch.dispatch_id)
+            for queue in self._dispatches.values()
+            for *_, dispatch in queue
+        ]
         self._dispatches.clear()
-        return removed
+        return tuple(removed)
 
     def build_submission(self, dispatch: Dispatch, payload: Payload) -> Submission | None:
         """Return a dispatch in the terms of the cluster's adapter.
@@ -120,26 +148,34 @@ class PendingActions:
     def has_withdrawals(self) -> bool:
         return bool(self._withdrawals)
 
-    @property
-    def next_withdrawal_due(self) -> float:
-        """Monotonic seconds at which the next withdrawal may be tried; inf without any."""
-        due = (pending.breaker.open_until for pending in self._withdrawals.values())
+    def next_withdrawal_due(self, owner: str | None = None) -> float:
+        """Monotonic seconds at which the next withdrawal may be tried; inf without any.
+
+        Of one owner, or of all with None.
+        """
+        due = (pending.breaker.open_until for pending in self._withdrawals_of(owner))
         return min(due, default=math.inf)
+
+    def _withdrawals_of(self, owner: str | None) -> Iterator[PendingWithdrawal]:
+        return (
+            pending
+            for pending in self._withdrawals.values()
+            if owner is None or self._queue_of(pending.owner) == owner
+        )
 
     def retry_withdrawals_now(self) -> None:
         """Forget the failures of withdrawals: the cluster was unreachable and replies again."""
         for pending in self._withdrawals.values():
             pending.breaker.record_success()
 
-    def next_withdrawals(self) -> list[PendingWithdrawal]:
+    def next_withdrawals(self, owner: str) -> list[PendingWithdrawal]:
         """Return the most urgent withdrawal and similar ones, up to the task limit of a dispatch.
 
         A withdrawal that has failed is returned alone.
         """
-        first = min(self._withdrawals.values(), key=lambda pending: pending.breaker.open_until)
+        first = min(self._withdrawals_of(owner), key=lambda pending: pending.breaker.open_until)
         if first.breaker.failures:
             return [first]
-        owner = self._owner(first)
         batch = [first]
         room = self._settings.cluster.max_tasks_per_dispatch - len(first.action.native_ids)
         for pending in self._withdrawals.values():
@@ -147,7 +183,7 @@ class PendingActions:
                 pending is not first
                 and not pending.breaker.failures
                 and pending.action.only_pending == first.action.only_pending
-                and self._owner(pending) == owner
+                and pending.owner == first.owner
             ):
                 room -= len(pending.action.native_ids)
                 if room < 0:
@@ -158,8 +194,8 @@ class PendingActions:
     def withdrawal_request(self, pending: PendingWithdrawal) -> Withdrawal:
         """Return a withdrawal in the terms of the adapter."""
         return Withdrawal(
-            tag=self._tag(pending),
-            user=self._owner(pending),
+            tag=self._tag(pending.action),
+            user=pending.owner,
             native_ids=pending.action.native_ids,
             only_pending=pending.action.only_pending,
         )
@@ -175,12 +211,8 @@ class PendingActions:
         for pending in batch:
             pending.breaker.record_failure(reason, time.time(), time.monotonic())
 
-    def _tag(self, pending: PendingWithdrawal) -> str:
-        instance = self._host.core.instance
-        return tag_of(instance, pending.action.job, pending.action.dispatch_id)
-
-    def _owner(self, pending: PendingWithdrawal) -> str:
-        return self._host.owner_of(self._tag(pending))
+    def _tag(self, action: Withdraw) -> str:
+        return tag_of(self._host.core.instance, action.job, action.dispatch_id)
 
     # Accounting queries and claims
 

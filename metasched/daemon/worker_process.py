@@ -38,9 +38,13 @@ class WorkerProcess:
         self.breaker = CircuitBreaker(RESTART_DELAY, MAX_RESTART_DELAY)  # counts deaths
         self._host, self._on_exit = host, on_exit
         self._process: asyncio.subprocess.Process | None = None
+        self._starting = asyncio.Lock()
         self._started = 0.0  # monotonic seconds
         self._replied = False  # the current process has replied at least once
         self._exit_waiters: set[asyncio.Task[None]] = set()
+        self._reader: asyncio.Task[str] | None = None  # of the current process; ends with the cause
+        # calls that the current process has not answered, by number, the oldest first
+        self._expected: dict[int, asyncio.Future[WorkerReply]] = {}
 
     @property
     def is_paused(self) -> bool:
@@ -64,62 +68,97 @@ class WorkerProcess:
 
     async def write_call(self, call: WorkerCall) -> bool:
         """Write a call to the worker. Return False if there is none; `read_reply` says why."""
-        if self._process is None and self.is_paused:
-            return False
-        timeout = self._reply_timeout
+        process, timeout = self._process, self._reply_timeout
         try:
-            process = self._process or await self._start()
+            if process is None and (process := await self._start_unless_paused()) is None:
+                return False
             assert process.stdin is not None
+            self._expect(process, call)
             process.stdin.write(msgspec.json.encode(call) + b"\n")
             async with reply_timeout(timeout):
                 await process.stdin.drain()
         except TimeoutError:
-            self._discard(f"it did not read in {timeout:g} s")
+            self._discard_current(process, f"it did not read in {timeout:g} s")
         except ConnectionError:
-            self._discard(f"its worker died{await _exit_cause(process)}")
+            cause = "" if process is None else await _exit_cause(process)
+            self._discard_current(process, f"its worker died{cause}")
         except (OSError, ValueError) as error:
-            self._discard(f"its worker failed: {error}")
-        return self._process is not None
+            self._discard_current(process, f"its worker failed: {error}")
+        return self._process is not None and self._process is process
+
+    async def _start_unless_paused(self) -> asyncio.subprocess.Process | None:
+        """Return the process that another call has just started, or start it; None in a pause."""
+        async with self._starting:
+            if self._process is None and not self.is_paused:
+                await self._start()
+            return self._process
+
+    def _expect(self, process: asyncio.subprocess.Process, call: WorkerCall) -> None:
+        """Expect the reply to a call that is about to be written."""
+        if self._reader is None:
+            self._reader = asyncio.create_task(self._read_replies(process))
+            self._reader.add_done_callback(self._fail_expected)
+        elif self._reader.done():
+            raise ConnectionResetError
+        self._expected[call.number] = asyncio.get_running_loop().create_future()
 
     async def read_reply(self, call: WorkerCall) -> WorkerReply:
-        """Read the reply to a call; replies arrive in the order of the calls."""
-        process = self._process
-        if process is None:
+        """Wait for the reply to a call that was written."""
+        expected = self._expected.get(call.number)
+        if expected is None:
             return WorkerReply("unreachable", self.breaker.last_error)
-        assert process.stdout is not None
         timeout = self._reply_timeout
         try:
             async with reply_timeout(timeout):
-                line = await process.stdout.readline()
+                reply = await expected
         except TimeoutError:
             return self._discard(f"no answer to {call.operation} in {timeout:g} s")
-        except (OSError, ValueError) as error:
-            return self._discard(f"its worker failed: {error}")
-        if not line.endswith(b"\n"):
-            return self._discard(f"its worker died{await _exit_cause(process)}")
-        try:
-            reply = msgspec.json.decode(line, type=WorkerReply)
-        except msgspec.DecodeError as error:
-            log.error("cluster %s: invalid reply of its worker: %s", self._name, error)
-            return self._discard(f"its worker sent an invalid reply ({error})")
-        self._replied, self.access = True, reply.access
+        finally:
+            self._expected.pop(call.number, None)
         if reply.error == "defect":
             log.error("cluster %s: %s", self._name, reply.reason)
             return WorkerReply("unreachable", reply.reason.strip().rpartition("\n")[2])
         return reply
 
+    async def _read_replies(self, process: asyncio.subprocess.Process) -> str:
+        """Deliver the replies of a process until it ends or sends nonsense; return the cause."""
+        assert process.stdout is not None
+        while True:
+            try:
+                line = await process.stdout.readline()
+            except (OSError, ValueError) as error:
+                return f"its worker failed: {error}"
+            if not line.endswith(b"\n"):
+                return f"its worker died{await _exit_cause(process)}"
+            try:
+                reply = msgspec.json.decode(line, type=WorkerReply)
+            except msgspec.DecodeError as error:
+                log.error("cluster %s: invalid reply of its worker: %s", self._name, error)
+                return f"its worker sent an invalid reply ({error})"
+            self._replied, self.access = True, reply.access
+            unanswered = (number for number, reply in self._expected.items() if not reply.done())
+            expected = self._expected.get(reply.number or next(unanswered, 0))
+            if expected is not None and not expected.done():
+                expected.set_result(reply)
+
+    def _fail_expected(self, reader: asyncio.Task[str]) -> None:
+        """Discard a worker whose replies have ended while some are expected."""
+        waiting = any(not expected.done() for expected in self._expected.values())
+        if reader is self._reader and not reader.cancelled() and waiting:
+            self._discard(reader.result())
+
     @property
     def _name(self) -> str:
         return self.settings.cluster.name
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def _start(self) -> None:
         settings, host_settings = self.settings, self._host.settings
         self._started = time.monotonic()
         folder = host_settings.state_folder / self._name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if host_settings.launcher is not None:
             host_settings.state_folder.chmod(0o711)  # users pass through it to their own folders
-        self._process = process = await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             settings.python or sys.executable,
             "-m",
             "metasched.adapters.worker",
@@ -128,7 +167,7 @@ class WorkerProcess:
             env=os.environ | settings.environment,
             limit=MAX_REPLY_BYTES,
         )
-        self._replied = False
+        self._replied, self._reader = False, None
         waiter = asyncio.create_task(self._report_exit(process))
         self._exit_waiters.add(waiter)
         waiter.add_done_callback(self._exit_waiters.discard)
@@ -142,7 +181,7 @@ class WorkerProcess:
         )
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(boot) + b"\n")
-        return process
+        self._process = process
 
     async def _report_exit(self, process: asyncio.subprocess.Process) -> None:
         await process.wait()
@@ -155,8 +194,13 @@ class WorkerProcess:
         self._discard(f"its worker died{_describe_exit(self._process.returncode)}")
         return True
 
+    def _discard_current(self, process: asyncio.subprocess.Process | None, reason: str) -> None:
+        """Discard `process` (None: it failed to start), unless another call has done so."""
+        if self._process is process:
+            self._discard(reason)
+
     def _discard(self, reason: str) -> WorkerReply:
-        """Kill the worker, count its death and return the reply to the call under way.
+        """Kill the worker, count its death and return the reply to all calls under way.
 
         A worker that dies again and again is restarted less often.
         """
@@ -172,11 +216,18 @@ class WorkerProcess:
             reason += f", {self.breaker.failures + 1} times in a row"
         delay = self.breaker.record_failure(reason, time.time(), now)
         log.warning("cluster %s: %s; a new worker in %g s", self._name, reason, delay)
-        return WorkerReply("unreachable", reason)
+        reply = WorkerReply("unreachable", reason)
+        for expected in self._expected.values():
+            if not expected.done():
+                expected.set_result(reply)
+        return reply
 
     def kill(self) -> None:
         """Kill the process, if it exists."""
         process, self._process = self._process, None
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.cancel()
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

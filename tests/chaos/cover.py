@@ -58,8 +58,9 @@ def steps() -> set[Step]:
         found |= {
             (f"WorkerProcess.write_call({call})", when)
             for when in ("before the message", "after the message")
-        } | {(f"WorkerProcess.read_reply({call})", "after the answer")}
+        }
         found |= {(f"{when} AdapterHost.execute({call})",) for when in ("before", "after")}
+    found.add(("WorkerProcess._read_replies", "after the answer"))
     return found
 
 
@@ -123,7 +124,7 @@ def _bracketed(kinds: str) -> str:
 
 
 def _about(kinds: Iterable[str], calls: Iterable[str]) -> set[Step]:
-    steps = ("write_call", "read_reply", "execute")
+    steps = ("write_call", "execute")
     return {*((f"[{kind}]",) for kind in kinds), *((f"{s}({c})",) for c in calls for s in steps)}
 
 

@@ -37,7 +37,6 @@ _FILES = {"os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.trunc
 _MEANING: dict[str, Callable[[dict[str, Any]], str]] = {
     "Ledger.record": lambda seen: "+".join(sorted({type(e).__name__ for e, _ in seen["steps"]})),
     "WorkerProcess.write_call": lambda seen: str(seen["call"].operation),
-    "WorkerProcess.read_reply": lambda seen: str(seen["call"].operation),
     "AdapterHost.execute": lambda seen: str(seen["call"].operation),
 }
 

@@ -169,19 +169,19 @@ def test_more_in_use_than_there_are_is_found(after: Ruined) -> None:
 def test_a_step_without_a_point_is_found() -> None:
     needed = steps()
     assert (
-        ".ClusterConnection._dispatch_queued ",
+        ".CommandExecutor._store ",
         "[DispatchStarted]",
         "before the commit",
     ) in needed
     points = {
         "cluster_connection.ClusterConnection.run > "
-        "cluster_connection.ClusterConnection._dispatch_queued > "
+        "command_executor.CommandExecutor._store > "
         "service.SchedulerService.apply_events > "
         "ledger.Ledger.record(DispatchStarted): before the commit"
     }
     left = missed(needed, points)
     assert len(needed) - len(left) == 2  # the event, and the transaction
-    assert ".ClusterConnection._dispatch_queued  [DispatchAccepted] before the commit" in left
+    assert ".CommandExecutor._store  [DispatchAccepted] before the commit" in left
 
 
 def test_an_end_that_the_fault_made_is_told_apart(after: Ruined) -> None:

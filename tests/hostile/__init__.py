@@ -1,0 +1,1 @@
+"""Attacks: whatever an account, cluster, client or defect does, all others are served."""

@@ -1,0 +1,167 @@
+"""A user stalls the commands that act for him: everybody else's jobs start meanwhile."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.accounts import A, B
+from tests.e2e.many_users import SUPERVISE, ManyUsers
+from tests.gridengine import Cell
+from tests.slurm import SlurmSite
+
+pytestmark = pytest.mark.root
+
+# The stalled command gets no answer for this long: far longer than another user's job takes.
+STALL = 50  # seconds
+PATIENCE = f"timeout = {STALL}\ncall_timeout = {4 * STALL}\n"
+
+
+@pytest.fixture(scope="module")
+def over_slurm(common_folder: Path, slurm_site: SlurmSite) -> Iterator[ManyUsers]:
+    cluster = slurm_site["beta"]
+    site = ManyUsers(common_folder / "stalled-slurm")
+    site.set_up(
+        f'[[cluster]]\nname = "beta"\nadapter = "slurm"\nconfig = "{cluster.conf}"\n'
+        f"poll_interval = 0.5\n{PATIENCE}",
+        "[cluster.beta]\n"
+        f'environment = {{ SLURM_CONF = "{cluster.conf}" }}\n'
+        'submit = ["/usr/bin/sbatch"]\ncancel = ["/usr/bin/scancel"]\n'
+        'hold = ["/usr/bin/scontrol", "hold"]\nrelease = ["/usr/bin/scontrol", "release"]\n',
+    )
+    try:
+        site.start()
+        yield site
+    finally:
+        site.close()
+        for account in (A, B):
+            cluster.run("scancel", "--user", account)
+
+
+@pytest.fixture(scope="module")
+def over_gridengine(common_folder: Path, gridengine_cell: Cell) -> Iterator[ManyUsers]:
+    cell = gridengine_cell
+    site = ManyUsers(common_folder / "stalled-gridengine", inside=cell.inside)
+    variables = ", ".join(f'{name} = "{value}"' for name, value in cell.environment.items())
+    site.set_up(
+        cell.table(Path(sys.executable), f"poll_interval = 0.5\nsettle = 2\n{PATIENCE}"),
+        f"[cluster.{cell.name}]\nenvironment = {{ {variables} }}\n"
+        'submit = ["/usr/lib/gridengine/qsub"]\ncancel = ["/usr/lib/gridengine/qdel"]\n'
+        'hold = ["/usr/lib/gridengine/qhold", "-h", "u"]\n'
+        'release = ["/usr/lib/gridengine/qrls", "-h", "u"]\n',
+    )
+    try:
+        site.start()
+        yield site
+    finally:
+        site.close()
+        cell.empty()
+
+
+@pytest.fixture(scope="module")
+def local(common_folder: Path) -> Iterator[ManyUsers]:
+    site = ManyUsers(common_folder / "stalled-local")
+    site.set_up(
+        '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n',
+        f"[cluster.left]\n{SUPERVISE}",
+    )
+    try:
+        site.start()
+        yield site
+    finally:
+        site.close()
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+    owner = pwd.getpwnam(A)
+    os.chown(path, owner.pw_uid, owner.pw_gid)
+
+
+def check_stall(site: ManyUsers, stalled: int, end_stall: Callable[[], None], end: str) -> None:
+    """`b`'s jobs run while the dispatch of `a` hangs; then the answer to that one counts."""
+    a, b = site.by(A), site.by(B)
+    a.until(lambda: a.row(stalled)["state"] == "dispatching")
+    first = b.submit("-t", "5", "-o", "/dev/null", "--wrap", "true")
+    assert b.until_ended(first)[0]["state"] == "completed"
+    running = b.submit("-t", "5", "-o", "/dev/null", "--wrap", "sleep 600")
+    b.until(lambda: b.row(running)["state"] == "running")
+    b.run("cancel", str(running))  # a withdrawal, and the end of a job is noticed
+    assert b.until_ended(running)[0]["state"] == "cancelled"
+    assert a.row(stalled)["state"] == "dispatching", a.run("story", str(stalled)).stdout
+    assert "no answer" not in a.run("story", str(stalled)).stdout
+    end_stall()
+    [row] = a.until_ended(stalled)
+    assert row["state"] == end, a.run("story", str(stalled)).stdout
+
+
+def test_a_command_that_waits_for_a_file_on_slurm(over_slurm: ManyUsers) -> None:
+    a = over_slurm.by(A)
+    fifo = over_slurm.folder / A / "fifo"
+    make_fifo(fifo)
+    options = ("--native", f"beta:--bbf={fifo}", "-t", "5", "-o", "/dev/null")
+    stalled = a.submit(*options, "--wrap", "true")
+
+    def end_stall() -> None:
+        with fifo.open("w"):  # an empty file, which is refused
+            pass
+
+    check_stall(over_slurm, stalled, end_stall, "rejected")
+
+
+def test_a_command_that_waits_for_a_file_on_gridengine(over_gridengine: ManyUsers) -> None:
+    """qsub reads default options from the directory in which it is started."""
+    a = over_gridengine.by(A)
+    fifo = over_gridengine.folder / A / ".sge_request"
+    make_fifo(fifo)
+    runs = fifo.parent / "runs"
+    stalled = a.submit("-t", "5", "-o", "/dev/null", "--wrap", f"echo once >> {runs}")
+
+    def end_stall() -> None:
+        with fifo.open("w"):
+            fifo.unlink()
+
+    check_stall(over_gridengine, stalled, end_stall, "completed")
+    assert runs.read_text() == "once\n"
+
+
+def supervisors_of(account: str) -> list[int]:
+    """The fork servers of an account."""
+    uid, found = pwd.getpwnam(account).pw_uid, []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if (
+                folder.stat().st_uid == uid
+                and b"supervisor.py" in (folder / "cmdline").read_bytes()
+            ):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_stopped_supervisor_on_local(local: ManyUsers) -> None:
+    a, b = local.by(A), local.by(B)
+    options = ("-t", "5", "-o", "/dev/null", "--wrap")
+    running = a.submit(*options, "sleep 600")
+    a.until(lambda: a.row(running)["state"] == "running")
+    stopped = supervisors_of(A)
+    assert stopped
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        stalled = [a.submit(*options, "true") for _ in range(2)]
+        a.run("cancel", str(running))
+        jobs = [b.submit(*options, "true") for _ in range(3)]
+        assert {row["state"] for row in b.until_ended(*jobs)} == {"completed"}
+        assert {a.row(job)["state"] for job in stalled} <= {"dispatching", "pending"}
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    a.until_ended(running, *stalled)
