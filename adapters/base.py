@@ -154,7 +154,7 @@ class Adapter(ABC):
 
     @property
     def access(self) -> str:
-        """The interface to the manager in use, such as `commands`; "" if there is only one."""
+        """The interface to the manager in use, such as `commands`; "" without alternatives."""
         return ""
 
     @abstractmethod

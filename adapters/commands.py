@@ -18,7 +18,7 @@ from metasched.adapters.errors import Refused, Unreachable
 
 _STDERR_CHECK_INTERVAL = 0.25  # seconds between checks of the errors of a running command
 _BLOCK_SIZE = 2**16  # bytes
-MAX_OUTPUT = 2**28  # bytes of output of one command; a listing of 100,000 jobs takes a tenth
+MAX_OUTPUT = 2**28  # bytes of a command's output; a listing of 100,000 jobs takes a tenth
 _child_group = ChildProcessGroup()
 
 

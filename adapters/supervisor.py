@@ -184,7 +184,7 @@ class TaskSpec:
 
 
 class Supervisor:
-    """Runs one claimed job, from its first process to its last."""
+    """Runs a claimed job, from its first process to its last."""
 
     def __init__(self, folder: str, spec: TaskSpec, started: float) -> None:
         self.folder, self.spec, self.started = folder, spec, started
@@ -422,7 +422,7 @@ def _environment_of(pid: int) -> set[bytes]:
 
 
 def _handle_request(request: bytes) -> str:
-    """Serve one request; return the pid and start time of a new supervisor, or "0 0"."""
+    """Serve a request; return the pid and start time of a new supervisor, or "0 0"."""
     verb, _, folder = os.fsdecode(request).partition(" /")
     if verb in ("cancel", "sweep"):
         try:

@@ -1,4 +1,4 @@
-"""Incremental storage of ClusterInfo: a listing event stores the difference from the last one.
+"""Incremental storage of ClusterInfo: a listing event stores the difference from the last listing.
 
 A cluster with thousands of jobs has large information; a poll changes a few entries.
 """

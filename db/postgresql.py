@@ -40,7 +40,7 @@ from metasched.paths import personal_data
 log = logging.getLogger("metasched")
 
 OLDEST_VERSION = 130000  # oldest supported server, in PostgreSQL's notation: 13.0
-LOCK_KEY = 0x6D736368  # "msch": one active daemon for each database of a server
+LOCK_KEY = 0x6D736368  # "msch": an active daemon per database of a server
 HOLDER_EXIT_TIMEOUT = 30.0  # seconds; the server notices the death of a local client within
 STANDBY_INTERVAL = 1.0  # seconds between a standby's attempts to get the lock
 CONNECT_TIMEOUT = 5  # seconds

@@ -15,7 +15,7 @@ class ClockStepDetector:
 
     @staticmethod
     def offset() -> float:
-        """Return the seconds by which the wall clock is ahead of the monotonic clock."""
+        """Return the seconds that the wall clock is ahead of the monotonic clock."""
         return time.time() - time.monotonic()
 
     def detect_step(self) -> float:

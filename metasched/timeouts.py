@@ -1,4 +1,4 @@
-"""A timeout for replies that does not count the time in which the event loop was blocked."""
+"""A timeout for replies that does not count the time while the event loop was blocked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-MAX_STEP = 1.0  # seconds; a blocked event loop counts as one step
+MAX_STEP = 1.0  # seconds; a blocked event loop counts as a step
 # Iterations of the loop before the timeout, so that arrived data is read first. asyncio needs two
 # for the pipe of a child process.
 LOOP_ITERATIONS = 10

@@ -114,7 +114,7 @@ class User(Heuristic):
 
 
 class HeuristicContribution(NamedTuple):
-    """The contribution of one heuristic to a priority."""
+    """The contribution of a heuristic to a priority."""
 
     heuristic: str  # its name
     contribution: float  # urgency, usually 0..max_priority

@@ -18,7 +18,7 @@ from metasched.policies.local.capacity import earliest_fit
 
 @dataclass
 class BackfillCapacity:
-    """Processors of a cluster in which a job can start now; updated during a pass.
+    """Processors of a cluster where a job can start now; updated during a pass.
 
     Jobs that were dispatched and are missing from the last listing use processors first.
     """

@@ -18,8 +18,8 @@ from metasched.adapters import supervisor
 from metasched.adapters.launcher_client import LauncherClient
 
 FORK_SERVER_TIMEOUT = 10.0  # seconds for the reply to a batch of requests
-FORK_BATCH_SIZE = 100  # folders in one batch: requests and replies fit into their pipes
-MAX_REPLY_LINE = 32  # bytes of the reply to one request
+FORK_BATCH_SIZE = 100  # folders in a batch: requests and replies fit into their pipes
+MAX_REPLY_LINE = 32  # bytes of the reply to a request
 MAX_RECORD_SIZE = 1 << 16  # bytes
 
 

@@ -21,7 +21,7 @@ class LocalOptions:
     keep: float = 86400.0  # seconds that ended jobs stay listed
     max_time: float | None = None  # seconds; the longest time limit of a job
     default_time: float = 3600.0  # seconds; the estimate for a job without a time limit
-    age: float = 14400.0  # seconds of waiting that weigh as much as one step of priority
+    age: float = 14400.0  # seconds of waiting that weigh as much as a step of priority
 
     def __post_init__(self) -> None:
         for name, amount in {"cpus": self.cpus, "memory": self.memory, **self.gres}.items():

@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS tasks (
 
 
 class Requirements(msgspec.Struct, frozen=True):
-    """Resources that one task needs, and its position in the queue. Stored as JSON."""
+    """Resources that a task needs, and its position in the queue. Stored as JSON."""
 
     cpus: int
     counts: dict[str, int]  # generic resources, and MEMORY_RESOURCE in MiB

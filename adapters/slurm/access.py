@@ -50,7 +50,7 @@ class SlurmAccess(Protocol):
         """The name that users see, such as `commands`."""
 
     def submit(self, submission: Submission, index: int) -> str:
-        """Queue one task; return its native id. Raises Refused if it is certainly not queued."""
+        """Queue a task; return its native id. Raises Refused if it is certainly not queued."""
 
     def submit_array(self, submission: Submission, indices: Sequence[int]) -> str:
         """Queue tasks as an array with `indices` as its task ids; return the array's job id."""

@@ -35,7 +35,7 @@ class AccountingSource(Protocol):
     def controller(self) -> ControllerInfo: ...
 
     def sacct(self, *filters: str) -> list[SlurmRecord]:
-        """Return the records that the filters select, one for each run of a job."""
+        """Return the records that the filters select, a record for each run of a job."""
 
     def unsent_messages(self) -> int:
         """Return the number of messages to slurmdbd that the controller has queued."""
@@ -45,7 +45,7 @@ class AccountingSource(Protocol):
 
 
 class SlurmAccounting:
-    """The accounting of one cluster.
+    """The accounting of a cluster.
 
     Records count only if their job belongs to `user` (a user id) or, with None, to the owner of
     the missing task.

@@ -1,7 +1,7 @@
 """Records of Slurm's accounting, parsed. Pure.
 
 There are two sources: `sacct`, which queries slurmdbd, and the file of
-`JobCompType=jobcomp/filetxt`, to which the controller appends a line when a job ends.
+`JobCompType=jobcomp/filetxt`, where the controller appends a line when a job ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COMPLETION_LINE = re.compile(
 
 @dataclass(frozen=True)
 class SlurmRecord:
-    """The accounting record of one job. Times are epoch seconds of the controller's clock."""
+    """The accounting record of a job. Times are epoch seconds of the controller's clock."""
 
     id: str  # job id, with `_TASK` for a task of an array
     user: str  # user id

@@ -20,7 +20,7 @@ from metasched.model.job import State
 from metasched.model.listing import JobStatus
 from metasched.model.tags import parse_tag
 
-IDS_PER_CALL = 500  # job ids in one command line
+IDS_PER_CALL = 500  # job ids in a command line
 NO_LIMIT = 365 * 86400.0  # seconds; stands for UNLIMITED where a number is needed
 _LIMIT_CHECK_INTERVAL = 30.0  # seconds between checks of time limits by slurmctld
 
@@ -100,7 +100,7 @@ class QueueLine(NamedTuple):
 
 
 class NodeLine(NamedTuple):
-    """One record of `sinfo -N`: a node in one of its partitions, as printed."""
+    """A record of `sinfo -N`: a node in one of its partitions, as printed."""
 
     name: str
     state: str

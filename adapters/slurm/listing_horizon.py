@@ -15,7 +15,7 @@ MIN_CLOCK_STEP = 2.5  # seconds; the controller reports its time in whole second
 
 
 class ListingHorizon:
-    """Follows one controller from poll to poll."""
+    """Follows a controller from poll to poll."""
 
     def __init__(self) -> None:
         self._boot: float | None = None

@@ -49,7 +49,7 @@ class ReservedJob(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeCores:
-    """The cores of one node."""
+    """The cores of a node."""
 
     count: int
     cpus: int  # processors of all cores together

@@ -27,7 +27,7 @@ the first time. Measured on 128 processors, 60% booked: 12 take twice as long, 3
 
 
 class Carts:
-    """Free processors of one cluster as slots (start, amount), one for each change.
+    """Free processors of a cluster as slots (start, amount), a slot for each change.
 
     There are v slots, at most two for each reservation and one. All calls but `of` and `slots`
     take O(log v): a window that covers whole nodes of the tree is booked in these nodes alone, and

@@ -14,7 +14,7 @@ from metasched.carts.carts import Carts
 from metasched.carts.node_assignment import NodeDemand, assign_nodes, move_order
 from metasched.model.survey import Span
 
-NO_MOVE_BEFORE_START = 30.0  # seconds before its start in which a reservation is not moved
+NO_MOVE_BEFORE_START = 30.0  # seconds before its start while a reservation is not moved
 _MAX_WORK = 1_000_000  # slots checked, per reservation assigned: measured, 1.1 s
 
 SlotCounts = Mapping[str, int]  # by pool

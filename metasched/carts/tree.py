@@ -1,7 +1,7 @@
 """The tree below `Carts`: a B+ tree by time, with cached gaps.
 
 Amounts in a leaf are relative: the shifts on the way down to it are added, so that a change of
-whole nodes is one addition.
+whole nodes is an addition.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 def main() -> int:
     """Run the command of this process's arguments. Return its exit code; never raise."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for names that the encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")  # for names outside the encoding
     try:
         code = _run_command(sys.argv[1:])
         sys.stdout.flush()

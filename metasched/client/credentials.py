@@ -27,7 +27,7 @@ class NoCredential(UserError):
 
 
 def daemon_name(host: str, port: int) -> str:
-    """Return the name by which clients address a daemon: `host:port`."""
+    """Return the name that clients use for a daemon: `host:port`."""
     return f"[{host}]:{port}" if ":" in host else f"{host.lower()}:{port}"
 
 

@@ -28,7 +28,7 @@ class JobRequest(JobSpec, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Jobs of which all are accepted or none, with the texts that they name by digest."""
+    """Jobs that are accepted together or not at all, with the texts that they name by digest."""
 
     jobs: tuple[JobRequest, ...]
     scripts: Mapping[str, str]  # digest -> text

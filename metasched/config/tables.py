@@ -56,7 +56,7 @@ class DaemonTable(_Table):
 
 
 class SiteTable(_Table):
-    """[site]: one daemon for all users, with its launcher and operators."""
+    """[site]: a daemon for all users, with its launcher and operators."""
 
     launcher: str
     operators: tuple[str, ...] = ()

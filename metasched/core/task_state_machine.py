@@ -30,7 +30,7 @@ from metasched.model.job import MANAGER_REASON, Job, Reason, State
 from metasched.model.listing import JobStatus, TaskClaim
 
 WITHDRAWAL_RETRY_SECONDS = 60.0  # until a withdrawal without effect is requested again
-START_TOLERANCE = 5.0  # seconds by which a new start differs at least; managers round times
+START_TOLERANCE = 5.0  # seconds that a new start differs at least; managers round times
 
 
 class TaskStateMachine:

@@ -60,7 +60,7 @@ class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
     next_accounting_query: float = 0.0
     native_id: str | None = None
     intent: Intent | None = None  # reason to withdraw it
-    target: str | None = None  # cluster to which the task moves after the withdrawal
+    target: str | None = None  # target cluster after the withdrawal
     withdrawal_requested: float | None = None  # when the manager was last asked to cancel it
     started: float | None = None
     ended: float | None = None
@@ -145,7 +145,7 @@ class Task(msgspec.Struct, rename=STORED_FIELDS["Task"]):
     ended: float | None = None  # epoch seconds
     attempts: int = 0  # number of attempts so far
     moves: int = 0  # number of moves to other clusters
-    target: str | None = None  # cluster to which it was pulled
+    target: str | None = None  # target cluster of a pull
     attempt: Attempt | None = None  # its live attempt
     rejected_by: set[str] = msgspec.field(default_factory=set)  # clusters
     ignore_rejections_until: int = 0  # number of the last attempt whose rejection does not count

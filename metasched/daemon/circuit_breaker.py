@@ -14,7 +14,7 @@ from typing import Literal
 class CircuitBreaker:
     """Consecutive failures of an operation, and the exponential delay of its next try."""
 
-    initial_delay: float  # seconds after the first failure; doubles with each further one
+    initial_delay: float  # seconds after the first failure; doubles with each further failure
     max_delay: float  # seconds
     failures: int = 0  # in a row
     last_error: str = ""

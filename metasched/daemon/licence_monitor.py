@@ -25,7 +25,7 @@ from metasched.model.licence import LicenceCount, LicencePool
 log = logging.getLogger("metasched")
 
 MAX_RETRY_DELAY = 600.0  # seconds between queries of a server that does not answer
-MAX_CLOCK_LEAD = 120.0  # seconds by which a server's clock may be ahead of this host's
+MAX_CLOCK_LEAD = 120.0  # seconds that a server's clock may be ahead of this host's
 REPORT_RESOLUTION = 60.0  # seconds; servers report whole minutes
 REPEATS_WITHIN_MARGIN = 3  # reports of unchanged counts within `stale_after`
 

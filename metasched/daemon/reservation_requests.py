@@ -26,7 +26,7 @@ from metasched.model.reservation import OPEN_STATES, Reservation, ReservationSta
 from metasched.model.reservation_request import Offer, ReservationQuota, ReservationRequest
 from metasched.units import MAX_NUMBER, iso
 
-START_TOLERANCE = 5.0  # seconds by which a start may have passed while the request was sent
+START_TOLERANCE = 5.0  # seconds that a start may have passed while the request was sent
 ANSWER_TIMEOUT = 20.0  # seconds to wait for managers
 MAX_STARTS = 20  # intervals of possible starts reported per cluster
 MAX_ALTERNATIVES = 3  # alternative windows reported per cluster
@@ -55,7 +55,7 @@ class ReservationTerms:
 
 
 class PossibleWindow(NamedTuple):
-    """The result of a dry run for one cluster."""
+    """The result of a dry run for a cluster."""
 
     cluster: str
     offer: Offer

@@ -116,7 +116,7 @@ class FigureResult(NamedTuple):
 
 
 def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and the half-width of its 95% confidence interval (inf for one value)."""
+    """Return the mean and the half-width of its 95% interval (inf for a single value)."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, math.inf

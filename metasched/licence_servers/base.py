@@ -61,7 +61,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Trouble:
-    """A line that cannot be parsed, or by which the server reports a problem."""
+    """A line that cannot be parsed, or that reports a problem of the server."""
 
     line: int  # 0: none in particular
     text: str
@@ -77,7 +77,7 @@ class UsageReport:
 
     features: tuple[Feature, ...]
     troubles: tuple[Trouble, ...] = ()
-    observed: float | None = None  # epoch seconds to which the answer says it refers
+    observed: float | None = None  # epoch seconds of the counts, as the answer states them
 
     def __post_init__(self) -> None:
         names = [feature.name for feature in self.features]

@@ -113,7 +113,7 @@ class _LmstatParser:
         self._now = now
         self._observed: float | None = None
         self._blocks: list[_FeatureBlock] = []
-        self._block: _FeatureBlock | None = None  # to which the following lines belong
+        self._block: _FeatureBlock | None = None  # owner of the following lines
         self._troubles: list[Trouble] = []
         self._sections: set[str] = set()
         self._is_repeated = False  # the server of this section was listed before
@@ -243,7 +243,7 @@ class _LmstatParser:
     def _parse_moment(self, text: str) -> float | None:
         """Return the epoch seconds of `Fri 5/29 12:46` or `Fri 5/29/2026 12:46`, or None.
 
-        Without a year it is the last such day on that weekday. A time up to one day ahead is
+        Without a year it is the last such day on that weekday. A time up to a day ahead is
         accepted, since the server may be in another time zone.
         """
         match = _MOMENT.fullmatch(text)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from metasched.licence_servers.base import Feature, LicenceUse
 
-# Seconds by which a token may be older than the job that holds it: servers report whole minutes,
+# Seconds that a token may be older than the job that holds it: servers report whole minutes,
 # and clocks differ.
 START_TOLERANCE = 120.0
-_MAX_HOSTS = 100_000  # of one job
+_MAX_HOSTS = 100_000  # of a job
 _MAX_LIST_CHARACTERS = 65536
 
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")

@@ -26,7 +26,7 @@ from metasched.licence_servers.base import LicenceServerError, UsageReport, lice
 from metasched.timeouts import reply_timeout
 
 STARTUP_GRACE = 10.0  # seconds added to the timeout for start of the interpreter and parsing
-MAX_COMMAND_OUTPUT = 2**23  # bytes; lmstat lists ten thousand checkouts in one MiB
+MAX_COMMAND_OUTPUT = 2**23  # bytes; lmstat lists ten thousand checkouts in a MiB
 _MAX_RESULT_BYTES = 2**26
 _BLOCK_BYTES = 2**16
 

@@ -51,7 +51,7 @@ class Dependency:
     """A conjunction or disjunction of terms."""
 
     terms: tuple[DependencyTerm, ...]
-    any_term: bool = False  # True: one satisfied term is enough
+    any_term: bool = False  # True: any satisfied term is enough
 
     @property
     def targets(self) -> list[DependencyTarget]:

@@ -30,7 +30,7 @@ def _check_duration(label: str, value: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LicencePool:
-    """All copies of one licence, as the site configures them. ValueError if a value is invalid."""
+    """All copies of a licence, as the site configures them. ValueError if a value is invalid."""
 
     name: str
     total: int | None = None  # None: its server reports it
@@ -58,7 +58,7 @@ class LicencePool:
 
 @dataclass(frozen=True)
 class LicenceCount:
-    """The use of one licence as a server, or a cluster's manager, reported it.
+    """The use of a licence as a server, or a cluster's manager, reported it.
 
     ValueError if a number is invalid.
     """

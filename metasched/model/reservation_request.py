@@ -85,9 +85,9 @@ class ReservationRequest(msgspec.Struct, rename=STORED_FIELDS["ReservationReques
 
 @dataclass(frozen=True)
 class ReservationQuota:
-    """Limits on the reservations of one user."""
+    """Limits on the reservations of a user."""
 
-    horizon: float = 365 * 86400.0  # seconds from now, by which it must end
+    horizon: float = 365 * 86400.0  # seconds from now until its latest end
     max_duration: float = 30 * 86400.0  # seconds
     # processors (or nodes, as requested) of all open reservations; None: unlimited
     max_size: int | None = None

@@ -53,7 +53,7 @@ from metasched.simulate.schemes import LateBindingQueue, SubmissionScheme
 from metasched.simulate.workload import Workload, WorkloadEntry
 
 INSTANCE = "lab"  # of the simulated daemon, in tags
-UPDATES_PER_LISTING = 1000  # status changes of a cluster in one listing
+UPDATES_PER_LISTING = 1000  # status changes of a cluster in a listing
 
 # The fields of a job status: native id, state, start, end (seconds), exit code. Most are replaced
 # before they are reported, so a JobStatus is created only for a report.
@@ -70,7 +70,7 @@ class ScheduledJob(NamedTuple):
     cluster: int  # index
     machine: int  # index; 0 where processors are counted
     priority: int  # 0 for a job that bypassed metasched
-    moves: int  # from one cluster to another, before the start
+    moves: int  # between clusters, before the start
 
     @property
     def job(self) -> Job:

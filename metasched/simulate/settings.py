@@ -206,7 +206,7 @@ def read_workload(
 def _add_licences(
     clusters: tuple[SimulatedCluster, ...], overlay: Overlay
 ) -> tuple[SimulatedCluster, ...]:
-    """Add the licences of the overlay: on each cluster one copy per 16 processors."""
+    """Add the licences of the overlay: on each cluster a copy per 16 processors."""
     if not overlay.licences:
         return clusters
     return tuple(

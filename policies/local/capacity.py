@@ -61,7 +61,7 @@ class Capacity:
 
     @property
     def largest(self) -> int:
-        """Processors free for one job: a job that needs more cannot start."""
+        """Processors free for a job: a job that needs more cannot start."""
         return self.cpus
 
     def find_machine(self, job: WaitingJob) -> int:

@@ -2,7 +2,7 @@
 
 Mu'alem and Feitelson 2001, §2.2: a job gets the earliest start that delays no job planned before
 it. When a job ends early, each queued job, in queue order, gives up its reservation and takes the
-earliest one then available, until no job gains; so no planned start ever becomes later.
+earliest start then available, until no job gains; so no planned start ever becomes later.
 """
 
 from __future__ import annotations

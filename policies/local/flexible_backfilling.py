@@ -254,7 +254,7 @@ class FlexibleBackfilling:
         return head
 
     def _reservation_for(self, head: WaitingJob, capacity: Capacity) -> HeadReservation:
-        """Return the reservation of an earlier pass if it is still valid, else a new one."""
+        """Return the reservation of an earlier pass if still valid, else a new reservation."""
         previous = self._reservation
         if previous is None or previous.head != head or not previous.still_valid(capacity):
             self._reservation = previous = capacity.reserve(head)
