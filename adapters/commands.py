@@ -83,17 +83,16 @@ def run_command(
     pass_fds: Sequence[int] = (),
     umask: int = -1,
     should_abort: Callable[[str], bool] | None = None,
-    max_output: int = MAX_OUTPUT,
 ) -> CommandResult:
     """Run a command to its end and return its result.
 
     It reads from the descriptor `stdin` (None: nothing) and inherits the descriptors `pass_fds`.
     Raises Refused if no command can take these arguments. Raises Unreachable if it cannot start,
-    exceeds `timeout` seconds or `max_output` bytes, or is killed by a signal; CommandAborted as
+    exceeds `timeout` seconds or `MAX_OUTPUT` bytes, or is killed by a signal; CommandAborted as
     `wait_for_result` does.
     """
     process = start_command(argv, environment, stdin=stdin, pass_fds=pass_fds, umask=umask)
-    return wait_for_result(process, os.path.basename(argv[0]), timeout, should_abort, max_output)
+    return wait_for_result(process, os.path.basename(argv[0]), timeout, should_abort)
 
 
 def start_command(

@@ -25,7 +25,7 @@ from metasched.adapters.drmaa.session import DrmaaSession
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.gridengine import listing
 from metasched.adapters.gridengine.accounting import AccountingFile
-from metasched.adapters.gridengine.cluster_info import cluster_info
+from metasched.adapters.gridengine.cluster_info import CellDemand, cluster_info
 from metasched.adapters.gridengine.commands import CellCommands
 from metasched.adapters.gridengine.reservation_listing import (
     AdvanceReservation,
@@ -224,16 +224,15 @@ class GridEngine:
         lag = configuration.accounting_delay + self._settings.settle
         own_jobs = self._own_jobs.select(jobs)
         statuses = self._task_statuses(own_jobs, listed_at, lag)
-        info = cluster_info(
+        demand = CellDemand(
             jobs,
-            unreserved.hosts,
-            configuration.limits,
-            totals,
-            self._settings.memory,
-            {job.id for job in own_jobs.values()},
             listed_at,
             self._settings.default_time,
-            unreserved.awaiting,
+            own_ids={job.id for job in own_jobs.values()},
+            awaiting=unreserved.awaiting,
+        )
+        info = cluster_info(
+            demand, unreserved.hosts, configuration.limits, totals, self._settings.memory
         )
         return Listing(
             taken=listed_at,

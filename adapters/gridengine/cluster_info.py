@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from metasched.adapters.gridengine.listing import (
     ANY_QUEUE,
@@ -16,38 +16,44 @@ from metasched.adapters.gridengine.listing import (
 from metasched.model.cluster import ClusterInfo, NodeCapacity, Partition
 
 
+@dataclass(frozen=True)
+class CellDemand:
+    """The jobs of all users in a cell."""
+
+    jobs: Sequence[QstatJob]
+    listed_at: float  # epoch seconds
+    default_time: float  # seconds; run time of a job without h_rt
+    own_ids: Collection[str] = ()  # of this instance's jobs
+    awaiting: Collection[str] = ()  # jobs that wait in a reservation and compete with no other
+
+
 def cluster_info(
-    jobs: Sequence[QstatJob],
+    demand: CellDemand,
     hosts: Sequence[ExecutionHost],
     limits: Mapping[str, QueueLimits],
     totals: Mapping[str, Mapping[str, float]],
     memory: str | None,
-    own_ids: set[str],
-    listed_at: float,
-    default_time: float,
-    awaiting: Collection[str] = (),
 ) -> ClusterInfo:
-    """Return the demand of all users and the capacity of the cell at `listed_at`.
+    """Return the demand of all users and the capacity of the cell when its jobs were listed.
 
     `totals` are the total consumables by host. They cannot be computed as free plus used amounts:
-    these come from two commands at different times, and free amounts are rounded. `own_ids` are the
-    ids of this instance's jobs. `awaiting` are ids of jobs that wait in a reservation and compete
-    with no other job. `memory` is the consumable that counts memory. Jobs without h_rt are taken
-    to need `default_time` seconds.
+    these come from two commands at different times, and free amounts are rounded. `memory` is the
+    consumable that counts memory.
     """
+    listed_at = demand.listed_at
 
     def time_limit(job: QstatJob) -> float:
-        return parse_seconds(job.requests.get("h_rt", "")) or default_time
+        return parse_seconds(job.requests.get("h_rt", "")) or demand.default_time
 
     running, waiting = [], []
     owed = 0.0
-    for job in jobs:
+    for job in demand.jobs:
         if not job.is_waiting:
             end = (listed_at if job.started is None else job.started) + time_limit(job)
             running.append((max(end, listed_at), job.slots))
-        elif job.waits_only_for_resources and job.id not in awaiting:
+        elif job.waits_only_for_resources and job.id not in demand.awaiting:
             waiting.append(job)
-            if job.id not in own_ids:
+            if job.id not in demand.own_ids:
                 owed += job.task_count * job.slots * time_limit(job)
     capacities = [_HostCapacity(host, totals.get(host.name, {}), memory) for host in hosts]
     usable = [capacity for capacity in capacities if capacity.up]

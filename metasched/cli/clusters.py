@@ -90,8 +90,16 @@ def _print_clusters(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
         return
     print_table(
         (
-            *("CLUSTER", "ADAPTER", "STATE", "CPUS", "USED", "PENDING", "LOAD", "JOBS"),
-            *("SINCE", "NEXT TRY"),
+            "CLUSTER",
+            "ADAPTER",
+            "STATE",
+            "CPUS",
+            "USED",
+            "PENDING",
+            "LOAD",
+            "JOBS",
+            "SINCE",
+            "NEXT TRY",
         ),
         (
             (

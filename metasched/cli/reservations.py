@@ -4,6 +4,7 @@ import json as json_format
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Annotated, Any, TypeVar
@@ -12,6 +13,7 @@ import typer
 
 from metasched.cli.connect import ConfigOption, JsonOption, connect, require_value
 from metasched.cli.gantt import draw_picture, render_chart
+from metasched.cli.option_class import takes_options
 from metasched.cli.show import format_time, print_table
 from metasched.errors import UserError
 from metasched.units import (
@@ -37,49 +39,52 @@ reservation = typer.Typer(
 )
 
 
-def reserve(
+@dataclass(frozen=True, kw_only=True)
+class ReserveOptions:
+    """Options of `metasched reserve`, as written."""
+
     size: Annotated[
         str | None, typer.Option("--size", "-n", metavar="N", help="Processors [--nodes: nodes].")
-    ] = None,
-    nodes: Annotated[
-        bool, typer.Option("--nodes", help="Sizes count nodes, not processors.")
-    ] = False,
+    ] = None
+    nodes: Annotated[bool, typer.Option("--nodes", help="Sizes count nodes, not processors.")] = (
+        False
+    )
     start: Annotated[
         str | None, typer.Option("--start", metavar="TIME", help="Start time: +2h, 17:30, ...")
-    ] = None,
-    end: Annotated[str | None, typer.Option("--end", metavar="TIME", help="End time.")] = None,
+    ] = None
+    end: Annotated[str | None, typer.Option("--end", metavar="TIME", help="End time.")] = None
     duration: Annotated[
         str | None, typer.Option("--duration", metavar="DUR", help="Duration: 90s, 10m, 1h30m.")
-    ] = None,
+    ] = None
     ready: Annotated[
         str | None, typer.Option("--ready", metavar="TIME", help="Earliest start [now].")
-    ] = None,
+    ] = None
     deadline: Annotated[
         str | None, typer.Option("--deadline", metavar="TIME", help="Latest end.")
-    ] = None,
+    ] = None
     at_least: Annotated[
         str | None,
         typer.Option("--at-least", metavar="N|DUR", help="Smallest acceptable size or duration."),
-    ] = None,
+    ] = None
     at_most: Annotated[
         str | None,
         typer.Option("--at-most", metavar="N|DUR", help="Largest useful size or duration."),
-    ] = None,
+    ] = None
     cluster: Annotated[
         str | None, typer.Option("--cluster", metavar="NAME,...", help="Only these clusters.")
-    ] = None,
+    ] = None
     let_run: Annotated[
         str | None,
         typer.Option(
             "--let-run", metavar="DUR", help="Time that jobs may run after its end [site's]."
         ),
-    ] = None,
+    ] = None
     licence: Annotated[
         str | None,
         typer.Option(
             "--licence", "-L", metavar="NAME[:N],...", help="Reserve these licences, too."
         ),
-    ] = None,
+    ] = None
     user: Annotated[
         str | None,
         typer.Option(
@@ -88,7 +93,7 @@ def reserve(
             callback=require_value,
             help="Owner [you; others: operators only].",
         ),
-    ] = None,
+    ] = None
     mail: Annotated[
         str | None,
         typer.Option(
@@ -97,13 +102,16 @@ def reserve(
             callback=require_value,
             help="Address to notify if it breaks [owner's name].",
         ),
-    ] = None,
+    ] = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List possible windows; reserve nothing.")
-    ] = False,
-    json: JsonOption = False,
-    config: ConfigOption = None,
-) -> None:
+    ] = False
+    json: JsonOption = False
+    config: ConfigOption = None
+
+
+@takes_options(ReserveOptions)
+def reserve(options: ReserveOptions) -> None:
     """Reserve processors or nodes for a time; run jobs there by `submit --reservation ID`.
 
     --start fixes the window; otherwise it is the earliest between --ready and --deadline.
@@ -118,68 +126,84 @@ def reserve(
       metasched reserve --size 16 --at-least 1h --at-most 8h --deadline 23:00 --dry-run
       metasched reserve --size 8 --start +2h --duration 1h --licence matlab:4
     """
-    now = time.time()
-    start_time, end_time = (
-        _parse_time_option("--start", start, now),
-        _parse_time_option("--end", end, now),
-    )
-    window = {
-        "ready": _parse_time_option("--ready", ready, now),
-        "deadline": _parse_time_option("--deadline", deadline, now),
-    }
-    seconds = _parse_option("--duration", duration, parse_duration)
-    count = _parse_option("--size", size, parse_count)
-    if start_time is not None and end_time is not None and seconds is None:
-        if end_time <= start_time:
-            raise UserError("the end is not after the start, --end; give a later one")
-        seconds = end_time - start_time
-    elif end is not None:
-        raise UserError("--end without --start, or beside --duration; give two of the three")
-    if start_time is not None:
-        if any(value is not None for value in (*window.values(), at_least, at_most)):
-            raise UserError(
-                "--start fixes the window, other options open it; leave out --start or the others"
-            )
-        if seconds is None:
-            raise UserError("no end, --start; add --duration or --end")
-        window = {"ready": start_time, "deadline": start_time + seconds}
-    request: dict[str, object] = {
-        **_size_and_duration(count, seconds, at_least, at_most),
-        **window,
-        "by_node": nodes,
-        "clusters": list(_parse_option("--cluster", cluster, parse_names) or ()),
-        "let_run": 0.0 if let_run == "0" else _parse_option("--let-run", let_run, parse_duration),
-        "dry_run": dry_run,
-    }
-    if licences := _parse_option("--licence", licence, parse_licences):
-        request["licences"] = licences  # omitted if empty: unknown to daemons of earlier releases
-    if user is not None:
-        request["user"] = user
-    if mail is not None:
-        request["mail"] = mail
-    answer = connect(config).reserve(request)
-    if json:
+    request = _reservation_terms(options, time.time())
+    answer = connect(options.config).reserve(request)
+    if options.json:
         print(json_format.dumps(answer, indent=2))
-    elif dry_run:
+    elif options.dry_run:
         print("Dry run, nothing reserved. Possible windows:")
-        columns = ("cluster", "nodes", "processors", "start", "end", "possible starts")
-        rows = (
-            (
-                *(offer[column] or "" for column in columns[:3]),
-                *_format_window(offer),
-                _format_starts(offer["starts"]),
-            )
-            for offer in answer["offers"]
-        )
-        print_table([column.upper() for column in columns], rows)
+        _print_offers(answer["offers"])
     else:
         _print_reservations([answer])
 
 
-def _size_and_duration(
-    size: int | None, duration: float | None, at_least: str | None, at_most: str | None
-) -> dict[str, float]:
+def _reservation_terms(options: ReserveOptions, now: float) -> dict[str, object]:
+    """Return the body of the request. `now` is in epoch seconds."""
+    duration, window = _duration_and_window(options, now)
+    let_run = options.let_run
+    terms: dict[str, object] = {
+        **_size_and_duration(options, duration),
+        **window,
+        "by_node": options.nodes,
+        "clusters": list(_parse_option("--cluster", options.cluster, parse_names) or ()),
+        "let_run": 0.0 if let_run == "0" else _parse_option("--let-run", let_run, parse_duration),
+        "dry_run": options.dry_run,
+    }
+    if licences := _parse_option("--licence", options.licence, parse_licences):
+        terms["licences"] = licences  # omitted if empty: unknown to daemons of earlier releases
+    if options.user is not None:
+        terms["user"] = options.user
+    if options.mail is not None:
+        terms["mail"] = options.mail
+    return terms
+
+
+def _duration_and_window(
+    options: ReserveOptions, now: float
+) -> tuple[float | None, dict[str, float | None]]:
+    """Return the duration in seconds and the bounds of the window in epoch seconds."""
+    start = _parse_time_option("--start", options.start, now)
+    end = _parse_time_option("--end", options.end, now)
+    window = {
+        "ready": _parse_time_option("--ready", options.ready, now),
+        "deadline": _parse_time_option("--deadline", options.deadline, now),
+    }
+    duration = _parse_option("--duration", options.duration, parse_duration)
+    if start is not None and end is not None and duration is None:
+        if end <= start:
+            raise UserError("the end is not after the start, --end; give a later one")
+        duration = end - start
+    elif end is not None:
+        raise UserError("--end without --start, or beside --duration; give two of the three")
+    if start is not None:
+        opening = (*window.values(), options.at_least, options.at_most)
+        if any(value is not None for value in opening):
+            raise UserError(
+                "--start fixes the window, other options open it; leave out --start or the others"
+            )
+        if duration is None:
+            raise UserError("no end, --start; add --duration or --end")
+        window = {"ready": start, "deadline": start + duration}
+    return duration, window
+
+
+def _print_offers(offers: Sequence[Mapping[str, Any]]) -> None:
+    columns = ("cluster", "nodes", "processors", "start", "end", "possible starts")
+    rows = (
+        (
+            *(offer[column] or "" for column in columns[:3]),
+            *_format_window(offer),
+            _format_starts(offer["starts"]),
+        )
+        for offer in offers
+    )
+    print_table([column.upper() for column in columns], rows)
+
+
+def _size_and_duration(options: ReserveOptions, duration: float | None) -> dict[str, float]:
     """Return the ranges of size and duration, of which only one can be open."""
+    size = _parse_option("--size", options.size, parse_count)
+    at_least, at_most = options.at_least, options.at_most
     if (at_least is None) != (at_most is None):
         raise UserError("only one of --at-least and --at-most; give both")
     if at_least is None:

@@ -6,6 +6,7 @@ import csv
 import gc
 import json as json_format
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ import typer
 
 from metasched.cli.connect import JsonOption
 from metasched.cli.messages import warn
+from metasched.cli.option_class import takes_options
 from metasched.cli.progress import progress_bar
 from metasched.cli.results import result_json, result_line
 from metasched.cli.show import print_table
@@ -31,7 +33,10 @@ SCHEDULE_COLUMNS = [
 ]
 
 
-def simulate(
+@dataclass(frozen=True, kw_only=True)
+class SimulateOptions:
+    """Arguments and options of `metasched simulate`."""
+
     workload: Annotated[
         str,
         typer.Argument(
@@ -39,7 +44,7 @@ def simulate(
             show_default=False,
             help="A trace (SWF, plain or gzipped), or table1, table4, table6, table13, lublin.",
         ),
-    ],
+    ]
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -47,44 +52,47 @@ def simulate(
             metavar="NAME|FILE",
             help="Local policy, or a policy file [fb-unmod]; several are compared.",
         ),
-    ] = None,
+    ] = None
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set", metavar="KEY=VALUE", help="Set a key of policy or workload; repeatable."
         ),
-    ] = None,
+    ] = None
     clusters: Annotated[
         str | None,
         typer.Option("--clusters", metavar="SPEC|FILE", help="128, 2x64, 64,32,32 or a TOML file."),
-    ] = None,
+    ] = None
     jobs: Annotated[
         str | None,
         typer.Option("--jobs", metavar="A:B", help="Use only jobs A to B-1, counted from 0."),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all random numbers.")] = 0,
+    ] = None
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all random numbers.")] = 0
     runs: Annotated[
         int, typer.Option("--runs", min=1, max=10000, help="Number of seeds, from --seed on.")
-    ] = 1,
+    ] = 1
     schedule: Annotated[
         Path | None,
         typer.Option("--schedule", metavar="OUT.csv", help="Write the times of every job."),
-    ] = None,
+    ] = None
     over_time: Annotated[
         Path | None,
         typer.Option(
             "--over-time", metavar="OUT.csv", help="Write the state of clusters over time."
         ),
-    ] = None,
+    ] = None
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="OUT.png", help="Draw the schedule.")
-    ] = None,
+    ] = None
     report: Annotated[
         Path | None,
         typer.Option("--report", metavar="OUT.html", help="Write a report with all results."),
-    ] = None,
-    json: JsonOption = False,
-) -> None:
+    ] = None
+    json: JsonOption = False
+
+
+@takes_options(SimulateOptions)
+def simulate(options: SimulateOptions) -> None:
     """Run a workload on simulated clusters with the daemon's own core and policies.
 
     \b
@@ -95,77 +103,98 @@ def simulate(
       metasched simulate lublin --set jobs=50000 --jobs 0:1000 --schedule out.csv --plot out.png
       metasched simulate table1 --policy easy --policy fb-unmod --runs 10 --report out.html
     """
-    from metasched.policies.local import registry
+    if options.plot is not None:
+        from metasched.experiments.plots import check_plot
+
+        check_plot(options.plot)
+    if options.report is not None:
+        from metasched.experiments.report import check_report
+
+        check_report(options.report)
+    gc.disable()  # no cycles are created; collection would take a third of the time
+    if len(options.policy or ()) > 1 or options.runs > 1:
+        _compare_runs(options)
+    else:
+        _simulate_once(options)
+
+
+def _simulate_once(options: SimulateOptions) -> None:
+    """Simulate one policy with one seed; print its figures and write the files asked for."""
     from metasched.simulate import metrics
     from metasched.simulate.settings import read_settings, read_workload
     from metasched.simulate.settings import simulate as run
 
-    if plot is not None:
-        from metasched.experiments.plots import check_plot, save_schedule_plot
-
-        check_plot(plot)
-    if report is not None:
-        from metasched.experiments.report import check_report, render_run
-
-        check_report(report)
-    gc.disable()  # no cycles are created; collection would take a third of the time
-    policies, overrides = policy or [registry.DEFAULT_POLICY], settings or []
-    parameters: dict[str, object] = {"clusters": clusters} if clusters is not None else {}
-    parameters |= {"jobs": jobs} if jobs is not None else {}
-    parameters |= {"set": " ".join(overrides)} if overrides else {}
-    if len(policies) > 1 or runs > 1:
-        if schedule is not None or over_time is not None or plot is not None:
-            raise UserError(
-                "several runs have no single schedule, --schedule, --over-time or --plot; "
-                "use --report, or simulate a single policy with a single seed"
-            )
-        seeds = range(seed, seed + runs)
-        parameters["seeds"] = f"{seed} to {seed + runs - 1}" if runs > 1 else seed
-        _compare_runs(
-            (workload, policies, overrides, clusters, jobs, seeds), parameters, report, json
-        )
-        return
-    simulation_settings = read_settings(policies[0], overrides, seed, clusters)
-    trace, cluster_specs = read_workload(workload, clusters, jobs, simulation_settings)
+    [policy] = _policies(options)
+    settings = read_settings(policy, options.settings or [], options.seed, options.clusters)
+    trace, cluster_specs = read_workload(options.workload, options.clusters, options.jobs, settings)
     with progress_bar("jobs ended", len(trace.entries), 1000) as progress:
         started = time.perf_counter()
-        result = run(trace, cluster_specs, simulation_settings, progress)
+        result = run(trace, cluster_specs, settings, progress)
         wall_seconds = time.perf_counter() - started
-    figures = metrics.summary(result, simulation_settings.policy, wall_seconds)
-    if schedule is not None:
-        _write_schedule(schedule, result)
-    if over_time is not None:
-        _write_over_time(over_time, result)
-    if plot is not None:
-        save_schedule_plot(result, plot)
-    if report is not None:
-        parameters = {"policy": policies[0], **parameters, "seed": seed}
-        report.write_text(render_run(trace.name, parameters, result, figures), encoding="utf-8")
+    figures = metrics.summary(result, settings.policy, wall_seconds)
+    if options.schedule is not None:
+        _write_schedule(options.schedule, result)
+    if options.over_time is not None:
+        _write_over_time(options.over_time, result)
+    if options.plot is not None:
+        from metasched.experiments.plots import save_schedule_plot
+
+        save_schedule_plot(result, options.plot)
+    if options.report is not None:
+        from metasched.experiments.report import render_run
+
+        parameters = {"policy": policy, **_parameters(options), "seed": options.seed}
+        page = render_run(trace.name, parameters, result, figures)
+        options.report.write_text(page, encoding="utf-8")
     for cause, count in result.dropped.items():
-        warn(f"{count} jobs dropped ({cause}), {workload}; the figures exclude them")
-    if json:
+        warn(f"{count} jobs dropped ({cause}), {options.workload}; the figures exclude them")
+    if options.json:
         print(json_format.dumps(figures, indent=2))
     else:
         _print_figures(figures)
 
 
-def _compare_runs(
-    arguments: tuple[str, list[str], list[str], str | None, str | None, range],
-    parameters: dict[str, object],
-    report: Path | None,
-    json: bool,
-) -> None:
+def _policies(options: SimulateOptions) -> list[str]:
+    from metasched.policies.local import registry
+
+    return options.policy or [registry.DEFAULT_POLICY]
+
+
+def _parameters(options: SimulateOptions) -> dict[str, object]:
+    """Return the options that a report lists for every kind of run."""
+    given = {"clusters": options.clusters, "jobs": options.jobs}
+    parameters: dict[str, object] = {key: text for key, text in given.items() if text is not None}
+    return parameters | ({"set": " ".join(options.settings)} if options.settings else {})
+
+
+def _compare_runs(options: SimulateOptions) -> None:
     """Simulate several policies or seeds; print a comparison."""
     from metasched.experiments.comparison import compare
     from metasched.experiments.report import render_results
 
-    workload, policies, *_, seeds = arguments
+    if any(path is not None for path in (options.schedule, options.over_time, options.plot)):
+        raise UserError(
+            "several runs have no single schedule, --schedule, --over-time or --plot; "
+            "use --report, or simulate a single policy with a single seed"
+        )
+    policies, first = _policies(options), options.seed
+    seeds = range(first, first + options.runs)
     with progress_bar("runs", len(policies) * len(seeds)) as progress:
-        results = compare(*arguments, progress)
-    if report is not None:
-        page = render_results(Path(workload).name, parameters, results)
-        report.write_text(page, encoding="utf-8")
-    if json:
+        results = compare(
+            options.workload,
+            policies,
+            options.settings or [],
+            options.clusters,
+            options.jobs,
+            seeds,
+            progress,
+        )
+    if options.report is not None:
+        used_seeds = f"{first} to {seeds[-1]}" if options.runs > 1 else first
+        parameters = _parameters(options) | {"seeds": used_seeds}
+        page = render_results(Path(options.workload).name, parameters, results)
+        options.report.write_text(page, encoding="utf-8")
+    if options.json:
         rows = [result_json("", len(seeds), result) for result in results]
         omitted = ("experiment", "setting", "published", "difference_percent")
         print(

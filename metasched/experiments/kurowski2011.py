@@ -17,7 +17,11 @@ from msgspec import structs
 
 from metasched.experiments.harness import Experiment, load_trace
 from metasched.experiments.pasquali2008 import PUSH_POLICY, mean_flow, utilisation
-from metasched.experiments.reserved_providers import ProcessorBinding, schedule_reservations
+from metasched.experiments.reserved_providers import (
+    ProcessorBinding,
+    ProviderStrategy,
+    schedule_reservations,
+)
 from metasched.model.reservation_request import ReservationRequest
 from metasched.policies.reservation_choice import (
     ClusterChooser,
@@ -98,13 +102,15 @@ class ReservedCase(NamedTuple):
             workload,
             clusters,
             reservations,
-            chooser,
-            batch_clusters,
-            reserved_clusters,
-            period=self.period,
-            reserved_first=self.reserved_first,
-            largest_first=self.largest_first,
-            binding=self.binding,
+            ProviderStrategy(
+                chooser=chooser,
+                batch_clusters=batch_clusters,
+                reserved_clusters=reserved_clusters,
+                period=self.period,
+                reserved_first=self.reserved_first,
+                largest_first=self.largest_first,
+                binding=self.binding,
+            ),
         )
 
 

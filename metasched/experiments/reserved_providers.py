@@ -132,29 +132,37 @@ def batch_limit(entry: WorkloadEntry) -> float:
     return max(entry.job.estimated, entry.run_time)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProviderStrategy:
+    """How providers share their processors between batch jobs and reservations.
+
+    Disjoint clusters of batch jobs and reservations give a static partition.
+    """
+
+    chooser: ClusterChooser  # of the cluster of a reservation
+    batch_clusters: Sequence[int]  # indexes of the clusters that run batch jobs
+    reserved_clusters: Sequence[int]  # indexes of the clusters that take reservations
+    period: float = 0.0  # seconds between decisions about arrivals; 0: at once
+    # within one decision, book reservations before batch jobs start; else in the order of arrival
+    reserved_first: bool = True
+    largest_first: bool = False  # order of a provider's batch queue; else the order of arrival
+    binding: ProcessorBinding = "late"
+
+
 def schedule_reservations(
     workload: Workload,
     clusters: Sequence[SimulatedCluster],
     reservations: Mapping[int, ReservationRequest],
-    chooser: ClusterChooser,
-    batch_clusters: Sequence[int],
-    reserved_clusters: Sequence[int],
-    period: float = 0.0,
-    reserved_first: bool = True,
-    largest_first: bool = False,
-    binding: ProcessorBinding = "late",
+    strategy: ProviderStrategy,
 ) -> Schedule:
     """Simulate the workload. `reservations` maps job ids to reservation requests of fixed size.
 
-    `batch_clusters` and `reserved_clusters` are the indexes of the clusters for either kind;
-    disjoint indexes give a static partition. Arrivals are decided every `period` seconds, or at
-    once if it is 0. Within one decision, reservations are booked before batch jobs start, or all in
-    the order of arrival (`reserved_first` False). The batch queue of a provider is in the order of
-    arrival, or the largest first. Deterministic except for draws of the chooser.
+    Deterministic except for draws of the strategy's chooser.
     """
+    period = strategy.period
     origin = workload.entries[0].job.submitted if workload.entries else 0.0
     providers = [
-        _Provider(make_timeline(binding, cluster.cpus, origin), largest_first)
+        _Provider(make_timeline(strategy.binding, cluster.cpus, origin), strategy.largest_first)
         for cluster in clusters
     ]
     index_by_name = {cluster.name: index for index, cluster in enumerate(clusters)}
@@ -195,17 +203,17 @@ def schedule_reservations(
                     providers[index].end_job(now, entry)
                 changed.add(index)
             elif reservation is None:
-                index = min(batch_clusters, key=lambda index: len(providers[index].queue))
+                index = min(strategy.batch_clusters, key=lambda index: len(providers[index].queue))
                 providers[index].queue[id] = entry
                 changed.add(index)
             else:
-                if not reserved_first:
+                if not strategy.reserved_first:
                     start_waiting(changed, now)
                 offers = {
                     clusters[index].name: _make_offer(providers[index].timeline, reservation, now)
-                    for index in reserved_clusters
+                    for index in strategy.reserved_clusters
                 }
-                name = chooser.choose(offers, reservation.deadline)
+                name = strategy.chooser.choose(offers, reservation.deadline)
                 offer, index = offers[name], index_by_name[name]
                 providers[index].timeline.book(id, offer.start, offer.end, offer.size)
                 scheduled[id] = ScheduledJob(

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from metasched.adapters.child_processes import die_with_parent
-from metasched.adapters.commands import CommandResult, run_command
+from metasched.adapters.commands import CommandResult, start_command, wait_for_result
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.licence_servers.base import LicenceServerError, UsageReport, licence_server_class
 from metasched.timeouts import reply_timeout
@@ -130,7 +130,9 @@ def query_command(command: Sequence[str], timeout: float) -> CommandResult:
     """
     environment = {**os.environ, "TZ": "UTC", "LC_ALL": "C"}
     try:
-        return run_command(command, environment, timeout, max_output=MAX_COMMAND_OUTPUT)
+        process = start_command(command, environment)
+        program = os.path.basename(command[0])
+        return wait_for_result(process, program, timeout, max_output=MAX_COMMAND_OUTPUT)
     except (Refused, Unreachable) as error:
         raise LicenceServerError(error.reason) from None
 

@@ -133,8 +133,12 @@ def _replayed(ledger: Ledger, reading: Connection) -> list[str]:
         tuple(row)
         for row in reading.execute(
             select(
-                *(change.c.job, change.c.task_index, change.c.attempt),
-                *(change.c.what, change.c.after, change.c.cause),
+                change.c.job,
+                change.c.task_index,
+                change.c.attempt,
+                change.c.what,
+                change.c.after,
+                change.c.cause,
             ).order_by(change.c.id)
         )
     ]
@@ -142,8 +146,13 @@ def _replayed(ledger: Ledger, reading: Connection) -> list[str]:
         tuple(row)
         for row in reading.execute(
             select(
-                *(task.c.job, task.c.task_index, task.c.state),
-                *(attempt.c.number, attempt.c.cluster, attempt.c.sending, attempt.c.native_id),
+                task.c.job,
+                task.c.task_index,
+                task.c.state,
+                attempt.c.number,
+                attempt.c.cluster,
+                attempt.c.sending,
+                attempt.c.native_id,
                 job.c.priority,
             )
             .join(job, job.c.id == task.c.job)
@@ -211,7 +220,10 @@ def _leases(reading: Connection) -> Iterator[str]:
     """
     rows = reading.execute(
         select(
-            *(attempt.c.job, attempt.c.task_index, attempt.c.number, attempt.c.state),
+            attempt.c.job,
+            attempt.c.task_index,
+            attempt.c.number,
+            attempt.c.state,
             job.c.job.label("spec"),
         ).join(job, job.c.id == attempt.c.job)
     )

@@ -219,7 +219,14 @@ class Restored(World):
         id, clusters = self.ledger.next_reservation(), tuple(self.configured)
         request = ReservationRequest.fixed(size, self.now + start, self.now + start + lasts)
         asked = ReservationRequested(
-            *(self.now, id, "ada", request, True, clusters, self.now + 1e5, let_run),
+            time=self.now,
+            id=id,
+            user="ada",
+            request=request,
+            by_node=True,
+            clusters=clusters,
+            horizon=self.now + 1e5,
+            let_run=let_run,
             licences=wants,
         )
         self.step(asked)

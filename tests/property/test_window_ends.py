@@ -123,7 +123,9 @@ class Windows(RuleBasedStateMachine):
     def poll(self) -> None:
         self.step(
             ListingReceived(
-                *(self.now, "alpha", tuple(self.rows.values())),
+                time=self.now,
+                cluster="alpha",
+                rows=tuple(self.rows.values()),
                 info=FACTS,
                 full=True,
                 until=self.now,

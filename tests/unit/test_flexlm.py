@@ -65,7 +65,9 @@ def test_users_reservations_and_the_queue() -> None:
     assert report == UsageReport(
         (
             Feature(
-                *("solver", 12, 7),
+                name="solver",
+                issued=12,
+                used=7,
                 uses=(
                     LicenceUse("ada", "n1.site.example", 1, at(2026, 3, 10, 8, 15)),
                     LicenceUse("bob", "n2", 2, at(2026, 3, 9, 23, 59), 3600.0),

@@ -16,8 +16,9 @@ from metasched.adapters.drmaa.generic import NativeTemplates
 from metasched.adapters.drmaa.job_script import build_job_script
 from metasched.adapters.drmaa_cluster import DrmaaOptions
 from metasched.adapters.errors import Refused
-from metasched.adapters.gridengine import cluster_info, listing, reservation_listing
+from metasched.adapters.gridengine import listing, reservation_listing
 from metasched.adapters.gridengine.accounting import AccountingFile
+from metasched.adapters.gridengine.cluster_info import CellDemand, cluster_info
 from metasched.adapters.gridengine.submission import native_specification
 from metasched.adapters.interpreter import interpreter_command
 from metasched.carts.relocation import SlotUse
@@ -213,16 +214,8 @@ def test_half_an_answer_is_an_error(broken: str) -> None:
 def test_facts() -> None:
     limits = {"all.q": listing.QueueLimits(hard_time=86400.0)}
     totals = {"n1": {"gpu": 2.0, "h_vmem": 32.0 * 2**30}}
-    facts = cluster_info.cluster_info(
-        listing.parse_jobs(QSTAT),
-        listing.parse_hosts(QHOST),
-        limits,
-        totals,
-        "h_vmem",
-        {"7"},
-        1795230200.0,
-        50.0,
-    )
+    demand = CellDemand(listing.parse_jobs(QSTAT), 1795230200.0, 50.0, own_ids={"7"})
+    facts = cluster_info(demand, listing.parse_hosts(QHOST), limits, totals, "h_vmem")
     assert (facts.cpus, facts.used_cpus, facts.pending_jobs) == (8, 2, 18)  # n2 is not usable
     assert facts.owed_by_others == 18 * 3 * 3600
     assert facts.queue_head == (3, 3600.0)
@@ -250,7 +243,7 @@ def test_jobs_without_a_queue_may_go_to_any() -> None:
             ),
         )
     ]
-    facts = cluster_info.cluster_info([], hosts, limits, {}, None, set(), 0.0, 1.0)
+    facts = cluster_info(CellDemand([], 0.0, 1.0), hosts, limits, {}, None)
     every = facts.partition(None)
     assert every is not None
     assert (every.name, every.free_cpus, every.max_time) == (listing.ANY_QUEUE, 5, None)
@@ -725,8 +718,8 @@ def test_only_windows_that_have_begun_keep_slots_from_others_and_the_rest_are_co
     assert [(queue.running, queue.reserved) for queue in now.queues] == [(5, 1)]
     # at 500 three slots are reserved beside four, and one of others' three is still taken
     assert cell.upcoming_windows() == ((495.0, 0), (1995.0, 1))
-    facts = cluster_info.cluster_info(
-        [], [now], {"all.q": listing.QueueLimits(None)}, {}, None, set(), 100.0, 60.0
+    facts = cluster_info(
+        CellDemand([], 100.0, 60.0), [now], {"all.q": listing.QueueLimits(None)}, {}, None
     )
     assert (facts.cpus, facts.used_cpus) == (8, 6)
 
@@ -736,13 +729,13 @@ def test_who_waits_in_a_reservation_is_not_the_head_of_the_line() -> None:
         listing.QstatJob("7", "x", "ada", "qw", 8, requests={"h_rt": "3600"}),
         listing.QstatJob("8", "x", "bob", "qw", 2, requests={"h_rt": "60"}),
     ]
-    every = cluster_info.cluster_info(listed, [], {}, {}, None, set(), 100.0, 60.0)
+    every = cluster_info(CellDemand(listed, 100.0, 60.0), [], {}, {}, None)
     assert (every.queue_head, every.pending_jobs, every.owed_by_others) == (
         (8, 3600.0),
         2,
         28_920.0,
     )
-    without = cluster_info.cluster_info(listed, [], {}, {}, None, set(), 100.0, 60.0, {"7"})
+    without = cluster_info(CellDemand(listed, 100.0, 60.0, awaiting={"7"}), [], {}, {}, None)
     assert (without.queue_head, without.pending_jobs, without.owed_by_others) == (
         (2, 60.0),
         1,

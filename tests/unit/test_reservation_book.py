@@ -617,15 +617,13 @@ def test_which_cluster_has_a_reservation(
     )
     book.handle(SurveyReceived(T, "beta", Survey(T, (), (), (ProcessorPool(("b",), 8),))), out)
     event = ReservationRequested(
-        *(
-            T,
-            1,
-            "ada",
-            ReservationRequest.flexible(8, 10, T + 10, T + 100),
-            False,
-            ("alpha", "beta"),
-            T + 100,
-        )
+        time=T,
+        id=1,
+        user="ada",
+        request=ReservationRequest.flexible(8, 10, T + 10, T + 100),
+        by_node=False,
+        clusters=("alpha", "beta"),
+        horizon=T + 100,
     )
     assert list(book.offer_finder.offers(event)) == ["beta", "alpha"]
     book.handle(event, out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 from metasched.experiments.admission import AdmissionCase
 from metasched.experiments.catalogue import EXPERIMENTS
 from metasched.experiments.kurowski2011 import ReservedCase
-from metasched.experiments.reserved_providers import ProcessorBinding, schedule_reservations
+from metasched.experiments.reserved_providers import (
+    ProcessorBinding,
+    ProviderStrategy,
+    schedule_reservations,
+)
 from metasched.model.job import Job
 from metasched.model.reservation_request import ReservationRequest as Reservation
 from metasched.policies.reservation_choice import MinimumCompletionTime, ResourcePriority
@@ -37,15 +41,16 @@ def run(
     clusters: str = "4",
     batch: tuple[int, ...] = (0,),
     reserved: tuple[int, ...] = (0,),
-    period: float = 0.0,
-    reserved_first: bool = True,
-    largest_first: bool = False,
-    binding: ProcessorBinding = "late",
+    **options: Any,
 ) -> Schedule:
     workload = Workload("by hand", tuple(requests))
-    chooser = ResourcePriority(["c1", "c2"])
-    strategy = (chooser, batch, reserved, period, reserved_first, largest_first)
-    return schedule_reservations(workload, parse_clusters(clusters), windows, *strategy, binding)
+    strategy = ProviderStrategy(
+        chooser=ResourcePriority(["c1", "c2"]),
+        batch_clusters=batch,
+        reserved_clusters=reserved,
+        **options,
+    )
+    return schedule_reservations(workload, parse_clusters(clusters), windows, strategy)
 
 
 def starts(run: Schedule) -> list[tuple[float, int]]:
@@ -165,8 +170,11 @@ def days(draw: st.DrawFn) -> tuple[list[WorkloadEntry], dict[int, Reservation]]:
 
 @examples(300)
 @given(
-    *(days(), st.integers(0, 9), st.sampled_from([0, 7]), st.booleans()),
-    st.sampled_from(get_args(ProcessorBinding)),
+    day=days(),
+    seed=st.integers(0, 9),
+    period=st.sampled_from([0, 7]),
+    first=st.booleans(),
+    binding=st.sampled_from(get_args(ProcessorBinding)),
 )
 def test_never_more_than_there_is_and_each_reservation_is_kept(
     day: tuple[list[WorkloadEntry], dict[int, Reservation]],
@@ -179,8 +187,15 @@ def test_never_more_than_there_is_and_each_reservation_is_kept(
     workload = Workload("at random", tuple(tasks))
     clusters = parse_clusters("4,4")
     chooser = MinimumCompletionTime(seed)
-    strategy = (chooser, BOTH, BOTH, period, first, False, binding)
-    result = schedule_reservations(workload, clusters, windows, *strategy)
+    strategy = ProviderStrategy(
+        chooser=chooser,
+        batch_clusters=BOTH,
+        reserved_clusters=BOTH,
+        period=period,
+        reserved_first=first,
+        binding=binding,
+    )
+    result = schedule_reservations(workload, clusters, windows, strategy)
     assert [placed.job.id for placed in result.jobs] == [t.job.id for t in tasks]
     for place in BOTH:
         here = [placed for placed in result.jobs if placed.cluster == place]

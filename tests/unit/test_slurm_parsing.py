@@ -61,8 +61,22 @@ MinJobAge               = 300 sec
 def line(**changed: str) -> text.QueueLine:
     """A record of a job of ours that ran and ended, but for what is changed."""
     usual = text.QueueLine(
-        *("7", "1000", "COMPLETED", "main", "2", "10:00", "100", "100", "110", "120"),
-        *("0", "0", "99", "a1", "None", "ms-abcd1234-1-1"),
+        id="7",
+        user="1000",
+        state="COMPLETED",
+        partition="main",
+        cpus="2",
+        limit="10:00",
+        submitted="100",
+        eligible="100",
+        start="110",
+        end="120",
+        restarts="0",
+        status="0",
+        priority="99",
+        nodes="a1",
+        reason="None",
+        tag="ms-abcd1234-1-1",
     )
     return usual._replace(**changed)
 
