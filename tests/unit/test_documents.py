@@ -158,3 +158,21 @@ def test_how_commands_are_found() -> None:
 def test_every_command_is_shown_somewhere() -> None:
     shown = {line.split()[0] for page in PAGES for line in commands(page.read_text())}
     assert set(COMMANDS) - shown - {"hold", "release"} == set()
+
+
+def test_names_of_the_code_in_the_design_exist() -> None:
+    """A name in marks is a word of the code; before a slash, a folder of it."""
+    files = [
+        path
+        for folder in ("metasched", "adapters", "policies", "db", "tests")
+        for path in (ROOT / folder).resolve().rglob("*.py")
+    ]
+    words = {word for path in files for word in re.findall(r"\w+", path.read_text())}
+    prose = without_code((ROOT / "docs/design.md").read_text())
+    names = [name for name in re.findall(r"`([\w./]+)`", prose) if re.search(r"[A-Z_./]", name)]
+    assert len(names) > 40
+    for name in names:
+        *folders, last = name.rstrip("/").split("/")
+        assert set(re.findall(r"\w+", last)) <= words | {"py", "tests", "metasched"}, name
+        for folder in folders:
+            assert any(folder in path.parts for path in files), name
