@@ -49,8 +49,8 @@ runs nowhere. Rounds run side by side, so recovery is that of a busy host.
 
 """
 _TAIL = """
-A crash point is a passage at which the daemon or a worker changes something outside itself: a
-commit, a message on a pipe, a new process, a file, a signal. They are found by wrapping these
+At a crash point the daemon or a worker changes something outside itself. That is a commit, a
+message on a pipe, a new process, a file, or a signal. They are found by wrapping these
 primitives (`tests/chaos/points.py`). Daemons die by SIGKILL and are forked from a process that has
 loaded their modules. So recovery leaves out the time that Python takes to load them.
 """

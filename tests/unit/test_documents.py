@@ -18,7 +18,7 @@ from metasched.cli.app import COMMANDS, build_app
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "tests/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GENERATED = {"docs/benchmarks.md", "docs/experiments/tables.md"}
-MEAN_SENTENCE, LONGEST_SENTENCE, LONGEST_CELL = 20, 40, 25  # words
+MEAN_SENTENCE, LONGEST_SENTENCE, LONGEST_CELL = 20, 35, 25  # words
 LINK = re.compile(r"\]\(([^)\s]*)\)")
 # at the start of code or of a column in it, behind a prompt, a path or assignments
 COMMAND = re.compile(
