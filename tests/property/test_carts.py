@@ -133,37 +133,47 @@ def test_every_answer_is_that_of_the_naive_model() -> None:
     run_state_machine_as_test(CartsMachine, settings=examples(60))
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["integers", "floats"])
-def test_twenty_thousand_random_cases(whole: bool) -> None:
-    """Touching windows, gaps of nothing, floats whose sums are rounded."""
-    draw = Random(7)
-    for _ in range(1000):
-        capacity = draw.randint(1, 8)
-        unit = 1 if whole else draw.choice([0.1, 1 / 3, 1e-7, 1e9 + 0.1])
-        naive = Naive(capacity)
-        carts = Carts(capacity)
-        for _ in range(draw.randint(1, 20)):
-            start, length = draw.randint(0, 20) * unit, draw.randint(1, 8) * unit
-            size = draw.randint(1, capacity)
-            if naive.free(start, start + length) >= size:
-                carts.reserve(start, start + length, size)
-                naive.reserved.append((start, start + length, size))
-        carts._check()
-        assert Carts.of(capacity, naive.reserved).slots() == carts.slots()
-        for _ in range(10):
-            size, duration = draw.randint(1, capacity), draw.randint(1, 8) * unit
-            ready, deadline = draw.randint(0, 20) * unit, draw.randint(8, 40) * unit
-            found = carts.earliest_start(size, duration, ready, deadline)
-            assert found == naive.earliest(size, duration, ready, deadline)
-            for first, last in carts.starts(size, duration, ready, deadline):
-                assert ready <= first <= last
-                assert last + duration <= deadline
-                assert naive.free(last, last + duration) >= size
-                assert naive.free(first, first + duration) >= size
-        draw.shuffle(naive.reserved)
-        for window in naive.reserved:
-            carts.release(*window)
-        assert carts.slots() == [(0.0, capacity)]
+UNITS = st.sampled_from([1, 0.1, 1 / 3, 1e-7, 1e9 + 0.1])  # floats whose sums are rounded
+START, LENGTH, SIZE = st.integers(0, 20), st.integers(1, 8), st.integers(1, 8)
+
+
+@examples(400)
+@given(
+    capacity=SIZE,
+    unit=UNITS,
+    requests=st.lists(st.tuples(START, LENGTH, SIZE), min_size=1, max_size=20),
+    queries=st.lists(st.tuples(SIZE, LENGTH, START, st.integers(8, 40)), max_size=10),
+    releases=st.randoms(use_true_random=False),
+)
+def test_searches_are_exact_where_windows_touch_and_times_are_rounded(
+    capacity: int,
+    unit: float,
+    requests: list[tuple[int, int, int]],
+    queries: list[tuple[int, int, int, int]],
+    releases: Random,
+) -> None:
+    naive, carts = Naive(capacity), Carts(capacity)
+    for begin, length, size in requests:
+        window = (begin * unit, begin * unit + length * unit)
+        if size <= capacity and naive.free(*window) >= size:
+            carts.reserve(*window, size)
+            naive.reserved.append((*window, size))
+    carts._check()
+    assert Carts.of(capacity, naive.reserved).slots() == carts.slots()
+    for size, length, begin, end in queries:
+        size, duration = min(size, capacity), length * unit
+        ready, deadline = begin * unit, end * unit
+        start = carts.earliest_start(size, duration, ready, deadline)
+        assert start == naive.earliest(size, duration, ready, deadline)
+        for first, last in carts.starts(size, duration, ready, deadline):
+            assert ready <= first <= last
+            assert last + duration <= deadline
+            assert naive.free(last, last + duration) >= size
+            assert naive.free(first, first + duration) >= size
+    releases.shuffle(naive.reserved)
+    for reservation in naive.reserved:
+        carts.release(*reservation)
+    assert carts.slots() == [(0.0, capacity)]
 
 
 @given(

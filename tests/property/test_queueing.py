@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from random import Random
 
 import pytest
 from hypothesis import given
@@ -25,6 +24,7 @@ from metasched.policies.local.queueing import (
     RunningJob,
     WaitingJob,
 )
+from tests.examples import examples
 
 CPUS, MEMORY, GPUS = 8, 20, 2
 AMOUNTS = {"cpus": CPUS, "memory": MEMORY, "gpu": GPUS}
@@ -227,74 +227,150 @@ class Forgetful:
         return space.starts
 
 
-def site(draw: Random, machines: bool) -> tuple[dict[str, int], list[int] | None, int, bool]:
-    """Copies of licences, processors of machines if there are any, of all, whether shared."""
-    copies = {"a": draw.randint(1, 3), "b": draw.randint(1, 2)}
-    if not machines:
-        return copies, None, draw.randint(2, 12), True
-    sizes = [draw.randint(1, 4) for _ in range(draw.randint(1, 5))]
-    return copies, sizes, sum(sizes), draw.random() < 0.7
+@dataclass(frozen=True)
+class Site:
+    """A cluster under Flexible Backfilling."""
+
+    copies: dict[str, int]  # of each licence
+    sizes: list[int] | None  # processors of each machine; None: processors are counted
+    cpus: int  # processors of all machines
+    shared: bool  # whether jobs share a machine
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job that is submitted before a pass."""
+
+    cpus: int
+    estimated: float
+    resources: dict[str, int]
+    slow: frozenset[int]  # machines on which it takes twice as long
+    unable: frozenset[int]  # machines on which it cannot run, unless these are all
+    deadline: bool
+    at_site: bool  # whether it asks for a licence of the site
+    lasts: float  # its run time over its estimate, if jobs are not punctual
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What happens before the policy is asked, and the site's value of its licence then."""
+
+    after: float  # seconds since the pass before
+    submitted: list[Submission]
+    withdrawn: int | None  # which waiting job, modulo their number
+    sorted: bool  # whether the queue is sorted by size
+    rho: float
+
+
+MACHINES = st.frozensets(st.integers(0, 4), max_size=3)
+SITES = {
+    False: st.builds(
+        lambda a, b, cpus: Site({"a": a, "b": b}, None, cpus, True),
+        *(st.integers(1, 3), st.integers(1, 2), st.integers(2, 12)),
+    ),
+    True: st.builds(
+        lambda a, b, sizes, shared: Site({"a": a, "b": b}, sizes, sum(sizes), shared),
+        *(st.integers(1, 3), st.integers(1, 2)),
+        *(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.booleans()),
+    ),
+}
+SUBMISSIONS = st.builds(
+    Submission,
+    cpus=st.integers(1, 12),
+    estimated=st.integers(1, 20).map(float),
+    resources=st.fixed_dictionaries(
+        {}, optional={"a": st.just(1), "b": st.just(1), "memory": st.integers(1, 9)}
+    ),
+    slow=MACHINES,
+    unable=MACHINES,
+    deadline=st.booleans(),
+    at_site=st.booleans(),
+    lasts=st.sampled_from([1.0, 0.5, 1.3]),
+)
+PASSES = st.lists(
+    st.builds(
+        Pass,
+        after=st.sampled_from([0.0, 1.0, 1.0, 5.0]),
+        submitted=st.lists(SUBMISSIONS, max_size=3),
+        withdrawn=st.sampled_from([None] * 9) | st.integers(0, 9),
+        sorted=st.sampled_from([False] * 9 + [True]),
+        rho=st.sampled_from([0.5, 2.0]),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+def waiting_job(id: int, job: Submission, site: Site, now: float) -> WaitingJob:
+    """Return the submitted job as the policy sees it on this site."""
+    machines = range(len(site.sizes or ()))
+    seconds = {m: job.estimated / (1 if m in job.slow else 2) for m in machines}
+    return WaitingJob(
+        id,
+        min(job.cpus, max(site.sizes) if site.sizes else site.cpus),
+        job.estimated,
+        job.resources,
+        {m: s for m, s in seconds.items() if m not in job.unable} or seconds,
+        now,
+        now + 2 * job.estimated if job.deadline else None,
+        licences=("site",) if job.at_site else (),
+    )
+
+
+def free_resources(site: Site, running: Sequence[RunningJob], rho: float) -> FreeResources:
+    """Return what the running jobs leave of the site."""
+    resources = {
+        name: total - sum(r.resources.get(name, 0) for r in running)
+        for name, total in {**site.copies, "memory": 12}.items()
+    }
+    on_machines = None
+    if site.sizes is not None:
+        used = Counter[int]()
+        for r in running:
+            used[r.machine] += r.cpus
+        on_machines = [size - used[m] for m, size in enumerate(site.sizes)]
+    cpus = site.cpus - sum(r.cpus for r in running)
+    return FreeResources(cpus, resources, on_machines, site.shared, {"site": rho})
 
 
 @pytest.mark.parametrize("machines", [False, True])
 @pytest.mark.parametrize("kind", [FlexibleBackfilling, UnmodifiedFlexibleBackfilling])
+@examples(200)
+@given(data=st.data(), passes=PASSES, punctual=st.booleans())
 def test_flexible_backfilling_decides_as_if_it_had_no_memory(
-    kind: type[FlexibleBackfilling], machines: bool
+    kind: type[FlexibleBackfilling],
+    machines: bool,
+    data: st.DataObject,
+    passes: list[Pass],
+    punctual: bool,
 ) -> None:
     """Jobs end on time, early or late; some are withdrawn; now and then the queue is sorted."""
-    for seed in range(100):
-        draw = Random(seed)
-        copies, sizes, cpus, shared = site(draw, machines)
-        ours, naive = kind(licences=copies), Forgetful(kind, copies)
-        queue: list[WaitingJob] = []
-        running: dict[int, tuple[RunningJob, float]] = {}  # with its true end
-        punctual = draw.random() < 0.5
-        now = 0.0
-        for number in range(60):
-            now += draw.choice([0.0, 1.0, 1.0, 5.0])
-            running = {id: (r, end) for id, (r, end) in running.items() if end > now}
-            for place in range(draw.choice([0, 1, 1, 3])):
-                most = max(sizes) if sizes else cpus
-                estimated = float(draw.randint(1, 20))
-                wants = {name: 1 for name in copies if draw.random() < 0.4}
-                speeds = {m: estimated / draw.choice([1, 2]) for m in range(len(sizes or ()))}
-                able = {m: s for m, s in speeds.items() if draw.random() < 0.8} or speeds
-                queue.append(
-                    WaitingJob(
-                        10 * number + place,
-                        draw.randint(1, most),
-                        estimated,
-                        {**wants, "memory": draw.randint(1, 9)} if draw.random() < 0.3 else wants,
-                        able,
-                        now,
-                        draw.choice([None, now + 2 * estimated]),
-                        licences=("site",) if draw.random() < 0.2 else (),
-                    )
-                )
-            if queue and draw.random() < 0.1:
-                del queue[draw.randrange(len(queue))]
-            if draw.random() < 0.03:
-                queue.sort(key=lambda job: job.cpus)
-            held = [r for r, _ in running.values()]
-            left = {
-                name: total - sum(r.resources.get(name, 0) for r in held)
-                for name, total in {**copies, "memory": 12}.items()
-            }
-            free_on = None
-            if sizes is not None:
-                used = Counter[int]()
-                for r in held:
-                    used[r.machine] += r.cpus
-                free_on = [size - used[m] for m, size in enumerate(sizes)]
-            rho = {"site": draw.choice([0.5, 2.0])}
-            free = FreeResources(cpus - sum(r.cpus for r in held), left, free_on, shared, rho)
-            begun = ours.choose_starts(now, list(queue), held, free)
-            assert begun == naive.starts(now, list(queue), held, free), (seed, number)
-            for id, machine in begun:
-                job = next(job for job in queue if job.id == id)
-                queue.remove(job)
-                seconds = job.machines.get(machine, job.estimated)
-                took = job.cpus if free_on is None or shared else free_on[machine]
-                row = RunningJob(id, took, now + seconds, job.resources, machine)
-                ran = seconds if punctual else seconds * draw.choice([0.5, 1.0, 1.3])
-                running[id] = row, now + ran
+    site = data.draw(SITES[machines])
+    policy, naive = kind(licences=site.copies), Forgetful(kind, site.copies)
+    queue: list[WaitingJob] = []
+    running: dict[int, tuple[RunningJob, float]] = {}  # with its true end
+    lasts: dict[int, float] = {}
+    now = 0.0
+    for step in passes:
+        now += step.after
+        running = {id: (r, end) for id, (r, end) in running.items() if end > now}
+        for job in step.submitted:
+            id = len(lasts)
+            lasts[id] = 1.0 if punctual else job.lasts
+            queue.append(waiting_job(id, job, site, now))
+        if queue and step.withdrawn is not None:
+            del queue[step.withdrawn % len(queue)]
+        if step.sorted:
+            queue.sort(key=lambda job: job.cpus)
+        held = [r for r, _ in running.values()]
+        free = free_resources(site, held, step.rho)
+        begun = policy.choose_starts(now, list(queue), held, free)
+        assert begun == naive.starts(now, list(queue), held, free)
+        for id, machine in begun:
+            [waiting] = [job for job in queue if job.id == id]
+            queue.remove(waiting)
+            seconds = waiting.machines.get(machine, waiting.estimated)
+            whole = free.machines is not None and not site.shared
+            cpus = free.machines[machine] if whole else waiting.cpus  # type: ignore[index]
+            row = RunningJob(id, cpus, now + seconds, waiting.resources, machine)
+            running[id] = row, now + seconds * lasts[id]
