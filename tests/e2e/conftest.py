@@ -21,6 +21,7 @@ from metasched.core.scheduler import replay
 from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger
 from metasched.paths import daemon_socket
+from tests.e2e.reserving import BOOTS, ReservableCluster
 from tests.slurm import SlurmSite
 
 COMMAND = Path(sys.executable).parent / "metasched"
@@ -153,6 +154,11 @@ class Site:
             return told
         return self._client.clusters()
 
+    def reservation(self, id: int) -> dict[str, Any]:
+        """What `reservations --all --json` prints of a reservation, as `rows`."""
+        [row] = [r for r in self._client.reservations(True) if r["reservation"] == id]
+        return row
+
     def row(self, job: int) -> dict[str, Any]:
         [row] = self.rows(job)
         return row
@@ -219,6 +225,13 @@ class Site:
         assert again == priorities
 
 
+def reserve(site: Site, *words: str) -> dict[str, Any]:
+    """Reserve by the command line; return what it prints of the reservation."""
+    answer = site.json("reserve", *words)
+    assert isinstance(answer, dict)
+    return answer
+
+
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     """A site with two local clusters whose daemon is not running yet."""
@@ -261,5 +274,37 @@ def over_slurm(site: Site, slurm_site: SlurmSite) -> Site:
             for c in slurm_site
         )
     )
+    site.start()
+    return site
+
+
+@pytest.fixture(scope="module", params=list(BOOTS))
+def reservable(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ReservableCluster]:
+    """Each real cluster that keeps reservations, for a module; tests disable its places."""
+    with BOOTS[request.param](tmp_path_factory.mktemp("kept")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(reservable: ReservableCluster) -> Iterator[ReservableCluster]:
+    """The cluster; what a test did to it is undone."""
+    yield reservable
+    reservable.tidy()
+
+
+@pytest.fixture
+def divided(cluster: ReservableCluster) -> Iterator[None]:
+    """The cluster has several places. To be asked for before the daemon is."""
+    with cluster.divided():
+        yield
+
+
+@pytest.fixture
+def reserving_site(cluster: ReservableCluster, site: Site) -> Site:
+    """A running site over the cluster alone."""
+    # in this order: the daemon ends before its cluster is put in order
+    site.configure(cluster.table(site.folder))
     site.start()
     return site

@@ -22,6 +22,7 @@ from metasched.client.client import Client, PermissionDenied
 from metasched.client.schemas import JobRequest, SubmitRequest
 from tests.booted import BootError
 from tests.e2e.conftest import ENDED, Site
+from tests.e2e.reserving import cores, hosts
 from tests.gridengine import Cell
 from tests.slurm import SlurmCluster, SlurmSite
 
@@ -57,30 +58,6 @@ class Kept:
     left: list[str]
     batch_completed: int
     batch_lost: int
-
-
-def hosts(words: str) -> frozenset[str]:
-    """The names in `g[1-3,5]`; one in `g1`."""
-    if (match := re.fullmatch(r"(\w+)\[([\d,-]+)\]", words)) is None:
-        return frozenset(words.split(",")) - {"", "(null)"}
-    found = set()
-    for part in match[2].split(","):
-        first, _, last = part.partition("-")
-        found |= {f"{match[1]}{n}" for n in range(int(first), int(last or first) + 1)}
-    return frozenset(found)
-
-
-def cores(line: str, node: str = "Nodes", ids: str = "CPU_IDs") -> dict[str, set[int]]:
-    """What Slurm writes as `Nodes=n1 CPU_IDs=0-2,4`, of each node that it names so."""
-    return {
-        name: {
-            number
-            for part in some.split(",")
-            for first, _, last in [part.partition("-")]
-            for number in range(int(first), int(last or first) + 1)
-        }
-        for name, some in re.findall(rf"\b{node}=(\S+) {ids}=([\d,-]+)", line)
-    }
 
 
 class Promises:

@@ -1,456 +1,364 @@
-"""Advance reservations on real Slurm clusters, through the command line."""
+"""Advance reservations through the command line, the same on every manager that keeps them."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import math
-import re
 import signal
-import subprocess
-from collections.abc import Iterator
-from datetime import datetime, timedelta
-from typing import Any
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from metasched.client.client import BadRequest, Client
-from tests.booted import BootError
-from tests.conftest import require
-from tests.e2e.conftest import COMMAND, Site
-from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite, missing
+from tests.e2e.conftest import Site, reserve
+from tests.e2e.reserving import PLACE_CPUS, ReservableCluster, SlurmReservations
 
-_CLASSIC = ((0, 1), (2, 3), (0, 2), (1, 3))  # windows that no static choice of two nodes survives
-GAMMA = ClusterSpec("gamma", "g", nodes=3, cpus=4)
+IN_AN_HOUR = ("--start", "+1h", "--duration", "10m")
+PLACE = str(PLACE_CPUS)
 
 
-@pytest.fixture(scope="module")
-def gamma_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmSite]:
-    """A cluster of its own: its nodes are drained and its controller is killed."""
-    if (reason := missing()) is not None:
-        require("slurm", reason)
-    with SlurmSite(tmp_path_factory.mktemp("gamma"), [GAMMA]) as made:
-        yield made
+def end_in_order(site: Site) -> None:
+    """Stop the daemon; its record replays, and its database is whole."""
+    assert site.stop() == 0
+    site.replayed()
+    checked = site.run("db", "check").stdout
+    assert "fail" not in checked
+    assert "wrong" not in checked
 
 
-@pytest.fixture
-def gamma(gamma_site: SlurmSite) -> Iterator[SlurmCluster]:
-    """The cluster, empty and with all its nodes; what a test did to it is undone."""
-    cluster = gamma_site["gamma"]
-    yield cluster
-    cluster.empty()
-    for name in re.findall(r"ReservationName=(\S+)", shown(cluster)):
-        with contextlib.suppress(BootError):  # it has just ended
-            cluster.run("scontrol", "delete", f"ReservationName={name}")
-    for node in cluster.nodes:
-        if "drain" in cluster.run("sinfo", "-h", "-n", node, "-o", "%T"):
-            cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-    cluster.wait_ready()
+def cancel(site: Site, cluster: ReservableCluster, *reservations: int) -> None:
+    """Cancel reservations and wait until the manager has no other."""
+    for id in reservations:
+        site.run("reservation", "cancel", str(id))
+    site.until(lambda: cluster.reservations() == {})
 
 
-@pytest.fixture
-def over_gamma(gamma: SlurmCluster, site: Site) -> Site:
-    # in this order: the daemon ends before its cluster is put in order
-    site.configure(
-        f'[[cluster]]\nname = "gamma"\nadapter = "slurm"\nconfig = "{gamma.conf}"\n'
-        "poll_interval = 1\n"
-    )
-    site.start()
-    return site
+def until_state(site: Site, reservation: int, state: str) -> None:
+    site.until(lambda: site.reservation(reservation)["state"] == state)
 
 
-@pytest.fixture
-def late_gamma(gamma: SlurmCluster, site: Site) -> Site:
-    (site.folder / "policy.toml").write_text('send = "late"\n')
-    site.configure(
-        f'[[cluster]]\nname = "gamma"\nadapter = "slurm"\nconfig = "{gamma.conf}"\n'
-        'poll_interval = 1\nexclusive = true\nbinding = "late"\nlead = 10\n',
-        '[policy]\nfile = "policy.toml"\n',
-    )
-    site.start()
-    return site
+def offered_cpus(cluster: ReservableCluster, offer: Mapping[str, int | None]) -> int | None:
+    """The processors of an offer, which is in nodes where these are named."""
+    if not cluster.capabilities.reserves_named_nodes:
+        assert offer["nodes"] is None
+        return offer["processors"]
+    assert offer["processors"] is None
+    assert offer["nodes"] is not None
+    return offer["nodes"] * PLACE_CPUS
 
 
-def shown(cluster: SlurmCluster, *name: str) -> str:
-    return cluster.run("scontrol", "--oneliner", "show", "reservation", *name)
+def amount(cluster: ReservableCluster, cpus: int) -> str:
+    """Processors as a refusal writes them."""
+    if not cluster.capabilities.reserves_named_nodes:
+        return f"{cpus} processors"
+    nodes = cpus // PLACE_CPUS
+    return f"{nodes} node{'s' if nodes > 1 else ''}"
 
 
-def reserve(site: Site, *words: str) -> dict[str, Any]:
-    answer = site.json("reserve", *words)
-    assert isinstance(answer, dict)
-    return answer
+def waiting_for(path: str) -> tuple[str, str]:
+    """Words of `submit`: a job that runs until the file exists."""
+    return "--wrap", f"while [ ! -e {path} ]; do sleep 0.2; done"
 
 
-def state(site: Site, id: int) -> dict[str, Any]:
-    [row] = [r for r in site.json("reservations", "--all") if r["reservation"] == id]
-    assert isinstance(row, dict)
-    return row
-
-
-def nodes_in_slurm(cluster: SlurmCluster) -> list[str]:
-    return re.findall(r" Nodes=(\S+)", shown(cluster))
-
-
-def test_a_job_waits_for_its_reservation_and_runs_in_it(
-    over_gamma: Site, gamma: SlurmCluster
+def test_flexible_requests_are_offered_windows_and_nothing_is_reserved(
+    cluster: ReservableCluster, reserving_site: Site
 ) -> None:
-    made = reserve(over_gamma, "--size", "5", "--start", "+8s", "--duration", "2m")
-    assert made["state"] == "bound"
-    assert (made["cluster"], made["size"], len(made["nodes"])) == ("gamma", 8, 2)
-    id = str(made["reservation"])
-    assert len(nodes_in_slurm(gamma)) == 1
-    job = over_gamma.submit("--reservation", id, "-n", "8", "--wrap", "sleep 1")
-    over_gamma.until(lambda: over_gamma.row(job)["reason"].startswith("manager:Reservation"))
-    [row] = over_gamma.until_ended(job)
-    assert row["state"] == "completed"
-    start = datetime.fromisoformat(made["start"])
-    late = (datetime.fromisoformat(row["started"]) - start).total_seconds()
-    assert late >= 0
-    assert state(over_gamma, made["reservation"])["state"] == "active"
-    ended = json.loads(over_gamma.run("reservation", "cancel", id, "--json").stdout)
-    assert ended["state"] == "cancelled"
-    over_gamma.until(lambda: nodes_in_slurm(gamma) == [])
-    assert over_gamma.stop() == 0
-    over_gamma.replayed()
-    assert "fail" not in over_gamma.run("db", "check").stdout
+    site = reserving_site
+    within = ("--duration", "10m", "--deadline", "+1h", "--dry-run")
+    between = ("--at-least", "1m", "--at-most", "30m", "--deadline", "+1h", "--dry-run")
+    for words, cpus, seconds in (
+        (("--size", "3", *within), cluster.round_up(3), 600),
+        (("--at-least", "2", "--at-most", "20", *within), cluster.cpus, 600),
+        (("--size", "8", *between), 8, 1800),
+    ):
+        [offer] = site.json("reserve", *words)["offers"]
+        start, end = (datetime.fromisoformat(offer[side]) for side in ("start", "end"))
+        assert (offered_cpus(cluster, offer), (end - start).total_seconds()) == (cpus, seconds)
+        [(first, last)] = offer["starts"]
+        assert first == offer["start"]
+        assert datetime.fromisoformat(last) > datetime.fromisoformat(first)
+    assert site.json("reservations") == []
+    assert cluster.reservations() == {}
 
 
-def test_licences_are_kept_for_the_window_over_a_death_and_free_after_it(
-    gamma: SlurmCluster, site: Site
+def test_jobs_wait_for_their_windows_and_run_in_them_beside_batch_jobs(
+    cluster: ReservableCluster, reserving_site: Site
 ) -> None:
-    site.configure(
-        '[[licence]]\nname = "matlab"\ntotal = 2\n'
-        f'[[cluster]]\nname = "gamma"\nadapter = "slurm"\nconfig = "{gamma.conf}"\n'
-        "poll_interval = 1\n"
-    )
-    site.start()
-    hour = ("--size", "1", "--start", "+25s", "--duration", "1h")
-    told = site.error("reserve", *hour, "--licence", "matlap:1", code=3)
-    assert told == "no licence 'matlap' is known; did you mean matlab?"
-    assert "ask for at most 2" in site.error("reserve", *hour, "-L", "matlab:3", code=3)
-    made = reserve(site, *hour, "--licence", "matlab:2")
-    assert made["licences"] == {"matlab": 2}
-    id = str(made["reservation"])
-    again = site.error("reserve", *hour, "--licence", "matlab:1", code=3)
-    assert f"reservation {id} has 2 of matlab from" in again
+    site = reserving_site
+    window = ("--start", "+12s", "--duration", "2m")
+    [offer] = site.json("reserve", "--size", "2", *window, "--dry-run")["offers"]
+    assert offered_cpus(cluster, offer) == cluster.round_up(2)
+    assert offer["starts"] == [[offer["start"], offer["start"]]]
+    small, large = (reserve(site, "--size", size, *window) for size in ("1", "2"))
+    sizes = [cluster.round_up(1), cluster.round_up(2)]
+    assert [(made["state"], made["size"]) for made in (small, large)] == [
+        ("bound", size) for size in sizes
+    ]
+    assert [len(cluster.natives_of(made["reservation"])) for made in (small, large)] == [1, 1]
+    inside = [
+        site.submit(
+            *("--reservation", str(made["reservation"]), "-n", str(made["size"])),
+            *waiting_for(f"{site.folder}/over"),
+        )
+        for made in (small, large)
+    ]
+    left = cluster.cpus - sum(sizes)
 
-    without = site.submit("-L", "matlab", "-t", "2:00:00", "--wrap", "true")
-    inside = site.submit("-L", "matlab:2", "--reservation", id, "--wrap", "true")
-    site.until(lambda: site.row(without)["reason"] == "licence_busy")
-    assert f"reserved for reservation {id}" in site.run("explain", str(without)).stdout
+    refusal = site.error("reserve", "--size", str(left + 1), *window, code=3)
+    assert refusal.startswith("that is not free; ")
+    assert f"{cluster.name} has {amount(cluster, left)} from " in refusal
+    refusal = site.error("reserve", "--size", str(cluster.cpus + 1), *window, code=3)
+    assert refusal == (
+        f"no cluster has {cluster.cpus + 1} processors, the largest is {cluster.name} with "
+        f"{cluster.cpus}; ask for fewer"
+    )
+    if not cluster.capabilities.reserves_named_nodes:
+        refusal = site.error("reserve", "--nodes", "--size", "1", *window, code=3)
+        assert refusal == f"only processors can be reserved on {cluster.name}; leave out --nodes"
+    job = ("submit", "--reservation", str(large["reservation"]), "--wrap", "true")
+    refusal = site.error(*job, "-n", str(large["size"] + 1), code=3)
+    assert f"reservation {large['reservation']} has {large['size']} " in refusal
+    assert f"{large['reservation']} lasts" in site.error(*job, "-t", "1:00:00", code=3)
+
+    site.until(lambda: [row["state"] for row in site.rows(*inside)] == ["running"] * 2)
+    batch = site.submit("-n", str(left), "-t", "1", *waiting_for(f"{site.folder}/over"))
+    site.until(lambda: site.row(batch)["state"] == "running")
+    more = site.submit("-n", "1", "-t", "1", "--wrap", "true")
+    site.until(lambda: site.row(more)["state"] == "pending")
+    site.until(lambda: all(row["used"] == row["cpus"] for row in site.cluster_rows()))
+    if not cluster.capabilities.reserves_named_nodes:  # reserved nodes are not counted
+        assert site.cluster_rows()[0]["cpus"] == cluster.cpus
+    assert site.row(more)["state"] == "pending"
+    natives = [row["native_id"] for row in site.rows(*inside, batch)]
+    reservations = [made["reservation"] for made in (small, large)]
+    cluster.check_apart(dict(zip(reservations, natives, strict=False)), natives[-1])
+    for made in (small, large):
+        until_state(site, made["reservation"], "active")
+
+    (site.folder / "over").touch()
+    rows = site.until_ended(*inside, batch, more)
+    assert {row["state"] for row in rows} == {"completed"}
+    start = datetime.fromisoformat(small["start"])
+    assert all(datetime.fromisoformat(row["started"]) >= start for row in rows[:2])
+    site.run("reservation", "cancel", str(small["reservation"]))
+    site.until(lambda: not cluster.natives_of(small["reservation"]))
+    assert site.reservation(small["reservation"])["state"] == "cancelled"
+    cancel(site, cluster, large["reservation"])
+    end_in_order(site)
+
+
+@pytest.mark.usefixtures("divided")
+def test_a_disabled_place_is_replaced_and_what_waits_in_the_reservation_comes_along(
+    cluster: ReservableCluster, reserving_site: Site
+) -> None:
+    site = reserving_site
+    id = reserve(site, "--size", PLACE, *IN_AN_HOUR)["reservation"]
+    [first] = site.until(lambda: cluster.places_of(id))
+    job = site.submit("--reservation", str(id), "-n", PLACE, "-t", "1", "--wrap", "true")
+    site.until(lambda: site.row(job)["state"] == "pending")
+    site.until(lambda: site.row(job)["reason"].startswith(cluster.pending_reason))
+    native = site.row(job)["native_id"]
+
+    cluster.disable(first)
+    site.until(lambda: len(cluster.places_of(id)) == 1 and cluster.places_of(id) != [first])
+    [second] = cluster.places_of(id)
+    assert [cluster.reservation_of_job(native)] == cluster.natives_of(id)
+    site.until(lambda: site.reservation(id)["cause"].startswith("moved to"))
+    assert site.reservation(id)["state"] == "bound"
+    if cluster.capabilities.reserves_named_nodes:
+        assert site.reservation(id)["nodes"] == [second]
+
+    spare = [place for place in cluster.places if place not in (first, second)]
+    for place in (*spare, second):
+        cluster.disable(place)
+    site.until(lambda: "no other node is free" in site.reservation(id)["cause"])
+    assert site.reservation(id)["state"] == "bound"
+    for place in cluster.places:
+        cluster.enable(place)
+    site.until(lambda: site.reservation(id)["cause"] == "its nodes can be used again")
+    row = site.row(job)
+    assert (row["state"], row["native_id"]) == ("pending", native)
+    site.run("cancel", str(job))
+    site.until_ended(job)
+    cancel(site, cluster, id)
+    end_in_order(site)
+
+
+def test_a_reservation_that_its_manager_lost_is_created_again(
+    cluster: ReservableCluster, reserving_site: Site
+) -> None:
+    site, size = reserving_site, str(cluster.cpus)
+    id = reserve(site, "--size", size, *IN_AN_HOUR)["reservation"]
+    [native] = cluster.natives_of(id)
+    # wholly reserved for later, the cluster is free now
+    before = site.submit("-n", size, "-t", "1", "--wrap", "true")
+    assert site.until_ended(before)[0]["state"] == "completed"
+    site.until(lambda: site.cluster_rows()[0]["used"] == 0)
+
+    job = site.submit("--reservation", str(id), "-t", "1", "--wrap", "true")
+    site.until(lambda: site.row(job)["state"] == "pending")
     site.stop(signal.SIGKILL)
+    cluster.end_jobs()
+    cluster.delete_reservation(native)
+    assert cluster.natives_of(id) == []
     site.start()
-    [row] = site.until_ended(inside)
-    assert row["state"] == "completed"
-    start = datetime.fromisoformat(made["start"])
-    assert datetime.fromisoformat(row["started"]) >= start
-    [licence] = site.json("licences")
-    assert (licence["reserved"], licence["free"], licence["ours"]) == (2, 0, 0)
-    assert [window["reservation"] for window in licence["windows"]] == [made["reservation"]]
-    assert site.row(without)["reason"] == "licence_busy"
-    site.run("reservation", "cancel", id)
-    [row] = site.until_ended(without)
-    assert row["state"] == "completed"
-    assert site.json("licences")[0]["windows"] == []
-    assert site.stop() == 0
-    site.replayed()
-    assert "fail" not in site.run("db", "check").stdout
+    site.until(lambda: cluster.natives_of(id))
+    until_state(site, id, "bound")
+    cancel(site, cluster, id)
+    end_in_order(site)
 
 
-def test_a_drained_node_is_replaced_and_a_controller_that_forgets_is_told_again(
-    over_gamma: Site, gamma: SlurmCluster
+@pytest.mark.parametrize("reservable", ["slurm-nodes", "slurm-processors"], indirect=True)
+def test_a_manager_that_forgets_is_told_again(
+    cluster: SlurmReservations, reserving_site: Site
 ) -> None:
-    made = reserve(over_gamma, "--size", "1", "--start", "+1h", "--duration", "10m")
-    id, [node] = made["reservation"], made["nodes"]
-    gamma.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
-    over_gamma.until(lambda: nodes_in_slurm(gamma) not in ([], [node]))
-    over_gamma.until(lambda: state(over_gamma, id)["nodes"] == nodes_in_slurm(gamma))
-    assert state(over_gamma, id)["state"] == "bound"
-    gamma.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-
-    with gamma.forgetting():
-        over_gamma.until(lambda: over_gamma.json("clusters")[0]["state"] == "up")
-        over_gamma.run("reservation", "cancel", str(id))
-        over_gamma.until(lambda: nodes_in_slurm(gamma) == [])
-        other = over_gamma.until(
-            lambda: reserve(over_gamma, "--size", "1", "--start", "+2h", "--duration", "10m")
-        )
+    """Grid Engine stores each change before it answers."""
+    site = reserving_site
+    cancelled = reserve(site, "--size", PLACE, *IN_AN_HOUR)["reservation"]
+    with cluster.slurm.forgetting():
+        site.until(lambda: site.cluster_rows()[0]["state"] == "up")
+        cancel(site, cluster, cancelled)
+        later = ("--size", "2", "--start", "+2h", "--duration", "10m")
+        other = site.until(lambda: reserve(site, *later))
         assert other["state"] == "bound"
-        over_gamma.stop(signal.SIGKILL)
-    # the deletion is forgotten, and the other one with it
-    assert f"-r{id} " in shown(gamma)
-    assert f"-r{other['reservation']} " not in shown(gamma)
-    over_gamma.start()
-    over_gamma.until(lambda: f"-r{id} " not in shown(gamma))
-    over_gamma.until(lambda: f"-r{other['reservation']} " in shown(gamma))
-    over_gamma.until(lambda: state(over_gamma, other["reservation"])["state"] == "bound")
-    assert over_gamma.stop() == 0
-    over_gamma.replayed()
-
-
-def lasts_where_the_clock_is_changed(site: Site) -> timedelta:
-    """What could be reserved from 01:30 to 03:30 on a day on which 3 follows on 2."""
-    day = datetime.now() + timedelta(days=2)
-    changes = (day.timetuple().tm_yday - 1, (day + timedelta(days=9)).timetuple().tm_yday - 1)
-    zone = "CET-1CEST,{}/2,{}/3".format(*changes)
-    window = ("--start", f"{day:%Y-%m-%d}T01:30", "--end", f"{day:%Y-%m-%d}T03:30")
-    words = ("reserve", "--size", "4", *window, "--dry-run", "--json")
-    [offer] = json.loads(site.run(*words, env={"TZ": zone}).stdout)["offers"]
-    start, end = (datetime.fromisoformat(offer[side]) for side in ("start", "end"))
-    return end - start
-
-
-def test_what_cannot_be_reserved_or_run_there_is_one_line_and_changes_nothing(
-    over_gamma: Site, gamma: SlurmCluster
-) -> None:
-    for words, told, code in (
-        (("--start", "2020-01-01T08:00", "--duration", "1h"), "has passed", 2),
-        (("--start", "+400d", "--duration", "1h"), "beyond the horizon", 3),
-        (("--start", "+1h", "--duration", "59s"), "a job there takes at least 60 s", 3),
-        (("--start", "+1h", "--duration", "31d"), "is more than the 2592000 s", 3),
-        (("--ready", "+2h", "--deadline", "+1h", "--duration", "1h"), "is not after the start", 2),
-        (("--deadline", "+1h", "--duration", "2h"), "do not fit between", 2),
-        (("--duration", "1h", "--cluster", "nowhere"), "there is no cluster nowhere", 5),
-    ):
-        assert told in over_gamma.error("reserve", "--size", "4", *words, code=code)
-    assert "no reservation 99" in over_gamma.error("reservation", "cancel", "99", code=5)
-    wish = {"least": 1, "most": 1, "shortest": 60, "longest": 60, "ready": math.nan}
-    with pytest.raises(BadRequest, match="ready is out of range"):
-        Client(over_gamma.folder / "ms.sock").reserve(wish)
-    hour = ("--start", "+1h", "--duration", "1h")
-    told = over_gamma.error("reserve", "--size", "13", *hour, code=3)
-    assert told == "no cluster has 13 processors, the largest is gamma with 12; ask for fewer"
-    trial = over_gamma.json("reserve", "--size", "2", "--nodes", *hour, "--dry-run")
-    assert [(o["cluster"], o["nodes"]) for o in trial["offers"]] == [("gamma", 2)]
-    assert over_gamma.json("reservations") == []
-
-    assert lasts_where_the_clock_is_changed(over_gamma) == timedelta(hours=1)
-
-    made = reserve(over_gamma, "--size", "2", "--nodes", *hour)
-    told = over_gamma.error("reserve", "--size", "2", "--nodes", *hour, code=3)
-    assert told.startswith("that is not free; gamma has 2 nodes from ")
-    id = str(made["reservation"])
-    job = ("submit", "--reservation", id, "--wrap", "true")
-    told = over_gamma.error(*job, "-t", "2:00:00", code=3)
-    assert f"the job may run for 7200 s, reservation {id} lasts 3600 s" in told
-    assert f"reservation {id} has 8 on 2" in over_gamma.error(*job, "-n", "9", code=3)
-    assert f"reservation {id} ends at" in over_gamma.error(*job, "--begin", "+3h", code=3)
-    told = over_gamma.error(*job, "--begin", "+90m", "-t", "45", code=3)
-    assert f"may run for 2700 s, reservation {id} lasts" in told
-    told = over_gamma.error("submit", "--reservation", "99", "--wrap", "true", code=5)
-    assert "no reservation 99" in told
-
-    told = over_gamma.error("reserve", "--size", "1", *hour, "--let-run", "1m", code=3)
-    assert "may go on for 0 s after its end, not for 60 s" in told
-    waits = over_gamma.submit("--reservation", id, "--wrap", "true")
-    for change, told in (
-        (("--time", "61"), f"the job may run for 3660 s, reservation {id} lasts 3600 s"),
-        (("--time", "none"), "where it needs a time limit"),
-        (("--cluster", "none"), f"reservation {id}, which is on gamma"),
-        (("--begin", "+3h"), f"reservation {id} ends at"),
-    ):
-        assert told in over_gamma.error("modify", str(waits), *change, code=3)
-    over_gamma.until(lambda: over_gamma.row(waits)["state"] == "pending")
-    over_gamma.run("reservation", "cancel", id)
-    over_gamma.until(lambda: over_gamma.row(waits)["reason"] == "reservation_wait")
-    over_gamma.until(lambda: nodes_in_slurm(gamma) == [])
-    assert f"gamma: reservation {id} is " in over_gamma.run("explain", str(waits)).stdout
-    told = over_gamma.error("submit", "--reservation", id, "--wrap", "true", code=3)
-    assert f"reservation {id} is cancelled: cancelled by" in told
-
-    start = datetime.fromtimestamp(datetime.now().timestamp() // 60 * 60 + 7200).isoformat()
-    command = [
-        str(COMMAND),
-        "reserve",
-        "--size",
-        "4",
-        "--start",
-        start,
-        "--duration",
-        "10m",
-        "--json",
-    ]
-    racing = [
-        subprocess.Popen(
-            command, env=over_gamma.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        for _ in range(5)
-    ]
-    for process in racing:
-        process.communicate(timeout=120)
-    assert sorted(process.returncode for process in racing) == [0, 0, 0, 3, 3]
-    assert sorted(nodes_in_slurm(gamma)) == ["g1", "g2", "g3"]
-    assert over_gamma.stop() == 0
-    over_gamma.replayed()
-
-
-def test_a_static_partition_keeps_batch_jobs_and_reservations_apart(
-    site: Site, gamma: SlurmCluster
-) -> None:
-    local = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 2\npoll_interval = 0.2\n'
-    table = (
-        f'[[cluster]]\nname = "gamma"\nadapter = "slurm"\nconfig = "{gamma.conf}"\n'
-        "poll_interval = 1\n"
-    )
-    site.configure(local + table + 'takes = "reservations"\n')
+        site.stop(signal.SIGKILL)
+    # the deletion is forgotten, and the other reservation with it
+    assert cluster.natives_of(cancelled)
+    assert not cluster.natives_of(other["reservation"])
     site.start()
-    told = site.error("submit", "-n", "3", "--wrap", "true", code=3)
-    assert "gamma: only jobs in a reservation may use the cluster" in told
-    assert site.until_ended(site.submit("--wrap", "true"))[0]["cluster"] == "left"
-    id = reserve(site, "--size", "4", "--duration", "5m")["reservation"]
-    inside = site.submit("--reservation", str(id), "-n", "3", "--wrap", "true")
-    [row] = site.until_ended(inside)
-    assert (row["cluster"], row["state"]) == ("gamma", "completed")
-    site.run("reservation", "cancel", str(id))
-    site.until(lambda: nodes_in_slurm(gamma) == [])
-    assert site.stop() == 0
-    site.replayed()
-
-    site.configure(local + table + 'takes = "jobs"\n')
-    site.start()
-    told = site.error("reserve", "--size", "4", "--start", "+1h", "--duration", "5m", code=3)
-    assert "gamma: the site keeps it for jobs without a reservation" in told
-    assert site.until_ended(site.submit("-n", "3", "--wrap", "true"))[0]["cluster"] == "gamma"
+    site.until(lambda: not cluster.natives_of(cancelled))
+    site.until(lambda: cluster.natives_of(other["reservation"]))
+    until_state(site, other["reservation"], "bound")
+    end_in_order(site)
 
 
-def test_requests_that_slurm_binds_and_refuses_fit_since_what_is_bound_moves(
-    over_gamma: Site, gamma: SlurmCluster
+@pytest.mark.usefixtures("divided")
+def test_a_reservation_is_moved_so_that_another_fits(
+    cluster: ReservableCluster, reserving_site: Site
 ) -> None:
-    """Of two nodes A[0,1) B[2,3) C[0,2) X[1,3): by amounts all fit."""
-    gamma.run("scontrol", "update", "NodeName=g3", "State=DRAIN", "Reason=test")
-    hour = datetime.fromtimestamp(datetime.now().timestamp() // 60 * 60 + 3600)
-    wishes = [(hour + timedelta(minutes=10 * b), 10 * (e - b)) for b, e in _CLASSIC]
-    for number, (start, minutes) in enumerate(wishes):
-        words = (
-            *("scontrol", "create", "reservation", f"ReservationName=static{number}", "NodeCnt=1"),
-            *("Users=root", f"StartTime={start.isoformat()}", f"Duration={minutes}"),
-        )
-        if number < 3:
-            gamma.run(*words)
-        else:
-            with pytest.raises(BootError, match="Requested nodes are busy"):
-                gamma.run(*words)
-    for number in range(3):
-        gamma.run("scontrol", "delete", f"ReservationName=static{number}")
+    """Of two places A[0,1) B[2,3) C[0,2) X[1,3): whatever A and B got for good, X would not fit.
 
-    made = [
-        reserve(
-            *(over_gamma, "--nodes", "--size", "1", "--start", start.isoformat()),
-            *("--duration", f"{minutes}m"),
-        )
-        for start, minutes in wishes
-    ]
-    assert {one["state"] for one in made} == {"bound"}
-    over_gamma.until(lambda: len(nodes_in_slurm(gamma)) == 4)
-    over_gamma.until(
-        lambda: all(state(over_gamma, one["reservation"])["state"] == "bound" for one in made)
-    )
-    told = dict(re.findall(r"ReservationName=\S+-r(\d+) .*? Nodes=(\S+)", shown(gamma)))
-    has = [told[str(one["reservation"])] for one in made]
-    # C and X overlap with all others but each their own, and so share its node
-    assert set(has) == {"g1", "g2"}
-    a, b, c, x = has
-    assert (a, b) == (x, c)
-    assert state(over_gamma, made[1]["reservation"])["cause"] == f"moved to {b}"
-    assert over_gamma.stop() == 0
-    over_gamma.replayed()
-    assert "wrong" not in over_gamma.run("db", "check").stdout
+    Where windows are short they come in the reverse order, and the job in B runs after the move.
+    """
+    site = reserving_site
+    for place in cluster.places[2:]:
+        cluster.disable(place)
+    runs = cluster.shortest_window < 60
+    unit, ahead = (10, 45) if runs else (600, 3600)  # seconds
+    windows = ((2, 3), (0, 1), (1, 3), (0, 2)) if runs else ((0, 1), (2, 3), (0, 2), (1, 3))
+    begin = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=ahead)
 
+    def words(first: int, last: int) -> tuple[str, ...]:
+        start = (begin + timedelta(seconds=first * unit)).isoformat()
+        return "--size", PLACE, "--start", start, "--duration", f"{(last - first) * unit}s"
 
-def test_late_binding_keeps_nodes_free_by_what_is_sent_and_chooses_them_last(
-    late_gamma: Site, gamma: SlurmCluster
-) -> None:
-    site = late_gamma
-    made = reserve(site, "--size", "2", "--nodes", "--start", "+30s", "--duration", "10m")
-    assert (made["state"], made["nodes"]) == ("confirmed", [])
-    whole = ("-n", "1", "--cpus-per-task", "4", "-t", "5", "--wrap", "sleep 300")
-    first, second = site.submit(*whole), site.submit(*whole)
-    inside = site.submit("--reservation", str(made["reservation"]), "-n", "8", "--wrap", "sleep 1")
-    site.until(lambda: site.row(first)["state"] == "running")
-    assert site.row(second)["reason"] == "reservation_near"
-    site.until(lambda: site.row(inside)["reason"] == "reservation_wait")
-    assert nodes_in_slurm(gamma) == []
-    told = site.run("explain", str(second)).stdout
-    assert "it would still run when a reservation begins" in told
-    [row] = site.until_ended(inside)
-    assert row["state"] == "completed"
-    bound = state(site, made["reservation"])
-    [taken] = gamma.run("squeue", "-h", "-o", "%N").split()
-    assert bound["nodes"] == [node for node in gamma.nodes if node != taken]
-    late = datetime.fromisoformat(row["started"]) - datetime.fromisoformat(made["start"])
-    assert late.total_seconds() >= 0
-    assert site.row(second)["started"] is None
-    site.run("reservation", "cancel", str(made["reservation"]))
-    site.until(lambda: site.row(second)["state"] == "running")
-    assert site.stop() == 0
-    site.replayed()
-    assert "wrong" not in site.run("db", "check").stdout
+    def made(first: int, last: int) -> int:
+        answer = reserve(site, *words(first, last))
+        assert answer["state"] == "bound"
+        assert isinstance(answer["reservation"], int)
+        return answer["reservation"]
+
+    def place_of(id: int) -> str:
+        """The only place of a reservation, once its manager has chosen."""
+        [place] = site.until(lambda: cluster.places_of(id))
+        assert isinstance(place, str)
+        return place
+
+    a, b, c = (made(*window) for window in windows[:3])
+    job = site.submit("--reservation", str(b), "-n", PLACE, "-t", "0:05", "--wrap", "true")
+    site.until(lambda: site.row(job)["state"] == "pending")
+    native = site.row(job)["native_id"]
+    assert place_of(a) == place_of(b) != place_of(c)
+    x = made(*windows[3])
+    site.until(lambda: len(cluster.natives_of(b)) == 1)
+    assert place_of(x) == place_of(a) != place_of(b) == place_of(c)
+    assert [cluster.reservation_of_job(native)] == cluster.natives_of(b)
+    site.until(lambda: {site.reservation(id)["state"] for id in (a, b, c, x)} == {"bound"})
+    assert "not free" in site.error("reserve", *words(*windows[3]), code=3)
+    if runs:
+        [row] = site.until_ended(job)
+        assert (row["state"], row["native_id"]) == ("completed", native)
+        late = datetime.fromisoformat(row["started"]) - begin
+        assert timedelta() <= late <= timedelta(seconds=unit)
+    elif not cluster.capabilities.reserves_named_nodes:  # and back, since there is no other way
+        for id in (a, c, x):
+            site.run("reservation", "cancel", str(id))
+        site.until(lambda: len(cluster.reservations()) == 1)
+        was = place_of(b)
+        for window in (windows[2], windows[0], windows[3]):
+            made(*window)
+        site.until(lambda: len(cluster.places_of(b)) == 1 and place_of(b) != was)
+        assert [cluster.reservation_of_job(native)] == cluster.natives_of(b)
+    end_in_order(site)
 
 
 @pytest.mark.slow  # no window of Slurm's is shorter than a minute
-def test_at_its_end_what_runs_is_killed_or_let_run_as_was_asked(
-    over_gamma: Site, gamma: SlurmCluster
+@pytest.mark.parametrize("reservable", ["slurm-nodes", "gridengine"], indirect=True)
+def test_at_the_end_of_its_window_a_job_is_ended_or_may_run_on_as_was_asked(
+    cluster: ReservableCluster, site: Site
 ) -> None:
-    site = over_gamma
-    site.stop()
-    site.config.write_text(site.config.read_text() + '[reservations]\nlet_run = "2m"\n')
+    """Without the daemon Slurm would end it up to 30 s late, and the next window would wait."""
+    site.configure(cluster.table(site.folder), '[reservations]\nlet_run = "2m"\n')
     site.start()
-    window = ("--nodes", "--size", "1", "--duration", "1m")
-    kills, lets = reserve(site, *window, "--let-run", "0"), reserve(site, *window)
+    start = datetime.now(UTC) + timedelta(seconds=8)
+    end = start + timedelta(seconds=cluster.shortest_window)
+
+    window = ("--start", start.isoformat(), "--duration", f"{cluster.shortest_window}s")
+    kills = reserve(site, "--size", PLACE, *window, "--let-run", "0")
+    lets = reserve(site, "--size", PLACE, *window)
     assert (kills["let_run"], lets["let_run"]) == (0, 120)
     jobs = []
-    for made, lasts in ((kills, 80), (lets, 25)):
-        within = ("--reservation", str(made["reservation"]), "--cpus-per-task", "4")
-        site.submit(*within, "--wrap", "sleep 45")
-        # it begins late, and by its limit of a minute would go on after the window
-        jobs.append(site.submit(*within, "--wrap", f"sleep {lasts}; : > done$METASCHED_JOB_ID"))
-    waits = site.submit("--reservation", str(lets["reservation"]), "-n", "4", "--wrap", "true")
-    killed, let = site.until_ended(*jobs)
-    assert (killed["state"], let["state"]) == ("timeout", "completed")
-    end = datetime.fromisoformat(lets["end"])
-    assert end < datetime.fromisoformat(let["ended"])
-    # its limit would have let it run for 45 s after the end, and Slurm looks every 30 s
-    assert datetime.fromisoformat(killed["ended"]) < end + timedelta(seconds=5)
-    told = site.run("explain", str(killed["job"])).stdout
-    assert "timeout (its reservation ended)" in told
+    for made, work in (
+        (kills, "sleep 600"),
+        (lets, f"while [ ! -e {site.folder}/over ]; do sleep 0.2; done"),
+    ):
+        within = ("--reservation", str(made["reservation"]), "-n", PLACE)
+        site.submit(*within, "--wrap", f"sleep {cluster.shortest_window * 0.4}")
+        # it begins late, and its limit is as long as the window
+        jobs.append(site.submit(*within, "--wrap", f"{work} && : > done$METASCHED_JOB_ID"))
+    waits = site.submit("--reservation", str(lets["reservation"]), "-n", PLACE, "--wrap", "true")
+    site.until(lambda: [row["state"] for row in site.rows(*jobs)] == ["running"] * 2)
+    [killed] = site.until_ended(jobs[0])
+    assert killed["state"] == "timeout"
+    site.until(lambda: datetime.now(UTC) > end + timedelta(seconds=1))
+    (site.folder / "over").touch()
+    [let] = site.until_ended(jobs[1])
+    assert let["state"] == "completed"
+    assert datetime.fromisoformat(killed["started"]) < end < datetime.fromisoformat(let["ended"])
+    assert "timeout (its reservation ended)" in site.run("explain", str(jobs[0])).stdout
+    assert site.run("story", str(jobs[0])).stdout.count("is over: it is to end") == 1
     assert [path.name for path in site.folder.glob("done*")] == [f"done{let['job']}"]
     for made in (kills, lets):
-        assert state(site, made["reservation"])["state"] == "ended"
+        until_state(site, made["reservation"], "ended")
     row = site.row(waits)
     assert (row["state"], row["reason"]) == ("queued", "reservation_wait")
-    site.until(lambda: nodes_in_slurm(gamma) == [])
-    assert site.stop() == 0
-    site.replayed()
-    assert "wrong" not in site.run("db", "check").stdout
+    site.until(lambda: cluster.reservations() == {})
+    end_in_order(site)
 
 
-def test_the_owner_of_one_that_breaks_is_told_why_and_what_is_free_instead(
-    over_gamma: Site, gamma: SlurmCluster
+@pytest.mark.slow  # no window of Slurm's is shorter than a minute
+@pytest.mark.parametrize("reservable", ["slurm-processors", "gridengine"], indirect=True)
+def test_a_job_whose_window_ends_without_a_daemon_times_out_and_the_next_window_begins(
+    cluster: ReservableCluster, reserving_site: Site
 ) -> None:
-    site = over_gamma
-    site.stop()
-    program, told = site.folder / "mail", site.folder / "told"
-    program.write_text(
-        f'#!/bin/sh\nprintf "%s|" "$@" >{told}.new\ncat >>{told}.new\nmv {told}.new {told}\n'
-    )
-    program.chmod(0o755)
-    site.config.write_text(
-        site.config.read_text().replace("[daemon]", f'[daemon]\nmail_program = "{program}"')
-    )
+    """Grid Engine ends it and keeps no record: what is known is what was seen before."""
+    site = reserving_site
+    start = datetime.now(UTC) + timedelta(seconds=8)
+    length = timedelta(seconds=cluster.shortest_window)
+    jobs = []
+    for number, work in enumerate(("sleep 600", "true")):
+        at = (start + number * length).isoformat()
+        window = ("--start", at, "--duration", f"{cluster.shortest_window}s")
+        made = reserve(site, "--size", str(cluster.cpus), *window)
+        within = ("--reservation", str(made["reservation"]), "-n", str(cluster.cpus))
+        jobs.append(site.submit(*within, "--wrap", work))
+    site.until(lambda: site.row(jobs[0])["state"] == "running")
+    started = site.row(jobs[0])["started"]
+    site.stop(signal.SIGKILL)
+    time.sleep(max(0.0, (start + length - datetime.now(UTC)).total_seconds()))
     site.start()
-    window = ("--nodes", "--size", "3", "--duration", "1m")
-    made = reserve(site, *window, "--start", "+8s", "--mail", "ada@example.org")
-    assert made["mail"] == "ada@example.org"
-    gamma.run("scontrol", "update", "NodeName=g2", "State=DRAIN", "Reason=test")
-    site.until(lambda: "no other node is free" in state(site, made["reservation"])["cause"])
-    assert not told.exists()
-    site.until(told.exists)
-    words = told.read_text()
-    id = made["reservation"]
-    assert words.startswith(f"-s|metasched: reservation {id} is broken|ada@example.org|")
-    assert f"Your reservation {id} on gamma cannot be kept.\n" in words
-    assert "Cause: g2 cannot be used, and no other node is free\n" in words
-    row = state(site, id)
-    assert row["state"] == "broken"
-    assert site.stop() == 0
-    site.replayed()
+    ended, after = site.until_ended(*jobs)
+    assert (ended["state"], ended["started"]) == ("timeout", started)
+    assert after["state"] == "completed"
+    assert "timeout (its reservation ended)" in site.run("explain", str(jobs[0])).stdout
+    site.until(lambda: len(cluster.reservations()) <= 1)
+    end_in_order(site)

@@ -1,0 +1,345 @@
+"""Real clusters whose nodes or processors can be reserved, as the reservation tests drive them.
+
+Each consists of places of four processors: nodes of Slurm, queues of Grid Engine. What differs
+between the managers is here; the scenarios ask `capabilities` and never the manager's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Literal
+
+from metasched.adapters.base import Capabilities
+from metasched.adapters.drmaa_cluster import Drmaa, DrmaaOptions
+from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
+from tests import gridengine
+from tests.booted import BootError, wait_until
+from tests.conftest import require
+from tests.gridengine import LIBRARY, Cell
+from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite, missing
+
+PLACE_CPUS = 4
+SECOND_QUEUE = "second.q"
+
+
+def hosts(text: str) -> frozenset[str]:
+    """The node names that Slurm writes as `g[1-3,5]` or `g1`."""
+    if (match := re.fullmatch(r"(\w+)\[([\d,-]+)\]", text)) is None:
+        return frozenset(text.split(",")) - {"", "(null)"}
+    names = set()
+    for part in match[2].split(","):
+        first, _, last = part.partition("-")
+        names |= {f"{match[1]}{n}" for n in range(int(first), int(last or first) + 1)}
+    return frozenset(names)
+
+
+def cores(line: str, node: str = "Nodes", ids: str = "CPU_IDs") -> dict[str, set[int]]:
+    """The numbers of each node that Slurm writes as `Nodes=n1 CPU_IDs=0-2,4`."""
+    return {
+        name: {
+            number
+            for part in numbers.split(",")
+            for first, _, last in [part.partition("-")]
+            for number in range(int(first), int(last or first) + 1)
+        }
+        for name, numbers in re.findall(rf"\b{node}=(\S+) {ids}=([\d,-]+)", line)
+    }
+
+
+def _pairs(cores: Mapping[str, set[int]]) -> frozenset[tuple[str, int]]:
+    return frozenset((node, number) for node, numbers in cores.items() for number in numbers)
+
+
+class ReservableCluster(ABC):
+    """A booted cluster, idle at the begin of each test."""
+
+    name: str
+    capabilities: Capabilities
+    cpus: int  # processors of the whole cluster
+    shortest_window: int  # seconds
+    pending_reason: str  # how the manager's reason of a job begins that waits for its window
+
+    def round_up(self, cpus: int) -> int:
+        """Return the size of a reservation of `cpus` processors: whole nodes if nodes are named."""
+        unit = PLACE_CPUS if self.capabilities.reserves_named_nodes else 1
+        return -(-cpus // unit) * unit
+
+    @property
+    @abstractmethod
+    def places(self) -> Sequence[str]:
+        """The nodes or queues of `PLACE_CPUS` processors each."""
+
+    @abstractmethod
+    def table(self, folder: Path, more: str = "") -> str:
+        """The cluster's table in metasched.toml; `folder` is the site's."""
+
+    @abstractmethod
+    def reservations(self) -> dict[str, str]:
+        """The names of all reservations in the manager, by the manager's own ids."""
+
+    @abstractmethod
+    def places_of_native(self, native: str) -> list[str]:
+        """The places of one reservation; none while the manager has not chosen."""
+
+    @abstractmethod
+    def reservation_of_job(self, native_job: str) -> str:
+        """The manager's own id of the reservation that a job is submitted to."""
+
+    @abstractmethod
+    def delete_reservation(self, native: str) -> None: ...
+
+    @abstractmethod
+    def disable(self, place: str) -> None:
+        """Take a place out of service, as an admin does."""
+
+    @abstractmethod
+    def enable(self, place: str) -> None: ...
+
+    @abstractmethod
+    def end_jobs(self) -> None:
+        """End every job and wait until none is left."""
+
+    @abstractmethod
+    def tidy(self) -> None:
+        """End all jobs, delete all reservations, put all places back."""
+
+    @abstractmethod
+    def check_apart(self, inside: Mapping[int, str], batch: str) -> None:
+        """Assert that the manager gave jobs in reservations and a batch job other processors.
+
+        `inside` has the native job of each reservation of metasched.
+        """
+
+    @contextmanager
+    def divided(self) -> Iterator[None]:
+        """Within the block the cluster has several places."""
+        yield
+
+    def natives_of(self, reservation: int) -> list[str]:
+        """The manager's own ids of what it keeps for a reservation of metasched."""
+        name = re.compile(rf"ms-.*-r{reservation}(-again)?")
+        return [native for native, of in self.reservations().items() if name.fullmatch(of)]
+
+    def places_of(self, reservation: int) -> list[str]:
+        """The places of all that the manager keeps for a reservation of metasched."""
+        return [p for native in self.natives_of(reservation) for p in self.places_of_native(native)]
+
+
+class SlurmReservations(ReservableCluster):
+    """A Slurm cluster of nodes with four processors each."""
+
+    shortest_window = 60
+    pending_reason = "manager:Reservation"
+
+    def __init__(self, slurm: SlurmCluster, unit: Literal["node", "processor"]) -> None:
+        self.slurm, self.name, self._unit = slurm, slurm.name, unit
+        self.capabilities = Slurm.capabilities_for(
+            SlurmOptions(config=str(slurm.conf), reservation_unit=unit)
+        )
+        self.cpus = slurm.spec.nodes * slurm.spec.cpus
+
+    @property
+    def places(self) -> Sequence[str]:
+        return self.slurm.nodes
+
+    def table(self, folder: Path, more: str = "") -> str:
+        return (
+            f'[[cluster]]\nname = "{self.name}"\nadapter = "slurm"\n'
+            f'config = "{self.slurm.conf}"\nreservation_unit = "{self._unit}"\n'
+            f"poll_interval = 1\n{more}"
+        )
+
+    def show(self, *name: str) -> str:
+        return self.slurm.run("scontrol", "--oneliner", "show", "reservation", *name)
+
+    def reservations(self) -> dict[str, str]:
+        return {name: name for name in re.findall(r"ReservationName=(\S+)", self.show())}
+
+    def places_of_native(self, native: str) -> list[str]:
+        try:
+            line = self.show(native)
+        except BootError:  # it has just ended
+            return []
+        if self.capabilities.reserves_named_nodes:
+            [names] = re.findall(r" Nodes=(\S+)", line)
+            return sorted(hosts(names))
+        return sorted(self.cores_of(line))
+
+    @staticmethod
+    def cores_of(line: str) -> dict[str, set[int]]:
+        """The cores of a reservation on each node, which Slurm tells after some seconds."""
+        return cores(line, "NodeName", "CoreIDs")
+
+    def reservation_of_job(self, native_job: str) -> str:
+        return (
+            self.slurm.run("scontrol", "-o", "show", "job", native_job)
+            .partition(" Reservation=")[2]
+            .partition(" ")[0]
+        )
+
+    def check_apart(self, inside: Mapping[int, str], batch: str) -> None:
+        used = [self._processors_of_job(native) for native in (*inside.values(), batch)]
+        assert sum(map(len, used)) == len(frozenset().union(*used))
+        if not self.capabilities.reserves_named_nodes:
+            for (reservation, _), processors in zip(inside.items(), used, strict=False):
+                [native] = self.natives_of(reservation)
+                assert _pairs(self.cores_of(self.show(native))) == processors
+            nodes = [{node for node, _ in processors} for processors in used]
+            assert set.intersection(*nodes), "a node is shared"
+
+    def _processors_of_job(self, native: str) -> frozenset[tuple[str, int]]:
+        return _pairs(cores(self.slurm.run("scontrol", "-d", "-o", "show", "job", native)))
+
+    def delete_reservation(self, native: str) -> None:
+        self.slurm.run("scontrol", "delete", f"ReservationName={native}")
+
+    def disable(self, place: str) -> None:
+        self.slurm.run("scontrol", "update", f"NodeName={place}", "State=DRAIN", "Reason=test")
+
+    def enable(self, place: str) -> None:
+        self.slurm.run("scontrol", "update", f"NodeName={place}", "State=RESUME")
+
+    def end_jobs(self) -> None:
+        self.slurm.empty()
+
+    def tidy(self) -> None:
+        self.slurm.empty()
+        for name in self.reservations():
+            with contextlib.suppress(BootError):  # it has just ended
+                self.delete_reservation(name)
+        for node in self.slurm.nodes:
+            if "drain" in self.slurm.run("sinfo", "-h", "-n", node, "-o", "%T"):
+                self.enable(node)
+        self.slurm.wait_ready()
+
+
+class GridEngineReservations(ReservableCluster):
+    """A cell of one host with eight slots in one queue; divided, it has two queues of four."""
+
+    shortest_window = 20  # what jobs take to start, some times over: the cell itself has no minimum
+    pending_reason = ""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell, self.name = cell, cell.name
+        self.capabilities = Drmaa.capabilities_for(DrmaaOptions(library=str(LIBRARY)))
+        self.cpus = gridengine.SLOTS
+
+    @property
+    def places(self) -> Sequence[str]:
+        return ["all.q", SECOND_QUEUE]
+
+    def table(self, folder: Path, more: str = "") -> str:
+        python = self.cell.python(folder / "python")
+        return self.cell.table(python, f"poll_interval = 0.5\nsettle = 1\n{more}")
+
+    def reservations(self) -> dict[str, str]:
+        listing = self.cell.run("qrstat", "-xml", "-u", "*")
+        return dict(re.findall(r"<id>(\d+)</id>\s*<name>([^<]*)</name>", listing))
+
+    def places_of_native(self, native: str) -> list[str]:
+        try:
+            shown = self.cell.run("qrstat", "-xml", "-ar", native)
+        except BootError:  # it has just ended
+            return []
+        return sorted(re.findall(r'queue_instance="(\S+)@', shown))
+
+    def reservation_of_job(self, native_job: str) -> str:
+        [native] = re.findall(r"(?m)^ar_id: +(\d+)$", self.cell.run("qstat", "-j", native_job))
+        assert isinstance(native, str)
+        return native
+
+    def check_apart(self, inside: Mapping[int, str], batch: str) -> None:
+        """Slots have no names; the cell itself counts those of each reservation."""
+        for reservation, native in inside.items():
+            assert [self.reservation_of_job(native)] == self.natives_of(reservation)
+        assert "ar_id:" not in self.cell.run("qstat", "-j", batch)
+
+    def delete_reservation(self, native: str) -> None:
+        self.cell.run("qrdel", native)
+
+    def disable(self, place: str) -> None:
+        self.cell.run("qmod", "-d", place)
+
+    def enable(self, place: str) -> None:
+        self.cell.run("qmod", "-e", place)
+
+    def end_jobs(self) -> None:
+        self.cell.empty()
+
+    def tidy(self) -> None:
+        self.cell.run("qmod", "-e", "*")
+        self.cell.empty()
+        for native in self.reservations():
+            self.cell.run("qrdel", native)
+
+    @contextmanager
+    def divided(self) -> Iterator[None]:
+        queue = re.sub(r"\\\n\s*", "", self.cell.run("qconf", "-sq", "all.q"))
+        queue = re.sub(r"(?m)^qname .*", f"qname {SECOND_QUEUE}", queue)
+        self.load("-Aq", re.sub(r"(?m)^slots .*", f"slots {PLACE_CPUS}", queue))
+        self.cell.run("qconf", "-rattr", "queue", "slots", str(PLACE_CPUS), "all.q")
+        yield
+        self.tidy()
+        self.cell.run("qconf", "-rattr", "queue", "slots", str(gridengine.SLOTS), "all.q")
+        wait_until(
+            self._delete_second_queue,
+            30,
+            f"the end of {SECOND_QUEUE}",
+            lambda: self.cell.run("qstat", "-f", "-u", "*"),
+        )
+
+    def _delete_second_queue(self) -> bool:
+        try:
+            self.cell.run("qconf", "-dq", SECOND_QUEUE)
+        except BootError:  # a job of it has just ended
+            return False
+        return True
+
+    def load(self, option: str, text: str) -> None:
+        """Have qconf read this text."""
+        path = self.cell.folder / "loaded"
+        path.write_text(text)
+        self.cell.run("qconf", option, str(path))
+
+
+@contextmanager
+def slurm_nodes(folder: Path) -> Iterator[ReservableCluster]:
+    """Three nodes, reserved whole."""
+    with _slurm(folder, ClusterSpec("gamma", "g", nodes=3, cpus=PLACE_CPUS)) as cluster:
+        yield SlurmReservations(cluster, "node")
+
+
+@contextmanager
+def slurm_processors(folder: Path) -> Iterator[ReservableCluster]:
+    """Two nodes of which processors are reserved."""
+    with _slurm(folder, ClusterSpec("rho", "r", nodes=2, cpus=PLACE_CPUS)) as cluster:
+        yield SlurmReservations(cluster, "processor")
+
+
+@contextmanager
+def _slurm(folder: Path, spec: ClusterSpec) -> Iterator[SlurmCluster]:
+    if (reason := missing()) is not None:
+        require("slurm", reason)
+    with SlurmSite(folder, [spec]) as site:
+        yield site[spec.name]
+
+
+@contextmanager
+def gridengine_slots(folder: Path) -> Iterator[ReservableCluster]:
+    """Eight slots, of which any number is reserved."""
+    if (reason := gridengine.missing()) is not None:
+        require("gridengine", reason)
+    with Cell(folder) as cell:
+        yield GridEngineReservations(cell)
+
+
+BOOTS: dict[str, Callable[[Path], AbstractContextManager[ReservableCluster]]] = {
+    "slurm-nodes": slurm_nodes,
+    "slurm-processors": slurm_processors,
+    "gridengine": gridengine_slots,
+}
