@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from metasched.model.refusal_scope import RefusalScope
+
 
 class AdapterError(Exception):
     """A call of an adapter that failed.
@@ -16,12 +18,14 @@ class Refused(AdapterError):
     """The manager rejected the request: nothing is queued and nothing has changed.
 
     `retryable` is True if the same request may be accepted later (a submit limit, a full queue,
-    a partition that is down), False if it never will be.
+    a partition that is down), False if it never will be. A retryable refusal holds for `scope`.
     """
 
-    def __init__(self, reason: str, retryable: bool = False) -> None:
+    def __init__(
+        self, reason: str, retryable: bool = False, scope: RefusalScope = "cluster"
+    ) -> None:
         super().__init__(reason)
-        self.reason, self.retryable = reason, retryable
+        self.reason, self.retryable, self.scope = reason, retryable, scope
 
 
 class Unreachable(AdapterError):

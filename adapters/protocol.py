@@ -10,6 +10,7 @@ import msgspec
 from metasched.adapters.base import Submission, Withdrawal
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.listing import AccountingAnswer, JobStatus, MissingTask, TaskClaim
+from metasched.model.refusal_scope import RefusalScope
 from metasched.model.stored_names import STORED_FIELDS
 from metasched.model.survey import ReservationSpec, Survey
 
@@ -78,7 +79,8 @@ class WorkerReply(msgspec.Struct, rename=STORED_FIELDS["WorkerReply"], frozen=Tr
     # "": success; "untried": a chained submit that was not executed
     error: Literal["", "refused", "unreachable", "defect", "untried"] = ""
     reason: str = ""  # of the error
-    retry_later: bool = False  # of "refused": the manager accepts no submissions for now
+    retry_later: bool = False  # of "refused": the manager accepts no such submissions for now
+    scope: RefusalScope = "cluster"  # of `retry_later`
     native_ids: dict[int, str] = msgspec.field(default_factory=dict)  # by task index
     delta: ListingDelta | None = None
     accounting: AccountingAnswer | None = None

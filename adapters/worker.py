@@ -88,7 +88,9 @@ class AdapterHost:
                 case _:
                     return WorkerReply("defect", f"{call.operation} without its argument")
         except Refused as error:
-            return WorkerReply("refused", error.reason, retry_later=error.retryable)
+            return WorkerReply(
+                "refused", error.reason, retry_later=error.retryable, scope=error.scope
+            )
         except Unreachable as error:
             return WorkerReply("unreachable", error.reason)
         except Exception:

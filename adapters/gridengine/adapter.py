@@ -34,7 +34,7 @@ from metasched.adapters.gridengine.reservation_listing import (
     SchedulingRules,
 )
 from metasched.adapters.gridengine.reservations import GridEngineReservations
-from metasched.adapters.gridengine.submission import native_specification
+from metasched.adapters.gridengine.submission import native_specification, parse_rejection
 from metasched.adapters.gridengine.withdrawals import Deletion, DeletionLog, JobDeletion
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.model.cluster import Cluster
@@ -84,7 +84,7 @@ def _limit_to_reservation(
 ) -> Submission:
     """Cut the time limit to the remaining time of the reservation."""
     if (remaining := reservation.remaining_seconds(now)) < 1:
-        raise Refused(f"advance reservation {reservation.id} is over", retryable=True)
+        raise Refused(f"advance reservation {reservation.id} is over", retryable=True, scope="job")
     time_limit = min(submission.job.time_limit or remaining, remaining)
     return structs.replace(submission, job=structs.replace(submission.job, time_limit=time_limit))
 
@@ -166,7 +166,12 @@ class GridEngine:
         )
         if self._launcher is None:
             with memory_file(script) as file:
-                return self._session.submit(f"/proc/self/fd/{file}", specification, name)
+                try:
+                    return self._session.submit(f"/proc/self/fd/{file}", specification, name)
+                except Refused as refusal:
+                    if refusal.retryable:
+                        raise
+                    raise parse_rejection(refusal.reason) from None
         arguments = ("-N", name, "-wd", "/", "-o", "/dev/null", "-j", "y", *specification.split())
         with memory_file(script) as file:
             answer = self._launcher.run(
@@ -180,7 +185,7 @@ class GridEngine:
         if submitted := _SUBMITTED_MESSAGE.search(answer.stdout):
             return submitted[1]
         if answer.exit_code and _REJECTION_MESSAGE.search(answer.stderr):
-            raise Refused(answer.error_message)
+            raise parse_rejection(answer.error_message)
         raise Unreachable(f"qsub: {answer.error_message}")
 
     def withdraw_all(self, withdrawals: Sequence[Withdrawal]) -> None:

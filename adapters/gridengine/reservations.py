@@ -287,7 +287,7 @@ class GridEngineReservations:
         """
         same_name = self._named(name)
         if not same_name:
-            raise Refused(f"no advance reservation {name}", retryable=True)
+            raise Refused(f"no advance reservation {name}", retryable=True, scope="job")
         return same_name[-1]
 
     def _delete(self, reservations: Iterable[AdvanceReservation], jobs: Iterable[QstatJob]) -> None:

@@ -11,6 +11,7 @@ from metasched.adapters.errors import Refused
 from metasched.adapters.gridengine.listing import ComplexAttribute, job_name
 from metasched.adapters.gridengine.reservation_listing import AdvanceReservation
 from metasched.model.job import Job
+from metasched.model.refusal_scope import RefusalScope
 
 # Options that a user must not give: metasched identifies, finds and ends tasks by them. A job
 # verifier (-jsv) would stay with the DRMAA session and verify all later jobs too.
@@ -33,6 +34,20 @@ _VALUE_COUNTS = {
     **dict.fromkeys(_ONE_VALUE, 1),
     **dict.fromkeys(_TWO_VALUES, 2),
 }
+
+# Rejections that pass, with the limits of sge_conf(5) that cause them: max_u_jobs, max_jobs
+_PASSING_REJECTIONS: tuple[tuple[re.Pattern[str], RefusalScope], ...] = (
+    (re.compile(r"only \d+ jobs? (is|are) allowed per user"), "user"),
+    (re.compile(r"only \d+ jobs? (is|are) allowed per cluster"), "cluster"),
+)
+
+
+def parse_rejection(message: str) -> Refused:
+    """Return the refusal in a message of the qmaster that it did not accept a job."""
+    for pattern, scope in _PASSING_REJECTIONS:
+        if pattern.search(message):
+            return Refused(message, retryable=True, scope=scope)
+    return Refused(message)
 
 
 def native_specification(

@@ -93,7 +93,7 @@ class ProcessorReservations(NodeReservations):
         """Return the name of the newest version. Raises Refused, retryable, if there is none."""
         existing = _versions_of(self._commands.reservations(), name)
         if not existing:
-            raise Refused(f"no reservation {name}", retryable=True)
+            raise Refused(f"no reservation {name}", retryable=True, scope="job")
         return existing[-1].name
 
     def _create_with_room(

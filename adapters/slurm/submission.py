@@ -14,6 +14,7 @@ from metasched.adapters.slurm.listing import format_mark
 from metasched.model.arrays import format_indices
 from metasched.model.job import Job
 from metasched.model.output_paths import split_at_node
+from metasched.model.refusal_scope import RefusalScope
 
 _MAX_NAME_LENGTH = 256  # characters; Slurm takes 1024 bytes, UTF-8 needs up to 4 for a character
 
@@ -27,11 +28,25 @@ _RESERVED_SHORT = "aDeihMoQVW"
 _TAG_OPTIONS = {"comment": "comment", "wckey": "wckey", "name": "job-name"}  # by tag_field
 _SHORT_FLAGS = "HkOsv"  # short options without a value
 
-# Errors of the controller that mean: the job was not queued.
-_RETRYABLE = re.compile(
-    r"try again|Required (node|partition) not available|configuration not available now"
-    r"|nodes are busy|Partition in DOWN state|submissions disabled|usage threshold"
-    r"|reservation not usable now|SubmitJob"
+# Errors of the controller that mean: the job was not queued, for now. The first pattern that
+# matches decides for whom. Names of limits are those of squeue(1).
+_RETRYABLE: tuple[tuple[re.Pattern[str], RefusalScope], ...] = (
+    (re.compile("QOSGrpSubmitJob"), "qos"),
+    (re.compile("QOSMaxSubmitJobPerUser"), "user+qos"),
+    (re.compile("QOSMaxSubmitJob.*PerAccount|MaxSubmitJobsPerAccount"), "account+qos"),
+    (re.compile("AssocGrpSubmitJob"), "account"),
+    (re.compile("AssocMaxSubmitJob"), "user+account"),
+    (re.compile("SubmitJob"), "user"),
+    (re.compile("usage threshold"), "user+qos"),
+    (re.compile("reservation not usable now"), "job"),
+    (re.compile("Partition in DOWN state|submissions disabled"), "partition"),
+    (
+        re.compile(
+            "Required (node|partition) not available|configuration not available now|nodes are busy"
+        ),
+        "partition",
+    ),
+    (re.compile("try again"), "cluster"),
 )
 _POLICY_LIMIT = re.compile("violates accounting/QOS policy")
 _POLICY_DETAIL = re.compile(r"(Assoc|QOS)\w+")
@@ -246,12 +261,13 @@ def parse_refusal(stderr: str) -> Refused | None:
     if error is None:
         return Refused(reason) if any(_NOT_SENT.match(text) for text in messages) else None
     error = error.partition(": ")[2]
-    if any(_RETRYABLE.search(text) for text in messages):
-        return Refused(reason, retryable=True)
+    for pattern, scope in _RETRYABLE:
+        if any(pattern.search(text) for text in messages):
+            return Refused(reason, retryable=True, scope=scope)
     if _POLICY_LIMIT.search(error):
         # Without a detail it may be a limit on the size or on the number of jobs, which passes.
         detailed = any(_POLICY_DETAIL.fullmatch(text) for text in messages)
-        return Refused(reason, retryable=not detailed)
+        return Refused(reason, retryable=not detailed, scope="user")
     return Refused(reason) if _PERMANENT.match(error) else None
 
 

@@ -10,6 +10,7 @@ from functools import reduce
 from itertools import starmap
 from operator import add, itemgetter, mul
 
+from metasched.core.scope_limits import ScopeLimits
 from metasched.core.tasks import Task, TaskId, WithdrawalMode
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Job, Reason, State
@@ -43,6 +44,7 @@ class ClusterView:
     full_since: float = 0.0
     retry_at: float = 0.0  # full: no dispatch until then, then a single task
     retry_delay: float = 0.0  # seconds
+    scope_limits: ScopeLimits = field(default_factory=ScopeLimits)  # refusals of some jobs only
     owed_by_own: float = 0.0  # processors x estimate (seconds) of metasched's unstarted tasks
     owed_by_others: float = 0.0  # processors x limit (seconds) of other users' pending jobs
     # running jobs at times `valid_from` to `valid_until`: their processors, and the sum of
@@ -140,10 +142,12 @@ class ClusterView:
 
     def add_task(self, task: Task) -> None:
         """Add a task that may be in the manager from now on."""
+        self.scope_limits.add_task(task)
         self.live_tasks[task.task_id] = self.needs_attention[task.task_id] = task
 
     def remove_task(self, task: Task) -> None:
         """Remove a task whose attempt there has ended."""
+        self.scope_limits.remove_task(task)
         self.live_tasks.pop(task.task_id, None)
         self.needs_attention.pop(task.task_id, None)
 
@@ -174,6 +178,7 @@ class ClusterView:
         """Correct times after the wall clock was set by `step` seconds; see `Core`."""
         self.full_since += min(step, 0.0)
         self.retry_at += step
+        self.scope_limits.adjust_clock(step)
         for stale_attempt in self.stale_attempts.values():
             stale_attempt.withdrawal_requested += step
 

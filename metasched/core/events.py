@@ -19,6 +19,7 @@ from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Job, State
 from metasched.model.licence import Lease, LicenceCount, LicencePool, LicenceStatus, ReturnedLease
 from metasched.model.listing import JobStatus, MissingTask, TaskClaim
+from metasched.model.refusal_scope import RefusalScope
 from metasched.model.reservation import Reservation
 from metasched.model.stored_names import STORED_FIELDS
 from metasched.policies.classify import HeuristicContribution
@@ -72,6 +73,7 @@ class DispatchRejected(msgspec.Struct, rename=STORED_FIELDS["DispatchRejected"],
     dispatch_id: int
     reason: str
     retry_later: bool = False  # the manager is full and may accept it later
+    scope: RefusalScope = "cluster"  # of `retry_later`: the jobs for which the manager is full
 
 
 class DispatchUncertain(msgspec.Struct, rename=STORED_FIELDS["DispatchUncertain"], frozen=True):

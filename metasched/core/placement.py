@@ -58,7 +58,8 @@ class Placement:
         if task.rejected_by and view.name in task.rejected_by:
             return Ineligibility(Reason.NO_CLUSTER_FITS, "its manager rejected the job")
         obstacle = self.check_job(task.job, view)
-        accepts_tasks = view.up and not view.full_reason and view.name not in self._state.drains
+        refusing = view.full_reason or view.scope_limits
+        accepts_tasks = view.up and not refusing and view.name not in self._state.drains
         if accepts_tasks or (obstacle is not None and obstacle.reason in PERMANENT_REASONS):
             return obstacle
         if not view.up:
@@ -66,7 +67,9 @@ class Placement:
         if view.name in self._state.drains:
             return Ineligibility(Reason.CLUSTER_DRAINED, str(self._state.drains[view.name]))
         if obstacle is None and view.full_reason and not view.retry_due(self._state.now):
-            return Ineligibility(Reason.CLUSTER_DRAINED, view.full_reason)
+            return Ineligibility(Reason.LIMIT_MANAGER, view.full_reason)
+        if obstacle is None and (limit := view.scope_limits.obstacle(task.job)):
+            return Ineligibility(Reason.LIMIT_MANAGER, limit)
         return obstacle
 
     def check_job(self, job: Job, view: ClusterView) -> Ineligibility | None:
@@ -129,7 +132,9 @@ class Placement:
         """Forget eligible clusters: the state of some cluster has changed."""
         self._eligible_cache.clear()
         self._paths_matter = any(view.cluster.filesystems for view in self._state.views.values())
-        self._some_cluster_full = any(view.full_reason for view in self._state.views.values())
+        self._some_cluster_full = any(
+            view.full_reason or view.scope_limits for view in self._state.views.values()
+        )
 
     def place_ready_tasks(self) -> None:
         """Dispatch ready tasks in order of their queue keys.

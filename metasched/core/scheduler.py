@@ -66,6 +66,7 @@ from metasched.core.user_requests import UserRequests
 from metasched.core.withdrawals import Withdrawals
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Reason, State
+from metasched.model.refusal_scope import jobs_in_scope
 from metasched.policies.classify import Classifier
 from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.policy import Policy
@@ -199,6 +200,9 @@ class Core:
             self._gates.request_recheck()
         if self.reservations.by_id:
             self._withdrawals.end_overrunning_tasks(self.reservations.collect_expired(event.time))
+        for view in self.state.views.values():
+            if view.scope_limits.take_freed_room():
+                self._gates.request_recheck()
         self._placement.place_ready_tasks()
         if isinstance(event, ListingReceived) and self.policy.pull_enabled:
             self._withdrawals.pull(self.state.views[event.cluster])
@@ -249,7 +253,8 @@ class Core:
                 self._state_machine.cancel_if_never_satisfied(task, status)
 
     def _apply_dispatch_accepted(self, event: DispatchAccepted) -> None:
-        for task in self.tasks_of_dispatch(event.job, event.dispatch_id):
+        tasks = self.tasks_of_dispatch(event.job, event.dispatch_id)
+        for task in tasks:
             attempt, view = task.live_attempt, self.state.view_of(task)
             attempt.native_id = event.native_ids.get(task.index)
             attempt.accepted = event.time
@@ -263,6 +268,8 @@ class Core:
             if view is not None and view.full_reason:
                 view.full_reason, view.retry_delay = "", 0.0
                 self._gates.request_recheck()
+        if tasks and (view := self.state.view_of(tasks[0])) is not None:
+            view.scope_limits.accept(tasks[0].job)
 
     def _apply_dispatch_rejected(self, event: DispatchRejected) -> None:
         tasks = [
@@ -272,7 +279,12 @@ class Core:
         ]
         view = self.state.view_of(tasks[0]) if tasks and event.retry_later else None
         if view is not None:
-            view.mark_full(event.reason, event.time)
+            if event.scope == "cluster":
+                view.mark_full(event.reason, event.time)
+            else:
+                jobs = jobs_in_scope(event.scope, tasks[0].job)
+                live_tasks = view.live_tasks.values()
+                view.scope_limits.refuse(jobs, len(tasks), live_tasks, event.reason, event.time)
             self._placement.clear_cache()
         for task in tasks:
             if view is None:
@@ -316,6 +328,7 @@ class Core:
         self._reconciler.query_accounting(view)
         self._stale_attempts.request_withdrawals(view)
         self._gates.pass_time(event.time)
+        view.scope_limits.pass_time(event.time)
         if eligibility_changed or not was_up or view.retry_due(event.time):
             self._gates.request_recheck()
 
@@ -351,10 +364,15 @@ class Core:
         """Return the tasks whose live attempt is on a cluster."""
         return list(self.state.views[cluster].live_tasks.values())
 
-    def full_since(self, cluster: str) -> float | None:
-        """Return when the cluster's manager reported that it is full (epoch seconds), or None."""
-        view = self.state.views[cluster]
-        return view.full_since if view.full_reason else None
+    def decided_before_refusal(self, task: Task) -> bool:
+        """Whether a task's dispatch was decided before its manager refused jobs like it."""
+        view, dispatched = self.state.view_of(task), task.live_attempt.dispatched
+        if view is None:
+            return False
+        if view.full_reason and dispatched <= view.full_since:
+            return True
+        refused_at = view.scope_limits.refused_at(task.job)
+        return refused_at is not None and dispatched < refused_at
 
     def find_drain(self, cluster: str) -> ClusterDrained | None:
         """Return the drain of a cluster, or None."""
@@ -394,7 +412,7 @@ class Core:
         and a recall for licences of queued tasks or of reservations.
         """
         view = self.state.views[cluster]
-        if self._gates.ready and view.retry_due(now):
+        if self._gates.ready and (view.retry_due(now) or view.scope_limits.probe_due(now)):
             return True
         if any(
             stale_attempt.withdrawal is not WithdrawalMode.NONE

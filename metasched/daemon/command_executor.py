@@ -25,6 +25,7 @@ from metasched.daemon.dispatches_in_flight import DispatchesInFlight, DispatchKe
 from metasched.daemon.host import SchedulerHost
 from metasched.daemon.pending_actions import PendingActions
 from metasched.daemon.worker_process import WorkerProcess
+from metasched.model.refusal_scope import scope_of_user
 from metasched.policies.eligible import UnmappedNameError
 
 log = logging.getLogger("metasched")
@@ -84,7 +85,7 @@ class CommandExecutor:
             while len(written) > (max_written if accepting else 0):
                 dispatch, call = written.popleft()
                 reply = await worker.read_reply(call)
-                events.append(_result(dispatch, reply))
+                events.append(_result(dispatch, reply, only_user=bool(owner)))
                 if reply.error == "refused":
                     accepting = accepting and not reply.retry_later
                 elif reply.error not in ("", "untried"):
@@ -160,14 +161,21 @@ class CommandExecutor:
         return reply.reason or "no answer"
 
 
-def _result(dispatch: Dispatch, reply: WorkerReply) -> CoreEvent:
-    """Return the event for the reply to a dispatch."""
+def _result(dispatch: Dispatch, reply: WorkerReply, only_user: bool) -> CoreEvent:
+    """Return the event for the reply to a dispatch.
+
+    With `only_user` a command of the owner has reported it, and may have been made to lie. So a
+    refusal counts for the owner's jobs alone; others get their own refusals.
+    """
     now, job_id, dispatch_id = time.time(), dispatch.job, dispatch.dispatch_id
     match reply.error:
         case "":
             return DispatchAccepted(now, job_id, dispatch_id, reply.native_ids, reply.access)
         case "refused":
-            return DispatchRejected(now, job_id, dispatch_id, reply.reason, reply.retry_later)
+            scope = scope_of_user(reply.scope) if only_user else reply.scope
+            return DispatchRejected(
+                now, job_id, dispatch_id, reply.reason, reply.retry_later, scope
+            )
         case "untried":
             return DispatchSkipped(now, ((job_id, dispatch_id),))
         case _:

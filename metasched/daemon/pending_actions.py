@@ -124,9 +124,8 @@ class PendingActions:
         """
         core, name = self._host.core, self._settings.cluster.name
         tasks = core.tasks_of_dispatch(dispatch.job, dispatch.dispatch_id)
-        full_since = core.full_since(name)
         attempts = [task.attempt for task in tasks if task.attempt and task.attempt.intent is None]
-        if not attempts or (full_since is not None and attempts[0].dispatched <= full_since):
+        if not attempts or core.decided_before_refusal(tasks[0]):
             return None
         info, _ = core.cluster_status(name)
         job = translate_job(tasks[0].job, self._settings.cluster, info)

@@ -55,6 +55,7 @@ class Reason(StrEnum):
     HELD = "held"
     DEPENDENCY = "dependency"
     BEGIN_TIME = "begin_time"
+    LIMIT_MANAGER = "limit_manager"
     LIMIT_ARRAY = "limit_array"
     NO_CLUSTER_FITS = "no_cluster_fits"
     CLUSTER_DOWN = "cluster_down"

@@ -96,7 +96,7 @@ def test_a_full_cluster_is_tried_again_later_with_one_task() -> None:
         site.step(JobSubmitted(NOW, job(id, cpus=8)))
     site.step(DispatchStarted(NOW, 1, 1))
     assert site.step(DispatchRejected(NOW, 1, 1, "too many jobs", retry_later=True)) == []
-    assert site.core.tasks[1, 0].reason == Reason.CLUSTER_DRAINED
+    assert site.core.tasks[1, 0].reason == Reason.LIMIT_MANAGER
     site.step(DispatchSkipped(NOW, ((2, 1),)))
     assert site.seen("left", at=NOW + 5) == []
     assert not site.core.unchanged_listing_matters("left", NOW + 5)

@@ -1,0 +1,71 @@
+"""A user reaches a limit of the manager: only his jobs wait, and they refill the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.accounts import A, B
+from tests.conftest import require
+from tests.e2e.many_users import ManyUsers
+from tests.slurm import ClusterSpec, SlurmSite, accounting_missing, missing
+
+pytestmark = pytest.mark.root
+
+LIMIT = 2
+ENFORCED = ("AccountingStorageEnforce=associations,limits",)
+
+
+@pytest.fixture(scope="module")
+def limited(common_folder: Path) -> Iterator[ManyUsers]:
+    """A Slurm cluster in whose default accounts `a` may have 2 jobs, and `b` any number."""
+    if (reason := missing() or accounting_missing()) is not None:
+        require("slurm", reason)
+    spec = ClusterSpec("alpha", "a", nodes=2, cpus=8, settings=ENFORCED)
+    with SlurmSite(common_folder / "limited-slurm", [spec], accounting=True) as slurm_site:
+        cluster = slurm_site["alpha"]
+        cluster.run("sacctmgr", "-i", "add", "account", "physics", "cluster=alpha")
+        for user, limit in ((A, LIMIT), (B, -1)):
+            cluster.run(
+                *("sacctmgr", "-i", "add", "user", user, "account=physics"),
+                f"maxsubmitjobs={limit}",
+            )
+        site = ManyUsers(common_folder / "limited", inside=cluster.inside)
+        site.set_up(
+            f'[[cluster]]\nname = "alpha"\nadapter = "slurm"\nconfig = "{cluster.conf}"\n'
+            "poll_interval = 0.5\n",
+            "[cluster.alpha]\n"
+            f'environment = {{ SLURM_CONF = "{cluster.conf}" }}\n'
+            'submit = ["/usr/bin/sbatch"]\ncancel = ["/usr/bin/scancel"]\n'
+            'hold = ["/usr/bin/scontrol", "hold"]\nrelease = ["/usr/bin/scontrol", "release"]\n',
+        )
+        try:
+            site.start()
+            yield site
+        finally:
+            site.close()
+
+
+def test_a_limit_closes_a_cluster_to_its_user_alone(limited: ManyUsers) -> None:
+    a, b = limited.by(A), limited.by(B)
+    go = limited.folder / A / "go"
+    wait = f"until test -e {go}; do sleep 0.1; done"
+    array = a.submit("--array", "0-4", "-t", "5", "-o", "/dev/null", "--wrap", wait)
+
+    def states() -> list[str]:
+        return sorted(row["state"] for row in a.rows(array))
+
+    a.until(lambda: states() == ["queued"] * 3 + ["running"] * LIMIT)
+    [row] = [row for row in a.rows(f"{array}_4") if row["state"] == "queued"]
+    assert row["reason"] == "limit_manager"
+    text = a.json("explain", f"{array}_4")["text"]
+    assert "AssocMaxSubmitJobLimit" in text
+    assert f"user {A}, the default account" in text
+    jobs = [b.submit("-t", "5", "-o", "/dev/null", "--wrap", "true") for _ in range(3)]
+    assert {row["state"] for row in b.until_ended(*jobs)} == {"completed"}
+    assert states() == ["queued"] * 3 + ["running"] * LIMIT
+    go.touch()
+    go.chmod(0o644)
+    assert {row["state"] for row in a.until_ended(array)} == {"completed"}
