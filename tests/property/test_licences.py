@@ -50,8 +50,15 @@ class Line(RuleBasedStateMachine):
 
     def settle(self) -> list[TaskId]:
         """All who can go, go; in this order."""
-        gone = []
-        while (place := self.line.next_ready(self.now)) is not None:
+        gone: list[TaskId] = []
+        while True:
+            place = self.line.next_ready(self.now)
+            dues = [self.ends[other] for other in self.held]
+            dues += [window.until for window in self.windows.values()]
+            if all(due > self.now for due in dues):  # else more comes back at this moment
+                assert place == self.first_that_may_go()
+            if place is None:
+                return gone
             wants = self.waiting.pop(place)
             self.ends[place] = self.now + self.lasts[place]
             window = self.inside.get(place)
@@ -60,7 +67,13 @@ class Line(RuleBasedStateMachine):
             gone.append(place)
             for name in wants:
                 assert self.free(name) >= 0
-        return gone
+
+    def first_that_may_go(self) -> TaskId | None:
+        """The plain rule: try all that wait, in their order."""
+        for place in sorted(self.waiting, key=self.order):
+            if not self.lacks(place):
+                return place
+        return None
 
     def free(self, name: str) -> int:
         """What nobody has, be it kept for somebody or not."""
@@ -169,10 +182,15 @@ class Line(RuleBasedStateMachine):
         until = self.now + seconds
         while True:
             dues = [self.ends[place] for place in self.held] + [due for due, *_ in self.lingering]
+            starts = [w for w in self.windows.values() if w.start > self.now]
             dues += [window.until for window in self.windows.values()]
+            dues += [window.start for window in starts]
             self.now = min([*dues, until])
             self.lingering = [back for back in self.lingering if back[0] > self.now]
             self.line.expire_lingering(self.now)
+            for window in starts:
+                if window.start == self.now:  # as the core does when a reservation begins
+                    self.line.keep_tokens_for_window(window)
             self.settle()
             for place in [place for place in self.held if self.ends[place] <= self.now]:
                 self.end(place)
@@ -282,11 +300,14 @@ class Line(RuleBasedStateMachine):
     def whoever_waits_lacks_something_or_would_delay_the_first_in_line(self) -> None:
         if not hasattr(self, "line"):
             return
-        for place, wants in self.waiting.items():
-            assert any(
-                many > self.free(name) or self.kept(place, name) or self.would_delay(place, name)
-                for name, many in wants.items()
-            )
+        assert all(self.lacks(place) for place in self.waiting)
+
+    def lacks(self, place: TaskId) -> bool:
+        """Whether one that waits cannot have all that it wants now."""
+        return any(
+            many > self.free(name) or self.kept(place, name) or self.would_delay(place, name)
+            for name, many in self.waiting[place].items()
+        )
 
     @invariant()
     def whatever_has_been_promised_is_there(self) -> None:

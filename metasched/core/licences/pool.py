@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from metasched.core.licences.windows import TokenClaim, TokenSlots, TokenWindow
 from metasched.core.tasks import TaskId
-from metasched.model.licence import Lease, LicenceCount, LicencePool
+from metasched.model.licence import Lease, LicenceCount, LicencePool, LicenceStatus
 
 # step of patience, -size, queue time, job, index; the smallest goes first
 QueueKey = tuple[float, int, float, int, int]
@@ -141,6 +141,25 @@ class PoolState:
         assert self.total is not None
         in_use = self.leased_tokens + self.outside + self.lingering
         return self.total - in_use - self.config.headroom
+
+    def status(self, now: float) -> LicenceStatus:
+        """Return the status of the licence."""
+        free, reserved = self.free(now), self.reserved_now(now)
+        return LicenceStatus(
+            self.config.name,
+            self.total if self.configured else 0,
+            self.leased_tokens,
+            self.outside,
+            self.lingering,
+            None if free is None else free - reserved,
+            self.waiting_tokens,
+            self.unknown_reason(now),
+            self.observed,
+            self.operator_total,
+            self.requests,
+            self.used_outside.copy(),
+            reserved,
+        )
 
     def unleased_window_tokens(self) -> Iterator[TokenClaim]:
         """Yield each window with the tokens that its jobs have not leased.

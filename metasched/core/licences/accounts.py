@@ -1,0 +1,336 @@
+"""Licence pools, their leases and reservation windows: who has which tokens. Pure.
+
+Times are seconds since the epoch, durations seconds, amounts tokens (copies of a licence).
+"""
+
+from __future__ import annotations
+
+import difflib
+import heapq
+from collections.abc import Iterable, Mapping
+
+from metasched.core.licences.lookahead import Lookahead
+from metasched.core.licences.pool import (
+    NEVER,
+    LicenceState,
+    PoolState,
+    QueueKey,
+    unconfigured_pool,
+)
+from metasched.core.licences.windows import TokenWindow
+from metasched.core.tasks import TaskId
+from metasched.model.licence import (
+    MAX_TOKENS,
+    Lease,
+    LicenceCount,
+    LicencePool,
+    LicenceStatus,
+    LingeringTokens,
+)
+
+
+class LicenceAccounts:
+    """All licence pools and all leases. Marks the pools in which tokens may have become free."""
+
+    def __init__(self) -> None:
+        self._state = LicenceState()
+        self.lookahead = Lookahead(self._state)
+        self.leases = self._state.leases
+        self.reserved_licences: set[str] = set()  # with tokens in any window
+        self._pools_to_recheck: set[str] = set()  # more tokens may be free
+        self._linger_ends: list[tuple[float, str]] = []  # heap of (time, licence)
+
+    # Configuration and state
+
+    def restore(
+        self,
+        leases: Iterable[Lease],
+        lingering: Iterable[LingeringTokens],
+        operator_totals: Mapping[str, int],
+        used_outside: Mapping[str, Mapping[str, LicenceCount]],
+    ) -> None:
+        """Restore stored state: live leases, lingering tokens, totals set by operators.
+
+        `used_outside` is use reported by cluster managers; it counts until they report again.
+        """
+        for lease in leases:
+            self._add(lease)
+        for tokens in lingering:
+            self._add_lingering(tokens)
+        for name, total in operator_totals.items():
+            self._state.pool(name).operator_total = total
+            self._state.pools[name].recompute()
+        for name, counts in used_outside.items():
+            self._state.pool(name).used_outside = dict(counts)
+            self._state.pools[name].recompute()
+
+    def set_pools(self, pools: Iterable[LicencePool], clusters: Iterable[str]) -> list[str]:
+        """Replace the configuration; return the licences whose use by removed clusters is dropped.
+
+        Forgets server counts and reservation windows, which the caller adds again. Use reported by
+        the managers of `clusters` is kept.
+        """
+        self._state.version += 1
+        configured_clusters = frozenset(clusters)
+        by_name = {pool.name: pool for pool in pools}
+        self._pools_to_recheck = set()
+        self._state.windows, self.reserved_licences = {}, set()
+        for name, pool in self._state.pools.items():
+            pool.config, pool.configured, pool.server_count = unconfigured_pool(name), False, None
+            pool.windows = {}
+        for name, config in by_name.items():
+            self._state.pool(name).config, self._state.pools[name].configured = config, True
+        dropped = []
+        for name, pool in self._state.pools.items():
+            remaining = {
+                cluster: count
+                for cluster, count in pool.used_outside.items()
+                if cluster in configured_clusters and not pool.excludes(cluster)
+            }
+            if remaining != pool.used_outside:
+                pool.used_outside = remaining
+                dropped.append(name)
+            pool.recompute()
+        return dropped
+
+    def record_count(self, count: LicenceCount, now: float) -> bool:
+        """Record the count of a licence server; return whether it is accepted.
+
+        A count is rejected if its pool is unknown, if it lies in the future or if it is outdated.
+        """
+        pool = self._state.pools.get(count.name)
+        if pool is None or not pool.configured or not pool.config.server or count.observed > now:
+            return False
+        if pool.server_count is not None and count.observed < pool.server_count.observed:
+            return False
+        pool.server_count = count
+        pool.recompute()
+        self._mark_changed(pool)
+        return True
+
+    def record_outside_use(self, cluster: str, used: Mapping[str, int], now: float) -> list[str]:
+        """Record how many tokens other users have in use according to a cluster's manager.
+
+        Return the licences whose figure changed. Licences that cannot be used on that cluster are
+        ignored, since the manager counts another pool under that name.
+        """
+        changed = []
+        for name, pool in self._state.pools.items():
+            previous = pool.used_outside.pop(cluster, None)
+            count = min(used.get(name, 0), MAX_TOKENS)
+            if pool.excludes(cluster):
+                count = 0
+            if count:
+                pool.used_outside[cluster] = LicenceCount(name, None, count, now)
+            if count != (previous.outside if previous is not None else 0):
+                changed.append(name)
+                pool.recompute()
+                self._mark_changed(pool)
+        return changed
+
+    def set_operator_total(self, name: str, total: int | None) -> None:
+        """Set the total given by an operator; None: as configured."""
+        self._state.pool(name).operator_total = total
+        self._state.pools[name].recompute()
+        self._mark_changed(self._state.pools[name])
+
+    def _mark_changed(self, pool: PoolState) -> None:
+        """Schedule checks of a pool with a new capacity, and of its first task's other licences."""
+        self._state.version += 1
+        self._pools_to_recheck.add(pool.config.name)
+        self._recheck_requested_by(pool.head_key)
+
+    def keep_tokens_for_window(self, window: TokenWindow) -> None:
+        """Keep tokens for a reservation from now on."""
+        if self._state.windows.get(window.id) == window:
+            return
+        self._state.version += 1
+        self._state.windows[window.id] = window
+        for name in window.licences:
+            pool = self._state.pool(name)
+            pool.windows[window.id] = window
+            self.reserved_licences.add(name)
+            self._mark_changed(pool)
+
+    def remove_window(self, reservation: int) -> None:
+        """Remove the window of a reservation that is over."""
+        window = self._state.windows.pop(reservation, None)
+        if window is None:
+            return
+        self._state.version += 1
+        for name in window.licences:
+            pool = self._state.pools[name]
+            del pool.windows[reservation]
+            if not pool.windows:
+                self.reserved_licences.remove(name)
+            self._mark_changed(pool)
+
+    def windows(self, name: str) -> list[TokenWindow]:
+        """Return the reservations that have tokens of a licence, by their start."""
+        return self._state.pool(name).windows_by_start()
+
+    def _recheck_requested_by(self, head_key: QueueKey | None) -> None:
+        """Schedule checks of all licences that a queued task requests.
+
+        Tokens may have been kept for it that others can now have.
+        """
+        if head_key is not None and (group := self._state.group_of.get(head_key[3:])) is not None:
+            self._pools_to_recheck.update(name for name, _ in group.requested)
+
+    def adjust_clock(self, shift: float) -> None:
+        """Move all times after the wall clock was set forward by `shift` seconds."""
+        self._state.version += 1
+        for pool in self._state.pools.values():
+            if pool.server_count is not None:
+                pool.server_count = pool.server_count.adjusted_for_clock(shift)
+            pool.used_outside = {
+                name: count.adjusted_for_clock(shift) for name, count in pool.used_outside.items()
+            }
+            pool.returning = [
+                (until + shift, returned + shift, tokens)
+                for until, returned, tokens in pool.returning
+            ]
+            pool.recompute()
+        for task_id in self._state.lease_ends:
+            self._state.lease_ends[task_id] += shift
+        self._linger_ends = [(until + shift, name) for until, name in self._linger_ends]
+
+    @property
+    def configured_names(self) -> list[str]:
+        """The licences that the site configures."""
+        return [name for name, pool in self._state.pools.items() if pool.configured]
+
+    def status(self, name: str, now: float) -> LicenceStatus:
+        """Return the status of a licence."""
+        return self._state.pool(name).status(now)
+
+    def statuses(self, now: float) -> list[LicenceStatus]:
+        """Return the status of every licence that is configured, leased or requested."""
+        return [
+            self.status(name, now)
+            for name, pool in sorted(self._state.pools.items())
+            if pool.configured or pool.leased_tokens or pool.waiting_tokens or pool.windows
+        ]
+
+    def configured_pool(self, name: str) -> LicencePool | None:
+        """Return the configuration of a licence; None: not configured."""
+        pool = self._state.pools.get(name)
+        return pool.config if pool is not None and pool.configured else None
+
+    # Requests
+
+    def refusal(self, requested: Mapping[str, int]) -> str | None:
+        """Return why a request can never be met, with a hint; None: it can."""
+        for name, count in requested.items():
+            pool = self._state.pools.get(name)
+            if pool is None or not pool.configured:
+                matches = difflib.get_close_matches(name, self.configured_names, n=1)
+                configured = ", ".join(self.configured_names[:10]) or "none"
+                hint = f"did you mean {matches[0]}?" if matches else f"known are: {configured}"
+                return f"no licence {name[:63]!r} is known; {hint}"
+            if count > MAX_TOKENS:
+                return f"{count} of licence {name}, the maximum is {MAX_TOKENS}; ask for fewer"
+            if pool.total is not None and count > (available := pool.total - pool.config.headroom):
+                headroom, hint = "", "wait until there are more"
+                if pool.config.headroom:
+                    headroom = f", {pool.config.headroom} of them kept free"
+                if available > 0:
+                    hint = f"ask for at most {available}"
+                return f"{count} of licence {name}, there are {pool.total}{headroom}; {hint}"
+        return None
+
+    def first_unusable(self, names: Iterable[str], cluster: str) -> str | None:
+        """Return the first of these licences that cannot be used on a cluster; None: all can."""
+        for name in names:
+            pool = self._state.pools.get(name)
+            if pool is not None and pool.excludes(cluster):
+                return name
+        return None
+
+    # Leases
+
+    def _add(self, lease: Lease) -> None:
+        self._state.version += 1
+        task_id = (lease.job, lease.index)
+        self.leases[task_id] = lease
+        for name, count in lease.tokens.items():
+            pool = self._state.pool(name)
+            pool.leased_tokens += count
+            pool.leased_by_task[task_id] = count
+
+    def expect_end(
+        self, task_id: TaskId, end: float, enforced: bool = True, reservation: int | None = None
+    ) -> None:
+        """Record when a lease will have ended by the time limit of its task.
+
+        `enforced`: the task is killed at its limit. It runs in `reservation`, if in any. If the end
+        is later than expected, others may end before the head of the queue needs these tokens; if
+        it is earlier or newly enforced, the tokens may be back before a window begins.
+        """
+        if task_id not in self.leases:
+            return
+        state = self._state
+        previous = (state.lease_ends.get(task_id, NEVER), task_id not in state.unenforced)
+        previous_end, state.lease_ends[task_id] = previous[0], end
+        (state.unenforced.discard if enforced else state.unenforced.add)(task_id)
+        joins_reservation = reservation is not None and task_id not in state.reservation_of
+        if reservation is not None and joins_reservation:
+            state.reservation_of[task_id] = reservation
+            for name, count in self.leases[task_id].tokens.items():
+                state.pools[name].leased_by_reservation[reservation] += count
+        if joins_reservation or (end, enforced) != previous:
+            state.version += 1
+        for name in self.leases[task_id].tokens:
+            pool = state.pools[name]
+            if end > previous_end or (pool.windows and (end, enforced) != previous):
+                self._pools_to_recheck.add(name)
+                self._recheck_requested_by(pool.head_key)
+
+    def return_lease(self, task_id: TaskId, now: float, was_used: bool) -> dict[str, float]:
+        """End a lease; return until when its tokens linger, if they `was_used`."""
+        self._state.version += 1
+        lease = self.leases.pop(task_id)
+        self._state.lease_ends.pop(task_id, None)
+        self._state.unenforced.discard(task_id)
+        reservation = self._state.reservation_of.pop(task_id, None)
+        lingering_until = {}
+        for name, count in lease.tokens.items():
+            pool = self._state.pool(name)
+            pool.leased_tokens -= count
+            if reservation is not None:
+                pool.leased_by_reservation[reservation] -= count
+                if not pool.leased_by_reservation[reservation]:
+                    del pool.leased_by_reservation[reservation]
+            del pool.leased_by_task[task_id]
+            self._pools_to_recheck.add(name)
+            if was_used and pool.config.linger:
+                lingering_until[name] = now + pool.config.linger
+                self._add_lingering(LingeringTokens(name, count, now, lingering_until[name]))
+                # the head of the queue may have expected them by the time limit
+                self._recheck_requested_by(pool.head_key)
+        return lingering_until
+
+    def _add_lingering(self, lingering: LingeringTokens) -> None:
+        pool = self._state.pool(lingering.licence)
+        entry = (lingering.until, lingering.returned, lingering.count)
+        heapq.heappush(pool.returning, entry)
+        heapq.heappush(self._linger_ends, (lingering.until, lingering.licence))
+        if pool.still_lingers(entry):
+            pool.lingering += lingering.count
+
+    @property
+    def next_lingering_return(self) -> float | None:
+        """When lingering tokens become free for a waiting task, or None."""
+        return self._linger_ends[0][0] if self._linger_ends and self._state.group_of else None
+
+    def expire_lingering(self, now: float) -> None:
+        """Free tokens whose linger time is over."""
+        while self._linger_ends and self._linger_ends[0][0] <= now:
+            self._state.version += 1
+            name = heapq.heappop(self._linger_ends)[1]
+            pool = self._state.pools[name]
+            while pool.returning and pool.returning[0][0] <= now:
+                entry = heapq.heappop(pool.returning)
+                if pool.still_lingers(entry):
+                    pool.lingering -= entry[2]
+            self._pools_to_recheck.add(name)
