@@ -7,6 +7,7 @@ import pwd
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -44,13 +45,12 @@ def over_slurm(common_folder: Path, slurm_site: SlurmSite) -> Iterator[ManyUsers
             cluster.run("scancel", "--user", account)
 
 
-@pytest.fixture(scope="module")
-def over_gridengine(common_folder: Path, gridengine_cell: Cell) -> Iterator[ManyUsers]:
-    cell = gridengine_cell
-    site = ManyUsers(common_folder / "stalled-gridengine", inside=cell.inside)
+@contextmanager
+def site_over_gridengine(folder: Path, cell: Cell, options: str) -> Iterator[ManyUsers]:
+    site = ManyUsers(folder, inside=cell.inside)
     variables = ", ".join(f'{name} = "{value}"' for name, value in cell.environment.items())
     site.set_up(
-        cell.table(Path(sys.executable), f"poll_interval = 0.5\nsettle = 2\n{PATIENCE}"),
+        cell.table(Path(sys.executable), f"poll_interval = 0.5\nsettle = 2\n{options}"),
         f"[cluster.{cell.name}]\nenvironment = {{ {variables} }}\n"
         'submit = ["/usr/lib/gridengine/qsub"]\ncancel = ["/usr/lib/gridengine/qdel"]\n'
         'hold = ["/usr/lib/gridengine/qhold", "-h", "u"]\n'
@@ -62,6 +62,21 @@ def over_gridengine(common_folder: Path, gridengine_cell: Cell) -> Iterator[Many
     finally:
         site.close()
         cell.empty()
+
+
+@pytest.fixture
+def over_gridengine(common_folder: Path, gridengine_cell: Cell) -> Iterator[ManyUsers]:
+    folder = common_folder / "stalled-gridengine"
+    with site_over_gridengine(folder, gridengine_cell, PATIENCE) as site:
+        yield site
+
+
+@pytest.fixture
+def impatient(common_folder: Path, gridengine_cell: Cell) -> Iterator[ManyUsers]:
+    """A site over Grid Engine that soon kills a command that hangs."""
+    folder = common_folder / "impatient-gridengine"
+    with site_over_gridengine(folder, gridengine_cell, "timeout = 3\n") as site:
+        yield site
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +144,21 @@ def test_a_command_that_waits_for_a_file_on_gridengine(over_gridengine: ManyUser
 
     check_stall(over_gridengine, stalled, end_stall, "completed")
     assert runs.read_text() == "once\n"
+
+
+def test_a_killed_command_is_repeated_only_after_proof(impatient: ManyUsers) -> None:
+    """Its result is unknown until a listing proves that it never arrived."""
+    a = impatient.by(A)
+    fifo, runs = impatient.folder / A / ".sge_request", impatient.folder / A / "runs"
+    make_fifo(fifo)
+    job = a.submit("-t", "5", "-o", "/dev/null", "--wrap", f"echo once >> {runs}")
+    a.until(lambda: "no answer" in a.run("story", str(job)).stdout)
+    fifo.unlink()
+    [row] = a.until_ended(job)
+    story = a.run("story", str(job)).stdout
+    assert row["state"] == "completed", story
+    assert runs.read_text() == "once\n", story
+    assert "proves that it never reached the manager" in story
 
 
 def supervisors_of(account: str) -> list[int]:
