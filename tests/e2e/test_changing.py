@@ -30,7 +30,7 @@ def test_an_ended_job_runs_again_as_one_more_attempt(running: Site) -> None:
 def test_a_running_job_that_is_requeued_is_ended_first_even_over_a_crash(running: Site) -> None:
     ran = running.folder / "ran"
     job = running.submit("--wrap", f"echo x >> '{ran}'; sleep 300")
-    running.until(lambda: ran.exists())
+    running.until(lambda: ran.exists() and ran.read_text() == "x\n")
     running.until(lambda: running.row(job)["state"] == "running")
     running.run("requeue", str(job))
     running.stop(signal.SIGKILL)
@@ -125,7 +125,8 @@ def test_a_running_slurm_job_is_requeued_as_a_new_one(
 ) -> None:
     ran = over_slurm.folder / "ran"
     job = over_slurm.submit("--wrap", f"echo x >> '{ran}'; sleep 600", "-t", "20")
-    over_slurm.until(lambda: ran.exists() and over_slurm.row(job)["state"] == "running")
+    over_slurm.until(lambda: ran.exists() and ran.read_text() == "x\n")
+    over_slurm.until(lambda: over_slurm.row(job)["state"] == "running")
     first = over_slurm.row(job)["native_id"]
     over_slurm.run("requeue", str(job))
     over_slurm.until(lambda: ran.read_text() == "x\nx\n")

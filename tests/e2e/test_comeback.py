@@ -101,7 +101,7 @@ def test_a_restart_by_the_manager_is_an_attempt_of_its_own(
     ran, go = over_slurm.folder / "ran", over_slurm.folder / "go"
     payload = f"echo x >> '{ran}'; while [ ! -e '{go}' ]; do sleep 0.1; done; exit 3"
     job = over_slurm.submit("--wrap", payload, "--requeue", "--cluster", "beta", "-t", "5")
-    over_slurm.until(ran.exists)
+    over_slurm.until(lambda: ran.exists() and ran.read_text() == "x\n")
     over_slurm.until(lambda: over_slurm.row(job)["state"] == "running")
     native = over_slurm.row(job)["native_id"]
     beta = slurm_site["beta"]
@@ -159,7 +159,7 @@ def test_what_its_manager_reruns_against_our_wish_does_not_begin_again(
     ran, go = behind_fence.folder / "ran", behind_fence.folder / "go"
     payload = f"echo x >> '{ran}'; while [ ! -e '{go}' ]; do sleep 0.1; done"
     job = behind_fence.submit("--wrap", payload, "--cluster", "beta", "-t", "5")
-    behind_fence.until(ran.exists)
+    behind_fence.until(lambda: ran.exists() and ran.read_text() == "x\n")
     behind_fence.until(lambda: behind_fence.row(job)["state"] == "running")
     native, beta = behind_fence.row(job)["native_id"], slurm_site["beta"]
     beta.run("scontrol", "update", f"JobId={native}", "Requeue=1")

@@ -18,15 +18,18 @@ from tests.e2e.conftest import COMMAND, TWO_LOCAL, Site
 def test_jobs_outlive_the_daemon_and_give_their_true_exit_code(
     running: Site, number: signal.Signals
 ) -> None:
-    ran = running.folder / "ran"
-    short = running.submit("--wrap", f"echo a >> '{ran}'; sleep 2; exit 5")
-    long = running.submit("--wrap", f"echo b >> '{ran}'; sleep 5; exit 6")
+    ran, first, second = (running.folder / name for name in ("ran", "first", "second"))
+    wait = "while [ ! -e '{}' ]; do sleep 0.1; done"
+    short = running.submit("--wrap", f"{wait.format(first)}; echo a >> '{ran}'; exit 5")
+    long = running.submit("--wrap", f"{wait.format(second)}; echo b >> '{ran}'; exit 6")
     queued = running.submit("--wrap", f"echo c >> '{ran}'", "-n", "8")
     running.until(lambda: running.row(long)["state"] == "running")
     code = running.stop(number)
     assert code == (0 if number is signal.SIGTERM else -signal.SIGKILL)
-    time.sleep(2.5)  # the first job ends without a daemon
+    first.touch()  # this job ends without a daemon
+    running.until(lambda: ran.exists() and "a" in ran.read_text())
     running.start()
+    second.touch()
     rows = running.until_ended(short, long, queued)
     assert [row["exit_code"] for row in rows] == [5, 6, 0]
     assert Counter(ran.read_text().split()) == {"a": 1, "b": 1, "c": 1}
@@ -89,13 +92,15 @@ def test_a_worker_that_hangs_is_killed_and_nothing_is_lost(site: Site) -> None:
 
 
 def test_a_wait_continues_over_a_restart_of_the_daemon(running: Site) -> None:
-    job = running.submit("--wrap", "sleep 4; exit 9")
+    go = running.folder / "go"
+    job = running.submit("--wrap", f"while [ ! -e '{go}' ]; do sleep 0.1; done; exit 9")
     with subprocess.Popen(
         [COMMAND, "wait", str(job)], env=running.environment, stderr=subprocess.PIPE
     ) as waiting:
-        time.sleep(1)
+        running.until(lambda: any(c.pid == waiting.pid for c in psutil.net_connections("unix")))
         running.stop()
         running.start()
+        go.touch()
         assert waiting.wait(120) == 9
 
 

