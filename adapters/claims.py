@@ -3,7 +3,8 @@
 Each task of a dispatch has a claim file, in a folder on a filesystem that the daemon and the
 cluster's nodes share. The payload first creates the file exclusively, or exits. The daemon revokes
 an attempt by creating the file before the payload does. So an attempt that may or may not have
-reached its manager is either shown to have started or can never start.
+reached its manager is either shown to have started or can never start. When the payload ends, its
+exit code and time are appended to the claim: evidence where the manager has forgotten the task.
 
     fence_dir/             mode 0711, the daemon's: nobody else creates or lists anything
       jobs-17/             mode 0711, the daemon's: the dispatches of jobs 17000 to 17999
@@ -34,13 +35,41 @@ from msgspec import structs
 from metasched.adapters.base import Submission
 from metasched.adapters.errors import Refused
 from metasched.adapters.interpreter import exec_lines
-from metasched.model.listing import TaskClaim
+from metasched.model.listing import ClaimEnd, TaskClaim
 
 EXIT_CLAIM_TAKEN = 75  # exit code of a payload that must not start: EX_TEMPFAIL of sysexits.h
 CLAIM_RETENTION = 365 * 86400.0  # seconds; no manager starts an older job
 MAX_CLAIM_SIZE = 4096  # bytes that are read of a claim
 _JOBS_PER_FOLDER = 1000
 _CLAIM_STEM = "task"
+# Runs the function _ms_run, which execs the payload, in the background with the shell's own input.
+# `wait` returns early when a signal arrives; only a child that has been waited for is gone.
+_RECORD_END = (
+    "_ms_env=--default-signal=INT,QUIT",
+    '/usr/bin/env "$_ms_env" /bin/true 2>/dev/null || { _ms_env=; _ms_run "$@"; }',
+    "_ms_forward() {",
+    '  [ -n "${SLURM_JOB_ID:-}" ] || return 0',
+    '  if [ -n "$_ms_pid" ]; then kill -"$1" "$_ms_pid" 2>/dev/null',
+    '  else _ms_early="$_ms_early $1"; fi',
+    "}",
+    "{",
+    "for _ms_word in 1 2 3 6 10 12 14 15 18 20 21 22 23 24 25 26 27 28 29 30; do",
+    '  trap "_ms_forward $_ms_word" "$_ms_word"',
+    "done",
+    "exec 7<&0",
+    '_ms_run "$@" <&7 7<&- &',
+    "_ms_pid=$!",
+    "exec 7<&-",
+    'for _ms_word in $_ms_early; do _ms_forward "$_ms_word"; done',
+    'wait "$_ms_pid"; _ms_code=$?',
+    'while kill -0 "$_ms_pid" 2>/dev/null; do wait "$_ms_pid"; _ms_code=$?; done',
+    'wait "$_ms_pid" 2>/dev/null; _ms_word=$?',  # bash remembers, dash says 127
+    '[ "$_ms_word" = 127 ] || _ms_code=$_ms_word',
+    'printf "ended %s %s\\n" "$_ms_code" "$(/bin/date +%s)" >>"$_ms_claim"',
+    'exit "$_ms_code"',
+    "}",
+)
+_END = re.compile(r"\nstarted (\d{1,11})\nended (\d{1,3}) (\d{1,11})\n\Z")
 _STARTED, _REVOKED = "began", "revoked"
 _FENCE_MODE, _DISPATCH_MODE = 0o711, 0o1733
 _GROUP = re.compile(r"(jobs-)?\d+")  # without a prefix: of the release before
@@ -91,23 +120,32 @@ def claiming_script(script: str, claim_path: str, restartable: bool) -> str:
     With `restartable` the same attempt may start several times: the user allows its manager to
     requeue the job. Shell builtins create the claim: the job's PATH does not matter, and no
     argument of a process holds the path. `unset` keeps it out of the environment.
+
+    The script runs as a child, and its end is appended to the claim. Slurm may signal the batch
+    process alone, so that signals are forwarded there; other managers signal the process group.
+    A background process would ignore SIGINT and SIGQUIT; where env(1) cannot restore them
+    (coreutils before 8.31) the script replaces the shell, and no end is recorded.
     """
+    began = f"printf '{_STARTED}\\nstarted %s\\n' \"$(/bin/date +%s)\""
     already_started = (
         '[ -O "$_ms_claim" ] && read -r _ms_word 2>/dev/null <"$_ms_claim" && '
-        f'[ "$_ms_word" = {_STARTED} ]'
+        f'[ "$_ms_word" = {_STARTED} ] && {began} >>"$_ms_claim"'
         if restartable
         else "false"
     )
-    create = f'(umask 022; set -C; echo {_STARTED} >"$_ms_claim") 2>/dev/null'
+    create = f'(umask 022; set -C; {began} >"$_ms_claim") 2>/dev/null'
     lines = [
         "#!/bin/sh",
-        "unset _ms_claim _ms_word",
+        "unset _ms_claim _ms_word _ms_script _ms_env _ms_pid _ms_code _ms_early",
         f'_ms_claim={quote(claim_path)}".${{METASCHED_TASK:-0}}"',
         f"if ! {create} && ! {{ {already_started}; }}; then",
         '  echo "metasched: this attempt must not start: its claim is taken" >&2',
         f"  exit {EXIT_CLAIM_TAKEN}",
         "fi",
-        *exec_lines(script),
+        "_ms_run() {",
+        *exec_lines(script, ["$_ms_env"]),
+        "}",
+        *_RECORD_END,
         "",
     ]
     return "\n".join(lines)
@@ -120,8 +158,7 @@ def revoke_claim(claim: TaskClaim) -> bool:
     nothing: it is neither a start nor a revocation. A missing folder may mean that the shared
     filesystem is not mounted, so it is created only for a dispatch that was never confirmed.
     """
-    stem = _CLAIM_STEM if is_claim_folder(claim.fence) else claim.tag
-    name, owner = f"{stem}.{claim.task}", _owner_uid(claim)
+    name, owner = _claim_name(claim), _owner_uid(claim)
     with _claim_errors(_fence_dir(claim)), _claim_folder(claim) as folder:
         draft = f".{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -141,6 +178,30 @@ def revoke_claim(claim: TaskClaim) -> bool:
         return True
 
 
+def read_end(claim: TaskClaim) -> ClaimEnd | None:
+    """Return the end that the payload recorded in its claim; None without a valid record.
+
+    Raises FenceError if the claim does not answer.
+    """
+    name, owner = _claim_name(claim), _owner_uid(claim)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with _claim_errors(_fence_dir(claim)), _claim_folder(claim) as folder:
+        try:
+            descriptor = os.open(name, flags, dir_fd=folder)
+        except (FileNotFoundError, PermissionError):
+            return None
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if status.st_uid != owner or not stat.S_ISREG(status.st_mode):
+                return None
+            file.seek(max(status.st_size - MAX_CLAIM_SIZE, 0))
+            record = _END.search(file.read(MAX_CLAIM_SIZE).decode("ascii", "replace"))
+    if record is None:
+        return None
+    started, exit_code, ended = map(int, record.groups())
+    return ClaimEnd(float(started), float(max(ended, started)), exit_code)
+
+
 def check_fence(fence_dir: str) -> None:
     """Raise FenceError if no folder for claims could be created; leave `fence_dir` as it was."""
     with _claim_errors(Path(fence_dir)):
@@ -154,6 +215,11 @@ def check_fence(fence_dir: str) -> None:
                 os.rmdir(probe, dir_fd=descriptor)
         finally:
             os.close(descriptor)
+
+
+def _claim_name(claim: TaskClaim) -> str:
+    stem = _CLAIM_STEM if is_claim_folder(claim.fence) else claim.tag
+    return f"{stem}.{claim.task}"
 
 
 def _owner_uid(claim: TaskClaim) -> int:

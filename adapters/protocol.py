@@ -9,7 +9,7 @@ import msgspec
 
 from metasched.adapters.base import Submission, Withdrawal
 from metasched.model.cluster import Cluster, ClusterInfo
-from metasched.model.listing import AccountingAnswer, JobStatus, MissingTask, TaskClaim
+from metasched.model.listing import AccountingAnswer, ClaimEnd, JobStatus, MissingTask, TaskClaim
 from metasched.model.refusal_scope import RefusalScope
 from metasched.model.stored_names import STORED_FIELDS
 from metasched.model.survey import ReservationSpec, Survey
@@ -86,5 +86,7 @@ class WorkerReply(msgspec.Struct, rename=STORED_FIELDS["WorkerReply"], frozen=Tr
     accounting: AccountingAnswer | None = None
     survey: Survey | None = None
     revoked: dict[int, bool] = msgspec.field(default_factory=dict)  # by position in `claims`
+    # of revoke, by position in `claims`: ends that the claims record
+    ends: dict[int, ClaimEnd] = msgspec.field(default_factory=dict)
     access: str = ""  # how the adapter talks to its manager, if it has a choice
     number: int = 0  # of the call; 0: of the oldest call (a worker of an earlier release)

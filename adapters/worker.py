@@ -24,7 +24,13 @@ from msgspec import structs
 
 from metasched.adapters.base import Adapter, Submission
 from metasched.adapters.child_processes import die_with_parent
-from metasched.adapters.claims import FenceError, apply_fence, check_fence, revoke_claim
+from metasched.adapters.claims import (
+    FenceError,
+    apply_fence,
+    check_fence,
+    read_end,
+    revoke_claim,
+)
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, owner_deadline
 from metasched.adapters.protocol import ListingDelta, WorkerBoot, WorkerCall, WorkerReply
@@ -108,14 +114,20 @@ class AdapterHost:
 
     @staticmethod
     def _revoke(claims: Sequence[TaskClaim]) -> WorkerReply:
-        """Revoke claims. The result omits claims whose folder does not answer."""
-        revoked, reason = {}, ""
+        """Revoke claims of unstarted tasks, and read the ends of the others.
+
+        The result omits claims whose folder does not answer.
+        """
+        revoked, ends, reason = {}, {}, ""
         for position, claim in enumerate(claims):
             try:
-                revoked[position] = revoke_claim(claim)
+                if not claim.started:
+                    revoked[position] = revoke_claim(claim)
+                if not revoked.get(position) and (end := read_end(claim)) is not None:
+                    ends[position] = end
             except FenceError as error:
                 reason = str(error)
-        return WorkerReply(reason=reason, revoked=revoked)
+        return WorkerReply(reason=reason, revoked=revoked, ends=ends)
 
     def _delta(self, listing: Listing, full: bool) -> ListingDelta:
         """Return the changes since the last reported listing, and remember this listing."""

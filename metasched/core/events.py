@@ -18,7 +18,7 @@ from metasched.core.tasks import Attempt, PastAttempt, Task, TaskChange
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Job, State
 from metasched.model.licence import Lease, LicenceCount, LicencePool, LicenceStatus, ReturnedLease
-from metasched.model.listing import JobStatus, MissingTask, TaskClaim
+from metasched.model.listing import ClaimEnd, JobStatus, MissingTask, TaskClaim
 from metasched.model.refusal_scope import RefusalScope
 from metasched.model.reservation import Reservation
 from metasched.model.stored_names import STORED_FIELDS
@@ -128,6 +128,8 @@ class ClaimsRevoked(msgspec.Struct, rename=STORED_FIELDS["ClaimsRevoked"], froze
     time: float
     tasks: tuple[tuple[str, int], ...] = ()  # (tag, index); revoked, can never start
     already_started: tuple[tuple[str, int], ...] = ()  # (tag, index); claimed by their payloads
+    # (tag, index, end); recorded by payloads in their claims
+    ends: tuple[tuple[str, int, ClaimEnd], ...] = ()
 
 
 class ClusterUnreachable(msgspec.Struct, frozen=True):
@@ -304,7 +306,10 @@ class QueryAccounting:
 
 @dataclass(frozen=True)
 class Revoke:
-    """Take the claims of tasks before their payloads do, so that these can never start."""
+    """Take the claims of tasks before their payloads do, so that these can never start.
+
+    Of payloads that have started, read the ends that their claims record.
+    """
 
     cluster: str
     claims: tuple[TaskClaim, ...]

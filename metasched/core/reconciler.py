@@ -17,7 +17,7 @@ from metasched.core.task_state_machine import TaskStateMachine
 from metasched.core.tasks import IF_PENDING_INTENTS, Task
 from metasched.core.transitions import TaskEvent
 from metasched.model.job import State
-from metasched.model.listing import MissingTask
+from metasched.model.listing import JobStatus, MissingTask
 from metasched.model.tags import parse_tag
 
 _NO_TASKS: Mapping[int, Task] = {}
@@ -222,3 +222,12 @@ class Reconciler:
                 open_task = self._state.tasks.get((dispatch[0], index))
                 if open_task is not None and dispatch[1] in open_task.past_attempts:
                     self._stale_attempts.record_start(open_task, dispatch[1], is_live=False)
+        for tag, index, end in event.ends:
+            task = self._state.task_by_tag(tag, index)
+            if task is None or not task.live_attempt.missing:
+                continue  # the manager knows more of it
+            self._state.record_note(task, "its manager has forgotten it; its claim records the end")
+            state = State.COMPLETED if end.exit_code == 0 else State.FAILED
+            native_id = task.live_attempt.native_id or ""
+            status = JobStatus(tag, index, native_id, state, end.started, end.ended, end.exit_code)
+            self._state_machine.apply_status(task, status)

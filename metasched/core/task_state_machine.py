@@ -346,17 +346,19 @@ class TaskStateMachine:
         return True
 
     def revoke_claims(self, view: ClusterView, tasks: Iterable[Task]) -> None:
-        """Revoke the claims of tasks that have a fence and are not known to have started."""
+        """Revoke the claims of tasks with a fence; if missing tasks have started, ask for ends."""
         claims = []
         for task in tasks:
             attempt = task.live_attempt
-            if not attempt.fence or attempt.has_started:
+            if not attempt.fence or (attempt.has_started and not attempt.missing):
                 continue
-            attempt.revoking = True
-            self._state.store(task)
+            if not attempt.has_started:
+                attempt.revoking = True
+                self._state.store(task)
             accepted = attempt.accepted is not None or attempt.native_id is not None
             tag = self._state.live_tag(task)
-            claims.append(TaskClaim(attempt.fence, tag, task.index, accepted))
+            started = attempt.has_started
+            claims.append(TaskClaim(attempt.fence, tag, task.index, accepted, started=started))
         if claims:
             self._state.outcome.actions.append(Revoke(view.name, tuple(claims)))
 

@@ -311,7 +311,7 @@ class ClusterConnection:
             self._host.apply_events(event)
 
     async def _revoke_claims(self) -> None:
-        """Revoke claims of tasks; the core repeats those without a result."""
+        """Revoke claims of tasks, or read their ends; the core repeats those without a result."""
         claims = self.pending_actions.take_claims()
         if self._host.settings.launcher is not None:
             owner_of = self._host.owner_of
@@ -320,7 +320,8 @@ class ClusterConnection:
         if reply.reason:
             log.warning("cluster %s: claims not revoked: %s", self.name, reply.reason)
         results = [(revoked, claims[position]) for position, revoked in reply.revoked.items()]
-        if results:
+        ends = tuple((claims[i].tag, claims[i].task, end) for i, end in reply.ends.items())
+        if results or ends:
             revoked_tasks = tuple((claim.tag, claim.task) for revoked, claim in results if revoked)
             started = tuple((claim.tag, claim.task) for revoked, claim in results if not revoked)
-            self._host.apply_events(ClaimsRevoked(time.time(), revoked_tasks, started))
+            self._host.apply_events(ClaimsRevoked(time.time(), revoked_tasks, started, ends))

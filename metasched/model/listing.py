@@ -80,6 +80,16 @@ class TaskClaim:
     task: int  # index of the task in its job's array
     accepted: bool = True  # the manager confirmed the dispatch, so the folder did exist
     user: str = ""  # site mode: owner of the job; claims of other users do not count
+    started: bool = False  # the payload has started: only its end is asked for
+
+
+@dataclass(frozen=True)
+class ClaimEnd:
+    """The end of a payload, as recorded in its claim by the job's owner."""
+
+    started: float  # epoch seconds
+    ended: float  # epoch seconds
+    exit_code: int  # 128 + number of the signal that ended it
 
 
 class AccountingAnswer(msgspec.Struct, rename=STORED_FIELDS["AccountingAnswer"], frozen=True):

@@ -169,3 +169,31 @@ def test_what_its_manager_reruns_against_our_wish_does_not_begin_again(
     [row] = behind_fence.until_ended(job)
     assert (row["state"], row["exit_code"]) == ("failed", 75), behind_fence.json("story", str(job))
     assert ran.read_text() == "x\n"
+
+
+def test_what_ended_before_its_controller_forgot_it_is_settled_by_its_claim(
+    behind_fence: Site, slurm_site: SlurmSite
+) -> None:
+    beta, folder = slurm_site["beta"], behind_fence.folder
+    ran, go, caught = (folder / name for name in ("ran", "go", "caught"))
+    payload = f"trap 'echo x >> {caught}' USR1; echo x >> {ran}\n"
+    payload += f"until [ -e {go} ]; do sleep 0.1; done; exit 6"
+    with beta.forgetting():
+        job = behind_fence.submit("--wrap", payload, "--cluster", "beta", "-t", "5")
+        behind_fence.until(ran.exists)
+        behind_fence.until(lambda: behind_fence.row(job)["state"] == "running")
+        # what `--signal=B:USR1@...` does when the time has come
+        beta.run("scancel", "--batch", "--signal=USR1", behind_fence.row(job)["native_id"])
+        behind_fence.until(caught.exists)
+        behind_fence.stop()
+        go.touch()
+        [claim] = (folder / "claims").rglob("task.0")
+        behind_fence.until(lambda: "ended 6" in claim.read_text())
+    behind_fence.start()
+    [row] = behind_fence.until_ended(job)
+    assert (row["state"], row["exit_code"]) == ("failed", 6)
+    assert row["ended"]
+    until_told(behind_fence, job, "its manager has forgotten it; its claim records the end")
+    assert ran.read_text() == "x\n"
+    assert behind_fence.stop() == 0
+    behind_fence.replayed()

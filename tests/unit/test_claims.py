@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from metasched.adapters.base import Submission
@@ -17,6 +20,7 @@ from metasched.adapters.claims import (
     check_fence,
     claiming_script,
     new_claim_folder,
+    read_end,
     revoke_claim,
 )
 from metasched.adapters.errors import Refused
@@ -32,7 +36,7 @@ from metasched.core.events import (
 from metasched.core.reconciler import ACCOUNTING_RETRY_DELAY
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, Reason, State
-from metasched.model.listing import JobStatus, TaskClaim
+from metasched.model.listing import ClaimEnd, JobStatus, TaskClaim
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
 from tests.unit.core_site import NOW, Site, facts, job
@@ -201,6 +205,88 @@ def test_claims_of_the_release_before_stay_valid(tmp_path: Path) -> None:
     assert not revoke_claim(TaskClaim(str(tmp_path), TAG, 1))
 
 
+# Ends.
+
+
+def start(shell: str, sent: Submission, folder: Path, **variables: str) -> subprocess.Popen[bytes]:
+    """The script as Slurm runs it: as a file, in a process that may be signalled alone."""
+    path = folder / "job"
+    path.write_text(sent.payload.script)
+    return subprocess.Popen(
+        [shell, str(path)],
+        env={"METASCHED_TASK": "0", **variables},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+@pytest.mark.parametrize("code", [0, 3, 127, 143])
+@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
+def test_a_claim_records_the_end(fence: str, tmp_path: Path, shell: str, code: int) -> None:
+    claim = TaskClaim(fence, TAG, 0)
+    sent = order(fence, f"#!/bin/sh\nread line; echo got $line; exit {code}\n")
+    before = int(time.time())
+    process = start(shell, sent, tmp_path)
+    assert process.communicate(b"input\n")[0] == b"got input\n"
+    assert process.returncode == code
+    end = read_end(claim)
+    assert end is not None
+    assert end.exit_code == code
+    assert before <= end.started <= end.ended <= time.time()
+    assert not revoke_claim(claim)
+
+
+SIGNALS = [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
+def test_a_signal_to_the_batch_process_alone_reaches_the_script(
+    fence: str, tmp_path: Path, shell: str, number: signal.Signals
+) -> None:
+    """As `sbatch --signal=B:...` sends it. The script handles it, goes on and ends by itself."""
+    script = (
+        f"#!/bin/sh\ntrap 'echo caught; end=1' {number.value}\n"
+        "echo ready\nuntil [ $end ]; do sleep 0.05; done\nexit 5\n"
+    )
+    process = start(shell, order(fence, script), tmp_path, SLURM_JOB_ID="7", PATH="/usr/bin:/bin")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(number)
+    assert process.communicate()[0] == b"caught\n"
+    assert process.returncode == 5
+    end = read_end(TaskClaim(fence, TAG, 0))
+    assert end is not None
+    assert end.exit_code == 5
+
+
+def test_a_payload_that_is_killed_records_no_end_of_another(fence: str, tmp_path: Path) -> None:
+    claim = TaskClaim(fence, TAG, 0)
+    assert run(order(fence, "#!/bin/sh\nexit 4\n", requeue=True)).returncode == 4
+    assert read_end(claim) is not None
+    again = order(fence, "#!/bin/sh\necho $PPID\nexec sleep 600\n", requeue=True)
+    process = start("/bin/sh", again, tmp_path, PATH="/usr/bin:/bin")
+    assert process.stdout is not None
+    assert int(process.stdout.readline()) == process.pid
+    assert read_end(claim) is None  # it has started again
+    child = psutil.Process(process.pid).children()[0]
+    process.kill()
+    child.kill()
+    process.wait()
+    assert read_end(claim) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "began\n", "began\nstarted 5\nended 3 9", "began\nstarted x\nended 3 9\n", "\xff" * 9000],
+)
+def test_half_a_record_is_no_end(fence: str, text: str) -> None:
+    order(fence, "#!/bin/sh\n")
+    Path(fence, "task.0").write_text(text)
+    assert read_end(TaskClaim(fence, TAG, 0)) is None
+
+
 # What the core makes of them.
 
 
@@ -241,7 +327,9 @@ def test_what_has_begun_stays_unknown() -> None:
     assert site.step(ClaimsRevoked(NOW + 9, already_started=(claimed(),))) == []
     assert site.state() is State.UNKNOWN
     later = NOW + 9 + ACCOUNTING_RETRY_DELAY[1]
-    assert site.seen("left", None, at=later, since=NOW + 5) == []
+    only_end = TaskClaim("/fence", *claimed(), started=True)
+    assert site.seen("left", None, at=later, since=NOW + 5) == [Revoke("left", (only_end,))]
+    assert site.state() is State.UNKNOWN
 
 
 def test_accounting_is_asked_first() -> None:
@@ -254,6 +342,23 @@ def test_accounting_is_asked_first() -> None:
     assert site.state() is State.UNKNOWN  # the claim tells whether it was its payload that ended
     site.step(ClaimsRevoked(NOW + 20, already_started=(claimed(),)))
     assert not site.core.tasks
+
+
+def test_an_end_settles_what_manager_and_accounting_have_forgotten() -> None:
+    site = lost()
+    end = ClaimEnd(NOW + 2, NOW + 4, 3)
+    site.step(ClaimsRevoked(NOW + 9, already_started=(claimed(),), ends=((*claimed(), end),)))
+    [(task, attempt)] = site.out.closed_attempts
+    assert task.state is State.FAILED
+    assert (attempt.started, attempt.ended, attempt.exit_code) == (NOW + 2, NOW + 4, 3)
+
+
+def test_an_end_does_not_settle_what_its_manager_lists() -> None:
+    site = lost()
+    site.step(ClaimsRevoked(NOW + 9, already_started=(claimed(),)))
+    site.seen("left", None, site.row(State.RUNNING, started=NOW + 2), at=NOW + 10)
+    site.step(ClaimsRevoked(NOW + 11, ends=((*claimed(), ClaimEnd(NOW + 2, NOW + 4, 3)),)))
+    assert site.state() is State.RUNNING
 
 
 def test_what_comes_back_while_its_claim_is_taken_waits_for_the_answer() -> None:
