@@ -183,12 +183,12 @@ def test_searches_are_exact_where_windows_touch_and_times_are_rounded(
 )
 def test_sets_never_give_one_processor_twice_and_admit_no_more_than_amounts(
     processors: int,
-    wishes: list[tuple[int, int, int]],
-    asked: tuple[int, int, int, int],
+    requests: list[tuple[int, int, int]],
+    query: tuple[int, int, int, int],
 ) -> None:
     sets, amounts = CartsSets(processors), Carts(processors)
     held: list[tuple[int, int, frozenset[int]]] = []
-    for start, length, size in wishes:
+    for start, length, size in requests:
         window = (start, start + length)
         overlapping = [taken for s, e, taken in held if s < window[1] and window[0] < e]
         usable = frozenset(range(processors)) - frozenset().union(*overlapping)
@@ -204,7 +204,7 @@ def test_sets_never_give_one_processor_twice_and_admit_no_more_than_amounts(
     assert [(t, len(free)) for t, free in sets.slots() if (t, len(free)) in amounts.slots()] == (
         amounts.slots()
     )
-    size, duration, ready, deadline = asked
+    size, duration, ready, deadline = query
     expected = next(
         (
             start

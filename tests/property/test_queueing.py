@@ -52,12 +52,12 @@ cpus = st.integers(1, CPUS)
 
 @st.composite
 def plans(draw: st.DrawFn, exact: bool = False) -> list[Plan]:
-    found = []
+    drawn = []
     for number in range(draw(st.integers(1, 14))):
         waiting = WaitingJob(number, draw(cpus), draw(seconds), draw(counts))
         runs = waiting.estimated if exact else draw(seconds)
-        found.append(Plan(float(draw(st.integers(0, 40))), waiting, runs))
-    return sorted(found, key=lambda plan: (plan.submitted, plan.waiting.id))
+        drawn.append(Plan(float(draw(st.integers(0, 40))), waiting, runs))
+    return sorted(drawn, key=lambda plan: (plan.submitted, plan.waiting.id))
 
 
 def naive_earliest(
@@ -204,11 +204,9 @@ def test_easy_keeps_its_promise_to_the_head_when_estimates_are_exact(jobs: list[
         assert starts[number] <= promised
 
 
-# Flexible Backfilling keeps its table and its promise from pass to pass; this has no memory but
-# for whose the reservation is.
-
-
 class Forgetful:
+    """Flexible Backfilling that remembers only which job holds the reservation of the head."""
+
     def __init__(self, kind: type[FlexibleBackfilling], copies: dict[str, int]) -> None:
         self.kind, self.copies = kind, copies
         self.reserved: int | None = None

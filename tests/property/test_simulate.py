@@ -49,10 +49,10 @@ plans = st.lists(
     min_size=1,
     max_size=16,
 ).map(sorted)
-exact_plans = plans.map(lambda found: [plan._replace(ran=plan.estimated) for plan in found])
+exact_plans = plans.map(lambda planned: [plan._replace(ran=plan.estimated) for plan in planned])
 
 
-def workload(found: list[Plan]) -> Workload:
+def workload(planned: list[Plan]) -> Workload:
     return Workload(
         "random",
         tuple(
@@ -68,18 +68,18 @@ def workload(found: list[Plan]) -> Workload:
                 p.ran,
                 place,
             )
-            for place, p in enumerate(found, 1)
+            for place, p in enumerate(planned, 1)
         ),
     )
 
 
 def run(
-    found: list[Plan],
+    planned: list[Plan],
     local: Callable[[], LocalPolicy],
     clusters: tuple[SimulatedCluster, ...] = (SimulatedCluster(name="c1", cpus=CPUS),),
     policy: Policy = PUSH,
 ) -> Schedule:
-    return Simulation(workload(found), clusters, policy, lambda _: local()).run()
+    return Simulation(workload(planned), clusters, policy, lambda _: local()).run()
 
 
 class Whole:
@@ -94,35 +94,35 @@ class Whole:
 # A second simulator: no events, no core; it tries every moment at which anything can happen.
 
 
-def naive(found: list[Plan], backfilling: bool) -> list[float]:
+def naive(planned: list[Plan], backfilling: bool) -> list[float]:
     """The start of each job on one cluster of CPUS processors, FCFS or EASY, by the rules."""
     starts: dict[int, float] = {}
     now = 0.0
-    while len(starts) < len(found):
-        runs = {j: s for j, s in starts.items() if s + found[j].ran > now}
-        waits = [j for j, plan in enumerate(found) if plan.submitted <= now and j not in starts]
-        ends = [(starts[j] + found[j].estimated, found[j].cpus) for j in runs]
+    while len(starts) < len(planned):
+        runs = {j: s for j, s in starts.items() if s + planned[j].ran > now}
+        waits = [j for j, plan in enumerate(planned) if plan.submitted <= now and j not in starts]
+        ends = [(starts[j] + planned[j].estimated, planned[j].cpus) for j in runs]
         ends = [(end if end > now else now + 1, cpus) for end, cpus in ends]
-        free = CPUS - sum(found[j].cpus for j in runs)
-        while waits and found[waits[0]].cpus <= free:
+        free = CPUS - sum(planned[j].cpus for j in runs)
+        while waits and planned[waits[0]].cpus <= free:
             job = waits.pop(0)
-            starts[job], free = now, free - found[job].cpus
-            ends.append((now + found[job].estimated, found[job].cpus))
+            starts[job], free = now, free - planned[job].cpus
+            ends.append((now + planned[job].estimated, planned[job].cpus))
         if waits and backfilling:
-            need = found[waits[0]].cpus
+            need = planned[waits[0]].cpus
             shadow = min(
                 end for end, _ in ends if free + sum(c for e, c in ends if e <= end) >= need
             )
             extra = free + sum(c for e, c in ends if e <= shadow) - need
             for job in waits[1:]:
-                cpus, in_time = found[job].cpus, now + found[job].estimated <= shadow
+                cpus, in_time = planned[job].cpus, now + planned[job].estimated <= shadow
                 if cpus <= free and (in_time or cpus <= extra):
                     starts[job], free = now, free - cpus
                     extra -= 0 if in_time else cpus
-        moments = [plan.submitted for plan in found]
-        moments += [start + found[j].ran for j, start in starts.items()]
+        moments = [plan.submitted for plan in planned]
+        moments += [start + planned[j].ran for j, start in starts.items()]
         now = min((moment for moment in moments if moment > now), default=now)
-    return [starts[j] for j in range(len(found))]
+    return [starts[j] for j in range(len(planned))]
 
 
 @pytest.mark.parametrize("name", ["fcfs", "easy"])
@@ -152,9 +152,9 @@ def test_an_incremental_policy_decides_as_if_asked_of_the_whole_queue(
     assert incremental.jobs == whole.jobs
 
 
-def check(schedule: Schedule, found: list[Plan]) -> None:
+def check(schedule: Schedule, planned: list[Plan]) -> None:
     """Nothing starts early or twice, runs as long as it must, and all fits where it is."""
-    assert len(schedule.jobs) + sum(schedule.dropped.values()) == len(found)
+    assert len(schedule.jobs) + sum(schedule.dropped.values()) == len(planned)
     assert len({p.job.id for p in schedule.jobs}) == len(schedule.jobs)
     for p in schedule.jobs:
         assert p.start >= p.job.submitted
@@ -182,11 +182,11 @@ def check(schedule: Schedule, found: list[Plan]) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 @examples(60)
-@given(found=plans)
-def test_nothing_is_used_twice_on_counted_processors(name: str, found: list[Plan]) -> None:
-    schedule = run(found, lambda: make_policy(name))
-    check(schedule, found)
-    assert [p.end - p.start for p in schedule.jobs] == [plan.ran for plan in found]
+@given(planned=plans)
+def test_nothing_is_used_twice_on_counted_processors(name: str, planned: list[Plan]) -> None:
+    schedule = run(planned, lambda: make_policy(name))
+    check(schedule, planned)
+    assert [p.end - p.start for p in schedule.jobs] == [plan.ran for plan in planned]
 
 
 machines = st.lists(
@@ -204,17 +204,17 @@ machines = st.lists(
 @pytest.mark.parametrize("name", POLICIES)
 @examples(60)
 @given(
-    found=plans,
+    planned=plans,
     drawn=st.lists(machines, min_size=1, max_size=2),
-    asked=st.lists(st.frozensets(st.sampled_from(["l1", "l2"])), min_size=16, max_size=16),
+    licences_asked=st.lists(st.frozensets(st.sampled_from(["l1", "l2"])), min_size=16, max_size=16),
     shared=st.booleans(),
     policy=st.sampled_from([PUSH, Policy()]),
 )
 def test_nothing_is_used_twice_on_machines(
     name: str,
-    found: list[Plan],
+    planned: list[Plan],
     drawn: list[list[Machine]],
-    asked: list[frozenset[str]],
+    licences_asked: list[frozenset[str]],
     shared: bool,
     policy: Policy,
 ) -> None:
@@ -223,7 +223,7 @@ def test_nothing_is_used_twice_on_machines(
         SimulatedCluster.of_machines(f"c{n}", some, shared=shared, licences=copies)
         for n, some in enumerate(drawn)
     )
-    jobs = workload(found)
+    jobs = workload(planned)
     requests = [
         WorkloadEntry(
             Job(
@@ -237,11 +237,11 @@ def test_nothing_is_used_twice_on_machines(
             r.run_time,
             r.number,
         )
-        for r, licences in zip(jobs.entries, asked, strict=False)
+        for r, licences in zip(jobs.entries, licences_asked, strict=False)
     ]
     jobs = Workload("random", tuple(requests))
     engine = Simulation(jobs, clusters, policy, lambda c: make_policy(name, licences=c.licences))
-    check(engine.run(), found)
+    check(engine.run(), planned)
 
 
 POOLS = (
@@ -252,8 +252,8 @@ POOLS = (
 
 @examples(100)
 @given(
-    found=plans,
-    asked=st.lists(
+    planned=plans,
+    licences_asked=st.lists(
         st.sampled_from([{}, {"l1": 1}, {"l2": 1}, {"l2": 3}, {"l1": 1, "l2": 2}]),
         min_size=16,
         max_size=16,
@@ -263,15 +263,15 @@ POOLS = (
     patience=st.sampled_from([1.0, 20.0, 600.0]),
 )
 def test_licences_that_all_share_are_leased_by_the_core(
-    found: list[Plan],
-    asked: list[dict[str, int]],
+    planned: list[Plan],
+    licences_asked: list[dict[str, int]],
     sizes: tuple[int, ...],
     pull: bool,
     patience: float,
 ) -> None:
     requests = [
         r._replace(job=structs.replace(r.job, licences=licences))
-        for r, licences in zip(workload(found).entries, asked, strict=False)
+        for r, licences in zip(workload(planned).entries, licences_asked, strict=False)
     ]
     engine = Simulation(
         Workload("random", tuple(requests)),
@@ -281,7 +281,7 @@ def test_licences_that_all_share_are_leased_by_the_core(
         licence_pools=POOLS,
     )
     schedule = engine.run()
-    check(schedule, found)
+    check(schedule, planned)
     assert not schedule.dropped
     assert not engine.core.tasks
     assert not engine.core.licences.leases
@@ -293,12 +293,12 @@ def test_licences_that_all_share_are_leased_by_the_core(
 
 
 @examples(60)
-@given(found=plans, pull=st.booleans(), load=st.sampled_from(["observed", "paper"]))
-def test_a_federation_runs_every_job_once(found: list[Plan], pull: bool, load: str) -> None:
+@given(planned=plans, pull=st.booleans(), load=st.sampled_from(["observed", "paper"]))
+def test_a_federation_runs_every_job_once(planned: list[Plan], pull: bool, load: str) -> None:
     clusters = tuple(SimulatedCluster(name=f"c{n}", cpus=n) for n in (2, 4, CPUS))
     policy = Policy(load=load, pull=pull)  # type: ignore[arg-type]
-    schedule = run(found, lambda: make_policy("easy"), clusters, policy)
-    check(schedule, found)
+    schedule = run(planned, lambda: make_policy("easy"), clusters, policy)
+    check(schedule, planned)
     assert not schedule.dropped
     assert pull or not any(p.moves for p in schedule.jobs)
 
@@ -314,26 +314,26 @@ def test_a_federation_runs_every_job_once(found: list[Plan], pull: bool, load: s
 )
 @examples(40)
 @given(
-    found=plans,
-    past_us=st.lists(st.booleans(), min_size=16, max_size=16),
+    planned=plans,
+    outside=st.lists(st.booleans(), min_size=16, max_size=16),
     pull=st.booleans(),
     local=st.sampled_from(["easy", "priority", "fb-unmod"]),
 )
 def test_every_scheme_runs_every_job_once(
-    scheme: SubmissionScheme, found: list[Plan], past_us: list[bool], pull: bool, local: str
+    scheme: SubmissionScheme, planned: list[Plan], outside: list[bool], pull: bool, local: str
 ) -> None:
     """Also beside users who submit to clusters of their own."""
     clusters = tuple(SimulatedCluster(name=f"c{n}", cpus=n) for n in (2, 4, CPUS))
-    jobs = workload(found)
+    jobs = workload(planned)
     requests = [
         request._replace(home=f"c{2 << n % 3}", direct=direct)
-        for n, (request, direct) in enumerate(zip(jobs.entries, past_us, strict=False))
+        for n, (request, direct) in enumerate(zip(jobs.entries, outside, strict=False))
     ]
     jobs = Workload("random", tuple(requests))
     policy = Policy(load="observed", pull=pull)
     engine = Simulation(jobs, clusters, policy, lambda _: make_policy(local), scheme=scheme)
     schedule = engine.run()
-    check(schedule, found)
+    check(schedule, planned)
     assert not schedule.dropped
     assert not engine.core.tasks
     for p in schedule.jobs:
@@ -354,17 +354,17 @@ class FlatKept(UnmodifiedFlexibleBackfilling):
 
 
 @given(plans)
-def test_flexible_backfilling_with_equal_priorities_is_easy(found: list[Plan]) -> None:
-    easy = [p.start for p in run(found, EASY).jobs]
-    assert [p.start for p in run(found, Flat).jobs] == easy
-    assert [p.start for p in run(found, FlatKept).jobs] == easy
+def test_flexible_backfilling_with_equal_priorities_is_easy(planned: list[Plan]) -> None:
+    easy = [p.start for p in run(planned, EASY).jobs]
+    assert [p.start for p in run(planned, Flat).jobs] == easy
+    assert [p.start for p in run(planned, FlatKept).jobs] == easy
 
 
 @given(exact_plans)
-def test_conservative_backfilling_delays_nobody_behind_fcfs(found: list[Plan]) -> None:
+def test_conservative_backfilling_delays_nobody_behind_fcfs(planned: list[Plan]) -> None:
     """With exact estimates what is planned at submission is what happens: none later than FCFS."""
-    conservative = run(found, lambda: make_policy("conservative")).jobs
-    fcfs = run(found, lambda: make_policy("fcfs")).jobs
+    conservative = run(planned, lambda: make_policy("conservative")).jobs
+    fcfs = run(planned, lambda: make_policy("fcfs")).jobs
     assert all(ours.start <= theirs.start for ours, theirs in zip(conservative, fcfs, strict=True))
 
 
@@ -384,19 +384,21 @@ class Watched:
         return begun
 
 
-@given(plans.map(lambda found: [p._replace(ran=min(p.ran, p.estimated)) for p in found]))
-def test_conservative_promises_only_become_earlier(found: list[Plan]) -> None:
+@given(plans.map(lambda planned: [p._replace(ran=min(p.ran, p.estimated)) for p in planned]))
+def test_conservative_promises_only_become_earlier(planned: list[Plan]) -> None:
     watched = Watched()
-    schedule = run(found, lambda: watched)
+    schedule = run(planned, lambda: watched)
     for p in schedule.jobs:
         promised = [*watched.promised.get(p.job.id, []), p.start]
         assert promised == sorted(promised, reverse=True)
 
 
 @given(exact_plans)
-def test_a_planned_start_is_the_one_that_conservative_backfilling_keeps(found: list[Plan]) -> None:
+def test_a_planned_start_is_the_one_that_conservative_backfilling_keeps(
+    planned: list[Plan],
+) -> None:
     """All are submitted at once with exact estimates: each is planned behind those before it."""
-    together = [plan._replace(submitted=0.0) for plan in found]
+    together = [plan._replace(submitted=0.0) for plan in planned]
     kept = [p.start for p in run(together, lambda: make_policy("conservative")).jobs]
     queue = [WaitingJob(n, plan.cpus, plan.estimated) for n, plan in enumerate(together)]
     for place, job in enumerate(queue):
