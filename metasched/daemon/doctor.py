@@ -22,10 +22,12 @@ from metasched.client.client import Client
 from metasched.config.reading import find_config, load_settings
 from metasched.config.settings import ClusterSettings, Settings
 from metasched.core.transitions import TaskEvent
-from metasched.db.schema import attempt, change
+from metasched.db.schema import attempt, change, instance
 from metasched.db.sqlite import NETWORK_FILESYSTEMS, Sqlite, filesystem_type
 from metasched.db.store import Database, driver_message
 from metasched.errors import UserError
+from metasched.model.job import State
+from metasched.model.tags import tag_of
 
 MIN_FREE_BYTES = 256 * 1024 * 1024  # on the filesystem of the database
 MAX_CLOCK_SKEW = 2.0  # seconds; managers report whole seconds
@@ -179,6 +181,7 @@ def _check_daemon(settings: Settings) -> Iterator[Diagnosis]:
         yield Diagnosis("mail", False, f"an owner was not notified: {mail_error}", fix)
     for row in clusters:
         yield _check_cluster(row)
+        yield from check_evidence(row, settings)
     for row in servers:
         yield _check_licence_server(row)
     for row in licences:
@@ -189,7 +192,7 @@ def _check_daemon(settings: Settings) -> Iterator[Diagnosis]:
             yield _unconfigured_reservation(row)
     down = {row["cluster"] for row in clusters if row["state"].startswith("down")}
     for job in unknown[:MAX_LISTED_JOBS]:
-        yield _unknown_job(job, str(health.get("instance")), down)
+        yield _unknown_job(job, tag_of_unknown(settings.database, job), down)
     if len(unknown) > MAX_LISTED_JOBS:
         remaining = f"{len(unknown) - MAX_LISTED_JOBS} more"
         yield Diagnosis("unknown jobs", False, remaining, "see `metasched status --state unknown`")
@@ -271,7 +274,63 @@ def _unconfigured_reservation(row: dict[str, Any]) -> Diagnosis:
     return Diagnosis(f"reservation {id}", False, f"{message} is not configured", fix)
 
 
-def _unknown_job(row: dict[str, Any], instance: str, down: set[str]) -> Diagnosis:
+def check_evidence(row: dict[str, Any], settings: Settings) -> Iterator[Diagnosis]:
+    """Warn where nothing remembers the end of a job that a Slurm controller has forgotten."""
+    fences = {entry.cluster.name: entry.cluster.fence_dir for entry in settings.clusters}
+    if row["adapter"] != "slurm" or row["records"] or fences.get(row["cluster"]):
+        return
+    if row["state"].startswith("down"):
+        return  # whether it has accounting is not known
+    message = (
+        "warning: neither accounting nor claims, so that a job which Slurm forgets stays unknown; "
+        "set up slurmdbd or jobcomp/filetxt, or give the cluster a fence_dir"
+    )
+    yield Diagnosis(f"records of {row['cluster']}", True, message)
+
+
+def tag_of_unknown(database: Database, row: dict[str, Any]) -> str:
+    """Return the tag of an unknown task's live attempt, as its manager has it.
+
+    The attempt has the instance of its time: a restored database has a newer instance since.
+    """
+    index = row["task"] or 0
+    sent = (
+        select(attempt.c.sending, func.max(change.c.time).label("time"))
+        .join(
+            change,
+            (change.c.job == attempt.c.job)
+            & (change.c.task_index == attempt.c.task_index)
+            & (change.c.attempt == attempt.c.number),
+        )
+        .where(
+            attempt.c.job == row["job"],
+            attempt.c.task_index == index,
+            attempt.c.state == State.UNKNOWN,
+            change.c.what.in_([TaskEvent.SEND, TaskEvent.ADOPT]),
+        )
+        .group_by(attempt.c.sending)
+        .subquery()
+    )
+    query = (
+        select(instance.c.name, sent.c.sending)
+        .where(instance.c.created <= sent.c.time)
+        .order_by(instance.c.created.desc())
+    )
+    try:
+        engine = database.open_existing()
+    except UserError:
+        return f"ms-*-{row['job']}-*"
+    try:
+        with engine.connect() as connection:
+            latest = connection.execute(query).first()
+    except DBAPIError:
+        latest = None
+    finally:
+        engine.dispose()
+    return f"ms-*-{row['job']}-*" if latest is None else tag_of(latest[0], row["job"], latest[1])
+
+
+def _unknown_job(row: dict[str, Any], tag: str, down: set[str]) -> Diagnosis:
     """Return the result for a job in state `unknown`."""
     id = row["job"] if row["task"] is None else f"{row['job']}_{row['task']}"
     message = f"unknown on {row['cluster']} (there {row['native_id'] or 'without an id'})"
@@ -279,7 +338,7 @@ def _unknown_job(row: dict[str, Any], instance: str, down: set[str]) -> Diagnosi
         fix = f"wait: its state is known as soon as {row['cluster']} answers"
     else:
         fix = (
-            f"look for ms-{instance}-{row['job']}-* in the records of {row['cluster']}, "
+            f"look for {tag} in the records of {row['cluster']}, "
             f"then `metasched resolve {id} lost` or `ran`"
         )
     return Diagnosis(f"job {id}", False, message, fix)

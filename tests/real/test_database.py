@@ -23,6 +23,7 @@ from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.exc import IntegrityError
 
 from metasched.core.events import (
+    ClusterUnreachable,
     DaemonStarted,
     DispatchAccepted,
     DispatchRejected,
@@ -31,10 +32,11 @@ from metasched.core.events import (
     ListingReceived,
 )
 from metasched.core.scheduler import Core
+from metasched.daemon.doctor import tag_of_unknown
 from metasched.db import postgresql
 from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger, StoredJob
-from metasched.db.schema import REVISION, attempt, metadata, task
+from metasched.db.schema import REVISION, attempt, instance, metadata, task
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import (
     Database,
@@ -46,6 +48,7 @@ from metasched.db.store import (
 )
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, Payload, State
+from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
 from tests.postgresql import Server
 
@@ -237,6 +240,29 @@ def test_a_task_cannot_have_two_live_attempts(ledger: Ledger, place: Database) -
     with engine.begin() as connection:
         connection.execute(insert(attempt).values(second | {"state": State.CANCELLED}))
     engine.dispose()
+
+
+def test_the_doctor_names_the_tag_that_the_manager_has(ledger: Ledger, place: Database) -> None:
+    """A restored database has a newer instance than the attempts that its backup holds."""
+    core = booted(ledger)
+    stored(core, ledger)
+    for event in (
+        DispatchStarted(NOW, 1, 1),
+        DispatchAccepted(NOW, 1, 1, {0: "7"}),
+        ClusterUnreachable(NOW + 1, "left", "silent"),
+    ):
+        ledger.record([(event, core.step(event))])
+    row = {"job": 1, "task": None}
+    tag = tag_of(ledger.instance(NOW), 1, 1)
+    assert tag_of_unknown(place, row) == tag
+    engine = place.open()
+    with engine.begin() as connection:  # as a backup does
+        connection.execute(insert(instance).values(name="newer", created=NOW + 5))
+        connection.execute(update(attempt).values(sent=0.0))
+    engine.dispose()
+    assert ledger.instance(NOW + 9) == "newer"
+    assert tag_of_unknown(place, row) == tag
+    assert tag_of_unknown(place, {"job": 2, "task": None}) == "ms-*-2-*"
 
 
 def test_states_outside_the_table_are_refused(ledger: Ledger, place: Database) -> None:
