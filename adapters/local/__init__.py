@@ -2,7 +2,11 @@
 
 adapter       the adapter: submissions, withdrawals, listings
 options       its configuration keys
-scheduler     the queue, running tasks, and the thread that starts and ends them
+scheduler     the thread that starts queued tasks and records ends
+task_table    the tasks and the resources of those that are started
+supervision   the supervisors of started tasks: launched, watched, read at their end
+fork_servers  requests to fork servers, by account
+wakeups       the events for which the thread sleeps
 queue_store   the database of submissions and ends
 spec          the file by which a supervisor runs a task
 host          the fork server of supervisors, their records, permissions of job folders

@@ -32,8 +32,9 @@ from metasched.adapters.launcher_client import LauncherClient, remaining_seconds
 from metasched.adapters.local.host import FORK_SERVER_TIMEOUT
 from metasched.adapters.local.options import LocalOptions
 from metasched.adapters.local.queue_store import QueueStore, Requirements
-from metasched.adapters.local.scheduler import MEMORY_RESOURCE, LocalScheduler, LocalTask
+from metasched.adapters.local.scheduler import LocalScheduler
 from metasched.adapters.local.spec import shared_header
+from metasched.adapters.local.task_table import MEMORY_RESOURCE, LocalTask, TaskTable
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.listing import Listing
 
@@ -76,7 +77,7 @@ class Local(Adapter):
 
     def submit(self, submission: Submission) -> dict[int, str]:
         with self._open_scheduler() as scheduler:
-            native_ids = scheduler.native_ids(submission.tag)
+            native_ids = scheduler.table.native_ids(submission.tag)
         if native_ids is None:
             # without the lock: it may wait for a directory of the user's
             requirements = self._requirements_of(submission)
@@ -89,7 +90,7 @@ class Local(Adapter):
                     submission.indices,
                     requirements,
                 )
-                native_ids = scheduler.native_ids(submission.tag) or {}
+                native_ids = scheduler.table.native_ids(submission.tag) or {}
         elif not set(submission.indices) <= native_ids.keys():
             raise Refused(f"tag {submission.tag} is in use for other tasks")
         return {index: native_ids[index] for index in submission.indices}
@@ -111,19 +112,20 @@ class Local(Adapter):
         with self._open_scheduler() as scheduler:
             now = time.time()
             scheduler.refresh(now - self.options.keep)
-            queue_head = scheduler.queue[0] if scheduler.queue else None
+            table = scheduler.table
+            queue_head = table.queue[0] if table.queue else None
             return Listing(
                 taken=now,
-                since=max(scheduler.first_opened, now - self.options.keep),
+                since=max(table.first_opened, now - self.options.keep),
                 until=now,
                 rows=tuple(
                     structs.replace(task.status, manager_reason="Resources")
                     if task is queue_head
                     else task.status
-                    for task in scheduler.tasks.values()
+                    for task in table.tasks.values()
                     if task.is_own
                 ),
-                info=self._cluster_info(scheduler, queue_head),
+                info=self._cluster_info(table, queue_head),
             )
 
     def update_licence_demand(self, rho: Mapping[str, float]) -> None:
@@ -140,7 +142,7 @@ class Local(Adapter):
         scheduler.join()
         with resources, suppress(OSError, sqlite3.Error):  # the folders record unsaved ends
             if not scheduler.reload_needed:
-                scheduler.save_ended()
+                scheduler.table.save_ended()
 
     # Opening: the lock, the database, tasks that are running already, the thread.
 
@@ -253,16 +255,16 @@ class Local(Adapter):
 
     # Listings.
 
-    def _cluster_info(self, scheduler: LocalScheduler, queue_head: LocalTask | None) -> ClusterInfo:
+    def _cluster_info(self, table: TaskTable, queue_head: LocalTask | None) -> ClusterInfo:
         options = self.options
         nodes = NodeCapacity(
             count=1,
             cpus=options.cpus,
-            free_cpus=max(scheduler.free_cpus, 0),
+            free_cpus=max(table.free_cpus, 0),
             memory=options.memory,
-            free_memory=scheduler.free_resources.get(MEMORY_RESOURCE),
+            free_memory=table.free_resources.get(MEMORY_RESOURCE),
             gres=dict(options.gres),
-            free_gres={name: scheduler.free_resources[name] for name in options.gres},
+            free_gres={name: table.free_resources[name] for name in options.gres},
         )
         partition = Partition(
             PARTITION_NAME,
@@ -272,16 +274,16 @@ class Local(Adapter):
             default_time=options.default_time,
             max_nodes=1,
         )
-        started = scheduler.started.values()
-        others = (task.requirements for task in scheduler.queue if not task.is_own)
+        started = table.started.values()
+        others = (task.requirements for task in table.queue if not task.is_own)
         head = None if queue_head is None else queue_head.requirements
         return ClusterInfo(
             cpus=options.cpus,
-            used_cpus=options.cpus - scheduler.free_cpus,
+            used_cpus=options.cpus - table.free_cpus,
             partitions=(partition,),
             running_jobs=tuple(sorted((t.running.end, t.requirements.cpus) for t in started)),
             owed_by_others=sum(needs.cpus * needs.estimated for needs in others),
-            pending_jobs=len(scheduler.queue),
+            pending_jobs=len(table.queue),
             queue_head=None if head is None else (head.cpus, head.estimated),
         )
 
