@@ -14,9 +14,11 @@ database = "sqlite:///ms.db"
 [[cluster]]
 name = "alpha"
 adapter = "slurm"
+config = "/etc/slurm/slurm.conf"
 [[cluster]]
 name = "beta"
 adapter = "slurm"
+config = "/etc/slurm/slurm.conf"
 fence_dir = "/scratch/claims"
 """
 
