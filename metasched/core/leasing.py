@@ -18,6 +18,10 @@ from metasched.model.licence import Lease, LicencePool, LicenceStatus, ReturnedL
 from metasched.model.reservation import OPEN_STATES, Reservation
 from metasched.policies.eligible import Ineligibility
 
+# seconds that an unstarted task holds contended licences at least: with less, tasks that cannot
+# start would pass them on without time passing
+MIN_RECALL_WAIT = 1.0
+
 
 class LicenceLeasing:
     """Takes and returns the leases of tasks."""
@@ -29,6 +33,7 @@ class LicenceLeasing:
         self._patience = 0.0
         self.transferring: dict[TaskId, Task] = {}  # pulled; the next attempt takes over the lease
         self._demoted: dict[TaskId, float] = {}  # queue keys of recalled tasks
+        self._recalls: dict[TaskId, int] = {}  # times that tasks were recalled for their licences
 
     def configure(
         self, pools: tuple[LicencePool, ...] | None, patience: float, clusters: Iterable[str]
@@ -37,7 +42,7 @@ class LicenceLeasing:
         self.enabled, self._patience = pools is not None, patience
         for name in self.licences.configure(pools or (), patience, clusters):
             self._report_status(name)
-        self.transferring, self._demoted = {}, {}
+        self.transferring, self._demoted, self._recalls = {}, {}, {}
 
     def needs_lease(self, task: Task) -> bool:
         """Whether a task needs a lease for its dispatch."""
@@ -69,7 +74,17 @@ class LicenceLeasing:
 
     def demote(self, task: Task) -> None:
         """Let a recalled task queue behind all tasks that wait for licences now."""
-        self._demoted[task.task_id] = self._state.now + self._patience
+        self._demoted[task.task_id] = self._state.now + max(self._patience, MIN_RECALL_WAIT)
+        self._recalls = {id: n for id, n in self._recalls.items() if id in self._state.tasks}
+        self._recalls[task.task_id] = self._recalls.get(task.task_id, 0) + 1
+
+    def recall_wait(self, task: Task) -> float:
+        """Return after how many seconds unstarted a task may be recalled for its licences.
+
+        The wait doubles with each recall, so that tasks of which none can start do not take turns
+        for ever.
+        """
+        return max(self._patience, MIN_RECALL_WAIT) * 2.0 ** self._recalls.get(task.task_id, 0)
 
     def missing_licences(self, task: Task, now: float) -> list[LicenceStatus]:
         """Return the licences that a queued task could not get now."""

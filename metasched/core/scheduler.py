@@ -111,6 +111,7 @@ class Core:
         self.tasks_of, self.is_open = self.state.tasks_of, self.state.is_open
         self.tasks_of_dispatch = self.state.tasks_of_dispatch
         self.missing_licences = self._leasing.missing_licences
+        self.recall_wait = self._leasing.recall_wait
         self.licence_obstacle = self._leasing.licence_obstacle
         self.assess_clusters = self._placement.assess_clusters
         self.rejection_reason = self._placement.rejection_reason

@@ -150,7 +150,7 @@ class Withdrawals:
         ):
             if licences.would_unblock(freed, now):
                 break
-            if now - (task.live_attempt.accepted or now) >= self._state.policy.patience:
+            if now - (task.live_attempt.accepted or now) >= self._leasing.recall_wait(task):
                 freed.update(self._leasing.tokens(task))
                 to_recall.append(task)
         if not licences.would_unblock(freed, now):

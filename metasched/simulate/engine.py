@@ -438,9 +438,9 @@ class Simulation:
         for job_id, index in self._unlisted.items():
             if job_id in self._managers[index].queue:
                 self._updates[index][job_id] = str(job_id), State.PENDING, None, None, None
-                if self._leasing and self._entries_by_id[job_id].job.licences:
-                    heappush(self._poll_times, now + self._policy.patience)
+                task = self.core.tasks[job_id, 0]
+                if self._leasing and task.job.licences:
+                    heappush(self._poll_times, now + self.core.recall_wait(task))
                 if self._pulling:
-                    task = self.core.tasks[job_id, 0]
                     heappush(self._poll_times, now + self._policy.pull_after * 2.0**task.moves)
         self._unlisted.clear()

@@ -8,6 +8,7 @@ from metasched.core.events import (
     ClusterUnreachable,
     DaemonStarted,
     Dispatch,
+    DispatchAccepted,
     DispatchRejected,
     DispatchStarted,
     JobSubmitted,
@@ -115,6 +116,30 @@ def test_what_does_not_begin_gives_way_after_patience_to_those_whom_that_serves(
     [send] = site.seen("left", None, gone, at=NOW + 61)
     assert isinstance(send, Dispatch)
     assert (send.job, site.core.tasks[1, 0].reason) == (2, Reason.LICENCE_BUSY)
+
+
+def test_jobs_that_cannot_start_pass_licences_on_less_and_less_often() -> None:
+    site = Site(pools=MATLAB, pull=False, patience=0.0)
+    for id in (1, 2):
+        site.step(JobSubmitted(NOW, job(id, licences={"matlab": 4})))
+    (holder, number), now, recalls = (1, 1), NOW, 0
+    dispatches = {1: 1, 2: 0}
+    site.sent()
+    for _ in range(600):
+        now += 1
+        pending = site.row(State.PENDING, holder, number)
+        if not any(isinstance(a, Withdraw) for a in site.seen("left", None, pending, at=now)):
+            continue
+        recalls += 1
+        gone = site.row(State.CANCELLED, holder, number, ended=now)
+        [send] = site.seen("left", None, gone, at=now)
+        assert isinstance(send, Dispatch)
+        dispatches[send.job] += 1
+        holder, number = send.job, dispatches[send.job]
+        site.step(DispatchStarted(now, holder, number))
+        site.step(DispatchAccepted(now, holder, number, {0: "7"}))
+    assert dispatches[2] >= 1
+    assert 4 <= recalls <= 18  # of each job after 1, 2, 4 ... seconds
 
 
 def test_nothing_gives_way_if_that_serves_nobody() -> None:

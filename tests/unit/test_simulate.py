@@ -126,6 +126,33 @@ def test_licences_of_a_site_are_leased_above_its_clusters() -> None:
         )
 
 
+def test_tasks_that_cannot_start_do_not_pass_a_licence_on_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Job 1 has the only processor; jobs 2 and 3 want the only token, and neither can start."""
+    steps = 0
+    step = Core.step
+
+    def counted(core: Core, event: CoreEvent) -> Outcome:
+        nonlocal steps
+        steps += 1
+        assert steps < 200, "the simulation does not end"
+        return step(core, event)
+
+    monkeypatch.setattr(Core, "step", counted)
+    plain = jobs((0, 1, 100), (1, 1, 10), (2, 1, 10), (3, 1, 1))
+    first, *middle, last = plain.entries
+    licensed = [e._replace(job=structs.replace(e.job, licences={"l": 1})) for e in middle]
+    schedule = Simulation(
+        replace(plain, entries=(first, *licensed, last)),
+        parse_clusters("1"),
+        Policy(pull=False, patience=0.0),
+        lambda _: make_policy("easy"),
+        licence_pools=[LicencePool(name="l", total=1)],
+    ).run()
+    assert sorted(placed.start for placed in schedule.jobs)[-1] <= 121
+
+
 def test_the_copies_of_clusters_become_those_of_the_site() -> None:
     """A job for two copies, of which each cluster has one, runs when they are pooled."""
     job = Job(id=1, submitted=0.0, estimated=10.0, licences={"l": 2})
