@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from msgspec import structs
 from sqlalchemy import Connection, and_, func, select
 
+from metasched.core.recovered_state import RecoveredState
 from metasched.core.scheduler import Core
 from metasched.core.transitions import FINAL, LIVE
 from metasched.db import leases, reservations
-from metasched.db.recovery import RecoveredState, recorded_events
+from metasched.db.recovery import recorded_events
 from metasched.db.schema import attempt, checkpoint, event, job, metadata, task
 from metasched.db.store import Database
 
@@ -102,7 +102,7 @@ def _check_replay(connection: Connection) -> tuple[list[str], str]:
     oldest_checkpoint = connection.execute(select(checkpoint).order_by(checkpoint.c.event)).first()
     if first != 1 and oldest_checkpoint is not None:
         since = oldest_checkpoint.event
-        core.restore(**structs.asdict(RecoveredState.unpack(oldest_checkpoint.data)))
+        core.restore(RecoveredState.unpack(oldest_checkpoint.data))
     count, ended = 0, {}
     for recorded in recorded_events(connection, since):
         count += 1

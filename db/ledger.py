@@ -419,7 +419,7 @@ class Ledger(Queries):
             last_checkpoint = execute(select(func.max(checkpoint.c.event))).scalar() or 0
             checkpoint_due = self._next_event - last_checkpoint > CHECKPOINT_AFTER
             self._pending_checkpoint = recovered.pack() if checkpoint_due else None
-            core.restore(**structs.asdict(recovered))
+            core.restore(recovered)
 
     def target_summary(self, target: DependencyTarget) -> TargetSummary | None:
         """Summarise a job or task named in a dependency; None if there is no such job or task."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
@@ -12,6 +11,7 @@ from sqlalchemy import Connection, and_, func, select
 
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import ClusterDrained, CoreEvent, ListingReceived
+from metasched.core.recovered_state import RecoveredState
 from metasched.core.state import MAX_ENDED_TASKS
 from metasched.core.tasks import Attempt, EndedTask, Intent, PastAttempt, Task
 from metasched.core.transitions import LIVE
@@ -22,9 +22,7 @@ from metasched.model.arrays import format_indices
 from metasched.model.cluster import ClusterInfo
 from metasched.model.dependencies import DependencyTarget, parse_dependency
 from metasched.model.job import Job, State
-from metasched.model.licence import Lease, LicenceCount, LingeringTokens
-from metasched.model.reservation import Reservation
-from metasched.model.stored_names import EVENT_KINDS, STORED_FIELDS
+from metasched.model.stored_names import EVENT_KINDS
 
 EVENT_TYPES: dict[str, type[CoreEvent]] = {EVENT_KINDS[k.__name__]: k for k in get_args(CoreEvent)}
 # Fields of Attempt by the columns that store them.
@@ -32,38 +30,6 @@ ATTEMPT_FIELDS = {
     f.encode_name: f.name for f in structs.fields(Attempt) if f.encode_name in attempt.c
 }
 _SAME_TASK = and_(task.c.job == attempt.c.job, task.c.task_index == attempt.c.task_index)
-
-
-class RecoveredState(
-    msgspec.Struct, rename=STORED_FIELDS["RecoveredState"], frozen=True, kw_only=True
-):
-    """The arguments of `Core.restore`; a checkpoint holds them packed."""
-
-    tasks: list[Task]  # open tasks
-    last_dispatches: dict[int, int]  # highest dispatch id of each open job
-    info: dict[str, ClusterInfo]  # last lasting information of each cluster
-    margins: list[Job]  # recent jobs with a deadline that could be met, oldest first
-    drains: list[ClusterDrained]  # clusters kept closed by operators
-    # recently ended tasks by job and index, oldest first
-    ended: dict[tuple[int, int], EndedTask] = msgspec.field(default_factory=dict)
-    # dependency targets of each open job
-    target_summaries: dict[int, list[TargetSummary]] = msgspec.field(default_factory=dict)
-    leases: list[Lease] = msgspec.field(default_factory=list)  # live leases
-    lingering: list[LingeringTokens] = msgspec.field(default_factory=list)
-    totals: dict[str, int] = msgspec.field(default_factory=dict)  # set by operators, by licence
-    # tokens given to others by managers, by licence and cluster
-    used_outside: dict[str, dict[str, LicenceCount]] = msgspec.field(default_factory=dict)
-    # open, or perhaps still held by a manager
-    reservations: list[Reservation] = msgspec.field(default_factory=list)
-
-    def pack(self) -> bytes:
-        """Encode as compressed msgpack."""
-        return zlib.compress(msgspec.msgpack.encode(self), 1)
-
-    @staticmethod
-    def unpack(data: bytes) -> RecoveredState:
-        """Decode the result of `pack`."""
-        return msgspec.msgpack.decode(zlib.decompress(data), type=RecoveredState)
 
 
 def recover(connection: Connection, window: int) -> RecoveredState:

@@ -12,10 +12,12 @@ dependency_status    progress of the jobs that other jobs depend on
 leasing              licence leases of tasks
 placement            dispatches queued tasks to clusters
 withdrawals          pulls, recalls, drains
-user_requests        cancel, hold, release, requeue, modify
+user_requests        submit, cancel, hold, release, requeue, modify
+dispatch_answers     dispatches that were accepted, rejected, skipped or are uncertain
 reconciler           listings and accounting, against live attempts
 stale_attempts       attempts that a manager lists again
 recovery             restore from a database, start of the daemon
+recovered_state      what a fresh core is restored from
 licences/            pools of licence tokens, and the queue for them
 reservations/        advance reservations: offered, bound, moved, broken
 """

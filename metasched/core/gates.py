@@ -8,7 +8,7 @@ its dependent jobs only, and a released slot admits the next task of its array.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TypeVar
 
@@ -18,8 +18,9 @@ from metasched.core.dependency_status import (
     TargetSummary,
     combine_statuses,
 )
+from metasched.core.state import StateChange
 from metasched.core.tasks import Task, TaskId
-from metasched.core.transitions import FINAL, LIVE, UNSTARTED
+from metasched.core.transitions import FINAL, LIVE, UNSTARTED, TaskEvent
 from metasched.model.dependencies import (
     SINGLETON,
     Dependency,
@@ -77,11 +78,22 @@ class SchedulingGates:
         """Add a job that has open tasks."""
         self._jobs_by_name.setdefault((job.user, job.name), set()).add(job.id)
 
-    def track_dependencies(self, job: Job, summaries: Iterable[TargetSummary]) -> None:
-        """Track the targets of a job's dependency, starting from their `summaries`.
+    def track_dependencies(
+        self,
+        job: Job,
+        summaries: Collection[TargetSummary],
+        open_tasks_of: Callable[[int], list[Task]],
+    ) -> None:
+        """Track the targets of a job's dependency.
 
-        Call `update_progress` for every later change of their tasks.
+        Progress starts from `summaries` of the targets and from their open tasks.
         """
+        self._add_targets(job, summaries)
+        for job_id in {summary.target.job for summary in summaries}:
+            for task in open_tasks_of(job_id):
+                self.update_progress(task)
+
+    def _add_targets(self, job: Job, summaries: Iterable[TargetSummary]) -> None:
         for summary in summaries:
             progress_of_job = self._progress.setdefault(summary.target.job, {})
             progress_of_job.setdefault(summary.target, TargetProgress.from_summary(summary))
@@ -94,12 +106,12 @@ class SchedulingGates:
         self._remove_name(previous)
         self.add_job(job)
         if job.dependency is not None:
-            self.track_dependencies(job, ())
+            self._add_targets(job, ())
             for target in _dependency(job).targets:
                 if target.job in self._dependents:
                     self._dependents[target.job][job.id] = job
 
-    def remove_job(self, job: Job) -> None:
+    def _remove_job(self, job: Job) -> None:
         """Remove a job whose last task has ended."""
         self._remove_name(job)
         self._slots.pop(job.id, None)
@@ -130,6 +142,34 @@ class SchedulingGates:
                 self._freed_names.add(name)
 
     # Tasks
+
+    def update_gates(self, change: StateChange, now: float, job_is_open: bool) -> str:
+        """Update progress, slots and the queue after a task's change of state.
+
+        Returns why the task has to be cancelled, or an empty string.
+        """
+        task, after = change.task, change.after
+        if change.event is TaskEvent.REQUEUE:
+            self.add_job(task.job)
+        self.update_progress(task)
+        if after in LIVE:
+            self._mark_dispatched(task)
+        elif after is not State.QUEUED:
+            self._release_slot(task, now)
+            if not job_is_open:
+                self._remove_job(task.job)
+        elif change.follow_up is None:
+            return self.cancel_cause(task, self.enqueue(task, now), now)
+        return ""
+
+    def cancel_cause(self, task: Task, status: DependencyStatus, now: float) -> str:
+        """Return why a queued task has to be cancelled, or an empty string.
+
+        Its owner asked for that in case its dependency can never be met.
+        """
+        if status is DependencyStatus.NEVER_SATISFIED and task.job.kill_on_invalid_dep:
+            return self.describe_dependencies(task, now)
+        return ""
 
     def rebuild(self, tasks: Sequence[Task]) -> None:
         """Forget all queued tasks, which the caller enqueues again; `tasks` are all open tasks.
@@ -209,7 +249,7 @@ class SchedulingGates:
                 heapq.heappush(self._timers, (NEXT_STEP, job_id, index))
         return status
 
-    def mark_dispatched(self, task: Task) -> None:
+    def _mark_dispatched(self, task: Task) -> None:
         """Remove a dispatched task from its gate; it takes a slot.
 
         The slots exceed the limit if a manager lists a lost attempt again.
@@ -230,7 +270,7 @@ class SchedulingGates:
             if _pop_item(self._blocked, job_id, index) is not None:
                 self._clear_never_satisfied(job_id, index)
 
-    def release_slot(self, task: Task, now: float) -> None:
+    def _release_slot(self, task: Task, now: float) -> None:
         """Remove a held or ended task, and pass its slot to the next task."""
         self.remove(task)
         slots = self._slots.get(task.job.id)

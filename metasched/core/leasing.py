@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from metasched.core.cluster_view import ClusterView
+from metasched.core.events import LicencesCounted, LicenceSet, LicencesReleased
 from metasched.core.licences.queue import LicenceQueue
 from metasched.core.licences.windows import TokenWindow
-from metasched.core.state import SchedulerState
+from metasched.core.state import SchedulerState, StateChange
 from metasched.core.tasks import Attempt, Task, TaskId
-from metasched.core.transitions import STARTED
+from metasched.core.transitions import LIVE, STARTED
 from metasched.model.job import Reason, State
 from metasched.model.licence import Lease, LicencePool, LicenceStatus, ReturnedLease
 from metasched.model.reservation import OPEN_STATES, Reservation
@@ -117,7 +118,40 @@ class LicenceLeasing:
             return f"{requested} wanted, and {free} free, which are kept for the first in line"
         return f"{requested} wanted, {max(free, 0)} of {shortage.total} free"
 
+    # Operators and licence servers
+
+    def apply_counts(self, event: LicencesCounted) -> None:
+        """Record how many tokens licence servers have in use."""
+        for count in event.counts:
+            if self.licences.record_count(count, event.time):
+                self._report_status(count.name)
+
+    def apply_total(self, event: LicenceSet) -> None:
+        """Set the total of a licence."""
+        self.licences.set_operator_total(event.name, event.total)
+        self._report_status(event.name)
+
+    def apply_release(self, event: LicencesReleased) -> None:
+        """Return the leases of tasks that are unknown."""
+        for task in self._state.tasks_of(event.job, event.indices):
+            if task.state is State.UNKNOWN:
+                self.return_lease(task, f"released by {event.by}")
+
     # Leases
+
+    def update_leases(self, change: StateChange) -> None:
+        """Take, keep or return the lease of a task whose state has changed."""
+        task, attempt = change.task, change.attempt
+        if change.before is State.QUEUED:
+            self.leave(task)
+        if change.after in LIVE:
+            if self.needs_lease(task):
+                self._ensure_lease(task)
+        elif attempt is not None:
+            if change.after is State.QUEUED and task.target is not None:
+                self.transferring[task.task_id] = task
+            else:
+                self.return_lease(task, change.after, attempt)
 
     def take_lease(self, task: Task, forced: bool = False) -> str:
         """Lease its licences to the attempt of a task. Return them as text for the story.
@@ -186,7 +220,7 @@ class LicenceLeasing:
             if not windowed.isdisjoint(self.tokens(task)) and task.job.reservation is None:
                 yield task
 
-    def ensure_lease(self, task: Task) -> None:
+    def _ensure_lease(self, task: Task) -> None:
         """Lease the licences of a task that may run already, even if too few are free."""
         if task.task_id not in self.licences.leases:
             tokens = self.take_lease(task, forced=True)
@@ -202,10 +236,6 @@ class LicenceLeasing:
         now = self._state.now
         lingers = self.licences.return_lease((lease.job, lease.index), now, used)
         self._state.outcome.leases.append(ReturnedLease(lease, now, str(cause), lingers))
-
-    def transfer(self, task: Task) -> None:
-        """Keep the lease for the task's next attempt, which starts in this step."""
-        self.transferring[task.task_id] = task
 
     def release_untransferred(self) -> None:
         """Return leases whose tasks were not dispatched again in this step."""
@@ -253,7 +283,7 @@ class LicenceLeasing:
             if task.attempt is None or not task.job.licences:
                 continue
             if task.state is not State.UNKNOWN:  # an operator may have released it
-                self.ensure_lease(task)
+                self._ensure_lease(task)
             self.update_expected_end(task)
         for status in self.licences.statuses(self._state.now):
             self._state.outcome.licence_statuses[status.licence] = status

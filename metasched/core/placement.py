@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from metasched.core.cluster_view import MAX_CACHED_DECISIONS, ClusterView
-from metasched.core.dependency_status import DependencyStatus
 from metasched.core.events import ClusterAssessment, Dispatch
 from metasched.core.gates import SchedulingGates
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.reservations.book import ReservationBook
-from metasched.core.state import SchedulerState
+from metasched.core.state import SchedulerState, StateChange
 from metasched.core.task_state_machine import TaskStateMachine
 from metasched.core.tasks import Attempt, Task
 from metasched.core.transitions import UNSTARTED, TaskEvent
@@ -51,7 +50,7 @@ class Placement:
         self._paths_matter = False  # whether eligibility depends on the paths of a job
         self._some_cluster_full = False  # a full cluster takes a single task: do not cache
 
-    # Step 3: eligible clusters
+    # Eligible clusters
 
     def check_task(self, task: Task, view: ClusterView) -> Ineligibility | None:
         """Return why a task cannot be dispatched to a cluster now, or None."""
@@ -126,7 +125,7 @@ class Placement:
         explanation = "; ".join(f"{name}: {item.text}" for name, item in obstacles.items())
         return f"no cluster can run the job ({explanation}); change what it asks for"
 
-    # Step 4: licences and choice of a cluster
+    # Licences and choice of a cluster
 
     def clear_cache(self) -> None:
         """Forget eligible clusters: the state of some cluster has changed."""
@@ -136,33 +135,24 @@ class Placement:
             view.full_reason or view.scope_limits for view in self._state.views.values()
         )
 
-    def place_ready_tasks(self) -> None:
-        """Dispatch ready tasks in order of their queue keys.
+    def begin_pass(self) -> bool:
+        """Begin a placement pass. Return whether any task may be dispatched.
 
-        Considers newly ready tasks, or all after a recheck request, then tasks that depended on a
-        task rejected here. Late binding considers all ready tasks whenever processors are free,
-        since any of them may backfill.
+        Late binding considers all ready tasks whenever processors are free, since any of them may
+        backfill.
         """
         gates = self._gates
         if gates.recheck_requested:
             self.clear_cache()
         elif gates.settled and self._leasing.settled and not gates.ready:
-            return
+            return False
         self._late_binding = self._make_late_binding()
         if self._late_binding is not None and not self._late_binding.full:
-            self._gates.request_recheck()
-        while True:
-            for task, cause in self._gates.resolve_dependencies(self._state.now):
-                self._state.record_note(task, cause)
-                self._state_machine.cancel_if_never_satisfied(
-                    task, DependencyStatus.NEVER_SATISFIED
-                )
-            self._place_tasks(self._gates.take_newly_ready())
-            if self._gates.settled:
-                return
+            gates.request_recheck()
+        return True
 
-    def _place_tasks(self, waiting: list[Task]) -> None:
-        """Dispatch these tasks, and queued tasks whose licences are free now."""
+    def place_tasks(self, waiting: list[Task]) -> Iterator[StateChange]:
+        """Dispatch these tasks in order of their keys, and queued tasks that get their licences."""
         state, leasing, licences = self._state, self._leasing, self._leasing.licences
         now = state.now
         if len(state.views) > 1 and (waiting or licences.has_waiting):  # else loads do not matter
@@ -173,27 +163,32 @@ class Placement:
             waiting.sort(key=lambda item: (item.queue_key, *item.task_id))
         for task in waiting:
             if not leasing.needs_lease(task) or task.task_id in leasing.transferring:
-                self._place_task(task)
-            elif self._find_eligible(task):
+                yield from self._place_task(task)
+                continue
+            eligible, obstacles = self._find_eligible(task)
+            if eligible:
                 leasing.join(task)
                 licence_waiters.append(task)
+            elif (change := self._defer(task, obstacles)) is not None:
+                yield change
         leasing.release_untransferred()
         while (granted := licences.next_ready(now)) is not None:
             task = state.tasks[granted]
-            self._place_task(task)
+            yield from self._place_task(task)
             if task.attempt is None:
                 leasing.leave(task)  # else it would be granted again without end
         for task in licence_waiters:
-            if (obstacle := leasing.licence_obstacle(task, now)) is not None:
-                self._defer(task, [obstacle])
+            obstacle = leasing.licence_obstacle(task, now)
+            if obstacle is not None and (change := self._defer(task, [obstacle])) is not None:
+                yield change
         for (job, cluster), (dispatch_id, indices) in self._open_dispatches.items():
             state.outcome.actions.append(Dispatch(job, dispatch_id, cluster, tuple(indices)))
 
-    def _find_eligible(self, task: Task) -> list[str]:
-        """Return the eligible clusters of a task; if there are none, defer the task."""
+    def _find_eligible(self, task: Task) -> tuple[list[str], list[Ineligibility]]:
+        """Return the eligible clusters of a task, and the obstacles if there are none."""
         cache_key = self._cache_key(task)
         if cache_key is not None and (cached := self._eligible_cache.get(cache_key)):
-            return cached
+            return cached, []
         eligible, obstacles = [], []
         for name, view in self._state.views.items():
             obstacle = self.check_task(task, view)
@@ -203,12 +198,11 @@ class Placement:
                 obstacles.append(obstacle)
         if not eligible:
             self._leasing.leave(task)
-            self._defer(task, obstacles)
         elif cache_key is not None:
             if len(self._eligible_cache) >= MAX_CACHED_DECISIONS:
                 self._eligible_cache.clear()
             self._eligible_cache[cache_key] = eligible
-        return eligible
+        return eligible, obstacles
 
     def _cache_key(self, task: Task) -> Hashable:
         """Return a key that tasks with the same eligible clusters share; None: do not cache."""
@@ -221,30 +215,32 @@ class Placement:
             else job.requirements
         )
 
-    def _place_task(self, task: Task) -> None:
+    def _place_task(self, task: Task) -> Iterator[StateChange]:
         """Choose a cluster for a task and dispatch it, or defer it."""
         late_binding = None if task.job.reservation is not None else self._late_binding
         if late_binding is not None and late_binding.full and task.reason == Reason.PRIORITY:
             return
-        eligible = self._find_eligible(task)
-        if not eligible:
-            return
-        if late_binding is not None:
+        state = self._state
+        eligible, obstacles = self._find_eligible(task)
+        cluster: str | None = None
+        if eligible and late_binding is not None:
             cluster = late_binding.choose(task.job, eligible)
-            if cluster is not None:
-                self._dispatch(task, cluster)
-            else:
+            if cluster is None:
                 reservation_near = late_binding.blocked_by_reservations(task.job, eligible)
-                self._defer(task, [_RESERVATION_NEAR if reservation_near else _NO_ROOM])
+                obstacles = [_RESERVATION_NEAR if reservation_near else _NO_ROOM]
         elif task.target in eligible:
-            self._dispatch(task, task.target)
+            cluster = task.target
         elif len(eligible) == 1:
-            self._dispatch(task, eligible[0])
-        else:
-            candidates = eligible if len(eligible) < len(self._state.views) else None
-            self._dispatch(
-                task, self._state.load_ordering.choose(task.job, task.priority, candidates)
-            )
+            cluster = eligible[0]
+        elif eligible:
+            candidates = eligible if len(eligible) < len(state.views) else None
+            cluster = state.load_ordering.choose(task.job, task.priority, candidates)
+        if cluster is not None:
+            yield self._dispatch(task, cluster)
+            if len(state.views) > 1:
+                state.observe_load(state.views[cluster])
+        elif (change := self._defer(task, obstacles)) is not None:
+            yield change
 
     # Late binding
 
@@ -298,7 +294,7 @@ class Placement:
         ]
         return sorted(waiting, key=lambda task: (task.queue_key, *task.task_id))
 
-    def _dispatch(self, task: Task, cluster: str) -> None:
+    def _dispatch(self, task: Task, cluster: str) -> StateChange:
         """Dispatch a task; tasks of a job share a dispatch if sent to a cluster in one pass."""
         state, job = self._state, task.job.id
         view, open_dispatch = state.views[cluster], self._open_dispatches.get((job, cluster))
@@ -327,17 +323,13 @@ class Placement:
             observed_at_dispatch=view.observed_seconds(state.observed_seconds),
             fence=view.cluster.fence_dir,
         )
-        state.add_live_attempt(task, task.attempt)
-        view.add_task(task)
         cause = "moved" if task.target == cluster else "load and ordering"
         task.target = None
         if self._leasing.needs_lease(task):
             cause += f", with {self._leasing.take_lease(task)}"
-        self._state_machine.apply(task, TaskEvent.SEND, cause)
-        if len(state.views) > 1:
-            state.observe_load(view)
+        return self._state_machine.apply(task, TaskEvent.SEND, cause)
 
-    def _defer(self, task: Task, obstacles: list[Ineligibility]) -> None:
+    def _defer(self, task: Task, obstacles: list[Ineligibility]) -> StateChange | None:
         """Set the reason of a task without eligible cluster, or reject it permanently."""
         temporary = [obstacle for obstacle in obstacles if obstacle.reason not in PERMANENT_REASONS]
         main_obstacle = min(
@@ -349,8 +341,10 @@ class Placement:
             task.target = None
             self._state.store(task)
         if task.rejected_by and not temporary:
-            self._state_machine.apply(task, TaskEvent.REJECT, main_obstacle.text)
+            change = self._state_machine.apply(task, TaskEvent.REJECT, main_obstacle.text)
             task.reason = main_obstacle.reason
-        elif task.reason != main_obstacle.reason:
+            return change
+        if task.reason != main_obstacle.reason:
             task.reason = main_obstacle.reason
             self._state.record_note(task, main_obstacle.text)
+        return None

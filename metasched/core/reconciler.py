@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
 
 from metasched.core.cluster_view import ClusterView
 from metasched.core.events import (
     AccountingReceived,
     ClaimsRevoked,
+    ClusterUnreachable,
     ListingReceived,
     QueryAccounting,
 )
 from metasched.core.stale_attempts import StaleAttempts
-from metasched.core.state import SchedulerState
+from metasched.core.state import SchedulerState, StateChange
 from metasched.core.task_state_machine import TaskStateMachine
 from metasched.core.tasks import IF_PENDING_INTENTS, Task
 from metasched.core.transitions import TaskEvent
@@ -33,13 +34,23 @@ class Reconciler:
         self._state, self._state_machine = state, state_machine
         self._stale_attempts = stale_attempts
 
-    def apply_listing(self, view: ClusterView, event: ListingReceived) -> None:
+    def apply_listing(self, view: ClusterView, event: ListingReceived) -> Iterator[StateChange]:
         """Apply the rows of a listing, then reconcile the tasks that it does not contain."""
-        self._check_unlisted_tasks(view, event, self._apply_rows(view, event))
+        own_rows = yield from self._apply_rows(view, event)
+        if event.full or event.vanished or view.needs_attention:
+            yield from self._check_unlisted_tasks(view, event, own_rows)
+
+    def apply_unreachable(self, event: ClusterUnreachable) -> Iterator[StateChange]:
+        """Set the tasks of a cluster whose manager does not answer to unknown."""
+        view = self._state.views[event.cluster]
+        view.mark_down(event.reason, self._state.observed_seconds)
+        for task in list(view.live_tasks.values()):
+            if task.live_attempt.state is not State.UNKNOWN and not task.live_attempt.untried:
+                yield self._state_machine.apply(task, TaskEvent.SILENCE, event.reason)
 
     def _apply_rows(
         self, view: ClusterView, event: ListingReceived
-    ) -> list[tuple[tuple[int, int], int]]:
+    ) -> Generator[StateChange, None, list[tuple[tuple[int, int], int]]]:
         """Apply the rows of a listing. Return (job, dispatch id) and index of metasched's tasks."""
         own_rows, instance, dispatches = [], self._state.instance, self._state.dispatches
         if event.full:
@@ -52,17 +63,15 @@ class Reconciler:
             own_rows.append((dispatch, row.task))
             task = dispatches.get(dispatch, _NO_TASKS).get(row.task)
             if task is None:
-                self._stale_attempts.apply_unmatched_row(view, *dispatch, row)
+                yield from self._stale_attempts.apply_unmatched_row(view, *dispatch, row)
             elif task.live_attempt.cluster == event.cluster:
-                self._state_machine.apply_status(task, row)
+                yield from self._state_machine.apply_status(task, row)
         return own_rows
 
     def _check_unlisted_tasks(
         self, view: ClusterView, event: ListingReceived, own_rows: list[tuple[tuple[int, int], int]]
-    ) -> None:
+    ) -> Iterator[StateChange]:
         """Reconcile the tasks that are missing from a listing, or may be."""
-        if not (event.full or event.vanished or view.needs_attention):
-            return
         dispatches = self._state.dispatches
         listed_tasks = {  # evaluated after the rows: some tasks may just have been adopted
             task.task_id
@@ -96,10 +105,10 @@ class Reconciler:
                 view.needs_attention[task_id] = task
                 continue
             if gone or attempt.missing or not attempt.in_last_listing:
-                self._resolve_missing(task, event)
+                yield from self._resolve_missing(task, event)
             self._state_machine.request_withdrawal(task)
 
-    def _resolve_missing(self, task: Task, listing: ListingReceived) -> None:
+    def _resolve_missing(self, task: Task, listing: ListingReceived) -> Iterator[StateChange]:
         """Handle a live attempt that is missing from a complete listing.
 
         Listings contain every attempt that started within the span for which they prove absence. So
@@ -112,7 +121,7 @@ class Reconciler:
                 return  # not submitted yet, or the command may still arrive
             if listing.since <= attempt.dispatched:
                 cause = "a complete listing proves that it never reached the manager"
-                self._state_machine.apply(task, TaskEvent.ABSENT, cause)
+                yield self._state_machine.apply(task, TaskEvent.ABSENT, cause)
                 return
         elif not attempt.has_started:
             earliest_start = attempt.dispatched
@@ -120,7 +129,7 @@ class Reconciler:
             if attempt.last_listed is not None:
                 earliest_start = last_present = attempt.last_listed
             if listing.since <= earliest_start and last_present <= listing.until:
-                self._resolve_never_started(task)
+                yield self._resolve_never_started(task)
                 return
         if not attempt.missing:
             attempt.missing = True
@@ -129,9 +138,9 @@ class Reconciler:
                 view.needs_attention[task.task_id] = task
         if attempt.state is not State.UNKNOWN:
             cause = "the manager no longer lists it; how it ended is unknown"
-            self._state_machine.apply(task, TaskEvent.SILENCE, cause)
+            yield self._state_machine.apply(task, TaskEvent.SILENCE, cause)
 
-    def _resolve_never_started(self, task: Task) -> None:
+    def _resolve_never_started(self, task: Task) -> StateChange:
         """Handle an attempt that is gone from its manager and never started.
 
         It was cancelled, or lost by a restart of the manager; then the task is dispatched again.
@@ -140,11 +149,10 @@ class Reconciler:
         last_present = attempt.last_listed or attempt.accepted or attempt.dispatched
         if last_present < self._state.views[attempt.cluster].up_since:
             cause = "lost by a restart of its manager; it never started"
-            self._state_machine.apply(task, TaskEvent.ABSENT, cause)
-            return
+            return self._state_machine.apply(task, TaskEvent.ABSENT, cause)
         event = TaskEvent.WITHDRAW if attempt.intent in IF_PENDING_INTENTS else TaskEvent.KILL
         cause = "gone from the manager; it never started"
-        self._state_machine.apply(task, event, cause)
+        return self._state_machine.apply(task, event, cause)
 
     def query_accounting(self, view: ClusterView) -> None:
         """Query a manager's accounting about its missing tasks, and revoke their claims."""
@@ -177,31 +185,31 @@ class Reconciler:
             self._state.outcome.actions.append(QueryAccounting(view.name, tuple(missing_tasks)))
         self._state_machine.revoke_claims(view, to_revoke)
 
-    def apply_accounting(self, event: AccountingReceived) -> None:
+    def apply_accounting(self, event: AccountingReceived) -> Iterator[StateChange]:
         """Apply records of accounting to attempts that are still missing."""
         for row in event.rows:
             task = self._state.task_by_tag(row.tag, row.task)
             if task is not None and task.live_attempt.missing:
                 self._state.record_note(task, "found in the manager's accounting")
-                self._state_machine.apply_status(task, row)
+                yield from self._state_machine.apply_status(task, row)
         for tag, index in event.never_started:
             task = self._state.task_by_tag(tag, index)
             if task is None or not task.live_attempt.missing:
                 continue
             if task.live_attempt.native_id is None:
                 cause = "accounting proves that it never reached the manager"
-                self._state_machine.apply(task, TaskEvent.ABSENT, cause)
+                yield self._state_machine.apply(task, TaskEvent.ABSENT, cause)
             else:
-                self._resolve_never_started(task)
+                yield self._resolve_never_started(task)
 
-    def apply_revocations(self, event: ClaimsRevoked) -> None:
+    def apply_revocations(self, event: ClaimsRevoked) -> Iterator[StateChange]:
         """Apply revoked claims: the tasks can be dispatched again, unless they claimed before."""
         for tag, index in event.tasks:
             if (task := self._state.task_by_tag(tag, index)) is not None:
                 task.live_attempt.revoking, task.live_attempt.revoked = False, True
                 self._state.views[task.live_attempt.cluster].deferred_rows.pop(task.task_id, None)
                 cause = "its claim is revoked: it can never start"
-                self._state_machine.apply(task, TaskEvent.ABSENT, cause)
+                yield self._state_machine.apply(task, TaskEvent.ABSENT, cause)
             elif (dispatch := parse_tag(tag, self._state.instance)) is not None:
                 past_attempt = self._state.past_attempts_of(dispatch[0], index).get(dispatch[1])
                 if past_attempt is not None:
@@ -217,11 +225,13 @@ class Reconciler:
                     task.task_id, None
                 )
                 if row is not None:
-                    self._state_machine.apply_status(task, row)
+                    yield from self._state_machine.apply_status(task, row)
             elif (dispatch := parse_tag(tag, self._state.instance)) is not None:
                 open_task = self._state.tasks.get((dispatch[0], index))
                 if open_task is not None and dispatch[1] in open_task.past_attempts:
-                    self._stale_attempts.record_start(open_task, dispatch[1], is_live=False)
+                    yield from self._stale_attempts.apply_start(
+                        open_task, dispatch[1], is_live=False
+                    )
         for tag, index, end in event.ends:
             task = self._state.task_by_tag(tag, index)
             if task is None or not task.live_attempt.missing:
@@ -230,4 +240,4 @@ class Reconciler:
             state = State.COMPLETED if end.exit_code == 0 else State.FAILED
             native_id = task.live_attempt.native_id or ""
             status = JobStatus(tag, index, native_id, state, end.started, end.ended, end.exit_code)
-            self._state_machine.apply_status(task, status)
+            yield from self._state_machine.apply_status(task, status)

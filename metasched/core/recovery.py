@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 
 from metasched.core.cluster_view import ClusterView
-from metasched.core.dependency_status import TargetSummary
-from metasched.core.events import ClusterDrained, DaemonStarted, Dispatch
+from metasched.core.events import DaemonStarted, Dispatch
 from metasched.core.gates import SchedulingGates
 from metasched.core.leasing import LicenceLeasing
+from metasched.core.recovered_state import RecoveredState
 from metasched.core.reservations.book import ReservationBook
-from metasched.core.state import SchedulerState
+from metasched.core.state import SchedulerState, StateChange
 from metasched.core.task_state_machine import TaskStateMachine
-from metasched.core.tasks import EndedTask, Task, TaskId
+from metasched.core.tasks import Task
 from metasched.core.transitions import TaskEvent
 from metasched.core.withdrawals import Withdrawals
-from metasched.model.cluster import ClusterInfo
-from metasched.model.job import Job, State
-from metasched.model.licence import Lease, LicenceCount, LingeringTokens
-from metasched.model.reservation import Reservation
+from metasched.model.job import State
 from metasched.policies.classify import Classifier, Deadline, Licence, User
 from metasched.policies.dispatch import LoadOrdering
-from metasched.policies.policy import MAX_WINDOW
 
 
 class Recovery:
@@ -40,59 +36,28 @@ class Recovery:
         self._state, self._state_machine = state, state_machine
         self._leasing, self._gates = leasing, gates
         self._reservations, self._withdrawals = reservations, withdrawals
-        self._margin_jobs: list[Job] = []  # last jobs with a deadline that could be met
-        self._info: dict[str, ClusterInfo] = {}  # last reported, also of unconfigured clusters
 
-    def remember_job(self, job: Job) -> None:
-        """Remember a submitted job if it has a deadline that can be met."""
-        if job.deadline is not None and (margin := job.margin) is not None and margin >= 0:
-            self._margin_jobs = [*self._margin_jobs[1 - MAX_WINDOW :], job]
+    def restore(self, recovered: RecoveredState) -> None:
+        """Restore a fresh core before its first event, which must be `DaemonStarted`."""
+        self._reservations.restore(recovered.reservations)
+        self._leasing.licences.restore(
+            recovered.leases, recovered.lingering, recovered.totals, recovered.used_outside
+        )
+        state = self._state
+        state.drains = {drain.cluster: drain for drain in recovered.drains}
+        state.margin_jobs = list(recovered.margins)
+        state.cluster_info = dict(recovered.info)
+        state.last_dispatch = dict(recovered.last_dispatches)
+        state.ended_tasks = OrderedDict(recovered.ended)
+        for task in recovered.tasks:
+            self._open(task)
+        for job_id, summaries in recovered.target_summaries.items():
+            job = state.tasks_of(job_id)[0].job
+            self._gates.track_dependencies(job, summaries, state.tasks_of)
 
-    def remember_cluster_info(self, cluster: str, info: ClusterInfo) -> None:
-        """Remember the reported state of a cluster."""
-        self._info[cluster] = info
-
-    def restore(
-        self,
-        tasks: Iterable[Task],
-        last_dispatches: dict[int, int],
-        info: dict[str, ClusterInfo],
-        margins: Iterable[Job],
-        drains: Iterable[ClusterDrained] = (),
-        ended: Mapping[TaskId, EndedTask] | None = None,
-        target_summaries: Mapping[int, Iterable[TargetSummary]] | None = None,
-        leases: Iterable[Lease] = (),
-        lingering: Iterable[LingeringTokens] = (),
-        totals: Mapping[str, int] | None = None,
-        used_outside: Mapping[str, Mapping[str, LicenceCount]] | None = None,
-        reservations: Iterable[Reservation] = (),
-    ) -> None:
-        """Restore a fresh core before its first event, which must be `DaemonStarted`.
-
-        tasks             open tasks
-        last_dispatches   highest dispatch id of each open job
-        info              last reported state of each cluster, without load
-        margins           last jobs with a deadline that could be met, oldest first
-        drains            drained clusters
-        ended             last ended tasks, oldest first
-        target_summaries  by open job: progress of the jobs that it depends on
-        leases            live leases
-        lingering         tokens that were returned and still count as used
-        totals            totals of licences that operators have set
-        used_outside      tokens that managers gave to other users' jobs, by licence and cluster
-        reservations      open reservations, and closed ones that a manager may still have
-        """
-        self._reservations.restore(reservations)
-        self._leasing.licences.restore(leases, lingering, totals or {}, used_outside or {})
-        self._state.drains = {drain.cluster: drain for drain in drains}
-        self._margin_jobs = list(margins)
-        self._info = dict(info)
-        self._state.last_dispatch = dict(last_dispatches)
-        self._state.ended_tasks = OrderedDict(ended or {})
-        for task in tasks:
-            self._state_machine.open(task)
-        for job_id, summaries in (target_summaries or {}).items():
-            self._state_machine.track_dependencies(self._state.tasks_of(job_id)[0].job, summaries)
+    def _open(self, task: Task) -> None:
+        self._state.open_task(task)
+        self._gates.add_job(task.job)
 
     def _configure(self, event: DaemonStarted) -> None:
         """Take over the configuration of the daemon."""
@@ -111,17 +76,19 @@ class Recovery:
             ],
             weights=policy.weights,
         )
-        for job in self._margin_jobs[-policy.window :]:
+        for job in self._state.margin_jobs[-policy.window :]:
             self._state.classifier.remember(job)
         self._state.views = {cluster.name: ClusterView(cluster) for cluster in event.clusters}
         self._state.views_with_unstarted = {}
         self._state.unstarted_by_key = []
         self._state.observed_seconds = 0.0
         # the reported load is out of date
-        self._info = {name: info.without_load for name, info in self._info.items()}
+        self._state.cluster_info = {
+            name: info.without_load for name, info in self._state.cluster_info.items()
+        }
         for name, view in self._state.views.items():
-            if name in self._info:
-                view.update_info(self._info[name])
+            if name in self._state.cluster_info:
+                view.update_info(self._state.cluster_info[name])
         self._state.load_ordering = LoadOrdering(
             [cluster.name for cluster in event.clusters],
             max_priority=policy.max_priority,
@@ -131,7 +98,7 @@ class Recovery:
             ordering=policy.ordering,
         )
 
-    def apply_daemon_started(self, event: DaemonStarted) -> None:
+    def apply_daemon_started(self, event: DaemonStarted) -> Iterator[StateChange]:
         """Forget all that the database does not store, so that a restored core is equal."""
         is_copy = self._state.instance not in ("", event.instance)  # restored from a backup
         self._configure(event)
@@ -140,14 +107,16 @@ class Recovery:
         self._gates.rebuild(open_tasks)
         untried: dict[tuple[int, int, str], list[int]] = {}
         for task in open_tasks:
-            self._state_machine.open(task)
+            self._open(task)
         for task in open_tasks:
             task.priority = min(task.classified_priority, event.policy.max_priority)
             task.queue_key = self._state.queue_key(task.job, task.priority)
             attempt = task.attempt
             if attempt is None:
                 if task.state is State.QUEUED:
-                    self._state_machine.enqueue(task)
+                    status = self._gates.enqueue(task, event.time)
+                    if cause := self._gates.cancel_cause(task, status, event.time):
+                        yield self._state_machine.apply(task, TaskEvent.CANCEL, cause)
                 continue
             attempt.observed_at_dispatch = 0.0
             attempt.in_last_listing, attempt.missing = False, False
@@ -171,7 +140,7 @@ class Recovery:
                     ).append(task.index)
             elif attempt.state is not State.UNKNOWN:
                 cause = f"cluster {attempt.cluster} is no longer configured"
-                self._state_machine.apply(
+                yield self._state_machine.apply(
                     task, TaskEvent.ABSENT if never_tried else TaskEvent.SILENCE, cause
                 )
         for (job, dispatch_id, cluster), indices in untried.items():

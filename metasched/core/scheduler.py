@@ -1,17 +1,20 @@
 """The meta-scheduler: events in, changes and actions out. Pure; the caller gives times and seeds.
 
-`Core.step(event)` runs in this order:
-1. Apply the event to clusters and tasks: listings in `reconciler`, tasks that are listed again in
-   `stale_attempts`, requests of users in `user_requests`, starts of the daemon in `recovery`. Every
-   change of a task's state goes through `task_state_machine` and the table in `transitions`.
-2. Classify a new job (`policies.classify`).
-3. Release queued tasks from their gates (`gates`) and find eligible clusters (`placement`,
-   `policies.eligible`).
-4. Lease all licences of a task (`leasing`, `licences`) and choose a cluster (`placement`,
-   `policies.dispatch`). Pull pending tasks to a cluster where they start now (`withdrawals`,
-   `policies.pull`).
-5. Request withdrawals from managers: cancel, hold, pull (`task_state_machine`).
+`Core.step(event)` has six paragraphs:
+1. Let time pass: licence tokens stop lingering, reservations begin and end.
+2. Apply the event to the clusters and tasks that it names (`Core._handlers`): listings in
+   `reconciler` and `stale_attempts`, answers to dispatches in `dispatch_answers`, requests of users
+   in `user_requests`, which classifies new jobs, and starts of the daemon in `recovery`.
+3. Withdraw tasks from reservations that are over or changed (`withdrawals`).
+4. Release queued tasks from their gates (`gates`).
+5. Find eligible clusters, lease licences, choose a cluster, dispatch (`placement`, `leasing`). Pull
+   pending tasks to a cluster where they start now (`withdrawals`).
 6. Return changes to store and actions to execute.
+
+Consequences are data. `task_state_machine` alone changes states, by the table in `transitions`, and
+returns each change. The part that applied the event yields it. `Core._settle` passes it to indexes
+and clusters (`state`), to `leasing` and to `gates`, in this order, then applies its follow-up:
+requeue, cancel, hold, or an older attempt that continues.
 
 All parts share `SchedulerState`. Each part depends only on parts that `Core.__init__` creates
 before it. Daemon and simulator drive the same core. Replaying the recorded events of a daemon with
@@ -20,11 +23,11 @@ a fresh core repeats its decisions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
 from metasched.core.cluster_view import eligibility_key
-from metasched.core.dependency_status import DependencyStatus
+from metasched.core.dispatch_answers import DispatchAnswers
 from metasched.core.events import (
     AccountingReceived,
     ClaimsRevoked,
@@ -56,20 +59,27 @@ from metasched.core.placement import Placement
 from metasched.core.reconciler import Reconciler
 from metasched.core.recovery import Recovery
 from metasched.core.reservations.book import ReservationBook
-from metasched.core.reservations.events import ReservationRequested
+from metasched.core.reservations.events import ReservationEvent, ReservationRequested
 from metasched.core.stale_attempts import StaleAttempts
-from metasched.core.state import SchedulerState
+from metasched.core.state import SchedulerState, StateChange
 from metasched.core.task_state_machine import WITHDRAWAL_RETRY_SECONDS, TaskStateMachine
 from metasched.core.tasks import Task, WithdrawalMode
-from metasched.core.transitions import TaskEvent
 from metasched.core.user_requests import UserRequests
 from metasched.core.withdrawals import Withdrawals
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Reason, State
-from metasched.model.refusal_scope import jobs_in_scope
 from metasched.policies.classify import Classifier
 from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.policy import Policy
+
+# Events after which tasks may be released because time has passed
+_TIMED_EVENTS: Final[frozenset[type]] = frozenset(
+    {TimerExpired, ClockSet, ListingReceived, UserRequested, JobRequeued, JobModified}
+)
+# Events after which any ready task may find another cluster eligible
+_CLUSTER_EVENTS: Final[frozenset[type]] = frozenset(
+    {DaemonStarted, ClockSet, ClusterDrained, ClusterResumed, ClusterUnreachable}
+)
 
 
 class Core:
@@ -80,7 +90,7 @@ class Core:
         self._gates = SchedulingGates()
         self._leasing = LicenceLeasing(self.state)
         self.reservations = ReservationBook(self._leasing.licences)
-        self._state_machine = TaskStateMachine(self.state, self._leasing, self._gates)
+        self._state_machine = TaskStateMachine(self.state, self._leasing)
         self._stale_attempts = StaleAttempts(self.state, self._state_machine)
         self._reconciler = Reconciler(self.state, self._state_machine, self._stale_attempts)
         self._placement = Placement(
@@ -105,7 +115,34 @@ class Core:
             self.reservations,
             self._withdrawals,
         )
+        self._answers = DispatchAnswers(
+            self.state, self._state_machine, self._gates, self._placement
+        )
         self.restore = self._recovery.restore
+        # Events other than those of reservations
+        self._handlers: dict[type, Callable[[Any], Iterable[StateChange] | None]] = {
+            JobSubmitted: self._user_requests.apply_submission,
+            UserRequested: self._user_requests.apply_request,
+            JobRequeued: self._user_requests.apply_requeue,
+            JobModified: self._user_requests.apply_modification,
+            ListingReceived: self._apply_listing,
+            AccountingReceived: self._reconciler.apply_accounting,
+            ClaimsRevoked: self._reconciler.apply_revocations,
+            ClusterUnreachable: self._reconciler.apply_unreachable,
+            DispatchStarted: self._answers.apply_started,
+            DispatchAccepted: self._answers.apply_accepted,
+            DispatchRejected: self._answers.apply_rejected,
+            DispatchUncertain: self._answers.apply_uncertain,
+            DispatchSkipped: self._answers.apply_skipped,
+            ClusterDrained: self._withdrawals.apply_drain,
+            ClusterResumed: self._apply_cluster_resumed,
+            LicencesCounted: self._leasing.apply_counts,
+            LicenceSet: self._leasing.apply_total,
+            LicencesReleased: self._leasing.apply_release,
+            ClockSet: self._apply_clock_set,
+            DaemonStarted: self._recovery.apply_daemon_started,
+            TimerExpired: _apply_nothing,
+        }
         # Queries, besides the methods below
         self.tasks, self.licences = self.state.tasks, self._leasing.licences
         self.tasks_of, self.is_open = self.state.tasks_of, self.state.is_open
@@ -120,197 +157,89 @@ class Core:
 
     def step(self, event: CoreEvent) -> Outcome:
         """Apply an event; return changes and actions. Never raises on a valid event."""
-        clock_step = event.step if isinstance(event, ClockSet) else 0.0
-        outcome = self.state.begin_step(event.time, clock_step)
-        self._gates.begin_step()
-        if isinstance(event, ClockSet):
-            self.licences.adjust_clock(event.step)
-        self.licences.expire_lingering(event.time)
-        if self.reservations.by_id and not isinstance(event, DaemonStarted):
-            self.reservations.advance_time(event.time, outcome)
-            self._leasing.update_windows(outcome.reservations.values())
-        match event:
-            case JobSubmitted():
-                self._apply_job_submitted(event)
-            case ListingReceived():
-                self._apply_listing(event)
-            case AccountingReceived():
-                self._reconciler.apply_accounting(event)
-            case ClaimsRevoked():
-                self._reconciler.apply_revocations(event)
-            case DispatchAccepted():
-                self._apply_dispatch_accepted(event)
-            case DispatchRejected():
-                self._apply_dispatch_rejected(event)
-            case DispatchStarted():
-                for task in self.tasks_of_dispatch(event.job, event.dispatch_id):
-                    task.live_attempt.tried = event.time
-                    task.live_attempt.fence = event.fence or task.live_attempt.fence
-                    self.state.store(task)
-            case DispatchUncertain():
-                for task in self.tasks_of_dispatch(event.job, event.dispatch_id):
-                    task.live_attempt.tried = event.time
-                    self.state.record_note(task, f"no answer: {event.reason}")
-            case DispatchSkipped():
-                skipped = [self.tasks_of_dispatch(*dispatch) for dispatch in event.dispatches]
-                for task in chain.from_iterable(skipped):
-                    self._state_machine.apply(task, TaskEvent.ABSENT, "never submitted")
-            case ClusterUnreachable():
-                self._apply_cluster_unreachable(event)
-            case UserRequested():
-                self._user_requests.apply_request(event)
-            case JobRequeued():
-                self._user_requests.apply_requeue(event)
-            case JobModified():
-                self._user_requests.apply_modification(event)
-            case ClusterDrained():
-                self._withdrawals.apply_drain(event)
-                self._gates.request_recheck()
-            case ClusterResumed():
-                self._withdrawals.apply_resume(event)
-                self._withdrawals.recall_from_closed_reservations(self.reservations.by_id.values())
-                self._gates.request_recheck()
-            case LicencesCounted():
-                for count in event.counts:
-                    if self.licences.record_count(count, event.time):
-                        outcome.licence_statuses[count.name] = self.licences.status(
-                            count.name, event.time
-                        )
-            case LicenceSet():
-                self.licences.set_operator_total(event.name, event.total)
-                outcome.licence_statuses[event.name] = self.licences.status(event.name, event.time)
-            case LicencesReleased():
-                for task in self.tasks_of(event.job, event.indices):
-                    if task.state is State.UNKNOWN:
-                        self._leasing.return_lease(task, f"released by {event.by}")
-            case ClockSet():
-                self._apply_clock_set(event)
-            case DaemonStarted():
-                self._recovery.apply_daemon_started(event)
-                self._gates.request_recheck()
-            case TimerExpired():
-                self._gates.pass_time(event.time)
-            case ReservationRequested():
-                self._leasing.refresh_expected_ends(event.licences)
-                self.reservations.handle(event, outcome)
-            case _:
-                self.reservations.handle(event, outcome)
+        # 1. Let time pass: licence tokens stop lingering, reservations begin and end.
+        outcome = self._pass_time(event)
+
+        # 2. Apply the event to the clusters and tasks that it names.
+        handler = self._handlers.get(type(event), self._apply_reservation_event)
+        self._settle(handler(event) or ())
+
+        # 3. Withdraw tasks from reservations that are over or changed.
         if outcome.reservations:
             self._leasing.update_windows(outcome.reservations.values())
             self._withdrawals.recall_from_closed_reservations(outcome.reservations.values())
-            self._gates.request_recheck()
         if self.reservations.by_id:
             self._withdrawals.end_overrunning_tasks(self.reservations.collect_expired(event.time))
+
+        # 4. Release queued tasks from their gates.
+        if type(event) in _TIMED_EVENTS:
+            self._gates.pass_time(event.time)
+        if outcome.reservations or type(event) in _CLUSTER_EVENTS:
+            self._gates.request_recheck()
         for view in self.state.views.values():
             if view.scope_limits.take_freed_room():
                 self._gates.request_recheck()
-        self._placement.place_ready_tasks()
+
+        # 5. Find eligible clusters, lease licences, dispatch. Pull tasks to clusters with room.
+        if self._placement.begin_pass():
+            self._place_tasks()
         if isinstance(event, ListingReceived) and self.policy.pull_enabled:
             self._withdrawals.pull(self.state.views[event.cluster])
+
+        # 6. Return changes to store and actions to execute.
         for task in self._gates.changed_tasks:
             self.state.store(task)
         return outcome
 
-    def _apply_clock_set(self, event: ClockSet) -> None:
-        """Shift the origins of durations: a step of the clock is not elapsed time.
+    def _settle(self, changes: Iterable[StateChange]) -> None:
+        """Pass each change to the parts that keep data about tasks, then apply its follow-up.
 
-        Times that bound a proof of absence from below move back, never forward: this host may have
-        been suspended, so that the time did pass.
+        `changes` come from a generator, which continues when its last change is settled: it sees
+        indexes, leases and gates that agree with the states. Follow-ups are few, since each uses up
+        what users requested of the task or what its last attempt intended.
         """
-        for task in self.tasks.values():
-            if task.attempt is not None:
-                task.attempt.adjust_clock(event.step)
-                self.state.store(task)
-        for view in self.state.views.values():
-            view.adjust_clock(event.step)
-        self._gates.pass_time(event.time)
-        self._gates.request_recheck()
+        for change in changes:
+            self.state.update_indexes(change)
+            self._leasing.update_leases(change)
+            job_is_open = change.task.job.id in self.state.open_tasks
+            cancel_cause = self._gates.update_gates(change, self.state.now, job_is_open)
+            if cancel_cause or change.follow_up is not None:
+                self._settle(self._state_machine.follow_up(change, cancel_cause))
 
-    # Steps 1 and 2: apply the event
+    def _place_tasks(self) -> None:
+        """Place newly ready tasks, then tasks that depended on a task rejected here."""
+        while True:
+            never_met = self._gates.resolve_dependencies(self.state.now)
+            self._settle(self._state_machine.report_never_met(never_met))
+            self._settle(self._placement.place_tasks(self._gates.take_newly_ready()))
+            if self._gates.settled:
+                return
 
-    def _apply_job_submitted(self, event: JobSubmitted) -> None:
-        job = event.job
-        classifier = self.state.classifier
-        priority, self.state.outcome.priority_parts = classifier.classify(job)
-        classifier.remember(job)
-        self._recovery.remember_job(job)
-        if job.dependency is not None:
-            self._state_machine.track_dependencies(job, event.target_summaries)
-        key = self.state.queue_key(job, priority)
-        tasks = [Task(job, index, priority, key, held=job.held) for index in job.indices]
-        for task in tasks:  # all, before any of them may end
-            self._state_machine.open(task)
-        for task in tasks:
-            if job.held:
-                task.state, task.reason = State.HELD, Reason.HELD
-                self.state.record_change(task, None, None, "submitted")
-                continue
-            status = self._gates.enqueue(task, event.time)
-            if status is DependencyStatus.SATISFIED:
-                self.state.record_change(task, None, None, "submitted")
-            else:
-                waiting_for = self._gates.describe_dependencies(task, event.time)
-                self.state.record_change(task, None, None, f"submitted; {waiting_for}")
-                self._state_machine.cancel_if_never_satisfied(task, status)
+    def _pass_time(self, event: CoreEvent) -> Outcome:
+        """Begin the step at the time of its event."""
+        clock_step = event.step if isinstance(event, ClockSet) else 0.0
+        outcome = self.state.begin_step(event.time, clock_step)
+        self._gates.begin_step()
+        if clock_step:
+            self.licences.adjust_clock(clock_step)
+        self.licences.expire_lingering(event.time)
+        if self.reservations.by_id and not isinstance(event, DaemonStarted):
+            self.reservations.advance_time(event.time, outcome)
+            self._leasing.update_windows(outcome.reservations.values())
+        return outcome
 
-    def _apply_dispatch_accepted(self, event: DispatchAccepted) -> None:
-        tasks = self.tasks_of_dispatch(event.job, event.dispatch_id)
-        for task in tasks:
-            attempt, view = task.live_attempt, self.state.view_of(task)
-            attempt.native_id = event.native_ids.get(task.index)
-            attempt.accepted = event.time
-            attempt.tried = None
-            cause = "the manager accepted it" + (f", by {event.access}" if event.access else "")
-            if attempt.state in (State.DISPATCHING, State.UNKNOWN):
-                self._state_machine.apply(task, TaskEvent.ACCEPT, cause)
-            else:  # a listing came before the answer
-                self.state.record_note(task, cause)
-            self._state_machine.request_withdrawal(task)
-            if view is not None and view.full_reason:
-                view.full_reason, view.retry_delay = "", 0.0
-                self._gates.request_recheck()
-        if tasks and (view := self.state.view_of(tasks[0])) is not None:
-            view.scope_limits.accept(tasks[0].job)
+    # Events that concern several parts
 
-    def _apply_dispatch_rejected(self, event: DispatchRejected) -> None:
-        tasks = [
-            task
-            for task in self.tasks_of_dispatch(event.job, event.dispatch_id)
-            if task.state in (State.DISPATCHING, State.UNKNOWN)  # else the manager has listed it
-        ]
-        view = self.state.view_of(tasks[0]) if tasks and event.retry_later else None
-        if view is not None:
-            if event.scope == "cluster":
-                view.mark_full(event.reason, event.time)
-            else:
-                jobs = jobs_in_scope(event.scope, tasks[0].job)
-                live_tasks = view.live_tasks.values()
-                view.scope_limits.refuse(jobs, len(tasks), live_tasks, event.reason, event.time)
-            self._placement.clear_cache()
-        for task in tasks:
-            if view is None:
-                if task.live_attempt.number > task.ignore_rejections_until:
-                    task.rejected_by.add(task.live_attempt.cluster)
-                task.live_attempt.rejected = True
-            self._state_machine.apply(task, TaskEvent.REFUSE, event.reason)
-
-    def _apply_cluster_unreachable(self, event: ClusterUnreachable) -> None:
-        view = self.state.views[event.cluster]
-        view.mark_down(event.reason, self.state.observed_seconds)
-        for task in list(view.live_tasks.values()):
-            if task.live_attempt.state is not State.UNKNOWN and not task.live_attempt.untried:
-                self._state_machine.apply(task, TaskEvent.SILENCE, event.reason)
-        self._gates.request_recheck()
-
-    def _apply_listing(self, event: ListingReceived) -> None:
+    def _apply_listing(self, event: ListingReceived) -> Iterator[StateChange]:
+        """Apply a listing to its cluster and tasks; recall tasks that should not wait there."""
         view = self.state.views[event.cluster]
         was_up, previous_key, previous_info = view.up, view.eligibility_key, view.info
         silent_seconds = view.mark_up(self.state.observed_seconds)
         if event.info is not None and event.info is not previous_info:
             view.update_info(event.info)
-            self._recovery.remember_cluster_info(event.cluster, event.info)
+            self.state.cluster_info[event.cluster] = event.info
         view.up_since = event.up_since
-        self._reconciler.apply_listing(view, event)
+        yield from self._reconciler.apply_listing(view, event)
         self._leasing.count_outside_use(view)
         eligibility_changed = view.eligibility_key != previous_key
         permanently_changed = eligibility_changed and eligibility_key(
@@ -328,10 +257,31 @@ class Core:
             )
         self._reconciler.query_accounting(view)
         self._stale_attempts.request_withdrawals(view)
-        self._gates.pass_time(event.time)
         view.scope_limits.pass_time(event.time)
         if eligibility_changed or not was_up or view.retry_due(event.time):
             self._gates.request_recheck()
+
+    def _apply_cluster_resumed(self, event: ClusterResumed) -> None:
+        self._withdrawals.apply_resume(event)
+        self._withdrawals.recall_from_closed_reservations(self.reservations.by_id.values())
+
+    def _apply_clock_set(self, event: ClockSet) -> None:
+        """Shift the origins of durations: a step of the clock is not elapsed time.
+
+        Times that bound a proof of absence from below move back, never forward: this host may have
+        been suspended, so that the time did pass.
+        """
+        for task in self.tasks.values():
+            if task.attempt is not None:
+                task.attempt.adjust_clock(event.step)
+                self.state.store(task)
+        for view in self.state.views.values():
+            view.adjust_clock(event.step)
+
+    def _apply_reservation_event(self, event: ReservationEvent) -> None:
+        if isinstance(event, ReservationRequested):
+            self._leasing.refresh_expected_ends(event.licences)
+        self.reservations.handle(event, self.state.outcome)
 
     # Queries
 
@@ -445,6 +395,10 @@ class Core:
             if name != cluster
             for task in other_view.unstarted_tasks.values()
         )
+
+
+def _apply_nothing(_: TimerExpired) -> None:
+    """Only time has passed."""
 
 
 def replay(events: Iterable[CoreEvent]) -> Iterator[Outcome]:

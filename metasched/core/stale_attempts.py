@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from metasched.core.cluster_view import ClusterView, StaleAttempt
 from metasched.core.events import Withdraw
-from metasched.core.state import SchedulerState
+from metasched.core.state import SchedulerState, StateChange
 from metasched.core.task_state_machine import WITHDRAWAL_RETRY_SECONDS, TaskStateMachine
 from metasched.core.tasks import Intent, Task, TaskChange, WithdrawalMode
 from metasched.core.transitions import LIVE
@@ -29,7 +31,7 @@ class StaleAttempts:
 
     def apply_unmatched_row(
         self, view: ClusterView, job: int, dispatch_id: int, row: JobStatus
-    ) -> None:
+    ) -> Iterator[StateChange]:
         """Apply a row of a listing that matches no live attempt."""
         key = (job, row.task, dispatch_id)
         cached = view.stale_attempts.pop(key, None)
@@ -56,11 +58,11 @@ class StaleAttempts:
             return
         view.stale_attempts[key] = stale_attempt
         if started:
-            self.record_start(task, dispatch_id, row.state in LIVE)
+            yield from self.apply_start(task, dispatch_id, row.state in LIVE)
             if task.attempt is not None and task.attempt.has_started:
                 view.withdraw_pending_stale(key)
         elif task.attempt is None:
-            self._state_machine.adopt(task, dispatch_id, _LISTED_AGAIN)
+            yield from self._state_machine.adopt(task, dispatch_id, _LISTED_AGAIN)
         elif stale_attempt.withdrawal is WithdrawalMode.NONE:
             stale_attempt.withdrawal = WithdrawalMode.IF_PENDING
             cause = (
@@ -68,7 +70,7 @@ class StaleAttempts:
             )
             self._state.record_note(task, cause)
 
-    def record_start(self, task: Task, dispatch_id: int, is_live: bool) -> None:
+    def apply_start(self, task: Task, dispatch_id: int, is_live: bool) -> Iterator[StateChange]:
         """Record that an earlier dispatch of a task has started, and resolve the conflict.
 
         Does nothing if the start was known and the attempt has ended (not `is_live`). A known start
@@ -82,7 +84,7 @@ class StaleAttempts:
             return
         description = f"dispatch {dispatch_id} on {past_attempt.cluster} is listed again"
         if attempt is None:
-            self._state_machine.adopt(task, dispatch_id, _LISTED_AGAIN)
+            yield from self._state_machine.adopt(task, dispatch_id, _LISTED_AGAIN)
         elif attempt.intent is Intent.CANCEL:
             if self.withdraw_all(task):
                 self._state.record_note(task, f"{description}: cancelling it")

@@ -5,19 +5,32 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from metasched.core.cluster_view import ClusterView, loads
 from metasched.core.events import ClusterDrained, Outcome
 from metasched.core.tasks import Attempt, EndedTask, PastAttempt, Task, TaskChange, TaskId
-from metasched.core.transitions import UNSTARTED, TaskEvent
+from metasched.core.transitions import FINAL, LIVE, UNSTARTED, TaskEvent
+from metasched.model.cluster import ClusterInfo
 from metasched.model.job import Job, State
 from metasched.model.tags import parse_tag, tag_of
 from metasched.policies.classify import Classifier
 from metasched.policies.dispatch import LoadOrdering
-from metasched.policies.policy import Policy
+from metasched.policies.policy import MAX_WINDOW, Policy
 
 MAX_ENDED_TASKS = 20_000  # remembered, in case a manager lists an attempt of them again
+
+
+class StateChange(NamedTuple):
+    """A task's change of state. `Core.step` passes it to each part that keeps data about tasks."""
+
+    task: Task  # in its new state
+    event: TaskEvent
+    before: State
+    after: State
+    attempt: Attempt | None  # it has ended unless `after` is in LIVE; None: the task had none
+    follow_up: TaskEvent | None  # to be applied once all parts have received this change
+    last_dispatch: int = 0  # highest dispatch id of the job, if `follow_up` is REQUEUE
 
 
 class SchedulerState:
@@ -37,6 +50,8 @@ class SchedulerState:
         self.views_with_unstarted: dict[str, ClusterView] = {}
         self.unstarted_by_key: list[tuple[float, TaskId, Task]] = []
         self.drains: dict[str, ClusterDrained] = {}  # also of unconfigured clusters
+        self.margin_jobs: list[Job] = []  # last jobs with a deadline that could be met
+        self.cluster_info: dict[str, ClusterInfo] = {}  # last reported; also of unconfigured ones
         self.now = 0.0  # epoch seconds; time of the current event
         self.observed_seconds = 0.0  # since the start, while any cluster was up
         self.outcome = Outcome()  # of the current step
@@ -106,23 +121,58 @@ class SchedulerState:
         for index in (self.tasks, self.open_tasks, self.dispatches):
             index.clear()
 
-    def add_live_attempt(self, task: Task, attempt: Attempt) -> None:
-        """Index a task by its new live attempt."""
+    def open_task(self, task: Task) -> None:
+        """Index a new, requeued or restored task."""
+        self.tasks[task.task_id] = task
+        self.open_tasks.setdefault(task.job.id, {})[task.index] = task
+        if task.attempt is not None:
+            self._add_live_attempt(task, task.attempt)
+
+    def update_indexes(self, change: StateChange) -> None:
+        """Update the indexes of tasks, and the tasks and loads of clusters."""
+        task, event, before, after, attempt, _, _ = change
+        if attempt is not None:
+            if event is TaskEvent.SEND or event is TaskEvent.ADOPT:
+                self._add_live_attempt(task, attempt)
+                if (view := self.views.get(attempt.cluster)) is not None:
+                    view.add_task(task)
+            was_unstarted, is_unstarted = before in UNSTARTED, after in UNSTARTED
+            both = event is TaskEvent.RESTART  # a restarted task moves to the end of its queue
+            if was_unstarted and (both or not is_unstarted):
+                self.count_unstarted(task, attempt, before, -1)
+            if is_unstarted and (both or not was_unstarted):
+                self.count_unstarted(task, attempt, after, +1)
+        if after in LIVE:
+            return
+        if attempt is not None:
+            self._remove_live_attempt(task, attempt)
+        if after in FINAL:
+            self._remove_ended(task)
+
+    def _add_live_attempt(self, task: Task, attempt: Attempt) -> None:
         self.dispatches.setdefault((task.job.id, attempt.dispatch_id), {})[task.index] = task
 
-    def remove_live_attempt(self, task: Task, attempt: Attempt) -> None:
-        """Remove an ended attempt from the index."""
+    def _remove_live_attempt(self, task: Task, attempt: Attempt) -> None:
         dispatch = (task.job.id, attempt.dispatch_id)
         tasks = self.dispatches[dispatch]
         del tasks[task.index]
         if not tasks:
             del self.dispatches[dispatch]
+        if (view := self.views.get(attempt.cluster)) is not None:
+            view.remove_task(task)
 
-    def remember_ended(self, task: Task) -> None:
+    def _remove_ended(self, task: Task) -> None:
         """Remember an ended task, in case a manager lists an attempt of it again."""
+        job_id, index = task.task_id
         self.ended_tasks[task.task_id] = EndedTask(task.state, task.attempts, task.past_attempts)
         if len(self.ended_tasks) > MAX_ENDED_TASKS:
             self.ended_tasks.popitem(last=False)  # O(1), unlike removal of a dict's first key
+        del self.tasks[task.task_id]
+        tasks_of_job = self.open_tasks[job_id]
+        del tasks_of_job[index]
+        if not tasks_of_job:
+            del self.open_tasks[job_id]
+            self.last_dispatch.pop(job_id, None)
 
     def count_unstarted(
         self, task: Task, attempt: Attempt, state: State, direction: Literal[1, -1]
@@ -148,6 +198,11 @@ class SchedulerState:
         view.owed_by_own = (
             view.owed_by_own + direction * job.cpus * job.estimated if view.unstarted_tasks else 0.0
         )
+
+    def remember_job(self, job: Job) -> None:
+        """Remember a submitted job if it has a deadline that can be met."""
+        if job.deadline is not None and (margin := job.margin) is not None and margin >= 0:
+            self.margin_jobs = [*self.margin_jobs[1 - MAX_WINDOW :], job]
 
     def observe_loads(self) -> None:
         """Pass current loads of all clusters to the load ordering, if it uses observed loads."""

@@ -1,32 +1,29 @@
 """The state machine of tasks and attempts: the only code that changes a task's state. Pure.
 
-It looks events up in the table of `transitions` and updates indexes, loads, leases and gates with
-each new state, so that they always agree.
+It looks events up in the table of `transitions`. Each change is data, a `StateChange`: indexes,
+leases and gates receive it from `Core.step`, so that they always agree with the states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec import structs
 
 from metasched.core.cluster_view import ClusterView
-from metasched.core.dependency_status import DependencyStatus, TargetSummary
 from metasched.core.events import Revoke, Withdraw
-from metasched.core.gates import SchedulingGates
 from metasched.core.leasing import LicenceLeasing
-from metasched.core.state import SchedulerState
+from metasched.core.state import SchedulerState, StateChange
 from metasched.core.tasks import IF_PENDING_INTENTS, Attempt, Intent, PastAttempt, Task
 from metasched.core.transitions import (
     FINAL,
     LIVE,
     STARTED,
-    UNSTARTED,
     TaskEvent,
     event_for_listed_state,
     find_transition,
 )
-from metasched.model.job import MANAGER_REASON, Job, Reason, State
+from metasched.model.job import MANAGER_REASON, Reason, State
 from metasched.model.listing import JobStatus, TaskClaim
 
 WITHDRAWAL_RETRY_SECONDS = 60.0  # until a withdrawal without effect is requested again
@@ -34,46 +31,69 @@ START_TOLERANCE = 5.0  # seconds that a new start differs at least; managers rou
 
 
 class TaskStateMachine:
-    """Applies events (`apply`) and rows of listings (`apply_status`) to tasks."""
+    """Applies events (`apply`) and rows of listings (`apply_status`) to tasks.
 
-    def __init__(
-        self, state: SchedulerState, leasing: LicenceLeasing, gates: SchedulingGates
-    ) -> None:
-        self._state, self._leasing, self._gates = state, leasing, gates
+    Whoever applies an event yields its change at once, before it looks at the task again.
+    """
 
-    # Opening tasks
+    def __init__(self, state: SchedulerState, leasing: LicenceLeasing) -> None:
+        self._state, self._leasing = state, leasing
 
-    def open(self, task: Task) -> None:
-        """Add a new or requeued task to the open tasks."""
-        self._state.tasks[task.task_id] = task
-        tasks_of_job = self._state.open_tasks.get(task.job.id)
-        if tasks_of_job is None:
-            self._gates.add_job(task.job)
-            tasks_of_job = self._state.open_tasks[task.job.id] = {}
-        tasks_of_job[task.index] = task
-        if task.attempt is not None:
-            self._state.add_live_attempt(task, task.attempt)
+    # Events
 
-    def track_dependencies(self, job: Job, summaries: Iterable[TargetSummary]) -> None:
-        """Track the targets of a job's dependency, starting from their `summaries`."""
-        summaries = tuple(summaries)
-        self._gates.track_dependencies(job, summaries)
-        for job_id in {summary.target.job for summary in summaries}:
-            for task in self._state.tasks_of(job_id):
-                self._gates.update_progress(task)
+    def apply(self, task: Task, event: TaskEvent, cause: str) -> StateChange:
+        """Apply an event to a task. The caller yields the returned change to `Core.step`."""
+        state, attempt, before = self._state, task.attempt, task.state
+        transition = find_transition(before, event, task)
+        after = transition.task
+        if attempt is not None and transition.attempt is not None:
+            attempt.state = transition.attempt
+        if task.reason and task.reason != Reason.DUPLICATE:
+            task.reason = ""
+        if after is State.HELD:
+            task.reason = task.reason or Reason.HELD
+        task.state = after
+        state.record_change(task, event, before, cause)
+        if after in LIVE:
+            return StateChange(task, event, before, after, attempt, None)
+        if attempt is not None:
+            self._close_attempt(task, attempt)
+        if after in FINAL:
+            task.ended = attempt.ended if attempt is not None else state.now
+        follow_up = _follow_up(task, attempt)
+        last_dispatch = 0
+        if follow_up is TaskEvent.REQUEUE:
+            last_dispatch = state.last_dispatch.get(task.job.id, 0)
+        return StateChange(task, event, before, after, attempt, follow_up, last_dispatch)
 
-    def enqueue(self, task: Task) -> None:
-        """Queue a task in metasched, behind its gate."""
-        self.cancel_if_never_satisfied(task, self._gates.enqueue(task, self._state.now))
+    def follow_up(self, change: StateChange, cancel_cause: str) -> Iterator[StateChange]:
+        """Apply the event that a change calls for.
 
-    def cancel_if_never_satisfied(self, task: Task, status: DependencyStatus) -> None:
-        """Cancel a task whose dependency can never be met, if its owner requested that."""
-        if status is DependencyStatus.NEVER_SATISFIED and task.job.kill_on_invalid_dep:
-            self.apply(
-                task, TaskEvent.CANCEL, self._gates.describe_dependencies(task, self._state.now)
-            )
+        `cancel_cause`: why the task has to be cancelled, or "".
+        """
+        task, attempt = change.task, change.attempt
+        if cancel_cause:
+            yield self.apply(task, TaskEvent.CANCEL, cancel_cause)
+        match change.follow_up:
+            case TaskEvent.REQUEUE:
+                yield self.reopen(task, change.last_dispatch, "requeued as requested")
+            case TaskEvent.CANCEL:
+                yield self.apply(task, TaskEvent.CANCEL, "cancelled as requested")
+            case TaskEvent.HOLD:
+                yield self.apply(task, TaskEvent.HOLD, "held as requested")
+            case TaskEvent.ADOPT:
+                assert attempt is not None
+                assert attempt.yields_to is not None
+                yield from self.adopt(task, attempt.yields_to, "it replaces the newer attempt")
 
-    def reopen(self, task: Task, last_dispatch: int, cause: str) -> None:
+    def report_never_met(self, tasks: Iterable[tuple[Task, str]]) -> Iterator[StateChange]:
+        """Record dependencies that can never be met; cancel tasks whose owners asked for that."""
+        for task, cause in tasks:
+            self._state.record_note(task, cause)
+            if task.job.kill_on_invalid_dep:
+                yield self.apply(task, TaskEvent.CANCEL, cause)
+
+    def reopen(self, task: Task, last_dispatch: int, cause: str) -> StateChange:
         """Queue an ended task again, and forget rejections by clusters."""
         task.ended, task.attempt, task.target, task.held = None, None, None, False
         task.ignore_rejections_until, task.rejected_by = task.attempts, set()
@@ -83,76 +103,11 @@ class TaskStateMachine:
                 past_attempt.requeued = True
                 self._state.outcome.past_attempts[(*task.task_id, dispatch_id)] = past_attempt
         self._state.ended_tasks.pop(task.task_id, None)
-        self.open(task)
+        self._state.open_task(task)
         job_id = task.job.id
         if last_dispatch > self._state.last_dispatch.get(job_id, 0):
             self._state.last_dispatch[job_id] = last_dispatch
-        self.apply(task, TaskEvent.REQUEUE, cause)
-
-    # Events
-
-    def apply(self, task: Task, event: TaskEvent, cause: str) -> None:
-        """Apply an event to a task: its transition, and all consequences."""
-        state, gates, attempt, before = self._state, self._gates, task.attempt, task.state
-        transition = find_transition(before, event, task)
-        after = transition.task
-        if attempt is not None and transition.attempt is not None:
-            was_unstarted, is_unstarted = before in UNSTARTED, after in UNSTARTED
-            if was_unstarted and not is_unstarted:
-                state.count_unstarted(task, attempt, before, -1)
-            attempt.state = transition.attempt
-            if is_unstarted and not was_unstarted:
-                state.count_unstarted(task, attempt, after, +1)
-        if task.reason and task.reason != Reason.DUPLICATE:
-            task.reason = ""
-        if after is State.HELD:
-            task.reason = task.reason or Reason.HELD
-        task.state = after
-        state.record_change(task, event, before, cause)
-        if before is State.QUEUED:
-            self._leasing.leave(task)
-        if after in LIVE:
-            if self._leasing.needs_lease(task):
-                self._leasing.ensure_lease(task)
-            gates.update_progress(task)
-            gates.mark_dispatched(task)
-            return
-        if attempt is not None:
-            self._close_attempt(task, attempt)
-        if after in FINAL:
-            task.ended = attempt.ended if attempt is not None else state.now
-            state.remember_ended(task)
-            gates.update_progress(task)
-            last_dispatch = self._remove_ended(task)
-            if attempt is not None and attempt.intent is Intent.REQUEUE:
-                self.reopen(task, last_dispatch, "requeued as requested")
-            return
-        gates.update_progress(task)
-        if after is State.HELD:
-            gates.release_slot(task, state.now)
-        elif attempt is not None and attempt.intent is Intent.CANCEL:
-            self.apply(task, TaskEvent.CANCEL, "cancelled as requested")
-        elif attempt is not None and attempt.yields_to in task.past_attempts:
-            assert attempt.yields_to is not None
-            self.adopt(task, attempt.yields_to, "it replaces the newer attempt")
-        elif task.held:
-            self.apply(task, TaskEvent.HOLD, "held as requested")
-        else:
-            self.enqueue(task)
-
-    def _remove_ended(self, task: Task) -> int:
-        """Remove an ended task, and its job with the last task. Return its last dispatch id."""
-        state, job_id = self._state, task.job.id
-        self._gates.release_slot(task, state.now)
-        del state.tasks[task.task_id]
-        tasks_of_job = state.open_tasks[job_id]
-        del tasks_of_job[task.index]
-        last_dispatch = state.last_dispatch.get(job_id, 0)
-        if not tasks_of_job:
-            del state.open_tasks[job_id]
-            state.last_dispatch.pop(job_id, None)
-            self._gates.remove_job(task.job)
-        return last_dispatch
+        return self.apply(task, TaskEvent.REQUEUE, cause)
 
     def _close_attempt(self, task: Task, attempt: Attempt) -> None:
         """Record the end of an attempt; the task continues without it or has ended, too."""
@@ -167,20 +122,14 @@ class TaskStateMachine:
         maybe_submitted = attempt.tried is not None or attempt.accepted is not None
         if view is not None and maybe_submitted and not (attempt.revoked or attempt.rejected):
             self.revoke_claims(view, [task])  # its manager may list it again
-        self._state.remove_live_attempt(task, attempt)
-        if view is not None:
-            view.remove_task(task)
         if task.state is State.QUEUED:
             task.attempt, task.target = None, attempt.target
             if task.target is not None:
                 task.moves += 1
-                self._leasing.transfer(task)
-                return
-        self._leasing.return_lease(task, task.state, attempt)
 
     # Listings
 
-    def apply_status(self, task: Task, status: JobStatus) -> None:
+    def apply_status(self, task: Task, status: JobStatus) -> Iterator[StateChange]:
         """Apply a row of a listing to the live attempt of a task.
 
         Rows are deferred while the claim is being revoked: the payload may run only until it finds
@@ -191,7 +140,7 @@ class TaskStateMachine:
             self._state.views[attempt.cluster].deferred_rows[task.task_id] = status
             return
         if _was_restarted(attempt, status):
-            self._apply_restart(task, status)
+            yield self._apply_restart(task, status)
             attempt = task.live_attempt
         attempt.in_last_listing, attempt.missing, attempt.tried = True, False, None
         attempt.native_id = status.native_id
@@ -214,9 +163,9 @@ class TaskStateMachine:
         if event is TaskEvent.KILL and attempt.intent is Intent.EXPIRE:
             event, attempt.manager_reason = TaskEvent.EXPIRE, "its reservation ended"
         if event is TaskEvent.WITHDRAW:
-            self.apply(task, event, f"withdrawn before its start ({attempt.intent})")
+            yield self.apply(task, event, f"withdrawn before its start ({attempt.intent})")
         elif event is not None:
-            self.apply(task, event, attempt.manager_reason)
+            yield self.apply(task, event, attempt.manager_reason)
         elif (
             attempt.state is State.PENDING
             and status.manager_reason
@@ -234,11 +183,10 @@ class TaskStateMachine:
             self._state.store(task)
         self.request_withdrawal(task)
 
-    def _apply_restart(self, task: Task, status: JobStatus) -> None:
+    def _apply_restart(self, task: Task, status: JobStatus) -> StateChange:
         """Close the attempt that the manager restarted by itself, and open a new attempt."""
         previous = task.live_attempt
         previous_state = previous.state
-        self._state.count_unstarted(task, previous, previous_state, -1)
         previous.state = State.NODE_FAIL
         previous.ended = previous.ended or self._state.now
         previous.manager_reason = previous.manager_reason or status.manager_reason
@@ -258,12 +206,11 @@ class TaskStateMachine:
             restarts=status.restarts,
         )
         task.state, task.held = find_transition(previous_state, TaskEvent.RESTART, task).task, False
-        self._state.count_unstarted(task, task.attempt, task.state, +1)
         cause = f"the manager restarted it by itself (restart {status.restarts})"
         self._state.record_change(task, TaskEvent.RESTART, previous_state, cause)
-        self._gates.update_progress(task)
+        return StateChange(task, TaskEvent.RESTART, previous_state, task.state, task.attempt, None)
 
-    def adopt(self, task: Task, dispatch_id: int, cause: str) -> None:
+    def adopt(self, task: Task, dispatch_id: int, cause: str) -> Iterator[StateChange]:
         """Continue with an earlier dispatch as the new attempt of a queued or held task.
 
         An attempt that never started is only withdrawn: an earlier withdrawal may be under way.
@@ -290,12 +237,9 @@ class TaskStateMachine:
             task.attempt.intent = Intent.HOLD if task.held else Intent.RECALL
         elif past_attempt.requeued:
             task.attempt.intent = Intent.REQUEUE
-        self._state.add_live_attempt(task, task.attempt)
-        self.apply(task, TaskEvent.ADOPT, cause)
-        if view is not None:
-            view.add_task(task)
-            if stale_attempt is not None:
-                self.apply_status(task, stale_attempt.row)
+        yield self.apply(task, TaskEvent.ADOPT, cause)
+        if stale_attempt is not None:
+            yield from self.apply_status(task, stale_attempt.row)
 
     def report_duplicate(self, task: Task, dispatch_id: int) -> None:
         """Report two started attempts. Both continue; the newer decides the task's end."""
@@ -361,6 +305,20 @@ class TaskStateMachine:
             claims.append(TaskClaim(attempt.fence, tag, task.index, accepted, started=started))
         if claims:
             self._state.outcome.actions.append(Revoke(view.name, tuple(claims)))
+
+
+def _follow_up(task: Task, attempt: Attempt | None) -> TaskEvent | None:
+    """Return what users requested, or an older attempt requires, now that an attempt has ended."""
+    if task.state in FINAL:
+        requeued = attempt is not None and attempt.intent is Intent.REQUEUE
+        return TaskEvent.REQUEUE if requeued else None
+    if task.state is State.HELD:
+        return None
+    if attempt is not None and attempt.intent is Intent.CANCEL:
+        return TaskEvent.CANCEL
+    if attempt is not None and attempt.yields_to in task.past_attempts:
+        return TaskEvent.ADOPT
+    return TaskEvent.HOLD if task.held else None
 
 
 def _was_restarted(attempt: Attempt, status: JobStatus) -> bool:

@@ -1,19 +1,21 @@
-"""Requests of users and operators: cancel, hold, release, requeue, modify, resolve. Pure."""
+"""Requests of users and operators: submit, cancel, hold, release, requeue, modify. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import copy
 
-from metasched.core.events import JobModified, JobRequeued, UserRequested
+from metasched.core.dependency_status import DependencyStatus
+from metasched.core.events import JobModified, JobRequeued, JobSubmitted, UserRequested
 from metasched.core.gates import SchedulingGates
 from metasched.core.leasing import LicenceLeasing
 from metasched.core.placement import Placement
 from metasched.core.stale_attempts import StaleAttempts
-from metasched.core.state import SchedulerState
+from metasched.core.state import SchedulerState, StateChange
 from metasched.core.task_state_machine import TaskStateMachine
 from metasched.core.tasks import Intent, Task
 from metasched.core.transitions import STARTED, TaskEvent
-from metasched.model.job import State
+from metasched.model.job import Reason, State
 from metasched.policies.eligible import PERMANENT_REASONS
 
 
@@ -32,7 +34,34 @@ class UserRequests:
         self._state, self._state_machine, self._leasing = state, state_machine, leasing
         self._gates, self._stale_attempts, self._placement = gates, stale_attempts, placement
 
-    def apply_request(self, event: UserRequested) -> None:
+    def apply_submission(self, event: JobSubmitted) -> Iterator[StateChange]:
+        """Classify a new job, and queue or hold its tasks."""
+        job, state = event.job, self._state
+        priority, state.outcome.priority_parts = state.classifier.classify(job)
+        state.classifier.remember(job)
+        state.remember_job(job)
+        if job.dependency is not None:
+            self._gates.track_dependencies(job, event.target_summaries, state.tasks_of)
+        self._gates.add_job(job)
+        key = state.queue_key(job, priority)
+        tasks = [Task(job, index, priority, key, held=job.held) for index in job.indices]
+        for task in tasks:  # all, before any of them may end
+            state.open_task(task)
+        for task in tasks:
+            if job.held:
+                task.state, task.reason = State.HELD, Reason.HELD
+                state.record_change(task, None, None, "submitted")
+                continue
+            status = self._gates.enqueue(task, event.time)
+            if status is DependencyStatus.SATISFIED:
+                state.record_change(task, None, None, "submitted")
+                continue
+            waiting_for = self._gates.describe_dependencies(task, event.time)
+            state.record_change(task, None, None, f"submitted; {waiting_for}")
+            if cause := self._gates.cancel_cause(task, status, event.time):
+                yield self._state_machine.apply(task, TaskEvent.CANCEL, cause)
+
+    def apply_request(self, event: UserRequested) -> Iterator[StateChange]:
         """Apply a request to open tasks: at once if queued in metasched, else by their managers."""
         for task in self._state.tasks_of(event.job, event.indices):
             by_user = f"by {event.by}" if event.by else ""
@@ -40,7 +69,7 @@ class UserRequests:
             untried = attempt is not None and attempt.untried
             match event.action:
                 case "cancel" if attempt is None:
-                    self._state_machine.apply(task, TaskEvent.CANCEL, f"cancelled {by_user}")
+                    yield self._state_machine.apply(task, TaskEvent.CANCEL, f"cancelled {by_user}")
                 case "cancel":
                     assert attempt is not None
                     attempt.intent = Intent.CANCEL
@@ -51,7 +80,7 @@ class UserRequests:
                 case "hold" if attempt is None:
                     task.held = True
                     if task.state is State.QUEUED:
-                        self._state_machine.apply(task, TaskEvent.HOLD, f"held {by_user}")
+                        yield self._state_machine.apply(task, TaskEvent.HOLD, f"held {by_user}")
                 case "hold" if attempt is not None and attempt.unstarted:
                     task.held = True
                     self._state.store(task)
@@ -62,7 +91,9 @@ class UserRequests:
                 case "release":
                     if task.state is State.HELD:
                         task.held = False
-                        self._state_machine.apply(task, TaskEvent.RELEASE, f"released {by_user}")
+                        yield self._state_machine.apply(
+                            task, TaskEvent.RELEASE, f"released {by_user}"
+                        )
                     elif task.held:
                         task.held = False
                         self._state.record_note(task, f"release requested {by_user}")
@@ -74,25 +105,24 @@ class UserRequests:
                         self._state.record_note(task, f"requeue requested {by_user}")
                 case "lost" if task.state is State.UNKNOWN:
                     task.live_attempt.started = None
-                    self._state_machine.apply(
+                    yield self._state_machine.apply(
                         task, TaskEvent.WRITE_OFF, f"declared lost by {event.by}"
                     )
                 case "ran" if task.state is State.UNKNOWN:
                     task.live_attempt.has_started = True
-                    self._state_machine.apply(
+                    yield self._state_machine.apply(
                         task, TaskEvent.VOUCH, f"declared complete by {event.by}"
                     )
             if untried and attempt is not None and attempt.intent is not None:
-                self._state_machine.apply(task, TaskEvent.ABSENT, "never submitted")
+                yield self._state_machine.apply(task, TaskEvent.ABSENT, "never submitted")
             self._state_machine.request_withdrawal(task)
-        self._gates.pass_time(event.time)
 
-    def apply_requeue(self, event: JobRequeued) -> None:
+    def apply_requeue(self, event: JobRequeued) -> Iterator[StateChange]:
         """Requeue ended tasks."""
         job, priority = event.job, min(event.priority, self._state.policy.max_priority)
         by_user = f"by {event.by}" if event.by else ""
         if job.dependency is not None and not all(task.attempts for task in event.tasks):
-            self._state_machine.track_dependencies(job, event.target_summaries)
+            self._gates.track_dependencies(job, event.target_summaries, self._state.tasks_of)
         key = self._state.queue_key(job, priority)
         tasks = [
             Task(
@@ -103,14 +133,13 @@ class UserRequests:
         ]
         for task in tasks:  # all, before any of them may end again
             task.classified_priority = event.priority
-            self._state_machine.open(task)
+            self._state.open_task(task)
         for task in tasks:
             if (ended_task := self._state.ended_tasks.get(task.task_id)) is not None:
                 task.past_attempts = copy(ended_task.past_attempts)
-            self._state_machine.reopen(task, event.last_dispatch, f"requeued {by_user}")
-        self._gates.pass_time(event.time)
+            yield self._state_machine.reopen(task, event.last_dispatch, f"requeued {by_user}")
 
-    def apply_modification(self, event: JobModified) -> None:
+    def apply_modification(self, event: JobModified) -> Iterator[StateChange]:
         """Modify a job; recall pending tasks if the change requires a new dispatch."""
         job = event.job
         self._state.outcome.priority_parts = self._state.classifier.contributions(job)
@@ -134,7 +163,9 @@ class UserRequests:
                 task.reason = ""
                 self._gates.remove(task)
                 self._leasing.leave(task)
-                self._state_machine.enqueue(task)
+                status = self._gates.enqueue(task, event.time)
+                if cause := self._gates.cancel_cause(task, status, event.time):
+                    yield self._state_machine.apply(task, TaskEvent.CANCEL, cause)
             elif attempt is not None and (view := self._state.view_of(task)) is not None:
                 obstacle = self._placement.check_job(job, view)
                 if event.redispatch or (
@@ -143,4 +174,3 @@ class UserRequests:
                     self._state_machine.recall(
                         task, view, f"to be dispatched with {event.change_summary}"
                     )
-        self._gates.pass_time(event.time)

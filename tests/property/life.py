@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import Action, CoreEvent, DaemonStarted, Dispatch, Outcome
+from metasched.core.recovered_state import RecoveredState
 from metasched.core.scheduler import Core
 from metasched.core.tasks import Task
 from metasched.core.transitions import ATTEMPT_FINAL, FINAL, TaskEvent
@@ -238,22 +239,22 @@ class Life(RuleBasedStateMachine):
                 *(
                     books.tasks,
                     books.last_dispatch,
-                    self.core._recovery._info,
+                    books.cluster_info,
                     books.drains,
                     books.ended_tasks,
                 ),
                 self.core.licences.leases,
             )
         )
-        core.restore(
-            [task for _, task in sorted(tasks.items())],
-            last_sending,
-            facts,
-            [j for j in self.submitted.values() if (j.margin or -1) >= 0],
-            drains.values(),
+        recovered = RecoveredState(
+            tasks=[task for _, task in sorted(tasks.items())],
+            last_dispatches=last_sending,
+            info=facts,
+            margins=[j for j in self.submitted.values() if (j.margin or -1) >= 0],
+            drains=list(drains.values()),
             ended=ended,
             target_summaries={
-                id: self.fates_of(self.jobs[id])
+                id: list(self.fates_of(self.jobs[id]))
                 for id in sorted({id for id, _ in tasks})
                 if self.jobs[id].dependency
             },
@@ -261,6 +262,7 @@ class Life(RuleBasedStateMachine):
             lingering=self.lingering,
             totals=self.totals,
         )
+        core.restore(recovered)
         return core
 
     def unknown(self) -> list[Place]:

@@ -17,12 +17,12 @@ from unittest.mock import patch
 import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from msgspec import structs
 from sqlalchemy import create_engine, insert, select
 from sqlalchemy.pool import StaticPool
 
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import CoreEvent, JobSubmitted, Outcome
+from metasched.core.recovered_state import RecoveredState
 from metasched.core.reservations.events import (
     ReservationBound,
     ReservationCancelled,
@@ -34,7 +34,6 @@ from metasched.core.reservations.events import (
 from metasched.core.scheduler import Core
 from metasched.db import ledger as ledgers
 from metasched.db.ledger import Ledger, StoredJob
-from metasched.db.recovery import RecoveredState
 from metasched.db.schema import checkpoint, epoch, metadata
 from metasched.model.cluster import ManagerLicences
 from metasched.model.dependencies import parse_dependency
@@ -56,7 +55,7 @@ OTHERS = (replace(POOLS[0], total=3, linger=0.0), *POOLS[1:])
 # the rest whenever it is asked for
 OWN = {
     *("version", "_serial", "serial", "head_cache_key", "head_reservation", "slots_cache_key"),
-    *("slots", "_margin_jobs"),
+    *("slots", "margin_jobs"),
 }
 
 
@@ -275,7 +274,7 @@ class Restored(World):
             rows = connection.execute(select(checkpoint).order_by(checkpoint.c.event)).all()
         for row in rows[:3]:
             core = Core()
-            core.restore(**structs.asdict(RecoveredState.unpack(row.data)))
+            core.restore(RecoveredState.unpack(row.data))
             for number, event in enumerate(self.ledger.events(row.event), row.event - 1):
                 same(core.step(event), self.outcomes[number], event)
         self.ledger.close()

@@ -72,3 +72,27 @@ def test_what_runs_as_root_needs_nothing_but_the_standard_library() -> None:
     taken = {module for where, module, _ in imports("metasched") if "/launcher.py:" in where}
     assert "socket" in taken
     assert {module.partition(".")[0] for module in taken} <= sys.stdlib_module_names
+
+
+def test_no_change_of_state_is_dropped() -> None:
+    """Each change has to be yielded: indexes, leases and gates learn of it by `Core.step` alone."""
+    trees = {p: ast.parse(p.read_bytes()) for p in sorted((ROOT / "metasched/core").rglob("*.py"))}
+    changing = {
+        node.name
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and node.returns is not None
+        and "StateChange" in ast.unparse(node.returns)
+    }
+    assert {"apply", "apply_status", "apply_listing", "place_tasks"} <= changing
+    dropped = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Attribute)
+        and node.value.func.attr in changing
+    ]
+    assert dropped == []

@@ -21,6 +21,7 @@ from metasched.core.events import (
     UserRequested,
     Withdraw,
 )
+from metasched.core.recovered_state import RecoveredState
 from metasched.core.scheduler import Core
 from metasched.core.task_state_machine import WITHDRAWAL_RETRY_SECONDS
 from metasched.core.tasks import Intent
@@ -372,7 +373,10 @@ def test_what_was_seen_only_before_a_restart_and_is_lost_by_its_manager_is_sent_
     attempt.last_listed = None  # when it was there last is not stored
     again = Site.__new__(Site)
     again.core = Core()
-    again.core.restore(site.core.tasks.values(), {1: 1}, {}, [])
+    tasks = list(site.core.tasks.values())
+    again.core.restore(
+        RecoveredState(tasks=tasks, last_dispatches={1: 1}, info={}, margins=[], drains=[])
+    )
     left = Cluster(name="left", adapter="local")
     again.step(DaemonStarted(NOW + 60, "cafe", Policy(pull=False), (left,)))
     again.seen("left", facts(8), at=NOW + 70, full=True, up_since=NOW + 50)

@@ -14,6 +14,7 @@ from metasched.core.events import (
     UserRequested,
     Withdraw,
 )
+from metasched.core.recovered_state import RecoveredState
 from metasched.core.scheduler import Core
 from metasched.model.cluster import Cluster
 from metasched.model.job import State
@@ -66,7 +67,10 @@ def test_restart_sends_the_untried_and_doubts_the_tried() -> None:
     site.step(DispatchStarted(NOW, 2, 1))
     again = Site.__new__(Site)
     again.core = Core()
-    again.core.restore(site.core.tasks.values(), {1: 1, 2: 1}, {"right": facts(4)}, [])
+    tasks, info = list(site.core.tasks.values()), {"right": facts(4)}
+    again.core.restore(
+        RecoveredState(tasks=tasks, last_dispatches={1: 1, 2: 1}, info=info, margins=[], drains=[])
+    )
     clusters = tuple(Cluster(name=n, adapter="local") for n in ("left", "right"))
     actions = again.step(DaemonStarted(NOW + 60, "cafe", Policy(), clusters))
     assert actions == [Dispatch(1, 1, "left", (0,))]
@@ -118,7 +122,9 @@ def test_a_restored_core_tells_the_story_that_one_replayed_tells() -> None:
     site.step(DispatchStarted(NOW, 1, 2))
     restored = Core()
     tasks = [copy.deepcopy(task) for _, task in sorted(site.core.tasks.items())]
-    restored.restore(tasks, {1: 2, 2: 1}, {}, [])
+    restored.restore(
+        RecoveredState(tasks=tasks, last_dispatches={1: 2, 2: 1}, info={}, margins=[], drains=[])
+    )
     clusters = (Cluster(name="left", adapter="local"),)
     for event in (
         DaemonStarted(NOW, "cafe", Policy(), clusters),

@@ -16,6 +16,7 @@ from metasched.core.events import (
     Outcome,
     TimerExpired,
 )
+from metasched.core.recovered_state import RecoveredState
 from metasched.core.reservations.events import (
     Bind,
     ReservationBound,
@@ -255,7 +256,12 @@ def test_after_a_restart_nothing_is_bound_too_early_and_nothing_sent_that_may_be
     site.survey()
     site.reserve(1, 1000, 2000, size=1)
     again = Site()
-    again.core.restore([], {}, {}, [], reservations=site.core.reservations.by_id.values())
+    reservations = list(site.core.reservations.by_id.values())
+    again.core.restore(
+        RecoveredState(
+            tasks=[], last_dispatches={}, info={}, margins=[], drains=[], reservations=reservations
+        )
+    )
     described = (
         Cluster(name="alpha", adapter="slurm", supports_reservations=True, binds_late=True),
     )

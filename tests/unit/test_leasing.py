@@ -13,6 +13,7 @@ from metasched.core.events import (
     DispatchStarted,
     JobSubmitted,
     LicencesCounted,
+    LicencesReleased,
     TimerExpired,
     UserRequested,
     Withdraw,
@@ -214,3 +215,16 @@ def test_the_licence_heuristic_knows_how_many_licences_there_are(known: int, urg
     site = Site(pools=tuple(LicencePool(name=f"l{n}", total=1) for n in range(known)))
     parts = site.core.classifier.contributions(job(licences={"l0": 1, "l1": 1}))
     assert [p.contribution for p in parts if p.heuristic == "licence"] == [urgency]
+
+
+def test_a_restarted_attempt_leases_its_licences_again_after_an_operator_released_them() -> None:
+    site = Site(pools=MATLAB)
+    site.step(JobSubmitted(NOW, job(licences={"matlab": 4})))
+    site.sent()
+    site.seen("left", None, site.row(State.RUNNING, started=NOW))
+    site.step(ClusterUnreachable(NOW, "left", "no answer"))
+    site.step(LicencesReleased(NOW, 1, by="root"))
+    assert [type(change) for change in site.out.leases] == [ReturnedLease]
+    site.seen("left", None, site.row(State.PENDING, restarts=1))
+    assert site.state() is State.PENDING
+    assert site.out.leases == [Lease(1, 0, 2, {"matlab": 4}, NOW, True)]

@@ -1,0 +1,99 @@
+"""Answers to dispatches: started, accepted, rejected, uncertain, skipped. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from metasched.core.events import (
+    DispatchAccepted,
+    DispatchRejected,
+    DispatchSkipped,
+    DispatchStarted,
+    DispatchUncertain,
+)
+from metasched.core.gates import SchedulingGates
+from metasched.core.placement import Placement
+from metasched.core.state import SchedulerState, StateChange
+from metasched.core.task_state_machine import TaskStateMachine
+from metasched.core.transitions import TaskEvent
+from metasched.model.job import State
+from metasched.model.refusal_scope import jobs_in_scope
+
+_UNANSWERED = (State.DISPATCHING, State.UNKNOWN)
+
+
+class DispatchAnswers:
+    """Applies the progress of dispatches to their tasks."""
+
+    def __init__(
+        self,
+        state: SchedulerState,
+        state_machine: TaskStateMachine,
+        gates: SchedulingGates,
+        placement: Placement,
+    ) -> None:
+        self._state, self._state_machine = state, state_machine
+        self._gates, self._placement = gates, placement
+
+    def apply_started(self, event: DispatchStarted) -> None:
+        """Record that a dispatch may reach its manager from now on."""
+        for task in self._state.tasks_of_dispatch(event.job, event.dispatch_id):
+            task.live_attempt.tried = event.time
+            task.live_attempt.fence = event.fence or task.live_attempt.fence
+            self._state.store(task)
+
+    def apply_uncertain(self, event: DispatchUncertain) -> None:
+        """Record that the result of a dispatch is unknown; listings will show it."""
+        for task in self._state.tasks_of_dispatch(event.job, event.dispatch_id):
+            task.live_attempt.tried = event.time
+            self._state.record_note(task, f"no answer: {event.reason}")
+
+    def apply_skipped(self, event: DispatchSkipped) -> Iterator[StateChange]:
+        """Queue the tasks of dispatches that were never submitted again."""
+        skipped = [self._state.tasks_of_dispatch(*dispatch) for dispatch in event.dispatches]
+        for tasks in skipped:
+            for task in tasks:
+                yield self._state_machine.apply(task, TaskEvent.ABSENT, "never submitted")
+
+    def apply_accepted(self, event: DispatchAccepted) -> Iterator[StateChange]:
+        """Record that a manager has the tasks of a dispatch; request withdrawals that waited."""
+        tasks = self._state.tasks_of_dispatch(event.job, event.dispatch_id)
+        for task in tasks:
+            attempt, view = task.live_attempt, self._state.view_of(task)
+            attempt.native_id = event.native_ids.get(task.index)
+            attempt.accepted = event.time
+            attempt.tried = None
+            cause = "the manager accepted it" + (f", by {event.access}" if event.access else "")
+            if attempt.state in _UNANSWERED:
+                yield self._state_machine.apply(task, TaskEvent.ACCEPT, cause)
+            else:  # a listing came before the answer
+                self._state.record_note(task, cause)
+            self._state_machine.request_withdrawal(task)
+            if view is not None and view.full_reason:
+                view.full_reason, view.retry_delay = "", 0.0
+                self._gates.request_recheck()
+        if tasks and (view := self._state.view_of(tasks[0])) is not None:
+            view.scope_limits.accept(tasks[0].job)
+
+    def apply_rejected(self, event: DispatchRejected) -> Iterator[StateChange]:
+        """Queue rejected tasks again, for other clusters, or until a full cluster has room."""
+        tasks = [
+            task
+            for task in self._state.tasks_of_dispatch(event.job, event.dispatch_id)
+            if task.state in _UNANSWERED  # else the manager has listed it
+        ]
+        view = self._state.view_of(tasks[0]) if tasks and event.retry_later else None
+        if view is not None:
+            if event.scope == "cluster":
+                view.mark_full(event.reason, event.time)
+            else:
+                jobs = jobs_in_scope(event.scope, tasks[0].job)
+                live_tasks = view.live_tasks.values()
+                view.scope_limits.refuse(jobs, len(tasks), live_tasks, event.reason, event.time)
+            self._placement.clear_cache()
+        for task in tasks:
+            if view is None:
+                if task.live_attempt.number > task.ignore_rejections_until:
+                    task.rejected_by.add(task.live_attempt.cluster)
+                task.live_attempt.rejected = True
+            yield self._state_machine.apply(task, TaskEvent.REFUSE, event.reason)

@@ -1,0 +1,50 @@
+"""What a fresh core is restored from; a checkpoint of the database holds it packed. Pure.
+
+mypyc does not compile this module: msgspec decodes it by its annotations.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import msgspec
+
+from metasched.core.dependency_status import TargetSummary
+from metasched.core.events import ClusterDrained
+from metasched.core.tasks import EndedTask, Task, TaskId
+from metasched.model.cluster import ClusterInfo
+from metasched.model.job import Job
+from metasched.model.licence import Lease, LicenceCount, LingeringTokens
+from metasched.model.reservation import Reservation
+from metasched.model.stored_names import STORED_FIELDS
+
+
+class RecoveredState(
+    msgspec.Struct, rename=STORED_FIELDS["RecoveredState"], frozen=True, kw_only=True
+):
+    """The stored state of the core."""
+
+    tasks: list[Task]  # open tasks
+    last_dispatches: dict[int, int]  # highest dispatch id of each open job
+    info: dict[str, ClusterInfo]  # last lasting information of each cluster
+    margins: list[Job]  # recent jobs with a deadline that could be met, oldest first
+    drains: list[ClusterDrained]  # clusters kept closed by operators
+    ended: dict[TaskId, EndedTask] = msgspec.field(default_factory=dict)  # recently, oldest first
+    # progress of the jobs on which an open job depends, by open job
+    target_summaries: dict[int, list[TargetSummary]] = msgspec.field(default_factory=dict)
+    leases: list[Lease] = msgspec.field(default_factory=list)  # live leases
+    lingering: list[LingeringTokens] = msgspec.field(default_factory=list)
+    totals: dict[str, int] = msgspec.field(default_factory=dict)  # set by operators, by licence
+    # tokens given to others by managers, by licence and cluster
+    used_outside: dict[str, dict[str, LicenceCount]] = msgspec.field(default_factory=dict)
+    # open, or perhaps still held by a manager
+    reservations: list[Reservation] = msgspec.field(default_factory=list)
+
+    def pack(self) -> bytes:
+        """Encode as compressed msgpack."""
+        return zlib.compress(msgspec.msgpack.encode(self), 1)
+
+    @staticmethod
+    def unpack(data: bytes) -> RecoveredState:
+        """Decode the result of `pack`."""
+        return msgspec.msgpack.decode(zlib.decompress(data), type=RecoveredState)
