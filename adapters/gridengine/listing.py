@@ -15,10 +15,11 @@ from time import strptime
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+from metasched.model.arrays import MAX_INDEX
 from metasched.model.cluster import ManagerLicences
 from metasched.model.job import State
 from metasched.model.listing import JobStatus
-from metasched.model.tags import parse_tag
+from metasched.model.tags import parse_number, parse_tag
 
 ANY_QUEUE = "*"  # partition of jobs that name no queue, in a cell with several queues
 _UNLIMITED = {"INFINITY", "NONE", ""}
@@ -412,10 +413,11 @@ def job_name(tag: str, index: int) -> str:
 
 def parse_job_name(name: str, instance: str) -> tuple[str, int] | None:
     """Return (tag, index) of a name made by `job_name` for this instance; None for other names."""
-    tag, dot, index = name.partition(".")
-    if (dot and not index.isdecimal()) or parse_tag(tag, instance) is None:
+    tag, dot, index_text = name.partition(".")
+    index = parse_number(index_text, MAX_INDEX) if dot else 0
+    if index is None or (dot and index == 0) or parse_tag(tag, instance) is None:
         return None
-    return tag, int(index or 0)
+    return tag, index
 
 
 def live_status(job: QstatJob, tag: str, task: int) -> JobStatus:

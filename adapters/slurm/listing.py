@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from metasched.model.arrays import parse_array
+from metasched.errors import ParseError
+from metasched.model.arrays import MAX_INDEX, parse_array
 from metasched.model.cluster import ManagerLicences
 from metasched.model.job import State
 from metasched.model.listing import JobStatus
-from metasched.model.tags import parse_tag
+from metasched.model.tags import parse_number, parse_tag
 
 IDS_PER_CALL = 500  # job ids in a command line
 NO_LIMIT = 365 * 86400.0  # seconds; stands for UNLIMITED where a number is needed
@@ -334,16 +335,19 @@ def format_mark(tag: str, index: int | None) -> str:
 def parse_mark(text: str, job: str) -> dict[tuple[str, int], str]:
     """Return the native ids, by (tag, index), of the tasks of a job with this mark and id.
 
-    The result is empty for text of other users, and for an array whose pending tasks were all
-    cancelled together.
+    The result is empty for text that `format_mark` cannot have made, for an array larger than
+    any of metasched, and for an array whose pending tasks were all cancelled together.
     """
-    tag, _, index = text.partition("/")
-    if index != "a":
-        return {(tag, int(index or 0)): job} if not index or index.isdecimal() else {}
-    array, _, tasks = job.partition("_")
-    if not tasks:
-        return {}
-    return {(tag, i): f"{array}_{i}" for i in parse_array(tasks.strip("[]")).indices}
+    tag, slash, index_text = text.partition("/")
+    if index_text == "a":
+        array, _, tasks = job.partition("_")
+        try:
+            indices = parse_array(tasks.strip("[]")).indices if tasks else ()
+        except ParseError:
+            return {}
+        return {(tag, i): f"{array}_{i}" for i in indices}
+    index = parse_number(index_text, MAX_INDEX) if slash else 0
+    return {} if index is None or (slash and index == 0) else {(tag, index): job}
 
 
 def parse_state(name: str) -> State:
