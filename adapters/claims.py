@@ -205,7 +205,7 @@ def read_end(claim: TaskClaim) -> ClaimEnd | None:
 def check_fence(fence_dir: str) -> None:
     """Raise FenceError if no folder for claims could be created; leave `fence_dir` as it was."""
     with _claim_errors(Path(fence_dir)):
-        descriptor = _open_fence(Path(fence_dir))
+        descriptor = _open_fence_dir(Path(fence_dir))
         try:
             probe = f"probe-{secrets.token_hex(8)}"
             os.mkdir(probe, 0o700, dir_fd=descriptor)
@@ -276,23 +276,23 @@ def _create_claim_folder(path: Path) -> None:
     """Create the folder of a dispatch, durably. Raises FenceError."""
     group, fence_dir = path.parent.name, path.parent.parent
     with _claim_errors(fence_dir):
-        fence = _open_fence(fence_dir)
+        fence_dir_fd = _open_fence_dir(fence_dir)
         try:
-            if stat.S_IMODE(os.fstat(fence).st_mode) != _FENCE_MODE:
-                os.fchmod(fence, _FENCE_MODE)  # the release before asked for 0700 or 1777
-            _set_foreign_entry_aside(fence, group)
-            if _make_folder(fence, group, _FENCE_MODE, fence_dir):
-                _delete_expired(fence)
-            parent = os.open(group, _OPEN_FOLDER, dir_fd=fence)
+            if stat.S_IMODE(os.fstat(fence_dir_fd).st_mode) != _FENCE_MODE:
+                os.fchmod(fence_dir_fd, _FENCE_MODE)  # the release before asked for 0700 or 1777
+            _set_foreign_entry_aside(fence_dir_fd, group)
+            if _make_folder(fence_dir_fd, group, _FENCE_MODE, fence_dir):
+                _delete_expired_groups(fence_dir_fd)
+            parent = os.open(group, _OPEN_FOLDER, dir_fd=fence_dir_fd)
         finally:
-            os.close(fence)
+            os.close(fence_dir_fd)
         try:
             _make_folder(parent, path.name, _DISPATCH_MODE, fence_dir)
         finally:
             os.close(parent)
 
 
-def _open_fence(fence_dir: Path) -> int:
+def _open_fence_dir(fence_dir: Path) -> int:
     """Open `fence_dir`, which must be the daemon's."""
     try:
         descriptor = os.open(fence_dir, _OPEN_FOLDER)
@@ -353,16 +353,16 @@ def _account_name(uid: int) -> str:
         return f"uid {uid}"
 
 
-def _delete_expired(fence: int) -> None:
+def _delete_expired_groups(fence_dir_fd: int) -> None:
     """Delete groups of claims that have expired. A new group, every thousand jobs, leads here."""
     oldest = time.time() - CLAIM_RETENTION
-    for name in os.listdir(fence):
+    for name in os.listdir(fence_dir_fd):
         if not _GROUP.fullmatch(name):
             continue
         with suppress(OSError):
-            status = os.stat(name, dir_fd=fence, follow_symlinks=False)
+            status = os.stat(name, dir_fd=fence_dir_fd, follow_symlinks=False)
             if status.st_uid == os.geteuid() and status.st_mtime < oldest:
-                shutil.rmtree(name, ignore_errors=True, dir_fd=fence)
+                shutil.rmtree(name, ignore_errors=True, dir_fd=fence_dir_fd)
 
 
 @contextmanager

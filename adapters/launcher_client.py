@@ -145,7 +145,7 @@ class LauncherClient:
             socket.send_fds(connection, [header], descriptors)
             connection.sendall(body)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the launcher has refused already; its reply gives the reason
+            pass  # the launcher hung up before it read everything; its reply, read later, says why
         except OSError as error:
             connection.close()
             raise Unreachable(f"launcher at {self._path}: {error.strerror or error}") from None

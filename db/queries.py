@@ -157,7 +157,7 @@ class Queries:
         with self._connect() as connection:
             return reservations.find(connection, id)
 
-    def reservations(self, since: float) -> list[Reservation]:
+    def reservations_open_since(self, since: float) -> list[Reservation]:
         """Return reservations open at or after `since` (epoch seconds), by start."""
         with self._connect() as connection:
             return reservations.open_since(connection, since)

@@ -28,7 +28,8 @@ _ONE_VALUE = (
 )
 _TWO_VALUES = ("-binding", "-pe")
 # fmt: on
-# Maximum number of values of each option of qsub. A further word would be taken as the script.
+
+# How many values each option of qsub takes at most. A further word would be taken as the script.
 _VALUE_COUNTS = {
     **dict.fromkeys(_NO_VALUE, 0),
     **dict.fromkeys(_ONE_VALUE, 1),

@@ -106,7 +106,7 @@ class LocalScheduler:
         In site mode, wait for the result without the lock: then the supervisors of started tasks
         are signalled, or it raises OSError.
         """
-        open_tasks = self.table.open_tasks(tag, indices)
+        open_tasks = self.table.unfinished_tasks(tag, indices)
         started = [task for task in open_tasks if not self._supervision.cancel_unstarted(task)]
         self.table.save_ended()
         self._wakeups.wake()

@@ -174,7 +174,7 @@ class TaskTable:
             tasks[index] = self.tasks[native_id] = task
             insort(self.queue, task, key=lambda t: t.queue_key)
 
-    def open_tasks(self, tag: str, indices: Iterable[int]) -> list[LocalTask]:
+    def unfinished_tasks(self, tag: str, indices: Iterable[int]) -> list[LocalTask]:
         """Return those tasks of a submission that have not ended."""
         tasks = self._tasks_by_tag.get(tag, {})
         return [

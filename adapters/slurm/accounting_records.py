@@ -149,7 +149,7 @@ def _parse_local_time(timestamp: str) -> float | None:
 def latest_records(
     records: Iterable[SlurmRecord], missing: Iterable[MissingTask], clock_skew: float
 ) -> dict[MissingTask, SlurmRecord | None]:
-    """Return the latest record of each missing attempt; None if it has none."""
+    """Return, for each missing attempt, its latest record, or None if accounting has none."""
     by_key: dict[object, list[SlurmRecord]] = {}
     for record in records:
         keys = record.mark is not None and listing.parse_mark(record.mark, record.id)

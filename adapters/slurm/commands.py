@@ -145,7 +145,7 @@ class SlurmCommands:
             reservation_listing.parse_reservations, "scontrol", "--oneliner", "show", "reservation"
         )
 
-    def reserved_jobs(self) -> list[reservation_listing.ReservedJob]:
+    def jobs_in_reservations(self) -> list[reservation_listing.ReservedJob]:
         """List active jobs in reservations."""
         return self._query_listing(
             "squeue",
@@ -288,7 +288,10 @@ class SlurmCommands:
 
 @contextmanager
 def _full_queue_is_refused() -> Iterator[None]:
-    """Convert CommandAborted to Refused if sbatch was killed while it slept before a retry."""
+    """Raise Refused if sbatch was killed while it slept because Slurm's queue was full.
+
+    Nothing was queued then. After a later kill CommandAborted stays: the result is uncertain.
+    """
     try:
         yield
     except CommandAborted as aborted:

@@ -389,7 +389,7 @@ def _statuses_of(line: QueueLine, owner: str) -> Iterator[JobStatus]:
     """Yield the tasks that a record stands for."""
     tasks = parse_mark(line.tag, line.id)
     current = parse_state(line.state)
-    started, code, signal = _start_time(line, current), None, None
+    started, code, signal = _first_start(line, current), None, None
     if started is not None and current in _HAS_STATUS:
         code, signal = parse_exit_status(line.status)
     ended = parse_epoch_time(line.end) if has_ended(current) else None
@@ -421,7 +421,7 @@ def _expected_start(line: QueueLine) -> float | None:
     return None if line.eligible in EMPTY_VALUES else parse_epoch_time(line.start)
 
 
-def _start_time(line: QueueLine, state: State) -> float | None:
+def _first_start(line: QueueLine, state: State) -> float | None:
     """Return the start of a job in epoch seconds; None if it never started.
 
     A job that is cancelled while pending gets a start time too, but never a node. A requeued job

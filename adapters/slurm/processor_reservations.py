@@ -45,7 +45,7 @@ class ProcessorReservations(NodeReservations):
         taken_at: float,
     ) -> Survey:
         reservations, cores = self._commands.reservations(), self._commands.cores()
-        reserved_ids = {job.id for job in self._commands.reserved_jobs()}
+        reserved_ids = {job.id for job in self._commands.jobs_in_reservations()}
         nodes = default_nodes(node_lines)
         up_nodes = [name for name, is_up in nodes.items() if is_up and name in cores]
         pools: tuple[ProcessorPool, ...] = ()
@@ -62,7 +62,9 @@ class ProcessorReservations(NodeReservations):
         if not any("reserved" in line.state.lower() for line in node_lines):
             return node_lines
         reservations, cores = self._commands.reservations(), self._commands.cores()
-        reservation_by_job = {job.id: job.reservation for job in self._commands.reserved_jobs()}
+        reservation_by_job = {
+            job.id: job.reservation for job in self._commands.jobs_in_reservations()
+        }
         return nodes_outside_reservations(
             node_lines, cores, jobs, reservations, reservation_by_job, taken_at
         )
@@ -162,7 +164,7 @@ class ProcessorReservations(NodeReservations):
 
     def _replace(self, old_name: str, new_name: str) -> None:
         """Delete a reservation; its pending jobs move to the new one, its running jobs continue."""
-        jobs = [job for job in self._commands.reserved_jobs() if job.reservation == old_name]
+        jobs = [job for job in self._commands.jobs_in_reservations() if job.reservation == old_name]
         pending_ids = [job.id.partition("_")[0] for job in jobs if job.state == "PENDING"]
         for job_id in dict.fromkeys(pending_ids):
             self._commands.scontrol("update", f"JobId={job_id}", f"ReservationName={new_name}")

@@ -30,7 +30,7 @@ router = APIRouter()
 def reservations(
     daemon: CurrentDaemon, caller: CurrentCaller, all: bool = False
 ) -> list[dict[str, Any]]:
-    stored = daemon.ledger.reservations(0.0 if all else time.time() - RECENTLY_ENDED)
+    stored = daemon.ledger.reservations_open_since(0.0 if all else time.time() - RECENTLY_ENDED)
     return [
         _reservation_row(reservation)
         for reservation in stored

@@ -95,7 +95,7 @@ def _check_reservation_units(settings: Settings, ledger: Ledger) -> None:
     Its size would be interpreted in the new unit.
     """
     settings_by_name = {entry.cluster.name: entry for entry in settings.clusters}
-    for reservation in ledger.reservations(time.time()):
+    for reservation in ledger.reservations_open_since(time.time()):
         entry = settings_by_name.get(reservation.cluster)
         if entry is None or reservation.state not in OPEN_STATES:
             continue

@@ -110,7 +110,7 @@ class Carts:
         if not start < check_time("end", end):
             raise ValueError(f"[{start}, {end}) is empty")
         max_free = self.capacity - size
-        excess_at = self._root.first(start, max_free + 1, ge)
+        excess_at = self._root.first_time(start, max_free + 1, ge)
         if excess_at is not None and excess_at < end:
             raise ValueError(
                 f"fewer than {size} processors are reserved at {max(excess_at, start)}"
@@ -150,11 +150,11 @@ class Carts:
         for passed in count():
             if size > self.capacity or start + duration > end:
                 return
-            opens = self._root.first(start, size, ge)
+            opens = self._root.first_time(start, size, ge)
             if opens is None:
                 return
             start = max(start, opens)
-            closes = self._root.first(start, size, lt)
+            closes = self._root.first_time(start, size, lt)
             stop = end if closes is None else min(end, closes)
             if start + duration <= stop:
                 yield start, max(start, last_start(stop, duration))

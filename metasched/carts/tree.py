@@ -44,7 +44,7 @@ class LeafNode:
         times = self.times
         return min(self.amounts[max(bisect_right(times, start) - 1, 0) : bisect_left(times, end)])
 
-    def first(self, time: float, limit: int, meets: LimitTest) -> float | None:
+    def first_time(self, time: float, limit: int, meets: LimitTest) -> float | None:
         """Return the start of the first slot, from the slot at `time` on, that meets the limit."""
         amounts = self.amounts
         for index in range(max(bisect_right(self.times, time) - 1, 0), len(amounts)):
@@ -176,11 +176,11 @@ class InnerNode:
         lowest = min(lowest, self.children[last].least(start, end) + self.shifts[last])
         return min([lowest, *self.low[first + 1 : last]])
 
-    def first(self, time: float, limit: int, meets: LimitTest) -> float | None:
+    def first_time(self, time: float, limit: int, meets: LimitTest) -> float | None:
         bounds = self.high if meets is ge else self.low
         for index in range(max(bisect_right(self.times, time) - 1, 0), len(bounds)):
             if meets(bounds[index], limit):
-                start = self.children[index].first(time, limit - self.shifts[index], meets)
+                start = self.children[index].first_time(time, limit - self.shifts[index], meets)
                 if start is not None:
                     return start
         return None

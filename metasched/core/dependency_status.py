@@ -76,7 +76,7 @@ class TargetProgress:
         else:
             self.start_times[index] = start_time
 
-    def status_of(
+    def status_and_due(
         self, term: DependencyTerm, index: int | None, now: float
     ) -> tuple[DependencyStatus, float | None]:
         """Return the status of a term for task `index` (None: the job is not an array).

@@ -421,7 +421,7 @@ class SchedulingGates:
             is_first = min(self._jobs_by_name[job.user, job.name]) >= job.id
             return (DependencyStatus.SATISFIED if is_first else DependencyStatus.WAITING), None
         progress = self._progress[term.target.job][term.target]
-        return progress.status_of(term, None if job.array is None else index, now)
+        return progress.status_and_due(term, None if job.array is None else index, now)
 
     def describe_dependencies(self, task: Task, now: float) -> str:
         """Describe the unmet dependencies of a task."""

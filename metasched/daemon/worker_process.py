@@ -205,7 +205,8 @@ class WorkerProcess:
         A worker that dies again and again is restarted less often.
         """
         if self._process is not None and self._process.stdin is not None:
-            # unread input breaks the pipe: asyncio logs that error unless it is retrieved
+            # If the worker left input unread, closing its pipe fails. asyncio logs that exception
+            # unless it is retrieved.
             close_waiter = asyncio.create_task(self._process.stdin.wait_closed())
             close_waiter.add_done_callback(lambda task: task.cancelled() or task.exception())
         self.kill()

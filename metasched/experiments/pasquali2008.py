@@ -44,14 +44,14 @@ def utilisation(schedule: Schedule) -> float:
     )
 
 
-def _load_share(index: int) -> Callable[[Schedule], float]:
+def _work_percent(cluster_index: int) -> Callable[[Schedule], float]:
     """Make a figure: percent of the work that a cluster did."""
 
-    def share(schedule: Schedule) -> float:
+    def percent(schedule: Schedule) -> float:
         figures = metrics.summary(schedule, "", 1.0)
-        return 100 * float(list(figures["load_share"].values())[index])
+        return 100 * float(list(figures["load_share"].values())[cluster_index])
 
-    return share
+    return percent
 
 
 # Pasquali 2008
@@ -255,7 +255,7 @@ PUBLISHED = (
         source="Pasquali 2008, Table 6, Figure 25",
         runs=20,
         baseline="LS",
-        figures={f"share_c{index + 1}": _load_share(index) for index in range(4)},
+        figures={f"share_c{index + 1}": _work_percent(index) for index in range(4)},
         cases=_load_shares,
     ),
     Experiment(

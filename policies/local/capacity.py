@@ -108,7 +108,7 @@ class Capacity:
         self.starts.append(JobStart(job.id, machine))
 
 
-class MachineCapacity(Capacity):
+class FreeOnMachines(Capacity):
     """Free resources on machines: a job starts on the most powerful machine that can take it."""
 
     def __init__(self, now: float, running: Collection[RunningJob], free: FreeResources) -> None:
@@ -157,7 +157,7 @@ class MachineCapacity(Capacity):
 
 def make_capacity(now: float, running: Collection[RunningJob], free: FreeResources) -> Capacity:
     """Create the capacity of a pass over a cluster of counted processors or of machines."""
-    capacity_class = Capacity if free.machines is None else MachineCapacity
+    capacity_class = Capacity if free.machines is None else FreeOnMachines
     return capacity_class(now, running, free)
 
 
@@ -246,7 +246,7 @@ class HeadReservation:
 class MachineHeadReservation(HeadReservation):
     """The reservation on machines: one machine for the head, the others unrestricted."""
 
-    def __init__(self, head: WaitingJob, capacity: MachineCapacity) -> None:
+    def __init__(self, head: WaitingJob, capacity: FreeOnMachines) -> None:
         self.head, self.capacity = head, capacity
         self.shadow_time, self.machine, self.extra_cpus = NEVER, NO_MACHINE, 0
         free_cpus, resources = list(capacity.machines), dict(capacity.resources)
@@ -273,9 +273,9 @@ class MachineHeadReservation(HeadReservation):
         self.extra_resources = {name: resources[name] - need for name, need in scarce}
 
     @property
-    def _machine_capacity(self) -> MachineCapacity:
+    def _machine_capacity(self) -> FreeOnMachines:
         """The capacity of the current pass."""
-        assert isinstance(self.capacity, MachineCapacity)
+        assert isinstance(self.capacity, FreeOnMachines)
         return self.capacity
 
     @property

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 
 from metasched.policies.local.capacity import (
     Capacity,
-    MachineCapacity,
+    FreeOnMachines,
     expected_end,
     make_capacity,
 )
@@ -89,11 +89,11 @@ class _Plan:
         self.now = now
         self.whole_machines: dict[int, int] = {}  # processors of each machine that is not shared
         self.machines: dict[int, AvailabilityProfile] = {}
-        free_cpus = capacity.machines if isinstance(capacity, MachineCapacity) else [capacity.cpus]
+        free_cpus = capacity.machines if isinstance(capacity, FreeOnMachines) else [capacity.cpus]
         for machine, cpus in enumerate(free_cpus):
             releases = [(expected_end(r, now), r.cpus) for r in running if r.machine == machine]
             self.machines[machine] = AvailabilityProfile(now, cpus, releases)
-            if isinstance(capacity, MachineCapacity) and not capacity.shared:
+            if isinstance(capacity, FreeOnMachines) and not capacity.shared:
                 self.whole_machines[machine] = cpus + sum(amount for _, amount in releases)
         self.resources = {
             name: AvailabilityProfile(

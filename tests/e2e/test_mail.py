@@ -56,7 +56,7 @@ def told(site: Site) -> list[int]:
     ledger = Ledger(database_from_url(site.url, site.folder).open_existing())
     try:
         untold = {one.id for one in ledger.unnotified_reservations(0.0)}
-        return [one.id for one in ledger.reservations(0.0) if one.id not in untold]
+        return [one.id for one in ledger.reservations_open_since(0.0) if one.id not in untold]
     finally:
         ledger.close()
 

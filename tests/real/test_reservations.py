@@ -116,7 +116,7 @@ def test_two_daemons_that_decide_alike_cannot_promise_a_node_twice(ledger: Ledge
     step(first, ledger, asked(ledger, size=2))
     with pytest.raises(Overbooked, match="reservations 1 and 2 both want n1 of alpha"):
         step(second, ledger, asked(ledger, size=2))
-    assert [one.id for one in ledger.reservations(0.0)] == [1]
+    assert [one.id for one in ledger.reservations_open_since(0.0)] == [1]
 
 
 def race(place: Database, first: int, refused: multiprocessing.Queue[int]) -> None:
@@ -236,7 +236,7 @@ def test_pruning_forgets_what_is_over_but_not_what_its_manager_may_know(ledger: 
         step(core, ledger, ReservationReleased(NOW + 5, id))
     while ledger.prune(NOW + 10):
         pass
-    assert [one.id for one in ledger.reservations(0.0)] == [2, 3, 4]
+    assert [one.id for one in ledger.reservations_open_since(0.0)] == [2, 3, 4]
     assert ledger.next_reservation() == 5
 
 

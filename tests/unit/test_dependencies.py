@@ -112,7 +112,9 @@ def test_when_each_kind_has_come(
         if index not in progress.start_times:
             progress.update(index, None, NOW)
     kinds = ("after", "afterany", "afterok", "afternotok")
-    found = tuple(progress.status_of(DependencyTerm(kind, target), None, NOW)[0] for kind in kinds)
+    found = tuple(
+        progress.status_and_due(DependencyTerm(kind, target), None, NOW)[0] for kind in kinds
+    )
     assert found == prospects
 
 
@@ -121,10 +123,14 @@ def test_task_by_task() -> None:
         TargetSummary(DependencyTarget(12), 3, array=True, succeeded="1", failed="2")
     )
     term = DependencyTerm("aftercorr", DependencyTarget(12))
-    assert [progress.status_of(term, index, NOW)[0] for index in (1, 2, 3)] == [MET, NEVER, WAIT]
-    assert progress.status_of(term, None, NOW)[0] is NEVER  # of no array: as afterok
+    assert [progress.status_and_due(term, index, NOW)[0] for index in (1, 2, 3)] == [
+        MET,
+        NEVER,
+        WAIT,
+    ]
+    assert progress.status_and_due(term, None, NOW)[0] is NEVER  # of no array: as afterok
     progress.update(2, None, None)  # it was requeued
-    assert progress.status_of(term, 2, NOW)[0] is WAIT
+    assert progress.status_and_due(term, 2, NOW)[0] is WAIT
 
 
 def test_a_delay_counts_from_the_last_start() -> None:
@@ -132,8 +138,8 @@ def test_a_delay_counts_from_the_last_start() -> None:
     progress.update(0, None, NOW)
     progress.update(1, None, NOW + 60)
     term = DependencyTerm("after", DependencyTarget(12), 300.0)
-    assert progress.status_of(term, None, NOW + 300) == (WAIT, NOW + 360)
-    assert progress.status_of(term, None, NOW + 360) == (MET, None)
+    assert progress.status_and_due(term, None, NOW + 300) == (WAIT, NOW + 360)
+    assert progress.status_and_due(term, None, NOW + 360) == (MET, None)
 
 
 def test_all_or_any() -> None:

@@ -22,7 +22,7 @@ from metasched.model.survey import Span, Survey
 
 
 class Availability:
-    """The last survey of each cluster, and what the given reservations leave of it."""
+    """What each cluster has free over time: its last survey minus the open reservations."""
 
     def __init__(self, reservations: Mapping[int, Reservation], licences: LicenceQueue) -> None:
         self._reservations, self._licences = reservations, licences
