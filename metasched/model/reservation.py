@@ -47,6 +47,7 @@ OPEN_STATES = frozenset(
     }
 )
 FINAL_STATES = frozenset(ReservationState) - OPEN_STATES
+BOUND_STATES = frozenset({ReservationState.BOUND, ReservationState.ACTIVE})
 
 TRANSITIONS: dict[tuple[ReservationState, ReservationTransition], ReservationState] = {
     (ReservationState.REQUESTED, ReservationTransition.BIND): ReservationState.BOUND,

@@ -11,7 +11,6 @@ from msgspec import structs
 from sqlalchemy.exc import IntegrityError
 
 from metasched.core.events import CoreEvent, DaemonStarted, LicenceSet, Outcome
-from metasched.core.reservations.book import MAX_REJECTIONS
 from metasched.core.reservations.events import (
     Bind,
     ReservationBound,
@@ -22,6 +21,7 @@ from metasched.core.reservations.events import (
     SurveyReceived,
     Unbind,
 )
+from metasched.core.reservations.manager_answers import MAX_REJECTIONS
 from metasched.core.scheduler import Core
 from metasched.db import reservations
 from metasched.db.ledger import Ledger

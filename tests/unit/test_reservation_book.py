@@ -9,11 +9,7 @@ from msgspec import structs
 
 from metasched.core.events import Outcome
 from metasched.core.licences.queue import LicenceQueue
-from metasched.core.reservations.book import (
-    MAX_REJECTIONS,
-    MAX_REJECTIONS_CONFIRMED,
-    ReservationBook,
-)
+from metasched.core.reservations.book import ReservationBook
 from metasched.core.reservations.events import (
     Bind,
     ReservationBound,
@@ -26,6 +22,7 @@ from metasched.core.reservations.events import (
     SurveyReceived,
     Unbind,
 )
+from metasched.core.reservations.manager_answers import MAX_REJECTIONS, MAX_REJECTIONS_CONFIRMED
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Reason
 from metasched.model.reservation import (

@@ -1,8 +1,15 @@
 """Advance reservations in the core. Pure.
 
-book           all reservations and their changes of state
-offers         possible windows for a request
-node_choice    nodes for late binding, after rejections and failures
-availability   free capacity of each cluster over time
-events         events, actions and results
+book                all reservations; applies events and their consequences
+owner_requests      requests and cancellations
+manager_answers     answers to bind and unbind
+survey_reconciler   surveys against the book
+timer               windows that begin and end
+binding             nodes chosen late, or again after rejections and failures
+job_access          what placement may do in and beside reservations
+consequences        new versions, actions and warnings as data
+offers              possible windows for a request
+node_choice         computes nodes for late binding, after rejections and failures
+availability        free capacity of each cluster over time
+events              events, actions and results
 """

@@ -27,12 +27,12 @@ class Availability:
     def __init__(self, reservations: Mapping[int, Reservation], licences: LicenceQueue) -> None:
         self._reservations, self._licences = reservations, licences
         self.clusters: dict[str, Cluster] = {}
-        self._instance = ""
+        self.instance = ""
         self.surveys: dict[str, Survey] = {}  # the last of each cluster
 
     def configure(self, instance: str, clusters: Mapping[str, Cluster]) -> None:
         """Set the clusters and forget all surveys."""
-        self._instance, self.clusters, self.surveys = instance, dict(clusters), {}
+        self.instance, self.clusters, self.surveys = instance, dict(clusters), {}
 
     def open_on(self, cluster: str) -> list[Reservation]:
         """Return the open reservations of a cluster."""
@@ -91,7 +91,7 @@ class Availability:
         survey = self.surveys.get(reservation.cluster)
         if survey is None:
             return []
-        name = manager_name(self._instance, reservation.id)
+        name = manager_name(self.instance, reservation.id)
         reported = {
             node for entry in survey.reservations if entry.name == name for node in entry.nodes
         }
@@ -146,7 +146,7 @@ class Availability:
         reported = {entry.name: entry for entry in survey.reservations}
         fixed, movable = [], {}
         for demand in self.needs(cluster):
-            entry = reported.get(manager_name(self._instance, demand.id))
+            entry = reported.get(manager_name(self.instance, demand.id))
             if entry is None:  # in whichever pool the manager chooses
                 fixed.append(SlotUse(demand.start, demand.end, dict.fromkeys(pools, demand.size)))
                 continue
@@ -196,7 +196,7 @@ class Availability:
             unbound = [
                 (demand.start, demand.end, demand.size)
                 for demand in self.needs(cluster)
-                if manager_name(self._instance, demand.id) not in bound
+                if manager_name(self.instance, demand.id) not in bound
             ]
             if together:
                 uses = [use for pool in survey.pools for use in pool.uses]

@@ -1,0 +1,144 @@
+"""Nodes that managers are to bind: chosen late, or again after rejections and failures. Pure.
+
+`node_choice` computes the nodes. Times are seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from msgspec import structs
+
+from metasched.core.reservations.availability import Availability
+from metasched.core.reservations.consequences import (
+    Consequence,
+    break_off,
+    no_spare_node_cause,
+    warning_about,
+    with_cause,
+)
+from metasched.core.reservations.events import Bind
+from metasched.core.reservations.node_choice import (
+    Assignment,
+    lowest_free_nodes,
+    moves_in_order,
+    nodes_after_failure,
+    nodes_after_rejection,
+)
+from metasched.model.reservation import BOUND_STATES, Reservation, ReservationState
+
+
+class NodeBinding:
+    """Chooses the nodes of stored reservations and requests their binding."""
+
+    def __init__(self, reservations: Mapping[int, Reservation], availability: Availability) -> None:
+        self._reservations, self._availability = reservations, availability
+        self._to_reassign: set[int] = set()  # rejected: the next survey assigns other nodes
+        self._nodes_chosen: set[int] = set()  # late-binding: nodes are chosen
+
+    def reset(self) -> None:
+        """Forget rejections and late choices, at a start of the daemon."""
+        self._to_reassign, self._nodes_chosen = set(), set()
+
+    def awaits_choice(self, reservation: Reservation) -> bool:
+        """Return whether its nodes are still to be chosen and bound, shortly before its start."""
+        if (
+            reservation.state is not ReservationState.CONFIRMED
+            or reservation.bound_nodes
+            or reservation.id in self._nodes_chosen
+        ):
+            return False
+        cluster = self._availability.clusters.get(reservation.cluster)
+        return cluster is not None and cluster.binds_late
+
+    def needs_nodes_on(self, cluster: str) -> bool:
+        """Return whether a reservation there waits for usable nodes, which a survey may show."""
+        return any(
+            reservation.id in self._to_reassign
+            or (reservation.bound_nodes and self._availability.down_nodes(reservation))
+            for reservation in self._availability.open_on(cluster)
+        )
+
+    def request_other_nodes(self, reservation: Reservation) -> None:
+        """Let the next survey of its cluster assign other nodes to a rejected reservation."""
+        self._to_reassign.add(reservation.id)
+
+    def remove(self, reservation: Reservation) -> None:
+        """Assign no other nodes to a reservation that is over."""
+        self._to_reassign.discard(reservation.id)
+
+    def choose_due_nodes(self, cluster: str, now: float) -> Iterator[Consequence]:
+        """Bind reservations whose nodes are due, on the lowest-numbered nodes that will be free."""
+        lead = self._availability.clusters[cluster].lead
+        reservations = self._availability.open_on(cluster)
+        due = [r for r in reservations if self.awaits_choice(r) and r.start - lead <= now]
+        for reservation in sorted(due, key=lambda r: (r.start, r.id)):
+            bound = [
+                other
+                for other in self._availability.open_on(cluster)
+                if other.state is not ReservationState.ACTIVE and not self.awaits_choice(other)
+            ]
+            nodes = lowest_free_nodes(self._availability, reservation, bound, now)
+            if nodes is not None:
+                self._nodes_chosen.add(reservation.id)
+                yield structs.replace(reservation, nodes=nodes, cause="its nodes are chosen")
+                yield Bind(cluster, reservation.id)
+            elif now >= reservation.start:
+                yield break_off(reservation, now, "too few nodes are free at its start")
+            elif reservation.cause != (cause := "too few nodes are free for it as yet"):
+                yield with_cause(reservation, cause)
+
+    def reassign_nodes(self, cluster: str, now: float) -> Iterator[Consequence]:
+        """Replace failed nodes, and assign new nodes to rejected reservations."""
+        reservations = self._availability.open_on(cluster)
+        rejected = [r for r in reservations if r.id in self._to_reassign]
+        failed = [
+            r for r in reservations if r.state in BOUND_STATES and self._availability.down_nodes(r)
+        ]
+        if not (rejected or failed):
+            return
+        self._to_reassign.difference_update(reservation.id for reservation in rejected)
+        if not self._availability.reserves_nodes(cluster):  # the manager chooses
+            for reservation in (*rejected, *failed):
+                yield Bind(cluster, reservation.id)
+            return
+        yield from self._replace_rejected_nodes(cluster, rejected, now)
+        yield from self._replace_failed_nodes(cluster, failed, now)
+
+    def _replace_rejected_nodes(
+        self, cluster: str, rejected: list[Reservation], now: float
+    ) -> Iterator[Consequence]:
+        unassigned = {reservation.id for reservation in rejected}
+        busy = self._availability.busy_spans(cluster, now)
+        for reservation in rejected:
+            assignment = nodes_after_rejection(self._availability, reservation, unassigned, busy)
+            if assignment is None:
+                yield break_off(reservation, now, reservation.cause)
+                continue
+            unassigned.discard(reservation.id)
+            yield from self.assign_nodes(cluster, assignment, forced=reservation.id)
+
+    def _replace_failed_nodes(
+        self, cluster: str, failed: list[Reservation], now: float
+    ) -> Iterator[Consequence]:
+        for reservation in failed:
+            assignment = nodes_after_failure(self._availability, reservation, now)
+            down_nodes = self._availability.down_nodes(reservation)
+            if assignment is not None:
+                cause = f"{', '.join(down_nodes)} cannot be used"
+                yield from self.assign_nodes(cluster, assignment, cause)
+                continue
+            cause = no_spare_node_cause(down_nodes)
+            if reservation.cause != cause:
+                yield with_cause(reservation, cause)
+                yield warning_about(reservation, f": {cause}")
+
+    def assign_nodes(
+        self, cluster: str, assignment: Assignment, cause: str = "", forced: int | None = None
+    ) -> Iterator[Consequence]:
+        """Store and bind the nodes that change, and the nodes of the reservation `forced`."""
+        for id, nodes in moves_in_order(assignment, self._reservations, forced):
+            reservation = self._reservations[id]
+            yield structs.replace(reservation, nodes=nodes, cause=cause or reservation.cause)
+            if not self.awaits_choice(reservation):
+                yield Bind(cluster, id)
