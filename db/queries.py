@@ -67,13 +67,20 @@ class Queries:
                 if (row.job, None) in requested or (row.job, row.task_index) in requested
             ]
 
-    def missing_jobs(self, jobs: Iterable[tuple[int, int | None]]) -> list[str]:
-        """Return the members of `jobs` that were never stored, spelled as users write them."""
+    def missing_jobs(
+        self, jobs: Iterable[tuple[int, int | None]], visible_to: str | None = None
+    ) -> list[str]:
+        """Return the members of `jobs` that were never stored, spelled as users write them.
+
+        With `visible_to`, jobs of other users count as never stored.
+        """
         requested = sorted(set(jobs), key=lambda pair: (pair[0], pair[1] is not None, pair[1]))
         stored: set[tuple[int, int | None]] = set()
         with self._connect() as connection:
             for ids in _in_portions(sorted({id for id, _ in requested})):
                 query = select(task.c.job, task.c.task_index).where(task.c.job.in_(ids))
+                if visible_to is not None:
+                    query = query.join(job, job.c.id == task.c.job).where(job.c.user == visible_to)
                 for row in connection.execute(query):
                     stored |= {(row.job, None), (row.job, row.task_index)}
         return [

@@ -187,7 +187,8 @@ def _decode_munge(
             command,
             input=credential,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",  # the payload is any bytes; a strange one matches no digest
             timeout=MUNGE_TIMEOUT,
             check=False,
         )

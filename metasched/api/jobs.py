@@ -42,7 +42,7 @@ def status(
 ) -> Response:
     requested = parse_job_ids(job) if job else None
     if requested is not None:
-        caller.require_visible(find_owners(daemon, requested))
+        find_owners(daemon, caller, requested)
     elif user is not None:
         caller.require_visible([user])
     elif not caller.sees_all:
@@ -68,7 +68,7 @@ async def wait(
     timeout: Annotated[float, Query(ge=0)] = 30.0,
 ) -> list[dict[str, Any]]:
     requested = parse_job_ids(job)
-    caller.require_visible(find_owners(daemon, requested))
+    find_owners(daemon, caller, requested)
     async for _change in _stored_changes(daemon, min(timeout, MAX_WAIT)):
         if daemon.service is not service or not any(
             service.core.is_open(job_id, index) for job_id, index in requested

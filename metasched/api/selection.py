@@ -41,7 +41,7 @@ def select_tasks(
     ended_since: float | None = time.time() - RECENTLY_ENDED if action == "requeue" else math.inf
     user = selection.user
     if requested is not None:
-        caller.require_owner(find_owners(daemon, requested))
+        caller.require_owner(find_owners(daemon, caller, requested))
         ended_since = None
     elif user is not None:
         caller.require_owner([user])
@@ -64,9 +64,15 @@ def parse_job_ids(references: Sequence[str]) -> list[tuple[int, int | None]]:
     return task_ids
 
 
-def find_owners(daemon: Daemon, requested: Sequence[tuple[int, int | None]]) -> set[str]:
-    """Return the owners of jobs. Raise ApiError if a job or task does not exist."""
-    if missing := daemon.ledger.missing_jobs(requested):
+def find_owners(
+    daemon: Daemon, caller: Caller, requested: Sequence[tuple[int, int | None]]
+) -> set[str]:
+    """Return the owners of jobs. Raise ApiError if a job or task does not exist for the caller.
+
+    Where a site hides the jobs of others, these do not exist: the answers are the same.
+    """
+    visible_to = None if caller.sees_all else caller.user
+    if missing := daemon.ledger.missing_jobs(requested, visible_to):
         remainder = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ApiError(
             404, f"no job {', '.join(missing[:3])}{remainder}; see `metasched status --all`"
@@ -80,7 +86,7 @@ def find_visible_job(daemon: Daemon, caller: Caller, reference: str) -> tuple[in
     if len(requested) > 1:
         job_id, index = requested[0]
         raise ApiError(422, f"{reference} are several tasks; name one task, as {job_id}_{index}")
-    caller.require_owner(find_owners(daemon, requested))
+    caller.require_owner(find_owners(daemon, caller, requested))
     return requested[0]
 
 
