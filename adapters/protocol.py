@@ -9,7 +9,14 @@ import msgspec
 
 from metasched.adapters.base import Submission, Withdrawal
 from metasched.model.cluster import Cluster, ClusterInfo
-from metasched.model.listing import AccountingAnswer, ClaimEnd, JobStatus, MissingTask, TaskClaim
+from metasched.model.listing import (
+    AccountingAnswer,
+    ClaimEnd,
+    JobStatus,
+    MissingTask,
+    QuarantinedRow,
+    TaskClaim,
+)
 from metasched.model.refusal_scope import RefusalScope
 from metasched.model.stored_names import STORED_FIELDS
 from metasched.model.survey import ReservationSpec, Survey
@@ -71,6 +78,7 @@ class ListingDelta(msgspec.Struct, rename=STORED_FIELDS["ListingDelta"], frozen=
     up_since: float = 0.0
     # changed start times that the manager expects: tag, task, owner, start or None
     expected_starts: tuple[tuple[str, int, str, float | None], ...] = ()
+    quarantined: tuple[QuarantinedRow, ...] = ()  # all rows that are set aside now
 
 
 class WorkerReply(msgspec.Struct, rename=STORED_FIELDS["WorkerReply"], frozen=True):

@@ -38,9 +38,19 @@ from metasched.adapters.registry import adapter_class
 from metasched.clock import ClockStepDetector
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.listing import JobStatus, Listing, TaskClaim
+from metasched.model.row_checks import (
+    MAX_TEXT_LENGTH,
+    clean_row,
+    clean_text,
+    quarantined,
+    row_defect,
+)
 from metasched.model.survey import ReservationSpec
 
+MAX_TRACEBACK_LENGTH = 20_000  # characters
 IDLE_SECONDS = 30.0  # without a call, after which the thread of an owner ends
+
+RowKey = tuple[str, int, str]  # tag, task, owner
 
 
 @dataclass
@@ -48,8 +58,9 @@ class AdapterHost:
     """An adapter with its last reported listing, from which changes are computed."""
 
     adapter: Adapter
-    _rows: dict[tuple[str, int, str], JobStatus] = field(default_factory=dict)
-    _expected_starts: dict[tuple[str, int, str], float] = field(default_factory=dict)
+    _rows: dict[RowKey, JobStatus] = field(default_factory=dict)
+    _set_aside: set[RowKey] = field(default_factory=set)  # rows quarantined in that listing
+    _expected_starts: dict[RowKey, float] = field(default_factory=dict)
     _info: ClusterInfo | None = None
     _has_reported: bool = False
     _broken_chains: set[str] = field(default_factory=set)  # owners: chained submits are skipped
@@ -66,7 +77,13 @@ class AdapterHost:
                 self._broken_chains.add(call.owner)
             else:
                 self._broken_chains.discard(call.owner)
-        return structs.replace(reply, access=self.adapter.access, number=call.number)
+        limit = MAX_TRACEBACK_LENGTH if reply.error == "defect" else MAX_TEXT_LENGTH
+        return structs.replace(
+            reply,
+            reason=clean_text(reply.reason, limit),
+            access=self.adapter.access,
+            number=call.number,
+        )
 
     def _execute(self, call: WorkerCall) -> WorkerReply:
         try:
@@ -132,7 +149,15 @@ class AdapterHost:
     def _delta(self, listing: Listing, full: bool) -> ListingDelta:
         """Return the changes since the last reported listing, and remember this listing."""
         full = full or not self._has_reported
-        rows = {(row.tag, row.task, row.owner): row for row in listing.rows}
+        rows: dict[RowKey, JobStatus] = {}
+        set_aside = {(row.tag, row.task, row.owner): row for row in listing.quarantined}
+        for row in listing.rows:
+            # also before encoding: JSON has no NaN and no half characters
+            if defect := row_defect(row):
+                entry = quarantined(row, defect)
+                set_aside[entry.tag, entry.task, entry.owner] = entry
+            else:
+                rows[row.tag, row.task, row.owner] = clean_row(row)
         expected_starts = {
             key: row.expected for key, row in rows.items() if row.expected is not None
         }
@@ -142,7 +167,11 @@ class AdapterHost:
             since=listing.since,
             until=listing.until,
             rows=tuple(row for key, row in rows.items() if full or self._rows.get(key) != row),
-            vanished=tuple(key for key in self._rows if key not in rows),
+            vanished=tuple(
+                key
+                for key in (*self._rows, *sorted(self._set_aside - self._rows.keys()))
+                if key not in rows and key not in set_aside
+            ),
             info=listing.info if full or listing.info != self._info else None,
             full=full,
             up_since=listing.up_since,
@@ -151,7 +180,9 @@ class AdapterHost:
                 for key in previous_starts.keys() | expected_starts.keys()
                 if previous_starts.get(key) != expected_starts.get(key)
             ),
+            quarantined=tuple(set_aside.values()),
         )
+        self._set_aside = set(set_aside)
         self._rows, self._info, self._has_reported = rows, listing.info, True
         self._expected_starts = expected_starts
         return delta
@@ -166,6 +197,15 @@ def _warn_about_fence(cluster: Cluster) -> None:
         fix = f"; {error.fix}" if error.fix else ""
         message = f"cluster {cluster.name} takes no jobs: fence_dir: {error}{fix}"
         print(f"metasched: warning: {message}", file=sys.stderr, flush=True)
+
+
+def encode_reply(reply: WorkerReply) -> bytes:
+    """Encode a reply; of values that JSON cannot hold, encode a report of the defect."""
+    try:
+        return msgspec.json.encode(reply)
+    except (ValueError, TypeError, RecursionError) as error:
+        reason = clean_text(f"a reply that cannot be sent: {error}")
+        return msgspec.json.encode(WorkerReply("defect", reason, number=reply.number))
 
 
 class OwnerThreads:
@@ -208,7 +248,7 @@ def serve(host: AdapterHost, lines: Iterable[bytes], write: Callable[[bytes], ob
     write_lock = threading.Lock()
 
     def execute(call: WorkerCall) -> None:
-        reply = msgspec.json.encode(host.execute(call)) + b"\n"
+        reply = encode_reply(host.execute(call)) + b"\n"
         try:
             with write_lock:
                 write(reply)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 from sqlalchemy import ColumnElement, Connection, Engine, delete, func, insert, select, update
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import (
@@ -64,6 +64,7 @@ from metasched.db.schema import (
 )
 from metasched.db.store import (
     DatabaseInUse,
+    RowsRejected,
     StorageFailed,
     StorageUncertain,
     StoreError,
@@ -140,6 +141,8 @@ class Ledger(Queries):
             with self._connection.begin():
                 yield self._connection
                 committing = True
+        except (DataError, IntegrityError, OverflowError, UnicodeError) as error:
+            raise RowsRejected(f"the database refuses a row: {error}") from error
         except DBAPIError as error:
             if committing and error.connection_invalidated:
                 raise StorageUncertain(driver_message(error)) from error

@@ -40,6 +40,13 @@ class StorageUncertain(StorageFailed):
     """The connection was lost during a commit: the transaction may be stored or not."""
 
 
+class RowsRejected(Exception):
+    """The database answered, but its types or constraints refuse a row: nothing is stored.
+
+    The caller passed values that it should have checked; a retry with the same rows fails again.
+    """
+
+
 class WriterLock:
     """The writing connection of the active daemon.
 

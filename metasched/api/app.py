@@ -7,6 +7,8 @@ nothing.
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 from collections import defaultdict
 from importlib.metadata import version
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from msgspec import structs
 from starlette.exceptions import HTTPException
 
 from metasched.api import (
@@ -26,13 +29,17 @@ from metasched.api import (
     submissions,
     tokens,
 )
+from metasched.api.clusters import breaker_row
 from metasched.api.identity import ForbiddenError, UnauthenticatedError
-from metasched.api.request import CurrentCaller, CurrentService
+from metasched.api.request import CurrentCaller, CurrentService, request_source
 from metasched.daemon.service import RESTART_DELAY, Daemon
 from metasched.db.store import StorageFailed, StorageUncertain
 from metasched.errors import ApiError
 from metasched.units import iso
 
+log = logging.getLogger("metasched")
+
+MAX_LISTED = 50  # entries of the quarantine in an answer
 RETRY_AFTER = {"Retry-After": f"{2 * RESTART_DELAY:.0f}"}
 
 
@@ -55,9 +62,25 @@ def create_app(daemon: Daemon) -> FastAPI:
             "user": caller.user,
             "operator": caller.operator,
             "mail": service.mailer.last_error,
+            "quarantine": quarantine_rows(daemon) if caller.operator else [],
         }
 
     return app
+
+
+def quarantine_rows(daemon: Daemon) -> list[dict[str, Any]]:
+    """Return the sources that failed and the rows that are set aside, at most `MAX_LISTED`."""
+    sources = [
+        {"source": source, **breaker_row(breaker)}
+        for source, breaker in daemon.quarantine.paused_sources.items()
+    ]
+    connections = [] if daemon.service is None else daemon.service.connections.values()
+    rows = [
+        {"source": f"cluster {connection.name}", **structs.asdict(row)}
+        for connection in connections
+        for row in connection.row_filter.rows
+    ]
+    return [*sources, *rows][:MAX_LISTED]
 
 
 def _register_error_handlers(app: FastAPI) -> None:
@@ -93,9 +116,16 @@ def _register_error_handlers(app: FastAPI) -> None:
         return _error_response(504, f"{message}; {remedy}")
 
     @app.exception_handler(Exception)
-    async def _internal_error(_: Request, error: Exception) -> JSONResponse:
-        message = f"a defect in the daemon ({type(error).__name__}); see its log and report it"
-        return _error_response(500, message)
+    async def _internal_error(request: Request, error: Exception) -> JSONResponse:
+        daemon: Daemon = request.app.state.daemon
+        user = getattr(request.state, "user", "")
+        if daemon.service is not None and daemon.service.failure is error:
+            error_id = daemon.quarantine.record(request_source(user), error)
+        else:
+            error_id = secrets.token_hex(4)
+            log.error("error %s: in a request of %s", error_id, user or "nobody", exc_info=error)
+        message = f"a defect in the daemon ({type(error).__name__}), error {error_id} in its log"
+        return _error_response(500, f"{message}; report it to the site")
 
     @app.exception_handler(HTTPException)
     async def _http_error(request: Request, error: HTTPException) -> JSONResponse:

@@ -99,6 +99,7 @@ def _cluster_row(service: SchedulerService, name: str, adapter: str) -> dict[str
             "reason": drain_state.reason,
             "keep_pending": drain_state.keep_pending,
         },
+        "set_aside": len(connection.row_filter.rows),
         "breaker": breaker_row(connection.breaker),
         "worker": breaker_row(connection.worker.breaker),
     }

@@ -9,6 +9,9 @@ from fastapi import Depends, Request
 from metasched.api.identity import Caller, authenticate
 from metasched.daemon.service import Daemon, SchedulerService
 from metasched.errors import ApiError
+from metasched.units import iso
+
+READING_METHODS = ("GET", "HEAD")
 
 
 async def _get_daemon(request: Request) -> Daemon:
@@ -26,7 +29,22 @@ async def _get_service(daemon: CurrentDaemon) -> SchedulerService:
 
 
 async def _get_caller(request: Request, daemon: CurrentDaemon) -> Caller:
-    return await authenticate(request, daemon.settings, daemon.ledger)
+    caller = await authenticate(request, daemon.settings, daemon.ledger)
+    request.state.user = caller.user
+    if request.method not in READING_METHODS:
+        pause = daemon.quarantine.pause_of(request_source(caller.user))
+        if pause is not None:
+            raise ApiError(
+                503,
+                f"requests of {caller.user} pause after {pause.last_error}; nothing changed, "
+                f"try again after {iso(pause.next_retry)}",
+            )
+    return caller
+
+
+def request_source(user: str) -> str:
+    """Return the name in the quarantine of a user's requests that change something."""
+    return f"requests of {user}"
 
 
 CurrentService = Annotated[SchedulerService, Depends(_get_service)]

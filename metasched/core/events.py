@@ -111,6 +111,8 @@ class ListingReceived(msgspec.Struct, rename=STORED_FIELDS["ListingReceived"]):
     # (job, dispatch id) of dispatches whose commands were under way during the poll: the listing
     # proves nothing about them
     in_flight: tuple[tuple[int, int], ...] = ()
+    # (tag, index) of all rows that are set aside: present, with a status that cannot be used
+    quarantined: tuple[tuple[str, int], ...] = ()
 
 
 class AccountingReceived(msgspec.Struct, rename=STORED_FIELDS["AccountingReceived"], frozen=True):

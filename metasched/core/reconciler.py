@@ -52,7 +52,8 @@ class Reconciler:
         self, view: ClusterView, event: ListingReceived
     ) -> Generator[StateChange, None, list[tuple[tuple[int, int], int]]]:
         """Apply the rows of a listing. Return (job, dispatch id) and index of metasched's tasks."""
-        own_rows, instance, dispatches = [], self._state.instance, self._state.dispatches
+        state = self._state
+        own_rows, instance, dispatches = [], state.instance, state.dispatches
         if event.full:
             view.stale_attempts.clear()
             view.deferred_rows.clear()
@@ -60,13 +61,42 @@ class Reconciler:
             dispatch = parse_tag(row.tag, instance)
             if dispatch is None:
                 continue
+            state.current_row = row
             own_rows.append((dispatch, row.task))
             task = dispatches.get(dispatch, _NO_TASKS).get(row.task)
             if task is None:
                 yield from self._stale_attempts.apply_unmatched_row(view, *dispatch, row)
             elif task.live_attempt.cluster == event.cluster:
                 yield from self._state_machine.apply_status(task, row)
+        state.current_row = None
+        for tag, index in event.quarantined:
+            if (dispatch := parse_tag(tag, instance)) is None:
+                continue
+            own_rows.append((dispatch, index))
+            task = dispatches.get(dispatch, _NO_TASKS).get(index)
+            if task is not None and task.live_attempt.cluster == event.cluster:
+                yield from self._distrust(task, event)
         return own_rows
+
+    def _distrust(self, task: Task, listing: ListingReceived) -> Iterator[StateChange]:
+        """Record that a task is in its manager in an unknown state: it may have started.
+
+        It may have started since it was listed with usable values, so `last_listed` stays then.
+        While its claim is being revoked, the claim decides whether it can start.
+        """
+        attempt = task.live_attempt
+        if attempt.revoking:
+            return
+        if attempt.in_last_listing and not attempt.missing:
+            attempt.last_listed = listing.previous_taken
+        if attempt.in_last_listing or attempt.missing or attempt.accepted is None:
+            attempt.in_last_listing = attempt.missing = False
+            attempt.accepted = attempt.accepted or self._state.now
+            self._state.store(task)
+        if attempt.state is not State.UNKNOWN:
+            cause = "its manager lists it with values that cannot be used; it may have started"
+            yield self._state_machine.apply(task, TaskEvent.SILENCE, cause)
+        self._state_machine.request_withdrawal(task)
 
     def _check_unlisted_tasks(
         self, view: ClusterView, event: ListingReceived, own_rows: list[tuple[tuple[int, int], int]]
@@ -190,8 +220,10 @@ class Reconciler:
         for row in event.rows:
             task = self._state.task_by_tag(row.tag, row.task)
             if task is not None and task.live_attempt.missing:
+                self._state.current_row = row
                 self._state.record_note(task, "found in the manager's accounting")
                 yield from self._state_machine.apply_status(task, row)
+        self._state.current_row = None
         for tag, index in event.never_started:
             task = self._state.task_by_tag(tag, index)
             if task is None or not task.live_attempt.missing:
@@ -225,7 +257,9 @@ class Reconciler:
                     task.task_id, None
                 )
                 if row is not None:
+                    self._state.current_row = row
                     yield from self._state_machine.apply_status(task, row)
+                    self._state.current_row = None
             elif (dispatch := parse_tag(tag, self._state.instance)) is not None:
                 open_task = self._state.tasks.get((dispatch[0], index))
                 if open_task is not None and dispatch[1] in open_task.past_attempts:

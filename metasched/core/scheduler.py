@@ -68,6 +68,7 @@ from metasched.core.user_requests import UserRequests
 from metasched.core.withdrawals import Withdrawals
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Reason, State
+from metasched.model.row_checks import RowDefect
 from metasched.policies.classify import Classifier
 from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.policy import Policy
@@ -156,13 +157,22 @@ class Core:
     # Entry point
 
     def step(self, event: CoreEvent) -> Outcome:
-        """Apply an event; return changes and actions. Never raises on a valid event."""
+        """Apply an event; return changes and actions. Never raises on a valid event.
+
+        After a defect the state is half-applied: the caller discards this core. RowDefect names the
+        row of a manager that the core failed on.
+        """
         # 1. Let time pass: licence tokens stop lingering, reservations begin and end.
         outcome = self._pass_time(event)
 
         # 2. Apply the event to the clusters and tasks that it names.
         handler = self._handlers.get(type(event), self._apply_reservation_event)
-        self._settle(handler(event) or ())
+        try:
+            self._settle(handler(event) or ())
+        except Exception as error:
+            if (row := self.state.current_row) is not None:
+                raise RowDefect(row) from error
+            raise
 
         # 3. Withdraw tasks from reservations that are over or changed.
         if outcome.reservations:

@@ -13,6 +13,7 @@ from metasched.core.tasks import Attempt, EndedTask, PastAttempt, Task, TaskChan
 from metasched.core.transitions import FINAL, LIVE, UNSTARTED, TaskEvent
 from metasched.model.cluster import ClusterInfo
 from metasched.model.job import Job, State
+from metasched.model.listing import JobStatus
 from metasched.model.tags import parse_tag, tag_of
 from metasched.policies.classify import Classifier
 from metasched.policies.dispatch import LoadOrdering
@@ -57,6 +58,8 @@ class SchedulerState:
         self.outcome = Outcome()  # of the current step
         # native ids of `Withdraw` actions of the current step, by (job, dispatch id, only_pending)
         self.step_withdrawals: dict[tuple[int, int, bool], dict[int, str | None]] = {}
+        # row of a manager whose changes are being applied; a defect concerns this row only
+        self.current_row: JobStatus | None = None
         self.classifier: Classifier
         self.load_ordering: LoadOrdering
 
@@ -69,6 +72,7 @@ class SchedulerState:
         if elapsed > 0 and any(view.up for view in self.views.values()):
             self.observed_seconds += elapsed
         self.now, self.outcome, self.step_withdrawals = now, Outcome(), {}
+        self.current_row = None
         return self.outcome
 
     # Queries

@@ -34,9 +34,12 @@ from metasched.daemon.host import SchedulerHost
 from metasched.daemon.manager_start_times import ManagerStartTimes
 from metasched.daemon.owner_turns import OwnerTurns
 from metasched.daemon.pending_actions import PendingActions
+from metasched.daemon.quarantine import RowFilter, first_error
 from metasched.daemon.reservation_sync import ReservationSync
 from metasched.daemon.worker_process import WorkerProcess
+from metasched.db.store import StorageFailed
 from metasched.model.listing import AccountingAnswer
+from metasched.model.row_checks import is_time
 
 log = logging.getLogger("metasched")
 
@@ -59,11 +62,8 @@ class ClusterConnection:
         self.worker = WorkerProcess(host, settings, on_exit=self._wake.set)
         side_by_side = settings.owner_calls > 0
         self.pending_actions = PendingActions(host, settings, MAX_RETRY_DELAY, side_by_side)
-        self._in_flight = DispatchesInFlight()
-        self._commands = CommandExecutor(
-            host, settings, self.worker, self.pending_actions, self._in_flight
-        )
-        self._turns = OwnerTurns(settings.owner_calls, MAX_RETRY_DELAY) if side_by_side else None
+        self._forget_calls()
+        self.row_filter = RowFilter(self.name, host.quarantine)
         self.start_times = ManagerStartTimes(self.name)
         self.reservation_sync = ReservationSync(
             settings.cluster, host, self.worker.call, self.poll_soon
@@ -74,6 +74,15 @@ class ClusterConnection:
         self._poll_delay = settings.poll_interval  # seconds, grows while nothing changes
         self.breaker = CircuitBreaker(  # of polls
             min(2 * settings.poll_interval, MAX_RETRY_DELAY), MAX_RETRY_DELAY
+        )
+
+    def _forget_calls(self) -> None:
+        """Begin without calls under way."""
+        limit = self.settings.owner_calls
+        self._turns = OwnerTurns(limit, MAX_RETRY_DELAY) if limit > 0 else None
+        self._in_flight = DispatchesInFlight()
+        self._commands = CommandExecutor(
+            self._host, self.settings, self.worker, self.pending_actions, self._in_flight
         )
 
     def poll_soon(self) -> None:
@@ -89,26 +98,60 @@ class ClusterConnection:
     async def run(self) -> None:
         """Poll and execute actions until cancelled; dispatches yield to all other steps."""
         try:
-            async with asyncio.TaskGroup() as group:
-                while True:
-                    self._wake.clear()
-                    if self.worker.discard_if_dead():
-                        self._next_poll = max(
-                            self.worker.breaker.open_until, self.breaker.open_until
-                        )
-                    urgent_step = self._select_urgent_step()
-                    if urgent_step is not None:
-                        await urgent_step()
-                    elif self._turns is not None:
-                        self._begin_turns(group, self._turns)
-                        next_turn = self._turns.next_due(self.pending_actions.due_by_owner())
-                        await self._sleep_until(min(self._next_due, next_turn))
-                    elif self.pending_actions.has_dispatches(""):
-                        await self._dispatch_in_sequence()
-                    else:
-                        await self._sleep_until(self._next_due)
+            while True:
+                pause = self._host.quarantine.pause_of(self._source)
+                if pause is not None:
+                    self._close_for_defect(pause.last_error)
+                    await asyncio.sleep(pause.open_until - time.monotonic())
+                try:
+                    await self._run_until_defect()
+                except* StorageFailed:
+                    raise
+                except* Exception as errors:
+                    self._host.quarantine.record(self._source, first_error(errors), self.name)
+                    if self._host.failure is not None:
+                        raise
+                await self.worker.stop()  # its next replies would match no call
+                self._forget_calls()
         finally:
             await self.worker.stop()
+
+    async def _run_until_defect(self) -> None:
+        """Poll and execute actions; an exception concerns this cluster only."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._wake.clear()
+                if self.worker.discard_if_dead():
+                    self._next_poll = max(self.worker.breaker.open_until, self.breaker.open_until)
+                urgent_step = self._select_urgent_step()
+                if urgent_step is not None:
+                    await urgent_step()
+                elif self._turns is not None:
+                    self._begin_turns(group, self._turns)
+                    next_turn = self._turns.next_due(self.pending_actions.due_by_owner())
+                    await self._sleep_until(min(self._next_due, next_turn))
+                elif self.pending_actions.has_dispatches(""):
+                    await self._dispatch_in_sequence()
+                else:
+                    await self._sleep_until(self._next_due)
+
+    @property
+    def _source(self) -> str:
+        """The name of this cluster in the quarantine."""
+        return f"cluster {self.name}"
+
+    def _close_for_defect(self, reason: str) -> None:
+        """Report the cluster as unreachable, and dispatch elsewhere what did not leave yet."""
+        self.breaker.record_failure(reason, time.time(), time.monotonic())
+        self._full_poll, self._next_poll = True, 0.0
+        self.pending_actions.clear_dispatches()
+        untried = {
+            (task.job.id, task.live_attempt.dispatch_id)
+            for task in self._host.core.tasks_on(self.name)
+            if task.live_attempt.untried
+        }
+        skipped = [DispatchSkipped(time.time(), tuple(sorted(untried)))] if untried else []
+        self._host.apply_events(ClusterUnreachable(time.time(), self.name, reason), *skipped)
 
     @property
     def _next_due(self) -> float:
@@ -163,7 +206,8 @@ class ClusterConnection:
         if reply.delta is None:
             self._record_poll_failure(reply.reason)
             return
-        delta = self._drop_foreign_rows(reply.delta)
+        set_aside = set(self.row_filter.rows)
+        delta = self.row_filter.filter(self._drop_foreign_rows(reply.delta))
         _, unreachable = core.cluster_status(self.name)
         if unreachable or self.breaker.failures:
             log.info("cluster %s answers", self.name)
@@ -173,7 +217,9 @@ class ClusterConnection:
         self.breaker.record_success()
         self._full_poll = False
         self.start_times.update(delta, core.instance)
-        has_changes = bool(delta.rows or delta.vanished)
+        # a row that is set aside changes the state of its task once
+        newly_set_aside = set(delta.quarantined) - set_aside
+        has_changes = bool(delta.rows or delta.vanished or newly_set_aside)
         must_store = has_changes or delta.info or delta.full or unreachable
         if must_store or core.unchanged_listing_matters(self.name, now):
             listing = ListingReceived(
@@ -188,6 +234,7 @@ class ClusterConnection:
                 self.last_listed,
                 delta.up_since,
                 self._in_flight.since_poll(),
+                tuple((row.tag, row.task) for row in delta.quarantined),
             )
             self._host.apply_events(listing)
         self.last_listed = delta.taken
@@ -220,8 +267,11 @@ class ClusterConnection:
             rows=tuple(row for row in delta.rows if is_owner(row.tag, row.owner)),
             vanished=tuple(entry for entry in delta.vanished if is_owner(entry[0], entry[2])),
             expected_starts=tuple(
-                start for start in delta.expected_starts if is_owner(start[0], start[2])
+                start
+                for start in delta.expected_starts
+                if is_owner(start[0], start[2]) and is_time(start[3])
             ),
+            quarantined=tuple(row for row in delta.quarantined if is_owner(row.tag, row.owner)),
         )
 
     def _record_poll_failure(self, reason: str) -> None:
@@ -305,8 +355,13 @@ class ClusterConnection:
         if reply.accounting is None:
             log.warning("cluster %s: its accounting does not answer: %s", self.name, reply.reason)
         elif reply.accounting != AccountingAnswer():
-            rows = tuple(row for row in reply.accounting.rows if is_owner(row.tag, row.owner))
-            never_started = reply.accounting.never_started
+            rows = self.row_filter.usable(
+                row for row in reply.accounting.rows if is_owner(row.tag, row.owner)
+            )
+            queried = {(task.tag, task.task) for task in query.missing_tasks}
+            never_started = tuple(
+                task for task in reply.accounting.never_started if task in queried
+            )
             event = AccountingReceived(time.time(), self.name, rows, never_started)
             self._host.apply_events(event)
 

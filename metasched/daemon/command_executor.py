@@ -26,6 +26,7 @@ from metasched.daemon.host import SchedulerHost
 from metasched.daemon.pending_actions import PendingActions
 from metasched.daemon.worker_process import WorkerProcess
 from metasched.model.refusal_scope import scope_of_user
+from metasched.model.row_checks import clean_text
 from metasched.policies.eligible import UnmappedNameError
 
 log = logging.getLogger("metasched")
@@ -122,6 +123,11 @@ class CommandExecutor:
                 submission = self._pending_actions.build_submission(dispatch, payloads[job_id])
             except UnmappedNameError as error:
                 events.append(DispatchRejected(now, job_id, dispatch_id, str(error)))
+                continue
+            except Exception as error:  # of this job only
+                log.exception("job %d cannot be dispatched", job_id)
+                reason = f"a defect of metasched: {clean_text(repr(error))}"
+                events.append(DispatchRejected(now, job_id, dispatch_id, reason))
                 continue
             if submission is None:
                 events.append(DispatchSkipped(now, ((job_id, dispatch_id),)))

@@ -179,6 +179,8 @@ def _check_daemon(settings: Settings) -> Iterator[Diagnosis]:
     if mail_error := health.get("mail"):
         fix = "run it by hand as the daemon's account; its output is in the daemon's log"
         yield Diagnosis("mail", False, f"an owner was not notified: {mail_error}", fix)
+    for entry in health.get("quarantine", ()):
+        yield _quarantine_entry(entry)
     for row in clusters:
         yield _check_cluster(row)
         yield from check_evidence(row, settings)
@@ -196,6 +198,17 @@ def _check_daemon(settings: Settings) -> Iterator[Diagnosis]:
     if len(unknown) > MAX_LISTED_JOBS:
         remaining = f"{len(unknown) - MAX_LISTED_JOBS} more"
         yield Diagnosis("unknown jobs", False, remaining, "see `metasched status --state unknown`")
+
+
+def _quarantine_entry(entry: dict[str, Any]) -> Diagnosis:
+    """Return the result for a source that failed, or a row that is set aside."""
+    if "tag" not in entry:
+        message = f"{entry['words']}, since {entry['since']}, next try {entry['next_try']}"
+        return Diagnosis(entry["source"], False, message, "report it with the daemon's log")
+    owner = f" of {entry['owner']}" if entry["owner"] else ""
+    message = f"the row of {entry['tag']}, task {entry['task']}{owner} is set aside"
+    fix = "look at that job in its manager; its state in metasched is unknown"
+    return Diagnosis(entry["source"], False, f"{message}: {entry['defect']}", fix)
 
 
 def _check_cluster(row: dict[str, Any]) -> Diagnosis:

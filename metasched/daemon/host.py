@@ -7,6 +7,7 @@ from typing import Protocol
 from metasched.config.settings import Settings
 from metasched.core.events import CoreEvent, Outcome
 from metasched.core.scheduler import Core
+from metasched.daemon.quarantine import Quarantine
 from metasched.db.ledger import Ledger
 
 
@@ -21,6 +22,13 @@ class SchedulerHost(Protocol):
 
     @property
     def ledger(self) -> Ledger: ...
+
+    @property
+    def quarantine(self) -> Quarantine: ...
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error of which the service ends, if it does."""
 
     def apply_events(self, *events: CoreEvent) -> list[Outcome]:
         """Step the core, store the outcomes in a transaction, then start their actions.

@@ -46,6 +46,10 @@ class LicenceMonitor:
         self._host = host
         self._last_counts: dict[str, LicenceCount] = {}
 
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
     async def run(self) -> None:
         """Query at intervals until cancelled."""
         while True:

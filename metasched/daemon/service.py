@@ -9,6 +9,10 @@ A crash between any two steps is therefore harmless. Before the commit nothing h
 it the next start reads the same states. A dispatch that was not started is made; a started dispatch
 is first searched in a listing; withdrawals are idempotent. A failed transaction is treated as a
 crash: the service is discarded and started again from the database.
+
+A defect is contained: of a row, a cluster, a licence server or a request only that is set aside
+(`quarantine`). If the core failed within a step, its state is half-applied. Then the service starts
+again from the database, too, and whoever caused the event pauses.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from metasched.clock import ClockStepDetector
 from metasched.config.settings import Settings
@@ -35,6 +39,7 @@ from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.licence_monitor import LicenceMonitor
 from metasched.daemon.mail import Mailer
 from metasched.daemon.manager_start_times import ExpectedStart
+from metasched.daemon.quarantine import Quarantine, first_error
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.store import StorageFailed
 from metasched.model.tags import parse_tag
@@ -45,14 +50,15 @@ PRUNE_INTERVAL = 3600.0  # seconds between removals of jobs that ended before th
 PRUNE_PAUSE = 0.1  # seconds between two transactions of a removal
 DATABASE_CHECK_INTERVAL = 10.0  # seconds between checks that the database is reachable
 RESTART_DELAY = 2.0  # seconds before a failed service is started again
+MAX_RESTART_DELAY = 60.0  # seconds, if it fails before it runs
 MAX_TIMER_SLEEP = 10.0  # seconds; bounds the effect of a change of the wall clock
 
 
 class SchedulerService:
     """One run of the scheduler, from the stored state to a stop or a failed write."""
 
-    def __init__(self, settings: Settings, ledger: Ledger) -> None:
-        self.settings, self.ledger = settings, ledger
+    def __init__(self, settings: Settings, ledger: Ledger, quarantine: Quarantine) -> None:
+        self.settings, self.ledger, self.quarantine = settings, ledger, quarantine
         self.core = Core()
         self._clock_detector = ClockStepDetector()
         self.state_changed = asyncio.Event()
@@ -122,6 +128,12 @@ class SchedulerService:
         previous_signal.set()
         return outcomes[1:] if clock_step else outcomes
 
+    @property
+    def failure(self) -> BaseException | None:
+        """The error of which the service ends, if it does."""
+        is_failing = self._failure.done() and not self._failure.cancelled()
+        return self._failure.exception() if is_failing else None
+
     def is_owner(self, tag: str, account: str) -> bool:
         """Return whether `account` may own native jobs with this tag; in personal mode always."""
         return self.settings.launcher is None or self.owner_of(tag) == account
@@ -150,12 +162,26 @@ class SchedulerService:
             for connection in self.connections.values():
                 group.create_task(connection.run(), name=connection.name)
             for monitor in self.licence_monitors:
-                group.create_task(monitor.run(), name=f"licence server {monitor.settings.name}")
-            group.create_task(self.mailer.run(), name="mail")
-            group.create_task(self._run_timers())
-            group.create_task(self._prune())
+                group.create_task(self._contain(f"licence server {monitor.name}", monitor.run))
+            group.create_task(self._contain("mail", self.mailer.run))
+            group.create_task(self._contain("timers", self._run_timers))
+            group.create_task(self._contain("removal of old jobs", self._prune))
             group.create_task(self._check_database())
             await self._failure
+
+    async def _contain(self, source: str, run: Callable[[], Awaitable[None]]) -> None:
+        """Run a part of the service; after a defect it pauses and is run again."""
+        while True:
+            if (pause := self.quarantine.pause_of(source)) is not None:
+                await asyncio.sleep(pause.open_until - time.monotonic())
+            try:
+                return await run()
+            except StorageFailed:
+                raise
+            except Exception as error:
+                self.quarantine.record(source, error)
+                if self.failure is not None:
+                    raise
 
     async def _prune(self) -> None:
         """Delete jobs that ended before the retention time, in small transactions."""
@@ -193,6 +219,7 @@ class Daemon:
     def __init__(self, settings: Settings, ledger: Ledger) -> None:
         self.settings, self.ledger, self.started = settings, ledger, time.time()
         self.service: SchedulerService | None = None
+        self.quarantine = Quarantine()
         self.unavailable_reason = "the daemon starts"  # why `service` is None
         self.database_unavailable = False  # at the last try
         self.stopping = False
@@ -205,22 +232,27 @@ class Daemon:
 
     async def run(self) -> None:
         """Run until cancelled. DatabaseInUse if another daemon has taken over the database."""
+        delay = RESTART_DELAY
         while True:
             await self._await_database()
             try:
-                self.service = SchedulerService(self.settings, self.ledger)
+                self.service = SchedulerService(self.settings, self.ledger, self.quarantine)
                 await self.service.run()
             except* StorageFailed as storage_errors:
                 self.database_unavailable = True
                 self.unavailable_reason = (
-                    f"the database is away or takes no write ({_first_error(storage_errors)})"
+                    f"the database is away or takes no write ({first_error(storage_errors)})"
                 )
-            except* Exception:
+            except* Exception as errors:
                 self.unavailable_reason = "the daemon starts again after an error, see its log"
-                log.exception("a defect; the scheduler service starts again from the database")
+                if self.service is None:  # no source caused it: a restart repeats it
+                    log.error("the stored state makes the daemon fail", exc_info=errors)
+                    delay = min(2 * delay, MAX_RESTART_DELAY)
+            else:
+                delay = RESTART_DELAY
             self.service = None
             log.error("%s; starting again from the database", self.unavailable_reason)
-            await asyncio.sleep(RESTART_DELAY)
+            await asyncio.sleep(delay)
 
     async def _await_database(self) -> None:
         """Wait until the database can be written to."""
@@ -241,11 +273,3 @@ class Daemon:
                     log.info("the database is back")
                 self.database_unavailable = False
                 return
-
-
-def _first_error(group: BaseExceptionGroup[StorageFailed]) -> BaseException:
-    """Return the first error of a nested group."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -132,7 +132,7 @@ class WorkerProcess:
                 return f"its worker died{await _exit_cause(process)}"
             try:
                 reply = msgspec.json.decode(line, type=WorkerReply)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 log.error("cluster %s: invalid reply of its worker: %s", self._name, error)
                 return f"its worker sent an invalid reply ({error})"
             self._replied, self.access = True, reply.access

@@ -42,6 +42,15 @@ class JobStatus(msgspec.Struct, rename=STORED_FIELDS["JobStatus"]):
         )
 
 
+class QuarantinedRow(msgspec.Struct, frozen=True):
+    """A row of a listing that is set aside: its task is present, but its status is unusable."""
+
+    tag: str
+    task: int  # index of the task in its job's array; -1: unusable, too
+    owner: str = ""  # as in `JobStatus`
+    defect: str = ""  # why the row is set aside
+
+
 @dataclass(frozen=True)
 class Listing:
     """A complete listing: all tasks of metasched that the manager still remembers.
@@ -58,6 +67,7 @@ class Listing:
     rows: tuple[JobStatus, ...]
     info: ClusterInfo
     up_since: float = 0.0  # last start of the manager; 0: it loses nothing at a restart
+    quarantined: tuple[QuarantinedRow, ...] = ()  # rows that the adapter cannot read
 
 
 class MissingTask(msgspec.Struct, rename=STORED_FIELDS["MissingTask"], frozen=True):

@@ -302,7 +302,7 @@ def test_an_array_is_its_owners_on_slurm(over_slurm: ManyUsers) -> None:
         *("--array", "1-4", "-n", "24", "-t", "5", "-o", "/dev/null", "--wrap", "sleep 600")
     )
     a.until(lambda: "running" in {row["state"] for row in a.json("status", str(waiting))})
-    assert A in over_slurm.by(B).error("cancel", f"{waiting}_2", code=3)
+    assert f"no job {waiting}_2" in over_slurm.by(B).error("cancel", f"{waiting}_2", code=5)
     a.run("cancel", str(waiting))
     assert {row["state"] for row in a.until_ended(waiting)} == {"cancelled"}
 
@@ -362,7 +362,7 @@ def test_a_reservation_is_its_owners_and_operators_alone(
     told = f"reservation {id} is {A}'s, and you are {B}"
     assert told in b.error("submit", "--reservation", id, "--wrap", "true", code=3)
     assert told in b.error("reservation", "cancel", id, code=3)
-    assert A in b.error("modify", str(job), "--time", "2", code=3)
+    assert f"no job {job}" in b.error("modify", str(job), "--time", "2", code=5)
     assert b.json("reservations", "--all") == []
     assert b.json("status", "--all") == []
     assert [row["reservation"] for row in operator.json("reservations")] == [int(id)]

@@ -269,16 +269,22 @@ class Deeds(Life):
         self.configured = configured
         self.step(self.booted(max_priority))
 
-    @rule(name=st.sampled_from(sorted(SIZES)), full=st.booleans())
-    def poll(self, name: str, full: bool) -> None:
+    @rule(
+        name=st.sampled_from(sorted(SIZES)),
+        full=st.booleans(),
+        unusable=st.sampled_from([0, 0, 0, 1, 2]),
+    )
+    def poll(self, name: str, full: bool, unusable: int = 0) -> None:
+        """A listing arrives; each of its rows whose position `unusable` divides is set aside."""
         if name not in self.configured:
             return
         manager = self.managers[name]
+        set_aside = set(list(manager.rows)[::unusable] if unusable else ())
         self.step(
             ListingReceived(
                 self.now,
                 name,
-                rows=tuple(manager.rows.values()),
+                rows=tuple(row for key, row in manager.rows.items() if key not in set_aside),
                 vanished=tuple(sorted(manager.told - manager.rows.keys())),
                 info=manager.facts(),
                 full=full,
@@ -286,6 +292,7 @@ class Deeds(Life):
                 until=self.now,
                 previous_taken=manager.told_at,
                 up_since=manager.boot,
+                quarantined=tuple(sorted(set_aside)),
             )
         )
         manager.told, manager.told_at = set(manager.rows), self.now

@@ -7,6 +7,7 @@ import gc
 import select
 import time
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,6 +17,7 @@ from metasched.adapters.protocol import WorkerCall, WorkerReply
 from metasched.config.settings import ClusterSettings
 from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.host import SchedulerHost
+from metasched.daemon.quarantine import Quarantine
 from metasched.daemon.worker_process import _exit_cause
 from metasched.model.cluster import Cluster
 
@@ -33,7 +35,8 @@ class FakeProcess:
 
 def a_connection() -> ClusterConnection:
     settings = ClusterSettings(Cluster(name="c", adapter="local"), {}, 1.0, 1.0, None, {})
-    return ClusterConnection(cast(SchedulerHost, None), settings)
+    host = SimpleNamespace(quarantine=Quarantine())
+    return ClusterConnection(cast(SchedulerHost, host), settings)
 
 
 def sleeping() -> tuple[Awaitable[object], Callable[[], None]]:
