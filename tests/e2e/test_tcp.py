@@ -83,15 +83,15 @@ class Far:
             "METASCHED_TOKEN_FILE": "/nonexistent/token",
         }
 
-    def credential(self, payload: str, **words: Any) -> str:
-        done: subprocess.CompletedProcess[str] = subprocess.run(
-            ["munge", f"--socket={self.socket}", "-s", payload],
+    def credential(self, payload: str | bytes, **words: Any) -> str:
+        done: subprocess.CompletedProcess[bytes] = subprocess.run(
+            ["munge", f"--socket={self.socket}"],
+            input=payload if isinstance(payload, bytes) else payload.encode(),
             capture_output=True,
-            text=True,
             check=True,
             **words,
         )
-        return done.stdout.strip()
+        return done.stdout.decode().strip()
 
     def ask(self, headers: dict[str, str], method: str = "GET", path: str = "/health") -> Any:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
@@ -191,6 +191,13 @@ def test_a_munge_credential_is_valid_once_and_for_one_request(far: tuple[Site, F
     assert "replayed" in answer["error"]
     other = {"Authorization": f"MUNGE {there.credential(digest)}"}
     status, answer = there.ask(other, path="/jobs")
+    assert (status, "another request" in answer["error"]) == (401, True)
+
+
+@pytest.mark.parametrize("payload", [b"\xff\xfe", b"\xc3", b"\0", b"UID: 0 x\n", b""])
+def test_any_payload_of_a_credential_is_judged(far: tuple[Site, Far], payload: bytes) -> None:
+    _, there = far
+    status, answer = there.ask({"Authorization": f"MUNGE {there.credential(payload)}"})
     assert (status, "another request" in answer["error"]) == (401, True)
 
 
