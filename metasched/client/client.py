@@ -234,10 +234,16 @@ class Client:
         if body:
             head += "Content-Type: application/json\r\n"
         if self._remote:
-            from metasched.client.credentials import authorization_header, daemon_name
+            from metasched.client.credentials import (
+                authorization_header,
+                daemon_name,
+                is_loopback,
+            )
 
             daemon = daemon_name(*self._address)
-            head += f"Authorization: {authorization_header(daemon, method, target, body)}\r\n"
+            private = self._tls or is_loopback(self._address[0])
+            credential = authorization_header(daemon, method, target, body, private)
+            head += f"Authorization: {credential}\r\n"
         with self._connect() as connection:
             try:
                 connection.sendall(f"{head}\r\n".encode("ascii") + body)

@@ -36,11 +36,25 @@ def request_digest(daemon: str, method: str, target: str, body: bytes) -> str:
     return hashlib.sha256(f"{daemon}\n{method} {target}\n".encode() + body).hexdigest()
 
 
-def authorization_header(daemon: str, method: str, target: str, body: bytes) -> str:
-    """Return the value of the header for a request. Raise NoCredential with a remedy."""
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address, as written in a URL, is this host's own."""
+    return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
+
+
+def authorization_header(daemon: str, method: str, target: str, body: bytes, private: bool) -> str:
+    """Return the value of the header for a request. Raise NoCredential with a remedy.
+
+    `private`: nobody can read the connection, so that a token may be sent.
+    """
     path = personal_token()
     try:
-        return f"Bearer {_read_token(path)}"
+        token = _read_token(path)
+        if not private:
+            raise NoCredential(
+                f"a token would be readable on the network, daemon {daemon}; "
+                f"use an https URL, or move {path} away to use MUNGE"
+            )
+        return f"Bearer {token}"
     except FileNotFoundError:
         return f"MUNGE {_munge_credential(request_digest(daemon, method, target, body), path)}"
     except OSError as error:
