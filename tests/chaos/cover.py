@@ -147,6 +147,7 @@ _OVER_SLURM = _about(
 # break there, of which its owner is told: tests/e2e/test_mail.py kills the daemon before that.
 _BY_CHANCE: set[Step] = {
     ("[ReservationRejected]",),
+    (".ClusterConnection._close_for_defect",),  # only a defect: tests/hostile/test_defects.py
     (".LicenceMonitor.",),  # the site has no licence server: tests/e2e/test_licence_servers.py
     *((".Ledger.mark_notified", f"{side} the commit") for side in ("before", "after")),
 }
