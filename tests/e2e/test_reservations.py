@@ -146,6 +146,21 @@ def test_jobs_wait_for_their_windows_and_run_in_them_beside_batch_jobs(
     end_in_order(site)
 
 
+def place_after_move(cluster: ReservableCluster, site: Site, id: int, before: str) -> str:
+    """Return the only place of a reservation once it has left `before`.
+
+    Slurm names no cores of a reservation for some seconds: each condition reads one answer.
+    """
+
+    def places() -> list[str]:
+        places = cluster.places_of(id) if len(cluster.natives_of(id)) == 1 else []
+        return places if before not in places else []
+
+    [place] = site.until(places)
+    assert isinstance(place, str)
+    return place
+
+
 @pytest.mark.usefixtures("divided")
 def test_a_disabled_place_is_replaced_and_what_waits_in_the_reservation_comes_along(
     cluster: ReservableCluster, reserving_site: Site
@@ -159,8 +174,7 @@ def test_a_disabled_place_is_replaced_and_what_waits_in_the_reservation_comes_al
     native = site.row(job)["native_id"]
 
     cluster.disable(first)
-    site.until(lambda: len(cluster.places_of(id)) == 1 and cluster.places_of(id) != [first])
-    [second] = cluster.places_of(id)
+    second = place_after_move(cluster, site, id, first)
     assert [cluster.reservation_of_job(native)] == cluster.natives_of(id)
     site.until(lambda: site.reservation(id)["cause"].startswith("moved to"))
     assert site.reservation(id)["state"] == "bound"
@@ -286,7 +300,7 @@ def test_a_reservation_is_moved_so_that_another_fits(
         was = place_of(b)
         for window in (windows[2], windows[0], windows[3]):
             made(*window)
-        site.until(lambda: len(cluster.places_of(b)) == 1 and place_of(b) != was)
+        place_after_move(cluster, site, b, was)
         assert [cluster.reservation_of_job(native)] == cluster.natives_of(b)
     end_in_order(site)
 
