@@ -36,6 +36,7 @@ from metasched.adapters.base import Submission
 from metasched.adapters.errors import Refused
 from metasched.adapters.interpreter import exec_lines
 from metasched.model.listing import ClaimEnd, TaskClaim
+from metasched.model.tags import is_claim_folder
 
 EXIT_CLAIM_TAKEN = 75  # exit code of a payload that must not start: EX_TEMPFAIL of sysexits.h
 CLAIM_RETENTION = 365 * 86400.0  # seconds; no manager starts an older job
@@ -73,7 +74,6 @@ _END = re.compile(r"\nstarted (\d{1,11})\nended (\d{1,3}) (\d{1,11})\n\Z")
 _STARTED, _REVOKED = "began", "revoked"
 _FENCE_MODE, _DISPATCH_MODE = 0o711, 0o1733
 _GROUP = re.compile(r"(jobs-)?\d+")  # without a prefix: of the release before
-_DISPATCH_FOLDER = re.compile(r"claims-[0-9a-f]{32}")
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -89,11 +89,6 @@ def new_claim_folder(fence_dir: str, job_id: int) -> str:
     """Return an unguessable path for the claims of a dispatch; nothing is created."""
     group = f"jobs-{job_id // _JOBS_PER_FOLDER}"
     return str(Path(fence_dir, group, f"claims-{secrets.token_hex(16)}"))
-
-
-def is_claim_folder(fence: str) -> bool:
-    """Return whether `fence` is the folder of one dispatch; else it is a whole `fence_dir`."""
-    return _DISPATCH_FOLDER.fullmatch(Path(fence).name) is not None
 
 
 def apply_fence(submission: Submission) -> Submission:

@@ -17,6 +17,7 @@ from metasched.core.tasks import Task
 from metasched.core.transitions import TaskEvent
 from metasched.core.withdrawals import Withdrawals
 from metasched.model.job import State
+from metasched.model.tags import is_claim_folder
 from metasched.policies.classify import Classifier, Deadline, Licence, User
 from metasched.policies.dispatch import LoadOrdering
 
@@ -128,6 +129,11 @@ class Recovery:
                 attempt.dispatched = 0.0  # copied or clock set back: no listing proves absence
                 self._state.store(task)
             never_tried = attempt.untried
+            is_legacy_claim = attempt.fence and not is_claim_folder(attempt.fence)
+            if is_legacy_claim and not (attempt.dispatched or never_tried):
+                # its claim has the tag of another instance in its name, which nothing revokes
+                attempt.fence, attempt.revoking = "", False
+                self._state.store(task)
             if (view := self._state.view_of(task)) is not None:
                 view.add_task(task)
                 self._state.count_unstarted(task, attempt, attempt.state, +1)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from metasched.adapters.claims import is_claim_folder, new_claim_folder
+from metasched.adapters.claims import new_claim_folder
 from metasched.adapters.protocol import WorkerCall, WorkerReply
 from metasched.config.settings import ClusterSettings
 from metasched.core.events import (
@@ -27,6 +27,7 @@ from metasched.daemon.pending_actions import PendingActions
 from metasched.daemon.worker_process import WorkerProcess
 from metasched.model.refusal_scope import scope_of_user
 from metasched.model.row_checks import clean_text
+from metasched.model.tags import is_claim_folder
 from metasched.policies.eligible import UnmappedNameError
 
 log = logging.getLogger("metasched")

@@ -1,4 +1,4 @@
-"""Tags: the names of dispatches in their managers. Pure.
+"""Tags: the names of dispatches in their managers, and the folders of their claims. Pure.
 
 Any account can write any text where a manager keeps tags. So only text that metasched itself
 writes is a tag, and its numbers fit into the columns of both databases.
@@ -6,7 +6,19 @@ writes is a tag, and its numbers fit into the columns of both databases.
 
 from __future__ import annotations
 
+import re
+from pathlib import PurePath
+
 MAX_ID_DIGITS = 18  # of a job or dispatch id; such numbers fit into 64 bits with a sign
+_DISPATCH_FOLDER = re.compile(r"claims-[0-9a-f]{32}")
+
+
+def is_claim_folder(fence: str) -> bool:
+    """Return whether `fence` is the folder of one dispatch; else it is a whole `fence_dir`.
+
+    In a whole `fence_dir`, as in the release before, the names of claims contain the tag.
+    """
+    return _DISPATCH_FOLDER.fullmatch(PurePath(fence).name) is not None
 
 
 def tag_of(instance: str, job: int, dispatch_id: int) -> str:

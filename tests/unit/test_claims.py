@@ -29,6 +29,8 @@ from metasched.core.events import (
     ClaimsRevoked,
     DaemonStarted,
     Dispatch,
+    DispatchAccepted,
+    DispatchStarted,
     JobSubmitted,
     Revoke,
     UserRequested,
@@ -378,6 +380,27 @@ def test_a_claim_that_was_perhaps_taken_is_taken_again_after_a_restart() -> None
     assert site.step(DaemonStarted(NOW + 20, "cafe", Policy(), clusters)) == revoke_again
     site.seen("left", facts(8), site.row(State.PENDING), at=NOW + 21, full=True)
     assert site.step(ClaimsRevoked(NOW + 22, (claimed(),))) == [Dispatch(1, 2, "left", (0,))]
+
+
+def test_a_restored_backup_revokes_no_claim_under_a_name_that_no_payload_looks_for() -> None:
+    """Claims of the release before have the tag, and so the old instance, in their names."""
+    for fence, actions in (("/fence", []), (new_claim_folder("/fence", 1), ["Revoke"])):
+        site = Site(fence_dir="/fence")
+        site.step(JobSubmitted(NOW, job()))
+        site.step(DispatchStarted(NOW, 1, 1, fence))
+        site.step(DispatchAccepted(NOW, 1, 1, {0: "7"}))
+        site.step(DaemonStarted(NOW + 5, "f00d", Policy(), tuple(site.core.clusters)))
+        taken = site.seen("left", facts(8), full=True, at=NOW + 9, since=1.0)
+        assert [type(action).__name__ for action in taken] == actions
+        assert site.state() is State.UNKNOWN
+
+
+def test_a_revocation_of_the_release_before_ends_with_a_restored_backup() -> None:
+    site = lost()
+    assert site.core.tasks[1, 0].live_attempt.revoking
+    site.step(DaemonStarted(NOW + 20, "f00d", Policy(), tuple(site.core.clusters)))
+    assert site.out.actions == []
+    assert not site.core.tasks[1, 0].live_attempt.revoking
 
 
 def test_what_was_withdrawn_is_revoked_lest_it_come_back() -> None:
