@@ -10,12 +10,20 @@ from pathlib import PurePosixPath
 
 from msgspec import structs
 
-from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
+from metasched.model.cluster import (
+    Associations,
+    Cluster,
+    ClusterInfo,
+    NodeCapacity,
+    Partition,
+)
 from metasched.model.job import Job, Reason
 
 # Reasons that remain until the site or the cluster is reconfigured.
 PERMANENT_REASONS = frozenset({Reason.NO_CLUSTER_FITS, Reason.NO_MAPPING, Reason.FILESYSTEM})
 FEATURE = re.compile(r"[A-Za-z0-9_.:\-]+")
+# a native option that may choose another account or partition
+_ACCOUNT_OPTION = re.compile(r"""(?:^|\s)["']?(?:-[Ap]|--acc|--par)""")
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,42 @@ def translate_job(job: Job, cluster: Cluster, info: ClusterInfo | None) -> Job:
         constraint=_add_features(constraint, sorted(licence_features)),
         licences=_counted_licences(job, cluster, info) if info and info.licences else {},
     )
+
+
+def find_charged_account(job: Job, cluster: Cluster, info: ClusterInfo | None) -> str | None:
+    """Return the cluster's name of the account that a job is charged to; None: unknown."""
+    if _ACCOUNT_OPTION.search(job.native.get(cluster.name, "")):
+        return None
+    if job.account is not None:
+        try:
+            return translate_job(job, cluster, info).account
+        except UnmappedNameError:
+            return None
+    if info is None or info.associations is None:
+        return None
+    accounts = info.associations.users.get(job.user.lower())
+    return (accounts and accounts.default) or None
+
+
+def _describe_missing_association(
+    job: Job, cluster: Cluster, associations: Associations, partition: str
+) -> str | None:
+    """Return a message if the manager would reject a translated job for its user's associations."""
+    known = associations.users.get(job.user.lower())
+    if known is None:
+        return f"user {job.user} has no account on the cluster; its administrators can add one"
+    if _ACCOUNT_OPTION.search(job.native.get(cluster.name, "")):
+        return None
+    account = (job.account or known.default).lower()
+    partitions = known.accounts.get(account)
+    if account and partitions is None:
+        return f"user {job.user} may not charge account {account} on the cluster"
+    if partitions and partition not in partitions:
+        return (
+            f"user {job.user} may charge account {account} only in partition "
+            f"{', '.join(partitions)} of the cluster"
+        )
+    return None
 
 
 def _add_features(constraint: str | None, features: list[str]) -> str | None:
@@ -190,6 +234,12 @@ def find_ineligibility(
         return Ineligibility(Reason.CLUSTER_DRAINED, "the cluster has no partition with nodes now")
     if partition is None:
         return Ineligibility(Reason.NO_MAPPING, f'the cluster has no partition "{job.partition}"')
+    if (
+        info.associations is not None
+        and info.associations.required
+        and (text := _describe_missing_association(job, cluster, info.associations, partition.name))
+    ):
+        return Ineligibility(Reason.NO_MAPPING, text)
     excess = _describe_size_excess(job, partition) or _describe_licence_excess(job, info)
     if excess is not None:
         return Ineligibility(Reason.NO_CLUSTER_FITS, excess)

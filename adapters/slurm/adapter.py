@@ -26,6 +26,7 @@ from metasched.adapters.slurm import listing
 from metasched.adapters.slurm.access import SlurmAccess, SlurmOptions
 from metasched.adapters.slurm.access_choice import AccessChoice
 from metasched.adapters.slurm.accounting import SlurmAccounting
+from metasched.adapters.slurm.associations import AssociationReader
 from metasched.adapters.slurm.cluster_info import build_cluster_info
 from metasched.adapters.slurm.commands import SlurmCommands
 from metasched.adapters.slurm.listing_horizon import ListingHorizon
@@ -81,6 +82,7 @@ class Slurm(Adapter):
         commands = SlurmCommands(options, cluster.name)
         user = os.geteuid() if launcher is None else None
         self._accounting = SlurmAccounting(commands, options.tag_field, user)
+        self._associations = AssociationReader(commands)
         self.capabilities = self.capabilities_for(options)  # type: ignore[misc]
         by_node = options.reservation_unit == "node"
         self._reservations = (NodeReservations if by_node else ProcessorReservations)(
@@ -258,6 +260,7 @@ class Slurm(Adapter):
             accounting_source=accounting,
             licences=self._query_licences(),
             upcoming_windows=upcoming_windows,
+            associations=self._associations.current(controller),
         )
         self._max_array_size = controller.array_size
         return Listing(

@@ -19,7 +19,12 @@ from metasched.adapters.commands import (
 )
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, remaining_seconds
-from metasched.adapters.slurm import accounting_records, listing, reservation_listing
+from metasched.adapters.slurm import (
+    accounting_records,
+    associations,
+    listing,
+    reservation_listing,
+)
 from metasched.adapters.slurm.access import SlurmOptions
 from metasched.adapters.slurm.submission import (
     array_script,
@@ -221,6 +226,18 @@ class SlurmCommands:
     def purge_age(self) -> float | None:
         return self._query(
             accounting_records.parse_purge_age, "sacctmgr", "--noheader", "show", "configuration"
+        )
+
+    def associations(
+        self, cluster: str, *, only_defaults: bool
+    ) -> list[associations.AssociationLine]:
+        return self._query(
+            associations.parse_associations,
+            "sacctmgr",
+            *("--noheader", "--parsable2", "--readonly", "show", "associations"),
+            f"cluster={cluster}",
+            *(["onlydefaults"] if only_defaults else []),
+            f"format={','.join(associations.ASSOCIATION_FIELDS)}",
         )
 
     def _query(self, parse: Callable[[str], T], program: str, *arguments: str) -> T:

@@ -132,6 +132,8 @@ class ControllerInfo:
     completions: str | None = None  # path of the file of jobcomp/filetxt
     overrun: float | None = None  # seconds a job may hold nodes after its limit; None: unknown
     select: str = ""  # SelectType
+    cluster: str = ""  # ClusterName
+    requires_associations: bool = False  # jobs of users without association are rejected
 
 
 def comma_lists(ids: Collection[str]) -> Iterator[str]:
@@ -234,6 +236,9 @@ def parse_controller(text: str) -> ControllerInfo:
         else None,
         overrun=_overrun(config),
         select=config.get("SelectType", ""),
+        cluster=config.get("ClusterName", ""),
+        requires_associations="associations"
+        in config.get("AccountingStorageEnforce", "").split(","),
     )
 
 

@@ -58,6 +58,7 @@ async def explain(
         "reason": row["reason"],
         "text": summary
         + _describe_state(row, clusters, cause)
+        + _describe_account(clusters)
         + _describe_expectation(expectation),
         "expected_start": iso(expectation.start) if expectation else None,
         "expected_told": iso(expectation.reported_at) if expectation else None,
@@ -83,6 +84,14 @@ def _describe_expectation(expectation: ExpectedStart | None) -> str:
         f" {expectation.cluster} expects it to start at {iso(expectation.start)} "
         f"(reported at {iso(expectation.reported_at)})."
     )
+
+
+def _describe_account(clusters: Sequence[dict[str, Any]]) -> str:
+    """Describe the account charged on the chosen cluster in a sentence that follows another."""
+    for cluster in clusters:
+        if cluster["chosen"] and cluster["account"]:
+            return f" It is charged to account {cluster['account']} on {cluster['cluster']}."
+    return ""
 
 
 def _describe_state(row: dict[str, Any], clusters: Sequence[dict[str, Any]], cause: str) -> str:
@@ -128,6 +137,7 @@ def cluster_verdicts(
             "load": verdict.load,
             "count": verdict.pending_jobs,
             "chosen": verdict.cluster == chosen_cluster,
+            "account": verdict.account,
         }
         for verdict in service.core.assess_clusters(task)
     ]

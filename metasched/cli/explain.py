@@ -79,12 +79,13 @@ def print_explanation(answer: Mapping[str, Any]) -> None:
     if answer.get("clusters"):
         print()
         print_table(
-            ("CLUSTER", "ELIGIBLE", "CHOSEN", "LOAD", "JOBS", "REASON"),
+            ("CLUSTER", "ELIGIBLE", "CHOSEN", "ACCOUNT", "LOAD", "JOBS", "REASON"),
             (
                 (
                     cluster["cluster"],
                     "yes" if cluster["eligible"] else "no",
                     "yes" if cluster["chosen"] else "",
+                    cluster.get("account") or "",
                     format_number(cluster["load"]),
                     format_number(cluster["count"]),
                     ": ".join(str(cluster[key]) for key in ("reason", "text") if cluster.get(key)),

@@ -15,9 +15,15 @@ from metasched.core.tasks import Task, TaskId, WithdrawalMode
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Job, Reason, State
 from metasched.model.listing import JobStatus
-from metasched.policies.eligible import Ineligibility, find_ineligibility, translate_job
+from metasched.policies.eligible import (
+    Ineligibility,
+    find_charged_account,
+    find_ineligibility,
+    translate_job,
+)
 
-EligibilityKey = tuple[object, object]  # of partitions, of licences: see `eligibility_key`
+# of partitions, of licences, of associations: see `eligibility_key`
+EligibilityKey = tuple[object, object, object]
 _UNDECIDED = Ineligibility(Reason.PRIORITY, "not checked yet")
 MAX_CACHED_DECISIONS = 10_000  # different requirements in a cache
 FULL_RETRY_DELAY = (10.0, 300.0)  # seconds until a full cluster is tried again: initial, maximum
@@ -127,12 +133,18 @@ class ClusterView:
         cache_key = job.requirements if licences_matter else job.requirements_without_licences
         if self.cluster.filesystems:
             cache_key = (cache_key, job.directory, job.writes)
+        if self.info is not None and self.info.requires_associations:
+            cache_key = (cache_key, job.user, job.native.get(self.name))
         cached = self.decisions.get(cache_key, _UNDECIDED)
         if cached is _UNDECIDED:
             if len(self.decisions) >= MAX_CACHED_DECISIONS:
                 self.decisions.clear()
             cached = self.decisions[cache_key] = find_ineligibility(job, self.cluster, self.info)
         return cached
+
+    def charged_account(self, job: Job) -> str | None:
+        """Return the manager's name of the account that a job is charged to; None: unknown."""
+        return find_charged_account(job, self.cluster, self.info)
 
     def translate_job(self, job: Job) -> Job:
         """Return an eligible job with the manager's names of partition, account and so on."""
@@ -222,4 +234,4 @@ def eligibility_key(
         name: (counts.total, include_transient and counts.used)
         for name, counts in info.licences.items()
     }
-    return partitions, licences
+    return partitions, licences, info.associations

@@ -347,3 +347,4 @@ class ClusterAssessment:
     obstacle: Ineligibility | None  # None: the task can be dispatched there
     load: float  # seconds of the whole cluster, at the task's priority
     pending_jobs: int  # at the task's priority
+    account: str | None  # to which the task is or would be charged; None: unknown

@@ -48,6 +48,7 @@ class Placement:
         self._late_binding: LateBinding[str] | None = None  # of the current pass, if configured
         self._eligible_cache: dict[Hashable, list[str]] = {}  # clusters, by requirements of jobs
         self._paths_matter = False  # whether eligibility depends on the paths of a job
+        self._users_matter = False  # whether eligibility depends on the user of a job
         self._some_cluster_full = False  # a full cluster takes a single task: do not cache
 
     # Eligible clusters
@@ -90,7 +91,9 @@ class Placement:
         self._state.observe_loads()
         loads = self._state.load_ordering.cluster_loads(task.job, task.priority)
         return [
-            ClusterAssessment(name, self.check_task(task, view), *loads[name])
+            ClusterAssessment(
+                name, self.check_task(task, view), *loads[name], view.charged_account(task.job)
+            )
             for name, view in self._state.views.items()
         ]
 
@@ -131,6 +134,10 @@ class Placement:
         """Forget eligible clusters: the state of some cluster has changed."""
         self._eligible_cache.clear()
         self._paths_matter = any(view.cluster.filesystems for view in self._state.views.values())
+        self._users_matter = any(
+            view.info is not None and view.info.requires_associations
+            for view in self._state.views.values()
+        )
         self._some_cluster_full = any(
             view.full_reason or view.scope_limits for view in self._state.views.values()
         )
@@ -209,11 +216,12 @@ class Placement:
         job = task.job
         if self._some_cluster_full or task.rejected_by or job.reservation is not None:
             return None
-        return (
-            (job.requirements, job.directory, job.writes)
-            if self._paths_matter
-            else job.requirements
-        )
+        key = job.requirements
+        if self._paths_matter:
+            key = (key, job.directory, job.writes)
+        if self._users_matter:
+            key = (key, job.user, *job.native.items())
+        return key
 
     def _place_task(self, task: Task) -> Iterator[StateChange]:
         """Choose a cluster for a task and dispatch it, or defer it."""

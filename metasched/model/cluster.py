@@ -110,6 +110,22 @@ class ManagerLicences:
     used: int = 0
 
 
+class UserAccounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The accounts that a user may charge on a cluster. Names are in lower case."""
+
+    default: str = ""  # charged by jobs that name no account; "": none, or unknown
+    # by account: the partitions in which it may be charged, empty: in all; not reported where
+    # associations are not required
+    accounts: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+
+
+class Associations(msgspec.Struct, frozen=True, kw_only=True):
+    """The users that a manager's accounting knows, with their accounts."""
+
+    required: bool  # the manager rejects jobs of users and accounts without association
+    users: Mapping[str, UserAccounts]  # by name in lower case
+
+
 class ClusterInfo(msgspec.Struct, rename=STORED_FIELDS["ClusterInfo"]):
     """State of a cluster as its manager reports it, reduced to the needs of decisions.
 
@@ -130,6 +146,12 @@ class ClusterInfo(msgspec.Struct, rename=STORED_FIELDS["ClusterInfo"]):
     upcoming_windows: tuple[tuple[float, int], ...] = ()
     accounting_source: str = ""  # description of the accounting of ended jobs; "": there is none
     licences: Mapping[str, ManagerLicences] = msgspec.field(default_factory=dict)  # manager's names
+    associations: Associations | None = None  # None: the manager has none, or they are unknown
+
+    @property
+    def requires_associations(self) -> bool:
+        """Whether a job depends on its user's associations."""
+        return self.associations is not None and self.associations.required
 
     @property
     def without_load(self) -> ClusterInfo:

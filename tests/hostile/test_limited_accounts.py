@@ -1,16 +1,18 @@
-"""A user reaches a limit of the manager: only his jobs wait, and they refill the limit."""
+"""Limits and associations of slurmdbd hold for their user alone, and cost nobody an attempt."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.accounts import A, B
+from tests.accounts import OPERATOR, A, B
 from tests.conftest import require
+from tests.e2e.conftest import COMMAND
 from tests.e2e.many_users import ManyUsers
-from tests.slurm import ClusterSpec, SlurmSite, accounting_missing, missing
+from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting_missing, missing
 
 pytestmark = pytest.mark.root
 
@@ -19,7 +21,7 @@ ENFORCED = ("AccountingStorageEnforce=associations,limits",)
 
 
 @pytest.fixture(scope="module")
-def limited(common_folder: Path) -> Iterator[ManyUsers]:
+def cluster(common_folder: Path) -> Iterator[SlurmCluster]:
     """A Slurm cluster in whose default accounts `a` may have 2 jobs, and `b` any number."""
     if (reason := missing() or accounting_missing()) is not None:
         require("slurm", reason)
@@ -32,20 +34,25 @@ def limited(common_folder: Path) -> Iterator[ManyUsers]:
                 *("sacctmgr", "-i", "add", "user", user, "account=physics"),
                 f"maxsubmitjobs={limit}",
             )
-        site = ManyUsers(common_folder / "limited", inside=cluster.inside)
-        site.set_up(
-            f'[[cluster]]\nname = "alpha"\nadapter = "slurm"\nconfig = "{cluster.conf}"\n'
-            "poll_interval = 0.5\n",
-            "[cluster.alpha]\n"
-            f'environment = {{ SLURM_CONF = "{cluster.conf}" }}\n'
-            'submit = ["/usr/bin/sbatch"]\ncancel = ["/usr/bin/scancel"]\n'
-            'hold = ["/usr/bin/scontrol", "hold"]\nrelease = ["/usr/bin/scontrol", "release"]\n',
-        )
-        try:
-            site.start()
-            yield site
-        finally:
-            site.close()
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def limited(common_folder: Path, cluster: SlurmCluster) -> Iterator[ManyUsers]:
+    site = ManyUsers(common_folder / "limited", inside=cluster.inside)
+    site.set_up(
+        f'[[cluster]]\nname = "alpha"\nadapter = "slurm"\nconfig = "{cluster.conf}"\n'
+        'map.account = { "*" = "*" }\npoll_interval = 0.5\n',
+        "[cluster.alpha]\n"
+        f'environment = {{ SLURM_CONF = "{cluster.conf}" }}\n'
+        'submit = ["/usr/bin/sbatch"]\ncancel = ["/usr/bin/scancel"]\n'
+        'hold = ["/usr/bin/scontrol", "hold"]\nrelease = ["/usr/bin/scontrol", "release"]\n',
+    )
+    try:
+        site.start()
+        yield site
+    finally:
+        site.close()
 
 
 def test_a_limit_closes_a_cluster_to_its_user_alone(limited: ManyUsers) -> None:
@@ -69,3 +76,40 @@ def test_a_limit_closes_a_cluster_to_its_user_alone(limited: ManyUsers) -> None:
     go.touch()
     go.chmod(0o644)
     assert {row["state"] for row in a.until_ended(array)} == {"completed"}
+
+
+def test_a_user_without_association_makes_no_attempt(
+    limited: ManyUsers, cluster: SlurmCluster
+) -> None:
+    """An association that is added later counts after at most a minute."""
+    stranger, b = limited.by(OPERATOR), limited.by(B)
+    # while it runs, polls are frequent
+    job = b.submit("-t", "5", "-o", "/dev/null", "--wrap", "sleep 600")
+    b.until(lambda: b.row(job)["state"] == "running")
+    explanation = b.json("explain", str(job))
+    assert [verdict["account"] for verdict in explanation["clusters"]] == ["physics"]
+    assert explanation["text"].endswith(" It is charged to account physics on alpha.")
+    submission = ("submit", "--parsable", "-t", "5", "-o", "/dev/null", "--wrap", "true")
+    said = stranger.error(*submission, code=3)
+    assert f"user {OPERATOR} has no account on the cluster" in said
+    said = b.error(*submission, "--account", "chemistry", code=3)
+    assert f"user {B} may not charge account chemistry on the cluster" in said
+    assert OPERATOR not in {row["user"] for row in stranger.json("status", "--all")}
+    cluster.run("sacctmgr", "-i", "add", "user", OPERATOR, "account=physics")
+
+    def accepted() -> str:
+        number: str = subprocess.run(
+            [COMMAND, *submission],
+            env=stranger.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            check=False,
+            **stranger.caller,
+        ).stdout
+        return number
+
+    later = int(stranger.until(accepted, 90))
+    assert stranger.until_ended(later)[0]["state"] == "completed"
+    b.run("cancel", str(job))
+    b.until_ended(job)

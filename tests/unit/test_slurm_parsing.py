@@ -156,6 +156,16 @@ def test_recorded_configuration() -> None:
 
 
 @pytest.mark.parametrize(
+    ("enforced", "required"),
+    [("associations,limits", True), ("limits,associations", True), ("none", False), ("qos", False)],
+)
+def test_whether_jobs_need_an_association(enforced: str, required: bool) -> None:
+    more = f"AccountingStorageEnforce = {enforced}\nClusterName             = alpha\n"
+    controller = text.parse_controller(CONFIG + more)
+    assert (controller.cluster, controller.requires_associations) == ("alpha", required)
+
+
+@pytest.mark.parametrize(
     ("allowed", "seconds"), [("0 min", 62.0), ("5 min", 362.0), ("UNLIMITED", text.NO_LIMIT)]
 )
 def test_how_long_a_job_may_hold_its_nodes_after_its_limit(allowed: str, seconds: float) -> None:
