@@ -25,6 +25,7 @@ from metasched.api import (
     explanations,
     jobs,
     licences,
+    reference,
     reservations,
     submissions,
     tokens,
@@ -45,11 +46,17 @@ RETRY_AFTER = {"Retry-After": f"{2 * RESTART_DELAY:.0f}"}
 
 def create_app(daemon: Daemon) -> FastAPI:
     """Create the application. All lasting state is in `daemon`."""
-    app = FastAPI(title="metasched", version=version("metasched"))
+    app = FastAPI(
+        title="metasched",
+        version=version("metasched"),
+        openapi_url=None,  # `reference` asks for a credential
+        docs_url=None,
+        redoc_url=None,
+    )
     app.state.daemon = daemon
     app.state.launcher_locks = defaultdict(asyncio.Lock)  # by user
     job_modules = (submissions, changes, jobs, explanations)
-    for module in (*job_modules, clusters, licences, reservations, tokens):
+    for module in (*job_modules, clusters, licences, reservations, tokens, reference):
         app.include_router(module.router)
     _register_error_handlers(app)
 

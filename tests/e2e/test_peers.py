@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import pwd
-import socket
 import stat
 import subprocess
 import sys
@@ -14,6 +11,7 @@ import sys
 import pytest
 
 from tests.e2e.conftest import Site
+from tests.http_calls import call
 
 ASK = """
 import socket, sys
@@ -26,22 +24,9 @@ with socket.socket(socket.AF_UNIX) as peer:
 """
 
 
-class _Unix(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost")
-        self.path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(self.path)
-
-
 def ask(site: Site, method: str, path: str, body: object = None) -> tuple[int, object]:
-    connection = _Unix(str(site.folder / "ms.sock"))
-    content = None if body is None else json.dumps(body)
-    connection.request(method, path, content, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    return answer.status, json.loads(answer.read())
+    response = call(site.folder / "ms.sock", method, path, body)
+    return response.status, response.json
 
 
 def one(**wishes: object) -> dict[str, object]:

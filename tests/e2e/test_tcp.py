@@ -236,7 +236,10 @@ def test_a_munge_credential_is_valid_for_one_daemon(
 )
 def test_invalid_credentials_are_refused(far: tuple[Site, Far], headers: dict[str, str]) -> None:
     _, there = far
-    for method, path in (("GET", "/health"), ("GET", "/jobs"), ("POST", "/jobs/cancel")):
+    for method, path in (
+        *(("GET", "/health"), ("GET", "/jobs"), ("POST", "/jobs/cancel")),
+        *(("GET", "/openapi.json"), ("GET", "/docs")),
+    ):
         status, answer = there.ask(headers, method, path)
         assert status == 401, answer
         assert answer["error"].count("\n") == 0
