@@ -23,8 +23,9 @@ CurrentDaemon = Annotated[Daemon, Depends(_get_daemon)]
 
 
 async def _get_service(daemon: CurrentDaemon) -> SchedulerService:
-    if daemon.service is None:
-        raise ApiError(503, f"{daemon.unavailable_reason}; nothing changed, try again soon")
+    if (reason := daemon.unavailable_reason) is not None:
+        raise ApiError(503, f"{reason}; nothing changed, try again soon")
+    assert daemon.service is not None
     return daemon.service
 
 

@@ -105,7 +105,8 @@ class ClusterConnection:
                     await asyncio.sleep(pause.open_until - time.monotonic())
                 try:
                     await self._run_until_defect()
-                except* StorageFailed:
+                except* StorageFailed as errors:
+                    self._host.fail(first_error(errors))  # the worker may take seconds to end
                     raise
                 except* Exception as errors:
                     self._host.quarantine.record(self._source, first_error(errors), self.name)

@@ -30,6 +30,9 @@ class SchedulerHost(Protocol):
     def failure(self) -> BaseException | None:
         """The error of which the service ends, if it does."""
 
+    def fail(self, error: BaseException) -> None:
+        """End the service because of an error; a first error is kept."""
+
     def apply_events(self, *events: CoreEvent) -> list[Outcome]:
         """Step the core, store the outcomes in a transaction, then start their actions.
 

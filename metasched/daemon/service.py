@@ -106,9 +106,7 @@ class SchedulerService:
             outcomes = [self.core.step(event) for event in events]
             self.ledger.record(list(zip(events, outcomes, strict=True)), stored, new_texts)
         except Exception as error:
-            # the core is ahead of the database: this service ends
-            if not self._failure.done():
-                self._failure.set_exception(error)
+            self.fail(error)  # the core is ahead of the database
             raise
         for outcome in outcomes:
             for warning in outcome.warnings:
@@ -127,6 +125,14 @@ class SchedulerService:
         previous_signal, self.state_changed = self.state_changed, asyncio.Event()
         previous_signal.set()
         return outcomes[1:] if clock_step else outcomes
+
+    def fail(self, error: BaseException) -> None:
+        """End this service because of an error; a first error is kept.
+
+        The API refuses requests from now on, though clusters may take seconds to be closed.
+        """
+        if not self._failure.done():
+            self._failure.set_exception(error)
 
     @property
     def failure(self) -> BaseException | None:
@@ -176,7 +182,8 @@ class SchedulerService:
                 await asyncio.sleep(pause.open_until - time.monotonic())
             try:
                 return await run()
-            except StorageFailed:
+            except StorageFailed as error:
+                self.fail(error)
                 raise
             except Exception as error:
                 self.quarantine.record(source, error)
@@ -194,7 +201,11 @@ class SchedulerService:
         """Check at intervals that the database accepts writes, since an idle daemon makes none."""
         while True:
             await asyncio.sleep(DATABASE_CHECK_INTERVAL)
-            self.ledger.check_active()
+            try:
+                self.ledger.check_active()
+            except StorageFailed as error:
+                self.fail(error)
+                raise
 
     async def _run_timers(self) -> None:
         """Raise `TimerExpired` at the times that the core requests."""
@@ -220,9 +231,16 @@ class Daemon:
         self.settings, self.ledger, self.started = settings, ledger, time.time()
         self.service: SchedulerService | None = None
         self.quarantine = Quarantine()
-        self.unavailable_reason = "the daemon starts"  # why `service` is None
+        self._stopped_reason = "the daemon starts"  # why `service` is None
         self.database_unavailable = False  # at the last try
         self.stopping = False
+
+    @property
+    def unavailable_reason(self) -> str | None:
+        """Why no scheduler service runs, or why it ends; None while it runs."""
+        if self.service is None:
+            return self._stopped_reason
+        return None if self.service.failure is None else _reason_of(self.service.failure)
 
     def stop(self) -> None:
         """Wake up requests that wait for a change of state, since the daemon ends."""
@@ -240,18 +258,16 @@ class Daemon:
                 await self.service.run()
             except* StorageFailed as storage_errors:
                 self.database_unavailable = True
-                self.unavailable_reason = (
-                    f"the database is away or takes no write ({first_error(storage_errors)})"
-                )
+                self._stopped_reason = _reason_of(first_error(storage_errors))
             except* Exception as errors:
-                self.unavailable_reason = "the daemon starts again after an error, see its log"
+                self._stopped_reason = _reason_of(first_error(errors))
                 if self.service is None:  # no source caused it: a restart repeats it
                     log.error("the stored state makes the daemon fail", exc_info=errors)
                     delay = min(2 * delay, MAX_RESTART_DELAY)
             else:
                 delay = RESTART_DELAY
             self.service = None
-            log.error("%s; starting again from the database", self.unavailable_reason)
+            log.error("%s; starting again from the database", self._stopped_reason)
             await asyncio.sleep(delay)
 
     async def _await_database(self) -> None:
@@ -263,13 +279,20 @@ class Daemon:
                 await asyncio.to_thread(self.ledger.acquire_lock)
             except StorageFailed as error:
                 self.database_unavailable = True
-                self.unavailable_reason = f"the database is away ({error})"
-                if self.unavailable_reason != logged_reason:
-                    log.error("%s; retrying every %g s", self.unavailable_reason, RESTART_DELAY)
-                logged_reason = self.unavailable_reason
+                self._stopped_reason = f"the database is away ({error})"
+                if self._stopped_reason != logged_reason:
+                    log.error("%s; retrying every %g s", self._stopped_reason, RESTART_DELAY)
+                logged_reason = self._stopped_reason
                 await asyncio.sleep(RESTART_DELAY)
             else:
                 if self.database_unavailable:
                     log.info("the database is back")
                 self.database_unavailable = False
                 return
+
+
+def _reason_of(failure: BaseException) -> str:
+    """Return why a service ends, as callers of the API read it."""
+    if isinstance(failure, StorageFailed):
+        return f"the database is away or takes no write ({failure})"
+    return "the daemon starts again after an error, see its log"

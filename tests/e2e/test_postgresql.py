@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from tests.conftest import require
 from tests.e2e.conftest import TWO_LOCAL, Site
+from tests.http_calls import call
 from tests.postgresql import LOCKED, PASSWORD, Server, missing
 
 
@@ -37,18 +37,6 @@ def own_server(common_folder: Path) -> Iterator[Server]:
         require("postgresql", reason)
     with Server(common_folder / "pg-own", settings=()) as server:
         yield server
-
-
-def asked(site: Site) -> tuple[int, dict[str, str]]:
-    """Status and headers of the daemon's answer to `GET /health`, read off the socket."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(30)
-        connection.connect(str(site.folder / "ms.sock"))
-        connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
-        head, _, _ = b"".join(iter(lambda: connection.recv(1 << 16), b"")).partition(b"\r\n\r\n")
-    first, *fields = head.decode().split("\r\n")
-    pairs = (field.split(": ", 1) for field in fields)
-    return int(first.split()[1]), {name.lower(): value for name, value in pairs}
 
 
 def test_jobs_run_and_the_story_replays(pg: Site) -> None:
@@ -104,9 +92,10 @@ def test_the_server_goes_away_while_jobs_stream(tmp_path: Path, own_server: Serv
             told = site.error("submit", "--wrap", f"echo refused >> '{ran}'", code=4)
             assert "the database is away" in told
             assert "nothing changed, try again" in told
-            # the service ends its tasks first; until then it answers from memory
-            site.until(lambda: asked(site)[0] == 503)
-            assert asked(site)[1]["retry-after"].isdecimal()
+            # at once, though the service still ends its tasks
+            health = call(site.folder / "ms.sock", "GET", "/health")
+            assert health.status == 503
+            assert health.headers["retry-after"].isdecimal()
             own_server.start()
             site.until(site.cluster_rows)
         rows = site.until_ended()
@@ -196,7 +185,7 @@ def test_the_server_hangs_and_cuts_nothing(tmp_path: Path, own_server: Server) -
             assert "nothing changed, try again" in told
             site.until(lambda: "the database is away (" in site.log.read_text())
             # from now on at once, and not only when the server is asked
-            assert asked(site)[0] == 503
+            assert call(site.folder / "ms.sock", "GET", "/health").status == 503
             assert "the database is away" in site.error("status", code=4)
         finally:
             own_server.wake()
