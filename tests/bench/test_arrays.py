@@ -13,7 +13,7 @@ from metasched.client.client import Client
 from tests.bench.conftest import Record
 from tests.bench.test_daemon import seconds, submission
 from tests.e2e.conftest import Site
-from tests.slurm import SlurmSite
+from tests.harness.slurm import SlurmSite
 
 TASKS, AT_A_TIME, RUN, ROUNDS = 10_000, 50, 500, 1
 OPEN = "queued,held,dispatching,pending,running"

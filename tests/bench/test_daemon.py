@@ -18,7 +18,7 @@ from metasched.client.client import Client
 from metasched.client.schemas import JobRequest, SubmitRequest
 from tests.bench.conftest import Record
 from tests.e2e.conftest import COMMAND, Site
-from tests.slurm import SlurmSite
+from tests.harness.slurm import SlurmSite
 
 SCRIPT = "#!/bin/sh\ntrue\n"
 ENVIRONMENT = dict(os.environ)

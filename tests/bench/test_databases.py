@@ -24,7 +24,7 @@ from metasched.model.job import Job, Payload
 from metasched.policies.policy import Policy
 from tests.bench.conftest import Record
 from tests.conftest import require
-from tests.postgresql import Server, missing
+from tests.harness.postgresql import Server, missing
 
 NOW = 1_000_000.0
 ONE_BY_ONE, BATCH, OPEN, ROUNDS = 50, 500, 5_000, 2

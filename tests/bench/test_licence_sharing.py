@@ -6,9 +6,9 @@ import pytest
 
 from tests.bench.conftest import Record
 from tests.e2e.conftest import Site
-from tests.e2e.sharing import TOTAL, WANTS, Sharing
-from tests.gridengine import Cell
-from tests.slurm import SlurmSite
+from tests.e2e.licence_sharing import TOTAL, WANTS, Sharing
+from tests.harness.gridengine import Cell
+from tests.harness.slurm import SlurmSite
 
 SECONDS = 10.0  # of each job
 

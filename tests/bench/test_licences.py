@@ -20,7 +20,7 @@ from metasched.db.store import Database
 from metasched.model.licence import Lease, LicencePool, ReturnedLease
 from tests.bench.conftest import Record
 from tests.conftest import require
-from tests.postgresql import Server, missing
+from tests.harness.postgresql import Server, missing
 from tests.real.test_leases import NOW, standing, with_attempts
 
 POOLS, TASKS, ENDS = 200, 10_000, 5000

@@ -13,8 +13,8 @@ from metasched.adapters.local.adapter import Local, LocalOptions
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, State
 from metasched.model.tags import tag_of
-from tests import processes
 from tests.bench.conftest import Record
+from tests.harness import processes
 
 JOBS, SLEEPERS, ROUNDS = 300, 20, 3
 

@@ -9,10 +9,10 @@ import pytest
 from tests.bench.conftest import Record
 from tests.conftest import require
 from tests.e2e.conftest import Site
-from tests.e2e.promises import Promises
-from tests.gridengine import Cell
-from tests.gridengine import missing as no_gridengine
-from tests.slurm import ClusterSpec, SlurmSite, missing
+from tests.e2e.reservation_workload import Promises
+from tests.harness.gridengine import Cell
+from tests.harness.gridengine import missing as no_gridengine
+from tests.harness.slurm import ClusterSpec, SlurmSite, missing
 
 LASTS = 90.0
 SPECS = [ClusterSpec("kappa", "k", nodes=4, cpus=4), ClusterSpec("iota", "i", nodes=4, cpus=4)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.conftest import Record
-from tests.traces import trace
+from tests.harness.traces import trace
 
 DEEP = 10_000
 # pure Python, and what `make compile` has made

@@ -14,7 +14,7 @@ from tests.bench.conftest import Record
 from tests.bench.test_daemon import submission
 from tests.conftest import require
 from tests.e2e.conftest import Site
-from tests.slurm import ALPHA, SlurmCluster, SlurmSite, missing
+from tests.harness.slurm import ALPHA, SlurmCluster, SlurmSite, missing
 
 LISTED = 20_000
 ARRAY = 1_000

@@ -23,11 +23,11 @@ from msgspec import to_builtins
 
 from metasched.client.client import Client
 from metasched.client.schemas import JobRequest, SubmitRequest
-from tests import pyslurm
 from tests.bench.conftest import Record
 from tests.conftest import require
 from tests.e2e.conftest import Site
-from tests.slurm import SlurmCluster, SlurmSite
+from tests.harness import pyslurm
+from tests.harness.slurm import SlurmCluster, SlurmSite
 
 SCRIPT = "#!/bin/sh\ntrue\n"
 JOBS, ROUNDS = 1000, 1

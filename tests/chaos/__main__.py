@@ -35,12 +35,12 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from tests import gridengine, postgresql
 from tests.chaos import report
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.points import ROOT
 from tests.chaos.round import Managers, Result, play, slurm_clusters
 from tests.chaos.site import STOP, Stopped, keep_temporaries_in
+from tests.harness import gridengine, postgresql
 
 NOTES = Path(ROOT) / ".chaos"
 REPORT = Path(ROOT) / "docs" / "reliability.md"

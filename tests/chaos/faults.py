@@ -24,12 +24,12 @@ import psutil
 
 from metasched.client.client import ClientError
 from metasched.db.postgresql import SILENCE_TIMEOUT as SILENT
-from tests import gridengine, postgresql, slurm
 from tests.chaos.points import Orders, deaths_in
 from tests.chaos.site import PATIENCE, STOP, ChaosSite
 from tests.chaos.stream import Stream
-from tests.gridengine import Cell
-from tests.slurm import SlurmCluster, SlurmSite
+from tests.harness import gridengine, postgresql, slurm
+from tests.harness.gridengine import Cell
+from tests.harness.slurm import SlurmCluster, SlurmSite
 
 AT_ONCE = 3  # workers that one daemon loses
 LIFE = 3.0  # seconds after which a daemon that has not come to its point is killed anyway

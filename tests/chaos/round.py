@@ -20,9 +20,9 @@ from tests.chaos.faults import Fault, Trial
 from tests.chaos.points import Orders, deaths_in, passed_in
 from tests.chaos.site import LOCAL, PATIENCE, STOP, ChaosSite, Stopped
 from tests.chaos.stream import Stream, named, words
-from tests.gridengine import Cell
-from tests.postgresql import Server
-from tests.slurm import ALPHA, BETA, SlurmCluster, SlurmSite
+from tests.harness.gridengine import Cell
+from tests.harness.postgresql import Server
+from tests.harness.slurm import ALPHA, BETA, SlurmCluster, SlurmSite
 
 OPEN = "queued,held,dispatching,pending,running,suspended"
 # for these one waits until others end, which may be unknown

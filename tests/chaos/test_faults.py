@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import slurm
 from tests.chaos.audit import audit
 from tests.chaos.cover import missed, record, steps_of_local, steps_of_slurm
 from tests.chaos.faults import FAULTS, Fault, Manager, Trial
@@ -15,9 +14,10 @@ from tests.chaos.round import Managers, play, slurm_clusters
 from tests.chaos.site import ChaosSite
 from tests.chaos.stream import Stream
 from tests.conftest import require
-from tests.gridengine import Cell
-from tests.postgresql import Server, missing
-from tests.slurm import SlurmSite
+from tests.harness import slurm
+from tests.harness.gridengine import Cell
+from tests.harness.postgresql import Server, missing
+from tests.harness.slurm import SlurmSite
 
 SEED = "test"
 SOON = 20  # passages until a death, on average

@@ -30,10 +30,10 @@ from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Job, Payload, State
 from metasched.model.listing import JobStatus, Listing
 from metasched.model.tags import tag_of
-from tests import gridengine as ge
-from tests import processes, pyslurm
 from tests.conftest import require
-from tests.slurm import ALPHA, BIN_DIR, SlurmSite, missing
+from tests.harness import gridengine as ge
+from tests.harness import processes, pyslurm
+from tests.harness.slurm import ALPHA, BIN_DIR, SlurmSite, missing
 
 Connect = Callable[[str], Adapter]
 Boot = Callable[[Path], AbstractContextManager[Connect]]

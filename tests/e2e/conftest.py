@@ -21,8 +21,8 @@ from metasched.core.scheduler import replay
 from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger
 from metasched.paths import daemon_socket
-from tests.e2e.reserving import BOOTS, ReservableCluster
-from tests.slurm import SlurmSite
+from tests.e2e.reservable_clusters import BOOTS, ReservableCluster
+from tests.harness.slurm import SlurmSite
 
 COMMAND = Path(sys.executable).parent / "metasched"
 ENDED = {"completed", "failed", "timeout", "cancelled", "rejected"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 from tests.e2e.conftest import Site
-from tests.http_calls import call
+from tests.harness.http_calls import call
 
 PASSIVE_ELEMENTS = {
     *("html", "head", "meta", "title", "body", "h1", "h2", "p", "details", "summary", "pre"),

@@ -6,7 +6,7 @@ import signal
 from collections import Counter
 
 from tests.e2e.conftest import Site
-from tests.slurm import SlurmSite
+from tests.harness.slurm import SlurmSite
 
 GATE = 'while [ ! -e "$PWD/go" ]; do sleep 0.05; done'
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.e2e.conftest import Site
-from tests.slurm import SlurmSite
+from tests.harness.slurm import SlurmSite
 
 
 def cluster(site: Site, name: str) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import traces
 from tests.conftest import require
-from tests.outcomes import recorded
+from tests.harness import traces
+from tests.harness.outcome_hash import recorded
 
 ROOT = Path(__file__).parents[2]
 WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
@@ -24,9 +24,10 @@ MODULES: list[str] = WHEEL["wheel"]["hooks"]["custom"]["modules"]
 # what of the suite runs on it: golden values, properties of core and policies
 SUITE = (
     *("tests/unit/test_golden.py", "tests/unit/test_core.py", "tests/unit/test_classify.py"),
-    *("tests/unit/test_dispatch.py", "tests/unit/test_queueing.py", "tests/unit/test_flexible.py"),
+    *("tests/unit/test_dispatch.py", "tests/unit/test_queueing.py"),
+    "tests/unit/test_flexible_backfilling.py",
     *("tests/unit/test_simulate.py", "tests/property/test_core.py"),
-    *("tests/property/test_restored.py", "tests/property/test_queueing.py"),
+    *("tests/property/test_recovery.py", "tests/property/test_queueing.py"),
 )
 RUNS: list[tuple[str, str | None, str, list[str]]] = [
     ("table1", None, "fb-unmod", []),

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from tests.e2e.conftest import Site
-from tests.gridengine import Cell
+from tests.harness.gridengine import Cell
 
 JOBS = 30
 LOCAL = """

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.booted import wait_until
 from tests.e2e.conftest import Site, reserve
-from tests.e2e.reserving import GridEngineReservations
-from tests.gridengine import MEMORY, TOKENS, Cell
+from tests.e2e.reservable_clusters import GridEngineReservations
+from tests.harness.daemons import wait_until
+from tests.harness.gridengine import MEMORY, TOKENS, Cell
 
 pytestmark = pytest.mark.parametrize("reservable", ["gridengine"], indirect=True)
 IN_AN_HOUR = ("--start", "+1h", "--duration", "5m")

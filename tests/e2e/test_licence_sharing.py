@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.conftest import Site
-from tests.e2e.sharing import TOTAL, WANTS, Sharing
-from tests.gridengine import Cell
-from tests.slurm import SlurmSite
+from tests.e2e.licence_sharing import TOTAL, WANTS, Sharing
+from tests.harness.gridengine import Cell
+from tests.harness.slurm import SlurmSite
 
 
 @pytest.mark.slow

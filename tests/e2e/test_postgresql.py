@@ -14,8 +14,8 @@ import pytest
 
 from tests.conftest import require
 from tests.e2e.conftest import TWO_LOCAL, Site
-from tests.http_calls import call
-from tests.postgresql import LOCKED, PASSWORD, Server, missing
+from tests.harness.http_calls import call
+from tests.harness.postgresql import LOCKED, PASSWORD, Server, missing
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import pyslurm
 from tests.conftest import require
 from tests.e2e.conftest import Site
-from tests.slurm import SlurmSite
+from tests.harness import pyslurm
+from tests.harness.slurm import SlurmSite
 
 ACCESSES = ["stand-in", "pyslurm"]
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.conftest import require
 from tests.e2e.conftest import Site
-from tests.e2e.promises import Promises
-from tests.slurm import ClusterSpec, SlurmSite, missing
+from tests.e2e.reservation_workload import Promises
+from tests.harness.slurm import ClusterSpec, SlurmSite, missing
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.e2e.conftest import Site, reserve
-from tests.e2e.reserving import PLACE_CPUS, ReservableCluster, SlurmReservations
+from tests.e2e.reservable_clusters import PLACE_CPUS, ReservableCluster, SlurmReservations
 
 IN_AN_HOUR = ("--start", "+1h", "--duration", "10m")
 PLACE = str(PLACE_CPUS)

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests import accounts
-from tests.accounts import KEEPER, OPERATOR, A, B
-from tests.e2e.many_users import SUPERVISE, ManyUsers
-from tests.gridengine import GROUPS, Cell
-from tests.slurm import SlurmSite
+from tests.e2e.multi_user_site import SUPERVISE, ManyUsers
+from tests.harness import accounts
+from tests.harness.accounts import KEEPER, OPERATOR, A, B
+from tests.harness.gridengine import GROUPS, Cell
+from tests.harness.slurm import SlurmSite
 
 pytestmark = pytest.mark.root
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import require
 from tests.e2e.conftest import Site
-from tests.slurm import ClusterSpec, SlurmSite, missing
+from tests.harness.slurm import ClusterSpec, SlurmSite, missing
 
 JOBS = 200
 

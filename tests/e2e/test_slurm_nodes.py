@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 import pytest
 
 from metasched.client.client import BadRequest, Client
-from tests.booted import BootError
 from tests.e2e.conftest import COMMAND, Site, reserve
-from tests.e2e.reserving import SlurmReservations
+from tests.e2e.reservable_clusters import SlurmReservations
+from tests.harness.daemons import BootError
 
 pytestmark = pytest.mark.parametrize("reservable", ["slurm-nodes"], indirect=True)
 _CLASSIC = ((0, 1), (2, 3), (0, 2), (1, 3))  # windows that no static choice of two nodes survives

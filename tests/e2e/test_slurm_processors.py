@@ -8,8 +8,8 @@ import pytest
 
 from tests.conftest import require
 from tests.e2e.conftest import Site, reserve
-from tests.e2e.reserving import SlurmReservations
-from tests.slurm import ClusterSpec, SlurmSite, missing
+from tests.e2e.reservable_clusters import SlurmReservations
+from tests.harness.slurm import ClusterSpec, SlurmSite, missing
 
 ON_PROCESSORS = pytest.mark.parametrize("reservable", ["slurm-processors"], indirect=True)
 IN_AN_HOUR = ("--start", "+1h", "--duration", "10m")

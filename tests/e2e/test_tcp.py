@@ -19,12 +19,12 @@ import pytest
 
 from metasched.client.credentials import request_digest
 from metasched.paths import MAX_REQUEST_BYTES
-from tests import accounts
-from tests.accounts import A, B
 from tests.conftest import require
 from tests.e2e.conftest import TWO_LOCAL, Site
-from tests.e2e.many_users import SUPERVISE, ManyUsers
-from tests.guardian import dying_with
+from tests.e2e.multi_user_site import SUPERVISE, ManyUsers
+from tests.harness import accounts
+from tests.harness.accounts import A, B
+from tests.harness.reaper import dying_with
 
 LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n'
 ALIAS = "metasched.example.org:443"

@@ -20,14 +20,14 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.booted import BootError
 from tests.conftest import require
 from tests.e2e.conftest import ENDED, Site
-from tests.gridengine import Cell
-from tests.gridengine import missing as gridengine_missing
-from tests.previous_release import PreviousRelease, PreviousReleaseError, unpacked
-from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite
-from tests.slurm import missing as slurm_missing
+from tests.harness.daemons import BootError
+from tests.harness.gridengine import Cell
+from tests.harness.gridengine import missing as gridengine_missing
+from tests.harness.previous_release import PreviousRelease, PreviousReleaseError, unpacked
+from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite
+from tests.harness.slurm import missing as slurm_missing
 
 LICENCE = '[[licence]]\nname = "solver"\ntotal = 2\n'
 LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 8\npoll_interval = 0.2\n'

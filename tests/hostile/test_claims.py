@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from metasched.client.client import Client
-from tests import accounts
-from tests.accounts import KEEPER, A, B
-from tests.e2e.many_users import SUPERVISE, ManyUsers
-from tests.slurm import SlurmCluster, SlurmSite
+from tests.e2e.multi_user_site import SUPERVISE, ManyUsers
+from tests.harness import accounts
+from tests.harness.accounts import KEEPER, A, B
+from tests.harness.slurm import SlurmCluster, SlurmSite
 
 pytestmark = pytest.mark.root
 

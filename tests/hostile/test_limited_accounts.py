@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.accounts import OPERATOR, A, B
 from tests.conftest import require
 from tests.e2e.conftest import COMMAND
-from tests.e2e.many_users import ManyUsers
-from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting_missing, missing
+from tests.e2e.multi_user_site import ManyUsers
+from tests.harness.accounts import OPERATOR, A, B
+from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting_missing, missing
 
 pytestmark = pytest.mark.root
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.accounts import A, B, as_
-from tests.e2e.many_users import ManyUsers
-from tests.slurm import SlurmCluster, SlurmSite
+from tests.e2e.multi_user_site import ManyUsers
+from tests.harness.accounts import A, B, as_
+from tests.harness.slurm import SlurmCluster, SlurmSite
 
 pytestmark = pytest.mark.root
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.accounts import A, B
-from tests.e2e.many_users import SUPERVISE, ManyUsers
-from tests.gridengine import Cell
-from tests.slurm import SlurmSite
+from tests.e2e.multi_user_site import SUPERVISE, ManyUsers
+from tests.harness.accounts import A, B
+from tests.harness.gridengine import Cell
+from tests.harness.slurm import SlurmSite
 
 pytestmark = pytest.mark.root
 

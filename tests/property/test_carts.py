@@ -21,7 +21,7 @@ from metasched.carts import carts as module
 from metasched.carts import tree
 from metasched.carts.carts import Carts
 from metasched.carts.sets import CartsSets
-from tests.examples import examples
+from tests.harness.examples import examples
 
 END = 60
 TIMES = st.integers(0, END)

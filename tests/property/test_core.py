@@ -16,9 +16,9 @@ from metasched.core.scheduler import replay
 from metasched.core.tasks import Task
 from metasched.core.transitions import ATTEMPT_FINAL, LIVE, QUEUED_OR_HELD, UNSTARTED
 from metasched.model.job import Reason, State
-from tests.examples import examples
-from tests.property.deeds import Deeds
-from tests.property.life import POOLS, SIZES
+from tests.harness.examples import examples
+from tests.property.core_model import POOLS, SIZES
+from tests.property.core_rules import Deeds
 from tests.property.managers import place_of
 
 

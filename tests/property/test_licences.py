@@ -21,7 +21,7 @@ from metasched.core.licences.queue import LicenceQueue
 from metasched.core.licences.windows import TokenWindow
 from metasched.core.tasks import TaskId
 from metasched.model.licence import Lease, LicencePool
-from tests.examples import examples
+from tests.harness.examples import examples
 
 NAMES = ("a", "b", "c")
 TOTAL = 4

@@ -24,7 +24,7 @@ from metasched.policies.local.queueing import (
     RunningJob,
     WaitingJob,
 )
-from tests.examples import examples
+from tests.harness.examples import examples
 
 CPUS, MEMORY, GPUS = 8, 20, 2
 AMOUNTS = {"cpus": CPUS, "memory": MEMORY, "gpu": GPUS}

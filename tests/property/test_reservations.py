@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from metasched.carts.carts import Carts
 from metasched.core.reservations.offers import alternative_offers, best_offer
 from metasched.model.reservation_request import Offer, ReservationRequest
-from tests.examples import examples
+from tests.harness.examples import examples
 
 CAPACITY, END = 4, 30
 SIZES = st.integers(1, CAPACITY + 1)

@@ -28,7 +28,7 @@ from metasched.simulate.clusters import Machine, SimulatedCluster
 from metasched.simulate.engine import Schedule, Simulation
 from metasched.simulate.schemes import USER_CHOICES, SubmissionScheme
 from metasched.simulate.workload import Workload, WorkloadEntry
-from tests.examples import examples
+from tests.harness.examples import examples
 
 CPUS = 8
 PUSH = Policy(load="paper", pull=False)

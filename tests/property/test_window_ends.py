@@ -35,7 +35,7 @@ from metasched.model.reservation_request import ReservationRequest
 from metasched.model.survey import NodeUsage, Survey
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
-from tests.examples import examples
+from tests.harness.examples import examples
 
 JOBS = 6
 ALPHA = Cluster(name="alpha", adapter="slurm", supports_reservations=True)

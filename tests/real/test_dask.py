@@ -15,7 +15,7 @@ import pytest
 from metasched.cli import main
 from metasched.experiments import catalogue as experiments
 from metasched.experiments.catalogue import EXPERIMENTS, run_experiment
-from tests.traces import trace
+from tests.harness.traces import trace
 
 LIMIT = 120.0  # seconds for either to start on a busy host
 

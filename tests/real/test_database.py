@@ -50,7 +50,7 @@ from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partitio
 from metasched.model.job import Job, Payload, State
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
-from tests.postgresql import Server
+from tests.harness.postgresql import Server
 
 NOW = 1_000_000.0
 FACTS = ClusterInfo(

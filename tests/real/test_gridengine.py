@@ -18,7 +18,7 @@ from metasched.adapters.errors import Refused, Unreachable
 from metasched.model.cluster import ManagerLicences
 from metasched.model.job import State
 from tests.contract.conftest import Manager
-from tests.gridengine import LIBRARY, MEMORY, Cell, hosted
+from tests.harness.gridengine import LIBRARY, MEMORY, Cell, hosted
 
 TIMEOUT = 2.0  # seconds
 OTHER = "/usr/lib/gridengine/libspoolc.so"  # a library of something else

@@ -20,9 +20,9 @@ from metasched import launcher
 from metasched.adapters.commands import wait_for_result
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient
-from tests import accounts
-from tests.accounts import KEEPER, A, B
-from tests.guardian import dying_with
+from tests.harness import accounts
+from tests.harness.accounts import KEEPER, A, B
+from tests.harness.reaper import dying_with
 
 pytestmark = pytest.mark.root
 

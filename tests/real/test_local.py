@@ -28,7 +28,7 @@ from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, State
 from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
-from tests import processes
+from tests.harness import processes
 
 INSTANCE = "abc123"
 PATIENCE = 30.0

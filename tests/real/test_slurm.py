@@ -25,7 +25,7 @@ from metasched.model.job import Job, Payload, State
 from metasched.model.listing import JobStatus, Listing
 from metasched.model.tags import tag_of
 from tests.conftest import require
-from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite, missing
+from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, missing
 
 ROOT = Path(__file__).parents[2]
 

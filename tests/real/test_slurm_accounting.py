@@ -20,8 +20,8 @@ from metasched.model.job import Job, Payload, State
 from metasched.model.listing import AccountingAnswer, Listing, MissingTask
 from metasched.model.tags import tag_of
 from tests.conftest import require
-from tests.hosted import Hosted
-from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting_missing, missing
+from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting_missing, missing
+from tests.harness.worker_adapter import Hosted
 
 PATIENCE = 60.0
 LONG_AGO = (

@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from tests import conftest, slurm
-from tests.booted import BootError
-from tests.slurm import ALPHA, ClusterSpec, SlurmSite
+from tests import conftest
+from tests.harness import slurm
+from tests.harness.daemons import BootError
+from tests.harness.slurm import ALPHA, ClusterSpec, SlurmSite
 
 ROOT = Path(__file__).parents[2]
 BOOT = """
 import sys, time
 from pathlib import Path
-from tests.slurm import SlurmSite
+from tests.harness.slurm import SlurmSite
 with SlurmSite(Path(sys.argv[1])) as site:
     script = "#!/bin/sh\\nsetsid sleep 1001 & exec sleep 1002\\n"
     site["beta"].run("sbatch", "--output=/dev/null", stdin=script)

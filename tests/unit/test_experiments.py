@@ -15,7 +15,7 @@ from metasched.experiments.catalogue import EXPERIMENTS, run_experiment
 from metasched.experiments.federations import Federation, TraceSite
 from metasched.experiments.harness import FigureResult, SimulationCase, confidence_interval
 from metasched.experiments.tables import load_results, render_tables, save_results
-from tests.traces import trace
+from tests.harness.traces import trace
 
 
 @pytest.mark.parametrize(

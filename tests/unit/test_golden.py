@@ -13,7 +13,7 @@ from metasched.simulate.cluster_specs import parse_clusters
 from metasched.simulate.engine import Schedule
 from metasched.simulate.settings import read_settings, simulate
 from metasched.simulate.workload import from_trace
-from tests.traces import trace
+from tests.harness.traces import trace
 
 
 def run(name: str, cpus: int, policy: str, *words: str, last: int | None = None) -> Schedule:

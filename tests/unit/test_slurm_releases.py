@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.slurm_answers import RECORDED, check
+from tests.harness.slurm_recordings import RECORDED, check
 
 FILES = sorted(RECORDED.glob("slurm-*.json"))
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
 from metasched.model.cluster import Cluster
-from tests.hosted import Hosted
-from tests.slurm import SlurmCluster
+from tests.harness.slurm import SlurmCluster
+from tests.harness.worker_adapter import Hosted
 
 VARIABLE = "METASCHED_PYSLURM_PYTHON"
 PYTHON = os.environ.get(VARIABLE, "")
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # what a worker needs there: the site's `environment` of the cluster
 ENVIRONMENT = {**Slurm.environment, "PYTHONPATH": str(ROOT)}
 
@@ -57,7 +57,7 @@ def hosted(cluster: SlurmCluster, options: SlurmOptions, instance: str, folder: 
 
 
 def stand_in(folder: Path) -> Path:
-    """The folder, with a module `pyslurm` in it that fails on request (tests/stand_in)."""
+    """The folder, with a module `pyslurm` in it that fails on request (tests/harness/stand_in)."""
     folder.mkdir()
-    shutil.copy(ROOT / "tests" / "stand_in" / "pyslurm.py", folder)
+    shutil.copy(ROOT / "tests" / "harness" / "stand_in" / "pyslurm.py", folder)
     return folder

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from metasched.adapters.drmaa_cluster import Drmaa, DrmaaOptions
 from metasched.model.cluster import Cluster
-from tests.booted import NAMESPACE, Booted, BootError, no_namespace, told_by, wait_until
-from tests.hosted import Hosted
+from tests.harness.daemons import NAMESPACE, Booted, BootError, no_namespace, told_by, wait_until
+from tests.harness.worker_adapter import Hosted
 
 PACKAGES = ("gridengine-master", "gridengine-exec", "gridengine-client", "gridengine-drmaa1.0")
 LIBRARY = Path("/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0")

@@ -39,7 +39,7 @@ from metasched.model.job import Job, State
 from metasched.model.licence import LicenceCount
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
-from tests.property.life import INSTANCE, KINDS, SIZES, WANTS, Life
+from tests.property.core_model import INSTANCE, KINDS, SIZES, WANTS, Life
 from tests.property.managers import Manager, place_of
 
 # how a small world may begin

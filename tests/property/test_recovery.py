@@ -42,9 +42,9 @@ from metasched.model.licence import LicencePool, LicenceStatus
 from metasched.model.reservation import OPEN_STATES, manager_name
 from metasched.model.reservation_request import ReservationRequest
 from metasched.model.survey import ManagerReservation, NodeUsage, Survey
-from tests.examples import examples
-from tests.property.deeds import BEGINNING
-from tests.property.life import INSTANCE, POOLS, SIZES
+from tests.harness.examples import examples
+from tests.property.core_model import INSTANCE, POOLS, SIZES
+from tests.property.core_rules import BEGINNING
 from tests.property.test_core import World
 
 NODES = {"left": ("l1", "l2", "l3"), "right": ("r1", "r2")}

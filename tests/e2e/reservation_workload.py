@@ -20,11 +20,11 @@ from msgspec import to_builtins
 
 from metasched.client.client import Client, PermissionDenied
 from metasched.client.schemas import JobRequest, SubmitRequest
-from tests.booted import BootError
 from tests.e2e.conftest import ENDED, Site
-from tests.e2e.reserving import cores, hosts
-from tests.gridengine import Cell
-from tests.slurm import SlurmCluster, SlurmSite
+from tests.e2e.reservable_clusters import cores, hosts
+from tests.harness.daemons import BootError
+from tests.harness.gridengine import Cell
+from tests.harness.slurm import SlurmCluster, SlurmSite
 
 ENVIRONMENT = dict(os.environ)
 SCRIPTS = {"inside": "#!/bin/sh\nsleep 5\n", "batch": "#!/bin/sh\nsleep 2\n"}

@@ -24,8 +24,8 @@ from metasched.policies.reservation_choice import MinimumCompletionTime, Resourc
 from metasched.simulate.cluster_specs import parse_clusters
 from metasched.simulate.engine import Schedule
 from metasched.simulate.workload import Workload, WorkloadEntry
-from tests.examples import examples
-from tests.traces import trace
+from tests.harness.examples import examples
+from tests.harness.traces import trace
 
 BOTH = (0, 1)
 

@@ -1,7 +1,7 @@
 """A known state of a Slurm cluster: how it is made, what its commands say of it, what that means.
 
 `record` asks the Slurm that runs here, tests/recorded holds what the releases have said:
-METASCHED_RECORD=yes pytest tests/real/test_slurm_answers.py writes that of this one.
+METASCHED_RECORD=yes pytest tests/real/test_slurm_recordings.py writes that of this one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, State
 from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
-from tests.slurm import BIN_DIR, ClusterSpec, SlurmCluster
+from tests.harness.slurm import BIN_DIR, ClusterSpec, SlurmCluster
 
-RECORDED = Path(__file__).parent / "recorded"
+RECORDED = Path(__file__).parents[1] / "recorded"
 INSTANCE = "recorded"
 CLUSTER = ClusterSpec("alpha", "a", nodes=4, cpus=16, gpus=2)
 REFUSED = {

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.booted import Booted, wait_until
+from tests.harness.daemons import Booted, wait_until
 
 PACKAGES = ("postgresql",)
 ACCOUNT = "postgres"

@@ -22,7 +22,7 @@ from metasched.adapters.protocol import WorkerBoot, WorkerCall, WorkerReply
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.listing import AccountingAnswer, JobStatus, Listing, MissingTask
 from metasched.model.survey import ReservationSpec, Survey
-from tests.guardian import dying_with
+from tests.harness.reaper import dying_with
 
 
 class Hosted(Adapter):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.conftest import require
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def folder() -> Path:

@@ -1,7 +1,7 @@
 """What the core answers to the events of simulated runs, as one number: alike for all builds.
 
-`python -m tests.outcomes FILE` steps a fresh core through the events in a file, by whichever
-metasched that Python has, and prints which it is and the hash.
+`python -m tests.harness.outcome_hash FILE` steps a fresh core through the events in a file, by
+whichever metasched that Python has, and prints which it is and the hash.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from tests.e2e.conftest import Site
-from tests.http_calls import call
+from tests.harness.http_calls import call
 
 ASK = """
 import socket, sys

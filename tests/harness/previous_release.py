@@ -1,7 +1,7 @@
 """The previous release, unpacked from the git history, to be run beside the present one.
 
-`python tests/previous_release.py FOLDER` unpacks it. tests/run does so, since the copy of the
-checkout in which it runs the tests has no history. A process runs the previous release if its
+`python tests/harness/previous_release.py FOLDER` unpacks it. tests/run does so, since the copy of
+the checkout in which it runs the tests has no history. A process runs the previous release if its
 PYTHONPATH begins with that folder: there are its modules, and the metadata that names its entry
 points, which hide those of the installed release.
 """

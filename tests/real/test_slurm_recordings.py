@@ -7,9 +7,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from tests import slurm_answers as answers
 from tests.conftest import require
-from tests.slurm import SlurmSite, missing
+from tests.harness import slurm_recordings as answers
+from tests.harness.slurm import SlurmSite, missing
 
 
 def test_answers_of_this_release(tmp_path: Path) -> None:

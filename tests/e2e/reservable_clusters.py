@@ -17,11 +17,11 @@ from typing import Literal
 from metasched.adapters.base import Capabilities
 from metasched.adapters.drmaa_cluster import Drmaa, DrmaaOptions
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
-from tests import gridengine
-from tests.booted import BootError, wait_until
 from tests.conftest import require
-from tests.gridengine import LIBRARY, Cell
-from tests.slurm import ClusterSpec, SlurmCluster, SlurmSite, missing
+from tests.harness import gridengine
+from tests.harness.daemons import BootError, wait_until
+from tests.harness.gridengine import LIBRARY, Cell
+from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, missing
 
 PLACE_CPUS = 4
 SECOND_QUEUE = "second.q"

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.guardian import Guardian, dying_with
+from tests.harness.reaper import Guardian, dying_with
 
 _AS_USER = ("--user", "--map-current-user", "--keep-caps")  # not root's: it needs its groups
 NAMESPACE = ("unshare", *(() if os.geteuid() == 0 else _AS_USER), "--net", "--")

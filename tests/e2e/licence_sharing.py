@@ -15,8 +15,8 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from tests.e2e.conftest import Site
-from tests.gridengine import Cell
-from tests.slurm import SlurmSite
+from tests.harness.gridengine import Cell
+from tests.harness.slurm import SlurmSite
 
 TOTAL = 4
 LICENCE = f'[[licence]]\nname = "solver"\ntotal = {TOTAL}\n'  # neither manager counts it

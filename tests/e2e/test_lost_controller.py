@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Site
-from tests.slurm import SlurmCluster, SlurmSite
+from tests.harness.slurm import SlurmCluster, SlurmSite
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import signal
 import sqlite3
 
 from tests.e2e.conftest import Site
-from tests.slurm import SlurmSite
+from tests.harness.slurm import SlurmSite
 
 
 def test_an_ended_job_runs_again_as_one_more_attempt(running: Site) -> None:

@@ -1,7 +1,7 @@
 """Real Slurm clusters for the tests: booted in a folder of their own, gone without a trace.
 
-`SlurmSite` starts one guardian (tests/guardian.py) whose children all daemons are, and slurmstepd
-and jobs, which leave their parents, too: none survives it, and it does not survive its starter.
+`SlurmSite` starts one guardian (tests/harness/reaper.py). All daemons are its children, and so are
+slurmstepd and jobs, which leave their parents: none survives it, nor does it survive its starter.
 
 With `accounting` there are MariaDB and slurmdbd too. That one listens on every interface and
 cannot be told otherwise, so all live in a network namespace of their own; clients are run inside
@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.booted import NAMESPACE, Booted, BootError, no_namespace, told_by, wait_until
-from tests.guardian import Guardian, dying_with
+from tests.harness.daemons import NAMESPACE, Booted, BootError, no_namespace, told_by, wait_until
+from tests.harness.reaper import Guardian, dying_with
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "slurm-wlm-basic-plugins")
 ACCOUNTING_PACKAGES = ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server", "iproute2")

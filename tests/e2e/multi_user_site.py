@@ -11,9 +11,9 @@ from pathlib import Path
 
 from metasched import launcher
 from metasched.adapters import supervisor
-from tests import accounts
 from tests.e2e.conftest import Site
-from tests.guardian import dying_with
+from tests.harness import accounts
+from tests.harness.reaper import dying_with
 
 PYTHON = "/usr/bin/python3"  # the launcher's own: it needs nothing but the standard library
 SUPERVISE = f'supervise = ["{PYTHON}", "-I", "-S", "{supervisor.__file__}"]\n'
