@@ -31,6 +31,9 @@ from metasched.model.survey import ReservationSpec, Survey
 if TYPE_CHECKING:
     from metasched.adapters.launcher_client import LauncherClient
 
+# `Adapter.launcher_verbs` of an adapter that runs its manager's commands as the owners of jobs
+CHANGE_VERBS = ("submit", "cancel", "hold", "release")
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -114,6 +117,8 @@ class Adapter(ABC):
     # Whether, in site mode, `submit` and `withdraw_all` may run beside all other calls, in a thread
     # for each owner. They wait for the owner's processes, and must hold no lock meanwhile.
     concurrent_owners: ClassVar[bool] = False
+    # Verbs of launcher.toml that this adapter needs in site mode: the cluster is down without them.
+    launcher_verbs: ClassVar[tuple[str, ...]] = ()
     # Variables of the worker process that a library needs before its import; a site's own win.
     environment: ClassVar[Mapping[str, str]] = {}
     # An instance may override the class's capabilities where they depend on its options.

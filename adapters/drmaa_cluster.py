@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from metasched.adapters.base import Adapter, Capabilities, Submission, Withdrawal
+from metasched.adapters.base import CHANGE_VERBS, Adapter, Capabilities, Submission, Withdrawal
 from metasched.adapters.drmaa.generic import DeclaredResources, GenericDrmaa, NativeTemplates
 from metasched.adapters.drmaa.session import DrmaaSession
 from metasched.adapters.gridengine.adapter import CellSettings, GridEngine
@@ -76,6 +76,7 @@ class Drmaa(Adapter):
 
     Options: ClassVar[type[Any]] = DrmaaOptions
     concurrent_owners: ClassVar[bool] = True  # a DRMAA session is not used in site mode
+    launcher_verbs: ClassVar[tuple[str, ...]] = CHANGE_VERBS
     # The library needs thread-local storage that the C library reserves for programs at their
     # start ("cannot allocate memory in static TLS block").
     environment: ClassVar[Mapping[str, str]] = {

@@ -11,6 +11,7 @@ class AdapterError(Exception):
     AdapterError
      +-- Refused       certainly not carried out: the manager rejected the request
      +-- Unreachable   perhaps carried out: search for the tag before a retry
+          +-- SiteFault     certainly not carried out: a fault of the site, for all users alike
     """
 
 
@@ -34,3 +35,10 @@ class Unreachable(AdapterError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class SiteFault(Unreachable):
+    """The site's own configuration prevents the request of any user: nothing was executed.
+
+    No job and no user is at fault. The cluster is down until the site repairs it.
+    """

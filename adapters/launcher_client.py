@@ -14,14 +14,16 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from metasched.adapters.commands import CommandResult, wait_for_result
-from metasched.adapters.errors import Refused, Unreachable
+from metasched.adapters.errors import Refused, SiteFault, Unreachable
 
+PROTOCOL = 2  # of messages to the launcher, see `metasched/launcher.py`
 REPLY_TIMEOUT = 10.0  # seconds for a reply of the launcher that waits for no command
 
 _thread = threading.local()  # `deadline`: monotonic seconds, None: no deadline
@@ -69,10 +71,12 @@ class LauncherClient:
         umask: int = 0o022,
         stdin: int | None = None,
         extra_fd: int | None = None,
+        job: str = "",
     ) -> LaunchedCommand:
         """Start the command of `verb` as `user`; `extra_fd` becomes its descriptor 3.
 
-        Raises Refused if there is no such account, Unreachable if no launcher listens.
+        `job` is a tag for the launcher's log. Raises Refused if there is no such account,
+        Unreachable if no launcher listens.
         """
         with ExitStack() as stack:
             read_ends, write_ends = zip(os.pipe(), os.pipe(), strict=True)
@@ -82,7 +86,8 @@ class LauncherClient:
                 stdin = stack.enter_context(open(os.devnull)).fileno()
             passed_fds = [stdin, *write_ends, *([] if extra_fd is None else [extra_fd])]
             try:
-                connection = self._send_request(user, verb, arguments, directory, umask, passed_fds)
+                message = _message(user, verb, arguments, directory, umask, job)
+                connection = self._send(message, passed_fds)
             except BaseException:
                 for descriptor in read_ends:
                     os.close(descriptor)
@@ -98,44 +103,42 @@ class LauncherClient:
         *,
         directory: str = "/",
         stdin: int | None = None,
+        job: str = "",
     ) -> CommandResult:
         """Run the command of `verb` to its end, within `timeout` seconds; see `run_command`."""
         timeout = remaining_seconds(timeout)
-        command = self.start(user, verb, arguments, directory=directory, stdin=stdin)
+        command = self.start(user, verb, arguments, directory=directory, stdin=stdin, job=job)
         return wait_for_result(command, verb, timeout)
 
     def start_detached(
         self, user: str, verb: str, stdin: int, stdout: int, stderr: int, directory: str = "/"
     ) -> None:
         """Start a command with these descriptors that continues after this call."""
-        descriptors = [stdin, stdout, stderr]
-        with self._send_request(user, verb, (), directory, 0o022, descriptors) as connection:
+        message = _message(user, verb, (), directory, 0o022)
+        with self._send(message, [stdin, stdout, stderr]) as connection:
             _read_reply(connection, remaining_seconds(REPLY_TIMEOUT))
 
     def check_access(self, user: str, directory: str) -> None:
         """Raise Refused if the user may have no jobs, or may not enter the directory."""
-        with self._send_request(user, "enter", (), directory, 0o022, []) as connection:
+        with self._send(_message(user, "enter", (), directory, 0o022)) as connection:
             _read_reply(connection, remaining_seconds(REPLY_TIMEOUT))
 
-    def _send_request(
-        self,
-        user: str,
-        verb: str,
-        arguments: Sequence[str],
-        directory: str,
-        umask: int,
-        descriptors: Sequence[int],
+    def check_cluster(self, verbs: Sequence[str]) -> None:
+        """Raise SiteFault unless launcher.toml has usable programs of these verbs for the cluster.
+
+        Raises Unreachable if no launcher answers.
+        """
+        with self._send({"verb": "check", "arguments": list(verbs)}) as connection:
+            try:
+                _read_reply(connection, REPLY_TIMEOUT)
+            except Refused as error:
+                raise SiteFault(f"launcher: {error.reason}") from None
+
+    def _send(
+        self, message: Mapping[str, object], descriptors: Sequence[int] = ()
     ) -> socket.socket:
-        body = json.dumps(
-            {
-                "uid": uid_of(user),
-                "cluster": self._cluster,
-                "verb": verb,
-                "arguments": list(arguments),
-                "directory": directory,
-                "umask": umask,
-            }
-        ).encode()
+        """Send a message; return the connection, on which the reply comes."""
+        body = json.dumps({"protocol": PROTOCOL, "cluster": self._cluster, **message}).encode()
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.settimeout(REPLY_TIMEOUT)
@@ -152,6 +155,25 @@ class LauncherClient:
         return connection
 
 
+def _message(
+    user: str,
+    verb: str,
+    arguments: Sequence[str],
+    directory: str,
+    umask: int,
+    job: str = "",
+) -> dict[str, object]:
+    """Return the message of a request as `user`. Raises Refused if there is no such account."""
+    return {
+        "uid": uid_of(user),
+        "verb": verb,
+        "arguments": list(arguments),
+        "directory": directory,
+        "umask": umask,
+        "job": job,
+    }
+
+
 class LaunchedCommand:
     """A running command with the interface of `subprocess.Popen`; leaving the block kills it."""
 
@@ -163,7 +185,8 @@ class LaunchedCommand:
     def wait(self, timeout: float = REPLY_TIMEOUT) -> None:
         """Wait for its end; after `kill`, until no process has its output open.
 
-        Raises Refused if it was never executed, Unreachable if the launcher died or is silent.
+        Raises Refused or SiteFault if it was never executed, Unreachable if the launcher died or
+        is silent.
         """
         if self._connection.fileno() != -1:
             reply = _read_reply(self._connection, timeout)
@@ -199,7 +222,9 @@ def uid_of(user: str) -> int:
     try:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
-        raise Refused(f"there is no account {user!r} on this host") from None
+        # perhaps the directory service is away
+        reason = f"there is no account {user!r} on this host"
+        raise Refused(reason, retryable=True, scope="user") from None
 
 
 def user_name_of(uid: int) -> str:
@@ -211,7 +236,11 @@ def user_name_of(uid: int) -> str:
 
 
 def _read_reply(connection: socket.socket, timeout: float) -> dict[str, int]:
-    """Return the launcher's reply. Raises Refused if it refuses, Unreachable if none comes."""
+    """Return the launcher's reply.
+
+    Raises Refused if it refuses the user or the request, SiteFault if the site is at fault,
+    Unreachable if no reply comes.
+    """
     connection.settimeout(timeout)
     received = b""
     try:
@@ -222,7 +251,15 @@ def _read_reply(connection: socket.socket, timeout: float) -> dict[str, int]:
             received += block
     except OSError as error:
         raise Unreachable(f"the launcher: {error}") from None
-    reply: dict[str, int] = json.loads(received)
+    reply: dict[str, Any] = json.loads(received)
+    if "protocol" not in reply:
+        # its refusals may be faults of the site
+        raise SiteFault(
+            f"the launcher has protocol 1, this daemon {PROTOCOL}; "
+            "restart the launcher with the daemon's release"
+        )
+    if "fault" in reply:
+        raise SiteFault(f"launcher: {reply['fault']}")
     if "refused" in reply:
-        raise Refused(str(reply["refused"]))
+        raise Refused(str(reply["refused"]), bool(reply.get("retryable")), scope="user")
     return reply

@@ -89,6 +89,7 @@ class WorkerReply(msgspec.Struct, rename=STORED_FIELDS["WorkerReply"], frozen=Tr
     reason: str = ""  # of the error
     retry_later: bool = False  # of "refused": the manager accepts no such submissions for now
     scope: RefusalScope = "cluster"  # of `retry_later`
+    site_fault: bool = False  # of "unreachable": certainly not executed, see `SiteFault`
     native_ids: dict[int, str] = msgspec.field(default_factory=dict)  # by task index
     delta: ListingDelta | None = None
     accounting: AccountingAnswer | None = None

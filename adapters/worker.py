@@ -31,7 +31,7 @@ from metasched.adapters.claims import (
     read_end,
     revoke_claim,
 )
-from metasched.adapters.errors import Refused, Unreachable
+from metasched.adapters.errors import Refused, SiteFault, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, owner_deadline
 from metasched.adapters.protocol import ListingDelta, WorkerBoot, WorkerCall, WorkerReply
 from metasched.adapters.registry import adapter_class
@@ -58,6 +58,7 @@ class AdapterHost:
     """An adapter with its last reported listing, from which changes are computed."""
 
     adapter: Adapter
+    launcher: LauncherClient | None = None  # in site mode
     _rows: dict[RowKey, JobStatus] = field(default_factory=dict)
     _set_aside: set[RowKey] = field(default_factory=set)  # rows quarantined in that listing
     _expected_starts: dict[RowKey, float] = field(default_factory=dict)
@@ -115,12 +116,18 @@ class AdapterHost:
                 "refused", error.reason, retry_later=error.retryable, scope=error.scope
             )
         except Unreachable as error:
-            return WorkerReply("unreachable", error.reason)
+            site_fault = isinstance(error, SiteFault)
+            return WorkerReply("unreachable", error.reason, site_fault=site_fault)
         except Exception:
             return WorkerReply("defect", traceback.format_exc())
 
     def _poll(self, full: bool) -> WorkerReply:
-        """Poll the manager. A listing during which the clock was set is discarded."""
+        """Poll the manager. A listing during which the clock was set is discarded.
+
+        In site mode the launcher must be able to change jobs: otherwise the cluster is down.
+        """
+        if self.launcher is not None:
+            self.launcher.check_cluster(self.adapter.launcher_verbs)
         clock_detector = ClockStepDetector()
         listing = self.adapter.poll()
         if clock_step := clock_detector.detect_step():
@@ -283,13 +290,16 @@ def main() -> int:
     adapter_type = adapter_class(boot.adapter)
     options = msgspec.convert(boot.options, adapter_type.Options)
     _warn_about_fence(boot.cluster)
+    launcher = None
     launcher_argument = {}
     if boot.launcher:
         os.umask(0o077)  # users can pass through some of its folders
-        launcher_argument["launcher"] = LauncherClient(Path(boot.launcher), boot.cluster.name)
-    host = AdapterHost(
-        adapter_type(boot.cluster, options, boot.instance, Path(boot.folder), **launcher_argument)
+        launcher = LauncherClient(Path(boot.launcher), boot.cluster.name)
+        launcher_argument["launcher"] = launcher
+    adapter = adapter_type(
+        boot.cluster, options, boot.instance, Path(boot.folder), **launcher_argument
     )
+    host = AdapterHost(adapter, launcher)
     try:
         serve(host, sys.stdin.buffer, replies.write)
     finally:

@@ -1,10 +1,11 @@
 """The only part of metasched that may run as root: runs commands as the owners of jobs.
 
 It imports the standard library only: `python3 -I -S launcher.py --config FILE`. It reads a
-configuration file, which only root may write, and listens on a unix socket for the account of
-the daemon (checked by SO_PEERCRED). Each connection carries a message
+configuration file, which only root may write, again whenever it changes. It listens on a unix
+socket for the account of the daemon (checked by SO_PEERCRED). Each connection carries a message
 
-    length (4 bytes, big-endian), JSON {"uid", "cluster", "verb", "arguments", "directory", "umask"}
+    length (4 bytes, big-endian),
+    JSON {"protocol", "uid", "cluster", "verb", "arguments", "directory", "umask", "job"}
 
 and at most four descriptors, which become 0 to 3 of the command: script, output, errors and another
 file. The launcher never reads from them, and involves no shell. For each message it
@@ -14,9 +15,19 @@ file. The launcher never reads from them, and involves no shell. For each messag
 3. in the child, enters the directory and executes the program configured for cluster and verb. Its
    environment contains nothing from the message, and no other descriptor is open.
 
-The answer is a JSON line: {"code": n} or {"signal": n} after the end of the command, {"pid": n}
-for a detached command, {"refused": reason} if nothing was executed. Commands end with the launcher
-and with the connection. Detached commands (supervisors of local jobs) continue.
+The message {"protocol", "cluster", "verb": "check", "arguments"} executes nothing: its arguments
+are the verbs that the daemon needs on the cluster. The answer is a JSON line with "protocol" and
+
+    {"code": n} or {"signal": n}                 after the end of the command, or a check
+    {"pid": n}                                   of a detached command
+    {"refused": reason, "retryable": boolean}    not executed, because of this user or request
+    {"fault": reason}                            not executed, because of a fault of the site
+
+A fault never depends on the user, so no user can close a cluster to others. A daemon of the release
+before sends neither "protocol" nor "job"; its answer has no "protocol", and after a fault its
+connection is closed without an answer, since it would take a fault for success. Commands end with
+the launcher and with the connection. Detached commands (supervisors of local jobs) continue.
+Standard error has a line for each request.
 """
 
 from __future__ import annotations
@@ -24,7 +35,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import fcntl
+import grp
 import json
 import os
 import pwd
@@ -41,6 +54,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+PROTOCOL = 2  # of messages and answers; 1: the release before
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_ARGUMENTS = 10_000
 READ_TIMEOUT = 10.0  # seconds for a whole message
@@ -50,6 +64,17 @@ MAX_SYMLINKS = 20
 MAX_CONNECTIONS = 64  # at a time; further ones wait in the kernel's queue
 LOWEST_UID = 1000  # root and system accounts are below; the configuration cannot change it
 HIGHEST_UID = 59_999
+# Their members can become root, or read everybody's files: a daemon taken over must not be them.
+DENIED_GROUPS = (
+    *("root", "sudo", "wheel", "admin", "adm", "shadow", "disk", "kmem"),
+    *("docker", "lxd", "incus-admin", "libvirt", "microk8s"),
+)
+MAX_LOGGED = 1000  # characters of the arguments of a request in the log
+MAX_LOGGED_NAME = 200  # characters of a job or directory in the log
+# Errors of execve that depend on the user: a program that only some groups may execute, the
+# number of the user's processes, the length of the user's options.
+_USERS_EXEC_ERRORS = (errno.EACCES, errno.EPERM, errno.E2BIG, errno.EAGAIN, errno.ENOMEM)
+_PASSING_ERRORS = (errno.EAGAIN, errno.ENOMEM)  # the same request may succeed later
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
@@ -79,6 +104,7 @@ def _allow_none(_: str) -> bool:
 
 
 ENTER = "enter"  # executes nothing: checks that the owner may enter a directory
+CHECK = "check"  # executes nothing: checks the configuration of a cluster, for no owner
 VERBS = {
     "submit": Verb(_allow_any),
     "cancel": Verb(_allow_job_ids),
@@ -90,7 +116,18 @@ VERBS = {
 
 
 class LauncherError(Exception):
-    """The message or the configuration is refused."""
+    """The request is refused, because of its user or its content.
+
+    With `retryable` the same request may be accepted later.
+    """
+
+    def __init__(self, reason: str, retryable: bool = False) -> None:
+        super().__init__(reason)
+        self.retryable = retryable
+
+
+class SiteFault(LauncherError):
+    """The configuration or the host is at fault: the request of any user would fail."""
 
 
 # The configuration
@@ -106,9 +143,16 @@ class LauncherPolicy:
     max_uid: int = HIGHEST_UID
     allow: tuple[str, ...] = ()  # user names; empty: all
     deny: tuple[str, ...] = ()  # user names
+    deny_groups: tuple[str, ...] = DENIED_GROUPS  # names; absent groups have no members
     # program and first arguments by (cluster, verb)
     programs: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by cluster
+    gains_privileges: frozenset[str] = frozenset()  # clusters with `no_new_privs = false`
+
+    @property
+    def clusters(self) -> list[str]:
+        """The names of the configured clusters."""
+        return sorted({cluster for cluster, _ in self.programs} | self.environments.keys())
 
     def owner(self, uid: int) -> pwd.struct_passwd:
         """Return the account with this uid. LauncherError if it may not own jobs."""
@@ -117,26 +161,92 @@ class LauncherPolicy:
         try:
             owner = pwd.getpwuid(uid)
         except KeyError:
-            raise LauncherError(f"there is no account with user id {uid}") from None
+            # perhaps the directory service is away
+            raise LauncherError(f"there is no account with user id {uid}", True) from None
         if owner.pw_name in self.deny or (self.allow and owner.pw_name not in self.allow):
             raise LauncherError(f"user {owner.pw_name} may not have jobs here")
         if owner.pw_uid != uid or owner.pw_gid == 0:
             raise LauncherError(f"user {owner.pw_name} has the group of root")
+        groups = set(os.getgrouplist(owner.pw_name, owner.pw_gid))
+        for name in self.deny_groups:
+            if _group_id(name) in groups:
+                raise LauncherError(
+                    f"user {owner.pw_name} is in group {name}, which may not have jobs here "
+                    "(deny_groups of launcher.toml)"
+                )
         return owner
+
+    def program(self, cluster: str, verb: str) -> tuple[str, ...]:
+        """Return the program and first arguments of a verb. SiteFault if no user can run it."""
+        if cluster not in self.clusters:
+            names = ", ".join(self.clusters) or "none"
+            raise SiteFault(
+                f"launcher.toml has no cluster {cluster[:80]!r}, only {names}; "
+                "make the names agree with metasched.toml"
+            )
+        program = self.programs.get((cluster, verb))
+        if program is None:
+            raise SiteFault(
+                f"launcher.toml has no {verb[:80]!r} for cluster {cluster[:80]!r}; add its program"
+            )
+        _require_executable(program[0])
+        for argument in program[1:]:
+            if argument.startswith("/"):
+                _require_usable(argument, stat.S_IRGRP | stat.S_IROTH, "chmod o+r")
+        return program
+
+
+def _group_id(name: str) -> int | None:
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
+
+
+class PolicyFile:
+    """The configuration file, read again when it has changed."""
+
+    def __init__(self, path: str) -> None:
+        """Read the file. SiteFault if it is invalid."""
+        self._path = path
+        self._version = self._read_version()
+        self.policy = load_policy(path)  # at the start of the launcher
+
+    def _read_version(self) -> tuple[int, ...]:
+        """Return numbers that differ after each change of the file."""
+        try:
+            status = os.stat(self._path)
+        except OSError as error:
+            raise SiteFault(f"{self._path}: {error.strerror}; restore the file") from None
+        return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
+
+    def current_policy(self) -> LauncherPolicy:
+        """Return the present policy. SiteFault while the file is invalid: nothing is executed."""
+        if self._read_version() == self._version:
+            return self.policy
+        policy = load_policy(self._path)
+        for key in ("socket", "account"):
+            if getattr(policy, key) != getattr(self.policy, key):
+                raise SiteFault(f"{key} has changed in {self._path}; restart the launcher")
+        return policy
 
 
 def load_policy(path: str) -> LauncherPolicy:
-    """Read the configuration. LauncherError if it is invalid or not root's alone."""
+    """Read the configuration. SiteFault if it is invalid or not root's alone."""
     _require_root_owned(path)
     try:
         with open(path, "rb") as file:
             table = tomllib.load(file)
+    except OSError as error:
+        raise SiteFault(f"{path}: {error.strerror}; restore the file") from None
     except (ValueError, RecursionError) as error:
-        raise LauncherError(f"{path}: {error}; correct that line") from None
+        raise SiteFault(f"{path}: {error}; correct that line") from None
     clusters = _require_type(table.pop("cluster", {}), dict, "cluster")
     programs: dict[tuple[str, str], tuple[str, ...]] = {}
     environments: dict[str, dict[str, str]] = {}
+    gains_privileges: set[str] = set()
     for name, cluster_table in clusters.items():
+        environments[name] = {}
         for key, value in _require_type(cluster_table, dict, f"cluster.{name}").items():
             where = f"{key} of cluster {name}"
             if key == "environment":
@@ -144,20 +254,22 @@ def load_policy(path: str) -> LauncherPolicy:
                     variable: _require_type(setting, str, where)
                     for variable, setting in _require_type(value, dict, where).items()
                 }
+            elif key == "no_new_privs":
+                if not _require_type(value, bool, where):
+                    gains_privileges.add(name)
             elif key in VERBS and key != ENTER:
                 programs[name, key] = _require_program(_require_strings(value, where), where)
             else:
-                raise LauncherError(
-                    f"unknown key {where}; there are environment, {', '.join(VERBS)}"
+                raise SiteFault(
+                    f"unknown key {where}; there are environment, no_new_privs, "
+                    f"{', '.join(verb for verb in VERBS if verb != ENTER)}"
                 )
     try:
         account = pwd.getpwnam(_require_type(table.pop("account", None), str, "account")).pw_uid
     except KeyError:
-        raise LauncherError(
-            f"no such account, account in {path}; name that of the daemon"
-        ) from None
+        raise SiteFault(f"no such account, account in {path}; name that of the daemon") from None
     if account == 0:
-        raise LauncherError("account is root; the daemon needs an ordinary one")
+        raise SiteFault("account is root; the daemon needs an ordinary one")
     policy = LauncherPolicy(
         socket=_require_type(table.pop("socket", None), str, "socket"),
         account=account,
@@ -165,19 +277,32 @@ def load_policy(path: str) -> LauncherPolicy:
         max_uid=_require_type(table.pop("max_uid", HIGHEST_UID), int, "max_uid"),
         allow=_require_strings(table.pop("allow", []), "allow"),
         deny=_require_strings(table.pop("deny", []), "deny"),
+        deny_groups=_deny_groups(table),
         programs=programs,
         environments=environments,
+        gains_privileges=frozenset(gains_privileges),
     )
     if table:
-        raise LauncherError(f"unknown key {min(table)} in {path}; take it out")
+        raise SiteFault(f"unknown key {min(table)} in {path}; take it out")
     if policy.min_uid < LOWEST_UID:
-        raise LauncherError(f"min_uid is {policy.min_uid}; it must be {LOWEST_UID} or more")
+        raise SiteFault(f"min_uid is {policy.min_uid}; it must be {LOWEST_UID} or more")
     return policy
+
+
+def _deny_groups(table: dict[str, Any]) -> tuple[str, ...]:
+    """Return the denied groups. A group that the file names must exist: it may be misspelt."""
+    if "deny_groups" not in table:
+        return DENIED_GROUPS
+    names = _require_strings(table.pop("deny_groups"), "deny_groups")
+    for name in names:
+        if name not in DENIED_GROUPS and _group_id(name) is None:
+            raise SiteFault(f"there is no group {name!r}, deny_groups; correct the name")
+    return names
 
 
 def _require_type(value: Any, expected_type: type, name: str) -> Any:
     if type(value) is not expected_type:  # a bool is an int
-        raise LauncherError(f"{name} is {value!r}; it must be of type {expected_type.__name__}")
+        raise SiteFault(f"{name} is {value!r}; it must be of type {expected_type.__name__}")
     return value
 
 
@@ -186,9 +311,9 @@ def _require_strings(value: Any, name: str) -> tuple[str, ...]:
 
 
 def _require_program(command: tuple[str, ...], where: str) -> tuple[str, ...]:
-    """Return a program with its first arguments. LauncherError unless root owns its files."""
+    """Return a program with its first arguments. SiteFault unless root owns its files."""
     if not command or not command[0].startswith("/"):
-        raise LauncherError(f"{where} is no absolute path; write the whole path of the program")
+        raise SiteFault(f"{where} is no absolute path; write the whole path of the program")
     for argument in command:
         if argument.startswith("/"):
             _require_root_owned(argument)
@@ -196,7 +321,7 @@ def _require_program(command: tuple[str, ...], where: str) -> tuple[str, ...]:
 
 
 def _require_root_owned(path: str, links_followed: int = 0) -> None:
-    """LauncherError if an account other than root can change the file or a folder of its path."""
+    """SiteFault if an account other than root can change the file or a folder of its path."""
     if path != "/":
         _require_root_owned(os.path.dirname(path), links_followed)
     try:
@@ -207,10 +332,43 @@ def _require_root_owned(path: str, links_followed: int = 0) -> None:
             _require_root_owned(os.path.normpath(target), links_followed + 1)
             return
     except OSError as error:
-        raise LauncherError(f"{path}: {error.strerror}; correct the path") from None
+        raise SiteFault(f"{path}: {error.strerror}; correct the path") from None
     sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_uid != 0 or (status.st_mode & 0o022 and not sticky):
-        raise LauncherError(f"{path} can be changed by others than root; chown and chmod it")
+        raise SiteFault(f"{path} can be changed by others than root; chown and chmod it")
+
+
+def _require_usable(path: str, anybody: int, remedy: str) -> os.stat_result:
+    """SiteFault unless some ordinary account has one of the permissions `anybody`.
+
+    Whether a certain user has it depends on groups, and is found out as that user.
+    """
+    try:
+        for folder in path_folders(path):
+            if not os.stat(folder).st_mode & (stat.S_IXGRP | stat.S_IXOTH):
+                raise SiteFault(f"{folder} is closed to the owners of jobs; chmod o+x it")
+        status = os.stat(path)
+    except OSError as error:
+        raise SiteFault(f"{path}: {error.strerror}; correct launcher.toml, or restore it") from None
+    if not status.st_mode & anybody:
+        raise SiteFault(f"{path} is closed to the owners of jobs; {remedy} it")
+    return status
+
+
+def path_folders(path: str) -> list[str]:
+    """Return the folders above a path, the nearest first."""
+    folders = []
+    while path != os.path.dirname(path):
+        path = os.path.dirname(path)
+        folders.append(path)
+    return folders
+
+
+def _require_executable(path: str) -> None:
+    """SiteFault unless the path is a program that some ordinary account can execute."""
+    status = _require_usable(path, stat.S_IXGRP | stat.S_IXOTH, "chmod o+x")
+    if not stat.S_ISREG(status.st_mode):
+        raise SiteFault(f"{path} is no program; correct launcher.toml")
 
 
 # Messages
@@ -218,7 +376,7 @@ def _require_root_owned(path: str, links_followed: int = 0) -> None:
 
 @dataclass(frozen=True)
 class LauncherRequest:
-    """A valid message."""
+    """A valid message of a daemon that is to act as an owner."""
 
     owner: pwd.struct_passwd
     cluster: str
@@ -227,29 +385,54 @@ class LauncherRequest:
     directory: str
     umask: int
     environment: Mapping[str, str]
+    no_new_privs: bool  # whether programs may not gain privileges (setuid, file capabilities)
 
 
-def parse_request(body: bytes, policy: LauncherPolicy) -> LauncherRequest:
-    """Parse a message. LauncherError for anything that the policy does not permit."""
+def parse_message(body: bytes) -> dict[str, Any]:
+    """Parse a message, with `protocol` and `job` also of a daemon that does not send them."""
     try:
         message = json.loads(body.decode())
     except (ValueError, RecursionError):
         raise LauncherError("the message is no JSON") from None
-    keys = ("uid", "cluster", "verb", "arguments", "directory", "umask")
-    if type(message) is not dict or message.keys() != set(keys):
+    if type(message) is not dict:
+        raise LauncherError("the message is no JSON object")
+    if "protocol" not in message:
+        return {**message, "protocol": 1, "job": ""}
+    _require_request_type(message["protocol"], int, "protocol")
+    return message
+
+
+def parse_request(message: dict[str, Any], policy: LauncherPolicy) -> LauncherRequest | None:
+    """Validate a message; None for a check, which was successful.
+
+    LauncherError for anything that the policy does not permit.
+    """
+    if message["protocol"] > PROTOCOL:
+        raise SiteFault(
+            f"the launcher has protocol {PROTOCOL}, the daemon {message['protocol']}; "
+            "restart the launcher with the daemon's release"
+        )
+    is_check = message.get("verb") == CHECK
+    keys = ["protocol", "cluster", "verb", "arguments"]
+    if not is_check:
+        keys += ["uid", "directory", "umask", "job"]
+    if message.keys() != set(keys):
         raise LauncherError(f"the message must have {', '.join(keys)}")
+    if is_check:
+        cluster = _require_request_type(message["cluster"], str, "cluster")
+        for verb in _require_request_strings(message["arguments"], "arguments"):
+            policy.program(cluster, verb)
+        return None
     uid, umask = (
-        _require_type(message["uid"], int, "uid"),
-        _require_type(message["umask"], int, "umask"),
+        _require_request_type(message["uid"], int, "uid"),
+        _require_request_type(message["umask"], int, "umask"),
     )
     cluster, verb, directory = (
-        _require_type(message[key], str, key) for key in ("cluster", "verb", "directory")
+        _require_request_type(message[key], str, key) for key in ("cluster", "verb", "directory")
     )
-    arguments = _require_strings(message["arguments"], "arguments")
+    arguments = _require_request_strings(message["arguments"], "arguments")
     owner = policy.owner(uid)
-    if verb != ENTER and (cluster, verb) not in policy.programs:
-        raise LauncherError(f"{verb[:80]!r} is not configured for cluster {cluster[:80]!r}")
-    program = policy.programs.get((cluster, verb), ())
+    program = () if verb == ENTER else policy.program(cluster, verb)
     if len(arguments) > MAX_ARGUMENTS:
         raise LauncherError(f"more than {MAX_ARGUMENTS} arguments")
     for text in (*arguments, directory):
@@ -272,7 +455,25 @@ def parse_request(body: bytes, policy: LauncherPolicy) -> LauncherRequest:
         "LOGNAME": owner.pw_name,
         **policy.environments.get(cluster, {}),
     }
-    return LauncherRequest(owner, cluster, verb, program + arguments, directory, umask, environment)
+    command = program + arguments
+    return LauncherRequest(
+        *(owner, cluster, verb, command, directory, umask, environment),
+        no_new_privs=cluster not in policy.gains_privileges,
+    )
+
+
+def _require_request_type(value: Any, expected_type: type, name: str) -> Any:
+    """Return a value of a message. LauncherError if its type is wrong."""
+    try:
+        return _require_type(value, expected_type, name)
+    except SiteFault as error:
+        raise LauncherError(str(error)) from None
+
+
+def _require_request_strings(value: Any, name: str) -> tuple[str, ...]:
+    return tuple(
+        _require_request_type(item, str, name) for item in _require_request_type(value, list, name)
+    )
 
 
 def _is_encodable(text: str) -> bool:
@@ -320,8 +521,11 @@ def _receive_exactly(connection: socket.socket, length: int, deadline: float) ->
 def run_as_owner(
     request: LauncherRequest, descriptors: list[int], failure_pipe: int, parent: int
 ) -> NoReturn:
-    """In the child: become the owner's command, or write the error to `failure_pipe`."""
-    subject = "the account"
+    """In the child: become the owner's command, or write the error to `failure_pipe`.
+
+    The error is the JSON of an answer.
+    """
+    subject, executing = "the account", False
     try:
         os.setsid()
         owner = request.owner
@@ -330,10 +534,11 @@ def run_as_owner(
         os.setresuid(owner.pw_uid, owner.pw_uid, owner.pw_uid)
         if 0 in (*os.getresuid(), *os.getresgid(), *os.getgroups()):
             raise PermissionError(0, "it has the group of root")
+        if request.no_new_privs and _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+            raise PermissionError(0, "the kernel refuses no_new_privs")
         if not VERBS[request.verb].detached:
-            # Set now: a change of uid clears the first. Not for jobs, which may need sudo.
+            # set now: a change of uid clears it
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(1)
         os.umask(request.umask)
@@ -346,13 +551,26 @@ def run_as_owner(
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        executing = True
         os.execve(request.command[0], request.command, request.environment)
     except OSError as error:
-        os.write(failure_pipe, f"{subject}: {error.strerror}"[:4000].encode(errors="replace"))
+        reason = f"{subject}: {error.strerror}"
+        if executing and error.errno not in _USERS_EXEC_ERRORS:
+            _write_failure(failure_pipe, {"fault": reason})
+        else:
+            retryable = error.errno in _PASSING_ERRORS
+            _write_failure(failure_pipe, {"refused": reason, "retryable": retryable})
     except BaseException as error:
-        os.write(failure_pipe, f"{subject}: {type(error).__name__}".encode(errors="replace"))
+        reason = f"{subject}: {type(error).__name__}"
+        _write_failure(failure_pipe, {"refused": reason, "retryable": False})
     finally:
         os._exit(1)
+
+
+def _write_failure(failure_pipe: int, answer: dict[str, Any]) -> None:
+    """Write an answer of bounded length: the pipe takes it at once."""
+    answer = {key: text[:4000] if type(text) is str else text for key, text in answer.items()}
+    os.write(failure_pipe, json.dumps(answer).encode())
 
 
 def _install_descriptors(descriptors: list[int], failure_pipe: int) -> None:
@@ -374,12 +592,15 @@ def _duplicate_high(descriptor: int) -> int:
 def execute(
     request: LauncherRequest, descriptors: list[int], connection: socket.socket
 ) -> dict[str, Any]:
-    """Execute a request; return the answer."""
-    read_end, low_descriptor = os.pipe2(os.O_CLOEXEC)
-    failure_pipe = _duplicate_high(low_descriptor)
-    os.close(low_descriptor)
+    """Execute a request; return the answer. SiteFault if no process or descriptor is free."""
     parent = os.getpid()
-    pid = os.fork()
+    try:
+        read_end, low_descriptor = os.pipe2(os.O_CLOEXEC)
+        failure_pipe = _duplicate_high(low_descriptor)
+        os.close(low_descriptor)
+        pid = os.fork()
+    except OSError as error:
+        raise SiteFault(f"the launcher cannot start a process: {error.strerror}") from None
     if pid == 0:
         run_as_owner(request, descriptors, failure_pipe, parent)
     os.close(failure_pipe)
@@ -390,7 +611,8 @@ def execute(
         failure_text = reader.read()  # ends with the child's exec, or with the child
     if failure_text:
         os.waitpid(pid, 0)
-        return {"refused": failure_text.decode(errors="replace")}
+        failure: dict[str, Any] = json.loads(failure_text)
+        return failure
     if VERBS[request.verb].detached:
         return {"pid": pid}
     return _wait_for_exit(pid, connection)
@@ -416,20 +638,68 @@ def _wait_until_readable(descriptor: int, pid: int, connection: socket.socket) -
             os.killpg(pid, signal.SIGKILL)
 
 
-def serve_connection(connection: socket.socket, policy: LauncherPolicy) -> None:
+def serve_connection(connection: socket.socket, policy_file: PolicyFile) -> None:
     """Read the message of a connection, execute it and write the answer."""
-    description = ""
+    message: dict[str, Any] = {"protocol": PROTOCOL}
+    started = time.monotonic()
+    answer: dict[str, Any]
     try:
         body, descriptors = receive_message(connection)
-        request = parse_request(body, policy)
-        description = f"{request.verb} on {request.cluster!r} as {request.owner.pw_name}"
-        answer = execute(request, descriptors, connection)
+        message = parse_message(body)
+        request = parse_request(message, policy_file.current_policy())
+        answer = {"code": 0} if request is None else execute(request, descriptors, connection)
+    except SiteFault as error:
+        answer = {"fault": str(error)}
     except LauncherError as error:
-        answer = {"refused": str(error)}
-    print(f"{description or 'a message'}: {json.dumps(answer)}", file=sys.stderr, flush=True)
+        answer = {"refused": str(error), "retryable": error.retryable}
+    log(f"{describe(message)} {json.dumps(answer)} after {time.monotonic() - started:.1f} s")
+    if message["protocol"] < 2:
+        if "fault" in answer:
+            return
+        answer.pop("retryable", None)
+    else:
+        answer["protocol"] = PROTOCOL
     connection.settimeout(READ_TIMEOUT)
     with contextlib.suppress(OSError):
         connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def describe(message: dict[str, Any]) -> str:
+    """Return verb, cluster, user, job, directory and arguments of a message as ASCII on one line.
+
+    Nothing of the message has been checked, so every value is escaped and shortened.
+    """
+    uid, user = message.get("uid"), ""
+    if type(uid) is int and 0 <= uid < 1 << 31:
+        with contextlib.suppress(KeyError):
+            user = pwd.getpwuid(uid).pw_name
+    values = {
+        "verb": message.get("verb"),
+        "cluster": message.get("cluster"),
+        "uid": uid,
+        "user": user,
+        "job": message.get("job"),
+        "directory": message.get("directory"),
+        "arguments": message.get("arguments"),
+    }
+    return " ".join(
+        f"{key}={shorten(value, MAX_LOGGED if key == 'arguments' else MAX_LOGGED_NAME)}"
+        for key, value in values.items()
+        if value not in (None, "", [])
+    )
+
+
+def shorten(value: object, length: int) -> str:
+    """Return at most `length` characters of the JSON of a value, in printable ASCII."""
+    text = json.dumps(value)
+    return text if len(text) <= length else f"{text[:length]}... ({len(text)} characters)"
+
+
+def log(text: str) -> None:
+    """Write a line with the time (UTC) to standard error."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    with contextlib.suppress(OSError):
+        os.write(2, f"{now} {text}\n".encode())
 
 
 # The server
@@ -464,8 +734,9 @@ def listen(policy: LauncherPolicy) -> socket.socket:
     return listener
 
 
-def serve(listener: socket.socket, policy: LauncherPolicy) -> NoReturn:
+def serve(listener: socket.socket, policy_file: PolicyFile) -> NoReturn:
     """Fork a process per connection, until SIGTERM."""
+    account = policy_file.policy.account
     launcher_pid = os.getpid()
     children: set[int] = set()
     while True:
@@ -474,30 +745,31 @@ def serve(listener: socket.socket, policy: LauncherPolicy) -> NoReturn:
         try:
             connection, _ = listener.accept()
             with connection:
-                if peer_uid(connection) != policy.account:
+                if (uid := peer_uid(connection)) != account:
+                    log(f"dropped a connection of uid {uid}, not the account of the daemon")
                     continue
                 pid = os.fork()
                 if pid == 0:
-                    _serve_in_child(listener, connection, policy, launcher_pid)
+                    _serve_in_child(listener, connection, policy_file, launcher_pid)
                 children.add(pid)
         except OSError as error:  # no process or descriptor is free, or the peer has disconnected
-            print(f"dropped a connection: {error}", file=sys.stderr, flush=True)
+            log(f"dropped a connection: {error}")
             time.sleep(ERROR_PAUSE)
         while children and (ended := os.waitpid(-1, os.WNOHANG)[0]):
             children.discard(ended)
 
 
 def _serve_in_child(
-    listener: socket.socket, connection: socket.socket, policy: LauncherPolicy, launcher_pid: int
+    listener: socket.socket, connection: socket.socket, policy_file: PolicyFile, launcher_pid: int
 ) -> NoReturn:
     try:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() == launcher_pid:
             signal.alarm(int(READ_TIMEOUT + RUN_TIMEOUT + 10))  # in case any other call hangs
             listener.close()
-            serve_connection(connection, policy)
+            serve_connection(connection, policy_file)
     except BaseException as error:
-        print(f"a defect: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        log(f"a defect: {type(error).__name__}: {error}"[:MAX_LOGGED])
     finally:
         os._exit(0)
 
@@ -515,8 +787,11 @@ def main() -> int:
     try:
         if os.geteuid() != 0:
             raise LauncherError("not root; start it as root")
-        policy = load_policy(os.path.abspath(arguments.config))
+        policy_file = PolicyFile(os.path.abspath(arguments.config))
+        policy = policy_file.policy
         if arguments.check:
+            for cluster, verb in policy.programs:
+                policy.program(cluster, verb)
             return 0
         listener = listen(policy)
     except (LauncherError, OSError) as error:
@@ -524,8 +799,8 @@ def main() -> int:
         return 1
     os.chdir("/")
     os.umask(0o077)
-    print(f"metasched-launcher listens at {policy.socket}", file=sys.stderr, flush=True)
-    serve(listener, policy)
+    log(f"metasched-launcher listens at {policy.socket}, protocol {PROTOCOL}")
+    serve(listener, policy_file)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from metasched.adapters.base import Submission, Withdrawal
 from metasched.adapters.commands import memory_file
 from metasched.adapters.drmaa.job_script import build_job_script
 from metasched.adapters.drmaa.session import DrmaaSession
-from metasched.adapters.errors import Refused, Unreachable
+from metasched.adapters.errors import Refused, SiteFault, Unreachable
 from metasched.adapters.gridengine import listing
 from metasched.adapters.gridengine.accounting import AccountingFile
 from metasched.adapters.gridengine.cluster_info import CellDemand, cluster_info
@@ -148,11 +148,11 @@ class GridEngine:
                     native_id, end = native_ids[index], reservation.end
                     deletion = Deletion(submission.tag, index, native_id, end, True, owner=owner)
                     self._deletions.add([deletion])
-            except Refused as refusal:
+            except (Refused, SiteFault) as error:
                 if not native_ids:
                     raise
                 accepted = f"{len(native_ids)} of {len(submission.indices)} tasks were accepted"
-                raise Unreachable(f"{accepted}, then: {refusal.reason}") from None
+                raise Unreachable(f"{accepted}, then: {error.reason}") from None
         return native_ids
 
     def _submit_task(self, submission: Submission, index: int, specification: str) -> str:
@@ -181,6 +181,7 @@ class GridEngine:
                 self._settings.timeout,
                 directory=submission.payload.directory,
                 stdin=file,
+                job=submission.tag,
             )
         if submitted := _SUBMITTED_MESSAGE.search(answer.stdout):
             return submitted[1]

@@ -29,7 +29,7 @@ from msgspec import structs
 from metasched.adapters.base import Adapter, Capabilities, Submission, Withdrawal
 from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, remaining_seconds, uid_of
-from metasched.adapters.local.host import FORK_SERVER_TIMEOUT
+from metasched.adapters.local.host import FORK_SERVER_TIMEOUT, require_open_path
 from metasched.adapters.local.options import LocalOptions
 from metasched.adapters.local.queue_store import QueueStore, Requirements
 from metasched.adapters.local.scheduler import LocalScheduler
@@ -55,6 +55,7 @@ class Local(Adapter):
     poll_interval: ClassVar[float] = 1.0
     chunk: ClassVar[int] = 200
     concurrent_owners: ClassVar[bool] = True
+    launcher_verbs: ClassVar[tuple[str, ...]] = ("supervise",)
     options: LocalOptions
 
     def __init__(
@@ -110,6 +111,8 @@ class Local(Adapter):
 
     def poll(self) -> Listing:
         with self._open_scheduler() as scheduler:
+            if self.launcher is not None:
+                require_open_path(self.folder)
             now = time.time()
             scheduler.refresh(now - self.options.keep)
             table = scheduler.table
@@ -203,9 +206,6 @@ class Local(Adapter):
                 path.chmod(0o600)  # it may have been created in personal mode
         self.folder.chmod(0o711)
         (self.folder / "jobs").chmod(0o755)
-        for folder in self.folder.parents:
-            if not folder.stat().st_mode & 0o001:
-                raise OSError(f"{folder} is closed to the owners of jobs; chmod o+x it")
         if not os.path.exists("/proc/1/stat"):
             raise OSError(
                 "/proc hides other accounts' processes (hidepid); add this account to its gid"

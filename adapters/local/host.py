@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from metasched.adapters import supervisor
+from metasched.adapters.errors import SiteFault
 from metasched.adapters.launcher_client import LauncherClient
 
 FORK_SERVER_TIMEOUT = 10.0  # seconds for the reply to a batch of requests
@@ -170,6 +171,16 @@ def read_record(folder: Path, name: str) -> dict[str, str] | None:
     complete = record.keys() >= patterns.keys() - _OPTIONAL_FIELDS
     valid = all(patterns[key].fullmatch(record[key]) for key in patterns.keys() & record.keys())
     return record if text.endswith("\n") and complete and valid else {}
+
+
+def require_open_path(folder: Path) -> None:
+    """Raise SiteFault unless the owners of jobs can reach a folder."""
+    try:
+        for path in (folder, *folder.parents):
+            if not path.stat().st_mode & 0o001:
+                raise SiteFault(f"{path} is closed to the owners of jobs; chmod o+x it")
+    except OSError as error:
+        raise SiteFault(f"{error.filename}: {error.strerror}; chmod o+x it") from None
 
 
 def grant_access(folder: Path, uid: int) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 from msgspec import structs
 
 from metasched.adapters import supervisor
-from metasched.adapters.errors import AdapterError, Unreachable
+from metasched.adapters.errors import AdapterError, Refused, Unreachable
 from metasched.adapters.local.fork_servers import ForkServers
-from metasched.adapters.local.host import grant_access, read_record
+from metasched.adapters.local.host import grant_access, read_record, require_open_path
 from metasched.adapters.local.task_table import LocalTask, TaskTable
 from metasched.adapters.local.wakeups import Wakeups
 from metasched.model.job import State
@@ -91,12 +91,15 @@ class Supervision:
 
         def launch() -> Callable[[], None]:
             try:
+                if self._fork_servers.site_mode:
+                    require_open_path(self._folder)
                 return partial(self._watch_launched, tasks, fork_server.fork(folders))
             except (OSError, AdapterError) as error:
                 if not self._fork_servers.site_mode:
                     raise  # of this account: retry; an owner's fork server may fail on purpose
                 log.warning("%s: no supervisor for %s: %s", self._folder, account, error)
-                if isinstance(error, Unreachable):  # the launcher, which is no fault of the owner
+                passes = isinstance(error, Refused) and error.retryable
+                if passes or isinstance(error, Unreachable):  # no launch has been tried
                     time.sleep(RETRY_DELAY)
                     for task in tasks:
                         task.launch_count -= 1

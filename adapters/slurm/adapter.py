@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 
 from msgspec import structs
 
-from metasched.adapters.base import Adapter, Capabilities, Submission, Withdrawal
-from metasched.adapters.errors import Refused, Unreachable
+from metasched.adapters.base import CHANGE_VERBS, Adapter, Capabilities, Submission, Withdrawal
+from metasched.adapters.errors import Refused, SiteFault, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, uid_of, user_name_of
 from metasched.adapters.slurm import listing
 from metasched.adapters.slurm.access import SlurmAccess, SlurmOptions
@@ -52,6 +52,7 @@ class Slurm(Adapter):
     environment: ClassVar[Mapping[str, str]] = {"PYTHONUTF8": "1"}
     chunk: ClassVar[int] = 200  # one call as an array; a few seconds as single jobs
     concurrent_owners: ClassVar[bool] = True
+    launcher_verbs: ClassVar[tuple[str, ...]] = CHANGE_VERBS
     capabilities: ClassVar[Capabilities] = Capabilities(
         gres=True,
         memory=True,
@@ -132,11 +133,11 @@ class Slurm(Adapter):
             for index in submission.indices:
                 if index not in native_ids:
                     native_ids[index] = access.submit(submission, index)
-        except Refused as refusal:
+        except (Refused, SiteFault) as error:
             if not native_ids:
                 raise
             accepted = f"{len(native_ids)} of {len(submission.indices)} tasks were accepted"
-            raise Unreachable(f"{accepted}, then: {refusal.reason}") from None
+            raise Unreachable(f"{accepted}, then: {error.reason}") from None
         return native_ids
 
     def _array_indices(self, access: SlurmAccess, submission: Submission) -> list[int]:

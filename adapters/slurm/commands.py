@@ -81,17 +81,18 @@ class SlurmCommands:
         arguments = sbatch_arguments(submission, index, self._settings.tag_field)
         script = sbatch_script(submission.payload.script)
         variables = environment_file(submission, index, self._cluster)
-        return self._sbatch(submission.payload, arguments, variables, script)
+        return self._sbatch(submission, arguments, variables, script)
 
     def submit_array(self, submission: Submission, indices: Sequence[int]) -> str:
         arguments = sbatch_arguments(submission, None, self._settings.tag_field, indices)
         script = array_script(submission, indices, self._cluster)
         variables = environment_file(submission, indices[0], self._cluster)
-        return self._sbatch(submission.payload, arguments, variables, script)
+        return self._sbatch(submission, arguments, variables, script)
 
     def _sbatch(
-        self, payload: Payload, arguments: list[str], variables: bytes, script: bytes
+        self, submission: Submission, arguments: list[str], variables: bytes, script: bytes
     ) -> str:
+        payload, tag = submission.payload, submission.tag
         with memory_file(variables) as environment_fd, memory_file(script) as script_fd:
             fd_number = environment_fd if self._launcher is None else 3
             result = self._run_as_owner(
@@ -100,6 +101,7 @@ class SlurmCommands:
                 *arguments,
                 files=(script_fd, environment_fd),
                 payload=payload,
+                job=tag,
             )
         if result.exit_code != 0:
             uncertain = Unreachable(f"sbatch: {error_message(result.stderr)}")
@@ -255,6 +257,7 @@ class SlurmCommands:
         *arguments: str,
         files: tuple[int, int] | None = None,
         payload: Payload | None = None,
+        job: str = "",
     ) -> CommandResult:
         """Run a command that changes a job, as the job's owner.
 
@@ -276,6 +279,7 @@ class SlurmCommands:
             umask=0o022 if payload is None else payload.umask,
             stdin=stdin,
             extra_fd=extra_fd,
+            job=job,
         )
         program = _PROGRAMS[verb][0]
         with _full_queue_is_refused():

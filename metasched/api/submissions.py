@@ -114,7 +114,10 @@ def _check_may_submit(launcher: LauncherClient, user: str, submission: SubmitReq
         for directory in {job.directory for job in submission.jobs}:
             launcher.check_access(user, directory)
     except Refused as error:
-        raise ApiError(403, f"{error.reason}; choose a directory that you can enter") from None
+        remedy = "choose a directory that you can enter"
+        if not error.reason.startswith("directory "):
+            remedy = "ask the site"
+        raise ApiError(403, f"{error.reason}; {remedy}") from None
     except Unreachable as error:
         raise ApiError(503, f"{error.reason}; nothing changed, try again soon") from None
 

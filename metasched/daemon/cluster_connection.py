@@ -82,7 +82,12 @@ class ClusterConnection:
         self._turns = OwnerTurns(limit, MAX_RETRY_DELAY) if limit > 0 else None
         self._in_flight = DispatchesInFlight()
         self._commands = CommandExecutor(
-            self._host, self.settings, self.worker, self.pending_actions, self._in_flight
+            self._host,
+            self.settings,
+            self.worker,
+            self.pending_actions,
+            self._in_flight,
+            on_site_fault=self._close_for_site_fault,
         )
 
     def poll_soon(self) -> None:
@@ -282,8 +287,18 @@ class ClusterConnection:
         delay = self.breaker.record_failure(reason, time.time(), now, minimum=worker_pause)
         self._next_poll = self.breaker.open_until
         log.warning("cluster %s does not answer (%s); next try in %g s", self.name, reason, delay)
-        if self.breaker.failures != UNREACHABLE_AFTER_FAILURES:
-            return
+        if self.breaker.failures == UNREACHABLE_AFTER_FAILURES:
+            self._report_unreachable(reason)
+
+    def _close_for_site_fault(self, reason: str) -> None:
+        """Close the cluster at once: it would refuse the jobs of all users until a repair."""
+        self.breaker.record_failure(reason, time.time(), time.monotonic())
+        self._next_poll = self.breaker.open_until
+        log.warning("cluster %s is closed by a fault of the site: %s", self.name, reason)
+        self._report_unreachable(reason)
+
+    def _report_unreachable(self, reason: str) -> None:
+        """Notify the core; dispatch elsewhere what did not leave yet."""
         self._full_poll = True
         removed = self.pending_actions.clear_dispatches()
         skipped = [DispatchSkipped(time.time(), removed)] if removed else []

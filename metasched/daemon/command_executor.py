@@ -53,7 +53,10 @@ class CommandExecutor:
         worker: WorkerProcess,
         pending_actions: PendingActions,
         in_flight: DispatchesInFlight,
+        on_site_fault: Callable[[str], None],
     ) -> None:
+        """`on_site_fault` is called with the cause when a fault of the site prevents changes."""
+        self._on_site_fault = on_site_fault
         self._host, self._settings, self._worker = host, settings, worker
         self._pending_actions, self._in_flight = pending_actions, in_flight
 
@@ -66,7 +69,7 @@ class CommandExecutor:
         actions, worker = self._pending_actions, self._worker
         written: deque[tuple[Dispatch, WorkerCall]] = deque()
         events: list[CoreEvent] = []
-        accepting, error = True, ""
+        accepting, error, site_fault = True, "", ""
         while True:
             dispatches: list[Dispatch] = []
             if accepting and may_continue():
@@ -78,6 +81,8 @@ class CommandExecutor:
                 written.append((dispatch, call))
                 accepting = accepting and await worker.write_call(call)
             if not written:
+                if site_fault:
+                    self._on_site_fault(site_fault)
                 return error
             # read at least one reply; with more dispatches queued, keep half of the calls
             stored_later = DISPATCH_AHEAD_TASKS
@@ -92,6 +97,8 @@ class CommandExecutor:
                     accepting = accepting and not reply.retry_later
                 elif reply.error not in ("", "untried"):
                     accepting, error = False, reply.reason or "no answer"
+                    if reply.site_fault:
+                        site_fault = error
 
     def _store(self, events: list[CoreEvent]) -> None:
         """Apply and clear the events; keep account of the dispatches in flight."""
@@ -158,13 +165,16 @@ class CommandExecutor:
             "withdraw", withdrawals=requests, owner=owner, time_limit=self._time_limit(owner)
         )
         reply = await self._worker.call(call)
-        if not reply.error or (reply.error == "refused" and len(batch) == 1):
+        refused_for_good = reply.error == "refused" and not reply.retry_later
+        if not reply.error or (refused_for_good and len(batch) == 1):
             self._pending_actions.remove_withdrawals(batch)
             return ""
         self._pending_actions.delay_withdrawals(batch, reply.reason)
         tags = requests[0].tag + (f" and {len(batch) - 1} more" if len(batch) > 1 else "")
         name = self._settings.cluster.name
         log.warning("cluster %s: %s not withdrawn: %s", name, tags, reply.reason)
+        if reply.site_fault:
+            self._on_site_fault(reply.reason)
         return reply.reason or "no answer"
 
 
@@ -183,7 +193,7 @@ def _result(dispatch: Dispatch, reply: WorkerReply, only_user: bool) -> CoreEven
             return DispatchRejected(
                 now, job_id, dispatch_id, reply.reason, reply.retry_later, scope
             )
-        case "untried":
+        case _ if reply.error == "untried" or reply.site_fault:
             return DispatchSkipped(now, ((job_id, dispatch_id),))
         case _:
             return DispatchUncertain(now, job_id, dispatch_id, reply.reason)

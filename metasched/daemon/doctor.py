@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import DBAPIError
 
 from metasched.adapters.claims import FenceError, check_fence
-from metasched.adapters.errors import Refused, Unreachable
+from metasched.adapters.errors import Refused, SiteFault, Unreachable
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.adapters.registry import adapter_class
 from metasched.client.client import Client
@@ -60,7 +60,7 @@ def run_checks(config: Path | None) -> list[Diagnosis]:
     return [
         Diagnosis("configuration", True, f"{origin}, {len(settings.clusters)} clusters"),
         *_check_database(settings.database),
-        *_check_launcher(settings.launcher),
+        *_check_launcher(settings),
         *_check_mail_program(settings.mail_program),
         *_check_daemon(settings),
         *(result for cluster in settings.clusters for result in _check_manager(cluster)),
@@ -140,18 +140,32 @@ def _check_clock(name: str, behind: float | None, ahead: float | None) -> Diagno
     return Diagnosis(f"clock of {name}", True, f"within {MAX_CLOCK_SKEW:g} s of this host's")
 
 
-def _check_launcher(path: Path | None) -> Iterator[Diagnosis]:
+def _check_launcher(settings: Settings) -> Iterator[Diagnosis]:
+    """Check that the launcher answers, and compare launcher.toml with the configured clusters."""
+    path = settings.launcher
     if path is None:
         return
     try:
         LauncherClient(path, "").check_access(pwd.getpwuid(os.geteuid()).pw_name, "/")
     except Refused:
         pass  # it answers; it refuses because the account of the daemon may have no jobs
+    except SiteFault as error:
+        yield _failed_check("launcher", UserError(error.reason))
+        return
     except Unreachable as error:
         fix = "run this as the daemon's account; look at the log of metasched-launcher"
         yield Diagnosis("launcher", False, error.reason, fix)
         return
     yield Diagnosis("launcher", True, f"answers at {path}")
+    for entry in settings.clusters:
+        name = entry.cluster.name
+        verbs = adapter_class(entry.cluster.adapter).launcher_verbs
+        try:
+            LauncherClient(path, name).check_cluster(verbs)
+        except Unreachable as error:
+            yield _failed_check(f"launcher.toml for {name}", UserError(error.reason))
+        else:
+            yield Diagnosis(f"launcher.toml for {name}", True, ", ".join(verbs))
 
 
 def _check_mail_program(path: Path | None) -> Iterator[Diagnosis]:

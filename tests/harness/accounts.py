@@ -12,6 +12,7 @@ import pytest
 KEEPER = "metasched-test-d"  # the daemon's
 A, B = "metasched-test-a", "metasched-test-b"
 OPERATOR = "metasched-test-o"  # by its group, which has the same name
+PRIVILEGED = "metasched-test-p"  # see `make_privileged`
 
 
 def make(*names: str) -> None:
@@ -29,6 +30,13 @@ def make(*names: str) -> None:
     )
     if tried.returncode != 0:
         pytest.skip(f"{names[0]} cannot run {sys.executable}: {tried.stderr.decode()[-200:]}")
+
+
+def make_privileged() -> None:
+    """Make the account that could become root by its group, `docker`. It has no password."""
+    make(PRIVILEGED)
+    subprocess.run(["groupadd", "--force", "--system", "docker"], check=True)
+    subprocess.run(["usermod", "--append", "--groups", "docker", PRIVILEGED], check=True)
 
 
 def as_(name: str) -> dict[str, Any]:

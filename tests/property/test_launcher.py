@@ -11,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.launcher import (
+    CHECK,
     ENTER,
     HIGHEST_UID,
     LOWEST_UID,
     LauncherError,
     LauncherPolicy,
+    describe,
+    parse_message,
     parse_request,
 )
 
@@ -25,9 +28,9 @@ POLICY = LauncherPolicy(
     account=1,
     deny=(ORDINARY[0].pw_name,) if len(ORDINARY) > 1 else (),
     programs={
-        ("alpha", "submit"): ("/usr/bin/sbatch",),
-        ("alpha", "cancel"): ("/usr/bin/scancel",),
-        ("left", "supervise"): ("/usr/bin/python3", "supervisor.py"),
+        ("alpha", "submit"): ("/bin/echo",),
+        ("alpha", "cancel"): ("/bin/true",),
+        ("left", "supervise"): ("/bin/sh", "supervisor.py"),
     },
     environments={"alpha": {"SLURM_CONF": "/etc/slurm.conf"}},
 )
@@ -44,22 +47,30 @@ MESSAGES = st.fixed_dictionaries(
     {
         "uid": UIDS | ANY,
         "cluster": st.sampled_from(["alpha", "left", "../alpha"]) | ANY,
-        "verb": st.sampled_from(["submit", "cancel", "supervise", ENTER, "hold"]) | ANY,
+        "verb": st.sampled_from(["submit", "cancel", "supervise", ENTER, CHECK, "hold"]) | ANY,
         "arguments": st.lists(WORDS | st.text(), max_size=4) | ANY,
         "directory": st.sampled_from(["/", "/tmp", ".", "", "/a\0"]) | ANY,
         "umask": st.integers(-1, 0o1000) | ANY,
     },
-    optional={"environment": ANY, "gid": ANY},
+    optional={
+        "environment": ANY,
+        "gid": ANY,
+        "protocol": st.sampled_from([1, 2, 3]) | ANY,
+        "job": st.text() | ANY,
+    },
 )
 
 
 @given(MESSAGES | ANY)
 def test_only_permitted_requests_are_executed(message: object) -> None:
     try:
-        request = parse_request(json.dumps(message).encode(), POLICY)
+        request = parse_request(parse_message(json.dumps(message).encode()), POLICY)
     except LauncherError:
         return
     assert isinstance(message, dict)
+    if request is None:
+        assert message["verb"] == CHECK
+        return
     assert request.owner.pw_uid == message["uid"]
     assert LOWEST_UID <= request.owner.pw_uid <= HIGHEST_UID
     assert request.owner.pw_gid != 0
@@ -78,4 +89,12 @@ def test_only_permitted_requests_are_executed(message: object) -> None:
 @given(st.binary())
 def test_invalid_bytes(body: bytes) -> None:
     with pytest.raises(LauncherError):
-        parse_request(body, POLICY)
+        parse_request(parse_message(body), POLICY)
+
+
+@given(MESSAGES | st.dictionaries(st.text(), ANY))
+def test_a_message_is_logged_as_bounded_printable_text(message: dict[str, object]) -> None:
+    text = describe(message)
+    assert text.isascii()
+    assert text.isprintable()
+    assert len(text) < 4000

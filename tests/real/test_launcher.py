@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import socket
 import struct
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,10 +20,10 @@ import pytest
 
 from metasched import launcher
 from metasched.adapters.commands import wait_for_result
-from metasched.adapters.errors import Refused, Unreachable
-from metasched.adapters.launcher_client import LauncherClient
+from metasched.adapters.errors import Refused, SiteFault, Unreachable
+from metasched.adapters.launcher_client import PROTOCOL, LauncherClient
 from tests.harness import accounts
-from tests.harness.accounts import KEEPER, A, B
+from tests.harness.accounts import KEEPER, PRIVILEGED, A, B
 from tests.harness.reaper import dying_with
 
 pytestmark = pytest.mark.root
@@ -146,6 +148,8 @@ def wait_for(met: Callable[[], bool]) -> None:
 
 def message(**other: object) -> bytes:
     said: dict[str, object] = {
+        "protocol": PROTOCOL,
+        "job": "",
         "uid": uid(A),
         "cluster": "alpha",
         "verb": "cancel",
@@ -154,6 +158,12 @@ def message(**other: object) -> bytes:
         "umask": 0o022,
     }
     return json.dumps(said | other).encode()
+
+
+def earlier(**other: object) -> bytes:
+    """The same message as a daemon of the release before sends it."""
+    values = json.loads(message(**other))
+    return json.dumps({k: v for k, v in values.items() if k not in ("protocol", "job")}).encode()
 
 
 @pytest.fixture(scope="module")
@@ -228,10 +238,6 @@ ATTACKS: dict[str, tuple[dict[str, object], str]] = {
     "no such account": ({"uid": 59_998}, "no account with user id 59998"),
     "an account that is denied": ({"uid": "B"}, f"user {B} may not"),
     "the daemon itself": ({"uid": "KEEPER"}, "may not"),
-    "a program that is not configured": ({"verb": "release"}, "not configured"),
-    "no verb at all": ({"verb": "environment"}, "not configured"),
-    "a path for a verb": ({"verb": "/bin/sh"}, "not configured"),
-    "a path for a cluster": ({"cluster": "../alpha"}, "not configured"),
     "an option among ids": ({"arguments": ["--user=root"]}, "not permitted"),
     "a name among ids": ({"arguments": ["all"]}, "not permitted"),
     "a newline among ids": ({"arguments": ["1\n2"]}, "not permitted"),
@@ -262,8 +268,58 @@ def test_attacks_are_refused(place: Place, attack: str) -> None:
     if changed.get("uid") in names:
         changed = {**changed, "uid": uid(names[str(changed["uid"])])}
     answer = place.ask(message(**changed))
-    assert answer.keys() == {"refused"}, answer
+    assert answer.keys() == {"refused", "retryable", "protocol"}, answer
     assert told in answer["refused"]
+    assert place.ask(earlier(**changed)) == {"refused": answer["refused"]}
+
+
+FAULTS: dict[str, tuple[dict[str, object], str]] = {
+    "a program that is not configured": ({"verb": "release"}, "no 'release' for cluster 'alpha'"),
+    "no verb at all": ({"verb": "environment"}, "no 'environment'"),
+    "a path for a verb": ({"verb": "/bin/sh"}, "no '/bin/sh'"),
+    "a path for a cluster": ({"cluster": "../alpha"}, "no cluster '../alpha', only alpha, slow;"),
+    "a daemon of a later release": ({"protocol": 3}, "the launcher has protocol 2, the daemon 3;"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_the_site_is_no_refusal(place: Place, fault: str) -> None:
+    """A daemon of the release before would take the answer for success, so it gets none."""
+    changed, reason = FAULTS[fault]
+    answer = place.ask(message(**changed))
+    assert answer.keys() == {"fault", "protocol"}, answer
+    assert reason in answer["fault"]
+    if "protocol" not in changed:
+        assert place.ask(earlier(**changed)) is None
+
+
+def test_a_daemon_of_the_release_before_is_served(place: Place) -> None:
+    assert place.ask(earlier()) == {"code": 0}
+    assert place.ask(message()) == {"code": 0, "protocol": PROTOCOL}
+
+
+def test_a_launcher_of_the_release_before_is_a_fault_of_the_site(place: Place) -> None:
+    """It refuses for good whatever it does not know: no job may be rejected for that."""
+    path = place.folder / "earlier.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def answer() -> None:
+            for _ in range(2):
+                with listener.accept()[0] as connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(b'{"refused": "the message must have uid"}\n')
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        client = LauncherClient(path, "alpha")
+        earlier_release = "protocol 1, this daemon 2; restart the launcher"
+        with pytest.raises(SiteFault, match=earlier_release):
+            client.check_access(A, "/")
+        with pytest.raises(SiteFault, match=earlier_release):
+            client.check_cluster(["submit"])
+        thread.join()
 
 
 def test_invalid_messages(place: Place) -> None:
@@ -289,7 +345,7 @@ def test_invalid_messages(place: Place) -> None:
 def test_an_incomplete_message_blocks_no_other(place: Place) -> None:
     with place.connected() as connection:
         connection.sendall(b"\0\0")
-        assert place.ask(message()) == {"code": 0}
+        assert place.ask(message()) == {"code": 0, "protocol": PROTOCOL}
 
 
 def test_only_the_daemon_account_is_served(place: Place) -> None:
@@ -380,6 +436,7 @@ def test_a_configuration_that_others_can_change_is_refused(common_folder: Path) 
     place = Place(common_folder / "files")
     assert check(place.config) == ""
     good = place.config.read_text()
+    groups = 'deny_groups = ["weel"]\n[cluster.alpha]'
     for wrong, told in (
         (good.replace(KEEPER, "root"), "account is root"),
         (good.replace(KEEPER, "no-such-account"), "no such account"),
@@ -389,6 +446,11 @@ def test_a_configuration_that_others_can_change_is_refused(common_folder: Path) 
         (good.replace("cancel", "burn"), "unknown key burn"),
         (good.replace("[cluster.alpha]", "min_uid = 5\n[cluster.alpha]"), "min_uid is 5"),
         (good.replace("[cluster.alpha]", 'min_uid = "x"\n[cluster.alpha]'), "must be of type int"),
+        (
+            good.replace("[cluster.alpha]", groups),
+            "no group 'weel'",
+        ),
+        (good.replace("[cluster.alpha]", "[cluster.alpha]\nno_new_privs = 1"), "type bool"),
         (good.replace("[cluster.alpha]", "shell = true\n[cluster.alpha]"), "unknown key shell"),
         (good + "[", "correct that line"),
     ):
@@ -419,3 +481,119 @@ def test_the_client_reports_the_refusal(place: Place) -> None:
             place.client().run(A, "cancel", ["--help"], 30)
         with pytest.raises(Refused, match="longer than"):
             place.client().run(A, "cancel", ["1" * 2_000_000], 30)
+
+
+@pytest.fixture
+def own_place(common_folder: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
+    """A launcher of the test's own, whose configuration it may change."""
+    made = Place(common_folder / f"launcher-{request.node.name[:40]}")
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+def probed_no_new_privs(place: Place) -> int:
+    found: int = probe(place)["no_new_privs"]
+    return found
+
+
+def test_a_program_that_no_user_can_run_is_a_fault_until_it_is_repaired(own_place: Place) -> None:
+    program, script = own_place.folder / "program", own_place.folder / "probe.py"
+    program.write_text("#!/bin/sh\nexit 0\n")
+    program.chmod(0o755)
+    text = own_place.config.read_text()
+    own_place.config.write_text(text.replace("/bin/echo", str(program)))
+    client = own_place.client()
+    with acting(KEEPER):
+        client.check_cluster(["submit", "cancel"])
+    for path, verb, mode, reason in (
+        (program, "cancel", 0o700, f"{program} is closed to the owners of jobs; chmod o+x it"),
+        (script, "submit", 0o600, f"{script} is closed to the owners of jobs; chmod o+r it"),
+    ):
+        path.chmod(mode)
+        assert own_place.ask(message(verb=verb))["fault"] == reason
+        with acting(KEEPER), pytest.raises(SiteFault, match=re.escape(reason)):
+            client.check_cluster(["submit", "cancel"])
+        path.chmod(0o755)
+        with acting(KEEPER):
+            client.check_cluster(["submit", "cancel"])
+    program.unlink()
+    assert f"{program}: No such file" in own_place.ask(message())["fault"]
+
+
+def test_a_program_that_a_group_may_run_is_refused_to_others_alone(own_place: Place) -> None:
+    program = own_place.folder / "program"
+    program.write_text("#!/bin/sh\nexit 0\n")
+    program.chmod(0o750)
+    os.chown(program, 0, pwd.getpwnam(B).pw_gid)
+    text = own_place.config.read_text().replace(f'deny = ["{B}"]', "deny = []")
+    own_place.config.write_text(text.replace("/bin/echo", str(program)))
+    assert own_place.ask(message())["refused"] == f"{program}: Permission denied"
+    assert own_place.ask(message(uid=uid(B))) == {"code": 0, "protocol": PROTOCOL}
+
+
+def test_the_configuration_is_read_again_when_it_changes(own_place: Place) -> None:
+    text = own_place.config.read_text()
+    for wrong, reason in (
+        (
+            text.replace("cluster.alpha", "cluster.alhpa"),
+            "no cluster 'alpha', only alhpa, slow",
+        ),
+        (text + "[", "correct that line"),
+        (text.replace(KEEPER, A), "account has changed in"),
+        (text.replace(f'deny = ["{B}"]', f'deny = ["{A}"]'), f"user {A} may not have jobs here"),
+    ):
+        own_place.config.write_text(wrong)
+        answer = own_place.ask(message())
+        assert reason in answer.get("fault", answer.get("refused")), answer
+        assert ("refused" in answer) == ("may not" in reason)
+        own_place.config.write_text(text)
+        assert own_place.ask(message()) == {"code": 0, "protocol": PROTOCOL}
+
+
+def test_members_of_privileged_groups_have_no_jobs_unless_the_site_says_so(
+    own_place: Place,
+) -> None:
+    accounts.make_privileged()
+    body = message(uid=uid(PRIVILEGED))
+    answer = own_place.ask(body)
+    assert answer["refused"] == (
+        f"user {PRIVILEGED} is in group docker, which may not have jobs here "
+        "(deny_groups of launcher.toml)"
+    )
+    assert not answer["retryable"]
+    own_place.config.write_text(f"deny_groups = []\n{own_place.config.read_text()}")
+    assert own_place.ask(body) == {"code": 0, "protocol": PROTOCOL}
+
+
+def test_no_program_gains_privileges_unless_the_site_says_so(own_place: Place) -> None:
+    assert probed_no_new_privs(own_place) == 1
+    text = own_place.config.read_text()
+    setting = "[cluster.alpha]\nno_new_privs = false\n"
+    own_place.config.write_text(text.replace("[cluster.alpha]\n", setting))
+    assert probed_no_new_privs(own_place) == 0
+
+
+def test_each_request_is_logged_in_one_line(own_place: Place) -> None:
+    arguments = ["--x=1", "new\nline \x1b[31m", "w" * 3000]
+    tag = "ms-0123abcd-7-1"
+    own_place.ask(message(verb="submit", arguments=arguments, job=tag, directory="/tmp"))
+    own_place.ask(message(arguments=["--help"]))
+    own_place.ask(b"nonsense\n2026-01-01T00:00:00Z verb=")
+
+    def lines() -> list[str]:
+        return (own_place.folder / "log").read_text().splitlines()
+
+    wait_for(lambda: len(lines()) >= 4)
+    start, submitted, refused, nonsense = lines()
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ", line) for line in lines())
+    assert start.endswith(f"listens at {own_place.socket}, protocol {PROTOCOL}")
+    who = f'verb="submit" cluster="alpha" uid={uid(A)} user="{A}" job="{tag}" directory="/tmp"'
+    shown = r'arguments=["--x=1", "new\nline \u001b[31m", "www'
+    assert f"{who} {shown}" in submitted
+    assert '{"code": 0} after ' in submitted
+    assert len(submitted) < 2000
+    assert "argument '--help' is not permitted for cancel" in refused
+    assert "is no JSON" in nonsense
