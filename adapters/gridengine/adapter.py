@@ -48,7 +48,7 @@ _HOSTS_PER_POLL = 100  # hosts whose total consumables are queried, with a comma
 # Messages of qsub that prove that neither it nor the qmaster accepted the job.
 _REJECTION_MESSAGE = re.compile(
     r"denied|no suitable queues|Unknown option|unknown resource|Invalid |ERROR! |error parsing"
-    r"|does not exist|not allowed"
+    r"|does not exist|not allowed|invalid option argument"
     r"|Unable to run job: (?!.*(timeout|unreachable|communication|reading answer))"
 )
 _SUBMITTED_MESSAGE = re.compile(r"^Your job (\d+) ", re.MULTILINE)

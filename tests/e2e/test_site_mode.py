@@ -350,6 +350,13 @@ def test_jobs_are_their_owners_on_gridengine(over_gridengine: ManyUsers) -> None
     check_cancel(over_gridengine)
 
 
+def test_an_option_that_qsub_does_not_know_is_refused(over_gridengine: ManyUsers) -> None:
+    a = over_gridengine.by(A)
+    job = a.submit("--native", "cell:--comment=x", "-o", "/dev/null", "--wrap", "true")
+    assert a.until_ended(job)[0]["state"] == "rejected"
+    assert "invalid option argument" in a.run("story", str(job)).stdout
+
+
 def test_a_reservation_is_its_owners_and_operators_alone(
     over_gridengine: ManyUsers, gridengine_cell: Cell
 ) -> None:
