@@ -42,9 +42,11 @@ bench: .venv/stamp
 	$(PYTHON) -m pytest tests/bench -m bench -q -s $(BENCH_ARGS); status=$$?; \
 		$(PYTHON) -m tests.bench.figures && exit $$status
 
-# faults by the thousand, written to docs/reliability.md; then ten times as many new random examples
+# faults by the thousand, written to docs/reliability.md; what attacks of an account cost another;
+# then ten times as many new random examples
 chaos: .venv/stamp
 	$(PYTHON) -m tests.chaos $(CHAOS_ARGS)
+	$(PYTHON) -m tests.hostile $(HOSTILE_ARGS)
 	$(PYTHON) -m pytest tests/property -q --hypothesis-profile=explore --numprocesses=2 --timeout=3600
 
 .venv/stamp: pyproject.toml tests/venv

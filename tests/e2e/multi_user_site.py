@@ -82,6 +82,12 @@ class ManyUsers(Site):
             )
         self.until(socket.exists)
 
+    @property
+    def launcher_pid(self) -> int:
+        """The process id of the launcher."""
+        assert self._launcher is not None
+        return self._launcher.pid
+
     def end_launcher(self) -> None:
         if self._launcher is not None:
             self._launcher.kill()

@@ -1,0 +1,149 @@
+"""Sites in which account a attacks and account b works: a real manager and a local cluster each."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.e2e.multi_user_site import SUPERVISE, ManyUsers
+from tests.harness import gridengine, slurm
+from tests.harness.accounts import KEEPER, A, B
+
+LIMIT = 4  # jobs that a may have in his default account of Slurm
+FREE_ACCOUNT = "free"  # another of his, without a limit
+LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 16\npoll_interval = 0.2\n'
+_SLURM_PROGRAMS = (
+    'submit = ["/usr/bin/sbatch"]\ncancel = ["/usr/bin/scancel"]\n'
+    'hold = ["/usr/bin/scontrol", "hold"]\nrelease = ["/usr/bin/scontrol", "release"]\n'
+)
+_GRIDENGINE_PROGRAMS = (
+    'submit = ["/usr/lib/gridengine/qsub"]\ncancel = ["/usr/lib/gridengine/qdel"]\n'
+    'hold = ["/usr/lib/gridengine/qhold", "-h", "u"]\n'
+    'release = ["/usr/lib/gridengine/qrls", "-h", "u"]\n'
+)
+
+
+@dataclass(frozen=True)
+class HostileSite:
+    """A running site; `manager` runs a command of the manager as its administrator."""
+
+    kind: str  # a key of SITES
+    site: ManyUsers
+    clusters: tuple[str, ...]  # the cluster of the kind first
+    fence: Path  # folder of claims
+    inside: tuple[str, ...]  # words before a command that must reach the manager
+    environment: Mapping[str, str]  # what a client of the manager needs
+    manager: Callable[..., str] | None  # None: local clusters have none
+
+
+def missing(kind: str) -> str | None:
+    """Return why a kind of site cannot be had here, or None."""
+    if os.geteuid() != 0:
+        return "needs root, which makes accounts"
+    match kind:
+        case "slurm":
+            return slurm.missing() or slurm.accounting_missing()
+        case "gridengine":
+            return gridengine.missing()
+        case _:
+            return None
+
+
+@contextmanager
+def local_site(folder: Path) -> Iterator[HostileSite]:
+    """A site with two local clusters."""
+    right = LOCAL.replace("left", "right")
+    with _running("local", folder, right, SUPERVISE, ("right",)) as site:
+        yield site
+
+
+@contextmanager
+def slurm_site(folder: Path) -> Iterator[HostileSite]:
+    """A site over Slurm with slurmdbd, in which a meets a limit of his own."""
+    enforced = ("AccountingStorageEnforce=associations,limits",)
+    spec = slurm.ClusterSpec("alpha", "a", nodes=2, cpus=16, settings=enforced)
+    with slurm.SlurmSite(folder / "m", [spec], accounting=True) as booted:
+        cluster = booted["alpha"]
+        for name in ("physics", FREE_ACCOUNT):
+            cluster.run("sacctmgr", "-i", "add", "account", name, "cluster=alpha")
+        for user, account, limit in (
+            (A, "physics", LIMIT),
+            (A, FREE_ACCOUNT, -1),
+            (B, "physics", -1),
+        ):
+            cluster.run(
+                *("sacctmgr", "-i", "add", "user", user, f"account={account}"),
+                f"maxsubmitjobs={limit}",
+            )
+        table = (
+            f'[[cluster]]\nname = "alpha"\nadapter = "slurm"\nconfig = "{cluster.conf}"\n'
+            'map.account = { "*" = "*" }\npoll_interval = 0.5\n'
+        )
+        programs = f'environment = {{ SLURM_CONF = "{cluster.conf}" }}\n{_SLURM_PROGRAMS}'
+        with _running(
+            *("slurm", folder, table, programs, ("alpha",)),
+            inside=cluster.inside,
+            environment=cluster.environment,
+            manager=cluster.run,
+        ) as site:
+            yield site
+
+
+@contextmanager
+def gridengine_site(folder: Path) -> Iterator[HostileSite]:
+    """A site over a Grid Engine cell."""
+    with gridengine.Cell(folder / "m", slots=16) as cell:
+        variables = ", ".join(f'{name} = "{value}"' for name, value in cell.environment.items())
+        table = cell.table(Path(sys.executable), "poll_interval = 0.5\nsettle = 2\n")
+        programs = f"environment = {{ {variables} }}\n{_GRIDENGINE_PROGRAMS}"
+        with _running(
+            *("gridengine", folder, table, programs, (cell.name,)),
+            inside=cell.inside,
+            environment={
+                **cell.environment,
+                "PATH": "/usr/lib/gridengine:/usr/bin:/bin",
+            },
+            manager=cell.run,
+        ) as site:
+            yield site
+
+
+SITES: Mapping[str, Callable[[Path], AbstractContextManager[HostileSite]]] = {
+    "local": local_site,
+    "slurm": slurm_site,
+    "gridengine": gridengine_site,
+}
+
+
+@contextmanager
+def _running(
+    kind: str,
+    folder: Path,
+    table: str,
+    programs: str,
+    names: tuple[str, ...],
+    inside: tuple[str, ...] = (),
+    environment: Mapping[str, str] = {"PATH": "/usr/bin:/bin"},
+    manager: Callable[..., str] | None = None,
+) -> Iterator[HostileSite]:
+    """A running site with the cluster of `table` and a local cluster, both with claims."""
+    site = ManyUsers(folder / "s", inside=inside)
+    fence = folder / "fence"
+    fence.mkdir(mode=0o711)
+    keeper = pwd.getpwnam(KEEPER)
+    os.chown(fence, keeper.pw_uid, keeper.pw_gid)
+    claims = f'fence_dir = "{fence}"\n'
+    site.set_up(
+        f"{table}{claims}{LOCAL}{claims}",
+        f"[cluster.{names[0]}]\n{programs}[cluster.left]\n{SUPERVISE}",
+    )
+    try:
+        site.start()
+        yield HostileSite(kind, site, (*names, "left"), fence, inside, environment, manager)
+    finally:
+        site.close()

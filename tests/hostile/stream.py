@@ -1,0 +1,110 @@
+"""The jobs of account b: short jobs, several at a time, and when each of them started.
+
+Run as a process of that account: `python -m tests.hostile.stream SOCKET FOLDER NUMBER CLUSTER...`
+prints the `Stream` as JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from metasched.client.client import Client, ClientError
+
+OPEN_AT_MOST = 4  # jobs
+POLL = 0.1  # seconds between two looks at the jobs
+PATIENCE = 240.0  # seconds without an end of any job, after which the rest counts as lost
+ENDED = {"completed", "failed", "timeout", "cancelled", "rejected"}
+# a line for each start: two starts are two lines
+SCRIPT = '#!/bin/sh\ndate +%s.%N >>"$1"\n'
+
+
+@dataclass(frozen=True)
+class Start:
+    """One job and its start."""
+
+    job: int
+    cluster: str
+    state: str  # the last that was reported
+    starts: int  # how often its payload has begun
+    seconds: float | None  # from the submission to the first line of the payload
+
+
+@dataclass
+class Stream:
+    """What became of all jobs."""
+
+    starts: list[Start] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # of requests to the daemon
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A job that has not ended."""
+
+    cluster: str
+    submitted: float  # epoch seconds, before the request
+    ran: Path  # its payload's lines
+
+
+def run(client: Client, folder: Path, number: int, clusters: list[str]) -> Stream:
+    """Submit jobs to the clusters in turn, and wait until all have ended."""
+    stream, jobs, submitted = Stream(), dict[int, _Open](), 0
+    last_end = time.monotonic()
+    while (submitted < number or jobs) and time.monotonic() < last_end + PATIENCE:
+        try:
+            while submitted < number and len(jobs) < OPEN_AT_MOST:
+                cluster = clusters[submitted % len(clusters)]
+                started = _Open(cluster, time.time(), folder / f"ran-{os.getpid()}-{submitted}")
+                submitted += 1
+                jobs[_submit(client, started)] = started
+            states = {row["job"]: row["state"] for row in client.jobs([str(job) for job in jobs])}
+        except ClientError as error:
+            stream.errors.append(str(error))
+            states = {}
+        for job in [job for job, state in states.items() if state in ENDED]:
+            stream.starts.append(_start(job, states[job], jobs.pop(job)))
+            last_end = time.monotonic()
+        time.sleep(POLL)
+    stream.starts += [_start(job, states.get(job, "open"), left) for job, left in jobs.items()]
+    return stream
+
+
+def _submit(client: Client, job: _Open) -> int:
+    request = {
+        "name": job.ran.name,
+        "script": "s",
+        "environment": "e",
+        "directory": str(job.ran.parent),
+        "arguments": [str(job.ran)],
+        "output": "/dev/null",
+        "clusters": [job.cluster],
+        "time_limit": 300.0,
+    }
+    environment = {"PATH": "/usr/bin:/bin"}
+    [answer] = client.submit(
+        {"jobs": [request], "scripts": {"s": SCRIPT}, "environments": {"e": environment}}
+    )
+    number: int = answer["job"]
+    return number
+
+
+def _start(job: int, state: str, opened: _Open) -> Start:
+    lines = opened.ran.read_text().splitlines() if opened.ran.exists() else []
+    seconds = float(lines[0]) - opened.submitted if lines else None
+    return Start(job, opened.cluster, state, len(lines), seconds)
+
+
+def main(arguments: list[str]) -> None:
+    socket, folder, number, *clusters = arguments
+    stream = run(Client(socket), Path(folder), int(number), clusters)
+    sys.stdout.buffer.write(msgspec.json.encode(stream))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
