@@ -98,7 +98,7 @@ def postgresql_server(common_folder: Path) -> Iterator[postgresql.Server]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     """A database of either kind that is empty still."""
     if request.param == "sqlite":
         return database_from_url("sqlite:///ms.db", tmp_path)
@@ -107,16 +107,16 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
 
 
 @pytest.fixture
-def alter(place: Database, request: pytest.FixtureRequest) -> Callable[[str], None]:
+def alter(database: Database, request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Runs a statement on the database, past its constraints between tables."""
 
     def altered(statement: str) -> None:
-        if isinstance(place, Sqlite):
-            with closing(sqlite3.connect(place.path)) as other, other:
+        if isinstance(database, Sqlite):
+            with closing(sqlite3.connect(database.path)) as other, other:
                 other.execute(statement)
         else:
             server: postgresql.Server = request.getfixturevalue("postgresql_server")
             unchecked = f"SET session_replication_role = replica; {statement}"
-            server.sql(unchecked, str(make_url(str(place)).database))
+            server.sql(unchecked, str(make_url(str(database)).database))
 
     return altered

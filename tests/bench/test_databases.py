@@ -57,9 +57,9 @@ def submit(core: Core, ledger: Ledger, many: int) -> list[int]:
     return [job.id for job in jobs]
 
 
-def measured(place: Database) -> dict[str, float]:
+def measured(database: Database) -> dict[str, float]:
     """Seconds of each, medians; the two databases take turns in the rounds of the caller."""
-    with place.acquire_writer() as seat:
+    with database.acquire_writer() as seat:
         ledger = Ledger(seat.engine, seat)
         core = life(ledger)
         begun = time.perf_counter()

@@ -170,7 +170,7 @@ def daemon_at_each_point(trial: Trial) -> None:
     trial.recoveries += site.recoveries[known:]
     if trial.strikes % 2:
         while site.alive and trial.stream.accepted < accepted + AT_WORK:
-            assert time.monotonic() < until, f"it accepts nothing; {site.told()}"
+            assert time.monotonic() < until, f"it accepts nothing; {site.log_tail()}"
             time.sleep(0.005)
         site.arm()
     _wait_for_a_death(site)

@@ -243,7 +243,7 @@ def settle(
                     if f"-{row['job']}-" not in held:
                         site.client.change("ran" if began[name] else "lost", [id])
                         resolved.add(id)
-        assert time.monotonic() < until, f"still open: {site.client.jobs()}; {site.told()}"
+        assert time.monotonic() < until, f"still open: {site.client.jobs()}; {site.log_tail()}"
         if STOP.wait(0.2):
             raise Stopped
     ours = f"ms-{site.client.health()['instance']}-"

@@ -114,15 +114,15 @@ class ChaosSite(Site):
         """Those whose orders say so may die from now on."""
         arm(self.chaos)
 
-    def until(self, what: Callable[[], Any], patience: float = 60.0) -> Any:
-        """As for any site. Stopped: it is not waited for any more."""
+    def until(self, condition: Callable[[], Any], patience: float = 60.0) -> Any:
+        """Poll as `Site.until` does. Raises Stopped when the run is to end."""
 
-        def asked() -> Any:
+        def unless_stopped() -> Any:
             if STOP.is_set():
                 raise Stopped
-            return what()
+            return condition()
 
-        return super().until(asked, patience)
+        return super().until(unless_stopped, patience)
 
     # Lives
 
@@ -137,7 +137,7 @@ class ChaosSite(Site):
     def begin(self) -> None:
         """Start a daemon and wait until it has heard from every cluster."""
         self.launch()
-        assert self.serving(), self.told()
+        assert self.serving(), self.log_tail()
         self.until(self.heard, PATIENCE)
 
     def serving(self) -> bool:
@@ -152,7 +152,7 @@ class ChaosSite(Site):
                     self.recoveries.append(time.monotonic() - self._died)
                     self._died = None
                 return True
-            assert time.monotonic() < until, f"does not serve; {self.told()}"
+            assert time.monotonic() < until, f"does not serve; {self.log_tail()}"
             time.sleep(0.01)
         return False
 
@@ -193,8 +193,8 @@ class ChaosSite(Site):
         """Wait for the end of this life, and note it."""
         assert self._life is not None
         self._life.join(PATIENCE)
-        assert not self._life.is_alive(), self.told()
-        assert self._life.exitcode == -9 or self._life.exitcode == -11, self.told()
+        assert not self._life.is_alive(), self.log_tail()
+        assert self._life.exitcode == -9 or self._life.exitcode == -11, self.log_tail()
         self._died = time.monotonic()
 
     def end(self) -> None:
@@ -202,7 +202,7 @@ class ChaosSite(Site):
         assert self._life is not None
         self._life.terminate()
         self._life.join(PATIENCE)
-        assert self._life.exitcode == 0, self.told()
+        assert self._life.exitcode == 0, self.log_tail()
 
     def close(self) -> None:
         if self.alive:

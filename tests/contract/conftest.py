@@ -101,7 +101,7 @@ def by_pyslurm(folder: Path) -> Iterator[Connect]:
         options = SlurmOptions(config=str(site["alpha"].conf), access="pyslurm", settle=1.0)
 
         def connect(instance: str) -> Adapter:
-            return pyslurm.hosted(site["alpha"], options, instance, folder)
+            return pyslurm.worker_adapter(site["alpha"], options, instance, folder)
 
         yield connect
 
@@ -116,7 +116,7 @@ def gridengine(folder: Path) -> Iterator[Connect]:
         options = DrmaaOptions(library=str(ge.LIBRARY), settle=1.0, memory=ge.MEMORY)
 
         def connect(instance: str) -> Adapter:
-            return ge.hosted(cell, options, instance, folder)
+            return ge.worker_adapter(cell, options, instance, folder)
 
         yield connect
 

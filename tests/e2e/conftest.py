@@ -95,7 +95,7 @@ class Site:
         self._daemon.send_signal(number)
         code = self._daemon.wait(60)
         self._daemon = None
-        assert "Traceback" not in self.log.read_text(), self.told()
+        assert "Traceback" not in self.log.read_text(), self.log_tail()
         return code
 
     @property
@@ -163,14 +163,14 @@ class Site:
         [row] = self.rows(job)
         return row
 
-    def until(self, what: Callable[[], Any], patience: float = 60.0) -> Any:
-        """The first true answer of `what`; a question that fails meanwhile is asked again."""
+    def until(self, condition: Callable[[], Any], patience: float = 60.0) -> Any:
+        """Poll `condition` and return its first true value; retry when it raises meanwhile."""
         deadline = time.monotonic() + patience
         while True:
             with contextlib.suppress(AssertionError, ClientError):
-                if answer := what():
-                    return answer
-            assert time.monotonic() < deadline, f"not within {patience:g} s; {self.told()}"
+                if value := condition():
+                    return value
+            assert time.monotonic() < deadline, f"not within {patience:g} s; {self.log_tail()}"
             time.sleep(0.05)
 
     def until_ended(self, *jobs: int, patience: float = 120.0) -> list[dict[str, Any]]:
@@ -187,7 +187,7 @@ class Site:
             raise AssertionError(f"{late}\nnot ended: {left}") from None
         return rows
 
-    def told(self) -> str:
+    def log_tail(self) -> str:
         return self.log.read_text()[-2000:]
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ PYTHON = "/usr/bin/python3"  # the launcher's own: it needs nothing but the stan
 SUPERVISE = f'supervise = ["{PYTHON}", "-I", "-S", "{supervisor.__file__}"]\n'
 
 
-class ManyUsers(Site):
+class MultiUserSite(Site):
     """`by(account)` is the same site as that account sees it."""
 
     def __init__(self, folder: Path, inside: Sequence[str] = ()) -> None:
@@ -51,7 +51,7 @@ class ManyUsers(Site):
             "METASCHED_CONFIG": str(self.config),
         }
 
-    def by(self, account: str) -> ManyUsers:
+    def by(self, account: str) -> MultiUserSite:
         seen = copy.copy(self)
         home = self.folder / account
         if not home.exists():
@@ -93,8 +93,8 @@ class ManyUsers(Site):
             self._launcher.kill()
             self._launcher.wait()
 
-    def told(self) -> str:
-        return super().told() + (self.folder / "launcher.log").read_text()[-2000:]
+    def log_tail(self) -> str:
+        return super().log_tail() + (self.folder / "launcher.log").read_text()[-2000:]
 
     def close(self) -> None:
         super().close()

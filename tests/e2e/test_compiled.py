@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import require
 from tests.harness import traces
-from tests.harness.outcome_hash import recorded
+from tests.harness.outcome_hash import events_of_run
 
 ROOT = Path(__file__).parents[2]
 WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
@@ -121,7 +121,7 @@ def test_answers_every_event_alike(
     policy: str,
     settings: list[str],
 ) -> None:
-    events = recorded(workload, clusters, policy, settings)
+    events = events_of_run(workload, clusters, policy, settings)
     assert len(events) > 500
     (tmp_path / "events").write_bytes(pickle.dumps(events))
     folder = compiled.parents[2]

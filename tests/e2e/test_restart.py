@@ -67,13 +67,15 @@ def test_the_death_of_an_idle_worker_is_noticed_at_once(site: Site) -> None:
     site.start()
     [worker] = psutil.Process(site.pid).children()
     worker.kill()
-    site.until(lambda: "left: its worker died of signal 9; a new worker in 0.5 s" in site.told())
+    site.until(
+        lambda: "left: its worker died of signal 9; a new worker in 0.5 s" in site.log_tail()
+    )
     [another] = site.until(lambda: psutil.Process(site.pid).children())
     assert another.pid != worker.pid
     job = site.submit("--wrap", "true")  # to the new worker
     site.until(lambda: site.row(job)["native_id"])
     assert site.json("clusters")[0]["breaker"]["failures"] == 0
-    assert "does not answer" not in site.told()
+    assert "does not answer" not in site.log_tail()
 
 
 def test_a_worker_that_hangs_is_killed_and_nothing_is_lost(site: Site) -> None:

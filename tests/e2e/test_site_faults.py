@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.multi_user_site import SUPERVISE, ManyUsers
+from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
 from tests.harness import accounts
 from tests.harness.accounts import KEEPER, PRIVILEGED, A, B
 from tests.harness.slurm import SlurmSite
@@ -23,7 +23,7 @@ LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval 
 TRUE = ("-t", "5", "-o", "/dev/null", "--wrap", "true")
 
 
-class FaultySite(ManyUsers):
+class FaultySite(MultiUserSite):
     @property
     def launcher_file(self) -> Path:
         return self.folder / "launcher.toml"
@@ -52,7 +52,7 @@ class FaultySite(ManyUsers):
         with_faults = self.by(KEEPER).run("doctor", "--json", code=1).stdout
         return {finding["check"]: finding for finding in json.loads(with_faults)}
 
-    def completes(self, user: ManyUsers, job: int) -> None:
+    def completes(self, user: MultiUserSite, job: int) -> None:
         [row] = user.until_ended(job)
         assert row["state"] == "completed", user.run("story", str(job)).stdout
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.multi_user_site import SUPERVISE, ManyUsers
+from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
 from tests.harness import accounts
 from tests.harness.accounts import KEEPER, OPERATOR, A, B
 from tests.harness.gridengine import GROUPS, Cell
@@ -27,7 +27,7 @@ LICENCE = '[[licence]]\nname = "matlab"\ntotal = 1\n'
 WHO = "#!/bin/sh\nid -u; id -g; id -G; umask; pwd; echo $0\n"
 
 
-def check_identity(site: ManyUsers, account: str, **options: str) -> None:
+def check_identity(site: MultiUserSite, account: str, **options: str) -> None:
     """A job's process and its output are wholly its owner's, with the owner's umask."""
     user = site.by(account)
     home = site.folder / account
@@ -55,7 +55,7 @@ def check_identity(site: ManyUsers, account: str, **options: str) -> None:
     assert directory == str(home)
 
 
-def check_cancel(site: ManyUsers, **options: str) -> None:
+def check_cancel(site: MultiUserSite, **options: str) -> None:
     """Others are refused, and change nothing; an operator is not."""
     words = [word for key, value in options.items() for word in (f"--{key}", value)]
     a, b = site.by(A), site.by(B)
@@ -72,8 +72,8 @@ def check_cancel(site: ManyUsers, **options: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def local(common_folder: Path) -> Iterator[ManyUsers]:
-    site = ManyUsers(common_folder / "local")
+def local(common_folder: Path) -> Iterator[MultiUserSite]:
+    site = MultiUserSite(common_folder / "local")
     site.set_up(
         LICENCE + LOCAL, f"[cluster.left]\n{SUPERVISE}", policy=f'deny = ["{accounts.KEEPER}"]\n'
     )
@@ -84,16 +84,16 @@ def local(common_folder: Path) -> Iterator[ManyUsers]:
         site.close()
 
 
-def test_jobs_are_their_owners_on_local(local: ManyUsers) -> None:
+def test_jobs_are_their_owners_on_local(local: MultiUserSite) -> None:
     check_identity(local, A)
     check_identity(local, B)
 
 
-def test_only_owner_and_operator_change_a_job_on_local(local: ManyUsers) -> None:
+def test_only_owner_and_operator_change_a_job_on_local(local: MultiUserSite) -> None:
     check_cancel(local)
 
 
-def test_users_see_their_own_jobs_and_operators_all(local: ManyUsers) -> None:
+def test_users_see_their_own_jobs_and_operators_all(local: MultiUserSite) -> None:
     a, b = local.by(A), local.by(B)
     jobs = {
         user: site.submit("-o", "/dev/null", "--wrap", "true") for user, site in ((A, a), (B, b))
@@ -108,7 +108,7 @@ def test_users_see_their_own_jobs_and_operators_all(local: ManyUsers) -> None:
 
 
 def test_licences_are_set_by_operators_and_who_has_one_is_told_by_permission(
-    local: ManyUsers,
+    local: MultiUserSite,
 ) -> None:
     a, b, operator = local.by(A), local.by(B), local.by(OPERATOR)
     words = ("-L", "matlab", "-t", "5", "-o", "/dev/null", "--wrap")
@@ -136,7 +136,7 @@ def test_licences_are_set_by_operators_and_who_has_one_is_told_by_permission(
     a.until_ended(holder)
 
 
-def test_a_directory_that_is_closed_to_the_user_is_refused(local: ManyUsers) -> None:
+def test_a_directory_that_is_closed_to_the_user_is_refused(local: MultiUserSite) -> None:
     a = local.by(A)
     local.by(B)
     before = len(local.json("status", "--all"))
@@ -145,11 +145,11 @@ def test_a_directory_that_is_closed_to_the_user_is_refused(local: ManyUsers) -> 
     assert len(local.json("status", "--all")) == before
 
 
-def test_root_may_have_no_jobs(local: ManyUsers) -> None:
+def test_root_may_have_no_jobs(local: MultiUserSite) -> None:
     assert "user id 0 may not have jobs here" in local.error("submit", "--wrap", "true", code=3)
 
 
-def test_a_user_who_spoils_a_jobs_folder_harms_nobody_else(local: ManyUsers) -> None:
+def test_a_user_who_spoils_a_jobs_folder_harms_nobody_else(local: MultiUserSite) -> None:
     a, b = local.by(A), local.by(B)
     job = a.submit("-o", "/dev/null", "--wrap", "sleep 600")
     a.until(lambda: a.row(job)["state"] == "running")
@@ -175,7 +175,7 @@ def test_a_user_who_spoils_a_jobs_folder_harms_nobody_else(local: ManyUsers) -> 
     assert a.until_ended(again)[0]["state"] == "cancelled"
 
 
-def test_the_doctor_asks_the_launcher(local: ManyUsers) -> None:
+def test_the_doctor_asks_the_launcher(local: MultiUserSite) -> None:
     found = {finding["check"]: finding for finding in local.by(KEEPER).json("doctor")}
     assert found["launcher"]["ok"]
     by_root = json.loads(local.run("doctor", "--json", code=1).stdout)
@@ -183,12 +183,12 @@ def test_the_doctor_asks_the_launcher(local: ManyUsers) -> None:
     assert (wrong["check"], "daemon's account" in wrong["mend"]) == ("launcher", True)
 
 
-def test_the_daemon_is_not_root(local: ManyUsers) -> None:
+def test_the_daemon_is_not_root(local: MultiUserSite) -> None:
     assert "start it by its own account" in local.error("serve", code=2)
 
 
 def test_jobs_outlive_launcher_and_daemon(common_folder: Path) -> None:
-    site = ManyUsers(common_folder / "outlive")
+    site = MultiUserSite(common_folder / "outlive")
     site.set_up(LOCAL, f"[cluster.left]\n{SUPERVISE}")
     try:
         site.start()
@@ -214,9 +214,9 @@ def test_jobs_outlive_launcher_and_daemon(common_folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def over_slurm(common_folder: Path, slurm_site: SlurmSite) -> Iterator[ManyUsers]:
+def over_slurm(common_folder: Path, slurm_site: SlurmSite) -> Iterator[MultiUserSite]:
     cluster = slurm_site["beta"]
-    site = ManyUsers(common_folder / "over-slurm")
+    site = MultiUserSite(common_folder / "over-slurm")
     site.set_up(
         f'[[cluster]]\nname = "beta"\nadapter = "slurm"\nconfig = "{cluster.conf}"\n'
         "poll_interval = 0.5\n",
@@ -234,13 +234,13 @@ def over_slurm(common_folder: Path, slurm_site: SlurmSite) -> Iterator[ManyUsers
             cluster.run("scancel", "--user", account)
 
 
-def test_jobs_are_their_owners_on_slurm(over_slurm: ManyUsers) -> None:
+def test_jobs_are_their_owners_on_slurm(over_slurm: MultiUserSite) -> None:
     check_identity(over_slurm, A)
     check_cancel(over_slurm)
 
 
 def test_a_user_can_neither_hide_nor_steal_anothers_job_by_its_tag(
-    over_slurm: ManyUsers, slurm_site: SlurmSite
+    over_slurm: MultiUserSite, slurm_site: SlurmSite
 ) -> None:
     cluster, a, b = slurm_site["beta"], over_slurm.by(A), over_slurm.by(B)
     job = a.submit("-t", "5", "-o", "/dev/null", "--wrap", "sleep 600")
@@ -279,7 +279,7 @@ def test_a_user_can_neither_hide_nor_steal_anothers_job_by_its_tag(
     assert a.until_ended(job)[0]["state"] == "cancelled"
 
 
-def test_hold_and_move_are_done_as_the_owner_on_slurm(over_slurm: ManyUsers) -> None:
+def test_hold_and_move_are_done_as_the_owner_on_slurm(over_slurm: MultiUserSite) -> None:
     a = over_slurm.by(A)
     full = a.submit("-n", "24", "-t", "5", "-o", "/dev/null", "--wrap", "sleep 600")
     a.until(lambda: a.row(full)["state"] == "running")
@@ -292,7 +292,7 @@ def test_hold_and_move_are_done_as_the_owner_on_slurm(over_slurm: ManyUsers) -> 
     assert a.until_ended(waiting)[0]["state"] == "completed"
 
 
-def test_an_array_is_its_owners_on_slurm(over_slurm: ManyUsers) -> None:
+def test_an_array_is_its_owners_on_slurm(over_slurm: MultiUserSite) -> None:
     a = over_slurm.by(A)
     job = a.submit("--array", "1-3", "-t", "5", "-o", "task-%a", "--wrap", "id -un")
     assert {row["state"] for row in a.until_ended(job)} == {"completed"}
@@ -307,7 +307,7 @@ def test_an_array_is_its_owners_on_slurm(over_slurm: ManyUsers) -> None:
     assert {row["state"] for row in a.until_ended(waiting)} == {"cancelled"}
 
 
-def test_native_options_do_not_escape(over_slurm: ManyUsers) -> None:
+def test_native_options_do_not_escape(over_slurm: MultiUserSite) -> None:
     a = over_slurm.by(A)
     jobs = [
         a.submit("-t", "5", "-o", f"{name}.out", "--native", f"beta:{words}", "--wrap", "id -u")
@@ -324,9 +324,9 @@ def test_native_options_do_not_escape(over_slurm: ManyUsers) -> None:
 
 
 @pytest.fixture(scope="module")
-def over_gridengine(common_folder: Path, gridengine_cell: Cell) -> Iterator[ManyUsers]:
+def over_gridengine(common_folder: Path, gridengine_cell: Cell) -> Iterator[MultiUserSite]:
     cell = gridengine_cell
-    site = ManyUsers(common_folder / "over-gridengine", inside=cell.inside)
+    site = MultiUserSite(common_folder / "over-gridengine", inside=cell.inside)
     variables = ", ".join(f'{name} = "{value}"' for name, value in cell.environment.items())
     site.set_up(
         cell.table(Path(sys.executable), "poll_interval = 0.5\nsettle = 2\n"),
@@ -345,12 +345,12 @@ def over_gridengine(common_folder: Path, gridengine_cell: Cell) -> Iterator[Many
         cell.run("qconf", "-du", accounts.KEEPER, "arusers")
 
 
-def test_jobs_are_their_owners_on_gridengine(over_gridengine: ManyUsers) -> None:
+def test_jobs_are_their_owners_on_gridengine(over_gridengine: MultiUserSite) -> None:
     check_identity(over_gridengine, A)
     check_cancel(over_gridengine)
 
 
-def test_an_option_that_qsub_does_not_know_is_refused(over_gridengine: ManyUsers) -> None:
+def test_an_option_that_qsub_does_not_know_is_refused(over_gridengine: MultiUserSite) -> None:
     a = over_gridengine.by(A)
     job = a.submit("--native", "cell:--comment=x", "-o", "/dev/null", "--wrap", "true")
     assert a.until_ended(job)[0]["state"] == "rejected"
@@ -358,7 +358,7 @@ def test_an_option_that_qsub_does_not_know_is_refused(over_gridengine: ManyUsers
 
 
 def test_a_reservation_is_its_owners_and_operators_alone(
-    over_gridengine: ManyUsers, gridengine_cell: Cell
+    over_gridengine: MultiUserSite, gridengine_cell: Cell
 ) -> None:
     """The daemon makes it in Grid Engine, and jobs in it are the owner's."""
     a, b, operator = (over_gridengine.by(account) for account in (A, B, OPERATOR))
@@ -402,7 +402,7 @@ with socket.socket(socket.AF_UNIX) as peer:
 """
 
 
-def test_forged_headers_make_nobody_else(local: ManyUsers) -> None:
+def test_forged_headers_make_nobody_else(local: MultiUserSite) -> None:
     for account in (A, B):
         words: dict[str, Any] = accounts.as_(account)
         done = subprocess.run(

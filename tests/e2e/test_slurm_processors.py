@@ -54,7 +54,7 @@ def test_what_slurm_lost_is_created_again_once_the_controller_has_heard_from_its
         for saved in (cluster.slurm.folder / "state").glob(f"{what}*"):
             saved.unlink()
     cluster.slurm.start_controller(wait=False)
-    site.until(lambda: "not created" in site.told())
+    site.until(lambda: "not created" in site.log_tail())
     assert site.reservation(made["reservation"])["state"] == "confirmed"
     for node in cluster.slurm.nodes:
         cluster.slurm.start_node(node)

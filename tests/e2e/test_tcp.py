@@ -21,7 +21,7 @@ from metasched.client.credentials import request_digest
 from metasched.paths import MAX_REQUEST_BYTES
 from tests.conftest import require
 from tests.e2e.conftest import TWO_LOCAL, Site
-from tests.e2e.multi_user_site import SUPERVISE, ManyUsers
+from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
 from tests.harness import accounts
 from tests.harness.accounts import A, B
 from tests.harness.reaper import dying_with
@@ -282,7 +282,7 @@ def test_tls_with_a_certificate_of_the_site(site: Site) -> None:
 
 @pytest.mark.root
 def test_users_of_other_hosts_keep_their_identity(common_folder: Path) -> None:
-    site = ManyUsers(common_folder / "tcp")
+    site = MultiUserSite(common_folder / "tcp")
     there = Far(site.folder)
     try:
         site.set_up(

@@ -22,14 +22,14 @@ def make(*names: str) -> None:
             pwd.getpwnam(name)
         except KeyError:
             subprocess.run(["useradd", "--shell", "/bin/sh", name], check=True)
-    tried = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", "import metasched"],
         **as_(names[0]),
         capture_output=True,
         check=False,
     )
-    if tried.returncode != 0:
-        pytest.skip(f"{names[0]} cannot run {sys.executable}: {tried.stderr.decode()[-200:]}")
+    if completed.returncode != 0:
+        pytest.skip(f"{names[0]} cannot run {sys.executable}: {completed.stderr.decode()[-200:]}")
 
 
 def make_privileged() -> None:

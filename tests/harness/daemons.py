@@ -1,4 +1,4 @@
-"""What the harnesses of real managers and servers share: booted in a folder, waited for, gone."""
+"""Base class of the harnesses that boot real managers and servers in a folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.harness.reaper import Guardian, dying_with
+from tests.harness.reaper import Reaper, dying_with
 
 _AS_USER = ("--user", "--map-current-user", "--keep-caps")  # not root's: it needs its groups
 NAMESPACE = ("unshare", *(() if os.geteuid() == 0 else _AS_USER), "--net", "--")
@@ -19,30 +19,30 @@ _BEGIN_SECONDS = 30.0
 
 
 class BootError(Exception):
-    """A daemon or a command of a harness failed; the text holds what it said."""
+    """A daemon or a command of a harness failed; the text holds its output."""
 
 
-class Booted(ABC):
+class DaemonGroup(ABC):
     """Daemons in a folder of their own that live as long as the `with` block.
 
-    All are started by a guardian, which kills what is left of them; `before` are the words that
-    replace themselves with it, such as `NAMESPACE`.
+    A reaper starts all of them and kills those that are left. `prefix` is a command that replaces
+    itself with the reaper, such as `NAMESPACE`.
     """
 
-    def __init__(self, folder: Path, before: Sequence[str] = ()) -> None:
-        self.folder, self._before = folder, before
-        self._running: Guardian | None = None
+    def __init__(self, folder: Path, prefix: Sequence[str] = ()) -> None:
+        self.folder, self._prefix = folder, prefix
+        self._reaper_or_none: Reaper | None = None
 
     @abstractmethod
     def _boot(self) -> None:
-        """Start everything and wait until it answers; folder and guardian are there."""
+        """Start everything and wait until it answers; folder and reaper exist."""
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        log = self.folder / "guardian.log"
+        log = self.folder / "reaper.log"
         try:
-            self._running = Guardian(log, self._before)
-            wait_until(lambda: self._guardian.begun, _BEGIN_SECONDS, "the guardian", log.read_text)
+            self._reaper_or_none = Reaper(log, self._prefix)
+            wait_until(lambda: self._reaper.started, _BEGIN_SECONDS, "the reaper", log.read_text)
             self._boot()
         except BaseException:
             self.close()
@@ -51,7 +51,7 @@ class Booted(ABC):
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        exception_type: type[BaseException] | None,
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
@@ -59,42 +59,44 @@ class Booted(ABC):
 
     def close(self) -> None:
         """End every process, jobs included. Idempotent."""
-        guardian, self._running = self._running, None
-        if guardian is not None:
-            guardian.close()
+        reaper, self._reaper_or_none = self._reaper_or_none, None
+        if reaper is not None:
+            reaper.close()
 
     @property
-    def _guardian(self) -> Guardian:
-        if self._running is None:
+    def _reaper(self) -> Reaper:
+        if self._reaper_or_none is None:
             raise BootError(f"nothing runs in {self.folder}")
-        return self._running
+        return self._reaper_or_none
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """The words to put before a command that must reach the daemons."""
-        if not self._before:
+        """Prefix of a command that must reach the daemons."""
+        if not self._prefix:
             return ()
         user = () if os.geteuid() == 0 else ("--preserve-credentials", "--user")
-        return ("nsenter", *user, "--net", "--target", str(self._guardian.pid), "--")
+        return ("nsenter", *user, "--net", "--target", str(self._reaper.pid), "--")
 
 
 def no_namespace() -> str | None:
-    """Why there can be no network namespace here, or None if there can."""
-    tried = subprocess.run([*NAMESPACE, "true"], capture_output=True, text=True, check=False)
-    return None if tried.returncode == 0 else f"no network namespace: {tried.stderr.strip()}"
+    """Return why this host allows no network namespace, or None if it allows one."""
+    completed = subprocess.run([*NAMESPACE, "true"], capture_output=True, text=True, check=False)
+    return (
+        None if completed.returncode == 0 else f"no network namespace: {completed.stderr.strip()}"
+    )
 
 
-def told_by(
+def output_of(
     command: Sequence[str],
     environment: Mapping[str, str],
     folder: Path,
     stdin: str = "",
     seconds: float = 20.0,
 ) -> str:
-    """The standard output of a client command. BootError if it fails or is too slow."""
+    """Return the standard output of a command. Raises BootError if it fails or is too slow."""
     shown = " ".join(command)
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command,
             env=environment,
             cwd=folder,
@@ -106,18 +108,18 @@ def told_by(
         )
     except subprocess.TimeoutExpired:
         raise BootError(f"{shown}: no answer in {seconds:g} s") from None
-    if done.returncode != 0:
-        said = f"{done.stdout}{done.stderr}".strip()
-        raise BootError(f"{shown}: exit {done.returncode}: {said}")
-    return done.stdout
+    if completed.returncode != 0:
+        output = f"{completed.stdout}{completed.stderr}".strip()
+        raise BootError(f"{shown}: exit {completed.returncode}: {output}")
+    return completed.stdout
 
 
 def wait_until(
-    met: Callable[[], bool], seconds: float, what: str, story: Callable[[], str]
+    condition: Callable[[], bool], seconds: float, subject: str, details: Callable[[], str]
 ) -> None:
-    """BootError with the `story`, if it is not so within `seconds`."""
+    """Poll `condition`. Raises BootError with `details` if it is not met within `seconds`."""
     end = time.monotonic() + seconds
-    while not met():
+    while not condition():
         if time.monotonic() > end:
-            raise BootError(f"{what}: not so within {seconds:g} s\n{story()}")
+            raise BootError(f"{subject}: not so within {seconds:g} s\n{details()}")
         time.sleep(0.02)

@@ -2,7 +2,7 @@
 
 Its daemons listen on every interface and cannot be told otherwise, so they live in a network
 namespace with nothing but its own loopback; clients are run inside it (`Cell.inside`). The
-namespace is that of the guardian, which starts all daemons and kills all that is left of them.
+namespace is that of the reaper, which starts all daemons and kills all that is left of them.
 As no account but one exists in there, everything runs as the account of the tests.
 """
 
@@ -20,8 +20,15 @@ from pathlib import Path
 
 from metasched.adapters.drmaa_cluster import Drmaa, DrmaaOptions
 from metasched.model.cluster import Cluster
-from tests.harness.daemons import NAMESPACE, Booted, BootError, no_namespace, told_by, wait_until
-from tests.harness.worker_adapter import Hosted
+from tests.harness.daemons import (
+    NAMESPACE,
+    BootError,
+    DaemonGroup,
+    no_namespace,
+    output_of,
+    wait_until,
+)
+from tests.harness.worker_adapter import WorkerAdapter
 
 PACKAGES = ("gridengine-master", "gridengine-exec", "gridengine-client", "gridengine-drmaa1.0")
 LIBRARY = Path("/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0")
@@ -74,7 +81,7 @@ def _which(program: str) -> str | None:
     return shutil.which(program, path=f"{_PATH}:/usr/sbin:/sbin")
 
 
-class Cell(Booted):
+class Cell(DaemonGroup):
     """One cell of one host with `slots` slots, alive as long as the `with` block."""
 
     def __init__(self, folder: Path, name: str = "cell", slots: int = SLOTS) -> None:
@@ -112,7 +119,7 @@ class Cell(Booted):
     def run(self, *command: str, stdin: str = "", seconds: float = _CALL_SECONDS) -> str:
         """The standard output of a client command. BootError if it fails or is too slow."""
         words = [*self.inside, *command]
-        return told_by(words, self._full_environment(), self.folder, stdin, seconds)
+        return output_of(words, self._full_environment(), self.folder, stdin, seconds)
 
     def empty(self) -> None:
         """Delete every job and wait until none is left."""
@@ -129,7 +136,7 @@ class Cell(Booted):
         self._until(self._answers, "an answer of sge_qmaster")
 
     def kill_qmaster(self) -> None:
-        """Kill sge_qmaster: what it has not spooled is lost."""
+        """Kill sge_qmaster: state that it has not spooled is lost."""
         self._kill("sge_qmaster")
 
     def start_execd(self) -> None:
@@ -141,10 +148,10 @@ class Cell(Booted):
         self._kill("sge_execd")
 
     def _kill(self, program: str) -> None:
-        self._guardian.end(self._daemons.pop(program), signal.SIGKILL)
+        self._reaper.end(self._daemons.pop(program), signal.SIGKILL)
 
     def table(self, python: Path, more: str = "") -> str:
-        """The table of this cell in metasched.toml; `python` is what `python()` made."""
+        """The table of this cell in metasched.toml; `python` is the result of `python()`."""
         variables = {**self.environment, "PATH": _PATH}
         environment = ", ".join(f'{name} = "{value}"' for name, value in variables.items())
         return (
@@ -170,7 +177,7 @@ class Cell(Booted):
 
     def _start(self, program: str) -> None:
         environment = self._full_environment() | {"SGE_ND": "1"}  # stay in the foreground
-        self._daemons[program] = self._guardian.start(
+        self._daemons[program] = self._reaper.start(
             [str(_BINARIES / program)], environment, self.folder / f"{program}.out"
         )
 
@@ -185,10 +192,10 @@ class Cell(Booted):
         states = re.findall(r"name='state_string'>([^<]*)<", self.run("qhost", "-xml", "-q"))
         return states == [""]
 
-    def _until(self, met: Callable[[], bool], what: str) -> None:
-        wait_until(met, _BOOT_SECONDS, f"{what} of {self.name}", self._story)
+    def _until(self, condition: Callable[[], bool], subject: str) -> None:
+        wait_until(condition, _BOOT_SECONDS, f"{subject} of {self.name}", self._log_tail)
 
-    def _story(self) -> str:
+    def _log_tail(self) -> str:
         logs = [*self.folder.glob("*.out"), *self._spool.rglob("messages")]
         return "\n".join(log.read_text(errors="replace")[-1000:] for log in logs)
 
@@ -228,7 +235,7 @@ class Cell(Booted):
         (self._common / "bootstrap").write_text(_lines(bootstrap))
         configuration = self.folder / "configuration"
         configuration.write_text(
-            _changed(
+            _with_settings(
                 (_SHARE / "default-configuration").read_text(),
                 {
                     "execd_spool_dir": self._spool / "execd",
@@ -249,13 +256,13 @@ class Cell(Booted):
         resources = _SHARE / "util" / "resources"
         library = f"LD_LIBRARY_PATH={_BINARIES}"
         self.run("env", library, f"{_BINARIES}/spoolinit", "classic", "libspoolc", spooling, "init")
-        for what in (
+        for template in (
             ("configuration", str(configuration)),
             ("complexes", str(resources / "centry")),
             ("usersets", str(resources / "usersets")),
             ("managers", self._account),
         ):
-            self.run("env", library, f"{_BINARIES}/spooldefaults.bin", *what)
+            self.run("env", library, f"{_BINARIES}/spooldefaults.bin", *template)
 
     def _configure(self) -> None:
         """Consumables, the host, the parallel environment, the queue and a quick scheduler."""
@@ -285,7 +292,7 @@ class Cell(Booted):
             "terminate_method": f"{self.folder}/kill {self.root} $job_id",
             "h_rt": "24:00:00",
         }
-        self._load("-Aq", _changed(self._show("-sq"), queue))
+        self._load("-Aq", _with_settings(self._show("-sq"), queue))
         self.run("qconf", "-au", self._account, "arusers")
         quick = {
             "schedule_interval": "0:0:1",
@@ -297,7 +304,7 @@ class Cell(Booted):
             "max_reservation": 32,
             "params": "DURATION_OFFSET=1",  # 60: short jobs would not backfill
         }
-        self._load("-Msconf", _changed(self._show("-ssconf"), quick))
+        self._load("-Msconf", _with_settings(self._show("-ssconf"), quick))
 
     def _show(self, option: str) -> str:
         return self.run("qconf", option)
@@ -313,9 +320,9 @@ class Cell(Booted):
             self.run("qconf", or_else, str(path))
 
 
-def hosted(cell: Cell, options: DrmaaOptions, instance: str, folder: Path) -> Hosted:
+def worker_adapter(cell: Cell, options: DrmaaOptions, instance: str, folder: Path) -> WorkerAdapter:
     """The adapter in a worker inside the cell; `folder` is the cluster's own."""
-    return Hosted(
+    return WorkerAdapter(
         Cluster(name=cell.name, adapter="drmaa"),
         options,
         instance,
@@ -330,11 +337,11 @@ def _lines(settings: Mapping[str, object]) -> str:
     return "".join(f"{name} {value}\n" for name, value in settings.items())
 
 
-def _changed(text: str, settings: Mapping[str, object]) -> str:
+def _with_settings(text: str, settings: Mapping[str, object]) -> str:
     """The configuration with these settings for its own."""
     joined = re.sub(r"\\\n\s*", "", text)
-    kept = [line for line in joined.splitlines() if line and line.split()[0] not in settings]
-    return "\n".join(kept) + "\n" + _lines(settings)
+    other_lines = [line for line in joined.splitlines() if line and line.split()[0] not in settings]
+    return "\n".join(other_lines) + "\n" + _lines(settings)
 
 
 def _host(name: str, values: str) -> dict[str, object]:

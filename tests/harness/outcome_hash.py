@@ -1,7 +1,7 @@
-"""What the core answers to the events of simulated runs, as one number: alike for all builds.
+"""Hash of the outcomes of the core for recorded events: the same for all builds.
 
 `python -m tests.harness.outcome_hash FILE` steps a fresh core through the events in a file, by
-whichever metasched that Python has, and prints which it is and the hash.
+whichever metasched that Python has, and prints the path of its scheduler and the hash.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from metasched.core.events import CoreEvent
 from metasched.simulate.engine import Simulation
 from metasched.simulate.settings import read_settings, read_workload
 
-# a build that knows an amount for a float says 6.0 where the other says 6: they are equal
+# a build that types an amount as a float prints 6.0 where another prints 6: they are equal
 WHOLE = re.compile(r"(?<=\d)\.0(?!\d)")
 
 
-def recorded(
+def events_of_run(
     workload: str, clusters: str | None, policy: str, settings: list[str]
 ) -> list[CoreEvent]:
-    """The events of one run, by an engine that is not compiled."""
+    """Simulate with an engine that is not compiled; return the events that its core received."""
     events: list[CoreEvent] = []
-    chosen = read_settings(policy, settings, 1)
-    read, described = read_workload(workload, clusters, None, chosen)
-    engine = Simulation(read, described, chosen.meta_policy, chosen.policy_factory())
+    parsed = read_settings(policy, settings, 1)
+    jobs, simulated = read_workload(workload, clusters, None, parsed)
+    engine = Simulation(jobs, simulated, parsed.meta_policy, parsed.policy_factory())
     step = engine._step_core
 
-    def heard(event: CoreEvent) -> None:
+    def record_and_step(event: CoreEvent) -> None:
         events.append(event)
         step(event)
 
-    engine._step_core = heard  # type: ignore[method-assign]
+    engine._step_core = record_and_step  # type: ignore[method-assign]
     engine.run()
     return events
 
 
 def main() -> None:
     events = pickle.loads(Path(sys.argv[1]).read_bytes())
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for outcome in metasched.core.scheduler.replay(events):
-        found.update(WHOLE.sub("", repr(outcome)).encode())
-    print(metasched.core.scheduler.__file__, found.hexdigest())
+        digest.update(WHOLE.sub("", repr(outcome)).encode())
+    print(metasched.core.scheduler.__file__, digest.hexdigest())
 
 
 if __name__ == "__main__":

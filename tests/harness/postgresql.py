@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.harness.daemons import Booted, wait_until
+from tests.harness.daemons import DaemonGroup, wait_until
 
 PACKAGES = ("postgresql",)
 ACCOUNT = "postgres"
@@ -44,7 +44,7 @@ def missing() -> str | None:
     return None
 
 
-class Server(Booted):
+class Server(DaemonGroup):
     """A server that lives as long as the `with` block."""
 
     def __init__(self, folder: Path, settings: Sequence[str] = ("fsync=off",)) -> None:
@@ -107,7 +107,7 @@ class Server(Booted):
         ]
         words = [word for setting in settings for word in ("-c", setting)]
         command = [*self._account, str(self._bin / "postgres"), "-D", str(self._data), *words]
-        self._pid = self._guardian.start(command, self._environment, self._log)
+        self._pid = self._reaper.start(command, self._environment, self._log)
 
     def answers(self) -> bool:
         return self._psql("-c", "SELECT 1").returncode == 0
@@ -115,7 +115,7 @@ class Server(Booted):
     def stop(self, number: signal.Signals = signal.SIGINT) -> None:
         """End it: SIGINT (fast), SIGQUIT (at once, as after a loss of power), SIGKILL."""
         assert self._pid is not None
-        self._guardian.end(self._pid, number)
+        self._reaper.end(self._pid, number)
         self._pid = None
 
     def hang(self) -> None:

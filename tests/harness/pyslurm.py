@@ -14,7 +14,7 @@ from pathlib import Path
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
 from metasched.model.cluster import Cluster
 from tests.harness.slurm import SlurmCluster
-from tests.harness.worker_adapter import Hosted
+from tests.harness.worker_adapter import WorkerAdapter
 
 VARIABLE = "METASCHED_PYSLURM_PYTHON"
 PYTHON = os.environ.get(VARIABLE, "")
@@ -28,7 +28,7 @@ def missing() -> str | None:
     if not PYTHON:
         return f"{VARIABLE} names no Python with pyslurm"
     # whether pyslurm itself can be imported shows only with a slurm.conf
-    tried = subprocess.run(
+    completed = subprocess.run(
         [
             PYTHON,
             "-c",
@@ -40,12 +40,14 @@ def missing() -> str | None:
         text=True,
         timeout=60,
     )
-    return None if tried.returncode == 0 else f"{PYTHON}: {tried.stderr.strip()[-300:]}"
+    return None if completed.returncode == 0 else f"{PYTHON}: {completed.stderr.strip()[-300:]}"
 
 
-def hosted(cluster: SlurmCluster, options: SlurmOptions, instance: str, folder: Path) -> Hosted:
+def worker_adapter(
+    cluster: SlurmCluster, options: SlurmOptions, instance: str, folder: Path
+) -> WorkerAdapter:
     """The adapter in a worker under that Python; `folder` is the cluster's own."""
-    return Hosted(
+    return WorkerAdapter(
         Cluster(name=cluster.name, adapter="slurm"),
         options,
         instance,

@@ -1,6 +1,6 @@
-"""A process that starts others for a harness and lets none of them survive.
+"""A process that starts the daemons of a harness and lets none of them survive.
 
-The guardian is this file run as a program. It is a sub-reaper, so that daemons and jobs that
+The reaper is this file run as a program. It is a sub-reaper, so that daemons and jobs that
 leave their parents become its children; when its standard input ends or the process that started
 it dies, by whatever signal, it kills everything below itself.
 """
@@ -24,14 +24,14 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-class GuardianError(Exception):
-    """The guardian is dead, or could not start a program."""
+class ReaperError(Exception):
+    """The reaper is dead, or could not start a program."""
 
 
-class Guardian:
-    """The starter's side of the guardian: one JSON line asked, one answered.
+class Reaper:
+    """The harness's side of the reaper: one JSON line for each request and each answer.
 
-    `inside` is a command that replaces itself with what follows it, such as `unshare -n`.
+    `inside` is a command that replaces itself with its arguments, such as `unshare -n`.
     """
 
     def __init__(self, log: Path, inside: Sequence[str] = ()) -> None:
@@ -50,20 +50,20 @@ class Guardian:
         return self._process.pid
 
     @property
-    def begun(self) -> bool:
-        """Whether it has replaced the command that it was started inside of."""
+    def started(self) -> bool:
+        """Whether the reaper has replaced the command `inside`."""
         command = Path(f"/proc/{self.pid}/cmdline").read_bytes()
         return command.startswith(os.fsencode(sys.executable))
 
     def start(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
-        answer = self._ask({"start": list(argv), "env": dict(environment), "log": str(log)})
+        answer = self._request({"start": list(argv), "env": dict(environment), "log": str(log)})
         if "pid" not in answer:
-            raise GuardianError(f"{argv[0]}: {answer['error']}")
+            raise ReaperError(f"{argv[0]}: {answer['error']}")
         return int(answer["pid"])
 
     def end(self, pid: int, number: signal.Signals) -> None:
         """Send a signal to a child and wait for its end; after ten seconds it is killed."""
-        self._ask({"end": pid, "signal": int(number)})
+        self._request({"end": pid, "signal": int(number)})
 
     def close(self) -> None:
         if self._process.stdin is not None:
@@ -72,17 +72,17 @@ class Guardian:
         if self._process.stdout is not None:
             self._process.stdout.close()
 
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _request(self, request: dict[str, Any]) -> dict[str, Any]:
         if self._process.stdin is None or self._process.stdout is None:
-            raise GuardianError("the guardian has no pipes")
+            raise ReaperError("the reaper has no pipes")
         try:
-            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
         if not line:
-            raise GuardianError("the guardian has died")
+            raise ReaperError("the reaper has died")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -99,10 +99,10 @@ def dying_with(parent: int) -> Callable[[], None]:
     return arm
 
 
-# The guardian itself, from here on: standard library only, one thread.
+# The reaper itself, from here on: standard library only, one thread.
 
 
-def _guard(starter: int) -> NoReturn:
+def _serve_starter(starter: int) -> NoReturn:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(waker)
@@ -131,17 +131,17 @@ def _serve(starter_ends: int, woken: int) -> None:
                 return
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
-                answer = json.dumps(_obey(json.loads(line))) + "\n"
+                answer = json.dumps(_execute(json.loads(line))) + "\n"
                 os.write(1, answer.encode())
 
 
-def _obey(question: dict[str, Any]) -> dict[str, Any]:
-    if "start" in question:
-        with open(question["log"], "ab") as log:
+def _execute(request: dict[str, Any]) -> dict[str, Any]:
+    if "start" in request:
+        with open(request["log"], "ab") as log:
             try:
                 child = subprocess.Popen(
-                    question["start"],
-                    env=question["env"],
+                    request["start"],
+                    env=request["env"],
                     cwd="/",
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -152,9 +152,9 @@ def _obey(question: dict[str, Any]) -> dict[str, Any]:
                 return {"error": str(error)}
         child.returncode = 0  # reaped by _reap, not by this object
         return {"pid": child.pid}
-    pid = question["end"]
+    pid = request["end"]
     end = time.monotonic() + 10
-    os.kill(pid, question["signal"])
+    os.kill(pid, request["signal"])
     while pid in _children():
         _reap()
         if time.monotonic() > end:
@@ -172,7 +172,7 @@ def _reap() -> None:
 
 
 def _children() -> list[int]:
-    found = []
+    children = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -181,12 +181,12 @@ def _children() -> list[int]:
             except OSError:
                 continue
             if parent == os.getpid():
-                found.append(int(name))
-    return found
+                children.append(int(name))
+    return children
 
 
 def _end_children() -> None:
-    """Kill children until none is left: the children of a killed one become ours."""
+    """Kill children until none is left: children of a killed process become our own."""
     try:
         while True:
             for pid in _children():
@@ -197,4 +197,4 @@ def _end_children() -> None:
 
 
 if __name__ == "__main__":
-    _guard(int(sys.argv[1]))
+    _serve_starter(int(sys.argv[1]))

@@ -1,6 +1,6 @@
 """Real Slurm clusters for the tests: booted in a folder of their own, gone without a trace.
 
-`SlurmSite` starts one guardian (tests/harness/reaper.py). All daemons are its children, and so are
+`SlurmSite` starts one reaper (tests/harness/reaper.py). All daemons are its children, and so are
 slurmstepd and jobs, which leave their parents: none survives it, nor does it survive its starter.
 
 With `accounting` there are MariaDB and slurmdbd too. That one listens on every interface and
@@ -22,8 +22,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.harness.daemons import NAMESPACE, Booted, BootError, no_namespace, told_by, wait_until
-from tests.harness.reaper import Guardian, dying_with
+from tests.harness.daemons import (
+    NAMESPACE,
+    BootError,
+    DaemonGroup,
+    no_namespace,
+    output_of,
+    wait_until,
+)
+from tests.harness.reaper import Reaper, dying_with
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "slurm-wlm-basic-plugins")
 ACCOUNTING_PACKAGES = ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server", "iproute2")
@@ -79,7 +86,7 @@ ALPHA = ClusterSpec("alpha", "a", nodes=4, cpus=16, gpus=2, settings=("Licenses=
 BETA = ClusterSpec("beta", "b", nodes=3, cpus=8)
 
 
-class SlurmSite(Booted):
+class SlurmSite(DaemonGroup):
     """Clusters that live as long as the `with` block: `site["alpha"].run("squeue")`."""
 
     def __init__(
@@ -102,7 +109,7 @@ class SlurmSite(Booted):
     def _boot(self) -> None:
         for spec in self._specs:
             folder = self.folder / spec.name
-            cluster = SlurmCluster(spec, folder, self._guardian, self._ports, self.inside)
+            cluster = SlurmCluster(spec, folder, self._reaper, self._ports, self.inside)
             self._clusters[spec.name] = cluster
             cluster.start_munge()
         if self._accounting:
@@ -126,12 +133,12 @@ class SlurmCluster:
         self,
         spec: ClusterSpec,
         folder: Path,
-        guardian: Guardian,
+        reaper: Reaper,
         ports: _Ports,
         inside: tuple[str, ...],
     ) -> None:
         self.spec, self.name, self.folder, self.inside = spec, spec.name, folder, inside
-        self._guardian = guardian
+        self._reaper = reaper
         self._controller: int | None = None
         self._accountant: int | None = None
         self._munge = 0
@@ -159,7 +166,7 @@ class SlurmCluster:
         """The standard output of a client command. BootError if it fails or takes too long."""
         # sbatch's default output goes to the folder
         environment = self.environment | variables
-        return told_by([*self.inside, *command], environment, self.folder, stdin or "", seconds)
+        return output_of([*self.inside, *command], environment, self.folder, stdin or "", seconds)
 
     def start_munge(self) -> None:
         munge = self.folder / "munge"
@@ -177,7 +184,7 @@ class SlurmCluster:
 
     def kill_munge(self) -> None:
         """Kill munged: nobody is known to anybody until `start_munge`."""
-        self._guardian.end(self._munge, signal.SIGKILL)
+        self._reaper.end(self._munge, signal.SIGKILL)
         self.socket.unlink()
 
     def _accounting_settings(self) -> dict[str, object]:
@@ -244,7 +251,7 @@ class SlurmCluster:
         """End slurmdbd: accounting does not answer until `start_accountant`."""
         if self._accountant is None:
             raise BootError(f"{self.name} has no accounting")
-        self._guardian.end(self._accountant, signal.SIGTERM)
+        self._reaper.end(self._accountant, signal.SIGTERM)
         self._accountant = None
 
     def start_nodes(self) -> None:
@@ -257,7 +264,7 @@ class SlurmCluster:
 
     def kill_node(self, name: str) -> None:
         """Kill the slurmd of a node; its jobs go on."""
-        self._guardian.end(self._nodes.pop(name), signal.SIGKILL)
+        self._reaper.end(self._nodes.pop(name), signal.SIGKILL)
 
     def start_controller(self, wait: bool = True) -> None:
         self._controller = self._start("slurmctld", "-D", "-f", str(self.conf))
@@ -298,7 +305,7 @@ class SlurmCluster:
         return self._controller
 
     def _end_controller(self, number: signal.Signals) -> None:
-        self._guardian.end(self.controller, number)
+        self._reaper.end(self.controller, number)
         self._controller = None
 
     def wait_ready(self) -> None:
@@ -335,7 +342,7 @@ class SlurmCluster:
             raise BootError(f"{program} not found")
         environment = {"PATH": _PATH, "LANG": "C.UTF-8", **variables}
         log = self.folder / "log" / f"{program}.out"
-        return self._guardian.start([path, *arguments], environment, log)
+        return self._reaper.start([path, *arguments], environment, log)
 
     def _story(self) -> str:
         logs = sorted(self.folder.glob("log/*")) + sorted(self.folder.glob("munge/*.log"))

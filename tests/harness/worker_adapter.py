@@ -25,7 +25,7 @@ from metasched.model.survey import ReservationSpec, Survey
 from tests.harness.reaper import dying_with
 
 
-class Hosted(Adapter):
+class WorkerAdapter(Adapter):
     """The adapter registered as `cluster.adapter`, run by the command `interpreter`."""
 
     def __init__(
@@ -44,54 +44,54 @@ class Hosted(Adapter):
         self._environment = os.environ | environment
         self._worker: subprocess.Popen[bytes] | None = None
         self._rows: dict[tuple[str, int, str], JobStatus] = {}
-        self._facts: ClusterInfo | None = None
+        self._info: ClusterInfo | None = None
 
-    def submit(self, order: Submission) -> dict[int, str]:
-        return self._ask(WorkerCall("submit", submission=order)).native_ids
+    def submit(self, submission: Submission) -> dict[int, str]:
+        return self._call(WorkerCall("submit", submission=submission)).native_ids
 
     def withdraw(self, withdrawal: Withdrawal) -> None:
         self.withdraw_all([withdrawal])
 
     def withdraw_all(self, withdrawals: Sequence[Withdrawal]) -> None:
-        self._ask(WorkerCall("withdraw", withdrawals=tuple(withdrawals)))
+        self._call(WorkerCall("withdraw", withdrawals=tuple(withdrawals)))
 
     def poll(self) -> Listing:
-        news = self._ask(WorkerCall("poll")).delta
-        assert news is not None
-        if news.full:
+        delta = self._call(WorkerCall("poll")).delta
+        assert delta is not None
+        if delta.full:
             self._rows.clear()
-        for key in news.vanished:
+        for key in delta.vanished:
             del self._rows[key]
-        self._rows |= {(row.tag, row.task, row.owner): row for row in news.rows}
-        for tag, task, owner, start in news.expected_starts:
+        self._rows |= {(row.tag, row.task, row.owner): row for row in delta.rows}
+        for tag, task, owner, start in delta.expected_starts:
             if (row := self._rows.get((tag, task, owner))) is not None:
                 self._rows[tag, task, owner] = structs.replace(row, expected=start)
-        self._facts = news.info or self._facts
-        assert self._facts is not None
+        self._info = delta.info or self._info
+        assert self._info is not None
         return Listing(
-            taken=news.taken,
-            since=news.since,
-            until=news.until,
+            taken=delta.taken,
+            since=delta.since,
+            until=delta.until,
             rows=tuple(self._rows.values()),
-            info=self._facts,
-            up_since=news.up_since,
+            info=self._info,
+            up_since=delta.up_since,
         )
 
     def query_accounting(self, missing: Sequence[MissingTask]) -> AccountingAnswer:
-        found = self._ask(WorkerCall("trace", missing=tuple(missing))).accounting
-        assert found is not None
-        return found
+        answer = self._call(WorkerCall("trace", missing=tuple(missing))).accounting
+        assert answer is not None
+        return answer
 
     def survey(self) -> Survey:
-        found = self._ask(WorkerCall("survey")).survey
-        assert found is not None
-        return found
+        answer = self._call(WorkerCall("survey")).survey
+        assert answer is not None
+        return answer
 
-    def reserve(self, window: ReservationSpec) -> None:
-        self._ask(WorkerCall("reserve", reservation=window))
+    def reserve(self, spec: ReservationSpec) -> None:
+        self._call(WorkerCall("reserve", reservation=spec))
 
     def delete_reservation(self, name: str) -> None:
-        self._ask(WorkerCall("unreserve", reservation_name=name))
+        self._call(WorkerCall("unreserve", reservation_name=name))
 
     def close(self) -> None:
         worker, self._worker = self._worker, None
@@ -103,7 +103,7 @@ class Hosted(Adapter):
         """The process id of the worker, None if there is none."""
         return None if self._worker is None else self._worker.pid
 
-    def _ask(self, call: WorkerCall) -> WorkerReply:
+    def _call(self, call: WorkerCall) -> WorkerReply:
         worker = self._worker or self._start()
         assert worker.stdin is not None
         assert worker.stdout is not None
@@ -125,7 +125,7 @@ class Hosted(Adapter):
             stdout=subprocess.PIPE,
             preexec_fn=dying_with(os.getpid()),
         )
-        self._rows, self._facts = {}, None
+        self._rows, self._info = {}, None
         boot = WorkerBoot(
             self.cluster.adapter,
             self.cluster,

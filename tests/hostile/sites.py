@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.e2e.multi_user_site import SUPERVISE, ManyUsers
+from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
 from tests.harness import gridengine, slurm
 from tests.harness.accounts import KEEPER, A, B
 
@@ -33,7 +33,7 @@ class HostileSite:
     """A running site; `manager` runs a command of the manager as its administrator."""
 
     kind: str  # a key of SITES
-    site: ManyUsers
+    site: MultiUserSite
     clusters: tuple[str, ...]  # the cluster of the kind first
     fence: Path  # folder of claims
     inside: tuple[str, ...]  # words before a command that must reach the manager
@@ -132,7 +132,7 @@ def _running(
     manager: Callable[..., str] | None = None,
 ) -> Iterator[HostileSite]:
     """A running site with the cluster of `table` and a local cluster, both with claims."""
-    site = ManyUsers(folder / "s", inside=inside)
+    site = MultiUserSite(folder / "s", inside=inside)
     fence = folder / "fence"
     fence.mkdir(mode=0o711)
     keeper = pwd.getpwnam(KEEPER)

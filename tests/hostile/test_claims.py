@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from metasched.client.client import Client
-from tests.e2e.multi_user_site import SUPERVISE, ManyUsers
+from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
 from tests.harness import accounts
 from tests.harness.accounts import KEEPER, A, B
 from tests.harness.slurm import SlurmCluster, SlurmSite
@@ -56,9 +56,9 @@ def make_fence(folder: Path, mode: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def local(common_folder: Path) -> Iterator[ManyUsers]:
+def local(common_folder: Path) -> Iterator[MultiUserSite]:
     """A site with a local cluster, and a fence, for each attack."""
-    site = ManyUsers(common_folder / "claims-local")
+    site = MultiUserSite(common_folder / "claims-local")
     tables, programs = [], []
     for attack in ATTACKS:
         fence = make_fence(site.folder / f"fence-{attack}", 0o1777)
@@ -77,7 +77,7 @@ def local(common_folder: Path) -> Iterator[ManyUsers]:
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_attack_on_the_fence_fails_no_job_and_opens_no_file(
-    local: ManyUsers, attack: str
+    local: MultiUserSite, attack: str
 ) -> None:
     fence, a = local.folder / f"fence-{attack}", local.by(A)
     local.database.chmod(0o600)
@@ -111,8 +111,8 @@ def beta(slurm_site: SlurmSite) -> SlurmCluster:
 
 
 @pytest.fixture(scope="module")
-def over_slurm(common_folder: Path, beta: SlurmCluster) -> Iterator[ManyUsers]:
-    site = ManyUsers(common_folder / "claims-slurm")
+def over_slurm(common_folder: Path, beta: SlurmCluster) -> Iterator[MultiUserSite]:
+    site = MultiUserSite(common_folder / "claims-slurm")
     fence = make_fence(site.folder / "fence", 0o711)
     site.set_up(
         f'[[cluster]]\nname = "beta"\nadapter = "slurm"\nconfig = "{beta.conf}"\n'
@@ -129,7 +129,7 @@ def over_slurm(common_folder: Path, beta: SlurmCluster) -> Iterator[ManyUsers]:
 
 
 def test_the_name_of_a_claims_folder_is_shown_to_nobody(
-    over_slurm: ManyUsers, beta: SlurmCluster
+    over_slurm: MultiUserSite, beta: SlurmCluster
 ) -> None:
     a = over_slurm.by(A)
     options = ("--cluster", "beta", "-t", "5", "-o", "out")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import require
 from tests.e2e.conftest import COMMAND
-from tests.e2e.multi_user_site import ManyUsers
+from tests.e2e.multi_user_site import MultiUserSite
 from tests.harness.accounts import OPERATOR, A, B
 from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting_missing, missing
 
@@ -38,8 +38,8 @@ def cluster(common_folder: Path) -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture(scope="module")
-def limited(common_folder: Path, cluster: SlurmCluster) -> Iterator[ManyUsers]:
-    site = ManyUsers(common_folder / "limited", inside=cluster.inside)
+def limited(common_folder: Path, cluster: SlurmCluster) -> Iterator[MultiUserSite]:
+    site = MultiUserSite(common_folder / "limited", inside=cluster.inside)
     site.set_up(
         f'[[cluster]]\nname = "alpha"\nadapter = "slurm"\nconfig = "{cluster.conf}"\n'
         'map.account = { "*" = "*" }\npoll_interval = 0.5\n',
@@ -55,7 +55,7 @@ def limited(common_folder: Path, cluster: SlurmCluster) -> Iterator[ManyUsers]:
         site.close()
 
 
-def test_a_limit_closes_a_cluster_to_its_user_alone(limited: ManyUsers) -> None:
+def test_a_limit_closes_a_cluster_to_its_user_alone(limited: MultiUserSite) -> None:
     a, b = limited.by(A), limited.by(B)
     go = limited.folder / A / "go"
     wait = f"until test -e {go}; do sleep 0.1; done"
@@ -79,7 +79,7 @@ def test_a_limit_closes_a_cluster_to_its_user_alone(limited: ManyUsers) -> None:
 
 
 def test_a_user_without_association_makes_no_attempt(
-    limited: ManyUsers, cluster: SlurmCluster
+    limited: MultiUserSite, cluster: SlurmCluster
 ) -> None:
     """An association that is added later counts after at most a minute."""
     stranger, b = limited.by(OPERATOR), limited.by(B)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.multi_user_site import ManyUsers
+from tests.e2e.multi_user_site import MultiUserSite
 from tests.harness.accounts import A, B, as_
 from tests.harness.slurm import SlurmCluster, SlurmSite
 
@@ -16,9 +16,9 @@ pytestmark = pytest.mark.root
 
 
 @pytest.fixture
-def site(common_folder: Path, slurm_site: SlurmSite) -> Iterator[ManyUsers]:
+def site(common_folder: Path, slurm_site: SlurmSite) -> Iterator[MultiUserSite]:
     cluster = slurm_site["beta"]
-    made = ManyUsers(common_folder / "hostile-comments")
+    made = MultiUserSite(common_folder / "hostile-comments")
     made.set_up(
         f'[[cluster]]\nname = "beta"\nadapter = "slurm"\nconfig = "{cluster.conf}"\n'
         "poll_interval = 0.5\n",
@@ -48,7 +48,7 @@ def submit_directly(cluster: SlurmCluster, comment: str, *options: str) -> None:
 
 
 def test_no_comment_of_an_account_stops_the_jobs_of_others(
-    site: ManyUsers, slurm_site: SlurmSite
+    site: MultiUserSite, slurm_site: SlurmSite
 ) -> None:
     cluster, b = slurm_site["beta"], site.by(B)
     assert b.until_ended(b.submit("-o", "/dev/null", "--wrap", "true"))[0]["state"] == "completed"

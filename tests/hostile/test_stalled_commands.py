@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.multi_user_site import SUPERVISE, ManyUsers
+from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
 from tests.harness.accounts import A, B
 from tests.harness.gridengine import Cell
 from tests.harness.slurm import SlurmSite
@@ -25,9 +25,9 @@ PATIENCE = f"timeout = {STALL}\ncall_timeout = {4 * STALL}\n"
 
 
 @pytest.fixture(scope="module")
-def over_slurm(common_folder: Path, slurm_site: SlurmSite) -> Iterator[ManyUsers]:
+def over_slurm(common_folder: Path, slurm_site: SlurmSite) -> Iterator[MultiUserSite]:
     cluster = slurm_site["beta"]
-    site = ManyUsers(common_folder / "stalled-slurm")
+    site = MultiUserSite(common_folder / "stalled-slurm")
     site.set_up(
         f'[[cluster]]\nname = "beta"\nadapter = "slurm"\nconfig = "{cluster.conf}"\n'
         f"poll_interval = 0.5\n{PATIENCE}",
@@ -46,8 +46,8 @@ def over_slurm(common_folder: Path, slurm_site: SlurmSite) -> Iterator[ManyUsers
 
 
 @contextmanager
-def site_over_gridengine(folder: Path, cell: Cell, options: str) -> Iterator[ManyUsers]:
-    site = ManyUsers(folder, inside=cell.inside)
+def site_over_gridengine(folder: Path, cell: Cell, options: str) -> Iterator[MultiUserSite]:
+    site = MultiUserSite(folder, inside=cell.inside)
     variables = ", ".join(f'{name} = "{value}"' for name, value in cell.environment.items())
     site.set_up(
         cell.table(Path(sys.executable), f"poll_interval = 0.5\nsettle = 2\n{options}"),
@@ -65,14 +65,14 @@ def site_over_gridengine(folder: Path, cell: Cell, options: str) -> Iterator[Man
 
 
 @pytest.fixture
-def over_gridengine(common_folder: Path, gridengine_cell: Cell) -> Iterator[ManyUsers]:
+def over_gridengine(common_folder: Path, gridengine_cell: Cell) -> Iterator[MultiUserSite]:
     folder = common_folder / "stalled-gridengine"
     with site_over_gridengine(folder, gridengine_cell, PATIENCE) as site:
         yield site
 
 
 @pytest.fixture
-def impatient(common_folder: Path, gridengine_cell: Cell) -> Iterator[ManyUsers]:
+def impatient(common_folder: Path, gridengine_cell: Cell) -> Iterator[MultiUserSite]:
     """A site over Grid Engine that soon kills a command that hangs."""
     folder = common_folder / "impatient-gridengine"
     with site_over_gridengine(folder, gridengine_cell, "timeout = 3\n") as site:
@@ -80,8 +80,8 @@ def impatient(common_folder: Path, gridengine_cell: Cell) -> Iterator[ManyUsers]
 
 
 @pytest.fixture(scope="module")
-def local(common_folder: Path) -> Iterator[ManyUsers]:
-    site = ManyUsers(common_folder / "stalled-local")
+def local(common_folder: Path) -> Iterator[MultiUserSite]:
+    site = MultiUserSite(common_folder / "stalled-local")
     site.set_up(
         '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n',
         f"[cluster.left]\n{SUPERVISE}",
@@ -99,7 +99,7 @@ def make_fifo(path: Path) -> None:
     os.chown(path, owner.pw_uid, owner.pw_gid)
 
 
-def check_stall(site: ManyUsers, stalled: int, end_stall: Callable[[], None], end: str) -> None:
+def check_stall(site: MultiUserSite, stalled: int, end_stall: Callable[[], None], end: str) -> None:
     """`b`'s jobs run while the dispatch of `a` hangs; then the answer to that one counts."""
     a, b = site.by(A), site.by(B)
     a.until(lambda: a.row(stalled)["state"] == "dispatching")
@@ -116,7 +116,7 @@ def check_stall(site: ManyUsers, stalled: int, end_stall: Callable[[], None], en
     assert row["state"] == end, a.run("story", str(stalled)).stdout
 
 
-def test_a_command_that_waits_for_a_file_on_slurm(over_slurm: ManyUsers) -> None:
+def test_a_command_that_waits_for_a_file_on_slurm(over_slurm: MultiUserSite) -> None:
     a = over_slurm.by(A)
     fifo = over_slurm.folder / A / "fifo"
     make_fifo(fifo)
@@ -130,7 +130,7 @@ def test_a_command_that_waits_for_a_file_on_slurm(over_slurm: ManyUsers) -> None
     check_stall(over_slurm, stalled, end_stall, "rejected")
 
 
-def test_a_command_that_waits_for_a_file_on_gridengine(over_gridengine: ManyUsers) -> None:
+def test_a_command_that_waits_for_a_file_on_gridengine(over_gridengine: MultiUserSite) -> None:
     """qsub reads default options from the directory in which it is started."""
     a = over_gridengine.by(A)
     fifo = over_gridengine.folder / A / ".sge_request"
@@ -146,7 +146,7 @@ def test_a_command_that_waits_for_a_file_on_gridengine(over_gridengine: ManyUser
     assert runs.read_text() == "once\n"
 
 
-def test_a_killed_command_is_repeated_only_after_proof(impatient: ManyUsers) -> None:
+def test_a_killed_command_is_repeated_only_after_proof(impatient: MultiUserSite) -> None:
     """Its result is unknown until a listing proves that it never arrived."""
     a = impatient.by(A)
     fifo, runs = impatient.folder / A / ".sge_request", impatient.folder / A / "runs"
@@ -176,7 +176,7 @@ def supervisors_of(account: str) -> list[int]:
     return found
 
 
-def test_a_stopped_supervisor_on_local(local: ManyUsers) -> None:
+def test_a_stopped_supervisor_on_local(local: MultiUserSite) -> None:
     a, b = local.by(A), local.by(B)
     options = ("-t", "5", "-o", "/dev/null", "--wrap")
     running = a.submit(*options, "sleep 600")

@@ -20,9 +20,9 @@ from tests.harness.traces import trace
 LIMIT = 120.0  # seconds for either to start on a busy host
 
 
-def wait_for(what: Callable[[], bool], *processes: subprocess.Popen[bytes]) -> None:
+def wait_for(condition: Callable[[], bool], *processes: subprocess.Popen[bytes]) -> None:
     end = time.monotonic() + LIMIT
-    while not what():
+    while not condition():
         assert all(process.poll() is None for process in processes), "it ended"
         assert time.monotonic() < end, "not there in time"
         time.sleep(0.1)

@@ -64,14 +64,14 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ledger(place: Database) -> Iterator[Ledger]:
-    made = Ledger(place.open())
+def ledger(database: Database) -> Iterator[Ledger]:
+    made = Ledger(database.open())
     yield made
     made.close()
 
 
-def test_migrations_make_exactly_the_schema(place: Database) -> None:
-    engine = place.open()
+def test_migrations_make_exactly_the_schema(database: Database) -> None:
+    engine = database.open()
     with engine.connect() as connection:
         context = MigrationContext.configure(connection)
         assert compare_metadata(context, metadata) == []
@@ -79,7 +79,7 @@ def test_migrations_make_exactly_the_schema(place: Database) -> None:
     assert ScriptDirectory.from_config(migration_config()).get_current_head() == REVISION
 
 
-def test_a_migration_that_is_cut_short_leaves_nothing(place: Database) -> None:
+def test_a_migration_that_is_cut_short_leaves_nothing(database: Database) -> None:
     """At whatever statement: the next start finds it empty, and makes all of it."""
     left, made = 0, False
 
@@ -95,10 +95,10 @@ def test_a_migration_that_is_cut_short_leaves_nothing(place: Database) -> None:
         for statements in count(step=11):
             left = statements
             with suppress(Cut):
-                place.open().dispose()
+                database.open().dispose()
                 made = True
                 break
-            assert place.schema_revision() is None
+            assert database.schema_revision() is None
     finally:
         sqlalchemy_event.remove(Engine, "before_cursor_execute", cut)
     assert made
@@ -180,7 +180,7 @@ def test_payload_comes_back_with_its_texts(ledger: Ledger) -> None:
 
 
 def test_the_tasks_of_an_array_are_stored_as_they_are_by_a_few_statements(
-    ledger: Ledger, place: Database
+    ledger: Ledger, database: Database
 ) -> None:
     core, given = Core(), {"INSERT INTO task": 0, "INSERT INTO change": 0}
 
@@ -211,18 +211,18 @@ def test_the_tasks_of_an_array_are_stored_as_they_are_by_a_few_statements(
     assert max(given.values()) < 100
 
 
-def test_ids_are_never_given_twice(ledger: Ledger, place: Database) -> None:
+def test_ids_are_never_given_twice(ledger: Ledger, database: Database) -> None:
     core = booted(ledger)
     stored(core, ledger, ledger.next_job())
-    other = Ledger(place.open())
+    other = Ledger(database.open())
     other.restore(Core(), 100)
     assert other.next_job() == 2
     other.close()
 
 
-def test_a_task_cannot_have_two_live_attempts(ledger: Ledger, place: Database) -> None:
+def test_a_task_cannot_have_two_live_attempts(ledger: Ledger, database: Database) -> None:
     stored(booted(ledger), ledger)
-    engine = place.open()
+    engine = database.open()
     second = {
         "job": 1,
         "task_index": 0,
@@ -242,7 +242,7 @@ def test_a_task_cannot_have_two_live_attempts(ledger: Ledger, place: Database) -
     engine.dispose()
 
 
-def test_the_doctor_names_the_tag_that_the_manager_has(ledger: Ledger, place: Database) -> None:
+def test_the_doctor_names_the_tag_that_the_manager_has(ledger: Ledger, database: Database) -> None:
     """A restored database has a newer instance than the attempts that its backup holds."""
     core = booted(ledger)
     stored(core, ledger)
@@ -254,47 +254,47 @@ def test_the_doctor_names_the_tag_that_the_manager_has(ledger: Ledger, place: Da
         ledger.record([(event, core.step(event))])
     row = {"job": 1, "task": None}
     tag = tag_of(ledger.instance(NOW), 1, 1)
-    assert tag_of_unknown(place, row) == tag
-    engine = place.open()
+    assert tag_of_unknown(database, row) == tag
+    engine = database.open()
     with engine.begin() as connection:  # as a backup does
         connection.execute(insert(instance).values(name="newer", created=NOW + 5))
         connection.execute(update(attempt).values(sent=0.0))
     engine.dispose()
     assert ledger.instance(NOW + 9) == "newer"
-    assert tag_of_unknown(place, row) == tag
-    assert tag_of_unknown(place, {"job": 2, "task": None}) == "ms-*-2-*"
+    assert tag_of_unknown(database, row) == tag
+    assert tag_of_unknown(database, {"job": 2, "task": None}) == "ms-*-2-*"
 
 
-def test_states_outside_the_table_are_refused(ledger: Ledger, place: Database) -> None:
+def test_states_outside_the_table_are_refused(ledger: Ledger, database: Database) -> None:
     stored(booted(ledger), ledger)
-    engine = place.open()
+    engine = database.open()
     for wrong in ({"state": "lost"}, {"state": "completed"}, {"ended": NOW}):
         with pytest.raises(IntegrityError), engine.begin() as connection:
             connection.execute(update(task).values(wrong))
     engine.dispose()
 
 
-def _hold(place: Database, held: object, done: object) -> None:
-    with place.acquire_writer():
+def _hold(database: Database, held: object, done: object) -> None:
+    with database.acquire_writer():
         held.set()  # type: ignore[attr-defined]
         done.wait(30)  # type: ignore[attr-defined]
 
 
-def test_only_one_daemon_is_active_and_a_standby_waits(place: Database) -> None:
+def test_only_one_daemon_is_active_and_a_standby_waits(database: Database) -> None:
     spawn = multiprocessing.get_context("spawn")
     held, done = spawn.Event(), spawn.Event()
-    other = spawn.Process(target=_hold, args=(place, held, done))
+    other = spawn.Process(target=_hold, args=(database, held, done))
     other.start()
     assert held.wait(30)
     with (
         pytest.raises(DatabaseInUse, match=f"process {other.pid}.*--standby"),
-        place.acquire_writer(),
+        database.acquire_writer(),
     ):
         pass
     done.set()
-    with place.acquire_writer(standby=True):
+    with database.acquire_writer(standby=True):
         other.join()
-    with place.acquire_writer():
+    with database.acquire_writer():
         pass
 
 
@@ -317,14 +317,14 @@ def test_files_of_other_programs(path: Path, content: bytes | None, told: str) -
     assert path.read_bytes() == before or content is None
 
 
-def test_a_newer_schema_is_left_alone(place: Database) -> None:
-    engine = place.open()
+def test_a_newer_schema_is_left_alone(database: Database) -> None:
+    engine = database.open()
     with engine.begin() as other:
         other.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     engine.dispose()
-    with pytest.raises(StoreError, match="schema 9999, newer"), place.acquire_writer():
+    with pytest.raises(StoreError, match="schema 9999, newer"), database.acquire_writer():
         pass
-    assert place.schema_revision() == "9999"
+    assert database.schema_revision() == "9999"
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -348,10 +348,10 @@ def test_urls_that_we_cannot_open(url: str, tmp_path: Path) -> None:
     assert "secret" not in str(refused.value)
 
 
-def test_an_earlier_life_writes_nothing(ledger: Ledger, place: Database) -> None:
+def test_an_earlier_life_writes_nothing(ledger: Ledger, database: Database) -> None:
     """Whatever became of its lock."""
     first = booted(ledger)
-    other = Ledger(place.open())
+    other = Ledger(database.open())
     second = booted(other)
     with pytest.raises(StorageFailed, match="another daemon"):
         stored(first, ledger)

@@ -43,8 +43,8 @@ FACTS = ClusterInfo(
 class Life:
     """One life of a daemon on the database, without its workers."""
 
-    def __init__(self, place: Database, at: float = NOW) -> None:
-        self.ledger = Ledger(place.open())
+    def __init__(self, database: Database, at: float = NOW) -> None:
+        self.ledger = Ledger(database.open())
         self.core = Core()
         self.ledger.restore(self.core, 100)
         self.name = self.ledger.instance(NOW)
@@ -77,14 +77,14 @@ class Life:
 
 
 @pytest.fixture
-def life(place: Database) -> Iterator[Life]:
-    made = Life(place)
+def life(database: Database) -> Iterator[Life]:
+    made = Life(database)
     yield made
     made.ledger.close()
 
 
-def counts(place: Database) -> dict[str, int]:
-    engine = place.open_existing()
+def counts(database: Database) -> dict[str, int]:
+    engine = database.open_existing()
     with engine.connect() as connection:
         found = {
             table.name: connection.execute(select(func.count()).select_from(table)).scalar() or 0
@@ -94,8 +94,8 @@ def counts(place: Database) -> dict[str, int]:
     return found
 
 
-def pruned(place: Database, before: float) -> dict[str, int]:
-    engine = place.open_existing()
+def pruned(database: Database, before: float) -> dict[str, int]:
+    engine = database.open_existing()
     try:
         return prune(engine, before)
     finally:
@@ -103,12 +103,12 @@ def pruned(place: Database, before: float) -> dict[str, int]:
 
 
 def test_a_sound_database_passes_and_each_kind_of_damage_is_found(
-    life: Life, place: Database, alter: Callable[[str], None], tmp_path: Path
+    life: Life, database: Database, alter: Callable[[str], None], tmp_path: Path
 ) -> None:
     for id in (1, 2, 3):
         life.submit(id, NOW + id)
     life.run(1, NOW + 10)
-    assert [(f.check, f.ok) for f in check_database(place)] == [
+    assert [(f.check, f.ok) for f in check_database(database)] == [
         ("integrity", True),
         ("counters", True),
         ("replay", True),
@@ -119,22 +119,22 @@ def test_a_sound_database_passes_and_each_kind_of_damage_is_found(
         ("DELETE FROM content", "integrity"),
     ):
         alter(damage)
-        wrong = {f.check: f.text for f in check_database(place) if not f.ok}
+        wrong = {f.check: f.text for f in check_database(database) if not f.ok}
         assert found in wrong, (damage, wrong)
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
 def test_a_backup_is_whole_calls_itself_otherwise_and_proves_nothing_absent(
-    life: Life, place: Database, tmp_path: Path, request: pytest.FixtureRequest
+    life: Life, database: Database, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     life.submit(1, NOW + 1)
     life.submit(2, NOW + 2)
     life.take(DispatchStarted(NOW + 3, 1, 1))
     file = tmp_path / "copy"
-    assert place.backup(file) == file.stat().st_size
+    assert database.backup(file) == file.stat().st_size
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     life.submit(3, NOW + 4)  # the daemon goes on
-    if isinstance(place, Sqlite):
+    if isinstance(database, Sqlite):
         copy: Database = Sqlite(file)
     else:
         copy = database_from_url(
@@ -152,45 +152,47 @@ def test_a_backup_is_whole_calls_itself_otherwise_and_proves_nothing_absent(
     finally:
         again.ledger.close()
     with pytest.raises(StoreError, match="already"):
-        place.backup(file)
+        database.backup(file)
     with pytest.raises(StoreError, match="name a file"):
-        place.backup(tmp_path / "nowhere" / "copy.db")
+        database.backup(tmp_path / "nowhere" / "copy.db")
     with pytest.raises(StoreError, match="no database"):
         Sqlite(tmp_path / "none.db").backup(tmp_path / "other.db")
 
 
-def test_what_an_open_job_depends_on_is_kept_as_long_as_that(life: Life, place: Database) -> None:
+def test_what_an_open_job_depends_on_is_kept_as_long_as_that(
+    life: Life, database: Database
+) -> None:
     for id in (1, 2, 3):
         life.submit(id, NOW + id)
         life.run(id, NOW + 10 * id)
     life.submit(4, NOW + 40, dependency="afterok:1,after:2_0", held=True)
-    assert pruned(place, NOW + 100)["jobs"] == 1
-    assert counts(place)["job"] == 3
-    again = Life(place, NOW + 50)
+    assert pruned(database, NOW + 100)["jobs"] == 1
+    assert counts(database)["job"] == 3
+    again = Life(database, NOW + 50)
     again.take(UserRequested(NOW + 60, "release", 4))
     again.run(4, NOW + 70)
     again.ledger.close()
-    assert pruned(place, NOW + 100)["jobs"] == 2
-    assert counts(place)["job"] == 1
+    assert pruned(database, NOW + 100)["jobs"] == 2
+    assert counts(database)["job"] == 1
 
 
-def test_no_id_is_given_a_second_time_whatever_is_forgotten(life: Life, place: Database) -> None:
+def test_no_id_is_given_a_second_time_whatever_is_forgotten(life: Life, database: Database) -> None:
     for id in (1, 2):
         life.submit(id, NOW + id)
         life.run(id, NOW + 10 * id)
-    assert pruned(place, NOW + 100)["jobs"] == 1
-    again = Life(place, NOW + 200)
+    assert pruned(database, NOW + 100)["jobs"] == 1
+    again = Life(database, NOW + 200)
     assert again.ledger.next_job() == 3
     again.ledger.close()
 
 
-def test_pruning_forgets_ended_jobs_whole_and_nothing_else(life: Life, place: Database) -> None:
+def test_pruning_forgets_ended_jobs_whole_and_nothing_else(life: Life, database: Database) -> None:
     for id in (1, 2, 3, 4):
         life.submit(id, NOW + id, deadline=NOW + 1000 if id == 2 else None)
     for id in (1, 2, 3):
         life.run(id, NOW + 100 * id)
-    assert pruned(place, NOW + 250) == {"jobs": 1, "reservations": 0, "events": 0}
-    engine = place.open_existing()
+    assert pruned(database, NOW + 250) == {"jobs": 1, "reservations": 0, "events": 0}
+    engine = database.open_existing()
     with engine.connect() as connection:
         for table, column in ((job, job.c.id), (task, task.c.job), (attempt, attempt.c.job)):
             ids = connection.execute(select(column).select_from(table).distinct()).scalars()
@@ -200,27 +202,27 @@ def test_pruning_forgets_ended_jobs_whole_and_nothing_else(life: Life, place: Da
         texts = set(connection.execute(select(content.c.digest)).scalars())
     engine.dispose()
     assert texts == {"s2", "s3", "s4", "e"}
-    assert pruned(place, NOW + 250) == {"jobs": 0, "reservations": 0, "events": 0}
-    assert {f.check for f in check_database(place) if not f.ok} == set()
+    assert pruned(database, NOW + 250) == {"jobs": 0, "reservations": 0, "events": 0}
+    assert {f.check for f in check_database(database) if not f.ok} == set()
 
 
 def test_events_go_up_to_a_checkpoint_from_which_they_are_replayed(
-    life: Life, place: Database, alter: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    life: Life, database: Database, alter: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for id in (1, 2):
         life.submit(id, NOW + id)
     life.run(1, NOW + 10)
     monkeypatch.setattr(ledgers, "CHECKPOINT_AFTER", 3)
-    second = Life(place, NOW + 15)
+    second = Life(database, NOW + 15)
     second.submit(5, NOW + 20)
     monkeypatch.setattr(ledgers, "CHECKPOINT_AFTER", 1000)
-    third = Life(place, NOW + 25)
+    third = Life(database, NOW + 25)
     third.run(2, NOW + 30)
-    assert pruned(place, NOW + 15) == {"jobs": 1, "reservations": 0, "events": 0}
-    before = counts(place)["event"]
-    gone = pruned(place, NOW + 16)["events"]
-    assert 0 < gone == before - counts(place)["event"]
-    engine = place.open_existing()
+    assert pruned(database, NOW + 15) == {"jobs": 1, "reservations": 0, "events": 0}
+    before = counts(database)["event"]
+    gone = pruned(database, NOW + 16)["events"]
+    assert 0 < gone == before - counts(database)["event"]
+    engine = database.open_existing()
     with engine.connect() as connection:
         start = connection.execute(select(checkpoint.c.event)).scalar()
         assert start is not None
@@ -229,21 +231,23 @@ def test_events_go_up_to_a_checkpoint_from_which_they_are_replayed(
         # the story of job 2, which was open then, keeps its events
         assert set(kept) == set(connection.execute(told).scalars()) != set()
     engine.dispose()
-    findings = {finding.check: finding for finding in check_database(place)}
+    findings = {finding.check: finding for finding in check_database(database)}
     assert all(finding.ok for finding in findings.values()), findings
     assert "from the checkpoint" in findings["replay"].text
     alter("UPDATE task SET state = 'held' WHERE job = 5")
-    assert "task 5_0 is stored held" in {f.check: f.text for f in check_database(place)}["replay"]
+    assert (
+        "task 5_0 is stored held" in {f.check: f.text for f in check_database(database)}["replay"]
+    )
     second.ledger.close()
     third.ledger.close()
 
 
 def test_an_older_schema_is_not_touched_by_what_only_looks(
-    place: Database, alter: Callable[[str], None]
+    database: Database, alter: Callable[[str], None]
 ) -> None:
     with pytest.raises(StoreError, match=r"no database|is empty"):
-        place.open_existing()
-    place.open().dispose()
+        database.open_existing()
+    database.open().dispose()
     alter("UPDATE alembic_version SET version_num = '0001'")
     with pytest.raises(StoreError, match="db upgrade"):
-        place.open_existing()
+        database.open_existing()

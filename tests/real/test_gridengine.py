@@ -18,7 +18,7 @@ from metasched.adapters.errors import Refused, Unreachable
 from metasched.model.cluster import ManagerLicences
 from metasched.model.job import State
 from tests.contract.conftest import Manager
-from tests.harness.gridengine import LIBRARY, MEMORY, Cell, hosted
+from tests.harness.gridengine import LIBRARY, MEMORY, Cell, worker_adapter
 
 TIMEOUT = 2.0  # seconds
 OTHER = "/usr/lib/gridengine/libspoolc.so"  # a library of something else
@@ -29,7 +29,7 @@ Profile = Literal["gridengine", "generic"]
 def connect(gridengine_cell: Cell, tmp_path: Path) -> Callable[[str], Adapter]:
     def make(instance: str) -> Adapter:
         options = DrmaaOptions(library=str(LIBRARY), settle=1.0, timeout=TIMEOUT, memory=MEMORY)
-        return hosted(gridengine_cell, options, instance, tmp_path)
+        return worker_adapter(gridengine_cell, options, instance, tmp_path)
 
     return make
 
@@ -174,7 +174,7 @@ def test_a_killed_qmaster_comes_back_with_its_jobs(tmp_path: Path) -> None:
     """In a cell of its own: execd may keep back endings for minutes after such a restart."""
     with Cell(tmp_path / "cell") as cell:
         options = DrmaaOptions(library=str(LIBRARY), settle=1.0, timeout=TIMEOUT)
-        manager = Manager(lambda name: hosted(cell, options, name, tmp_path), tmp_path)
+        manager = Manager(lambda name: worker_adapter(cell, options, name, tmp_path), tmp_path)
         running = manager.submit("echo ran >> ran; exec sleep 300", cpus=7)
         manager.wait_state(running, State.RUNNING)
         waiting = manager.submit("echo ran >> ran", cpus=2)
@@ -208,7 +208,9 @@ def test_a_wrong_library_is_an_unreachable_cluster_that_is_certainly_sent_nothin
 ) -> None:
     native = {"time": "-l h_rt={seconds}"}
     options = DrmaaOptions(library=library, profile=profile, cpus=8, native=native)
-    manager = Manager(lambda name: hosted(gridengine_cell, options, name, tmp_path), tmp_path)
+    manager = Manager(
+        lambda name: worker_adapter(gridengine_cell, options, name, tmp_path), tmp_path
+    )
     try:
         with pytest.raises(Unreachable, match=f"{library} cannot be loaded: .*{said}"):
             manager.adapter.poll()
@@ -238,7 +240,9 @@ def test_the_generic_profile_runs_jobs_by_drmaa_alone(
         licences={"matlab": 3},
         native=native,
     )
-    manager = Manager(lambda name: hosted(gridengine_cell, options, name, tmp_path), tmp_path)
+    manager = Manager(
+        lambda name: worker_adapter(gridengine_cell, options, name, tmp_path), tmp_path
+    )
     try:
         assert manager.wait_end(manager.submit("echo ran >> ran", cpus=2)).exit_code == 0
         assert manager.wait_end(manager.submit("exit 7")).exit_code == 7

@@ -45,8 +45,8 @@ FACTS = ClusterInfo(
 
 
 @pytest.fixture
-def ledger(place: Database) -> Iterator[Ledger]:
-    made = Ledger(place.open())
+def ledger(database: Database) -> Iterator[Ledger]:
+    made = Ledger(database.open())
     yield made
     made.close()
 
@@ -55,9 +55,9 @@ def standing(name: str, total: int) -> LicenceStatus:
     return LicenceStatus(name, total, 0, 0, 0, total, 0, "", None, None)
 
 
-def with_attempts(place: Database, jobs: int) -> Engine:
+def with_attempts(database: Database, jobs: int) -> Engine:
     """A database in which each of so many jobs has a live attempt, and there are licences."""
-    engine = place.open()
+    engine = database.open()
     with engine.begin() as connection:
         connection.execute(insert(content), {"digest": "d", "text": ""})
         for id in range(1, jobs + 1):
@@ -81,9 +81,9 @@ def with_attempts(place: Database, jobs: int) -> Engine:
     return engine
 
 
-def race(place: Database, id: int, refused: multiprocessing.Queue[int]) -> None:
+def race(database: Database, id: int, refused: multiprocessing.Queue[int]) -> None:
     """One of several processes that take and give back as they like, without any other lock."""
-    engine = place.open_existing()
+    engine = database.open_existing()
     if engine.dialect.name == "sqlite":
         with engine.connect() as connection:  # the one of its pool
             connection.exec_driver_sql("PRAGMA busy_timeout = 60000")
@@ -104,12 +104,12 @@ def race(place: Database, id: int, refused: multiprocessing.Queue[int]) -> None:
     engine.dispose()
 
 
-def test_processes_that_race_never_have_more_than_there_are(place: Database) -> None:
-    engine = with_attempts(place, PROCESSES)
+def test_processes_that_race_never_have_more_than_there_are(database: Database) -> None:
+    engine = with_attempts(database, PROCESSES)
     spawn = multiprocessing.get_context("spawn")
     refused: multiprocessing.Queue[int] = spawn.Queue()
     racing = [
-        spawn.Process(target=race, args=(place, id, refused)) for id in range(1, PROCESSES + 1)
+        spawn.Process(target=race, args=(database, id, refused)) for id in range(1, PROCESSES + 1)
     ]
     for process in racing:
         process.start()
@@ -137,8 +137,8 @@ def test_processes_that_race_never_have_more_than_there_are(place: Database) -> 
     engine.dispose()
 
 
-def test_the_database_refuses_what_is_not_there(place: Database) -> None:
-    engine = with_attempts(place, 3)
+def test_the_database_refuses_what_is_not_there(database: Database) -> None:
+    engine = with_attempts(database, 3)
     first, second = (Lease(id, 0, 1, {"matlab": 3}, NOW) for id in (1, 2))
     with engine.begin() as connection:
         leases.store(connection, Outcome(leases=[first]))

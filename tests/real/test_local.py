@@ -90,9 +90,9 @@ class Site:
     def row(self, order: Submission) -> JobStatus:
         return self.rows()[order.tag]
 
-    def wait(self, what: Callable[[], object], patience: float = PATIENCE) -> None:
+    def wait(self, condition: Callable[[], object], patience: float = PATIENCE) -> None:
         until = time.monotonic() + patience
-        while not what():
+        while not condition():
             assert time.monotonic() < until, self.adapter.poll()
             time.sleep(0.01)
 

@@ -48,8 +48,8 @@ POOLS = (LicencePool(name="matlab", total=4),)
 
 
 @pytest.fixture
-def ledger(place: Database) -> Iterator[Ledger]:
-    made = Ledger(place.open())
+def ledger(database: Database) -> Iterator[Ledger]:
+    made = Ledger(database.open())
     yield made
     made.close()
 
@@ -119,9 +119,9 @@ def test_two_daemons_that_decide_alike_cannot_promise_a_node_twice(ledger: Ledge
     assert [one.id for one in ledger.reservations_open_since(0.0)] == [1]
 
 
-def race(place: Database, first: int, refused: multiprocessing.Queue[int]) -> None:
+def race(database: Database, first: int, refused: multiprocessing.Queue[int]) -> None:
     """One of several processes that promise nodes without a look at what the others do."""
-    engine = place.open_existing()
+    engine = database.open_existing()
     if engine.dialect.name == "sqlite":
         with engine.connect() as connection:  # the one of its pool
             connection.exec_driver_sql("PRAGMA busy_timeout = 60000")
@@ -152,19 +152,19 @@ def race(place: Database, first: int, refused: multiprocessing.Queue[int]) -> No
     engine.dispose()
 
 
-def test_processes_that_race_never_promise_a_node_twice(place: Database, ledger: Ledger) -> None:
+def test_processes_that_race_never_promise_a_node_twice(database: Database, ledger: Ledger) -> None:
     life(ledger)
     spawn = multiprocessing.get_context("spawn")
     refused: multiprocessing.Queue[int] = spawn.Queue()
     firsts = range(1, PROCESSES * TURNS, TURNS)
-    racing = [spawn.Process(target=race, args=(place, first, refused)) for first in firsts]
+    racing = [spawn.Process(target=race, args=(database, first, refused)) for first in firsts]
     for process in racing:
         process.start()
     denied = sum(refused.get(timeout=120) for _ in racing)
     for process in racing:
         process.join()
     assert [process.exitcode for process in racing] == [0] * PROCESSES
-    engine = place.open_existing()
+    engine = database.open_existing()
     with engine.connect() as reading:
         assert list(reservations.find_conflicts(reading)) == []
         made = reservations.open_since(reading, 0.0)
@@ -207,7 +207,7 @@ def test_a_window_is_checked_against_the_total_of_its_moment(ledger: Ledger) -> 
 
 
 def test_a_window_or_a_state_that_makes_no_sense_is_not_stored(
-    place: Database, ledger: Ledger
+    database: Database, ledger: Ledger
 ) -> None:
     core, _ = life(ledger)
     step(core, ledger, SURVEYED)
@@ -219,7 +219,7 @@ def test_a_window_or_a_state_that_makes_no_sense_is_not_stored(
         structs.replace(one, id=2, state=ReservationState.ENDED),
     ):
         out = Outcome(reservations={2: wrong})
-        engine = place.open()
+        engine = database.open()
         with pytest.raises(IntegrityError), engine.begin() as connection:
             reservations.store(connection, [out])
         engine.dispose()

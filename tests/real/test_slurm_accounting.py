@@ -21,7 +21,7 @@ from metasched.model.listing import AccountingAnswer, Listing, MissingTask
 from metasched.model.tags import tag_of
 from tests.conftest import require
 from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting_missing, missing
-from tests.harness.worker_adapter import Hosted
+from tests.harness.worker_adapter import WorkerAdapter
 
 PATIENCE = 60.0
 LONG_AGO = (
@@ -46,7 +46,7 @@ class Client:
     sent: dict[str, tuple[float, Mapping[int, str], float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.adapter = Hosted(
+        self.adapter = WorkerAdapter(
             Cluster(name=self.cluster.name, adapter="slurm"),
             SlurmOptions(
                 config=str(self.cluster.conf),
