@@ -691,14 +691,17 @@ def test_explain(daemon: Fake, run: Run) -> None:
         "priority": 7,
         "text": "It waits with us.",
         "parts": [{"heuristic": "user", "contribution": 7, "weight": 1.0}],
-        "clusters": [verdict("left", chosen=True), verdict("right", load=None, **down)],
+        "clusters": [
+            verdict("left", chosen=True, account="physics"),
+            verdict("right", load=None, **down),
+        ],
     }
     daemon.answer("/jobs/17_3/explain", answer)
     lines = [line.split() for line in run("explain", "17_3").out.splitlines()]
     assert " ".join(lines[0]) == "Job 17_3 is queued, cluster_down, priority 7."
     assert " ".join(lines[1]) == "It waits with us."
     assert ["user", "7", "1"] in lines
-    assert ["left", "yes", "yes", "120", "2"] in lines
+    assert ["left", "yes", "yes", "physics", "120", "2"] in lines
     assert "right no 2 cluster_down: no answer for 30 s" in [" ".join(line) for line in lines]
     assert json.loads(run("explain", "17_3", "--json").out) == answer
 
