@@ -6,14 +6,18 @@ import copy
 import os
 import pwd
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from metasched import launcher
 from metasched.adapters import supervisor
 from tests.e2e.conftest import Site
 from tests.harness import accounts
+from tests.harness.gridengine import Cell
 from tests.harness.reaper import dying_with
+from tests.harness.slurm import SlurmCluster
 
 PYTHON = "/usr/bin/python3"  # the launcher's own: it needs nothing but the standard library
 SUPERVISE = f'supervise = ["{PYTHON}", "-I", "-S", "{supervisor.__file__}"]\n'
@@ -99,3 +103,64 @@ class MultiUserSite(Site):
     def close(self) -> None:
         super().close()
         self.end_launcher()
+
+
+@contextmanager
+def running_site(
+    folder: Path, clusters: str, programs: str, policy: str = "", inside: Sequence[str] = ()
+) -> Iterator[MultiUserSite]:
+    """A site that runs as long as the `with` block; the arguments are those of `set_up`."""
+    site = MultiUserSite(folder, inside)
+    site.set_up(clusters, programs, policy=policy)
+    try:
+        site.start()
+        yield site
+    finally:
+        site.close()
+
+
+def slurm_tables(cluster: SlurmCluster, options: str = "") -> tuple[str, str]:
+    """The tables of a cluster in metasched.toml, with further `options`, and in launcher.toml."""
+    return (
+        f'[[cluster]]\nname = "{cluster.name}"\nadapter = "slurm"\nconfig = "{cluster.conf}"\n'
+        f"poll_interval = 0.5\n{options}",
+        f"[cluster.{cluster.name}]\n"
+        f'environment = {{ SLURM_CONF = "{cluster.conf}" }}\n'
+        'submit = ["/usr/bin/sbatch"]\ncancel = ["/usr/bin/scancel"]\n'
+        'hold = ["/usr/bin/scontrol", "hold"]\nrelease = ["/usr/bin/scontrol", "release"]\n',
+    )
+
+
+def gridengine_tables(cell: Cell, options: str = "") -> tuple[str, str]:
+    """The tables of a cell, as `slurm_tables` gives them for a cluster."""
+    variables = ", ".join(f'{name} = "{value}"' for name, value in cell.environment.items())
+    return (
+        cell.table(Path(sys.executable), f"poll_interval = 0.5\nsettle = 2\n{options}"),
+        f"[cluster.{cell.name}]\nenvironment = {{ {variables} }}\n"
+        'submit = ["/usr/lib/gridengine/qsub"]\ncancel = ["/usr/lib/gridengine/qdel"]\n'
+        'hold = ["/usr/lib/gridengine/qhold", "-h", "u"]\n'
+        'release = ["/usr/lib/gridengine/qrls", "-h", "u"]\n',
+    )
+
+
+@contextmanager
+def site_over_slurm(
+    folder: Path, cluster: SlurmCluster, options: str = ""
+) -> Iterator[MultiUserSite]:
+    """A running site over a Slurm cluster; the users' jobs are cancelled at the end."""
+    try:
+        with running_site(folder, *slurm_tables(cluster, options), inside=cluster.inside) as site:
+            yield site
+    finally:
+        for account in (accounts.A, accounts.B):
+            cluster.run("scancel", "--user", account)
+
+
+@contextmanager
+def site_over_gridengine(folder: Path, cell: Cell, options: str = "") -> Iterator[MultiUserSite]:
+    """A running site over a Grid Engine cell, which is emptied at the end."""
+    try:
+        with running_site(folder, *gridengine_tables(cell, options), inside=cell.inside) as site:
+            yield site
+    finally:
+        cell.empty()

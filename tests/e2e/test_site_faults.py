@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
+from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite, slurm_tables
 from tests.harness import accounts
 from tests.harness.accounts import KEEPER, PRIVILEGED, A, B
 from tests.harness.slurm import SlurmSite
@@ -156,14 +156,7 @@ def test_a_fault_at_a_dispatch_keeps_the_job_queued(
     """Between two polls the launcher loses a program: the job is not rejected."""
     cluster = slurm_site["beta"]
     site = FaultySite(common_folder / "faults-slurm")
-    site.set_up(
-        f'[[cluster]]\nname = "beta"\nadapter = "slurm"\nconfig = "{cluster.conf}"\n'
-        "poll_interval = 1\n",
-        "[cluster.beta]\n"
-        f'environment = {{ SLURM_CONF = "{cluster.conf}" }}\n'
-        'submit = ["/usr/bin/sbatch"]\ncancel = ["/usr/bin/scancel"]\n'
-        'hold = ["/usr/bin/scontrol", "hold"]\nrelease = ["/usr/bin/scontrol", "release"]\n',
-    )
+    site.set_up(*slurm_tables(cluster))
     try:
         site.start()
         a = site.by(A)

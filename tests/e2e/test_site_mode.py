@@ -14,7 +14,13 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
+from tests.e2e.multi_user_site import (
+    SUPERVISE,
+    MultiUserSite,
+    running_site,
+    site_over_gridengine,
+    site_over_slurm,
+)
 from tests.harness import accounts
 from tests.harness.accounts import KEEPER, OPERATOR, A, B
 from tests.harness.gridengine import GROUPS, Cell
@@ -73,15 +79,10 @@ def check_cancel(site: MultiUserSite, **options: str) -> None:
 
 @pytest.fixture(scope="module")
 def local(common_folder: Path) -> Iterator[MultiUserSite]:
-    site = MultiUserSite(common_folder / "local")
-    site.set_up(
-        LICENCE + LOCAL, f"[cluster.left]\n{SUPERVISE}", policy=f'deny = ["{accounts.KEEPER}"]\n'
-    )
-    try:
-        site.start()
+    folder, tables = common_folder / "local", LICENCE + LOCAL
+    deny = f'deny = ["{accounts.KEEPER}"]\n'
+    with running_site(folder, tables, f"[cluster.left]\n{SUPERVISE}", deny) as site:
         yield site
-    finally:
-        site.close()
 
 
 def test_jobs_are_their_owners_on_local(local: MultiUserSite) -> None:
@@ -215,23 +216,8 @@ def test_jobs_outlive_launcher_and_daemon(common_folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def over_slurm(common_folder: Path, slurm_site: SlurmSite) -> Iterator[MultiUserSite]:
-    cluster = slurm_site["beta"]
-    site = MultiUserSite(common_folder / "over-slurm")
-    site.set_up(
-        f'[[cluster]]\nname = "beta"\nadapter = "slurm"\nconfig = "{cluster.conf}"\n'
-        "poll_interval = 0.5\n",
-        "[cluster.beta]\n"
-        f'environment = {{ SLURM_CONF = "{cluster.conf}" }}\n'
-        'submit = ["/usr/bin/sbatch"]\ncancel = ["/usr/bin/scancel"]\n'
-        'hold = ["/usr/bin/scontrol", "hold"]\nrelease = ["/usr/bin/scontrol", "release"]\n',
-    )
-    try:
-        site.start()
+    with site_over_slurm(common_folder / "over-slurm", slurm_site["beta"]) as site:
         yield site
-    finally:
-        site.close()
-        for account in (A, B):
-            cluster.run("scancel", "--user", account)
 
 
 def test_jobs_are_their_owners_on_slurm(over_slurm: MultiUserSite) -> None:
@@ -326,22 +312,11 @@ def test_native_options_do_not_escape(over_slurm: MultiUserSite) -> None:
 @pytest.fixture(scope="module")
 def over_gridengine(common_folder: Path, gridengine_cell: Cell) -> Iterator[MultiUserSite]:
     cell = gridengine_cell
-    site = MultiUserSite(common_folder / "over-gridengine", inside=cell.inside)
-    variables = ", ".join(f'{name} = "{value}"' for name, value in cell.environment.items())
-    site.set_up(
-        cell.table(Path(sys.executable), "poll_interval = 0.5\nsettle = 2\n"),
-        f"[cluster.{cell.name}]\nenvironment = {{ {variables} }}\n"
-        'submit = ["/usr/lib/gridengine/qsub"]\ncancel = ["/usr/lib/gridengine/qdel"]\n'
-        'hold = ["/usr/lib/gridengine/qhold", "-h", "u"]\n'
-        'release = ["/usr/lib/gridengine/qrls", "-h", "u"]\n',
-    )
     cell.run("qconf", "-au", accounts.KEEPER, "arusers")
     try:
-        site.start()
-        yield site
+        with site_over_gridengine(common_folder / "over-gridengine", cell) as site:
+            yield site
     finally:
-        site.close()
-        cell.empty()
         cell.run("qconf", "-du", accounts.KEEPER, "arusers")
 
 

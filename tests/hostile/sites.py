@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import os
 import pwd
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
+from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite, gridengine_tables, slurm_tables
 from tests.harness import gridengine, slurm
 from tests.harness.accounts import KEEPER, A, B
 
 LIMIT = 4  # jobs that a may have in his default account of Slurm
 FREE_ACCOUNT = "free"  # another of his, without a limit
 LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 16\npoll_interval = 0.2\n'
-_SLURM_PROGRAMS = (
-    'submit = ["/usr/bin/sbatch"]\ncancel = ["/usr/bin/scancel"]\n'
-    'hold = ["/usr/bin/scontrol", "hold"]\nrelease = ["/usr/bin/scontrol", "release"]\n'
-)
-_GRIDENGINE_PROGRAMS = (
-    'submit = ["/usr/lib/gridengine/qsub"]\ncancel = ["/usr/lib/gridengine/qdel"]\n'
-    'hold = ["/usr/lib/gridengine/qhold", "-h", "u"]\n'
-    'release = ["/usr/lib/gridengine/qrls", "-h", "u"]\n'
-)
 
 
 @dataclass(frozen=True)
@@ -58,7 +48,7 @@ def missing(kind: str) -> str | None:
 def local_site(folder: Path) -> Iterator[HostileSite]:
     """A site with two local clusters."""
     right = LOCAL.replace("left", "right")
-    with _running("local", folder, right, SUPERVISE, ("right",)) as site:
+    with _running("local", folder, right, f"[cluster.right]\n{SUPERVISE}", ("right",)) as site:
         yield site
 
 
@@ -80,13 +70,9 @@ def slurm_site(folder: Path) -> Iterator[HostileSite]:
                 *("sacctmgr", "-i", "add", "user", user, f"account={account}"),
                 f"maxsubmitjobs={limit}",
             )
-        table = (
-            f'[[cluster]]\nname = "alpha"\nadapter = "slurm"\nconfig = "{cluster.conf}"\n'
-            'map.account = { "*" = "*" }\npoll_interval = 0.5\n'
-        )
-        programs = f'environment = {{ SLURM_CONF = "{cluster.conf}" }}\n{_SLURM_PROGRAMS}'
+        tables = slurm_tables(cluster, 'map.account = { "*" = "*" }\n')
         with _running(
-            *("slurm", folder, table, programs, ("alpha",)),
+            *("slurm", folder, *tables, ("alpha",)),
             inside=cluster.inside,
             environment=cluster.environment,
             manager=cluster.run,
@@ -97,20 +83,19 @@ def slurm_site(folder: Path) -> Iterator[HostileSite]:
 @contextmanager
 def gridengine_site(folder: Path) -> Iterator[HostileSite]:
     """A site over a Grid Engine cell."""
-    with gridengine.Cell(folder / "m", slots=16) as cell:
-        variables = ", ".join(f'{name} = "{value}"' for name, value in cell.environment.items())
-        table = cell.table(Path(sys.executable), "poll_interval = 0.5\nsettle = 2\n")
-        programs = f"environment = {{ {variables} }}\n{_GRIDENGINE_PROGRAMS}"
-        with _running(
-            *("gridengine", folder, table, programs, (cell.name,)),
+    with (
+        gridengine.Cell(folder / "m", slots=16) as cell,
+        _running(
+            *("gridengine", folder, *gridengine_tables(cell), (cell.name,)),
             inside=cell.inside,
             environment={
                 **cell.environment,
                 "PATH": "/usr/lib/gridengine:/usr/bin:/bin",
             },
             manager=cell.run,
-        ) as site:
-            yield site
+        ) as site,
+    ):
+        yield site
 
 
 SITES: Mapping[str, Callable[[Path], AbstractContextManager[HostileSite]]] = {
@@ -140,7 +125,7 @@ def _running(
     claims = f'fence_dir = "{fence}"\n'
     site.set_up(
         f"{table}{claims}{LOCAL}{claims}",
-        f"[cluster.{names[0]}]\n{programs}[cluster.left]\n{SUPERVISE}",
+        f"{programs}[cluster.left]\n{SUPERVISE}",
     )
     try:
         site.start()

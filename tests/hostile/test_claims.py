@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from metasched.client.client import Client
-from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
+from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite, slurm_tables
 from tests.harness import accounts
 from tests.harness.accounts import KEEPER, A, B
 from tests.harness.slurm import SlurmCluster, SlurmSite
@@ -30,10 +30,6 @@ ATTACKS = {
     "closed": "for g in $GROUP; do mkdir -m 700 $g; done",
     "owner": "for g in $GROUP; do mkdir -m 777 $g; done",
 }
-SLURM_PROGRAMS = (
-    'submit = ["/usr/bin/sbatch"]\ncancel = ["/usr/bin/scancel"]\n'
-    'hold = ["/usr/bin/scontrol", "hold"]\nrelease = ["/usr/bin/scontrol", "release"]\n'
-)
 
 
 def as_b(command: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -114,11 +110,7 @@ def beta(slurm_site: SlurmSite) -> SlurmCluster:
 def over_slurm(common_folder: Path, beta: SlurmCluster) -> Iterator[MultiUserSite]:
     site = MultiUserSite(common_folder / "claims-slurm")
     fence = make_fence(site.folder / "fence", 0o711)
-    site.set_up(
-        f'[[cluster]]\nname = "beta"\nadapter = "slurm"\nconfig = "{beta.conf}"\n'
-        f'poll_interval = 0.5\nfence_dir = "{fence}"\n',
-        f'[cluster.beta]\nenvironment = {{ SLURM_CONF = "{beta.conf}" }}\n{SLURM_PROGRAMS}',
-    )
+    site.set_up(*slurm_tables(beta, f'fence_dir = "{fence}"\n'))
     try:
         site.start()
         yield site

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import require
 from tests.e2e.conftest import COMMAND
-from tests.e2e.multi_user_site import MultiUserSite
+from tests.e2e.multi_user_site import MultiUserSite, site_over_slurm
 from tests.harness.accounts import OPERATOR, A, B
 from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting_missing, missing
 
@@ -39,20 +39,9 @@ def cluster(common_folder: Path) -> Iterator[SlurmCluster]:
 
 @pytest.fixture(scope="module")
 def limited(common_folder: Path, cluster: SlurmCluster) -> Iterator[MultiUserSite]:
-    site = MultiUserSite(common_folder / "limited", inside=cluster.inside)
-    site.set_up(
-        f'[[cluster]]\nname = "alpha"\nadapter = "slurm"\nconfig = "{cluster.conf}"\n'
-        'map.account = { "*" = "*" }\npoll_interval = 0.5\n',
-        "[cluster.alpha]\n"
-        f'environment = {{ SLURM_CONF = "{cluster.conf}" }}\n'
-        'submit = ["/usr/bin/sbatch"]\ncancel = ["/usr/bin/scancel"]\n'
-        'hold = ["/usr/bin/scontrol", "hold"]\nrelease = ["/usr/bin/scontrol", "release"]\n',
-    )
-    try:
-        site.start()
+    options = 'map.account = { "*" = "*" }\n'
+    with site_over_slurm(common_folder / "limited", cluster, options) as site:
         yield site
-    finally:
-        site.close()
 
 
 def test_a_limit_closes_a_cluster_to_its_user_alone(limited: MultiUserSite) -> None:

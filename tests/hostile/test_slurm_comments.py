@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.multi_user_site import MultiUserSite
+from tests.e2e.multi_user_site import MultiUserSite, site_over_slurm
 from tests.harness.accounts import A, B, as_
 from tests.harness.slurm import SlurmCluster, SlurmSite
 
@@ -17,23 +17,8 @@ pytestmark = pytest.mark.root
 
 @pytest.fixture
 def site(common_folder: Path, slurm_site: SlurmSite) -> Iterator[MultiUserSite]:
-    cluster = slurm_site["beta"]
-    made = MultiUserSite(common_folder / "hostile-comments")
-    made.set_up(
-        f'[[cluster]]\nname = "beta"\nadapter = "slurm"\nconfig = "{cluster.conf}"\n'
-        "poll_interval = 0.5\n",
-        "[cluster.beta]\n"
-        f'environment = {{ SLURM_CONF = "{cluster.conf}" }}\n'
-        'submit = ["/usr/bin/sbatch"]\ncancel = ["/usr/bin/scancel"]\n'
-        'hold = ["/usr/bin/scontrol", "hold"]\nrelease = ["/usr/bin/scontrol", "release"]\n',
-    )
-    try:
-        made.start()
-        yield made
-    finally:
-        made.close()
-        for account in (A, B):
-            cluster.run("scancel", "--user", account)
+    with site_over_slurm(common_folder / "hostile-comments", slurm_site["beta"]) as site:
+        yield site
 
 
 def submit_directly(cluster: SlurmCluster, comment: str, *options: str) -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import pwd
 import signal
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
+from tests.e2e.multi_user_site import (
+    SUPERVISE,
+    MultiUserSite,
+    running_site,
+    site_over_gridengine,
+    site_over_slurm,
+)
 from tests.harness.accounts import A, B
 from tests.harness.gridengine import Cell
 from tests.harness.slurm import SlurmSite
@@ -26,42 +30,9 @@ PATIENCE = f"timeout = {STALL}\ncall_timeout = {4 * STALL}\n"
 
 @pytest.fixture(scope="module")
 def over_slurm(common_folder: Path, slurm_site: SlurmSite) -> Iterator[MultiUserSite]:
-    cluster = slurm_site["beta"]
-    site = MultiUserSite(common_folder / "stalled-slurm")
-    site.set_up(
-        f'[[cluster]]\nname = "beta"\nadapter = "slurm"\nconfig = "{cluster.conf}"\n'
-        f"poll_interval = 0.5\n{PATIENCE}",
-        "[cluster.beta]\n"
-        f'environment = {{ SLURM_CONF = "{cluster.conf}" }}\n'
-        'submit = ["/usr/bin/sbatch"]\ncancel = ["/usr/bin/scancel"]\n'
-        'hold = ["/usr/bin/scontrol", "hold"]\nrelease = ["/usr/bin/scontrol", "release"]\n',
-    )
-    try:
-        site.start()
+    folder = common_folder / "stalled-slurm"
+    with site_over_slurm(folder, slurm_site["beta"], PATIENCE) as site:
         yield site
-    finally:
-        site.close()
-        for account in (A, B):
-            cluster.run("scancel", "--user", account)
-
-
-@contextmanager
-def site_over_gridengine(folder: Path, cell: Cell, options: str) -> Iterator[MultiUserSite]:
-    site = MultiUserSite(folder, inside=cell.inside)
-    variables = ", ".join(f'{name} = "{value}"' for name, value in cell.environment.items())
-    site.set_up(
-        cell.table(Path(sys.executable), f"poll_interval = 0.5\nsettle = 2\n{options}"),
-        f"[cluster.{cell.name}]\nenvironment = {{ {variables} }}\n"
-        'submit = ["/usr/lib/gridengine/qsub"]\ncancel = ["/usr/lib/gridengine/qdel"]\n'
-        'hold = ["/usr/lib/gridengine/qhold", "-h", "u"]\n'
-        'release = ["/usr/lib/gridengine/qrls", "-h", "u"]\n',
-    )
-    try:
-        site.start()
-        yield site
-    finally:
-        site.close()
-        cell.empty()
 
 
 @pytest.fixture
@@ -81,16 +52,10 @@ def impatient(common_folder: Path, gridengine_cell: Cell) -> Iterator[MultiUserS
 
 @pytest.fixture(scope="module")
 def local(common_folder: Path) -> Iterator[MultiUserSite]:
-    site = MultiUserSite(common_folder / "stalled-local")
-    site.set_up(
-        '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n',
-        f"[cluster.left]\n{SUPERVISE}",
-    )
-    try:
-        site.start()
+    table = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 4\npoll_interval = 0.2\n'
+    folder = common_folder / "stalled-local"
+    with running_site(folder, table, f"[cluster.left]\n{SUPERVISE}") as site:
         yield site
-    finally:
-        site.close()
 
 
 def make_fifo(path: Path) -> None:
